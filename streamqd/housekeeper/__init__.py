@@ -234,18 +234,18 @@ class Housekeeper:
             try:
                 sooner = task.run()
             except SilentConnectionError as error:
-                self._lost(error, away=False)
+                self._delay_tasks(error, away=False)
                 return
             except RedisUnavailableError as error:
-                self._lost(error)
+                self._delay_tasks(error)
                 return
             except RedisResponseError as error:
                 if error.kind in _AWAY:
-                    self._lost(error)
+                    self._delay_tasks(error)
                     return
-                self._failed(task, error)
+                self._note_failure(task, error)
             except Exception as error:  # noqa: BLE001 - a fault in one task must not end the others
-                self._failed(task, error)
+                self._note_failure(task, error)
             else:
                 task.trouble.recovered(task=task.name)
                 every = task.every * random.uniform(0.9, 1.0)
@@ -265,7 +265,7 @@ class Housekeeper:
                 task.due = 0.0
         return sooner
 
-    def _lost(self, error: Exception, *, away: bool = True) -> None:
+    def _delay_tasks(self, error: Exception, *, away: bool = True) -> None:
         """Delay all tasks. The next attempt follows after a wait that grows.
 
         It follows immediately unless Redis is `away`, because another connection was answered.
@@ -280,7 +280,7 @@ class Housekeeper:
         for task in self._tasks:
             task.due = max(task.due, again)
 
-    def _failed(self, task: Task, error: Exception) -> None:
+    def _note_failure(self, task: Task, error: Exception) -> None:
         self.view.count("failures", (self.view.instance, task.name))
         known = isinstance(error, RedisResponseError | InvalidValueError)
         task.trouble.failed(

@@ -47,7 +47,7 @@ def run_commands(store: Store, commands: Sequence[Sequence[Any]]) -> list[Any]:
     return replies
 
 
-def prepared(
+def prepare_calls(
     targets: Iterable[Target], call: Callable[[Target], Made], isolate: Isolate[Target]
 ) -> tuple[list[Target], list[Made]]:
     """Make the calls or commands for targets. Targets whose call cannot be made are left out."""
@@ -73,19 +73,19 @@ def run_batched(
     for _ in range(rounds):
         more: list[Target] = []
         for start in range(0, len(waiting), WORKS_MAX):
-            part, calls = prepared(waiting[start : start + WORKS_MAX], call, isolate)
+            part, calls = prepare_calls(waiting[start : start + WORKS_MAX], call, isolate)
             replies = map(_refusal, store.run_each(calls))
             more += [
                 target
                 for target, reply in zip(part, replies, strict=True)
-                if isolate(target, _booked, book, target, reply)
+                if isolate(target, _book_reply, book, target, reply)
             ]
             yield
         waiting = more
     return waiting
 
 
-def _booked(
+def _book_reply(
     book: Callable[[Target, Reply | RedisResponseError], bool],
     target: Target,
     reply: Reply | RedisResponseError | ContractError,

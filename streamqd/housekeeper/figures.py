@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
 from streamqd.errors import ContractError, RedisResponseError
-from streamqd.housekeeper.batch import Refusals, Steps, Target, prepared, read_all
+from streamqd.housekeeper.batch import Refusals, Steps, Target, prepare_calls, read_all
 from streamqd.isolate import Isolate, directly
 from streamqd.logs import Once
 from streamqd.metrics.view import MetricsView
@@ -119,7 +119,7 @@ def _each(
     def found_of(subject: Target, reply: Reply | ContractError) -> Found | None:
         return read(subject, valid(reply))
 
-    asked, calls = prepared(subjects, call, isolate)
+    asked, calls = prepare_calls(subjects, call, isolate)
     replies = yield from read_all(store, calls)
     found = {
         subject: isolate(subject, found_of, subject, reply)

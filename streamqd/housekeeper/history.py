@@ -95,7 +95,7 @@ class HistoryWriter:
                 self._daemon.instance,
                 view.now_unix_ms(),
                 (now - self._since_ns) / 1e9,
-                _summed(assignments),
+                _sum_groups(assignments),
                 assignments=assignments,
                 measured=measured,
             ),
@@ -119,8 +119,8 @@ class HistoryWriter:
         slots[slot.index] = seen
         for name, index in _COUNTED.items():
             row.counts[name] = seen.counters[index] - (before.counters[index] if before else 0)
-        row.handled = _added(seen.handled, before.handled if before else None)
-        row.delays = _added(seen.delays, before.delays if before else None)
+        row.handled = _new_runs(seen.handled, before.handled if before else None)
+        row.delays = _new_runs(seen.delays, before.delays if before else None)
 
     def _backlog(
         self, row: HistoryRow, assignment: Assignment, measured: Counter[tuple[str, str]]
@@ -133,13 +133,13 @@ class HistoryWriter:
             row.oldest_ms = round(self._view.age(figures.oldest_unix_ms()) * 1000)
 
 
-def _added(runs: Sequence[int], before: Sequence[int] | None) -> dict[int, int]:
+def _new_runs(runs: Sequence[int], before: Sequence[int] | None) -> dict[int, int]:
     """Return the new runs by bucket, without empty buckets."""
     new = runs if before is None else [a - b for a, b in zip(runs, before, strict=True)]
     return {bucket: count for bucket, count in enumerate(new) if count > 0}
 
 
-def _summed(assignments: Iterable[HistoryRow]) -> list[HistoryRow]:
+def _sum_groups(assignments: Iterable[HistoryRow]) -> list[HistoryRow]:
     """Return the sums of each topic and group, with the age of the oldest message."""
     rows: dict[tuple[str, str], HistoryRow] = {}
     for assignment in assignments:

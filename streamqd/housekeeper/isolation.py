@@ -66,7 +66,7 @@ class TaskIsolation:
             except (RedisUnavailableError, RedisResponseError):
                 raise
             except Exception as error:  # noqa: BLE001 - it may be any: the others continue
-                self._failed(task, subject, error)
+                self._note_failure(task, subject, error)
                 return None
 
         return run
@@ -76,7 +76,7 @@ class TaskIsolation:
         now = time.monotonic()
         for (task, subject), failing in list(self._failing.items()):
             if now > failing.until + BACKOFF.base:
-                failing.trouble.recovered(task=task, **_named(subject))
+                failing.trouble.recovered(task=task, **_subject_fields(subject))
                 del self._failing[task, subject]
 
     def failures(self, assignment: Assignment) -> list[dict[str, Any]]:
@@ -92,7 +92,7 @@ class TaskIsolation:
             if subject in subjects
         ]
 
-    def _failed(self, task: str, subject: Subject, error: Exception) -> None:
+    def _note_failure(self, task: str, subject: Subject, error: Exception) -> None:
         failing = self._failing.setdefault((task, subject), _Failing())
         known = isinstance(error, InvalidValueError)
         self._view.count("failures", (self._view.instance, task))
@@ -101,13 +101,13 @@ class TaskIsolation:
             exc=None if known else error,
             task=task,
             error=f"{type(error).__name__}: {error}",
-            **_named(subject),
+            **_subject_fields(subject),
         )
         failing.error, failing.last = type(error).__name__, time.monotonic()
         failing.until = failing.last + backoff.delay(BACKOFF, failing.trouble.failures, 1.0)
 
 
-def _named(subject: Subject) -> dict[str, Any]:
+def _subject_fields(subject: Subject) -> dict[str, Any]:
     if isinstance(subject, Assignment):
         return {"assignment": subject}
     return {"topic": subject[0], "partition": subject[1]}

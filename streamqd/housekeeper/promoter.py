@@ -205,11 +205,11 @@ def retry_promoter(
 ) -> Promoter[Assignment]:
     """Promote due retries into the retry streams."""
 
-    def measured(assignment: Assignment) -> int | None:
+    def next_due(assignment: Assignment) -> int | None:
         figures = view.assignments.get(assignment)
         return None if figures is None else figures.next_due_unix_ms
 
-    def moved(assignment: Assignment, count: int) -> None:
+    def count_promoted(assignment: Assignment, count: int) -> None:
         view.count(
             "promoted", (assignment.topic, str(assignment.partition), assignment.group), count
         )
@@ -217,7 +217,7 @@ def retry_promoter(
     def call(assignment: Assignment) -> Call:
         return messages.promote_retries(store.keys, assignment, PAGE)
 
-    return Promoter(store, view, call, measured, moved, isolate=isolate)
+    return Promoter(store, view, call, next_due, count_promoted, isolate=isolate)
 
 
 def send_promoter(
@@ -225,15 +225,15 @@ def send_promoter(
 ) -> Promoter[tuple[str, int]]:
     """Promote due `delay=` sends into the partitions."""
 
-    def measured(place: tuple[str, int]) -> int | None:
+    def next_due(place: tuple[str, int]) -> int | None:
         figures = view.partitions.get(place)
         return None if figures is None else figures.next_due_unix_ms
 
-    def moved(place: tuple[str, int], count: int) -> None:
+    def count_sent(place: tuple[str, int], count: int) -> None:
         view.count("sent", (place[0], str(place[1])), count)
 
     def call(place: tuple[str, int]) -> Call:
         return messages.promote_delayed(store.keys, *place, PAGE)
 
     # Without hints, it looks only at new figures and due times.
-    return Promoter(store, view, call, measured, moved, look=POLL_SECONDS, isolate=isolate)
+    return Promoter(store, view, call, next_due, count_sent, look=POLL_SECONDS, isolate=isolate)

@@ -43,7 +43,7 @@ class Scheduler:
         self._moves = MoveFinisher(store, isolate("move_schedules"))
         self._firer = Firer(
             store,
-            self._owned,
+            self._owned_partitions,
             self._note,
             isolate("fire_schedules"),
             self._reconciler.declared,
@@ -63,7 +63,7 @@ class Scheduler:
         """Fire due schedules. Return the seconds until the next turn."""
         return self._firer.turn() if self._declared else None
 
-    def _owned(self) -> set[TopicPartition]:
+    def _owned_partitions(self) -> set[TopicPartition]:
         return {
             (assignment.topic, assignment.partition) for _, assignment in self._view.owned_slots()
         }

@@ -46,28 +46,30 @@ def insert(connection: Any, table: str, row: SentRow) -> None:
 
     Raises Autocommit and TypeError before anything is inserted, and the errors of the driver.
     """
-    _chosen(connection, _SYNC)(connection, table, row)
+    _choose_adapter(connection, _SYNC)(connection, table, row)
 
 
 async def insert_async(connection: Any, table: str, row: SentRow) -> None:
     """Insert a row as `insert` does, over an asynchronous connection."""
-    await _chosen(connection, _ASYNC)(connection, table, row)
+    await _choose_adapter(connection, _ASYNC)(connection, table, row)
 
 
-def _chosen(connection: Any, adapters: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+def _choose_adapter(
+    connection: Any, adapters: Mapping[str, Callable[..., Any]]
+) -> Callable[..., Any]:
     kinds = [f"{each.__module__}.{each.__qualname__}" for each in type(connection).__mro__]
     for kind in kinds:
         if kind in adapters:
             return adapters[kind]
     for kind in kinds:
         if kind in _SYNC:
-            raise TypeError(f"{_named(connection)} is not asynchronous; call send")
+            raise TypeError(f"{_type_name(connection)} is not asynchronous; call send")
         if kind in _ASYNC:
-            raise TypeError(f"{_named(connection)} is asynchronous; await send_async")
-    raise TypeError(f"{_named(connection)} cannot be used; {ACCEPTED}")
+            raise TypeError(f"{_type_name(connection)} is asynchronous; await send_async")
+    raise TypeError(f"{_type_name(connection)} cannot be used; {ACCEPTED}")
 
 
-def _named(connection: Any) -> str:
+def _type_name(connection: Any) -> str:
     return f"{type(connection).__module__.partition('.')[0]}.{type(connection).__qualname__}"
 
 

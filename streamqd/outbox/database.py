@@ -61,7 +61,7 @@ class Database:
         name, _ = split(url)
         self.table = OutboxTable(table, DIALECTS[name])
         self._max_bytes = max_message_bytes
-        self._open: Callable[[], Opened] = lambda: drivers.opened(
+        self._open: Callable[[], Opened] = lambda: drivers.open_connection(
             url, password=password, listen=self.table.channel, create=create
         )
         self._opened: Opened | None = None

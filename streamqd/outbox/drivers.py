@@ -44,7 +44,7 @@ class Opened:
     wait: Wait
 
 
-def opened(
+def open_connection(
     url: str, *, password: str | None = None, listen: str = "", create: bool = False
 ) -> Opened:
     """Open a connection.
@@ -80,8 +80,8 @@ def _missing(what: str, package: str, error: ImportError) -> DatabaseResponseErr
 def _wait(descriptors: list[int], seconds: float) -> list[int]:
     """Return the readable descriptors, after at most `seconds`."""
     poll = select.poll()
-    for each in descriptors:
-        poll.register(each, select.POLLIN)
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
     return [descriptor for descriptor, _ in poll.poll(max(0, seconds) * 1000)]
 
 
@@ -163,7 +163,7 @@ def _postgresql(parts: SplitResult, password: str | None, listen: str) -> Opened
         connection.adapters.register_loader(name, Raw)
     wait: Wait = _sleep
     if listen:
-        connection.execute(f"LISTEN {POSTGRESQL.quoted(listen)}")
+        connection.execute(f"LISTEN {POSTGRESQL.quote(listen)}")
         wait = _listening(connection)
     return Opened(POSTGRESQL, connection, (psycopg.Error,), _postgresql_refusal, wait)
 

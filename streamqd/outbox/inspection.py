@@ -9,7 +9,7 @@ from streamqd.config import OutboxSettings
 from streamqd.errors import DatabaseUnavailableError
 from streamqd.outbox.database import Database, connect
 from streamqd.outbox.relay import COUNTED_MAX
-from streamqd.outbox.schema import named
+from streamqd.outbox.schema import table_parameters
 
 STATEMENT_MS = 10_000  # bound of a statement, because a lock of the table must not stop the doctor
 # Each returns the deleted rows that still take space, the unused bytes and all bytes, or NULL.
@@ -56,7 +56,7 @@ def _read(database: Database) -> OutboxTableState:
     rows, oldest = database.backlog(COUNTED_MAX)
     newest = database.dead(1)
     name = database.table.name
-    values = () if database.dialect == "sqlite" else named(database, name)
+    values = () if database.dialect == "sqlite" else table_parameters(database, name)
     space = database.rows(_SPACE[database.dialect], values)
     deleted, unused, total = space[0] if space else (None, None, None)
     return OutboxTableState(

@@ -81,7 +81,7 @@ class Outbox:
                 adapters.insert(connection, self._table, row)
             except adapters.AutocommitError as error:
                 raise RequestRefusedError(str(error)) from None
-            return _sent(row, span)
+            return _finish_send(row, span)
 
     async def send_async(
         self,
@@ -108,7 +108,7 @@ class Outbox:
                 await adapters.insert_async(connection, self._table, row)
             except adapters.AutocommitError as error:
                 raise RequestRefusedError(str(error)) from None
-            return _sent(row, span)
+            return _finish_send(row, span)
 
     def _span(self, topic: object) -> Any:
         return nullcontext() if self._spans is None else self._spans.of(topic, "create")
@@ -128,7 +128,7 @@ class Outbox:
         return encode(topic, message)
 
 
-def _sent(row: SentRow, span: Any) -> str:
+def _finish_send(row: SentRow, span: Any) -> str:
     uid = f"{row.topic}/outbox/{row.uid}"
     if span is not None:
         span.created(uid)

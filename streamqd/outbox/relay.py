@@ -81,12 +81,12 @@ class _Figures:
     obstacle: _Obstacle | None = None
     _failing_since: float = 0.0  # monotonic
 
-    def failed(self, obstacle: _Obstacle) -> None:
+    def note_obstacle(self, obstacle: _Obstacle) -> None:
         if self.obstacle is None:
             self._failing_since = time.monotonic()
         self.obstacle = obstacle
 
-    def recovered(self) -> None:
+    def clear_obstacle(self) -> None:
         self.obstacle = None
 
     def fields(self) -> dict[str, object]:
@@ -211,7 +211,7 @@ class Relay:
             # epoch it would be refused.
             self._epoch = 0
             self._registered = False  # Redis may have come back empty
-            self._figures.failed(_Obstacle("redis", str(error)))
+            self._figures.note_obstacle(_Obstacle("redis", str(error)))
             self._redis.failed(outbox=self._options.name, error=str(error))
         except DatabaseUnavailableError as error:
             refused = isinstance(error, DatabaseResponseError)
@@ -220,7 +220,7 @@ class Relay:
             # If it was asked to delete, `_settled` is deleted again.
             self._database.close()
             self._identified = False  # it may be another server afterwards
-            self._figures.failed(_Obstacle("refused" if refused else "database", str(error)))
+            self._figures.note_obstacle(_Obstacle("refused" if refused else "database", str(error)))
             self._away.failed(outbox=self._options.name, error=str(error), refused=refused or None)
             self._keep_while_away()
         else:
@@ -237,14 +237,14 @@ class Relay:
         self._away.recovered(outbox=self._options.name)
         self._stuck = found.held > 0 and not (found.more or found.again)
         if found.obstacle is not None:
-            self._hindered(found.held, found.obstacle)
+            self._note_obstacle(found.held, found.obstacle)
         elif not found.again:
-            self._figures.recovered()
+            self._figures.clear_obstacle()
             self._obstacle.recovered(outbox=self._options.name)
         return 0.0 if found.more or found.again else self._options.poll
 
-    def _hindered(self, rows: int, obstacle: _Obstacle) -> None:
-        self._figures.failed(obstacle)
+    def _note_obstacle(self, rows: int, obstacle: _Obstacle) -> None:
+        self._figures.note_obstacle(obstacle)
         self._obstacle.failed(outbox=self._options.name, rows=rows, error=obstacle.error)
 
     def _wait(self, seconds: float) -> None:
@@ -316,7 +316,7 @@ class Relay:
             self._measure()
             reply = self._store.run(self._keeping())
             if reply.word == "FENCED":
-                self._lost()
+                self._stop_publishing()
             self._keep_at = time.monotonic() + self._options.lease_ttl / 3
             if self._spread:
                 self._topics.clear()  # no script compares the count on a cluster
@@ -342,7 +342,7 @@ class Relay:
             f"outbox {other.name} has the same table, and its relay ({other.owner}) sends the"
             " rows; remove one of the two outboxes from the configurations"
         )
-        self._hindered(self._figures.rows, _Obstacle("shared", text))
+        self._note_obstacle(self._figures.rows, _Obstacle("shared", text))
         return True
 
     def _take(self) -> float:
@@ -399,12 +399,12 @@ class Relay:
         self._keep_at = time.monotonic() + self._options.lease_ttl / 3
         try:
             if self._store.run(self._keeping()).word == "FENCED":
-                self._lost()
+                self._stop_publishing()
         except (RedisUnavailableError, RedisResponseError) as error:
             self._epoch = 0
             self._redis.failed(outbox=self._options.name, error=str(error))
 
-    def _lost(self) -> None:
+    def _stop_publishing(self) -> None:
         """Stop publishing, because another relay holds the outbox."""
         if self._epoch:
             logs.event("outbox.lost", outbox=self._options.name, epoch=self._epoch)
@@ -420,7 +420,7 @@ class Relay:
         wanted = self._options.batch * self._pages
         rows = self._database.oldest(wanted)
         try:
-            sendable = list(self._routed(rows, found))
+            sendable = list(self._route_rows(rows, found))
             if not found.again:
                 self._publish(sendable, found)
         except _Superseded:
@@ -444,7 +444,9 @@ class Relay:
             self._database.delete(self._settled)
             self._settled = []
 
-    def _routed(self, rows: Sequence[OutboxRow], found: _Pass) -> Iterator[tuple[OutboxRow, int]]:
+    def _route_rows(
+        self, rows: Sequence[OutboxRow], found: _Pass
+    ) -> Iterator[tuple[OutboxRow, int]]:
         """Yield rows with their partitions. Bury rows with a fault, and fence new topics."""
         uids: set[str] = set()
         for row in rows:
@@ -507,9 +509,9 @@ class Relay:
                 for number in numbers
             ]
             for number, reply in zip(numbers, self._store.run_each(calls), strict=True):
-                answered = self._answered(reply)
+                answered = self._check_reply(reply)
                 if answered.word == "FENCED":
-                    self._superseded(answered)
+                    self._raise_superseded(answered)
                 if answered.word == "MOVED":
                     self._topics.pop(name, None)
                     return
@@ -547,7 +549,7 @@ class Relay:
             else:
                 self._note(name, number, part, reply, found)
         if superseded is not None:
-            self._superseded(superseded)
+            self._raise_superseded(superseded)
 
     def _note(
         self,
@@ -633,13 +635,13 @@ class Relay:
     def _meta(self, name: str) -> str | None:
         return None if self._spread else self._store.keys.meta(name)
 
-    def _superseded(self, reply: Reply) -> None:
+    def _raise_superseded(self, reply: Reply) -> None:
         self._above = max(
             self._above, untrusted.integer(reply.rest[0], "the record of an outbox", "epoch")
         )
         raise _Superseded
 
-    def _answered(self, reply: Answer) -> Reply:
+    def _check_reply(self, reply: Answer) -> Reply:
         if isinstance(reply, RedisResponseError | RedisUnavailableError | ContractError):
             raise reply
         return reply

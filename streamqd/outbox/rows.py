@@ -288,7 +288,7 @@ def _due(name: str, value: Any) -> int | None:
     return None if value is None else _integer(name, value, 0, _UNIX_MS_MAX)
 
 
-def _created(name: str, value: Any) -> int:
+def _created_at(name: str, value: Any) -> int:
     return _integer(name, value, 0, _UNIX_MS_MAX)
 
 
@@ -301,5 +301,5 @@ _READ: dict[str, Callable[[str, Any], Any]] = {
     "headers": _headers,
     "expires": _expires,
     "due_unix_ms": _due,
-    "created_unix_ms": _created,
+    "created_unix_ms": _created_at,
 }

@@ -155,7 +155,9 @@ def identity(database: Database) -> str:
 
     The text changes when a PostgreSQL server restarts. Raises DatabaseUnavailableError.
     """
-    found = database.rows(_IDENTITY[database.dialect], named(database, database.table.name))
+    found = database.rows(
+        _IDENTITY[database.dialect], table_parameters(database, database.table.name)
+    )
     if not found or None in found[0]:
         return ""
     parts = [bytes(each) if isinstance(each, bytes) else str(each).encode() for each in found[0]]
@@ -184,7 +186,7 @@ def _notes(database: Database) -> list[str]:
             " see the page Send in a database transaction"
         )
     if database.dialect == "postgresql":
-        trigger = database.rows(_TRIGGER, (table.dialect.quoted(table.name),))
+        trigger = database.rows(_TRIGGER, (table.dialect.quote(table.name),))
         notes.append(
             "a trigger notifies the relay of each commit"
             if trigger
@@ -223,7 +225,7 @@ def _column_faults(database: Database, name: str, kinds: dict[str, str]) -> list
 
 def _columns(database: Database, name: str) -> dict[str, str]:
     """Return the type of each column of a table, in lower case and without its length."""
-    found = database.rows(_COLUMNS[database.dialect], named(database, name))
+    found = database.rows(_COLUMNS[database.dialect], table_parameters(database, name))
     return {
         bytes(column).decode("utf-8", "replace"): _bare(bytes(kind).decode("utf-8", "replace"))
         for column, kind in found
@@ -231,15 +233,15 @@ def _columns(database: Database, name: str) -> dict[str, str]:
 
 
 def _is_true(database: Database, query: str, name: str) -> bool:
-    found = database.rows(query, named(database, name))
+    found = database.rows(query, table_parameters(database, name))
     return bool(found and found[0][0])
 
 
-def named(database: Database, name: str) -> tuple[str | None, ...]:
+def table_parameters(database: Database, name: str) -> tuple[str | None, ...]:
     """Return the parameters that name a table in the queries above."""
     schema, bare = _schema_and_name(name)
     values: dict[str, tuple[str | None, ...]] = {
-        "postgresql": (database.table.dialect.quoted(name),),
+        "postgresql": (database.table.dialect.quote(name),),
         "mysql": (schema, bare),
         "sqlite": (bare, schema or "main"),
     }

@@ -51,13 +51,13 @@ class Dialect:
     bytes_of: str  # size of a column in bytes
     options: str = ""  # clause after the columns of a new table
 
-    def quoted(self, name: str) -> str:
+    def quote(self, name: str) -> str:
         """Return a name as an identifier, with a schema before the dot."""
         return ".".join(f"{self.quotes}{each}{self.quotes}" for each in name.split("."))
 
     def size(self, column: str) -> str:
         """Return an expression for the size in bytes of a column, 0 for NULL."""
-        return f"COALESCE({self.bytes_of.format(self.quoted(column))}, 0)"
+        return f"COALESCE({self.bytes_of.format(self.quote(column))}, 0)"
 
 
 _INTEGERS = frozenset({"bigint", "integer", "int", "smallint", "int8", "mediumint", "tinyint"})
@@ -130,8 +130,8 @@ class OutboxTable:
         self.name = name
         self.dead_name = f"{name}_dead"
         self.dialect = dialect
-        self._table = dialect.quoted(name)
-        self._dead = dialect.quoted(self.dead_name)
+        self._table = dialect.quote(name)
+        self._dead = dialect.quote(self.dead_name)
 
     @property
     def channel(self) -> str:
@@ -143,7 +143,7 @@ class OutboxTable:
     def insert(self) -> str:
         """Return the sender's statement, with `SENT_COLUMNS` as parameters."""
         markers = ", ".join([self.dialect.marker] * len(SENT_COLUMNS))
-        return f"INSERT INTO {self._table} ({self._listed(SENT_COLUMNS)}) VALUES ({markers})"  # noqa: S608
+        return f"INSERT INTO {self._table} ({self._column_list(SENT_COLUMNS)}) VALUES ({markers})"  # noqa: S608
 
     def oldest(self, limit: int, batch_bytes: int, message_bytes: int) -> str:
         """Return the query of the oldest rows: `COLUMNS`, and the sizes of payload and the rest.
@@ -151,7 +151,7 @@ class OutboxTable:
         At most `limit` rows, and only the first ones up to `batch_bytes`. A payload, key or headers
         above `message_bytes` are returned as NULL, and a size up to it as NULL.
         """
-        size, quoted = self.dialect.size, self.dialect.quoted
+        size, quoted = self.dialect.size, self.dialect.quote
         sizes = {name: size(name) for name in ("payload", "key", "headers")}
         columns = ", ".join(
             f"CASE WHEN {sizes[name]} <= {int(message_bytes)} THEN {quoted(name)} END"
@@ -189,29 +189,29 @@ class OutboxTable:
 
     def insert_dead_row(self) -> str:
         """Return the statement that dead-letters a row, with parameters error, time and ID."""
-        columns, marker = self._listed(SENT_COLUMNS), self.dialect.marker
+        columns, marker = self._column_list(SENT_COLUMNS), self.dialect.marker
         cast = "CAST({} AS text), CAST({} AS bigint)" if self._is("postgresql") else "{}, {}"
         return (
             f"INSERT INTO {self._dead} ({columns}, error, failed_unix_ms)"  # noqa: S608
             f" SELECT {columns}, {cast.format(marker, marker)} FROM {self._table}"
-            f" WHERE {self.dialect.quoted('id')} = {marker}"
+            f" WHERE {self.dialect.quote('id')} = {marker}"
         )
 
     def uid_of(self) -> str:
         """Return the query of the uid of a row, by its ID."""
         marker = self.dialect.marker
-        return f"SELECT uid FROM {self._table} WHERE {self.dialect.quoted('id')} = {marker}"  # noqa: S608
+        return f"SELECT uid FROM {self._table} WHERE {self.dialect.quote('id')} = {marker}"  # noqa: S608
 
     def delete_one(self) -> str:
         """Return the statement that deletes a row by its ID."""
         marker = self.dialect.marker
-        return f"DELETE FROM {self._table} WHERE {self.dialect.quoted('id')} = {marker}"  # noqa: S608
+        return f"DELETE FROM {self._table} WHERE {self.dialect.quote('id')} = {marker}"  # noqa: S608
 
     def backlog(self, limit: int) -> str:
         """Return the query of the number of rows, up to `limit`, and their smallest time."""
         return (
             "SELECT COUNT(*), MIN(created_unix_ms) FROM (SELECT created_unix_ms"  # noqa: S608
-            f" FROM {self._table} ORDER BY {self.dialect.quoted('id')} LIMIT {int(limit)}) AS rows_"
+            f" FROM {self._table} ORDER BY {self.dialect.quote('id')} LIMIT {int(limit)}) AS rows_"
         )
 
     def dead(self, limit: int) -> str:
@@ -230,9 +230,9 @@ class OutboxTable:
     def create(self, *, notify: bool = True) -> list[str]:
         """Return the statements that create missing tables. `notify` matters in PostgreSQL."""
         made = [
-            self._created(self._table, KINDS),
+            self._create_table(self._table, KINDS),
             # A dead-lettered row may lack any value, so that every bad row can be stored.
-            self._created(self._dead, DEAD_KINDS, null=frozenset(DEAD_KINDS)),
+            self._create_table(self._dead, DEAD_KINDS, null=frozenset(DEAD_KINDS)),
         ]
         if notify and self._is("postgresql"):
             made += self._trigger()
@@ -242,11 +242,11 @@ class OutboxTable:
         """Return the statements that drop both tables, with all their rows."""
         dropped = [f"DROP TABLE IF EXISTS {each}" for each in (self._table, self._dead)]
         if self._is("postgresql"):
-            function = self.dialect.quoted(f"{self.name}_notify")
+            function = self.dialect.quote(f"{self.name}_notify")
             dropped.append(f"DROP FUNCTION IF EXISTS {function}()")
         return dropped
 
-    def _created(self, table: str, kinds: dict[str, str], null: frozenset[str] = _NULL) -> str:
+    def _create_table(self, table: str, kinds: dict[str, str], null: frozenset[str] = _NULL) -> str:
         lines = []
         for name, kind in kinds.items():
             types = self.dialect.types
@@ -254,14 +254,14 @@ class OutboxTable:
             end = "" if name in null or name == "id" else " NOT NULL"
             # The relay would send only one of two rows with the same uid.
             end += " UNIQUE" if end and name == "uid" else ""
-            lines.append(f"    {self.dialect.quoted(name)} {types.get(name, types[kind])}{end}")
+            lines.append(f"    {self.dialect.quote(name)} {types.get(name, types[kind])}{end}")
         inner = ",\n".join(lines)
         return f"CREATE TABLE IF NOT EXISTS {table} (\n{inner}\n){self.dialect.options}"
 
     def _trigger(self) -> list[str]:
         schema, _, bare = self.name.rpartition(".")
-        function = self.dialect.quoted(f"{schema}.{bare}_notify" if schema else f"{bare}_notify")
-        trigger = self.dialect.quoted(f"{bare}_notify")
+        function = self.dialect.quote(f"{schema}.{bare}_notify" if schema else f"{bare}_notify")
+        trigger = self.dialect.quote(f"{bare}_notify")
         created = (
             f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$\n"
             "BEGIN\n    PERFORM pg_notify(TG_TABLE_NAME, '');\n    RETURN NULL;\nEND\n$$"
@@ -275,8 +275,8 @@ class OutboxTable:
     def _is(self, dialect: str) -> bool:
         return self.dialect.name == dialect
 
-    def _listed(self, columns: Sequence[str]) -> str:
-        return ", ".join(map(self.dialect.quoted, columns))
+    def _column_list(self, columns: Sequence[str]) -> str:
+        return ", ".join(map(self.dialect.quote, columns))
 
     def _both(self, count: int) -> str:
         if self._is("postgresql"):  # two arrays: each parameter costs the driver time
@@ -284,7 +284,7 @@ class OutboxTable:
         markers = ", ".join([self.dialect.marker] * count)
         # SQLite stores any type in any column, and bytes never equal a string.
         uid = "CAST(uid AS text)" if self._is("sqlite") else "uid"
-        return f"{self.dialect.quoted('id')} IN ({markers}) AND {uid} IN ({markers})"
+        return f"{self.dialect.quote('id')} IN ({markers}) AND {uid} IN ({markers})"
 
 
 def check_name(name: object) -> None:
