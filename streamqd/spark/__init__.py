@@ -95,7 +95,7 @@ def session(
     from pyspark.sql import SparkSession
 
     builder: Any = SparkSession.builder
-    master, wanted = _wanted(master, conf)
+    master, wanted = _session_conf(master, conf)
     builder = builder.appName(app).master(master)
     for name, value in wanted.items():
         builder = builder.config(name, value)
@@ -109,7 +109,7 @@ def _prepare_start() -> None:
     ensure_java()
 
 
-def _wanted(master: str | None, conf: Mapping[str, str] | None) -> tuple[str, dict[str, str]]:
+def _session_conf(master: str | None, conf: Mapping[str, str] | None) -> tuple[str, dict[str, str]]:
     """Return the master of the session, and its settings."""
     wanted = dict(_CONF)
     master = master or "local[*]"
@@ -170,7 +170,7 @@ def read_topic(
     object store are those of `settings`, in addition to the environment.
     """
     register(spark)
-    given = _given(settings, options)
+    given = _read_options(settings, options)
     folder, tier = given.pop("archivePath", ""), given.pop("tier", "")
     if folder or tier:
         from streamqd.spark.pipelines import tables
@@ -178,7 +178,7 @@ def read_topic(
 
         stored = None if settings is None else settings.archive.pairs
         archive = Archive(folder, options=stored) if folder else None
-        return tables.tiered(spark, given, topic, archive, tier or "all")
+        return tables.read_tiers(spark, given, topic, archive, tier or "all")
     reader = spark.read.format("streamq").options(**given)
     return reader.option("subscribe", topic).option("pushdown", "true").load()
 
@@ -197,7 +197,7 @@ def stream_topic(
     addition to the environment.
     """
     register(spark)
-    given = _given(settings, options)
+    given = _read_options(settings, options)
     source = "streamq"
     if given.get("archivePath"):
         from streamqd.spark.location import location, source_name
@@ -212,7 +212,9 @@ def stream_topic(
     return reader.option("subscribe", topic).load()
 
 
-def _given(settings: config.Settings | None, options: Mapping[str, object]) -> dict[str, str]:
+def _read_options(
+    settings: config.Settings | None, options: Mapping[str, object]
+) -> dict[str, str]:
     """Return the options of a read in Spark's form. The caller's options take precedence."""
     given = of_settings(settings) if settings is not None else {}
     return given | {

@@ -58,7 +58,7 @@ class Entries:
 
     @cached_property
     def _paired(self) -> list[dict[bytes, bytes]]:
-        return [_paired(body) for body in self._bodies]
+        return [_pair_fields(body) for body in self._bodies]
 
     @cached_property
     def headers(self) -> Sequence[Headers | None]:
@@ -153,7 +153,7 @@ def _even_columns(bodies: Sequence[Sequence[bytes]]) -> dict[bytes, Sequence[byt
     return columns
 
 
-def _paired(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+def _pair_fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=False))
 
 
@@ -212,7 +212,7 @@ def _others(
 ) -> list[tuple[str, bytes]] | None:
     found = {
         name.decode("utf-8", "replace"): value
-        for name, value in _paired(flat).items()
+        for name, value in _pair_fields(flat).items()
         if name not in taken or (keep_headers and name == HEADERS)
     }
     return list(found.items()) or None

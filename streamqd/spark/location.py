@@ -114,7 +114,7 @@ class Location(Protocol):
     def settle_new(self) -> None:
         """Flush a new directory, and the two above it, to the disk."""
 
-    def said(self, error: Exception) -> str:
+    def describe_error(self, error: Exception) -> str:
         """Return the text of an error in one line and without credentials."""
 
     def cause(self, error: Exception) -> Exception | None:
@@ -281,7 +281,7 @@ class DiskFolder:
         for each in (self.path, *self.path.parents[:2]):
             _flush(each)
 
-    def said(self, error: Exception) -> str:
+    def describe_error(self, error: Exception) -> str:
         return getattr(error, "strerror", None) or one_line(error)
 
     def cause(self, error: Exception) -> Exception | None:
@@ -337,10 +337,10 @@ class BucketFolder:
         return True
 
     def within(self, *parts: str) -> BucketFolder:
-        return BucketFolder(f"{self.url}/{_checked(*parts)}", self.options)
+        return BucketFolder(f"{self.url}/{_check_name(*parts)}", self.options)
 
     def read(self, name: str) -> bytes:
-        with self.spoken(), self.system.open_input_file(_checked(name)) as file:
+        with self.masked_errors(), self.system.open_input_file(_check_name(name)) as file:
             return bytes(file.read())
 
     def write(self, name: str, content: bytes) -> None:
@@ -350,10 +350,10 @@ class BucketFolder:
 
     def remove(self, name: str) -> bool:
         try:
-            checked = _checked(name)
+            checked = _check_name(name)
         except RequestRefusedError:
             return False
-        with self.spoken():
+        with self.masked_errors():
             [found] = self.system.get_file_info([checked])
             if not found.is_file:  # a store deletes a missing object without an error
                 return False
@@ -363,7 +363,7 @@ class BucketFolder:
     def names(self) -> list[str]:
         from pyarrow.fs import FileSelector
 
-        with self.spoken():
+        with self.masked_errors():
             found = self.system.get_file_info(FileSelector("", allow_not_found=True))
         names = [PurePosixPath(each.path).name for each in found]
         # Consoles of stores create a directory as an empty object, which has no name inside.
@@ -375,19 +375,19 @@ class BucketFolder:
     def has_table(self) -> bool:
         from deltalake import DeltaTable
 
-        with self.spoken():
+        with self.masked_errors():
             return DeltaTable.is_deltatable(self.url, dict(self.options))
 
     def make(self) -> None:
         pass
 
     def open_input(self, name: str) -> Any:
-        with self.spoken():
-            return self.system.open_input_file(_checked(name))
+        with self.masked_errors():
+            return self.system.open_input_file(_check_name(name))
 
     def open_output(self, name: str) -> BucketFile:
-        with self.spoken():
-            return BucketFile(self, self._client.create(_checked(name)))
+        with self.masked_errors():
+            return BucketFile(self, self._client.create(_check_name(name)))
 
     def settle(self, names: Iterable[str]) -> None:
         pass
@@ -398,7 +398,7 @@ class BucketFolder:
     def settle_new(self) -> None:
         pass
 
-    def said(self, error: Exception) -> str:
+    def describe_error(self, error: Exception) -> str:
         # The reply of a store can contain the key's ID or the whole token.
         text, opening, answer = one_line(error).partition("<")
         if opening and (code := _CODE.search(answer)):
@@ -414,14 +414,14 @@ class BucketFolder:
         return None  # Spark writes the texts of all causes into its logs
 
     @contextmanager
-    def spoken(self) -> Iterator[None]:
+    def masked_errors(self) -> Iterator[None]:
         """Convert errors of the client inside to one line without credentials."""
         try:
             yield
         except FileNotFoundError as error:
-            raise FileNotFoundError(self.said(error)) from None
+            raise FileNotFoundError(self.describe_error(error)) from None
         except OSError as error:
-            raise OSError(self.said(error)) from None
+            raise OSError(self.describe_error(error)) from None
 
     @property
     def system(self) -> PyFileSystem:
@@ -451,7 +451,7 @@ class BucketFile:
     def write(self, content: Any) -> int:
         """Add bytes, or a buffer of pyarrow."""
         written = memoryview(content).nbytes
-        with self._folder.spoken():
+        with self._folder.masked_errors():
             self._stream.write(bytes(content))
         self._size += written
         return written
@@ -463,7 +463,7 @@ class BucketFile:
         """Complete the object. Return its size in bytes."""
         if not self.closed:
             self.closed = True
-            with self._folder.spoken():
+            with self._folder.masked_errors():
                 self._stream.close()
         return self._size
 
@@ -491,7 +491,7 @@ def _client(process: int, url: str, options: tuple[tuple[str, str], ...]) -> Sto
     return StoreClient(PyFileSystem(handler), handler.create)
 
 
-def _checked(*parts: str) -> str:
+def _check_name(*parts: str) -> str:
     joined = PurePosixPath(*parts)
     if not joined.parts or leads_out(str(joined)):
         raise RequestRefusedError(f"{str(joined)!r} is not a name in an archive")

@@ -209,7 +209,7 @@ class Loss(NamedTuple):
     entries: int | None
 
 
-def replaced(position: Position, facts: StreamFacts) -> bool:
+def is_replaced(position: Position, facts: StreamFacts) -> bool:
     """Return True if a position belongs to another stream of the same name.
 
     In one and the same stream, every entry before a position exists or is counted as removed.
@@ -231,7 +231,7 @@ def of_same_streams(archived: Offsets, facts: Mapping[TopicPartition, StreamFact
     return {
         place: end
         for place, end in archived.items()
-        if place in facts and facts[place].last >= end.id and not replaced(end, facts[place])
+        if place in facts and facts[place].last >= end.id and not is_replaced(end, facts[place])
     }
 
 
@@ -242,11 +242,11 @@ def unread(start: Position, seen: int | None) -> int | None:
     return seen - start.passed
 
 
-def lost(start: Position, facts: StreamFacts, seen: int | None = None) -> Loss | None:
+def find_loss(start: Position, facts: StreamFacts, seen: int | None = None) -> Loss | None:
     """Return the entries removed before they were read. `seen` entries had been issued."""
     if not facts.exact:
         return None
-    if replaced(start, facts):
+    if is_replaced(start, facts):
         return Loss("replaced", unread(start, seen))
     if start.id >= facts.last or (facts.first is not None and facts.first <= successor(start.id)):
         return None
@@ -263,9 +263,9 @@ def after_loss(start: Position, facts: StreamFacts) -> Position:
 
 def onward(start: Position, facts: StreamFacts) -> Position:
     """Return the position to continue from. A recreated stream is read from its start."""
-    if replaced(start, facts):
+    if is_replaced(start, facts):
         return facts.earliest
-    return start if lost(start, facts) is None else after_loss(start, facts)
+    return start if find_loss(start, facts) is None else after_loss(start, facts)
 
 
 def lag(end: Offsets, latest: Offsets) -> dict[str, float]:

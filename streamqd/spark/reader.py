@@ -89,9 +89,9 @@ class EntryReader:
             if joined:
                 del page[0]
             elif last is not None:
-                self._broken = self._taken() or "trimmed"
+                self._broken = self._loss_kind() or "trimmed"
             elif self._uncounted:
-                self._broken = self._taken()
+                self._broken = self._loss_kind()
             if self._broken and self._uncounted and self._options.fail_on_data_loss:
                 self._note_gap(last, None)
                 return  # `_settle` will report it
@@ -136,7 +136,7 @@ class EntryReader:
         while True:
             command = ("XRANGE", self._key, cursor, end, "COUNT", count)
             most = allowed if count > _FETCH_MIN else math.inf
-            work = partial(_weighed, command=command, bytes_max=most)
+            work = partial(_execute_weighed, command=command, bytes_max=most)
             try:
                 page, received = persist(self._options.connection, work, key=self._key)
             except OverweightError:
@@ -169,11 +169,11 @@ class EntryReader:
         with contextlib.suppress(RedisUnavailableError):
             link_for(self._options.connection).pipeline(commands)
 
-    def _taken(self, missing: int = 0) -> str:
+    def _loss_kind(self, missing: int = 0) -> str:
         """Return why entries are missing since the planning: trimmed, replaced, or ''."""
         span = self._span
         facts = Catalog(self._options).facts([span.place])[span.place]
-        if span.upto is not None and offsets.replaced(span.upto, facts):
+        if span.upto is not None and offsets.is_replaced(span.upto, facts):
             return "replaced"
         reached = facts.first is None or facts.first > span.start
         if span.removed is None or not reached:
@@ -191,7 +191,7 @@ class EntryReader:
             missing, kind = None, self._broken
         else:
             missing = span.rows - self.rows
-            kind = self._taken(missing) if missing > 0 else ""
+            kind = self._loss_kind(missing) if missing > 0 else ""
         if not kind:
             return
         self.loss = loss = Loss(kind, missing)
@@ -199,7 +199,7 @@ class EntryReader:
             report_loss(span.place, span.start, loss, fail=self._options.fail_on_data_loss)
 
 
-def _weighed(
+def _execute_weighed(
     link: Connection, command: Sequence[str | int], bytes_max: float
 ) -> tuple[list[RawEntry], int]:
     return link.node.execute_weighed(*command, bytes_max=bytes_max)

@@ -77,7 +77,7 @@ def columns(*, dead: bool, headers: bool, fields: bool) -> tuple[Column, ...]:
     return (*COLUMNS, *(DEAD_LETTER_COLUMNS if dead else ()), *extra)
 
 
-def named(own: Sequence[Column], names: Collection[str]) -> tuple[Column, ...]:
+def select_columns(own: Sequence[Column], names: Collection[str]) -> tuple[Column, ...]:
     """Return the columns with these names, in that order. Raises ValueError for an unknown one."""
     by_name = {column.name: column for column in own}
     for name in names:

@@ -65,7 +65,7 @@ class StreamqSource(DataSource):
     def schema(self) -> str | StructType:
         """Return the selected columns. The columns of a CREATE TABLE carry its options."""
         raw = dict(self.options)
-        declared = table.declared(raw)
+        declared = table.creation_options(raw)
         options = read_options(raw if declared is None else declared, os.environ)
         own = _columns(options)
         if declared is not None and options.columns:
@@ -75,7 +75,7 @@ class StreamqSource(DataSource):
             )
         if declared is not None:
             return table.schema(own, declared)
-        return rows.ddl(rows.named(own, options.columns) if options.columns else own)
+        return rows.ddl(rows.select_columns(own, options.columns) if options.columns else own)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._read_options(schema, stream=False)
@@ -165,7 +165,7 @@ def chosen_columns(schema: StructType, options: ReadOptions) -> list[rows.Column
 
     Raises ValueError for an unknown column, or a column of another type.
     """
-    chosen = rows.named(_columns(options), schema.names)
+    chosen = rows.select_columns(_columns(options), schema.names)
     for field, column in zip(schema.fields, chosen, strict=True):
         if field.dataType.simpleString() != column.ddl or not field.nullable:
             raise ValueError(f"streamq: the column {field.name} must be a nullable {column.ddl}")
@@ -231,9 +231,9 @@ class _Reading:
         for entries in reader.batches():
             yield made.batch(entries)
         if self.backfill is not None and reader.loss is not None:
-            yield from self._refilled(self.backfill, span, reader, reader.loss)
+            yield from self._refill(self.backfill, span, reader, reader.loss)
 
-    def _refilled(
+    def _refill(
         self, backfill: Backfill, span: Span, reader: EntryReader, loss: Loss
     ) -> Iterator[pa.RecordBatch]:
         """Return the entries that were archived and trimmed during the read.
@@ -261,7 +261,7 @@ class _Reading:
     def _rest(self, place: TopicPartition, start: Position, upto: Id) -> Iterator[pa.RecordBatch]:
         """Return the entries of Redis after a position. Raises DataLossError."""
         facts = Catalog(self.options).facts([place])[place]
-        if loss := offsets.lost(start, facts):
+        if loss := offsets.find_loss(start, facts):
             report_loss(place, start.id, loss, fail=self.options.fail_on_data_loss)
         rest = offsets.span(place, offsets.onward(start, facts), Position(upto), facts)
         if rest is not None:
@@ -329,7 +329,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
                 self._look(self.backfill, places)
             facts = catalog.facts(places)
             starts = catalog.starts(facts, offsets.LATEST, self._archived_to)
-            starts = catalog.counted(starts, facts)
+            starts = catalog.add_counts(starts, facts)
             self._initial = offsets.to_json(starts)
         return self._initial
 
@@ -342,10 +342,10 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the newest entries, and how many come after the batch that was planned last."""
         latest = self._latest()
-        lag = offsets.lag(self._counted(self._end), latest)
+        lag = offsets.lag(self._estimate_counts(self._end), latest)
         return offsets.to_json(latest) | ({offsets.LAG: lag} if lag else {})
 
-    def _counted(self, ends: Offsets) -> Offsets:
+    def _estimate_counts(self, ends: Offsets) -> Offsets:
         """Return the same with estimated counts inside the archive, where they are unknown."""
         found = dict(ends)
         for place, end in ends.items():
@@ -362,31 +362,31 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         catalog = Catalog(self.options)
         begun = offsets.from_json(start)
         places = catalog.places(begun, strict=self.options.fail_on_data_loss)
-        gone = set(catalog.vanished(begun, places))
+        gone = set(catalog.find_vanished(begun, places))
         self._show(catalog, {place: each for place, each in begun.items() if place not in gone})
         if self._target is not None:
             places = [place for place in places if place in self._target]
         hot, facts = self._borders(catalog, begun, [*places, *gone])
-        recreated = {p for p in places if p in hot and offsets.replaced(hot[p], facts[p])}
+        recreated = {p for p in places if p in hot and offsets.is_replaced(hot[p], facts[p])}
         self._seen |= {place: facts[place].added for place in places if place not in recreated}
         # The archive of a stream that is lost is read first. The loss is reported afterwards.
         ended = {p for p in gone | recreated if _later(begun, hot, p)}
         begun = {place: each for place, each in begun.items() if place not in gone - ended}
         facts = {place: facts[place] for place in places if place not in ended}
         facts, _, waiting = self._waiting(hot, facts)
-        cold = self._archived(begun, hot, [*facts, *ended])
+        cold = self._count_archived(begun, hot, [*facts, *ended])
         total = sum(waiting.values()) + sum(cold.values())
         if not (gone or recreated) and self._holds_back(total):
             return start
         self._took_at = time.monotonic()
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        guessed = self._guessed(begun, hot, cold)
+        guessed = self._find_estimated(begun, hot, cold)
         ends = {place: hot[place] for place in ended}
         if most is None or isinstance(limit, ReadAllAvailable) or (total <= most and not guessed):
             ends |= {place: each.latest for place, each in facts.items()}
         else:
             ends = {place: each for place, each in ends.items() if place not in cold}
-            ends |= self._limited(catalog, begun, hot, cold, guessed, most, facts)
+            ends |= self._limit_ends(catalog, begun, hot, cold, guessed, most, facts)
         self._end = begun | _forward(begun, ends, recreated - ended)
         return offsets.to_json(self._end)
 
@@ -412,7 +412,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
                 start = begun.get(place, _NEW)
                 if end.id > start.id and not self._has_restarted(start, end, facts[place]):
                     hot[place] = end
-            lost = [p for p, each in facts.items() if offsets.lost(hot.get(p, _NEW), each)]
+            lost = [p for p, each in facts.items() if offsets.find_loss(hot.get(p, _NEW), each)]
             known = dict(self._archived_to)
             if lost:
                 self._look(self.backfill, lost)
@@ -442,8 +442,8 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
 
     def _has_restarted(self, start: Position, end: Position, facts: StreamFacts) -> bool:
         """Return True if a query reads a new stream, and the archive has entries of another."""
-        known = bool(start.passed) and not offsets.replaced(start, facts)
-        return known and not self.options.fail_on_data_loss and offsets.replaced(end, facts)
+        known = bool(start.passed) and not offsets.is_replaced(start, facts)
+        return known and not self.options.fail_on_data_loss and offsets.is_replaced(end, facts)
 
     def _look(self, backfill: Backfill, places: Iterable[TopicPartition]) -> None:
         """Open the tables of these topics as they are now.
@@ -455,7 +455,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         self._topics |= names
         self._looked_at = time.monotonic()
 
-    def _archived(
+    def _count_archived(
         self, begun: Offsets, hot: Offsets, places: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
         """Return the entries to read from the archive, for each partition that has some."""
@@ -467,7 +467,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             found[place] = self.backfill.waiting(place, after, upto)
         return {place: count for place, count in found.items() if count}
 
-    def _limited(
+    def _limit_ends(
         self,
         catalog: Catalog,
         begun: Offsets,
@@ -488,7 +488,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             shares = offsets.shares(waiting, most, oldest)
             live = {place: count for place, count in shares.items() if place not in cold}
             walked = catalog.walk({p: (starts[p].id, facts[p].last, n) for p, n in live.items()})
-            if not catalog.overtaken({p: starts[p] for p in live}, facts):
+            if not catalog.find_overtaken({p: starts[p] for p in live}, facts):
                 break
             facts = catalog.facts(list(facts))
         ends = {
@@ -507,7 +507,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             ends[place] = border if end == border.id else Position(end)
         return ends
 
-    def _guessed(
+    def _find_estimated(
         self, begun: Offsets, hot: Offsets, cold: Iterable[TopicPartition]
     ) -> set[TopicPartition]:
         """Return the partitions whose number of archived entries is an estimate."""
@@ -580,7 +580,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         """Return the facts as of the target, without later entries. The stream is the same."""
         if self._target is None or place not in self._target:
             return facts
-        if offsets.replaced(self._target[place], facts):
+        if offsets.is_replaced(self._target[place], facts):
             self._target[place] = facts.latest
         target = self._target[place]
         newer = facts.added - target.passed if target.passed is not None else 0

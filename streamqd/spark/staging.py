@@ -247,7 +247,7 @@ class Publisher:
 
     def _check(self, batch: int, parts: Sequence[Staged]) -> None:
         """Check that all staged rows are in their place, unless the batch is decided."""
-        fault = self._rerouted(parts) or self._missing(parts)
+        fault = self._topic_change(parts) or self._missing(parts)
         # Another driver that decides the batch removes the rows that it does not publish.
         if fault and self._ledger.read()[0] < batch:
             raise NotPublishedError(
@@ -255,7 +255,7 @@ class Publisher:
                 " again"
             )
 
-    def _rerouted(self, parts: Sequence[Staged]) -> str:
+    def _topic_change(self, parts: Sequence[Staged]) -> str:
         """Return the change of a topic since the staging that would lose rows or their order."""
         routed = {each for part in parts for each in part.counts.items()}
         counts = self._ledger.partitions(name for name, _ in routed)
@@ -302,7 +302,7 @@ class Publisher:
         the last moves. Raises NotPublishedError for lost rows.
         """
         while True:
-            left = self._left(plan)
+            left = self._rows_left(plan)
             waiting = [each for each, rows in left.items() if rows]
             if not waiting:
                 break
@@ -314,7 +314,7 @@ class Publisher:
         call = store.end(of.keys, of.query, batch, of.ttl)
         of.ask(lambda link: link.run(call))
 
-    def _left(self, plan: store.Plan) -> dict[tuple[TopicPartition, str], int | None]:
+    def _rows_left(self, plan: store.Plan) -> dict[tuple[TopicPartition, str], int | None]:
         """Return rows that are not moved yet, by place and attempt. None where they are lost.
 
         A partition that its topic does not have has no reader: its rows are lost as well.

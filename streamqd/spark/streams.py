@@ -146,7 +146,7 @@ def stream_key(keys: Keys, place: TopicPartition) -> str:
 # --- facts --------------------------------------------------------------------------------------
 
 
-def registered(store: Store) -> list[str]:
+def topic_names(store: Store) -> list[str]:
     """Return the names of all topics, sorted, without invalid names.
 
     Any client may write any text there, and a name becomes part of paths. A bad name is logged
@@ -215,7 +215,7 @@ class Catalog:
                     " or is not subscribed; remove it"
                 )
 
-    def vanished(
+    def find_vanished(
         self, begun: Iterable[TopicPartition], places: Sequence[TopicPartition]
     ) -> list[TopicPartition]:
         """Return the missing partitions that a stream has started and not finished reading."""
@@ -237,7 +237,7 @@ class Catalog:
         if options.pattern:
             wanted = re.compile(options.pattern.removesuffix(DLQ))
             suffix = DLQ if options.pattern.endswith(DLQ) else ""
-            found = registered(Store(link, self._keys))
+            found = topic_names(Store(link, self._keys))
             names = [name + suffix for name in found if wanted.fullmatch(name)]
         else:
             names = sorted(options.subscribe or {name for name, _ in options.assign})
@@ -248,7 +248,7 @@ class Catalog:
             topic = name.removesuffix(DLQ)
             text = f"topic {topic} does not exist"
             if strict:
-                alike = get_close_matches(topic, registered(Store(link, self._keys)), 1)
+                alike = get_close_matches(topic, topic_names(Store(link, self._keys)), 1)
                 hint = f"did you mean {alike[0]}, or " if alike else ""
                 raise TopicNotFoundError(
                     f"{text}; {hint}create it with `streamqd topic create {topic}`"
@@ -343,13 +343,13 @@ class Catalog:
 
         The positions of `archived` partitions can be before their oldest entry in Redis.
         """
-        return self._resolved("starting", facts, default, archived)
+        return self._resolve_edge("starting", facts, default, archived)
 
     def ends(self, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
         """Return the end positions of a batch read."""
-        return self._resolved("ending", facts, offsets.LATEST)
+        return self._resolve_edge("ending", facts, offsets.LATEST)
 
-    def _resolved(
+    def _resolve_edge(
         self,
         edge: str,
         facts: Mapping[TopicPartition, StreamFacts],
@@ -367,7 +367,7 @@ class Catalog:
             )
         bounds = {place: chosen if single is None else single[place] for place in facts}
         grouped = {place: bound.value for place, bound in bounds.items() if bound.kind == "group"}
-        settled = self._settled(grouped) if grouped else {}
+        settled = self._group_positions(grouped) if grouped else {}
         return {
             place: offsets.resolve(
                 bound, facts[place], settled.get(place), archived=place in archived
@@ -375,7 +375,7 @@ class Catalog:
             for place, bound in bounds.items()
         }
 
-    def _settled(self, groups: Mapping[TopicPartition, str]) -> dict[TopicPartition, Id]:
+    def _group_positions(self, groups: Mapping[TopicPartition, str]) -> dict[TopicPartition, Id]:
         """Return the position of each group: before its first pending entry, else its last one.
 
         The groups are read first, so entries delivered in between are pending or handled.
@@ -401,23 +401,25 @@ class Catalog:
             settled[place] = given if first is None else min(given, offsets.predecessor(first))
         return settled
 
-    def counted(self, positions: Offsets, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
+    def add_counts(
+        self, positions: Offsets, facts: Mapping[TopicPartition, StreamFacts]
+    ) -> Offsets:
         """Return the positions with counts, where a walk over the later entries provides them."""
         unknown = {
             place: position
             for place, position in positions.items()
             if position.passed is None and facts[place].exact and position.id < facts[place].last
-            if offsets.lost(position, facts[place]) is None
+            if offsets.find_loss(position, facts[place]) is None
         }
         behind = self.walk({p: (unknown[p].id, facts[p].last, facts[p].length) for p in unknown})
-        gone = self.overtaken(unknown, facts)
+        gone = self.find_overtaken(unknown, facts)
         return dict(positions) | {
             p: at._replace(passed=facts[p].added - behind[p].passed)
             for p, at in unknown.items()
             if p not in gone
         }
 
-    def overtaken(
+    def find_overtaken(
         self, starts: Offsets, facts: Mapping[TopicPartition, StreamFacts]
     ) -> set[TopicPartition]:
         """Return places whose entries were removed since the facts: their counts are wrong."""
@@ -477,8 +479,8 @@ class Catalog:
             start, now = starts.get(place, Position(offsets.ZERO, 0)), facts[place]
             if start == end:
                 continue
-            gone = offsets.replaced(end, now)
-            loss = offsets.lost(end if gone else start, now, seen.get(place))
+            gone = offsets.is_replaced(end, now)
+            loss = offsets.find_loss(end if gone else start, now, seen.get(place))
             if loss is not None and (start.id < end.id or loss.kind == "replaced"):
                 self.report_gap(place, start, loss)
                 start = offsets.onward(start, now)

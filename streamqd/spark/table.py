@@ -33,7 +33,7 @@ _NO_TARGET = (
 )
 
 
-def declared(raw: Mapping[str, str]) -> dict[str, str] | None:
+def creation_options(raw: Mapping[str, str]) -> dict[str, str] | None:
     """Return the options of a CREATE TABLE, None for options of another use.
 
     Raises ValueError for a password: the catalog would keep it and show it.
@@ -69,7 +69,7 @@ def read_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]
     text = _text(schema)
     if text is None and not given:
         raise ValueError(_NONE)
-    return _merged(text, given)
+    return _merge_options(text, given)
 
 
 def write_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
@@ -87,7 +87,7 @@ def write_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str
                 " INSERT INTO name (key, value) SELECT key, value FROM …"
             )
         text = None
-    return _merged(text, given)
+    return _merge_options(text, given)
 
 
 def _text(schema: StructType) -> str | None:
@@ -95,7 +95,7 @@ def _text(schema: StructType) -> str | None:
     return next((field.metadata.get(_OPTIONS) for field in fields), None)
 
 
-def _merged(text: str | None, given: Mapping[str, str]) -> dict[str, str]:
+def _merge_options(text: str | None, given: Mapping[str, str]) -> dict[str, str]:
     own = {name.lower() for name in given}
     if text is None or own & {"url", "topic", "subscribe", "subscribepattern", "assign"}:
         return dict(given)

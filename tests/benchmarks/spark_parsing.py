@@ -91,7 +91,7 @@ def write_raw(folder: Path, leaves: int, rows: int, share: float) -> None:
 def ours(frame: DataFrame, schema: str, out: Path) -> tuple[int, int]:
     """Parse as the archive does. Return the number of rows that fit, and of the others."""
     kind = schemas.read_schema(schema)
-    columns = pa.schema([*derived.parsed_columns(), *schemas.stored(kind)])
+    columns = pa.schema([*derived.parsed_columns(), *schemas.table_columns(kind)])
     into = fitting.PairFolders(
         (location(out / "parsed"), columns.remove(0)),
         (location(out / "quarantine"), derived.quarantine_columns().remove(0)),
@@ -99,7 +99,7 @@ def ours(frame: DataFrame, schema: str, out: Path) -> tuple[int, int]:
             *(str(out / "quarantine" / each.path) for each in files)
         ),
     )
-    fit, unfit, *_ = fitting.fitted(frame, kind, "", 1_763_700_000_000_000, into)
+    fit, unfit, *_ = fitting.fit_rows(frame, kind, "", 1_763_700_000_000_000, into)
     return sum(each.rows for each in fit), sum(each.rows for each in unfit)
 
 

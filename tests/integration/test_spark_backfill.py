@@ -76,7 +76,7 @@ class Shop:
             make = types.Row(*names)
             found = [make(*row) for part in reader.partitions({}, end) for row in reader.read(part)]
             table.reload()
-            table.append(*writer.received(found))
+            table.append(*writer.parse_rows(found))
         return table
 
     def need_counts(self) -> None:

@@ -239,7 +239,7 @@ def test_a_part_that_cannot_be_written_leaves_no_object(store: BucketServer, url
     with pytest.raises(OSError, match=r"Forbidden|privileges|denied"):
         written(made, 0, 2)
     store.heal()
-    assert made.unnamed(0) == []
+    assert made.find_unnamed(0) == []
     add(made, 0, 2)
     assert seen(archive, store) == [1, 2]
 
@@ -270,7 +270,9 @@ def test_credentials_are_in_no_error(store: BucketServer, url: str) -> None:
 
 def test_a_password_in_an_endpoint_is_in_no_error() -> None:
     made = location("s3://bucket/a", {"aws_endpoint_url": "http://me:hush-hush@127.0.0.1:1"})
-    told = made.said(OSError("Error performing HEAD http://me:hush-hush@127.0.0.1:1/a in 1 ms"))
+    told = made.describe_error(
+        OSError("Error performing HEAD http://me:hush-hush@127.0.0.1:1/a in 1 ms")
+    )
     assert told == "Error performing HEAD http://me:***@127.0.0.1:1/a in 1 ms"
 
 
@@ -331,11 +333,11 @@ def test_the_log_in_a_bucket_does_not_grow_with_age(
 
 def test_owed_files_in_a_bucket_are_committed_later(store: BucketServer, url: str) -> None:
     archive = Archive(url, create=True, options=store.options)
-    archive.derived("orders", pairs.PARSED, pairs.parsed_columns())
-    pair = pairs.opened(archive, "orders")
+    archive.derived_table("orders", pairs.PARSED, pairs.parsed_columns())
+    pair = pairs.open_pair(archive, "orders")
     assert pair is not None
     pair.parsed.append([], {("orders", 0): Position((1, 0))}, owed=storage.UnparsedFiles(0, ()))
-    again = pairs.opened(archive, "orders")  # killed in between
+    again = pairs.open_pair(archive, "orders")  # killed in between
     assert again is not None
     assert again.quarantine.positions == {("orders", 0): Position((1, 0))}
 

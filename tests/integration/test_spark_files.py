@@ -78,7 +78,7 @@ class Shop:
         assert reader.latestOffset(end, LIMIT) == end
         rows = self.rows(reader, start, end)
         self.table = self.opened()
-        files, ends = writer.received(rows)
+        files, ends = writer.parse_rows(rows)
         self.table.append(files, ends)
         return True
 
@@ -127,7 +127,7 @@ def test_archive_trusts_the_table_over_the_checkpoint(shop: Shop) -> None:
     for start in ({"batch": 0}, {"batch": 77}):
         again = shop.reader()
         rows = shop.rows(again, start, {"batch": start["batch"] + 1})
-        files, ends = writer.received(rows)
+        files, ends = writer.parse_rows(rows)
         assert sum(each.rows for each in files) == 2
         assert ends == {("access", 0): Position((6, 0), 6)}
 
@@ -297,11 +297,11 @@ def test_compaction_continues_after_a_failed_table(shop: Shop, tmp_path: Path) -
     archive, columns = shop.archive, pa.schema([("a", pa.int64())])
     for name in ("aaa", "bbb"):
         assert archive.table(name, create=True)
-    archive.derived("bbb", PARSED, parsed_columns())
+    archive.derived_table("bbb", PARSED, parsed_columns())
     for kind, name in ((RAW, "aaa"), (DEAD, "bbb"), (PARSED, "bbb"), (RESULTS, "ccc")):
-        archive.derived(name, kind, DEAD.columns() if kind is DEAD else columns)
+        archive.derived_table(name, kind, DEAD.columns() if kind is DEAD else columns)
         (archive.folder(name, kind).path / "_delta_log" / f"{0:020d}.json").write_text("{")
-    archive.derived("ddd", RESULTS, columns)
+    archive.derived_table("ddd", RESULTS, columns)
     file = tmp_path / "streamq.toml"
     file.write_text(f'[redis]\nurl = "{shop.server.url}"\n')
     command = ["-c", str(file), "pipeline", "compact", "--archive", str(archive.root)]

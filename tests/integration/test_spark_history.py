@@ -507,7 +507,7 @@ def test_table_of_an_older_version_gets_the_columns_of_delays(case: HistoryCase)
 def old_table(case: HistoryCase) -> None:
     """Archive a minute into a table without columns of delays."""
     archive = Archive(case.folder, create=True)
-    table = archive.derived(FLEET, HISTORY, first_minute_columns())
+    table = archive.derived_table(FLEET, HISTORY, first_minute_columns())
     case.minute("web-1", 1, assignment(0, 5))  # after midnight
     assert table is not None
     [entry] = history.read(case.store, FLEET, 0)

@@ -131,7 +131,7 @@ def test_walks_count_in_short_steps(shop: Shop) -> None:
     walked = catalog.walk({PLACE: ((0, 0), last, 2100), ("access", 1): ((0, 0), last, 2100)})
     assert walked == {PLACE: Position((2100, 0), 2100), ("access", 1): Position((2, 0), 2)}
     facts = catalog.facts([PLACE])
-    counted = catalog.counted({PLACE: Position((400, 5))}, facts)
+    counted = catalog.add_counts({PLACE: Position((400, 5))}, facts)
     assert counted == {PLACE: Position((400, 5), 400)}
 
 
@@ -357,8 +357,8 @@ def test_trim_record_counts_losses_on_every_server(
     assert facts.added == 250
     assert facts.removed > 0
     gone = facts.removed
-    assert offsets.lost(Position((gone, 0), gone), facts) is None
-    assert offsets.lost(Position((gone - 1, 0), gone - 1), facts) == Loss("trimmed", 1)
+    assert offsets.find_loss(Position((gone, 0), gone), facts) is None
+    assert offsets.find_loss(Position((gone - 1, 0), gone - 1), facts) == Loss("trimmed", 1)
 
 
 def test_reader_accepts_removed_dead_letters(shop: Shop, link: Connection, keys: Keys) -> None:

@@ -195,7 +195,7 @@ def test_view_of_a_table_without_delays_has_them_as_null(
     """A table of an older version, before a run of this one has written to it."""
     shop.topic("access", 1)
     archive = Archive(tmp_path / "archive", create=True)
-    archive.derived("default", HISTORY, first_minute_columns())
+    archive.derived_table("default", HISTORY, first_minute_columns())
     minute(shop, AT + 60_100, figures("access", "weblog:count", delays={3: 9}))
     prompt = Prompt(shop.spark, settings, archive)
     found = prompt.ask("SELECT delay_p50, map_keys(delay)[0] AS bound FROM messages")

@@ -18,7 +18,7 @@ from streamqd.spark.pipelines.derived import QUARANTINE
 from streamqd.spark.pipelines.packed import reader
 from streamqd.spark.pipelines.reasons import Reasons
 from streamqd.spark.pipelines.schemas import read_schema
-from streamqd.spark.pipelines.strict import decoded
+from streamqd.spark.pipelines.strict import decode
 from tests.spark.test_parsed import HOSTILE, NESTED, OUT_OF_RANGE, SCHEMA, press
 from tests.spark.test_proofs import COLUMNS, LEAVES, USUAL, compare, raw
 from tests.spark.test_reasons import MAPS, NOW_US, shapes
@@ -37,7 +37,7 @@ def both_encodings(payloads: Sequence[bytes | None]) -> list[tuple[bytes, bytes]
     """Return the values of JSON payloads as JSON and as msgpack, without those that have none."""
     found = []
     for payload in payloads:
-        if not payload or decoded(payload)[1] is not None:
+        if not payload or decode(payload)[1] is not None:
             continue
         with suppress(OverflowError, RecursionError, ValueError):  # more than 64 bits
             value = json.loads(payload, parse_float=short)
@@ -60,7 +60,7 @@ def verdicts(
     kind = read_schema(schema)
     read = reader(codec, kind)
     rows = spark.createDataFrame(raw(payloads).to_pylist(), COLUMNS)
-    judged = fitting.judged(rows, kind, "", NOW_US, read=read).toArrow().combine_chunks()
+    judged = fitting.judge_rows(rows, kind, "", NOW_US, read=read).toArrow().combine_chunks()
     found: dict[str, tuple[str | None, Any]] = {}
     for batch in judged.to_batches():
         of_batch = Reasons(kind, "", NOW_US, read)(batch)
@@ -134,7 +134,7 @@ def test_values_that_json_lacks_fit_the_columns_of_the_page(spark: SparkSession)
     kind = read_schema(schema, ["at milliseconds"])
     rows = spark.createDataFrame(raw(payloads[:1]).to_pylist(), COLUMNS)
     read = reader("msgpack", kind)
-    (batch,) = fitting.judged(rows, kind, "", NOW_US, read=read).toArrow().to_batches()
+    (batch,) = fitting.judge_rows(rows, kind, "", NOW_US, read=read).toArrow().to_batches()
     (why,) = Reasons(kind, "", NOW_US, read)(batch).reasons.to_pylist()
     assert why == "at is not timestamp"
 

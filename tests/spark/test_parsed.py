@@ -544,7 +544,7 @@ def test_killed_around_a_commit(
     if again != "another schema":
         assert press.ids() == [1, 2, 3, 4]
     assert press.run().parsed == 0
-    pair = derived.opened(Archive(press.folder), "orders")
+    pair = derived.open_pair(Archive(press.folder), "orders")
     assert pair is not None
     assert pair.parsed.note.batch == pair.quarantine.note.batch
 
@@ -644,7 +644,7 @@ def test_an_archive_from_before_its_schema(press: Press, monkeypatch: pytest.Mon
     assert press.ids() == [*range(1, 10)]
     table = Archive(press.folder).table("orders")
     assert table is not None
-    found = Archive(press.folder).derived("orders", PARSED)
+    found = Archive(press.folder).derived_table("orders", PARSED)
     assert found is not None
     assert {place: each.id for place, each in found.positions.items()} == {
         place: each.id for place, each in table.positions.items()

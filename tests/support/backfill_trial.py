@@ -147,7 +147,7 @@ class BackfillTrial:
         while (end := reader.latestOffset({"batch": 0}, ReadAllAvailable())) != {"batch": 0}:
             parts = reader.partitions({}, end)
             table.append(
-                *writer.received([make(*row) for each in parts for row in reader.read(each)])
+                *writer.parse_rows([make(*row) for each in parts for row in reader.read(each)])
             )
             table.reload()
         return table

@@ -33,7 +33,7 @@ def judged(
     rows: DataFrame, kind: StructType, event_time: str, now_us: int, read: Reader = json_texts
 ) -> DataFrame:
     """Return the rows of a raw table, each with its `reason`."""
-    rows = fitting.converted(rows, kind, read)
+    rows = fitting.convert_rows(rows, kind, read)
     wrong = f.col("wrong")
     told = []
     for each in kind.fields:

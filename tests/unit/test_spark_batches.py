@@ -26,7 +26,7 @@ def stretch(place: TopicPartition, facts: StreamFacts, start: int = 0) -> Stretc
 def reached(each: Stretch, end: Id, rows: int) -> Position:
     place = each.place
     ended = [TaskEnd(place[1], end, rows)]
-    return batches.reached({place: each.begin}, {place: each.target}, ended)[place]
+    return batches.end_positions({place: each.begin}, {place: each.target}, ended)[place]
 
 
 def test_batch_plan_reads_everything_that_fits() -> None:
@@ -64,7 +64,7 @@ def test_fully_removed_entries_are_skipped() -> None:
     planned = batches.plan([gone], facts, 100, tasks=2)
     assert [each.spans for each in planned] == [()]
     [one] = planned
-    assert batches.reached({one.place: one.begin}, {one.place: one.target}, []) == {
+    assert batches.end_positions({one.place: one.begin}, {one.place: one.target}, []) == {
         one.place: Position((9, 0), 9)
     }
 
@@ -90,7 +90,9 @@ def test_a_long_stream_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_divided_stream_reaches_the_position_of_its_last_piece() -> None:
     place = ("t", 0)
     ended = [TaskEnd(0, (50, 0), 50), TaskEnd(0, (100, 0), 50), TaskEnd(1, (7, 0), 7)]
-    found = batches.reached({place: Position(ZERO, 0)}, {place: Position((100, 0), 100)}, ended)
+    found = batches.end_positions(
+        {place: Position(ZERO, 0)}, {place: Position((100, 0), 100)}, ended
+    )
     assert found == {place: Position((100, 0), 100)}
 
 

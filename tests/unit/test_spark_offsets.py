@@ -120,7 +120,7 @@ def test_earliest_to_latest_covers_every_entry(ids: list[offsets.Id], trimmed: i
     assert stream.behind(latest) == []
     assert latest.passed == len(stream.ids)
     assert earliest.passed == len(stream.ids) - len(stream.kept)
-    assert offsets.lost(earliest, facts) is None
+    assert offsets.find_loss(earliest, facts) is None
     assert offsets.backlog(earliest, facts) == len(stream.kept)
 
 
@@ -131,7 +131,7 @@ def test_start_time_resolves_to_its_first_remaining_entry(
     stream = Stream(ids, trimmed)
     position = offsets.resolve(Bound("time", unix_ms), stream.facts())
     assert stream.behind(position) == [each for each in stream.kept if each[0] >= unix_ms]
-    assert offsets.lost(position, stream.facts()) is None
+    assert offsets.find_loss(position, stream.facts()) is None
 
 
 def test_group_start_follows_its_settled_entries() -> None:
@@ -140,7 +140,7 @@ def test_group_start_follows_its_settled_entries() -> None:
     assert offsets.resolve(Bound("group", "hits"), facts, (3, 0)) == Position((3, 0), 3)
     trimmed = Stream([(1, 0), (2, 0), (9, 0)], trimmed=2).facts()
     found = offsets.resolve(Bound("group", "hits"), trimmed, (2, 0))
-    assert offsets.lost(found, trimmed) is None, "the group had settled the removed entries"
+    assert offsets.find_loss(found, trimmed) is None, "the group had settled the removed entries"
 
 
 def test_start_id_has_a_count_where_it_is_certain() -> None:
@@ -159,7 +159,7 @@ def test_a_loss_is_counted_to_the_entry(ids: list[offsets.Id], trimmed: int, rea
     stream = Stream(ids, trimmed)
     gone = len(stream.ids) - len(stream.kept)
     read = min(read, len(stream.ids))
-    loss = offsets.lost(stream.position(read), stream.facts())
+    loss = offsets.find_loss(stream.position(read), stream.facts())
     assert loss == (Loss("trimmed", gone - read) if gone > read else None)
 
 
@@ -177,16 +177,16 @@ def test_after_a_loss_remaining_entries_are_read_once(
 def test_trim_up_to_the_reader_is_not_a_loss() -> None:
     """The last read entry is gone, so ids alone cannot distinguish this from a loss."""
     stream = Stream([(1, 0), (5, 0), (9, 0)], trimmed=2)
-    assert offsets.lost(Position((5, 0), 2), stream.facts()) is None
-    assert offsets.lost(Position((1, 0), 1), stream.facts()) == Loss("trimmed", 1)
-    assert offsets.lost(Position((1, 0)), stream.facts()) == Loss("trimmed", None)
+    assert offsets.find_loss(Position((5, 0), 2), stream.facts()) is None
+    assert offsets.find_loss(Position((1, 0), 1), stream.facts()) == Loss("trimmed", 1)
+    assert offsets.find_loss(Position((1, 0)), stream.facts()) == Loss("trimmed", None)
     just_before = Position(offsets.predecessor((9, 0)))
-    assert offsets.lost(just_before, stream.facts()) is None
+    assert offsets.find_loss(just_before, stream.facts()) is None
 
 
 def test_restarted_stream_is_detected() -> None:
     new = Stream([(90, 0), (91, 0)]).facts()
-    assert offsets.lost(Position((50, 0), 4711), new) == Loss("replaced", None)
+    assert offsets.find_loss(Position((50, 0), 4711), new) == Loss("replaced", None)
     assert offsets.after_loss(Position((50, 0), 4711), new).id == (50, 0)
     assert offsets.onward(Position((50, 0), 4711), new) == new.earliest
 
@@ -204,9 +204,9 @@ def test_recreated_stream_is_detected(
     position = before.position(data.draw(st.integers(1, len(before.ids))))
     trimmed = data.draw(st.integers(0, len(set(new))))
     after = Stream(new, trimmed)
-    assert not offsets.replaced(position, before.facts())
-    found = offsets.lost(position, after.facts())
-    if offsets.replaced(position, after.facts()):
+    assert not offsets.is_replaced(position, before.facts())
+    found = offsets.find_loss(position, after.facts())
+    if offsets.is_replaced(position, after.facts()):
         assert found == Loss("replaced", None)
         assert offsets.onward(position, after.facts()) == after.facts().earliest
     elif after.kept and after.kept[0] > position.id:
@@ -223,14 +223,16 @@ def test_trimmed_stream_is_not_a_replacement(ids: list[offsets.Id], data: st.Dat
     """Trimming raises no false alarm, for any position of the reader."""
     count = len(set(ids))
     stream = Stream(ids, data.draw(st.integers(0, count)))
-    assert not offsets.replaced(stream.position(data.draw(st.integers(0, count))), stream.facts())
+    assert not offsets.is_replaced(
+        stream.position(data.draw(st.integers(0, count))), stream.facts()
+    )
 
 
 def test_known_number_of_lost_entries_is_reported() -> None:
     """The number of lost entries is reported where it is known."""
     new = StreamFacts(length=3, added=3, first=(100, 0), last=(102, 0))
-    assert offsets.lost(Position((50, 0), 20), new, 520) == Loss("replaced", 500)
-    assert offsets.lost(Position((50, 0), 20), new, 20) == Loss("replaced", None)
+    assert offsets.find_loss(Position((50, 0), 20), new, 520) == Loss("replaced", 500)
+    assert offsets.find_loss(Position((50, 0), 20), new, 20) == Loss("replaced", None)
     assert offsets.unread(Position((50, 0)), 520) is None
 
 
@@ -248,14 +250,14 @@ def test_counts_that_stand_still_skip_nothing(added: int) -> None:
 def test_stream_with_smaller_ids_is_a_replacement() -> None:
     """Checks any number of entries. A position without a count may be in the future."""
     new = StreamFacts(length=200, added=200, first=(1, 0), last=(90, 0))
-    assert offsets.lost(Position((100, 0), 100), new) == Loss("replaced", None)
+    assert offsets.find_loss(Position((100, 0), 100), new) == Loss("replaced", None)
     assert offsets.onward(Position((100, 0), 100), new) == new.earliest
-    assert offsets.lost(Position((100, 0)), new) is None
+    assert offsets.find_loss(Position((100, 0)), new) is None
 
 
 def test_dead_letters_are_never_lost() -> None:
     facts = StreamFacts(length=1, added=1, first=(9, 0), last=(9, 0), exact=False)
-    assert offsets.lost(Position((1, 0)), facts) is None
+    assert offsets.find_loss(Position((1, 0)), facts) is None
     assert offsets.resolve(EARLIEST, facts).passed is None
 
 
@@ -435,16 +437,16 @@ def test_ids_identify_a_stream_without_a_server_count(
     """N: on Redis 6.2 another client may have removed entries. A new stream has no old ids."""
     read = Position((100, 0), 100)
     facts = StreamFacts(length=8, added=8, first=first, last=last, counted=False)
-    assert offsets.replaced(read, facts) is other
-    assert offsets.replaced(read, facts._replace(counted=True))
+    assert offsets.is_replaced(read, facts) is other
+    assert offsets.is_replaced(read, facts._replace(counted=True))
     assert offsets.onward(read, facts) == (facts.earliest if other else read)
 
 
 def test_emptied_stream_is_not_a_replacement() -> None:
     """N: on Redis 6.2 the last id shows it."""
     facts = StreamFacts(last=(100, 0), counted=False)
-    assert not offsets.replaced(Position((100, 0), 100), facts)
-    assert offsets.replaced(Position((90, 0), 90), facts)
+    assert not offsets.is_replaced(Position((100, 0), 100), facts)
+    assert offsets.is_replaced(Position((90, 0), 90), facts)
 
 
 def test_lag_counts_entries_after_the_batch() -> None:

@@ -21,16 +21,16 @@ from streamqd.spark.pipelines.derived import (
     PARSED,
     QUARANTINE,
     RESULTS,
-    opened,
+    open_pair,
     parsed_columns,
     quarantine_columns,
 )
 from streamqd.spark.pipelines.fitting import ALIKE, Fitter
 from streamqd.spark.pipelines.proofs import Prover
 from streamqd.spark.pipelines.reasons import JudgedRows
-from streamqd.spark.pipelines.schemas import stored
+from streamqd.spark.pipelines.schemas import table_columns
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, UnparsedFiles
-from streamqd.spark.pipelines.strict import fault, forbidden, rescued
+from streamqd.spark.pipelines.strict import fault, forbidden_checks, rescue_fields
 from tests.support.quick import examples
 
 pa = pytest.importorskip("pyarrow")
@@ -110,10 +110,10 @@ def test_a_decimal_that_spark_would_round_for_hours(value: str, huge: bool) -> N
     kind = StructType().add("n", DecimalType(10, 2)).add("s", StringType())
     kind = kind.add("m", MapType(StringType(), ArrayType(inner)))
     reason = "n is not decimal(10,2)" if huge else None
-    assert fault(b'{"n": %s, "s": 1e1000}' % value.encode(), forbidden(kind)) == reason
+    assert fault(b'{"n": %s, "s": 1e1000}' % value.encode(), forbidden_checks(kind)) == reason
     within = b'{"m": {"s": [], "x": [null, {"s": 1e1000, "n": %s}]}}' % value.encode()
     said = "m is not map<string,array<struct<n:decimal(3,0),s:string>>>" if huge else None
-    assert fault(within, forbidden(kind)) == said
+    assert fault(within, forbidden_checks(kind)) == said
 
 
 JSON = st.recursive(
@@ -163,7 +163,7 @@ PIECES = st.sampled_from(
 def test_the_fast_reader_proves_nothing_wrong(payload: bytes) -> None:
     """Each object of the fast reader equals that of the exact reader."""
     for each in (payload, b'{"a": ' + payload + b"}", *HARD):
-        found = strict.proven(each)
+        found = strict.decode_strict(each)
         if found is not None:
             assert strict._exact(each) == (found, None)
 
@@ -172,7 +172,7 @@ def test_the_fast_reader_proves_usual_payloads() -> None:
     for document in ({}, {"a": "b", "c": [1.5, {"d": None}]}, {"at": "10:00:00", "url": "a://b"}):
         for separators in ((",", ":"), (", ", ": "), (" , ", " : ")):
             payload = json.dumps(document, separators=separators).encode()
-            assert strict.proven(payload) is not None
+            assert strict.decode_strict(payload) is not None
 
 
 @settings(max_examples=examples(200))
@@ -230,7 +230,7 @@ def test_one_name_of_another_case_is_reported_for_a_column(tmp_path: Path) -> No
     """A payload with thousands of them filled the memory, and printed a warning for each."""
     kind = StructType().add("amount", LongType()).add("id", LongType())
     place = location(tmp_path)
-    columns = pa.schema([*parsed_columns(), *stored(kind)]).remove(0)
+    columns = pa.schema([*parsed_columns(), *table_columns(kind)]).remove(0)
     folders = (place.within("parsed"), columns), (place.within("bad"), quarantine_columns())
     fitter = Fitter(*folders, Prover(kind, "", 0))
     cases = ["".join(each) for each in itertools.product(*zip("amount", "AMOUNT", strict=True))]
@@ -260,21 +260,21 @@ def test_last_id_of_a_date_is_its_last_millisecond() -> None:
 
 def test_rescued_fields_are_as_they_were() -> None:
     payload = b'{"a": 1, "b": 1.50, "\\u00fc": {"c" : [1e400]}, "d": null}'
-    assert rescued(payload, {"a"}) == '{"b": 1.50, "ü": {"c" : [1e400]}, "d": null}'
-    assert rescued(payload, {"a", "b", "ü", "d"}) is None
+    assert rescue_fields(payload, {"a"}) == '{"b": 1.50, "ü": {"c" : [1e400]}, "d": null}'
+    assert rescue_fields(payload, {"a", "b", "ü", "d"}) is None
 
 
 def test_payload_nested_too_deeply_to_divide_is_rescued_whole() -> None:
     """Spark judges such rows. If one of them fit, the task failed in every run."""
     payload = b'{"a": ' + b"[" * 5_000 + b"]" * 5_000 + b"}"
-    assert rescued(payload, {"b"}) == payload.decode()
+    assert rescue_fields(payload, {"b"}) == payload.decode()
 
 
 def test_a_struct_without_fields_is_refused() -> None:
     """Otherwise, a table would be created whose files no task can write."""
     kind = StructType().add("id", LongType()).add("a", ArrayType(StructType()))
     with pytest.raises(RequestRefusedError, match=r"a\.element is a struct without fields"):
-        stored(kind)
+        table_columns(kind)
 
 
 def test_text_that_is_a_number_only_for_spark_stays_undecided() -> None:
@@ -300,8 +300,8 @@ def archive(tmp_path: Path) -> Archive:
 
 
 def made(archive: Archive) -> tuple[ArchiveTable, ArchiveTable]:
-    archive.derived("orders", PARSED, parsed_columns())
-    pair = opened(archive, "orders")
+    archive.derived_table("orders", PARSED, parsed_columns())
+    pair = open_pair(archive, "orders")
     assert pair is not None
     return pair
 
@@ -331,13 +331,13 @@ def test_owed_files_are_committed_when_the_pair_is_opened(archive: Archive) -> N
     for number in (1, 2):
         files = unfit(quarantine, f"{number}-0")
         table.append([], at(number), owed=UnparsedFiles(quarantine.note.batch, tuple(files)))
-        pair = opened(archive, "orders")  # killed in between
+        pair = open_pair(archive, "orders")  # killed in between
         assert pair is not None
         table, quarantine = pair
         assert table.note.batch == quarantine.note.batch == number
         assert quarantine.positions == at(number)
     assert ids(archive) == ["1-0", "2-0"]
-    again = opened(archive, "orders")
+    again = open_pair(archive, "orders")
     assert again is not None
     assert again.quarantine.version == quarantine.version, "it is paid once"
 
@@ -360,7 +360,7 @@ def test_bounds_of_columns_are_in_the_log(archive: Archive) -> None:
         pa.field("who", pa.struct([("n", pa.int64())])), pa.field("day", pa.date32()),
         pa.field("ok", pa.bool_()),
     ]  # fmt: skip
-    table = archive.derived("orders", PARSED, pa.schema(columns))
+    table = archive.derived_table("orders", PARSED, pa.schema(columns))
     assert table is not None
     schema = pa.schema(columns[1:])
     writer = DateWriter(table.folder, "event_date", schema)
@@ -380,7 +380,7 @@ def test_bounds_of_columns_are_in_the_log(archive: Archive) -> None:
 def test_a_column_with_the_name_of_the_ids_bounds_no_files(archive: Archive) -> None:
     """A query of a bucket does not mistake this column for the ids of entries."""
     schema = pa.schema([("id_ms", pa.string()), ("timestamp", pa.timestamp("us", tz="UTC"))])
-    table = archive.derived("odd", RESULTS, schema)
+    table = archive.derived_table("odd", RESULTS, schema)
     assert table is not None
     writer = DateWriter(table.folder, "", schema)
     moment = dt.datetime(2025, 11, 20, tzinfo=dt.UTC)
@@ -416,7 +416,7 @@ def test_values_without_a_bound_are_stored(
 ) -> None:
     """A task writes such values, and other files keep their statistics."""
     schema = pa.schema([("n", pa.int64()), ("x", kind)])
-    table = archive.derived("odd", RESULTS, schema)
+    table = archive.derived_table("odd", RESULTS, schema)
     assert table is not None
     writer = DateWriter(table.folder, "", schema)
     columns = {"n": pa.array([1, 2]), "x": pa.array(values, kind)}
@@ -435,31 +435,31 @@ def test_missing_owed_file_is_reported(archive: Archive) -> None:
     table.append([], at(1), owed=UnparsedFiles(0, (file,)))
     (quarantine.folder.path / file.path).unlink()
     with pytest.raises(storage.ArchiveDamagedError, match="is missing"):
-        opened(archive, "orders")
+        open_pair(archive, "orders")
 
 
 def test_a_quarantine_that_was_deleted_alone_is_refused(archive: Archive) -> None:
     """With a new quarantine, the rows of the deleted one would be in neither table."""
     table, quarantine = made(archive)
-    opened(archive, "orders")
+    open_pair(archive, "orders")
     shutil.rmtree(quarantine.folder.path)
-    assert opened(archive, "orders") is not None, "nothing was committed yet"
+    assert open_pair(archive, "orders") is not None, "nothing was committed yet"
     files = unfit(quarantine, "1-0")
     table.append([], at(1), owed=UnparsedFiles(0, tuple(files)))
     shutil.rmtree(quarantine.folder.path)
     with pytest.raises(
         RequestRefusedError, match="quarantine/orders is missing, and so are the rows"
     ):
-        opened(archive, "orders")
+        open_pair(archive, "orders")
 
 
 def test_broken_log_of_a_result_table_is_reported(archive: Archive) -> None:
-    table = archive.derived("even", RESULTS, pa.schema([("a", pa.int64())]))
+    table = archive.derived_table("even", RESULTS, pa.schema([("a", pa.int64())]))
     assert table is not None
     table.append([], {}, of=("query", 0))
     commit = table.folder.path / "_delta_log" / f"{1:020d}.json"
     commit.write_text(commit.read_text().replace('"version":0', '"version":"0x"'))
-    found = archive.derived("even", RESULTS)
+    found = archive.derived_table("even", RESULTS)
     assert found is not None
     with pytest.raises(storage.ArchiveError, match="results/even cannot be read: "):
         found.done("query")
@@ -472,7 +472,7 @@ def test_owed_file_must_be_inside_its_table(archive: Archive, path: str) -> None
         [], at(1), owed=UnparsedFiles(0, (WrittenFile(path, "2025-01-01", 0, 1, 1, ZERO, ZERO),))
     )
     with pytest.raises(RequestRefusedError, match="is not a path below"):
-        opened(archive, "orders")
+        open_pair(archive, "orders")
 
 
 def test_a_table_grows_and_never_changes(archive: Archive) -> None:
@@ -523,7 +523,7 @@ def test_table_that_starts_again_keeps_nothing(archive: Archive) -> None:
     owed = UnparsedFiles(1, tuple(new), replaces=True)
     table.append([], {("orders", 1): Position((1, 0))}, owed=owed, batch=2, columns=columns)
     assert ids(archive) == ["1-0", "2-0"]
-    pair = opened(archive, "orders")
+    pair = open_pair(archive, "orders")
     assert pair is not None
     assert ids(archive) == ["3-0"]
     assert pair.parsed.positions == {("orders", 1): Position((1, 0))}

@@ -22,7 +22,7 @@ from streamqd.errors import RequestRefusedError
 from streamqd.spark.location import location
 from streamqd.spark.pipelines import report as reports
 from streamqd.spark.pipelines.chart import bars, count_step, time_labels
-from streamqd.spark.pipelines.report_findings import FORMAT, compared, judged
+from streamqd.spark.pipelines.report_findings import FORMAT, compare_reports, judge_status
 from streamqd.spark.pipelines.report_page import page, period, run_time
 
 NOW = 1_763_600_000_000
@@ -74,7 +74,7 @@ def cause(letters: int, **more: Any) -> dict[str, Any]:
 
 def wrong(seen: StatusView, *topics: dict[str, Any]) -> list[str]:
     """Return the findings, one line each."""
-    found = judged(seen, topics)["findings"]
+    found = judge_status(seen, topics)["findings"]
     return [f"{each['severity']}: {each['about']}: {each['text']}" for each in found]
 
 
@@ -94,7 +94,7 @@ def test_report_sorts_the_worst_first() -> None:
     unread = topic("audit", 40)
     seen = living(failing, stuck, lagging=[LATE], unreadable=[Unreadable("k", "f", "x", "y")])
 
-    found = judged(seen, [unread, topic("fine", 1), dying])
+    found = judge_status(seen, [unread, topic("fine", 1), dying])
 
     assert wrong(seen, unread, dying) == [
         "problem: orders/billing: 90 messages unread, the oldest for 10 min 0 s, growing by 3.0/s",
@@ -113,7 +113,7 @@ def test_report_ranks_topics_by_their_worst_finding() -> None:
     assert [each.partition(":")[0] for each in wrong(seen, topic("mail", 9), uneven)] == [
         *("problem", "warning", "note"),
     ]
-    found = judged(seen, [topic("mail", 9), uneven])["topics"]
+    found = judge_status(seen, [topic("mail", 9), uneven])["topics"]
     assert [each["topic"] for each in found] == ["orders", "mail"]
 
 
@@ -122,7 +122,7 @@ def test_report_ranks_topics_by_their_worst_finding() -> None:
 )
 def test_lag_is_judged_by_the_age_of_the_oldest(seconds: int, severity: list[str]) -> None:
     late = replace(LATE, since_unix_ms=NOW - seconds * 1000, lag_per_second=None)
-    found = judged(living(GROUP, lagging=[late]), [topic("orders", 1)])["findings"]
+    found = judge_status(living(GROUP, lagging=[late]), [topic("orders", 1)])["findings"]
     assert [each["severity"] for each in found] == severity
 
 
@@ -154,7 +154,7 @@ def test_skew_names_the_key_or_the_number_of_partitions() -> None:
     ]
     # Eight keys that share one of two partitions. Four partitions would separate them.
     many = [{"key": "k", "crc32": each % 2 * 2, "entries": 100, "keys": 8} for each in range(8)]
-    uneven = judged(living(GROUP), [topic("orders", 900, 200, keys=many)])["findings"]
+    uneven = judge_status(living(GROUP), [topic("orders", 900, 200, keys=many)])["findings"]
     assert [(each["text"], each["command"]) for each in uneven] == [
         (
             (
@@ -173,7 +173,7 @@ def test_report_names_only_existing_commands(monkeypatch: pytest.MonkeyPatch) ->
     dying = topic("orders", 900, 200, dead_letters=1, causes=[cause(1)], fields=fields)
     bad = [Unreadable("k", "f", "x", "y")]
     for seen in (living(broken, lagging=[LATE], unreadable=bad), FLEET):
-        for each in judged(seen, [dying, topic("audit", 3)])["findings"]:
+        for each in judge_status(seen, [dying, topic("audit", 3)])["findings"]:
             program, *words = shlex.split(each["command"])
             done = CliRunner().invoke(cli, words)
             assert (program, done.exit_code) == ("streamqd", 4), done.output
@@ -188,9 +188,9 @@ def document(seen: StatusView, *topics: dict[str, Any]) -> dict[str, Any]:
         "format": FORMAT, "version": "1", "made_unix_ms": NOW, "since_unix_ms": None,
         "until_unix_ms": NOW, "seconds": 1.0,
         "asked": {"topics": [], "archive": EVIL, "since": False, "until": True},
-        **judged(seen, topics),
+        **judge_status(seen, topics),
     }  # fmt: skip
-    return made | compared(None, made)
+    return made | compare_reports(None, made)
 
 
 def test_worst_changes_come_first() -> None:
@@ -199,7 +199,7 @@ def test_worst_changes_come_first() -> None:
     dying = topic("orders", 5, dead_letters=4, causes=[cause(4, error_class="KeyError")])
     now = document(living(grown), dying)
 
-    assert compared(before, now) == {
+    assert compare_reports(before, now) == {
         "compared_with": NOW,
         "changes": [
             {"measure": "orders/billing: unread", "before": 0, "now": 70},
@@ -222,7 +222,7 @@ def test_worst_changes_come_first() -> None:
 )
 def test_a_last_report_that_cannot_serve_is_named(wrong: dict[str, Any], sentence: str) -> None:
     now = document(living(GROUP), topic("orders", 5))
-    found = compared(now | wrong, now)
+    found = compare_reports(now | wrong, now)
     assert found["changes"] == []
     assert sentence in found["compared_with"]
     assert sentence in Reader(page(now | found)).words
@@ -231,7 +231,7 @@ def test_a_last_report_that_cannot_serve_is_named(wrong: dict[str, Any], sentenc
 def test_only_numbers_of_the_last_report_count() -> None:
     now = document(living(GROUP), topic("orders", 5))
     told = {"entries of orders": "5", "a": True, "b": 1 << 60, "c": 1.5, "d" * 501: 1, EVIL: 3}
-    found = compared(now | {"measures": told}, now)
+    found = compare_reports(now | {"measures": told}, now)
     assert [each["measure"] for each in found["changes"]] == [
         *(EVIL, "entries of orders", "partitions of orders")
     ]
@@ -285,7 +285,7 @@ def hostile() -> dict[str, Any]:
     group = replace(GROUP, topic=EVIL, group=EVIL, condition=EVIL, reason=EVIL, waiting_retries=2)
     seen = living(group, lagging=[replace(LATE, topic=EVIL, group=EVIL)], fleet=EVIL)
     made = document(seen, held)
-    return made | compared(made | {"measures": {EVIL: 3}}, made)
+    return made | compare_reports(made | {"measures": {EVIL: 3}}, made)
 
 
 def test_report_page_escapes_values_and_loads_nothing() -> None:

@@ -37,7 +37,7 @@ from streamqd.spark.pipelines.parts import WrittenFile
 from streamqd.spark.pipelines.progress import OnProgress, ProgressMeter
 from streamqd.spark.pipelines.queries import failure, wait
 from streamqd.spark.pipelines.storage import Archive, ArchiveError, ArchiveTable
-from streamqd.spark.streams import Catalog, registered, report_loss
+from streamqd.spark.streams import Catalog, report_loss, topic_names
 from streamqd.store import archives, untrusted
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
@@ -121,7 +121,7 @@ class Archiver:
 
         Problems of parsed payloads, dead letters and the history do not stop it: see `problems`.
         """
-        known = registered(Store(self.link, self.keys))
+        known = topic_names(Store(self.link, self.keys))
         missing = [name for name in wanted if name not in known]
         if missing:
             raise RequestRefusedError(f"topic {missing[0]} does not exist")
@@ -159,18 +159,18 @@ class Archiver:
     def _pipeline(self, topic: str) -> config.Pipeline:
         return self.settings.pipelines.get(topic, config.Pipeline())
 
-    def _started(self) -> SparkSession:
+    def _start_session(self) -> SparkSession:
         """Return the session. Checks all schemas first: one may be needed only hours later."""
         spark = self._spark()
         for topic in self._unread:
             try:
                 parsed.read_columns(self._pipeline(topic))
             except RequestRefusedError as error:
-                self._warn_once(str(self._noted(topic, error)))
+                self._warn_once(str(self._note_problem(topic, error)))
         self._unread = []
         return spark
 
-    def _noted(
+    def _note_problem(
         self, topic: str, error: RequestRefusedError | SparkError
     ) -> RequestRefusedError | SparkError:
         return self.problems.setdefault(topic, type(error)(f"pipelines.{topic}: {error}"))
@@ -214,7 +214,7 @@ class Archiver:
             self.advance(offsets.of_same_streams(table.positions, facts))
             total = run.backlog(facts)
             if total:
-                spark = self._started()
+                spark = self._start_session()
                 meter = ProgressMeter(self.meter_link, self.progress_key, self._on_progress)
                 meter.begin(topic, total)
                 run.run(spark, meter)
@@ -243,9 +243,9 @@ class Archiver:
         if not pipeline.schema:
             return
         try:
-            fitted = parsed.parse(self.archive, table, pipeline, self._started, lease.check)
+            fitted = parsed.parse(self.archive, table, pipeline, self._start_session, lease.check)
         except (RequestRefusedError, SparkError) as error:
-            self._noted(table.topic, error)
+            self._note_problem(table.topic, error)
             return
         done.parsed, done.quarantined = fitted.rows, fitted.quarantined
         found = {column: name for name, column in sorted(fitted.alike)}
@@ -314,7 +314,7 @@ class _Run:
         targets = {place: each.latest for place, each in facts.items()}
         starts = batches.waiting(self._table.positions, targets, facts)
         for place, start in starts.items():
-            loss = offsets.lost(start, facts[place])
+            loss = offsets.find_loss(start, facts[place])
             if loss is not None and not self._of.allow_loss:
                 report_loss(place, start.id, loss, fail=True)
         # At least 1 each, because entries lost before archiving must be reported.
@@ -356,9 +356,9 @@ class _Run:
             raise
 
     def _commit(self, frame: DataFrame) -> None:
-        from streamqd.spark.pipelines.writer import received
+        from streamqd.spark.pipelines.writer import parse_rows
 
-        files, ends = received(frame.collect())
+        files, ends = parse_rows(frame.collect())
         table = self._table
         self._count_missing(files, ends)
         self._lease.check()

@@ -47,7 +47,7 @@ def waiting(
     return {
         place: start
         for place, start in starts.items()
-        if start.id < targets[place].id or offsets.replaced(start, facts[place])
+        if start.id < targets[place].id or offsets.is_replaced(start, facts[place])
     }
 
 
@@ -96,7 +96,7 @@ def _entries(span: Span | None, begin: Position, facts: StreamFacts) -> int:
     return span.rows if span.rows is not None else offsets.backlog(begin, facts)
 
 
-def reached(begins: Offsets, targets: Offsets, ended: Sequence[TaskEnd]) -> Offsets:
+def end_positions(begins: Offsets, targets: Offsets, ended: Sequence[TaskEnd]) -> Offsets:
     """Return the position that each partition reached: its target, or where its tasks stopped."""
     found = {}
     for place, target in targets.items():

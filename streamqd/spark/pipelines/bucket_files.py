@@ -173,7 +173,7 @@ class BucketTableReader(DataSourceReader):
     def _bounds(self, file: ListedFile, column: str) -> tuple[Any, Any] | None:
         """Return the least and the greatest value that a column can have in a file, if known."""
         if column in self._partitioned:
-            value = self._divided(file)[column]
+            value = self._partition_values(file)[column]
             return value, value
         if self._partitioned != RAW.partitioned:
             return None  # columns with the names below are those of a schema or a query
@@ -183,7 +183,7 @@ class BucketTableReader(DataSourceReader):
             return _moment(file.first_ms, 0), _moment(file.last_ms, 1)
         return None
 
-    def _divided(self, file: ListedFile) -> dict[str, Any]:
+    def _partition_values(self, file: ListedFile) -> dict[str, Any]:
         """Return the values of the columns by which the table is divided."""
         values = (dt.date.fromisoformat(file.date) if file.date else None, file.partition)
         return dict(zip(self._partitioned, values, strict=False))
@@ -201,11 +201,11 @@ class BucketTableReader(DataSourceReader):
         for file in partition.files:
             values = _all(
                 _expression(Condition(name, "=", value), schema)
-                for name, value in self._divided(file).items()
+                for name, value in self._partition_values(file).items()
             )
             made = kind.make_fragment(file.path, system, values)
             whole = dataset.FileSystemDataset([made], schema, kind, system)
-            with self._folder.spoken():
+            with self._folder.masked_errors():
                 for batch in whole.to_batches(
                     filter=wanted, batch_size=_ROWS, batch_readahead=2, use_threads=False
                 ):

@@ -91,36 +91,36 @@ def compact(
     problems: list[RequestRefusedError | SparkError] = []
     for topic in wanted or known:
         lease = PipelineLease(lambda: tables.connect(settings), keys, topic, archive.lease_name)
-        with _noted(problems), lease:
-            with _noted(problems):
+        with _collect_problems(problems), lease:
+            with _collect_problems(problems):
                 table = archive.table(topic)
                 assert table is not None
-                done.append(_compacted(table, topic, target, grace))
-            with _noted(problems):
-                if letters := archive.derived(topic, DEAD):
-                    done.append(_compacted(letters, f"{DEAD.folder}/{topic}", target, grace))
-            for made in derived.opened(archive, topic) or ():
-                with _noted(problems):
-                    done.append(_compacted(made, f"{made.kind.folder}/{topic}", target, grace))
+                done.append(_compact_table(table, topic, target, grace))
+            with _collect_problems(problems):
+                if letters := archive.derived_table(topic, DEAD):
+                    done.append(_compact_table(letters, f"{DEAD.folder}/{topic}", target, grace))
+            for made in derived.open_pair(archive, topic) or ():
+                with _collect_problems(problems):
+                    done.append(_compact_table(made, f"{made.kind.folder}/{topic}", target, grace))
     for kind in () if wanted else (derived.RESULTS, HISTORY):
         # Without the lease, which a standing query may hold for weeks: Delta keeps them apart.
         for name in archive.names(kind):
-            with _noted(problems):
-                result = archive.derived(name, kind)
+            with _collect_problems(problems):
+                result = archive.derived_table(name, kind)
                 assert result is not None
-                done.append(_compacted(result, f"{kind.folder}/{name}", target, grace))
+                done.append(_compact_table(result, f"{kind.folder}/{name}", target, grace))
     return done, problems
 
 
 @contextmanager
-def _noted(problems: list[RequestRefusedError | SparkError]) -> Iterator[None]:
+def _collect_problems(problems: list[RequestRefusedError | SparkError]) -> Iterator[None]:
     try:
         yield
     except (RequestRefusedError, SparkError) as error:
         problems.append(error)
 
 
-def _compacted(table: ArchiveTable, name: str, target: int, grace: float) -> Compacted:
+def _compact_table(table: ArchiveTable, name: str, target: int, grace: float) -> Compacted:
     began = time.monotonic()
     result = Compacted(name)
     old, new = rewrite(table, target)
@@ -192,7 +192,7 @@ def rewrite(
         )
         # delta-rs writes and commits in one call and flushes neither: files first, then the log.
         table.reload()
-        gone, new = _committed(table, version + 1, mark)
+        gone, new = _read_commit(table, version + 1, mark)
         table.settle(new)
     old = [each for each in before if each.path in gone]
     if sum(each.rows for each in old) != sum(each.rows for each in new):
@@ -215,7 +215,7 @@ def _writing(table: ArchiveTable) -> WriterProperties:
     )
 
 
-def _committed(table: ArchiveTable, first: int, mark: str) -> tuple[set[str], list[WrittenFile]]:
+def _read_commit(table: ArchiveTable, first: int, mark: str) -> tuple[set[str], list[WrittenFile]]:
     """Return the names of the files that our commit removed, and the files that it added.
 
     Other programs may have committed before and after it.
@@ -223,12 +223,12 @@ def _committed(table: ArchiveTable, first: int, mark: str) -> tuple[set[str], li
     for actions in table.commits(first):
         if any(each.get("commitInfo", {}).get(MARK) == mark for each in actions):
             gone = {unquote(each["remove"]["path"]) for each in actions if "remove" in each}
-            return gone, [_added(table, each["add"]) for each in actions if "add" in each]
+            return gone, [_parse_added(table, each["add"]) for each in actions if "add" in each]
     return set(), []  # there was no file to merge
 
 
-def _added(table: ArchiveTable, found: dict[str, Any]) -> WrittenFile:
-    date, partition = table.divided(found["partitionValues"])
+def _parse_added(table: ArchiveTable, found: dict[str, Any]) -> WrittenFile:
+    date, partition = table.parse_partition(found["partitionValues"])
     count = json.loads(found["stats"])["numRecords"]
     return WrittenFile(unquote(found["path"]), date, partition, count, found["size"], ZERO, ZERO)
 
@@ -240,13 +240,13 @@ def purge(table: ArchiveTable, grace: float) -> int:
     ArchiveError for a file that cannot be deleted.
     """
     count = 0
-    for name in table.unnamed(grace):
+    for name in table.find_unnamed(grace):
         try:
             if _is_ours(table, name) and table.folder.remove(name):
                 count += 1
         except OSError as error:
             raise ArchiveError(
-                f"{table.folder}/{name} cannot be deleted: {table.folder.said(error)}"
+                f"{table.folder}/{name} cannot be deleted: {table.folder.describe_error(error)}"
             ) from error
     return count
 

@@ -46,14 +46,14 @@ class Converted(NamedTuple):
 
 
 def convert(kind: pa.DataType, values: Sequence[Any]) -> Converted:
-    """Return a column of JSON values, which have the types of `strict.decoded`."""
+    """Return a column of JSON values, which have the types of `strict.decode`."""
     for applies, converter in _CONVERTERS:
         if applies(kind):
             return converter(kind, values)
     return leave(kind, values)  # maps and binary columns
 
 
-def _given(values: Sequence[Any]) -> list[int]:
+def _rows_with_value(values: Sequence[Any]) -> list[int]:
     return [at for at, value in enumerate(values) if value is not None]
 
 
@@ -249,7 +249,7 @@ def convert_unit(kind: pa.DataType, values: Sequence[Any], factor: int) -> Conve
 
 def leave(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     """Return a column whose values Spark converts."""
-    return Converted(pa.nulls(len(values), kind), set(), set(_given(values)))
+    return Converted(pa.nulls(len(values), kind), set(), set(_rows_with_value(values)))
 
 
 def _moments(kind: pa.DataType, texts: pa.Array) -> tuple[pa.Array, set[int]]:

@@ -76,14 +76,14 @@ class Pair(NamedTuple):
     quarantine: ArchiveTable
 
 
-def opened(archive: Archive, topic: str) -> Pair | None:
+def open_pair(archive: Archive, topic: str) -> Pair | None:
     """Return the tables of a topic, after the quarantine got its owed files. None without tables.
 
     The caller holds the lease on the topic. Raises RequestRefusedError if one table was restored or
     removed without the other.
     """
-    parsed = archive.derived(topic, PARSED)
-    quarantine = archive.derived(topic, QUARANTINE)
+    parsed = archive.derived_table(topic, PARSED)
+    quarantine = archive.derived_table(topic, QUARANTINE)
     if parsed is None:
         if quarantine is not None and quarantine.note.batch:
             raise RequestRefusedError(
@@ -99,7 +99,7 @@ def opened(archive: Archive, topic: str) -> Pair | None:
                 f" not fit the schema; restore it, or remove {parsed.folder} as well, to parse"
                 " all entries again"
             )
-        quarantine = archive.derived(topic, QUARANTINE, quarantine_columns())
+        quarantine = archive.derived_table(topic, QUARANTINE, quarantine_columns())
         assert quarantine is not None
     elif quarantine.note.batch != batch:
         if owed is None or owed.behind != quarantine.note.batch:
@@ -116,8 +116,8 @@ def in_any_state(archive: Archive, topic: str, columns: pa.Schema) -> Pair:
 
     The parsed table gets `columns` only if it is missing.
     """
-    parsed = archive.derived(topic, PARSED) or archive.derived(topic, PARSED, columns)
-    quarantine = archive.derived(topic, QUARANTINE, quarantine_columns())
+    parsed = archive.derived_table(topic, PARSED) or archive.derived_table(topic, PARSED, columns)
+    quarantine = archive.derived_table(topic, QUARANTINE, quarantine_columns())
     assert parsed is not None
     assert quarantine is not None
     return Pair(parsed, quarantine)

@@ -14,7 +14,7 @@ from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, bounded_with
 from streamqd.spark.pipelines.proofs import Prover
 from streamqd.spark.pipelines.reasons import DAY_US, FIRST_DAY, JudgedRows, Reasons, last_day
 from streamqd.spark.pipelines.schemas import BAD, UNITS, form_of, misaligns_columns
-from streamqd.spark.pipelines.strict import faults, rescued
+from streamqd.spark.pipelines.strict import faults, rescue_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +48,7 @@ class PairFolders(NamedTuple):
     extra: Sequence[str] = ()
 
 
-def fitted(
+def fit_rows(
     rows: DataFrame,
     kind: StructType,
     event_time: str,
@@ -64,18 +64,18 @@ def fitted(
     begin = partial(Fitter, into.parsed, into.quarantine, extra=into.extra, read=read)
     prover = Prover(kind, event_time, now_us, read)
     kept = [*KEPT, *(name for name in ("headers",) if name in into.quarantine[1].names)]
-    first = written(rows.select(*kept), partial(begin, prover))
+    first = write_frame(rows.select(*kept), partial(begin, prover))
     if not first.undecided:
         return first
     try:
-        rest = judged(into.read(first.undecided), kind, event_time, now_us, kept, read)
-        second = written(rest, partial(begin, Reasons(kind, event_time, now_us, read)))
+        rest = judge_rows(into.read(first.undecided), kind, event_time, now_us, kept, read)
+        second = write_frame(rest, partial(begin, Reasons(kind, event_time, now_us, read)))
     finally:
         remove(into.quarantine[0], first.undecided)
     return FittedFiles(first.fit + second.fit, first.unfit + second.unfit, [], first.alike)
 
 
-def judged(
+def judge_rows(
     rows: DataFrame,
     kind: StructType,
     event_time: str,
@@ -91,7 +91,7 @@ def judged(
     """
     from pyspark.sql import functions as f
 
-    rows = converted(rows, kind, read)
+    rows = convert_rows(rows, kind, read)
     date = f.col("date")
     if event_time:
         at = f.col("row").getField(event_time)
@@ -111,7 +111,7 @@ def judged(
     return dated.select(*found).sortWithinPartitions("event_date", "date")
 
 
-def converted(rows: DataFrame, kind: StructType, read: Reader = json_texts) -> DataFrame:
+def convert_rows(rows: DataFrame, kind: StructType, read: Reader = json_texts) -> DataFrame:
     """Return rows with a payload as `value`, and its columns of the schema as `row`.
 
     `fault` is the reason why Spark must not convert a payload. `text` is then null, otherwise the
@@ -279,7 +279,7 @@ class Fitter:
             own[HEADERS] = rows["headers"]
         if RESCUED in self._extra:
             values = self._read(rows["value"].to_pylist()).texts
-            found = [each and rescued(each, has) for each in values]
+            found = [each and rescue_fields(each, has) for each in values]
             own[RESCUED] = pa.array(found, pa.string())
         # A column that was removed from the schema stays in the table.
         return _as(
@@ -375,7 +375,7 @@ class FittedFiles(NamedTuple):
     alike: set[tuple[str, str]]
 
 
-def written(frame: DataFrame, begin: Callable[[], Plain | Fitter]) -> FittedFiles:
+def write_frame(frame: DataFrame, begin: Callable[[], Plain | Fitter]) -> FittedFiles:
     """Make Spark's tasks write a frame. Return the files.
 
     A table function needs only pyarrow. `mapInArrow` would need pandas too.

@@ -70,10 +70,10 @@ class LetterArchiver:
         OSError.
         """
         facts = self._facts()
-        table = self._archive.derived(self._topic, DEAD)
+        table = self._archive.derived_table(self._topic, DEAD)
         if table is None and not any(each.length for each in facts.values()):
             return 0
-        table = table or self._archive.derived(self._topic, DEAD, DEAD.columns())
+        table = table or self._archive.derived_table(self._topic, DEAD, DEAD.columns())
         assert table is not None
         ends = {place: end.id for place, end in table.positions.items() if place in facts}
         known = reported(table)
@@ -161,7 +161,7 @@ class LetterArchiver:
 
     def _batch(self, place: TopicPartition, entries: list[RawEntry]) -> pa.RecordBatch:
         made = rows.Table(STORED, COLUMNS, (self._topic + DLQ, place[1]))
-        return _named(made.batch(entries), entries)
+        return _add_fingerprints(made.batch(entries), entries)
 
 
 def _missing(table: ArchiveTable, partition: int, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -181,7 +181,7 @@ def _missing(table: ArchiveTable, partition: int, batch: pa.RecordBatch) -> pa.R
     return batch.filter(compute.invert(archived))
 
 
-def _named(batch: pa.RecordBatch, entries: list[RawEntry]) -> pa.RecordBatch:
+def _add_fingerprints(batch: pa.RecordBatch, entries: list[RawEntry]) -> pa.RecordBatch:
     """Return a batch in which each dead letter has a fingerprint, as `dlq stats` shows it."""
     import pyarrow as pa
 

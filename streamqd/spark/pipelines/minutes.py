@@ -53,15 +53,15 @@ class MinuteArchiver:
         `check` raises an error if the lease is lost. Raises ArchiveError, RequestRefusedError,
         RedisUnavailableError, RedisResponseError, OSError.
         """
-        table = self._archive.derived(self._fleet, HISTORY)
+        table = self._archive.derived_table(self._fleet, HISTORY)
         entries = history.read(self._store, self._fleet, 0, _last(table, self._fleet))
         total = commits = 0
         for last, rows in _portions(self._read(entries)):
-            table = table or self._archive.derived(self._fleet, HISTORY, minute_columns())
+            table = table or self._archive.derived_table(self._fleet, HISTORY, minute_columns())
             assert table is not None
             if not commits:
                 table.grow(minute_columns())  # a table of an older version has no delays
-            files = _written(table, rows)
+            files = _write_rows(table, rows)
             check()
             table.append(files, {(self._fleet, 0): Position(offsets.read_id(last))})
             total, commits = total + len(rows), commits + 1
@@ -104,7 +104,7 @@ def _portions(entries: Iterable[Interval]) -> Iterator[tuple[str, list[dict[str,
         yield last, rows
 
 
-def _written(table: ArchiveTable, rows: list[dict[str, Any]]) -> list[WrittenFile]:
+def _write_rows(table: ArchiveTable, rows: list[dict[str, Any]]) -> list[WrittenFile]:
     """Write rows into a file for each date."""
     import pyarrow as pa
 

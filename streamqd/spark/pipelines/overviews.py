@@ -27,7 +27,7 @@ from streamqd.spark.pipelines import minutes, tables
 from streamqd.spark.pipelines.kinds import DEAD, HISTORY, minute_columns
 from streamqd.spark.pipelines.letters import COLUMNS
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
-from streamqd.spark.streams import partition_counts, registered, warn_once
+from streamqd.spark.streams import partition_counts, topic_names, warn_once
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
@@ -73,7 +73,7 @@ def _of_fleet(frame: DataFrame, fleet: str) -> DataFrame:
 def _table(archive: Archive | None, name: str, kind: TableKind, view: str) -> ArchiveTable | None:
     """Return a table, None if there is none, or with a warning if it cannot be read."""
     try:
-        return archive.derived(name, kind) if archive else None
+        return archive.derived_table(name, kind) if archive else None
     except (RequestRefusedError, SparkError) as error:
         warn_once(f"{error}, so the view {view} is without this table")
         return None
@@ -145,7 +145,7 @@ def _letter_places(settings: config.Settings) -> list[TopicPartition]:
     link = tables.connect(settings)
     try:
         counts: dict[str, int] = {}
-        for name in registered(Store(link, keys)):
+        for name in topic_names(Store(link, keys)):
             try:
                 counts |= partition_counts(link, keys, [name])
             except InvalidValueError as error:

@@ -63,7 +63,7 @@ class MsgpackTexts:
             return None, "it has no payload"
         try:
             found, binary = _read(payload)
-            if binary and (misplaced := _misplaced(self._kind, found)):
+            if binary and (misplaced := _find_misplaced(self._kind, found)):
                 return None, misplaced
             return _encode(found), None
         except _UnreadableError as error:
@@ -148,7 +148,7 @@ def _kinds(found: dict[str, Any]) -> set[type] | None:
     return None
 
 
-def _misplaced(kind: StructType, found: dict[str, Any]) -> str:
+def _find_misplaced(kind: StructType, found: dict[str, Any]) -> str:
     """Return the reasons of columns with binary that are not binary, "" without any."""
     wrong = [each for each in kind.fields if _is_misplaced(each.dataType, found.get(each.name))]
     return "; ".join(map(unlike, wrong))

@@ -55,20 +55,20 @@ def parse(
     `spark` is called only if there are entries to parse. Raises InvalidRequestError,
     RequestRefusedError, ArchiveError, PipelineError.
     """
-    pair, done = derived.opened(archive, raw.topic), Fitted()
+    pair, done = derived.open_pair(archive, raw.topic), Fitted()
     if not any(True for _ in _chunks(raw, pair and pair.parsed)):
         return done
     session = spark()
     kind, columns = read_columns(pipeline)
     if pair is None:
-        archive.derived(raw.topic, derived.PARSED, columns)
-        pair = derived.opened(archive, raw.topic)
+        archive.derived_table(raw.topic, derived.PARSED, columns)
+        pair = derived.open_pair(archive, raw.topic)
         assert pair is not None
     pair.parsed.grow(columns)
     pair.quarantine.grow(derived.quarantine_extra(pipeline.extra))
     for files, ends in _chunks(raw, pair.parsed):
         rows = _behind(session, raw, files, pair.parsed.positions)
-        fit, unfit, _, alike = _fitted(rows, pair, kind, pipeline)
+        fit, unfit, _, alike = _fit_rows(rows, pair, kind, pipeline)
         check()
         owed = UnparsedFiles(pair.quarantine.note.batch, _without_bounds(unfit))
         pair.parsed.append(fit, ends, owed=owed)
@@ -93,7 +93,7 @@ def parse_quarantine(
 
     Returns the numbers of rows that moved and that stay. Raises the errors of `parse`.
     """
-    pair = derived.opened(archive, topic)
+    pair = derived.open_pair(archive, topic)
     files = [] if pair is None else pair.quarantine.files()
     if pair is None or not files:
         return Fitted()
@@ -102,7 +102,7 @@ def parse_quarantine(
     pair.parsed.grow(columns)
     pair.quarantine.grow(derived.quarantine_extra(pipeline.extra))
     rows = tables.read_files(session, pair.quarantine, files)
-    fit, unfit, *_ = _fitted(rows, pair, kind, pipeline)
+    fit, unfit, *_ = _fit_rows(rows, pair, kind, pipeline)
     check()
     owed = UnparsedFiles(pair.quarantine.note.batch, _without_bounds(unfit), replaces=True)
     pair.parsed.append(fit, {}, owed=owed)
@@ -133,7 +133,7 @@ def parse_again(
     files, ends = next(_chunks(raw, None), ([], {}))
     if files:
         rows = _behind(session, raw, files, {})
-        fit, unfit, _, done.alike = _fitted(rows, pair, kind, pipeline, columns)
+        fit, unfit, _, done.alike = _fit_rows(rows, pair, kind, pipeline, columns)
     check()
     batch = max(each.next_batch for each in pair)
     owed = UnparsedFiles(pair.quarantine.note.batch, _without_bounds(unfit), replaces=True)
@@ -145,7 +145,7 @@ def parse_again(
     return done
 
 
-def _fitted(
+def _fit_rows(
     rows: DataFrame,
     pair: derived.Pair,
     kind: StructType,
@@ -168,7 +168,7 @@ def _fitted(
     now_us = round(time.time() * 1e6)
     read = packed.reader(pipeline.codec, kind)
     try:
-        return fitting.fitted(rows, kind, pipeline.event_time or "", now_us, into, read)
+        return fitting.fit_rows(rows, kind, pipeline.event_time or "", now_us, into, read)
     except (Py4JError, PySparkException) as error:
         raise failure(error) from error
 
@@ -185,7 +185,7 @@ def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
     import pyarrow as pa
 
     kind = schemas.read_schema(pipeline.schema or "", pipeline.times)
-    columns = schemas.stored(kind)
+    columns = schemas.table_columns(kind)
     taken = [name for name in kind.names if name.lower() in (*OWN, *pipeline.extra)]
     if taken:
         raise RequestRefusedError(

@@ -12,7 +12,7 @@ from streamqd.spark.pipelines import schemas
 from streamqd.spark.pipelines.conversion import by_name, convert, convert_unit, leave
 from streamqd.spark.pipelines.packed import Reader, json_texts
 from streamqd.spark.pipelines.reasons import JudgedRows, Reasons, days_of, last_day
-from streamqd.spark.pipelines.strict import decoded, is_ordinary
+from streamqd.spark.pipelines.strict import decode, is_ordinary
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -36,7 +36,7 @@ class Prover:
         self._event_time = event_time
         self._last_day = last_day(now_us)
         self._reasons = Reasons(kind, event_time, now_us, read)
-        self._columns = list(schemas.stored(kind))
+        self._columns = list(schemas.table_columns(kind))
         self._forms = {each.name: form for each in kind.fields if (form := schemas.form_of(each))}
 
     def __call__(self, batch: pa.RecordBatch) -> JudgedRows:
@@ -96,7 +96,7 @@ def _objects(
     faults: list[str | None] = []
     undecided: set[int] = set()
     for at, (text, unreadable) in enumerate(zip(texts, unread, strict=True)):
-        found, why = ({}, unreadable) if unreadable else decoded(text)
+        found, why = ({}, unreadable) if unreadable else decode(text)
         if text and why is None and not is_ordinary(text, found):
             undecided.add(at)
             found = {}

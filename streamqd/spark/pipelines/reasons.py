@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamqd.spark.pipelines.packed import Reader, json_texts
 from streamqd.spark.pipelines.schemas import BAD, misaligns_columns, out_of_range, unlike
-from streamqd.spark.pipelines.strict import decoded
+from streamqd.spark.pipelines.strict import decode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +47,7 @@ class JudgedRows(NamedTuple):
 
 
 class Reasons:
-    """Finds the reasons why rows of `fitting.judged` do not fit. Each task gets a copy."""
+    """Finds the reasons why rows of `fitting.judge_rows` do not fit. Each task gets a copy."""
 
     def __init__(
         self, kind: StructType, event_time: str, now_us: int, read: Reader = json_texts
@@ -103,7 +103,7 @@ class Reasons:
             return {}
         picked = pa.array(rows, pa.int64())
         payloads, _ = self._read(batch["value"].take(picked).to_pylist())
-        objects = [decoded(each)[0] for each in payloads]
+        objects = [decode(each)[0] for each in payloads]
         row, alone = batch["row"].take(picked), None
         if self._apart:
             alone = batch["alone"].take(picked)
@@ -117,7 +117,7 @@ class Reasons:
                 lost = set(_true(_field(part, BAD).is_valid()))
             else:
                 values = _Values(objects, field.name)
-                lost = _lost(field.dataType, _field(row, field.name), values)
+                lost = _find_lost(field.dataType, _field(row, field.name), values)
             if lost or unread:
                 found[field.name] = {rows[at] for at in lost | unread}
         return found
@@ -180,7 +180,7 @@ def _true(mask: pa.Array) -> list[int]:
     return found
 
 
-def _lost(kind: DataType, column: pa.Array, values: Sequence[Any]) -> set[int]:
+def _find_lost(kind: DataType, column: pa.Array, values: Sequence[Any]) -> set[int]:
     """Return rows whose JSON value was partly or fully lost.
 
     Not for types for which `misaligns_columns` returns True.
@@ -193,7 +193,7 @@ def _lost(kind: DataType, column: pa.Array, values: Sequence[Any]) -> set[int]:
     if isinstance(kind, StructType):
         for each in kind.fields:
             inner = _Values(values, each.name)
-            found |= _lost(each.dataType, _field(column, each.name), inner)
+            found |= _find_lost(each.dataType, _field(column, each.name), inner)
     elif isinstance(kind, ArrayType):
         parents: list[int] = []
         items: list[Any] = []
@@ -207,7 +207,7 @@ def _lost(kind: DataType, column: pa.Array, values: Sequence[Any]) -> set[int]:
                 value = [None] * length
             parents += [at] * length
             items += value
-        inside = _lost(kind.elementType, column.flatten(), items)
+        inside = _find_lost(kind.elementType, column.flatten(), items)
         found.update(parents[at] for at in inside)
     return found
 

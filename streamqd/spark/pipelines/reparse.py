@@ -73,7 +73,9 @@ def reparse(
 def _check_no_loss(archive: Archive, raw: ArchiveTable) -> None:
     """Raise RequestRefusedError if raw entries of rows in the derived tables are missing."""
     kinds: tuple[TableKind, ...] = (derived.QUARANTINE, derived.PARSED)
-    made = [table for kind in kinds if (table := archive.derived(raw.topic, kind)) is not None]
+    made = [
+        table for kind in kinds if (table := archive.derived_table(raw.topic, kind)) is not None
+    ]
     rows = sum(each.rows for table in made for each in table.files())
     # Entries that are not parsed yet do not replace entries that were deleted.
     ends = {place[1]: at.id for table in made for place, at in table.positions.items()}

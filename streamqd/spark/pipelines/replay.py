@@ -87,10 +87,10 @@ def replay(
     if name and options.topic == topic and choice.tier != "dlq":
         chosen = chosen.where(~_is_replay())
     with in_a_sentence():
-        result = _measured(chosen, topic, options.topic, dry_run)
+        result = _summarize(chosen, topic, options.topic, dry_run)
     if not dry_run and result.rows:
         Targets(options).count(options.topic)
-        ready = _prepared(chosen, topic, choice, name or secrets.token_hex(8))
+        ready = _sink_rows(chosen, topic, choice, name or secrets.token_hex(8))
         with in_a_sentence():
             result.sent = _send(ready, options, rate)
     result.seconds = round(time.monotonic() - began, 3)
@@ -131,7 +131,7 @@ def _source(
     return tables.topic_table(spark, settings, topic, archive, choice.tier)
 
 
-def _measured(frame: DataFrame, topic: str, target: str, dry_run: bool) -> ReplaySummary:
+def _summarize(frame: DataFrame, topic: str, target: str, dry_run: bool) -> ReplaySummary:
     from pyspark.sql import functions as f
 
     found = frame.agg(
@@ -146,7 +146,7 @@ def _measured(frame: DataFrame, topic: str, target: str, dry_run: bool) -> Repla
     )  # fmt: skip
 
 
-def _prepared(frame: DataFrame, topic: str, choice: ReplayFilter, name: str) -> DataFrame:
+def _sink_rows(frame: DataFrame, topic: str, choice: ReplayFilter, name: str) -> DataFrame:
     """Return the rows in the form of the sink, in order within each partition."""
     from pyspark.sql import functions as f
 
@@ -200,7 +200,7 @@ def _send(frame: DataFrame, options: WriteOptions, rate: float | None) -> int:
         sent: list[int] = []
         messages = _messages(found, options)
         deliver(
-            messages if rate is None else paced(messages, rate), options, 0,
+            messages if rate is None else pace(messages, rate), options, 0,
             lambda chunk: sent.append(append(options, chunk)),
         )  # fmt: skip
         yield sum(sent)
@@ -221,7 +221,7 @@ def _messages(found: Iterable[SparkRow], options: WriteOptions) -> Iterator[Row]
         yield from rows_of(pa.RecordBatch.from_pylist(plain, schema), options)
 
 
-def paced(rows: Iterable[Row], rate: float) -> Iterator[Row]:
+def pace(rows: Iterable[Row], rate: float) -> Iterator[Row]:
     """Yield the rows, spaced evenly at the rate. After a delay, no burst follows."""
     due = time.monotonic()
     for row in rows:

@@ -74,9 +74,9 @@ def report(
         "since_unix_ms": scope.since and round(scope.since.timestamp() * 1000),
         "until_unix_ms": scope.until and round(scope.until.timestamp() * 1000),
         "seconds": round(time.monotonic() - began, 3),
-        **judge.judged(seen, topics),
+        **judge.judge_status(seen, topics),
     }
-    document |= judge.compared(last, document)
+    document |= judge.compare_reports(last, document)
     _write(out, document)
     return document
 
@@ -84,7 +84,7 @@ def report(
 def _sizes(settings: config.Settings, scope: ReportScope) -> dict[str, int | None]:
     """Return the partitions of each selected topic, None for a topic that is only archived."""
     with _store(settings) as store:
-        live = streams.registered(store)
+        live = streams.topic_names(store)
         every = sorted({*live, *(() if scope.archive is None else scope.archive.topics())})
         missing = [name for name in (*scope.topics, *scope.schemas) if name not in every]
         if missing:
@@ -152,7 +152,7 @@ def _topic(
 def _quarantine(spark: SparkSession, scope: ReportScope, topic: str) -> dict[str, Any] | None:
     """Return the view over a topic's quarantine, and its rows of the window. None without one."""
     archive = scope.archive
-    table = None if archive is None else archive.derived(topic, QUARANTINE)
+    table = None if archive is None else archive.derived_table(topic, QUARANTINE)
     if archive is None or table is None:
         return None
     found = queries.reasons(scope.within(tables.read_files(spark, table, table.files())))
@@ -187,7 +187,8 @@ def _last(out: Location) -> dict[str, Any] | None:
     try:
         there = set(out.names()) & {FIGURES, PAGE}
     except OSError as error:
-        raise unusable(out, f"{out} cannot be read: {out.said(error)}") from out.cause(error)
+        text = f"{out} cannot be read: {out.describe_error(error)}"
+        raise unusable(out, text) from out.cause(error)
     if not there:
         return None
     try:
@@ -212,5 +213,5 @@ def _write(out: Location, document: Mapping[str, Any]) -> None:
         out.write(PAGE, page(document).encode("utf-8", "replace"))
         out.write(FIGURES, figures.encode("utf-8", "replace"))
     except OSError as error:
-        text = f"the report cannot be written to {out}: {out.said(error)}"
+        text = f"the report cannot be written to {out}: {out.describe_error(error)}"
         raise unusable(out, text) from out.cause(error)

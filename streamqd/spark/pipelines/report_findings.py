@@ -41,7 +41,7 @@ class ReportFinding:
     command: str
 
 
-def judged(seen: StatusView, topics: Sequence[Topic]) -> dict[str, Any]:
+def judge_status(seen: StatusView, topics: Sequence[Topic]) -> dict[str, Any]:
     """Return findings, groups, causes of dead letters, topics and measures, each worst first.
 
     Measures are numbers to compare with other reports, under readable names.
@@ -220,7 +220,7 @@ def _measures(
     return found
 
 
-def compared(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, Any]:
+def compare_reports(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, Any]:
     """Return `changes` since the last report, the worst first, and `compared_with`.
 
     `compared_with` is its time in unix ms, or a sentence why it cannot be used. Any user may have

@@ -1,7 +1,7 @@
 """A report as one self-contained page: no network, no script, plots inside. No I/O.
 
-Texts from messages are untrusted: the template escapes every value automatically, and `_shown`
-also makes them harmless on a terminal.
+Texts from messages are untrusted: the template escapes every value automatically, and
+`_format_value` also makes them harmless on a terminal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def page(document: Mapping[str, Any]) -> str:
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_shown,
+        finalize=_format_value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -41,7 +41,7 @@ def page(document: Mapping[str, Any]) -> str:
     return environment.from_string(template).render(document)
 
 
-def _shown(value: Any) -> Any:
+def _format_value(value: Any) -> Any:
     """Return a value in readable form. Characters that reverse or hide other text are escaped."""
     if isinstance(value, Markup):
         return value
@@ -98,7 +98,7 @@ def _took(milliseconds: int | None) -> str | None:
 
 def _breakable(text: Any) -> Markup:
     """Return a text with places for line breaks after the dots and colons of names."""
-    return Markup(re.sub(r"(?<=\w)([.:/])(?=\w)", r"\1<wbr>", str(escape(_shown(text)))))  # noqa: S704 - escaped
+    return Markup(re.sub(r"(?<=\w)([.:/])(?=\w)", r"\1<wbr>", str(escape(_format_value(text)))))  # noqa: S704 - escaped
 
 
 def _time(unix_ms: int | None) -> str | None:

@@ -173,7 +173,7 @@ def _fields(rows: DataFrame, pipeline: config.Pipeline) -> dict[str, Any]:
     """
     kind = read_schema(pipeline.schema or "", pipeline.times)
     every = f.array(*(_field(each.name, each.dataType) for each in kind.fields))
-    counted = fitting.converted(rows, kind, reader(pipeline.codec, kind)).agg(
+    counted = fitting.convert_rows(rows, kind, reader(pipeline.codec, kind)).agg(
         f.count_if(~f.col("wrong")).alias("fits"),
         f.count_if("wrong").alias("bad"),
         every.alias("rows"),

@@ -41,10 +41,10 @@ class ResultWriter:
 
         Raises RequestRefusedError for one with other columns, ArchiveError.
         """
-        self._columns = schemas.stored(frame.schema)
+        self._columns = schemas.table_columns(frame.schema)
         self._checkpoint = checkpoint
         self._batches = 0
-        table = archive.derived(name, RESULTS, self._columns)
+        table = archive.derived_table(name, RESULTS, self._columns)
         assert table is not None
         self._table = table
         if not table.has_just(self._columns):
@@ -61,7 +61,7 @@ class ResultWriter:
         if self._table.done(query) >= number:
             return
         begin = partial(fitting.Plain, self._table.folder, self._columns)
-        files = fitting.written(batch, begin).fit
+        files = fitting.write_frame(batch, begin).fit
         self._table.append(files, {}, of=(query, number))
         self._batches += 1
         if self._batches % _TIDY == 0:

@@ -146,7 +146,7 @@ def _check_json(kind: DataType, path: str) -> None:
         _check_json(kind.valueType, f"{path}.value")
 
 
-def stored(kind: StructType) -> pa.Schema:
+def table_columns(kind: StructType) -> pa.Schema:
     """Return the columns of a Delta table, all nullable.
 
     Raises RequestRefusedError for unsupported columns. Names that differ only in case are
@@ -158,10 +158,10 @@ def stored(kind: StructType) -> pa.Schema:
     _check(kind, "")
     nullable: Any = kind._as_nullable()  # noqa: SLF001 - there is no public name
     columns = to_arrow_schema(nullable, timezone="UTC")
-    return pa.schema([_commented(each, kind[each.name]) for each in columns])
+    return pa.schema([_with_comment(each, kind[each.name]) for each in columns])
 
 
-def _commented(column: pa.Field, field: StructField) -> pa.Field:
+def _with_comment(column: pa.Field, field: StructField) -> pa.Field:
     """Return a column with its comment as Delta has it, and without other metadata."""
     comment = (field.metadata or {}).get("comment")
     return column.with_metadata({"comment": str(comment)}) if comment else column.remove_metadata()

@@ -100,18 +100,18 @@ def _run(
 ) -> StreamResult:
     failures: list[Exception] = []
 
-    def shown(batch: DataFrame, _: int) -> None:
+    def show_batch(batch: DataFrame, _: int) -> None:
         rows = [tuple(row) for row in batch.collect()]
         if rows:
             show(batch.columns, rows)
 
     try:
-        frame = _asked(spark, settings, standing)
+        frame = _query_frame(spark, settings, standing)
         if standing.target:
             assert checkpoint is not None
             writer = _sender(Job(spark, settings, checkpoint), frame, standing)
         else:
-            take: Callable[[DataFrame, int], None] = shown
+            take: Callable[[DataFrame, int], None] = show_batch
             if standing.archive is None:
                 fits(frame.columns)
             else:
@@ -125,7 +125,7 @@ def _run(
         pace = {"processingTime": INTERVAL} if standing.follow else {"availableNow": True}
         query = writer.trigger(**pace).start()
     except (AnalysisException, ParseException) as error:
-        raise RequestRefusedError(_hinted(sentence(error), standing)) from error
+        raise RequestRefusedError(_add_hint(sentence(error), standing)) from error
     try:
         wait([query])
     except StreamingQueryException as error:
@@ -153,7 +153,7 @@ def _remembering(
     return taking
 
 
-def _asked(spark: SparkSession, settings: config.Settings, standing: Standing) -> DataFrame:
+def _query_frame(spark: SparkSession, settings: config.Settings, standing: Standing) -> DataFrame:
     options = {"startingOffsets": standing.start}
     if standing.shown:
         options["maxOffsetsPerTrigger"] = str(SHOWN_MAX)
@@ -176,7 +176,7 @@ def _sender(job: Job, frame: DataFrame, standing: Standing) -> DataStreamWriter:
     return send(frame.drop("topic", "partition"), standing.target, NAME, **more)
 
 
-def _hinted(text: str, standing: Standing) -> str:
+def _add_hint(text: str, standing: Standing) -> str:
     if standing.mode == "append" and "STREAMING_OUTPUT_MODE" in text:
         return (
             f"{text} With streamqd, --mode update shows each row of an aggregation whenever it"

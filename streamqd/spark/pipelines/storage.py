@@ -108,7 +108,7 @@ class TableKind(NamedTuple):
         """True if the rows are entries or dead letters, with the IDs of a stream."""
         return "id_ms" in self.stats
 
-    def configured(self) -> dict[str, str]:
+    def properties(self) -> dict[str, str]:
         """Return the properties of its tables."""
         return {"delta.dataSkippingStatsColumns": self.stats} if self.stats else {}
 
@@ -136,7 +136,7 @@ def opened_alone(folder: Location, path: str) -> Iterator[Any]:
             yield raw
     except (OSError, pa.ArrowException) as error:
         raise ArchiveError(
-            f"{folder}/{path} cannot be read: {folder.said(error)}"
+            f"{folder}/{path} cannot be read: {folder.describe_error(error)}"
         ) from folder.cause(error)
 
 
@@ -173,17 +173,17 @@ class Archive:
                 " Delta"
             )
         try:
-            self.id = self._opened(create=create)
+            self.id = self._read_or_create_id(create=create)
         except FileNotFoundError:
             raise RequestRefusedError(
                 f"{self.root} is not an archive; create it with `streamqd pipeline archive`"
             ) from None
         except OSError as error:
             raise unusable(
-                self.root, f"{self.root} cannot be an archive: {self.root.said(error)}"
+                self.root, f"{self.root} cannot be an archive: {self.root.describe_error(error)}"
             ) from self.root.cause(error)
 
-    def _opened(self, *, create: bool) -> str:
+    def _read_or_create_id(self, *, create: bool) -> str:
         """Return the ID of the archive, created if there is none.
 
         Raises RequestRefusedError, OSError.
@@ -241,10 +241,10 @@ class Archive:
         _check_free(folder)
         if not _is_made(folder):
             with _translated(folder, "written"):
-                _created(folder, topic, RAW, arrow_schema())
+                _create_table(folder, topic, RAW, arrow_schema())
         return ArchiveTable(folder, topic)
 
-    def derived(
+    def derived_table(
         self, name: str, kind: TableKind, columns: pa.Schema | None = None
     ) -> ArchiveTable | None:
         """Return a derived table, None if it does not exist. With `columns`, create a missing one.
@@ -255,7 +255,7 @@ class Archive:
         if columns is not None and not _is_made(folder):
             _check_free(folder)
             with _translated(folder, "written"):
-                _created(folder, name, kind, columns)
+                _create_table(folder, name, kind, columns)
         return ArchiveTable(folder, name, kind) if _is_made(folder) else None
 
 
@@ -323,7 +323,9 @@ class ArchiveTable:
             files.append(
                 WrittenFile(
                     each["path"],
-                    *self.divided({name: each[f"partition.{name}"] for name in self.partitioned}),
+                    *self.parse_partition(
+                        {name: each[f"partition.{name}"] for name in self.partitioned}
+                    ),
                     each["num_records"] or 0,
                     each["size_bytes"],
                     (least or 0, 0),
@@ -337,13 +339,13 @@ class ArchiveTable:
         """The columns by which it is divided."""
         return self.kind.partitioned
 
-    def divided(self, values: Mapping[str, Any]) -> tuple[str, int]:
+    def parse_partition(self, values: Mapping[str, Any]) -> tuple[str, int]:
         """Return the date and partition of a file with these values, "" and 0 if it has none."""
         date, partition = (*(values[name] for name in self.partitioned), "", 0)[:2]
         return str(date), int(partition or 0)
 
     def values(self, date: str, partition: int) -> dict[str, str]:
-        """Return the values of a file of this date and partition, as `divided` reads them."""
+        """Return the values of a file of this date and partition, for `parse_partition`."""
         return dict(zip(self.partitioned, (date, str(partition)), strict=False))
 
     def locate(self, file: WrittenFile) -> str:
@@ -364,7 +366,7 @@ class ArchiveTable:
                 raise ArchiveDamagedError(f"{path} is missing") from None
             except (OSError, pa.ArrowException) as error:
                 raise ArchiveDamagedError(
-                    f"{path} cannot be read: {self.folder.said(error)}"
+                    f"{path} cannot be read: {self.folder.describe_error(error)}"
                 ) from self.folder.cause(error)
             if found != file.rows:
                 raise ArchiveDamagedError(f"{path} has {found} rows, not {file.rows}")
@@ -375,7 +377,7 @@ class ArchiveTable:
         self.verify(listed)
         self.folder.settle(each.path for each in listed)
 
-    def unnamed(self, grace: float) -> list[str]:
+    def find_unnamed(self, grace: float) -> list[str]:
         """Return the names of all files that no version of the last `grace` seconds names."""
         self.reload()
         with _translated(self.folder, "read"):
@@ -397,7 +399,7 @@ class ArchiveTable:
                 continue
             except (OSError, ValueError) as error:
                 raise ArchiveError(
-                    f"{self.folder}/{name} cannot be read: {self.folder.said(error)}"
+                    f"{self.folder}/{name} cannot be read: {self.folder.describe_error(error)}"
                 ) from self.folder.cause(error)
 
     # --- writing ---
@@ -493,9 +495,9 @@ class ArchiveTable:
             found = have.get(each.name.lower(), each)
             if found.name != each.name or found.type != each.type:
                 raise RequestRefusedError(
-                    f"{self.folder} has the column {found.name} as {_described(found)}, not"
-                    f" {each.name} as {_described(each)}; columns can be added, but not changed, so"
-                    " declare it as it was"
+                    f"{self.folder} has the column {found.name} as {_format_type(found)}, not"
+                    f" {each.name} as {_format_type(each)}; columns can be added, but not changed,"
+                    " so declare it as it was"
                 )
         missing = [each for each in wanted if each.name.lower() not in have]
         if missing:
@@ -553,13 +555,13 @@ class ArchiveTable:
                     continue
                 version = commit["version"] - 1
                 if commit.get("operation") == "RESTORE":
-                    low, low_ms = _restored(commit)
+                    low, low_ms = _parse_restore(commit)
                     version, before_ms = min(version, low), min(before_ms, low_ms)
                 else:
                     yield commit
 
 
-def _restored(commit: dict[str, Any]) -> tuple[int, int]:
+def _parse_restore(commit: dict[str, Any]) -> tuple[int, int]:
     """Return the version and the time (Unix ms) up to which commits count after a restore.
 
     delta-rs has a `version` or a `datetime` (Unix ms). Spark has a `version` or a `timestamp`, a
@@ -593,7 +595,7 @@ def _check_free(folder: Location) -> None:
         raise RequestRefusedError(f"{folder} is neither empty nor a table; move it away")
 
 
-def _created(folder: Location, topic: str, kind: TableKind, columns: pa.Schema) -> None:
+def _create_table(folder: Location, topic: str, kind: TableKind, columns: pa.Schema) -> None:
     from deltalake import CommitProperties, DeltaTable
     from deltalake.exceptions import DeltaError
 
@@ -604,7 +606,7 @@ def _created(folder: Location, topic: str, kind: TableKind, columns: pa.Schema) 
             _delta_schema(columns),
             partition_by=list(kind.partitioned),
             name=topic,
-            configuration=_CONFIGURATION | kind.configured(),
+            configuration=_CONFIGURATION | kind.properties(),
             storage_options=_options(folder),
             # A creation that comes second must fail: its note would be the newest, at no entry.
             commit_properties=CommitProperties(
@@ -639,7 +641,7 @@ def _options(folder: Location) -> dict[str, str] | None:
     return dict(folder.options) or None
 
 
-def _described(field: Any) -> str:
+def _format_type(field: Any) -> str:
     """Return the type of a column in words."""
     return str(field.type.to_json()).strip('"')
 
@@ -684,14 +686,14 @@ def _note(text: Any, topic: str) -> BatchNote:
         positions = offsets.from_json(found["to"])
         if any(name != topic for name, _ in positions):
             raise ValueError("it lists several topics")
-        return BatchNote(int(found["batch"]), positions, _owed(found.get("owed")))
+        return BatchNote(int(found["batch"]), positions, _parse_owed(found.get("owed")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArchiveError(
             f"the record of the last batch of {topic} cannot be read: {error}"
         ) from error
 
 
-def _owed(found: Any) -> UnparsedFiles | None:
+def _parse_owed(found: Any) -> UnparsedFiles | None:
     if found is None:
         return None
     behind, listed, *more = found
@@ -714,5 +716,5 @@ def _translated(folder: Location, verb: str) -> Iterator[None]:
         text = f"another run wrote to {folder} at the same time; run the command again"
         raise RequestRefusedError(text) from folder.cause(error)
     except (DeltaError, OSError) as error:
-        said = folder.said(error)
-        raise ArchiveError(f"{folder} cannot be {verb}: {said}") from folder.cause(error)
+        text = folder.describe_error(error)
+        raise ArchiveError(f"{folder} cannot be {verb}: {text}") from folder.cause(error)

@@ -70,7 +70,7 @@ def faults(value: Column, kind: StructType) -> Column:
     import pyarrow as pa
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 
-    checks = forbidden(kind)
+    checks = forbidden_checks(kind)
 
     def of(payloads: pa.Array) -> pa.Array:
         return pa.array([fault(each, checks) for each in payloads.to_pylist()], pa.string())
@@ -82,7 +82,7 @@ def faults(value: Column, kind: StructType) -> Column:
     return found
 
 
-def forbidden(kind: StructType) -> _Checks:
+def forbidden_checks(kind: StructType) -> _Checks:
     """Return the checks for values that `fault` must not find in columns of this schema."""
     from pyspark.sql.types import DecimalType, TimestampType
 
@@ -149,18 +149,18 @@ def _is_beyond(value: Any) -> bool:
 
 def fault(payload: bytes | None, checks: _Checks = ()) -> str | None:
     """Return why a payload is not a JSON object, or fails the checks. None if it is valid."""
-    found, why = decoded(payload)
+    found, why = decode(payload)
     if why is not None:
         return why
     said = [why for name, why, check in checks if name in found and check(found[name])]
     return "; ".join(said) or None
 
 
-def decoded(payload: bytes | None) -> tuple[dict[str, Any], str | None]:
+def decode(payload: bytes | None) -> tuple[dict[str, Any], str | None]:
     """Return the object of a payload, and the reason if it is none. Floats are `Number`."""
     if not payload:
         return {}, "it has no payload"
-    found = proven(payload)
+    found = decode_strict(payload)
     return _exact(payload) if found is None else (found, None)
 
 
@@ -183,7 +183,7 @@ def _depth(found: dict[str, Any]) -> int:
     return depth
 
 
-def rescued(payload: bytes, known: Collection[str]) -> str | None:
+def rescue_fields(payload: bytes, known: Collection[str]) -> str | None:
     """Return the fields of a valid payload that are not known, as they are. None without any.
 
     Return the whole payload if it is nested so deeply that it cannot be divided here.
@@ -219,7 +219,7 @@ def _fast() -> Callable[[bytes], Any]:
     return msgspec.json.Decoder(float_hook=_number).decode  # floats as the exact reader has them
 
 
-def proven(payload: bytes) -> dict[str, Any] | None:
+def decode_strict(payload: bytes) -> dict[str, Any] | None:
     """Return the object of a payload that is certainly strict JSON, None for any other.
 
     The reader is strict except for repeated names, of which it returns the last. Counting detects

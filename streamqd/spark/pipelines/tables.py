@@ -20,7 +20,7 @@ from streamqd.spark.options import DLQ, of_settings, read_options
 from streamqd.spark.pipelines.derived import PARSED, QUARANTINE, RESULTS
 from streamqd.spark.pipelines.parts import WrittenFile
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
-from streamqd.spark.streams import Catalog, DataLossError, registered, report_loss
+from streamqd.spark.streams import Catalog, DataLossError, report_loss, topic_names
 from streamqd.store import client
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
@@ -99,7 +99,7 @@ def starts_after(
     starts = {place: known[place] for place in facts if place in known}
     new = {str(place[1]): "earliest" for place in facts if place not in known}
     for place, start in starts.items():
-        if loss := offsets.lost(start, facts[place]):
+        if loss := offsets.find_loss(start, facts[place]):
             report_loss(place, start.id, loss, fail=fail)
             starts[place] = offsets.onward(start, facts[place])
     found = offsets.to_json(starts)
@@ -114,10 +114,10 @@ def topic_table(
     tier: str = "all",
 ) -> DataFrame:
     """Return a topic, each entry once: from archive and Redis, or from one only."""
-    return tiered(spark, of_settings(settings), topic, archive, tier)
+    return read_tiers(spark, of_settings(settings), topic, archive, tier)
 
 
-def tiered(
+def read_tiers(
     spark: SparkSession,
     options: Mapping[str, str],
     topic: str,
@@ -144,7 +144,7 @@ def tiered(
     if tier == "cold":
         # Options are checked as for the others, but no address is needed.
         chosen = read_options({"url": NO_ADDRESS, **options, "subscribe": topic}, {}).columns
-        return _chosen(cold(spark, topic, archive.table(topic)), chosen)
+        return _select_columns(cold(spark, topic, archive.table(topic)), chosen)
     given = read_options({**options, "subscribe": topic}, os.environ)
     table = archive.table(topic)
     while True:
@@ -159,12 +159,14 @@ def tiered(
             table = newer
     if tier == "hot":
         return behind
-    return _chosen(cold(spark, topic, table), given.columns).unionByName(behind)
+    return _select_columns(cold(spark, topic, table), given.columns).unionByName(behind)
 
 
-def _chosen(frame: DataFrame, names: Sequence[str]) -> DataFrame:
+def _select_columns(frame: DataFrame, names: Sequence[str]) -> DataFrame:
     """Return the named columns, all without names. Raises ValueError for an unknown name."""
-    return frame.select(*(each.name for each in rows.named(COLUMNS, names))) if names else frame
+    if not names:
+        return frame
+    return frame.select(*(column.name for column in rows.select_columns(COLUMNS, names)))
 
 
 def dead_letter_table(spark: SparkSession, settings: config.Settings, topic: str) -> DataFrame:
@@ -212,7 +214,7 @@ def make_views(
             spark.createDataFrame([], "listed string").createOrReplaceTempView(name)
         if every or name in words:
             made[name] = name
-    for kind, of in _named(settings, archive):
+    for kind, of in _view_names(settings, archive):
         name = view_name(kind, of)
         if not every and name.lower() not in words:
             continue
@@ -236,9 +238,9 @@ def make_views(
     return sorted(made)
 
 
-def _named(settings: config.Settings, archive: Archive | None) -> Iterator[tuple[str, str]]:
+def _view_names(settings: config.Settings, archive: Archive | None) -> Iterator[tuple[str, str]]:
     """Return kind and name of everything that has a view."""
-    for topic in _registered(settings):
+    for topic in _topic_names(settings):
         yield "topic", topic
         yield "dlq", topic
     if archive is not None:
@@ -250,7 +252,7 @@ def _named(settings: config.Settings, archive: Archive | None) -> Iterator[tuple
 def _derived_table(
     spark: SparkSession, archive: Archive, name: str, table_kind: TableKind
 ) -> DataFrame:
-    table = archive.derived(name, table_kind)
+    table = archive.derived_table(name, table_kind)
     assert table is not None
     return read_files(spark, table, table.files())
 
@@ -261,9 +263,9 @@ def connect(settings: config.Settings) -> Connection:
     return client.connect(redis, timeout=TIMEOUT, name="streamqd:pipeline")
 
 
-def _registered(settings: config.Settings) -> list[str]:
+def _topic_names(settings: config.Settings) -> list[str]:
     link = connect(settings)
     try:
-        return registered(Store(link, Keys(settings.keys.control, settings.keys.streams)))
+        return topic_names(Store(link, Keys(settings.keys.control, settings.keys.streams)))
     finally:
         link.close()

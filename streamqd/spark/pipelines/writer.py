@@ -110,7 +110,7 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starts = batches.waiting(self._table().positions, self._target, facts)
         stretches = []
         for place, begin in starts.items():
-            if loss := offsets.lost(begin, facts[place]):
+            if loss := offsets.find_loss(begin, facts[place]):
                 report_loss(place, begin.id, loss, fail=self.options.fail_on_data_loss)
             stretches.append(
                 Stretch(place, offsets.onward(begin, facts[place]), self._target[place])
@@ -158,7 +158,7 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return catalog.facts(catalog.places())
 
 
-def received(found: Sequence[Row]) -> tuple[list[WrittenFile], Offsets]:
+def parse_rows(found: Sequence[Row]) -> tuple[list[WrittenFile], Offsets]:
     """Return the files of a batch and its end position, from its rows."""
     files, ended, plans = [], [], []
     for row in found:
@@ -173,4 +173,4 @@ def received(found: Sequence[Row]) -> tuple[list[WrittenFile], Offsets]:
     if len(plans) != 1:
         raise ValueError(f"a batch has {len(plans)} plans")
     begins, targets = (offsets.from_json(plans[0][name]) for name in ("begins", "targets"))
-    return files, batches.reached(begins, targets, ended)
+    return files, batches.end_positions(begins, targets, ended)
