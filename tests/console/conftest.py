@@ -146,3 +146,49 @@ def browse(browser: Any) -> Iterator[Browse]:
             return page
 
         yield make
+
+
+@pytest.fixture(scope="module")
+def pages(browser: Any) -> Iterator[Browse]:
+    """Return a page of this module, one for each console, person and kind. '' is nobody."""
+    known: dict[tuple[object, ...], Any] = {}
+
+    def make(
+        console: ConsoleProcess,
+        name: str = "anna",
+        *,
+        javascript: bool = True,
+        width: int = 1280,
+        height: int = 900,
+    ) -> Any:
+        key = console.url, name, javascript, width, height
+        if key not in known:
+            context = browser.new_context(
+                java_script_enabled=javascript, viewport={"width": width, "height": height}
+            )
+            if name:
+                log_in(context, console, name)
+            known[key] = context.new_page()
+            known[key].set_default_timeout(15_000)
+        return known[key]
+
+    yield make
+    for each in known.values():
+        each.context.close()
+
+
+@pytest.fixture
+def tab(pages: Browse) -> Iterator[Browse]:
+    """Return a page as `browse` does, which earlier tests of the module may have used.
+
+    To open another page costs four times as much CPU as to open a view in it. `page.seen` is of
+    this test. Pass only consoles that run until the module ends, because ports are reused.
+    """
+    with contextlib.ExitStack() as visits:
+
+        def make(console: ConsoleProcess, name: str = "anna", **kind: Any) -> Any:
+            page = pages(console, name, **kind)
+            page.seen = visits.enter_context(contextlib.closing(Seen(page)))
+            return page
+
+        yield make

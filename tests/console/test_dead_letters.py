@@ -65,9 +65,9 @@ def ended(page):
     return page.inner_text(".verdict")
 
 
-def test_replay_does_what_its_dry_run_shows(console, browse, fleet, died):
+def test_replay_does_what_its_dry_run_shows(console, tab, fleet, died):
     found = died(3)
-    page = browse(console, "otto")
+    page = tab(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={'+'.join(e.id for e in found)}")
     assert "3 dead letters of orders would be replayed" in page.inner_text(".dry")
 
@@ -90,9 +90,9 @@ def test_replay_does_what_its_dry_run_shows(console, browse, fleet, died):
     assert page.seen.errors == []
 
 
-def test_replay_stops_between_two_dead_letters(console, browse, died):
+def test_replay_stops_between_two_dead_letters(console, tab, died):
     found = died(4)
-    page = browse(console, "otto")
+    page = tab(console, "otto")
     ids = "+".join(each.id for each in found)
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={ids}&rate=0.1")
     confirm(page, "Replay")
@@ -103,9 +103,9 @@ def test_replay_stops_between_two_dead_letters(console, browse, died):
     assert re.search(r"[0-3] dead letters? replayed.*; stopped\.", ended(page))
 
 
-def test_unsafe_replay_requires_the_topic_name(console, browse, fleet, died):
+def test_unsafe_replay_requires_the_topic_name(console, tab, fleet, died):
     (letter,) = died(1)
-    page = browse(console, "otto")
+    page = tab(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={letter.id}")
     assert page.locator("input[name=typed-name]").count() == 0
 
@@ -121,11 +121,11 @@ def test_unsafe_replay_requires_the_topic_name(console, browse, fleet, died):
     assert "1 dead letter replayed to every group" in ended(page)
 
 
-def test_a_replay_to_another_topic_is_one_of_the_chosen_header(console, browse, fleet, died):
+def test_a_replay_to_another_topic_is_one_of_the_chosen_header(console, tab, fleet, died):
     topics.create(fleet.store, "elsewhere", config.Topic(partitions=2))
     (letter,) = died(1, headers={"tenant": "acme"})
     died(1, headers={"tenant": "other"})
-    page = browse(console, "otto")
+    page = tab(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead")
     page.fill("input[name=header]", "tenant = acme")
     page.fill("input[name=group]", "bill")
@@ -155,9 +155,9 @@ def test_a_replay_to_another_topic_is_one_of_the_chosen_header(console, browse, 
 
 
 @pytest.mark.parametrize("javascript", [True, False], ids=["javascript", "no-javascript"])
-def test_changed_values_want_no_name_before_their_dry_run(console, browse, died, javascript):
+def test_changed_values_want_no_name_before_their_dry_run(console, tab, died, javascript):
     (letter,) = died(1)
-    page = browse(console, "otto", javascript=javascript)
+    page = tab(console, "otto", javascript=javascript)
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={letter.id}&to=all")
     assert page.locator("input[name=typed-name]").is_visible()
 
@@ -176,13 +176,13 @@ def test_changed_values_want_no_name_before_their_dry_run(console, browse, died,
     assert "1 dead letter replayed to the original group" in ended(page)
 
 
-def test_large_replay_requires_the_topic_name(console, browse, fleet):
+def test_large_replay_requires_the_topic_name(console, tab, fleet):
     with Producer(settings=config.load(fleet.config_path)) as producer:
         for _ in range(501):  # dead in both groups
             producer.send(TOPIC, "dead", key="many")
     many = MessageFilter(key=b"many")
     wait_until(lambda: dead_letters.count(fleet.store, TOPIC, many) == 1_002, timeout=30)
-    page = browse(console, "otto")
+    page = tab(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?key=many&canary=1000")
     assert page.locator("input[name=typed-name]").count() == 0
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?key=many")
@@ -195,9 +195,9 @@ def test_large_replay_requires_the_topic_name(console, browse, fleet):
     assert dead_letters.count(fleet.store, TOPIC, many) == 1_002
 
 
-def test_replay_includes_only_dead_letters_of_its_dry_run(console, browse, fleet, died):
+def test_replay_includes_only_dead_letters_of_its_dry_run(console, tab, fleet, died):
     first = died(3, key="bound")
-    page = browse(console, "otto")
+    page = tab(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?group=bill&key=bound")
     assert "3 dead letters of orders would be replayed" in page.inner_text(".dry")
     dead_letters.purge(fleet.store, TOPIC, MessageFilter((first[0].id,)))
@@ -224,9 +224,9 @@ def test_a_replay_of_a_few_links_to_the_replay_of_the_rest(console, died):
     assert "Replay the rest…" not in anna.get(job).text, "the link contains the key that otto chose"
 
 
-def test_a_dry_run_states_how_much_it_examined(console, browse, fleet, died):
+def test_a_dry_run_states_how_much_it_examined(console, tab, fleet, died):
     died(3, key="budget")
-    page = browse(console)
+    page = tab(console)
     total = dead_letters.total(fleet.store, TOPIC)
 
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?key=budget&examine=1")
@@ -248,12 +248,12 @@ def test_a_dry_run_states_how_much_it_examined(console, browse, fleet, died):
     assert page.seen.errors == []
 
 
-def test_an_export_has_every_letter_and_stops_with_its_download(console, browse, fleet):
+def test_an_export_has_every_letter_and_stops_with_its_download(console, tab, fleet):
     topics.create(fleet.store, "exports", config.Topic(partitions=1))
     stream, count = fleet.keys.dlq("exports", 0), 20_000
     fields = ("payload", "x" * 1_000, "group", "bill", "errorClass", "A")
     fleet.link.pipeline([("XADD", stream, "*", *fields) for _ in range(count)])
-    page = browse(console, "otto")
+    page = tab(console, "otto")
     address = f"{console.url}topics/exports/dead-export"
 
     whole = page.request.get(address).text().splitlines()
@@ -275,9 +275,9 @@ def test_an_export_has_every_letter_and_stops_with_its_download(console, browse,
     assert 0 < row.counts["exported"] < count
 
 
-def test_a_group_whose_messages_all_die_has_a_cause(console, browse, fleet):
+def test_a_group_whose_messages_all_die_has_a_cause(console, tab, fleet):
     """The messages do not wait, so that the group has no lag and no retries."""
-    page = browse(console)
+    page = tab(console)
     page.goto(console.url)
     text = "of the runs of orders/0/bill fail, and the messages are dead-lettered"
 
@@ -294,9 +294,9 @@ def test_a_group_whose_messages_all_die_has_a_cause(console, browse, fleet):
     assert not answer.moves
 
 
-def test_a_purge_wants_the_name_of_the_topic(console, browse, fleet, died):
+def test_a_purge_wants_the_name_of_the_topic(console, tab, fleet, died):
     (letter,) = died(1)
-    page = browse(console)
+    page = tab(console)
     page.goto(f"{console.url}topics/{TOPIC}/dead-purge?id={letter.id}")
 
     page.fill("input[name=typed-name]", "order")
@@ -310,9 +310,9 @@ def test_a_purge_wants_the_name_of_the_topic(console, browse, fleet, died):
 
 
 @pytest.mark.parametrize("javascript", [True, False], ids=["javascript", "no-javascript"])
-def test_what_was_edited_is_sent_and_nothing_else(console, browse, fleet, died, javascript):
+def test_what_was_edited_is_sent_and_nothing_else(console, tab, fleet, died, javascript):
     (letter,) = died(1, "dead\nof two lines")
-    page = browse(console, "otto", javascript=javascript)
+    page = tab(console, "otto", javascript=javascript)
     page.goto(f"{console.url}topics/{TOPIC}/dead/{letter.id}/edit")
     assert page.input_value("textarea") == "dead\nof two lines"
 
@@ -328,9 +328,9 @@ def test_what_was_edited_is_sent_and_nothing_else(console, browse, fleet, died, 
     assert sent.headers["x-edited-from"] == letter.uid
 
 
-def test_an_unchanged_edit_sends_the_same_payload(console, browse, fleet, died):
+def test_an_unchanged_edit_sends_the_same_payload(console, tab, fleet, died):
     (letter,) = died(1, "dead\r\nas on Windows")
-    page = browse(console, "otto")
+    page = tab(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead/{letter.id}/edit")
     confirm(page, "Send")
 
@@ -339,9 +339,9 @@ def test_an_unchanged_edit_sends_the_same_payload(console, browse, fleet, died):
     assert (sent.payload, sent.key) == (b"dead\r\nas on Windows", letter.key)
 
 
-def test_hostile_dead_letter_is_shown_as_text(console, browse, died):
+def test_hostile_dead_letter_is_shown_as_text(console, tab, died):
     (letter,) = died(1, f"dead {HOSTILE}", key=HOSTILE, headers={HOSTILE: HOSTILE})
-    page = browse(console)
+    page = tab(console)
     for path in (
         f"dead?error={HOSTILE}&key={HOSTILE}",
         f"dead/{letter.id}",

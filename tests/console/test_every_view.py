@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
 from pathlib import Path
@@ -10,9 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.console.conftest import PASSWORD, log_in
+from tests.console.conftest import PASSWORD
 from tests.support import optional
-from tests.support.console import NO_BROWSER, ConsoleProcess, Seen
+from tests.support.console import NO_BROWSER, ConsoleProcess
 from tests.support.daemon import ROOT, TOPIC, toml
 from tests.support.waiting import wait_until
 
@@ -80,44 +79,18 @@ def test_every_entry_has_an_openable_path():
     assert [path for path in PATHS if "{" in path] == []
 
 
-@pytest.fixture(scope="module")
-def pages(browser):
-    """Return a page of the browser, one for each console, person and kind. '' is nobody.
-
-    To open another page costs four times as much CPU as to open a view in it.
-    """
-    known = {}
-
-    def make(console, name, *, javascript):
-        key = console.url, name, javascript
-        if key not in known:
-            context = browser.new_context(
-                java_script_enabled=javascript, viewport={"width": 360, "height": 800}
-            )
-            if name:
-                log_in(context, console, name)
-            known[key] = context.new_page()
-        return known[key]
-
-    yield make
-    for each in known.values():
-        each.context.close()
-
-
 @pytest.fixture
-def visit(pages):
+def visit(tab):
     """Open a path, and return the page and the answer: `visit(console, path, "vera")`."""
-    with contextlib.ExitStack() as visits:
 
-        def make(console, path, name="anna", *, javascript=True):
-            page = pages(console, name, javascript=javascript)
-            page.emulate_media(color_scheme="light")
-            page.seen = visits.enter_context(contextlib.closing(Seen(page)))
-            answer = page.goto(console.url + path)
-            page.wait_for_load_state()
-            return page, answer
+    def make(console, path, name="anna", *, javascript=True):
+        page = tab(console, name, javascript=javascript, width=360, height=800)
+        page.emulate_media(color_scheme="light")
+        answer = page.goto(console.url + path)
+        page.wait_for_load_state()
+        return page, answer
 
-        yield make
+    return make
 
 
 @every_path

@@ -40,8 +40,8 @@ def messages(fleet):
         yield lambda payload, **more: producer.send(QUIET, payload, **more)
 
 
-def test_empty_search_states_the_number_of_examined_messages(console, browse, messages):
-    page = browse(console)
+def test_empty_search_states_the_number_of_examined_messages(console, tab, messages):
+    page = tab(console)
     page.goto(f"{console.url}topics/{MANY}/messages?where=/a+%3D+1")
 
     looked = [_looked(page)]
@@ -74,10 +74,10 @@ def _looked(page) -> int:
         "payload ~ CUSTOMER",
     ],
 )
-def test_search(console, browse, messages, where):
+def test_search(console, tab, messages, where):
     messages('{"customer":{"id":9007199254740992}}')
     uid = messages('{"a/b":null,"customer":{"id":9007199254740993}}', headers={"tenant": "世界"})
-    page = browse(console)
+    page = tab(console)
     page.goto(f"{console.url}topics/{QUIET}/messages")
     page.fill("input[name=where]", where)
     page.press("input[name=where]", "Enter")
@@ -86,18 +86,18 @@ def test_search(console, browse, messages, where):
     assert str(uid).partition("/")[2] in page.inner_text("#messages")
 
 
-def test_numbers_in_payloads_are_exact(console, browse, messages):
+def test_numbers_in_payloads_are_exact(console, tab, messages):
     uid = messages('{"a":9007199254740993,"b":1e400,"c":[]}')
-    page = browse(console)
+    page = tab(console)
     page.goto(f"{console.url}topics/{QUIET}/message?uid={uid}")
 
     assert page.inner_text("pre") == '{\n  "a": 9007199254740993,\n  "b": 1e400,\n  "c": []\n}'
 
 
-def test_a_download_has_the_exact_bytes(console, browse, messages):
+def test_a_download_has_the_exact_bytes(console, tab, messages):
     payload = bytes(range(256)) * 1_000
     uid = messages(payload)
-    page = browse(console)
+    page = tab(console)
     page.goto(f"{console.url}topics/{QUIET}/message?uid={uid}")
     assert "Bytes, 256,000 bytes" in page.inner_text("main")
 
@@ -107,9 +107,9 @@ def test_a_download_has_the_exact_bytes(console, browse, messages):
     assert digest.hexdigest() == hashlib.sha256(payload).hexdigest()
 
 
-def test_hostile_messages_are_shown_as_text(console, browse, messages):
+def test_hostile_messages_are_shown_as_text(console, tab, messages):
     uid = messages(json.dumps({HOSTILE: HOSTILE}), key=HOSTILE, headers={HOSTILE: HOSTILE})
-    page = browse(console, width=390)
+    page = tab(console, width=390)
     for path in (f"messages?where={HOSTILE}+exists", "messages", f"message?uid={uid}"):
         page.goto(f"{console.url}topics/{QUIET}/{path}")
         assert page.seen.dialogs == []
@@ -117,8 +117,8 @@ def test_hostile_messages_are_shown_as_text(console, browse, messages):
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
-def test_a_live_tail_shows_new_messages_unless_it_is_paused(console, browse, messages):
-    page, other = browse(console), browse(console, "vera", width=390)
+def test_a_live_tail_shows_new_messages_unless_it_is_paused(console, tab, messages):
+    page, other = tab(console), tab(console, "vera", width=390)
     page.goto(f"{console.url}topics/{QUIET}/tail")
     page.wait_for_selector("#pulse[data-state=live]")
     page.evaluate("window.kept = true")
@@ -147,8 +147,8 @@ def test_a_live_tail_shows_new_messages_unless_it_is_paused(console, browse, mes
     assert page.seen.dialogs == page.seen.errors == other.seen.errors == []
 
 
-def test_a_live_tail_is_bounded(console, browse, messages):
-    page = browse(console)
+def test_a_live_tail_is_bounded(console, tab, messages):
+    page = tab(console)
     page.goto(f"{console.url}topics/{MANY}/tail")
     assert page.locator("#messages tbody tr").count() == 50
     answer = page.goto(f"{console.url}topics/{MANY}/tail?partition=2")
@@ -167,13 +167,13 @@ def facts(page, section: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, value in pairs}
 
 
-def test_a_message_names_what_sent_it(console, browse, fleet, messages):
+def test_a_message_names_what_sent_it(console, tab, fleet, messages):
     first = messages("first")
     scheduled = messages("s", headers={"x-schedule": "tick", "x-scheduled-for": "2026-11-26"})
     edited = messages("e", headers={"x-edited-from": str(first)})
     replayed = messages("r", headers={"x-replay-of": f"{QUIET}:dlq/1/5-0"})
     later = messages("d", delay=3_600)
-    page = browse(console)
+    page = tab(console)
 
     def origin(uid):
         page.goto(f"{console.url}topics/{QUIET}/message?uid={uid}")
@@ -196,12 +196,12 @@ def test_a_message_names_what_sent_it(console, browse, fleet, messages):
     assert origin(later) == {"Send ID": f"{send_id}, from a delayed send or an outbox"}
 
 
-def test_a_message_of_an_outbox_is_found_by_the_id_of_its_row(console, browse, fleet, messages):
+def test_a_message_of_an_outbox_is_found_by_the_id_of_its_row(console, tab, fleet, messages):
     row = new_uid(time.time_ns() // 1_000_000)
     entry = fleet.link.execute(
         *("XADD", fleet.keys.stream(QUIET, 1), "*", "payload", "of a row", "sendId", row)
     ).decode()
-    page = browse(console)
+    page = tab(console)
     page.goto(f"{console.url}topics/{QUIET}/messages")
     page.fill("input[name=uid]", f"{QUIET}/outbox/{row}")
     page.press("input[name=uid]", "Enter")
@@ -260,8 +260,8 @@ def test_a_trace_links_to_the_tracing_backend_of_the_settings(
     assert [each for each in page.seen.requests if not each.startswith(other.url)] == []
 
 
-def test_a_message_is_sent_once_with_its_dry_run_first(console, browse, fleet, messages):
-    page = browse(console, "otto")
+def test_a_message_is_sent_once_with_its_dry_run_first(console, tab, fleet, messages):
+    page = tab(console, "otto")
     page.goto(f"{console.url}topics/{QUIET}/send")
     page.fill("textarea", '{"n":9007199254740993}')
     page.fill("input[name=headers]", "{")
@@ -282,8 +282,8 @@ def test_a_message_is_sent_once_with_its_dry_run_first(console, browse, fleet, m
 
 
 @pytest.mark.parametrize("delay", ["-1", "nan", "inf", "1e300", "soon"])
-def test_a_delay_that_cannot_be_is_refused(console, browse, messages, delay):
-    page = browse(console, "otto")
+def test_a_delay_that_cannot_be_is_refused(console, tab, messages, delay):
+    page = tab(console, "otto")
     answer = page.request.post(
         f"{console.url}topics/{QUIET}/send",
         form={"request-id": f"delay {delay}", "payload": "ok", "delay": delay},
