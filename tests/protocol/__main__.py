@@ -1,7 +1,8 @@
 """Check the protocol with Spin:  python -m tests.protocol [--full] [--write]
 
 Every variant of the protocol must hold, and every mutation must be found. `--full` adds the larger
-scopes. `--write` writes the result to docs/internals/protocol-model.md.
+scopes. `--write` writes the result to docs/internals/protocol-model.md, with the shortest
+counterexamples.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from tests.protocol import page
@@ -36,7 +38,7 @@ def main() -> int:
     wrong = 0
     # Each check is a process, so two threads keep two cores busy.
     with ThreadPoolExecutor(2) as pool:
-        for result in pool.map(check, variants):
+        for result in pool.map(partial(check, shortest=options.write), variants):
             results.append(result)
             wrong += not result.expected
             print(page.line(result), flush=True)

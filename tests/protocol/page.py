@@ -31,8 +31,8 @@ worst bugs.
 
 Spin visits every reachable state and checks these invariants in each:
 
-1. Each message is in exactly one place: unread, pending, delayed, retry unread, retry pending,
-   dead, acknowledged, or pending at another client.
+1. Each message is in exactly one place: unread, pending, waiting retry, retry unread,
+   retry pending, dead, acknowledged, or pending at another client.
 2. A superseded token changes nothing.
 3. The owner starts nothing that is not pending.
 4. The handler of a message starts at most once, and once more for each failure, for each crash that

@@ -113,7 +113,7 @@ MUTATIONS = (
     Variant(
         "the next worker keeps the token",
         _scope(faults=2, acquisitions=1, expiries=0) | {"SAME_TOKEN": None},
-        "5",
+        "3 or 5",
         "each worker process gets a new token",
     ),
     Variant(
