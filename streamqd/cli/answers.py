@@ -22,7 +22,7 @@ def show(names: Sequence[str], rows: Sequence[Sequence[Any]], form: str) -> None
     """
     if form == "json":
         for row in rows:
-            click.echo(json_text(named(names, row)))
+            click.echo(json_text(row_to_dict(names, row)))
     elif form == "csv":
         writer = csv.writer(sys.stdout)
         writer.writerows([_cell(each) for each in row] for row in (names, *rows))
@@ -32,7 +32,7 @@ def show(names: Sequence[str], rows: Sequence[Sequence[Any]], form: str) -> None
     sys.stdout.flush()
 
 
-def named(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+def row_to_dict(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
     """Return a row as a dict for JSON.
 
     Raises RequestRefusedError if two columns have the same name.
@@ -54,9 +54,9 @@ def refused_by(form: str) -> Callable[[Sequence[str]], None]:
 
 
 def readable(value: Any) -> Any:
-    """Return a value of a row for text and JSON. Raises RequestRefusedError as `named`."""
+    """Return a value of a row for text and JSON. Raises RequestRefusedError as `row_to_dict`."""
     if isinstance(value, tuple) and (names := getattr(value, "__fields__", None)):  # Spark's Row
-        return named(names, value)
+        return row_to_dict(names, value)
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode("utf-8", "backslashreplace")
     if isinstance(value, dict):

@@ -13,7 +13,7 @@ from streamqd.admin import permissions, published
 from streamqd.admin.diagnosis import host
 from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.command import CommandResult, answering
-from streamqd.cli.output import LEVELS, styled
+from streamqd.cli.output import LEVELS, apply_style
 from streamqd.cli.session import Session, timed_out
 from streamqd.errors import (
     ConfigError,
@@ -79,7 +79,7 @@ def check(session: Session) -> CommandResult:
 
 def _show(findings: list[CheckFinding]) -> None:
     for each in findings:
-        level = styled(f"{each.level:<8}", LEVELS.get(each.level, ""))
+        level = apply_style(f"{each.level:<8}", LEVELS.get(each.level, ""))
         click.echo(f"{level} {each.about}: {each.text}")
     problems = sum(each.level == "problem" for each in findings)
     warnings = sum(each.level == "warning" for each in findings)
@@ -132,15 +132,15 @@ def _redis(session: Session, settings: config.Settings) -> list[CheckFinding]:
     except RedisUnavailableError as error:
         away = session.embedded and not error.sent and not timed_out(error)
         if away and not session.forbidden(error):
-            findings.append(_embedded())
+            findings.append(_check_embedded())
         else:
-            findings.append(_problem("redis", str(session.explained(error))))
+            findings.append(_problem("redis", str(session.explain(error))))
     except RedisResponseError as error:
         findings.append(_problem("redis", str(error)))
     return findings
 
 
-def _embedded() -> CheckFinding:
+def _check_embedded() -> CheckFinding:
     try:
         program = embedded.find_server()
     except ConfigError as error:

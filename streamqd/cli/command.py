@@ -17,7 +17,7 @@ import click
 
 from streamqd.admin import as_json as document_of
 from streamqd.cli.arguments import dry_run_option, json_option, wait_options
-from streamqd.cli.output import emit, printable, styled
+from streamqd.cli.output import apply_style, emit, printable
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import StreamqdError
 
@@ -114,7 +114,7 @@ def directing(function: Callable[..., DirectiveResult]) -> Callable[..., int]:
             _show_sent(done, sent.text)
         if not as_json:
             for each in done.waiting:
-                click.echo(styled(printable(f"not yet: {each}"), "warn"), err=True)
+                click.echo(apply_style(printable(f"not yet: {each}"), "warn"), err=True)
         return EXIT_WAITING if done.waiting else 0
 
     return run

@@ -27,22 +27,22 @@ from streamqd.cli.dlq_choice import (
     EXIT_INTERRUPTED,
     IDS,
     Meter,
-    chosen,
+    any_set,
+    build_filter,
     command_line,
     filter_options,
     interruptible,
     require_choice,
-    stated,
 )
 from streamqd.cli.dlq_view import print_audit, print_causes, print_dead_letter, print_rows
 from streamqd.cli.output import (
     NO_MATCH,
     ago,
+    apply_style,
     confirm,
     listing,
     page_document,
     printable,
-    styled,
     unreadable,
 )
 from streamqd.cli.session import NOT_AUDITED, Session
@@ -71,12 +71,12 @@ def list_(
     Without TOPIC, the command shows the number of dead letters of each topic.
     """
     if topic is None:
-        if stated(filters):
+        if any_set(filters):
             raise click.UsageError(
                 "pass TOPIC, because the filters apply to the dead letters of one topic"
             )
         return _overview(session)
-    choice = chosen(session, topic, filters)
+    choice = build_filter(session, topic, filters)
     letters = dead_letters.messages(session.store, topic)
     seen = letters.page(choice, limit=limit, cursor=cursor)
 
@@ -124,7 +124,7 @@ def stats(session: Session, *, topic: str, newest: int | None, **filters: Any) -
     Dead letters with the same exception, at the same place in your code, in the same handler, have
     the same fingerprint.
     """
-    choice = chosen(session, topic, filters)
+    choice = build_filter(session, topic, filters)
     found = dead_letters.causes(session.store, topic, choice, last=newest)
     now = server_unix_ms(session.link)
 
@@ -185,7 +185,7 @@ def audit_(session: Session, *, topic: str, limit: int, cursor: str) -> CommandR
 
 def _nothing(topic: str, filters: dict[str, Any], no: str = "no") -> str:
     """Return the sentence for no result: nothing matches the filters, or no dead letters."""
-    if stated({name: value for name, value in filters.items() if name != "group"}):
+    if any_set({name: value for name, value in filters.items() if name != "group"}):
         return NO_MATCH
     group = filters["group"]
     return f"{no} dead letters in {topic}" + (f" for {group}" if group else "")
@@ -241,14 +241,16 @@ def replay(
     letter is moved atomically and cannot be replayed twice. Messages that are dead-lettered during
     the replay are not included. If a replay is interrupted, run it again.
     """
-    require_choice(ids, all_, stated(filters), "--id PARTITION:MS-SEQ, a filter, or --all")
+    require_choice(ids, all_, any_set(filters), "--id PARTITION:MS-SEQ, a filter, or --all")
     if all_groups and to_topic is not None:
         raise click.UsageError(
             "--to-topic cannot be used with --all-groups; it sends to all groups of that topic"
         )
     target = Target(all_groups, to_partition, to_topic)
-    rest = _given(ctx, "all_groups", "to_partition", "to_topic", "rate", "limit", "max_replays")
-    choice = chosen(session, topic, filters, ids)
+    rest = _given_options(
+        ctx, "all_groups", "to_partition", "to_topic", "rate", "limit", "max_replays"
+    )
+    choice = build_filter(session, topic, filters, ids)
     # Refuse a missing target before the operator is asked to confirm.
     Route(session.store, topic, target)
     if dry_run:
@@ -261,7 +263,7 @@ def replay(
             max_replays=max_replays,
             limit=limit,
         )
-        bound = _bounded(choice, plan.until_unix_ms)
+        bound = _bound_until(choice, plan.until_unix_ms)
         again = command_line(session, "replay", plan.topic, bound, rest)
         document = document_of(plan) | {"command": again}
         return CommandResult(document, lambda: _show_plan(plan, again, limit))
@@ -282,10 +284,10 @@ def replay(
             progress=meter,
         )
     meter.end()
-    return _replayed(session, done, choice, target, rest)
+    return _replay_result(session, done, choice, target, rest)
 
 
-def _replayed(
+def _replay_result(
     session: Session, done: ReplayResult, choice: MessageFilter, target: Target, rest: list[str]
 ) -> CommandResult:
     """Return the result of a replay. An interrupted one includes the command to continue."""
@@ -301,7 +303,7 @@ def _replayed(
         refused = count(sum(done.refused.values()), "dead letter")
         error = RequestRefusedError(f"{refused} not replayed, see above")
     if done.result in (STOPPED, FAILED):
-        bound = _bounded(choice, done.started_unix_ms + 1)
+        bound = _bound_until(choice, done.started_unix_ms + 1)
         again = command_line(session, "replay", done.topic, bound, rest)
         if done.unknown:
             notes.append(f"{count(done.unknown, 'dead letter')} may or may not have been replayed")
@@ -343,7 +345,7 @@ def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
         )
     click.echo()
     for note in plan.notes:
-        click.echo(styled(f"! {printable(note)}", "warn"))
+        click.echo(apply_style(f"! {printable(note)}", "warn"))
     click.echo(f"to replay them, run: {again}")
 
 
@@ -390,8 +392,8 @@ def purge(
     if ids and older_than is not None:
         raise click.UsageError("--id cannot be used with --older-than; pass one of them")
     ways = "--id PARTITION:MS-SEQ, --older-than DURATION, a filter, or --all"
-    require_choice(ids, all_, older_than is not None or stated(filters), ways)
-    choice = chosen(session, topic, filters, ids, older_than)
+    require_choice(ids, all_, older_than is not None or any_set(filters), ways)
+    choice = build_filter(session, topic, filters, ids, older_than)
     if dry_run:
         found = dead_letters.causes(session.store, topic, choice)
         now = server_unix_ms(session.link)
@@ -462,9 +464,9 @@ def export(
     if out is not None and out.exists():
         confirm(f"{out} exists. Replace it?", yes)
     with interruptible() as stop:
-        choice = chosen(session, topic, filters, ids)
+        choice = build_filter(session, topic, filters, ids)
         work = dead_letters.Export(session.store, topic, choice, stop=stop)
-        with _written(out) as file:
+        with _open_output(out) as file:
             for line in work.lines():
                 file.write(line + "\n")
             if out is not None and stop():
@@ -481,7 +483,7 @@ def export(
 
 
 @contextlib.contextmanager
-def _written(path: Path | None) -> Iterator[IO[str]]:
+def _open_output(path: Path | None) -> Iterator[IO[str]]:
     """Open a file that appears under its name once it is complete, or standard output for None."""
     if path is None:
         yield sys.stdout
@@ -524,7 +526,7 @@ def _ask(
     return True
 
 
-def _given(ctx: click.Context, *names: str) -> list[str]:
+def _given_options(ctx: click.Context, *names: str) -> list[str]:
     """Return the options from the command line, as arguments for another command line."""
     found = []
     for name in names:
@@ -537,7 +539,7 @@ def _given(ctx: click.Context, *names: str) -> list[str]:
     return found
 
 
-def _bounded(choice: MessageFilter, until_unix_ms: int) -> MessageFilter:
+def _bound_until(choice: MessageFilter, until_unix_ms: int) -> MessageFilter:
     """Return the same filter, without messages dead-lettered at this time or later."""
     if choice.ids:
         return choice

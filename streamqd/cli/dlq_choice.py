@@ -70,7 +70,7 @@ def filter_options(command: Command) -> Command:
     return command
 
 
-def chosen(
+def build_filter(
     session: Session,
     topic: str,
     filters: Mapping[str, Any],
@@ -123,7 +123,7 @@ def _check_group(session: Session, topic: str, group: str | None) -> None:
         groups.partition_count(session.store, topic, group)
 
 
-def stated(filters: Mapping[str, Any]) -> bool:
+def any_set(filters: Mapping[str, Any]) -> bool:
     """Return True if any filter is set."""
     return any(value not in (None, ()) for value in filters.values())
 

@@ -14,11 +14,11 @@ from streamqd.cli.command import CommandResult, answering, connected
 from streamqd.cli.output import (
     LEVELS,
     ago,
+    apply_style,
     emit,
     json_text,
     listing,
     printable,
-    styled,
     table,
     unreadable,
 )
@@ -89,7 +89,7 @@ def doctor(
             read_table=lambda outbox: table_of(outbox, session.settings.daemon.max_message_bytes),
         )
     except RedisUnavailableError as unavailable:
-        error = session.explained(unavailable)
+        error = session.explain(unavailable)
         # A problem of this host may be the reason that Redis cannot be reached.
         report = diagnosis.without_redis(session.settings, checks, str(error), unit=unit)
         click.echo(f"Error: {error}", err=True)
@@ -136,7 +136,7 @@ def _report(report: DiagnosisReport) -> None:
 
 
 def _finding(found: Finding) -> None:
-    severity = styled(str(found.severity), LEVELS.get(str(found.severity), ""))
+    severity = apply_style(str(found.severity), LEVELS.get(str(found.severity), ""))
     click.echo(f"  {severity} {found.check}: {printable(found.text)}")
     click.echo(f"    fix: {printable(found.fix)}")
     seen = "  ".join(f"{name}={json_text(value)}" for name, value in found.evidence.items())

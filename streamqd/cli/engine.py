@@ -80,7 +80,7 @@ class Engine:
                 _line("")  # further output starts on an empty line
         self.start_seconds = round(time.monotonic() - began, 3)
 
-    def ended(self, error: Exception) -> SparkError | None:
+    def exit_error(self, error: Exception) -> SparkError | None:
         """Return the error to print if Spark's JVM has exited, otherwise None.
 
         Only the JVM that this process started is checked. If its connection broke, it may take
@@ -187,7 +187,7 @@ def engine(
         _ = session.settings  # reports bad settings before Java starts
         yield lent
     except Exception as error:
-        if (ended := lent.ended(error)) is not None:
+        if (ended := lent.exit_error(error)) is not None:
             raise ended from error
         raise
     finally:

@@ -14,7 +14,7 @@ from streamqd.admin import directives, published
 from streamqd.admin.directives import Departure
 from streamqd.cli.arguments import dry_run_option, reason_option, yes_option
 from streamqd.cli.command import CommandResult, DirectiveResult, answering, directing
-from streamqd.cli.output import ago, confirm, listing, printable, styled, table, unreadable
+from streamqd.cli.output import ago, apply_style, confirm, listing, printable, table, unreadable
 from streamqd.cli.session import Session
 from streamqd.model import Assignment
 from streamqd.store.directives import Scope, scope_of
@@ -258,7 +258,7 @@ def show_departure(departure: Departure) -> None:
         more = [f"and {len(places) - ALIKE_MAX:,} more"] if len(places) > ALIKE_MAX else []
         shown = ", ".join(places[:ALIKE_MAX] + more)
         text = f"! {count(len(places), 'partition')} without a new owner, because"
-        click.echo(styled(f"{text} {_WHY_STRANDED[why]}: {shown}", "warn"))
+        click.echo(apply_style(f"{text} {_WHY_STRANDED[why]}: {shown}", "warn"))
     for to, places in sorted(takers.items()):
         more = [f"and {len(places) - SHOWN_MAX:,} more"] if len(places) > SHOWN_MAX else []
         shown = ", ".join(places[:SHOWN_MAX] + more)

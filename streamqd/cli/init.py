@@ -264,7 +264,7 @@ def shipped_unit() -> str:
 def _unit(directory: Path) -> str:
     """Return the shipped unit, adapted to a project and to the account that runs `init`."""
     beside = Path(sys.executable).with_name("streamqd")
-    command = _quoted(beside) if beside.exists() else f"{_quoted(Path(sys.executable))} -m streamqd"
+    command = _quote(beside) if beside.exists() else f"{_quote(Path(sys.executable))} -m streamqd"
     _, head, text = shipped_unit().partition("[Unit]\n")
     before, rule, text = text.partition(RULE)
     theirs, end, after = text.partition(END)
@@ -272,10 +272,10 @@ def _unit(directory: Path) -> str:
     adapted = ADAPTED.format(
         command=command,
         # In an argument, unlike in a path, systemd expands variables after a dollar sign.
-        config=_quoted(directory / "streamq.toml").replace("$", "$$"),
+        config=_quote(directory / "streamq.toml").replace("$", "$$"),
         user=_user(),
         directory=str(directory).replace("%", "%%"),
-        writable=_quoted(directory),
+        writable=_quote(directory),
         credential=credential,
     )
     rest_of_rule = theirs.partition("\n")[0]
@@ -289,7 +289,7 @@ def _user() -> str:
         return "streamqd"
 
 
-def _quoted(path: Path) -> str:
+def _quote(path: Path) -> str:
     """Return a path escaped for a unit file: % doubled, quoted if it contains separators."""
     text = str(path).replace("%", "%%")
     if any(each in text for each in " \t\"'\\:"):

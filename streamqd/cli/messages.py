@@ -194,7 +194,7 @@ def _filters(command: Command) -> Command:
     return command
 
 
-def _named(metavar: str, noun: str) -> Callable[[Command], Command]:
+def _id_arguments(metavar: str, noun: str) -> Callable[[Command], Command]:
     """Add ID arguments to a command, and --all for everything that passes the filters."""
 
     def add(command: Command) -> Command:
@@ -225,7 +225,7 @@ def _choice(
     return MessageFilter(key=raw, until_unix_ms=until, **filters)
 
 
-def _required(
+def _require_choice(
     session: Session, ids: tuple[str, ...], every: bool, noun: str, filters: dict[str, Any]
 ) -> MessageFilter:
     """Return the filter of a command that needs either IDs or --all.
@@ -282,7 +282,7 @@ def list_sends(
             "ID DUE_IN SENT BYTES KEY",
             seen.rows,
             due_in=lambda row: age(row.due_unix_ms - seen.now_unix_ms),
-            sent=lambda row: _sent(seen.now_unix_ms, row.sent_unix_ms),
+            sent=lambda row: _format_sent(seen.now_unix_ms, row.sent_unix_ms),
             bytes=lambda row: row.payload_bytes,
             key=lambda row: row.key or "-",
         )
@@ -312,7 +312,7 @@ def _show_send(found: sends.DelayedSend, now_unix_ms: int) -> None:
         ("id", found.id),
         ("topic", found.topic),
         ("due in", age(found.due_unix_ms - now_unix_ms)),
-        ("sent", _sent(now_unix_ms, found.sent_unix_ms)),
+        ("sent", _format_sent(now_unix_ms, found.sent_unix_ms)),
         ("key", "-" if found.key is None else printable(found.key)),
         *((f"header {name}", value) for name, value in (found.headers or {}).items()),
         *found.other.items(),
@@ -326,7 +326,7 @@ def _show_send(found: sends.DelayedSend, now_unix_ms: int) -> None:
 
 @delayed.command("now")
 @click.argument("topic")
-@_named("[PARTITION:SEND-ID]...", "delayed sends")
+@_id_arguments("[PARTITION:SEND-ID]...", "delayed sends")
 @_filters
 @yes_accepted
 @answering
@@ -347,7 +347,7 @@ def send_now(
     Pass their IDs, or --all with optional filters. The housekeeper of a running daemon sends them
     within seconds. The exit code is 8 if one of the IDs is no longer waiting.
     """
-    choice = _required(session, ids, every, "delayed sends", filters)
+    choice = _require_choice(session, ids, every, "delayed sends", filters)
     if dry_run:
         return _preview_sends(session, topic, ids, choice, "would be due now")
     names = ids or sends.select_ids(session.store, topic, choice)
@@ -358,7 +358,7 @@ def send_now(
 
 @delayed.command("cancel")
 @click.argument("topic")
-@_named("[PARTITION:SEND-ID]...", "delayed sends")
+@_id_arguments("[PARTITION:SEND-ID]...", "delayed sends")
 @_filters
 @yes_option
 @answering
@@ -381,7 +381,7 @@ def cancel_sends(
     never both. For a sent message, the command prints its uid. The exit code is 8 if one of the IDs
     was not canceled. A dedup_id stays in use until it expires.
     """
-    choice = _required(session, ids, every, "delayed sends", filters)
+    choice = _require_choice(session, ids, every, "delayed sends", filters)
     if dry_run:
         return _preview_sends(session, topic, ids, choice, "would be canceled")
     names: Iterable[str] = ids
@@ -436,7 +436,7 @@ def _preview_sends(
     return CommandResult({"topic": topic, "would_be": number}, text)
 
 
-def _sent(now_unix_ms: int, sent_unix_ms: int | None) -> str:
+def _format_sent(now_unix_ms: int, sent_unix_ms: int | None) -> str:
     sent = ago(now_unix_ms, sent_unix_ms)
     return "-" if sent is None else f"{sent} ago"
 
@@ -491,7 +491,7 @@ def list_retries(
 @retry.command("now")
 @click.argument("topic")
 @click.argument("group")
-@_named("[ID]...", "retries")
+@_id_arguments("[ID]...", "retries")
 @_filters
 @_ATTEMPT
 @yes_accepted
@@ -510,7 +510,7 @@ def retry_now(
 
     Pass their IDs, or --all with optional filters.
     """
-    choice = _required(session, ids, every, "retry IDs", filters)
+    choice = _require_choice(session, ids, every, "retry IDs", filters)
     rows = retries.select_rows(session.store, topic, group, choice)
     if dry_run:
         return _preview_retries(rows, "would be due now")
@@ -522,7 +522,7 @@ def retry_now(
 @retry.command("cancel")
 @click.argument("topic")
 @click.argument("group")
-@_named("[ID]...", "retries")
+@_id_arguments("[ID]...", "retries")
 @_filters
 @_ATTEMPT
 @click.option("--drop", is_flag=True, help="Drop them without dead letters.")
@@ -547,7 +547,7 @@ def cancel_retries(
     dropped, because their dead letters still exist.
     """
     drop = drop or group.endswith(LETTERS)
-    choice = _required(session, ids, every, "retry IDs", filters)
+    choice = _require_choice(session, ids, every, "retry IDs", filters)
     rows = retries.select_rows(session.store, topic, group, choice)
     if dry_run:
         return _preview_retries(rows, "would be dropped" if drop else "would become dead letters")

@@ -10,7 +10,7 @@ import click
 
 from streamqd.cli.arguments import Command
 from streamqd.cli.command import CommandResult, answering
-from streamqd.cli.output import printable, styled
+from streamqd.cli.output import apply_style, printable
 from streamqd.cli.session import Session
 from streamqd.config import OutboxSettings
 from streamqd.config.outboxes import inline_password, place_of
@@ -24,7 +24,7 @@ from streamqd.outbox.table import DIALECTS, OutboxTable
 EXIT_PROBLEMS = 1
 
 
-def chosen(command: Command) -> Command:
+def outbox_options(command: Command) -> Command:
     """Add NAME, `--database` and `--table`, which choose one outbox."""
     for add in (
         click.option(
@@ -55,16 +55,16 @@ def outbox_of(
                 "other users can see a password in a command line; pass it as '${VARIABLE}'"
             )
     else:
-        found = _configured(session.settings.outboxes, name)
+        found = _select_outbox(session.settings.outboxes, name)
     if table is not None:
         shape = settings_of(OutboxSettings)["table"].shape
         if shape is not None and not re.fullmatch(shape.pattern, table):
             raise InvalidRequestError(f"{table!r} is not a valid table name; {shape.hint}")
         found = dataclasses.replace(found, table=table)
-    return found if database is None else _named(session, found)
+    return found if database is None else _name_by_table(session, found)
 
 
-def _named(session: Session, found: OutboxSettings) -> OutboxSettings:
+def _name_by_table(session: Session, found: OutboxSettings) -> OutboxSettings:
     """Return an outbox of the command line under the name of its table.
 
     The name chooses the lease and the records, so two names of one table would send rows twice.
@@ -77,7 +77,7 @@ def _named(session: Session, found: OutboxSettings) -> OutboxSettings:
     return dataclasses.replace(found, name=f"outbox-{digest}")
 
 
-def _configured(outboxes: tuple[OutboxSettings, ...], name: str | None) -> OutboxSettings:
+def _select_outbox(outboxes: tuple[OutboxSettings, ...], name: str | None) -> OutboxSettings:
     known = {each.name: each for each in outboxes}
     if not known:
         raise RequestRefusedError(
@@ -93,7 +93,7 @@ def _configured(outboxes: tuple[OutboxSettings, ...], name: str | None) -> Outbo
     return known[name]
 
 
-def opened(session: Session, outbox: OutboxSettings, *, create: bool = False) -> Database:
+def open_database(session: Session, outbox: OutboxSettings, *, create: bool = False) -> Database:
     """Return the open database of an outbox.
 
     Raises RequestRefusedError, DatabaseUnavailableError, ConfigError.
@@ -120,7 +120,7 @@ def outbox() -> None:
 
 
 @outbox.command()
-@chosen
+@outbox_options
 @click.option("--sql", is_flag=True, help="Print the statements. Connect to no database.")
 @click.option(
     "--no-notify", is_flag=True,
@@ -147,14 +147,14 @@ def create(
     """
     found = outbox_of(session, name, database, table)
     if sql:
-        return _printed(found, notify=not no_notify)
-    with opened(session, found, create=True) as link:
+        return _statements_result(found, notify=not no_notify)
+    with open_database(session, found, create=True) as link:
         schema.create(link, notify=not no_notify)
         seen = schema.check(link)
-    return _checked(seen, f"the tables {seen.table} and {seen.table}_dead exist")
+    return _check_result(seen, f"the tables {seen.table} and {seen.table}_dead exist")
 
 
-def _printed(found: OutboxSettings, *, notify: bool) -> CommandResult:
+def _statements_result(found: OutboxSettings, *, notify: bool) -> CommandResult:
     fault = found.fault()
     if fault:
         raise RequestRefusedError(fault)
@@ -168,7 +168,7 @@ def _printed(found: OutboxSettings, *, notify: bool) -> CommandResult:
 
 
 @outbox.command()
-@chosen
+@outbox_options
 @answering
 def check(
     session: Session, *, name: str | None, database: str | None, table: str | None
@@ -183,15 +183,15 @@ def check(
       streamqd outbox check shop
     """
     found = outbox_of(session, name, database, table)
-    with opened(session, found) as link:
+    with open_database(session, found) as link:
         seen = schema.check(link)
-    return _checked(seen, f"the relay can use the tables {seen.table} and {seen.table}_dead")
+    return _check_result(seen, f"the relay can use the tables {seen.table} and {seen.table}_dead")
 
 
-def _checked(seen: OutboxCheck, text: str) -> CommandResult:
+def _check_result(seen: OutboxCheck, text: str) -> CommandResult:
     def show() -> None:
         for problem in seen.problems:
-            click.echo(f"{styled('problem', 'bad')}: {printable(problem)}")
+            click.echo(f"{apply_style('problem', 'bad')}: {printable(problem)}")
         for line in [] if seen.problems else [text, *seen.notes]:
             click.echo(printable(line))
 

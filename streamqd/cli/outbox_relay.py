@@ -10,8 +10,8 @@ import click
 from streamqd import config, logs, process
 from streamqd.cli.command import CommandResult, answering, connected
 from streamqd.cli.early import stopped
-from streamqd.cli.outbox import chosen, opened, outbox, outbox_of
-from streamqd.cli.output import printable, styled, table
+from streamqd.cli.outbox import open_database, outbox, outbox_of, outbox_options
+from streamqd.cli.output import apply_style, printable, table
 from streamqd.cli.session import Session
 from streamqd.errors import DatabaseUnavailableError, RedisUnavailableError, RequestRefusedError
 from streamqd.outbox.relay import COUNTED_MAX
@@ -47,7 +47,7 @@ class OutboxState:
 
 
 @outbox.command()
-@chosen
+@outbox_options
 @click.option("--burst", is_flag=True, help="Exit when no row is left that can be sent.")
 @connected
 def run(
@@ -95,7 +95,7 @@ def run(
 
 
 @outbox.command()
-@chosen
+@outbox_options
 @answering
 def status(
     session: Session, *, name: str | None, database: str | None, table: str | None
@@ -117,7 +117,7 @@ def status(
     rows = oldest = dead = None
     problem, shown = "", []
     try:
-        with contextlib.closing(opened(session, found)) as link:
+        with contextlib.closing(open_database(session, found)) as link:
             rows, oldest = link.backlog(COUNTED_MAX)
             dead, shown = link.dead_count(COUNTED_MAX), link.dead(DEAD_SHOWN)
     except DatabaseUnavailableError as error:
@@ -142,17 +142,17 @@ def status(
 def _show(state: OutboxState) -> None:
     lines = [
         ("outbox", f"{state.name} (table {state.table})"),
-        ("rows", "unknown" if state.rows is None else _counted(state.rows)),
+        ("rows", "unknown" if state.rows is None else _format_count(state.rows)),
         ("oldest", f"{state.oldest:,.1f} s" if state.rows else "none"),
-        ("dead", "unknown" if state.dead is None else _counted(state.dead)),
-        ("relay", "unknown" if state.relay is None else state.relay or styled("none", "bad")),
+        ("dead", "unknown" if state.dead is None else _format_count(state.dead)),
+        ("relay", "unknown" if state.relay is None else state.relay or apply_style("none", "bad")),
         ("epoch", "unknown" if state.epoch is None else str(state.epoch)),
     ]
     for label, text in lines:
         click.echo(f"{label:<8}{text if label == 'relay' and not state.relay else printable(text)}")
     for problem in dict.fromkeys((state.problem, state.error)):
         if problem:
-            click.echo(f"{styled('problem', 'bad')}: {printable(problem)}")
+            click.echo(f"{apply_style('problem', 'bad')}: {printable(problem)}")
     if state.dead_rows:
         click.echo()
         table(
@@ -168,5 +168,5 @@ def _show(state: OutboxState) -> None:
         )
 
 
-def _counted(number: int) -> str:
+def _format_count(number: int) -> str:
     return f"{number:,}" + (" or more" if number >= COUNTED_MAX else "")

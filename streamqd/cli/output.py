@@ -65,7 +65,7 @@ def unreadable(rows: Sequence[Unreadable]) -> None:
         click.echo("! run `streamqd doctor` for the fix", err=True)
 
 
-def styled(text: str, style: str) -> str:
+def apply_style(text: str, style: str) -> str:
     """Return text in a style: heading, bad, warn or good. Other styles leave it unchanged.
 
     Print it with `click.echo`, which removes the colors if the output is not a terminal.
@@ -83,10 +83,10 @@ def printable(text: str | bytes | None, *, lines: bool = False) -> str:
         return ""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "backslashreplace")
-    return (_CONTROLS_OF_TEXT if lines else _CONTROLS).sub(_escaped, text)
+    return (_CONTROLS_OF_TEXT if lines else _CONTROLS).sub(_escape, text)
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape(found: re.Match[str]) -> str:
     return _NAMED_CONTROLS.get(found[0]) or found[0].encode("unicode_escape").decode()
 
 
@@ -126,7 +126,7 @@ def table(
             shown = line
             if columns is not None and len(line) > columns:
                 shown = line[: columns - 1] + "…"
-            click.echo(shown if number else styled(shown, "heading"))
+            click.echo(shown if number else apply_style(shown, "heading"))
 
 
 def listing(

@@ -63,7 +63,9 @@ SINCE = click.option(
 UNTIL = click.option("--until", type=MOMENT, metavar="TIME", help="Only entries before this time.")
 
 
-def _opened(session: Session, folder: Path | str | None, *, create: bool = False) -> Archive | None:
+def _open_archive(
+    session: Session, folder: Path | str | None, *, create: bool = False
+) -> Archive | None:
     """Return the archive, None without a directory. Raises RequestRefusedError."""
     from streamqd.spark.pipelines.storage import Archive
 
@@ -338,7 +340,7 @@ def replay(
         tier=tier,
     )
     with lend_engine(session, "replay", master, conf) as engine:
-        archive = _opened(session, folder)
+        archive = _open_archive(session, folder)
         done = replays.replay(
             session.settings, engine(), topic, choice,
             archive=archive, target=target, rate=rate, name=name, dry_run=dry_run,
@@ -390,7 +392,7 @@ def run(
                 engine(),
                 session.settings,
                 checkpoints.absolute(),
-                _opened(session, folder),
+                _open_archive(session, folder),
                 dict(_pair("--set", each) for each in arguments),
             )
             returned = jobs.run(made, function)
@@ -454,7 +456,7 @@ def report(
 
         scope = ReportScope(
             topics=topics,
-            archive=_opened(session, folder),
+            archive=_open_archive(session, folder),
             since=_utc(since),
             until=_utc(until),
             schemas=dict(_pair("--schema", each) for each in schemas),
@@ -559,11 +561,11 @@ def sql(
             "--follow, --to-topic, --into, --partitions and --checkpoint require --stream"
         )
     with lend_engine(session, "sql", master, conf) as engine:
-        archive = _opened(session, folder)
+        archive = _open_archive(session, folder)
         fits = answers.refused_by("json" if as_json else "table")
         found = Prompt(engine(), session.settings, archive).ask(query, fits=fits)
     if as_json:
-        emit([answers.named(found.columns, row) for row in found.rows])
+        emit([answers.row_to_dict(found.columns, row) for row in found.rows])
     else:
         answers.show(found.columns, found.rows, "table")
 
@@ -599,7 +601,7 @@ def _stand(
         answers.show(names, rows, form)
 
     with lend_engine(session, "sql", master, conf) as engine:
-        archive = _opened(session, folder, create=True)
+        archive = _open_archive(session, folder, create=True)
         asked = dataclasses.replace(asked, archive=archive)
         fits = answers.refused_by(form)
         done = standing.run(engine(), session.settings, asked, show, checkpoint, fits)
@@ -639,7 +641,7 @@ def shell(
     from streamqd.spark.pipelines.prompt import Prompt
 
     with lend_engine(session, "shell", master, conf) as engine:
-        archive = _opened(session, folder)
+        archive = _open_archive(session, folder)
         prompt = Prompt(engine(), session.settings, archive)
         form = "json" if as_json else form
         (shells.converse if sys.stdin.isatty() else shells.work_off)(prompt, form)

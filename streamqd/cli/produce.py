@@ -17,7 +17,7 @@ import click
 
 from streamqd.cli.arguments import DURATION, Parsed, json_option
 from streamqd.cli.lines import STDIN, BadInputError, File, Lines, Payload
-from streamqd.cli.output import emit, styled
+from streamqd.cli.output import apply_style, emit
 from streamqd.cli.session import Session, pass_session
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.config.values import parse_instant
@@ -155,7 +155,7 @@ def produce(
     if at is not None and delay is not None:
         raise click.UsageError("--at cannot be used with --delay")
     one = _dedup_id(dedup_id, one=payload is not None or form == "file")
-    shared = _shared(headers, partition, delay, at, expires, one)
+    shared = _message_template(headers, partition, delay, at, expires, one)
     key = _key(form, one_key, key_regex, key_field)
     if not NAME.fullmatch(topic):
         raise InvalidRequestError(f"{topic!r} is not a valid topic name ({NAME_HINT})")
@@ -185,7 +185,7 @@ def produce(
     elif done.sent or not failure:
         _summarise(session, done)
     if isinstance(failure, BadInputError):
-        click.echo(f"{styled('Error:', 'bad')} {failure}", err=True)
+        click.echo(f"{apply_style('Error:', 'bad')} {failure}", err=True)
         return EXIT_INPUT
     if failure is not None:
         raise failure
@@ -217,7 +217,7 @@ def _deliver(
         done.sent += sum(each is not None for each in error.ids)
         failure = error
     except RedisUnavailableError as error:
-        failure = session.explained(error)
+        failure = session.explain(error)
     except (StreamqdError, BadInputError, KeyboardInterrupt) as error:
         failure = error
     done.seconds = round(time.monotonic() - started, 3)
@@ -274,7 +274,7 @@ def _items(
             continue
         try:
             if check:
-                _parsed(line)
+                _parse_line(line)
             found = key(line) if key is not None else None
         except ValueError as error:
             raise BadInputError(f"{lines.place} {error}") from None
@@ -283,7 +283,7 @@ def _items(
         yield shared._replace(value=line, key=found)
 
 
-def _parsed(line: bytes) -> Any:
+def _parse_line(line: bytes) -> Any:
     """Parse a line of JSON. The text of ValueError continues a sentence: `line 7 of FILE …`."""
     try:
         return _decode(line.decode())
@@ -310,7 +310,7 @@ class _FieldKey:
         self._field = field
 
     def __call__(self, line: bytes) -> bytes | None:
-        found = _parsed(line)
+        found = _parse_line(line)
         value = found.get(self._field) if isinstance(found, dict) else None
         if value is None:
             return None
@@ -326,7 +326,7 @@ def _source(payload: str | None, path: str | None, form: str) -> Lines | Payload
     return (File if form == "file" else Lines)("-" if path is None else path)
 
 
-def _shared(
+def _message_template(
     headers: tuple[str, ...],
     partition: int | None,
     delay: float | None,

@@ -18,7 +18,7 @@ import click
 from streamqd import config, logs
 from streamqd.cli import early
 from streamqd.cli.completion import equip
-from streamqd.cli.output import printable, styled
+from streamqd.cli.output import apply_style, printable
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import (
     ConfigError,
@@ -114,7 +114,7 @@ class Root(LazyGroup):
             returned = super().main(*args, **extra)
             code = returned if isinstance(returned, int) else 0
         except click.ClickException as error:
-            _complain(_shown(error), session)
+            _complain(_format_error(error), session)
             _hint(error)
             code = error.exit_code
         except click.Abort:
@@ -145,7 +145,7 @@ class Root(LazyGroup):
         return returned
 
 
-def _shown(error: click.ClickException) -> str:
+def _format_error(error: click.ClickException) -> str:
     text = io.StringIO()
     error.show(text)
     return text.getvalue().rstrip("\n")
@@ -154,7 +154,7 @@ def _shown(error: click.ClickException) -> str:
 def _complain(text: str, session: Session) -> None:
     """Print an error with escaped control characters. On a terminal, the word `Error:` is red."""
     before, word, after = printable(text, lines=True).partition("Error: ")
-    red = styled(word.strip(), "bad") + " " if word else ""
+    red = apply_style(word.strip(), "bad") + " " if word else ""
     click.echo(before + red + after, err=True, color=None if session.colored else False)
 
 

@@ -156,17 +156,17 @@ class ScaleServer:
 
     def _scale(self, _request: HttpRequest) -> HttpResponse:
         if time.monotonic() >= self._next_look:
-            self._response = self._measured()
+            self._response = self._measure()
             # From the end of the check, so that a slow server is asked less often.
             self._next_look = time.monotonic() + SHARED_SECONDS
             logs.flush()
         return self._response
 
-    def _measured(self) -> HttpResponse:
+    def _measure(self) -> HttpResponse:
         try:
             document = json_text(self._look())
         except RedisUnavailableError as error:
-            return self._unavailable(self._session.explained(error))
+            return self._unavailable(self._session.explain(error))
         except StreamqdError as error:
             return self._unavailable(error)
         self._away.recovered()

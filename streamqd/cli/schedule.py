@@ -219,7 +219,7 @@ def add(session: Session, *, name: str, dry_run: bool, **given: Any) -> CommandR
     stated = {key: value for key, value in given.items() if value is not None}
     fleet = session.settings.daemon.fleet
     done = schedules.add(session.store, fleet, {"name": name, **stated}, dry_run=dry_run)
-    return _changed(session, done, "add", "added", given["topic"], stated, name)
+    return _change_result(session, done, "add", "added", given["topic"], stated, name)
 
 
 @schedule.command(short_help="Change a schedule that was added by `add`.")
@@ -243,7 +243,7 @@ def edit(session: Session, *, name: str, dry_run: bool, **given: Any) -> Command
         raise click.UsageError("nothing to change; pass an option such as --cron")
     topic = schedules.show(session.store, name).row.topic
     done = schedules.edit(session.store, name, stated, dry_run=dry_run)
-    return _changed(session, done, "edit", "changed", topic, stated, name)
+    return _change_result(session, done, "edit", "changed", topic, stated, name)
 
 
 @schedule.command(short_help="Pause schedules, which keep their due times.")
@@ -346,7 +346,7 @@ def _show_removed(rows: list[ScheduleRow]) -> None:
         click.echo(f"{row.name} ({row.state})")
 
 
-def _changed(
+def _change_result(
     session: Session,
     done: ScheduleChanged,
     command: str,

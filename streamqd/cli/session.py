@@ -71,11 +71,11 @@ class Session:
 
     @contextlib.contextmanager
     def using_redis(self) -> Iterator[None]:
-        """Close the connection after the block, and reword its errors as `explained`."""
+        """Close the connection after the block, and reword its errors as `explain`."""
         try:
             yield
         except RedisUnavailableError as error:
-            raise self.explained(error) from error
+            raise self.explain(error) from error
         finally:
             link, self._link = self._link, None
             if link is not None:
@@ -100,7 +100,7 @@ class Session:
         except (RedisUnavailableError, RedisResponseError):
             self.note(NOT_AUDITED)
 
-    def explained(self, error: RedisUnavailableError) -> RedisUnavailableError:
+    def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
         """Return the error with a cause and a remedy for the operator."""
         if timed_out(error):
             # The server exists, but it is stopped, overloaded, or waiting for its disk.

@@ -44,7 +44,9 @@ def stack(session: Session, *, name: str, timeout: float) -> CommandResult:
     found: list[PublishedStack] = []
 
     def missing() -> list[str]:
-        found[:] = [each for each in [_published(fleet, reader, assignment)] if each is not None]
+        found[:] = [
+            each for each in [_read_published(fleet, reader, assignment)] if each is not None
+        ]
         return [] if found and found[0].requested_unix_ms >= at else [name]
 
     wait_until_applied(missing, timeout)
@@ -62,7 +64,9 @@ def stack(session: Session, *, name: str, timeout: float) -> CommandResult:
     return CommandResult(document, show, code)
 
 
-def _published(fleet: Fleet, reader: ViewReader, assignment: Assignment) -> PublishedStack | None:
+def _read_published(
+    fleet: Fleet, reader: ViewReader, assignment: Assignment
+) -> PublishedStack | None:
     state = published.fleet_state(fleet)
     return stacks.read(reader, state, assignment, state.now_unix_ms).published
 

@@ -131,7 +131,7 @@ class TopScreen:
             view = self._frozen if self._chosen.frozen else self._reader.news()[0]
             rows = len(visible(view, self._chosen)) if view else 0
             room = rows_of(view, *self._terminal.size(), self._reader.news()[1])
-            after = keyboard.pressed(self._chosen, key, rows=rows, room=room)
+            after = keyboard.handle_key(self._chosen, key, rows=rows, room=room)
             if after is None:
                 self._code = 0
                 return
@@ -191,7 +191,7 @@ class TopReader:
                 )
                 self._at, self._trouble = time.monotonic(), ""
             except RedisUnavailableError as error:
-                self._trouble = str(self._session.explained(error))
+                self._trouble = str(self._session.explain(error))
             except ConfigError as error:
                 self._trouble = str(error)
             except RedisResponseError as error:

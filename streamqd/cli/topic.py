@@ -218,7 +218,7 @@ def delete(
             f"{', '.join(offering)} would create the topic again, empty; stop these instances,"
             " or remove the consumer and reload, or pass --while-consumed"
         )
-    confirm(f"Delete {_doomed(doomed)}?", yes)
+    confirm(f"Delete {_describe_deletion(doomed)}?", yes)
     done = topics_deletion.delete(session.store, name, force=force)
     # The audit log was deleted with the topic: this is the first entry of a new one.
     session.record(
@@ -232,12 +232,12 @@ def delete(
 
 
 def _show_doomed(doomed: topics_deletion.Doomed, offering: Iterable[str]) -> None:
-    click.echo(f"would delete {_doomed(doomed)}")
+    click.echo(f"would delete {_describe_deletion(doomed)}")
     for line in (*doomed.owned, *(f"offered by {each}" for each in offering)):
         click.echo(f"in use: {line}")
 
 
-def _doomed(found: topics_deletion.Doomed) -> str:
+def _describe_deletion(found: topics_deletion.Doomed) -> str:
     groups = f" and the groups {', '.join(found.groups)}" if found.groups else ""
     partly = ", partly deleted already" if found.partly_deleted else ""
     return (

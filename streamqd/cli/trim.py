@@ -68,7 +68,7 @@ def trim(
 def _show(done: admin.TrimReport) -> None:
     unreadable(done.unreadable)
 
-    def removed(row: admin.TrimRow) -> str:
+    def format_removed(row: admin.TrimRow) -> str:
         return "over 100,000" if row.removed is None else f"{row.removed:,}"
 
     def needed_by(row: admin.TrimRow) -> str:
@@ -79,8 +79,8 @@ def _show(done: admin.TrimReport) -> None:
         f"PARTITION {'WOULD_GO' if done.dry_run else 'REMOVED'} MESSAGES MEMORY NEEDED_BY",
         done.partitions,
         partition=lambda row: str(row.partition),
-        would_go=removed,
-        removed=removed,
+        would_go=format_removed,
+        removed=format_removed,
         memory=lambda row: memory(row.bytes),
         needed_by=needed_by,
     )

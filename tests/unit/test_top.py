@@ -297,7 +297,7 @@ def test_all_of_256_assignments_can_be_reached() -> None:
         reached |= {line.split()[0] for line in lines if line.startswith("access/")} - {
             "access/hits"
         }
-        after = keyboard.pressed(chosen, "p", rows=256, room=room)
+        after = keyboard.handle_key(chosen, "p", rows=256, room=room)
         assert after is not None
         chosen = after
 
@@ -378,7 +378,7 @@ def press(
     chosen: ScreenOptions, keys: str, rows: int = 100, room: int = 10
 ) -> ScreenOptions | None:
     for key in keys:
-        after = keyboard.pressed(chosen, key, rows=rows, room=room)
+        after = keyboard.handle_key(chosen, key, rows=rows, room=room)
         if after is None:
             return None
         chosen = after
@@ -401,7 +401,7 @@ def test_keys_change_the_view() -> None:
     assert press(ScreenOptions(top=90), "p") == ScreenOptions()
     assert press(ScreenOptions(), "k") == ScreenOptions()
     assert press(ScreenOptions(), "Z") == ScreenOptions()
-    assert keyboard.pressed(ScreenOptions(filter="a"), "esc", rows=1, room=1) == ScreenOptions()
+    assert keyboard.handle_key(ScreenOptions(filter="a"), "esc", rows=1, room=1) == ScreenOptions()
 
 
 # --- figures --------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def _numeric(name: str, heading: str, width: int, from_width: int, value: Figure
     )
 
 
-def _timed(name: str, heading: str, from_width: int, value: Figure) -> ScreenColumn:
+def _seconds_column(name: str, heading: str, from_width: int, value: Figure) -> ScreenColumn:
     return ScreenColumn(
         name,
         heading,
@@ -140,10 +140,10 @@ COLUMNS = (
         "trend", "LAG/S", 7, 110,
         lambda row, _now: _slope(row),
     ),
-    _timed("oldest", "OLDEST", 0, lambda row: row.oldest_seconds),
+    _seconds_column("oldest", "OLDEST", 0, lambda row: row.oldest_seconds),
     _numeric("pending", "PENDING", 7, 0, lambda row: row.pending),
     _numeric("retries", "RETRIES", 7, 0, lambda row: row.waiting_retries),
-    _timed("p99", "P99", 0, lambda row: row.p99_seconds),
+    _seconds_column("p99", "P99", 0, lambda row: row.p99_seconds),
     ScreenColumn(
         "run", "RUN", 6, 110,
         lambda row, _now: _run_cell(row),
@@ -152,7 +152,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def shown(width: int) -> tuple[list[ScreenColumn], int]:
+def fit_columns(width: int) -> tuple[list[ScreenColumn], int]:
     """Return the columns that fit on a screen, and the width of the name before them."""
     fit = [column for column in COLUMNS if column.from_width <= width]
     while len(fit) > 1:

@@ -20,7 +20,7 @@ from streamqd.admin.notices import ordered as ordered_by
 from streamqd.admin.ranking import FailureKind, SlowHandler
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.cli.output import printable
-from streamqd.cli.screen.columns import NAME_MIN, Cell, number, shown
+from streamqd.cli.screen.columns import NAME_MIN, Cell, fit_columns, number
 from streamqd.words import age, short
 
 Line = list[Cell]
@@ -77,12 +77,12 @@ def frame(
     """
     if view is None:
         lines = [[Cell("streamqd top", "bold")], [Cell(trouble or "looking …")]]
-        return _fitted(lines, width, height)
+        return _fit(lines, width, height)
     lines = [_head(view, chosen, trouble, old), _sums(view)]
     lines += [[Cell("! ", "bad"), each] for each in _troubles(view, trouble)]
     if chosen.help:
         lines += [[], *([Cell(text)] for text in HELP)]
-        return _fitted(lines, width, height)
+        return _fit(lines, width, height)
     panels = _panels(view, width, height)
     rows = visible(view, chosen)
     room = None if height is None else max(1, height - len(lines) - len(panels) - 2)
@@ -92,7 +92,7 @@ def frame(
     lines += panels
     if height is not None:
         lines = [*lines[: max(0, height - 1)], _foot(rows, chosen, room or 1)]
-    return _fitted(lines, width, height)
+    return _fit(lines, width, height)
 
 
 def visible(view: FleetSnapshot, chosen: ScreenOptions) -> list[AssignmentRow]:
@@ -164,25 +164,23 @@ def _table(
     width: int,
     room: int | None,
 ) -> list[Line]:
-    columns, name_width = shown(width)
+    columns, name_width = fit_columns(width)
     # On a wide screen, names must not be far away from their figures.
     longest = max((_cut(printable(row.name), width)[1] for row in view.assignments), default=0)
     name_width = min(name_width, max(NAME_MIN, longest + 1))
     mark = "^" if chosen.reverse else "v"
-    heading = [
-        Cell(_padded(f"PARTITION{mark if chosen.order == 'name' else ''}", name_width), "head")
-    ]
+    heading = [Cell(_pad(f"PARTITION{mark if chosen.order == 'name' else ''}", name_width), "head")]
     for column in columns:
         at = column.name == chosen.order or (column.name, chosen.order) == ("state", "urgency")
         text = f"{column.heading[: column.width - at]}{mark if at else ''}"
-        heading.append(Cell(" " + _padded(text, column.width, left=column.left), "head"))
+        heading.append(Cell(" " + _pad(text, column.width, left=column.left), "head"))
     lines: list[Line] = [heading]
     top = min(chosen.top, max(0, len(rows) - 1))
     for row in rows[top : None if room is None else top + room]:
-        line = [Cell(_padded(printable(row.name), name_width))]
+        line = [Cell(_pad(printable(row.name), name_width))]
         for column in columns:
             text, style = column.cell(row, view.now_unix_ms)
-            line += [Cell(" "), Cell(_padded(text, column.width, left=column.left), style)]
+            line += [Cell(" "), Cell(_pad(text, column.width, left=column.left), style)]
         lines.append(line)
     if not rows:
         why = f"nothing matches {chosen.filter}" if chosen.filter else "no partition is offered"
@@ -232,9 +230,9 @@ def _panels(view: FleetSnapshot, width: int, height: int | None) -> list[Line]:
         two = right[at] if at < len(right) else Cell("")
         lines.append(
             [
-                Cell(_padded(one.text, half - 1), one.style),
+                Cell(_pad(one.text, half - 1), one.style),
                 Cell(" "),
-                Cell(_padded(two.text, width - half), two.style),
+                Cell(_pad(two.text, width - half), two.style),
             ]
         )
     return lines
@@ -278,7 +276,7 @@ def _cut(text: str, width: int) -> tuple[str, int]:
     return "".join(taken), used
 
 
-def _padded(text: str, width: int, *, left: bool = True) -> str:
+def _pad(text: str, width: int, *, left: bool = True) -> str:
     cut, used = _cut(text, width)
     if cut != text and width > 1:
         # `~` marks a cut text.
@@ -288,7 +286,7 @@ def _padded(text: str, width: int, *, left: bool = True) -> str:
     return cut + space if left else space + cut
 
 
-def _fitted(lines: Sequence[Line], width: int, height: int | None) -> list[Line]:
+def _fit(lines: Sequence[Line], width: int, height: int | None) -> list[Line]:
     """Return the lines cut and padded to the size of the screen."""
     fitted: list[Line] = []
     for line in lines[:height]:

@@ -75,10 +75,10 @@ def _sequence(raw: bytes) -> int:
     return 0 if len(raw) < 16 else 1
 
 
-def pressed(chosen: ScreenOptions, key: str, *, rows: int, room: int) -> ScreenOptions | None:
+def handle_key(chosen: ScreenOptions, key: str, *, rows: int, room: int) -> ScreenOptions | None:
     """Return the view after a key, None to quit. `rows` match the filter, `room` rows fit."""
     if chosen.typing:
-        return _typed(chosen, key)
+        return _edit_filter(chosen, key)
     if chosen.help:
         return None if key == "q" else replace(chosen, help=False)
     last = max(0, rows - room)
@@ -119,7 +119,7 @@ def pressed(chosen: ScreenOptions, key: str, *, rows: int, room: int) -> ScreenO
     return chosen
 
 
-def _typed(chosen: ScreenOptions, key: str) -> ScreenOptions:
+def _edit_filter(chosen: ScreenOptions, key: str) -> ScreenOptions:
     match key:
         case "\r" | "\n":
             return replace(chosen, typing=False)
