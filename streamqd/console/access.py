@@ -198,7 +198,9 @@ class ConsoleAccess:
             name = asking.headers.get(header.lower(), "").strip()
             if name and len(name) <= NAME_CHARS and name.isprintable():
                 known = (self.users or {}).get(name)
-                return self._made(name, known.role if known else role_of(self.settings.proxy_role))
+                return self._make_person(
+                    name, known.role if known else role_of(self.settings.proxy_role)
+                )
         value = asking.cookies.get(self.cookie_name(secure=self.is_secure(asking)), "")
         now = time.monotonic()
         with self._lock:
@@ -221,7 +223,7 @@ class ConsoleAccess:
         forwarded = asking.headers.get("x-forwarded-proto", "")
         return asking.scheme == "https" or (forwarded == "https" and self.trusts(asking.peer))
 
-    def _made(self, name: str, role: Role) -> Person:
+    def _make_person(self, name: str, role: Role) -> Person:
         bodies = getattr(self.settings, f"{role.word}_bodies")
         return Person(name, Role.VIEWER if self.settings.read_only else role, bodies)
 
@@ -239,7 +241,7 @@ class ConsoleAccess:
             right = bool(self._token) and hmac.compare_digest(token.encode(), self._token.encode())
             if right:
                 self._token = ""
-        return self._enter(self._made(_own_name(), Role.ADMIN)) if right else None
+        return self._enter(self._make_person(_own_name(), Role.ADMIN)) if right else None
 
     def enter_by_password(self, name: str, password: str) -> str | None:
         """Return a new session for the right password.
@@ -258,7 +260,7 @@ class ConsoleAccess:
             with self._lock:
                 self._failures.append(now)
             return None
-        return self._enter(self._made(user.name, user.role))
+        return self._enter(self._make_person(user.name, user.role))
 
     def _enter(self, person: Person) -> str:
         value = secrets.token_urlsafe(32)

@@ -131,11 +131,9 @@ class ConsoleApp:
         self._ledger = Ledger()
         self._new_link = new_link
         self._root = settings.console.prefix.rstrip("/")
-        self.hub = Hub(self._render_live, doors.explained)
+        self.hub = Hub(self._render_live, doors.explain)
         self.rules = self._table()
-        routes = [
-            Route(each.path, self._guarded(each), methods=[each.method]) for each in self.rules
-        ]
+        routes = [Route(each.path, self._guard(each), methods=[each.method]) for each in self.rules]
         self._views = [(Route(each.path, _unused), each) for each in VIEWS]
         app = Starlette(
             routes=routes,
@@ -173,7 +171,7 @@ class ConsoleApp:
 
     # --- access ---
 
-    def _guarded(self, rule: Rule) -> Endpoint:
+    def _guard(self, rule: Rule) -> Endpoint:
         """Return the endpoint of a route for persons with its role."""
 
         async def answer(request: Request) -> Response:
@@ -186,11 +184,11 @@ class ConsoleApp:
                     return self._unknown(request)
                 if not person.may(rule.role):
                     return self._forbidden(request, rule.role)
-            return await self._answered(rule, request)
+            return await self._answer(rule, request)
 
         return answer
 
-    async def _answered(self, rule: Rule, request: Request) -> Response:
+    async def _answer(self, rule: Rule, request: Request) -> Response:
         """Run an endpoint. Errors become pages with one sentence."""
         try:
             return await rule.endpoint(request)
@@ -208,7 +206,7 @@ class ConsoleApp:
                 text = f"Redis rejected the change: {error}"
                 return self._problem(request, HTTPStatus.CONFLICT, text)
             return self._problem(
-                request, HTTPStatus.SERVICE_UNAVAILABLE, doors.explained(error), away=True
+                request, HTTPStatus.SERVICE_UNAVAILABLE, doors.explain(error), away=True
             )
         except InvalidValueError as error:
             text = f"{error}; run `streamqd doctor` for the fix"
@@ -332,13 +330,15 @@ class ConsoleApp:
         if self.hub.pages >= STREAMS_MAX:
             raise TooBusyError(f"{STREAMS_MAX} pages are open; close some")
         here = request.query_params.get("page", "")[:URL_CHARS_MAX]
-        if self._found(here) is None:
+        if self._find_live_view(here) is None:
             raise InvalidRequestError("no live page has this address")
         key = PageKey(here, replace(request.state.person, name=""))
         headers = {"x-accel-buffering": "no"}
         return StreamingResponse(self.hub.listen(key), 200, headers, "text/event-stream")
 
-    def _found(self, here: str) -> tuple[ConsoleView, dict[str, str], dict[str, str]] | None:
+    def _find_live_view(
+        self, here: str
+    ) -> tuple[ConsoleView, dict[str, str], dict[str, str]] | None:
         """Return the live view at a path with a query, and both kinds of parameters."""
         path, _, query = here.partition("?")
         for route, view in self._views:
@@ -348,7 +348,7 @@ class ConsoleApp:
         return None
 
     async def _render_live(self, key: PageKey) -> str:
-        found = self._found(key.here)
+        found = self._find_live_view(key.here)
         if found is None or not key.person.may(found[0].role):
             raise RequestRefusedError("no live page has this address")
         view, path, query = found
@@ -362,9 +362,9 @@ class ConsoleApp:
     # --- acts ---
 
     async def _form(self, act: Act, request: Request) -> Response:
-        return await self._shown(act, request, dict(request.query_params))
+        return await self._show_form(act, request, dict(request.query_params))
 
-    async def _shown(
+    async def _show_form(
         self,
         act: Act,
         request: Request,
@@ -385,7 +385,7 @@ class ConsoleApp:
             visit = Visit(desk, person, path, values)
             fields = act.fields(visit)
             sent = forms.values_of(values, fields)
-            preview = forms.previewed(lambda: act.preview(visit))
+            preview = forms.run_preview(lambda: act.preview(visit))
             return self._pages.page(
                 "act.html",
                 person,
@@ -394,8 +394,8 @@ class ConsoleApp:
                 theme=theme,
                 act=act,
                 back=self._pages.to(act.back, **path),
-                fields=[each for each in fields if not each.folded],
-                folded=[each for each in fields if each.folded],
+                fields=[field for field in fields if not field.folded],
+                folded=[field for field in fields if field.folded],
                 hidden={name: sent[name] for name in sent if name not in {f.name for f in fields}},
                 seen=forms.digest(sent),
                 preview=preview,
@@ -416,19 +416,19 @@ class ConsoleApp:
         key = RequestKey(person.name, values.pop(REQUEST, ""))
         typed, seen = values.pop(TYPED, ""), values.pop(SEEN, None)
         if values.pop(DRY, ""):
-            return await self._shown(act, request, values)
-        if seen not in (None, forms.digest(forms.chosen(values))):
-            return await self._shown(act, request, values, changed=True)
+            return await self._show_form(act, request, values)
+        if seen not in (None, forms.digest(forms.chosen_values(values))):
+            return await self._show_form(act, request, values, changed=True)
 
         def run(desk: Desk) -> ActResult:
             visit = Visit(desk, person, path, values, typed)
             forms.check_typed(typed, act.typed(visit))
-            return doors.acting(person.name, lambda: forms.audited(desk, act.run(visit)))
+            return doors.acting(person.name, lambda: forms.write_note(desk, act.run(visit)))
 
         try:
             done = await self._ledger.once(key, lambda: self._backend.call(run))
         except (RequestRefusedError, InvalidValueError, MessageTooLargeError) as error:
-            return await self._shown(act, request, values, HTTPStatus.CONFLICT, str(error))
+            return await self._show_form(act, request, values, HTTPStatus.CONFLICT, str(error))
         place = path if done.parameters is None else done.parameters
         target = self._pages.to(done.view or act.back, **{**place, "done": key.request})
         return RedirectResponse(target or self._pages.url("/"), HTTPStatus.SEE_OTHER)

@@ -194,7 +194,7 @@ def record(
     return True
 
 
-def explained(error: StreamqdError) -> str:
+def explain(error: StreamqdError) -> str:
     """Return a sentence about an error of Redis for the banner."""
     if isinstance(error, RedisUnavailableError):
         return "Redis does not answer. Numbers are missing or out of date. Retrying automatically."

@@ -115,7 +115,7 @@ class BodyReader:
                 parse_constant=_Digits,
                 object_pairs_hook=_Pairs,
             )
-            return "json", self._printed(value)
+            return "json", self._format(value)
         except (ValueError, RecursionError):
             return "text", text
 
@@ -126,16 +126,16 @@ class BodyReader:
 
         try:
             value = msgspec.msgpack.decode(payload)
-            return ("msgpack", self._printed(value)) if isinstance(value, dict | list) else ("", "")
+            return ("msgpack", self._format(value)) if isinstance(value, dict | list) else ("", "")
         except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
             return "", ""
 
-    def _printed(self, value: Any) -> str:
-        pointers = {each for each in self.masks if each.startswith("/")}
-        return _printed(value, "", pointers if self.bodies == "masked" else set(), "")
+    def _format(self, value: Any) -> str:
+        pointers = {mask for mask in self.masks if mask.startswith("/")}
+        return _format_json(value, "", pointers if self.bodies == "masked" else set(), "")
 
 
-def _printed(value: Any, pointer: str, masks: set[str], indent: str) -> str:
+def _format_json(value: Any, pointer: str, masks: set[str], indent: str) -> str:
     """Return JSON with an indentation of two spaces. Members at `masks` are hidden."""
     if pointer in masks:
         return f'"{MASK}"'
@@ -145,13 +145,15 @@ def _printed(value: Any, pointer: str, masks: set[str], indent: str) -> str:
     if isinstance(value, dict | _Pairs):
         members = list(value.items()) if isinstance(value, dict) else value
         lines = [
-            f"{inner}{_text(name)}: " + _printed(each, f"{pointer}/{_escaped(name)}", masks, inner)
-            for name, each in members
+            f"{inner}{_text(name)}: "
+            + _format_json(member, f"{pointer}/{_escape(name)}", masks, inner)
+            for name, member in members
         ]
         return "{\n" + ",\n".join(lines) + f"\n{indent}}}" if lines else "{}"
     if isinstance(value, list | tuple):
         lines = [
-            inner + _printed(each, f"{pointer}/{at}", masks, inner) for at, each in enumerate(value)
+            inner + _format_json(member, f"{pointer}/{at}", masks, inner)
+            for at, member in enumerate(value)
         ]
         return "[\n" + ",\n".join(lines) + f"\n{indent}]" if lines else "[]"
     return _text(value)
@@ -163,7 +165,7 @@ def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _escaped(name: object) -> str:
+def _escape(name: object) -> str:
     return str(name).replace("~", "~0").replace("/", "~1")
 
 

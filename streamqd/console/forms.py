@@ -48,7 +48,7 @@ def read_form(body: bytes) -> dict[str, str]:
     return {name: value.replace("\r\n", "\n") for name, value in pairs}
 
 
-def chosen(values: Mapping[str, str]) -> dict[str, str]:
+def chosen_values(values: Mapping[str, str]) -> dict[str, str]:
     """Return the values that a person chose, without the form's own."""
     own = {REQUEST, TYPED, DRY}
     return {
@@ -60,7 +60,7 @@ def chosen(values: Mapping[str, str]) -> dict[str, str]:
 
 def values_of(given: Mapping[str, str], fields: Sequence[FormField]) -> dict[str, str]:
     """Return the values that an unchanged form sends: those of its fields, and other given ones."""
-    return chosen(given) | {each.name: each.value.replace("\r\n", "\n") for each in fields}
+    return chosen_values(given) | {each.name: each.value.replace("\r\n", "\n") for each in fields}
 
 
 def digest(values: Mapping[str, str]) -> str:
@@ -69,7 +69,7 @@ def digest(values: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:32]
 
 
-def previewed(function: Callable[[], Preview]) -> Preview:
+def run_preview(function: Callable[[], Preview]) -> Preview:
     """Return a dry run. If the present state or a value forbids the act, it has the refusal."""
     try:
         return function()
@@ -83,7 +83,7 @@ def check_typed(given: str, wanted: str) -> None:
         raise RequestRefusedError(f"nothing was changed: type {wanted} to confirm")
 
 
-def audited(desk: Desk, done: ActResult) -> ActResult:
+def write_note(desk: Desk, done: ActResult) -> ActResult:
     """Write the note of a change into the audit log of each topic. Return the result."""
     note = done.note
     if note is None or record(desk, note.topics, note.command, note.arguments, note.counts):

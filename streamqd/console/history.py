@@ -94,7 +94,7 @@ class ConsoleHistory:
             self._read(store, fleet, now_unix_ms, minutes)
             last = now_unix_ms // MINUTE_MS // step * step
             some = self._groups.get(pair, {})
-            whole = _measured(some, partitions)
+            whole = _measured_minutes(some, partitions)
             return [
                 self._point(some, whole, first, step) for first in range(last - minutes, last, step)
             ]
@@ -215,7 +215,7 @@ def _sum(figures: array[int], row: HistoryRow, at: int, minutes: int) -> None:
         figures[index] = min(_MOST, figures[index] + history.share(each, at, minutes))
 
 
-def _measured(some: Mapping[int, array[int]], partitions: int) -> frozenset[int]:
+def _measured_minutes(some: Mapping[int, array[int]], partitions: int) -> frozenset[int]:
     """Return the minutes in which the lag of all partitions that existed then was measured.
 
     A topic only grows, so the most partitions that were measured before are those that existed.

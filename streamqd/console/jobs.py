@@ -80,9 +80,9 @@ class Jobs:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
-    def listed(self, topic: str = "") -> list[ConsoleJob]:
+    def recent(self, topic: str = "") -> list[ConsoleJob]:
         """Return the jobs, of a topic or of all, the latest first."""
-        return [each for each in reversed(self._jobs.values()) if topic in ("", each.topic)]
+        return [job for job in reversed(self._jobs.values()) if topic in ("", job.topic)]
 
     def get(self, job_id: str) -> ConsoleJob:
         """Return a job. Raises RequestRefusedError."""

@@ -209,7 +209,7 @@ def read(fleet: Fleet, settings: Settings, before: FleetNow | None = None) -> Fl
     slow = before.slow if before is not None else None
     if slow is None or time.monotonic() > slow.until:
         slow = _slow(fleet, settings, seen)
-    return made(seen, slow, taken)
+    return derive(seen, slow, taken)
 
 
 def _slow(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> SlowFacts:
@@ -227,7 +227,7 @@ def _slow(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> SlowFacts:
     return SlowFacts(until, dict(+dead), timed, report.findings, found)
 
 
-def made(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
+def derive(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
     """Derive troubles and groups from facts."""
     slow = replace(slow, dead=_dead(seen, slow.dead))
     first = {found.row.assignment: found for found in why.problems(seen)}

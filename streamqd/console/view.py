@@ -117,7 +117,7 @@ class Visit:
         quoted = f'"{label or name.replace("_", " ").capitalize()}"'
         return integer(text, quoted, least=least, most=most) if text else default
 
-    def given(
+    def optional_number(
         self, name: str, *, least: int = 0, most: int = _WHOLE_MAX, label: str = ""
     ) -> int | None:
         """Return an integer parameter of the URL, None without it. Raises InvalidRequestError."""
@@ -249,7 +249,7 @@ class ActResult:
     parameters: Mapping[str, object] | None = None
 
     @classmethod
-    def started(cls, job: str, note: AuditNote | None = None) -> ActResult:
+    def of_job(cls, job: str, note: AuditNote | None = None) -> ActResult:
         """Return the result of an act that started a job, whose page shows that it runs."""
         return cls("", note, "job", {"job": job})
 

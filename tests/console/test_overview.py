@@ -62,7 +62,7 @@ def assignment(acked=0.0, failed=0.0, **more) -> AssignmentRow:
 def troubles(*rows: AssignmentRow) -> list[Trouble]:
     state = FleetState(NOW, 15.0, (), Directives())
     seen = FleetSnapshot("default", state, instances=[WEST], assignments=rows)
-    return list(overview.made(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0).troubles)
+    return list(overview.derive(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0).troubles)
 
 
 def behind(**more) -> AssignmentRow:
@@ -95,7 +95,7 @@ def test_a_forgotten_pause_is_a_warning():
         scope, given = Scope("clicks"), Directive(NOW - seconds * 1000, "ann", "")
         state = FleetState(NOW, 15.0, (), Directives(pauses={scope: given}))
         seen = FleetSnapshot("default", state, instances=[WEST], assignments=[assignment()])
-        [found] = overview.made(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0).troubles
+        [found] = overview.derive(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0).troubles
         return found.level, found.fix
 
     assert paused(3_000) == ("note", "")
@@ -108,7 +108,7 @@ def test_a_late_schedule_is_a_problem_as_for_doctor():
     seen = FleetSnapshot("default", FleetState(NOW, 15.0, (), Directives()), instances=[WEST])
 
     def level(known):
-        return overview.made(seen, SlowFacts(0.0, {}, known, []), 0.0).troubles[0].level
+        return overview.derive(seen, SlowFacts(0.0, {}, known, []), 0.0).troubles[0].level
 
     assert (level(late), level(orphaned)) == ("alarm", "warn")
 
@@ -122,7 +122,7 @@ def test_a_partition_has_the_level_of_its_trouble():
     state = FleetState(NOW, 15.0, (), Directives())
     seen = FleetSnapshot("default", state, instances=[WEST], assignments=[slow, free, flooded])
 
-    now = overview.made(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0)
+    now = overview.derive(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0)
 
     [found] = [each for each in now.troubles if each.partition == 0]
     assert (found.level, now.levels[slow.assignment]) == ("warn", "warn")
@@ -157,7 +157,7 @@ def test_problems_of_doctor_are_lines_and_its_warnings_one():
         finding("outboxes.waiting", "warning", "shop"),
     ]
 
-    now = overview.made(seen, SlowFacts(0.0, {}, NO_SCHEDULES, findings), 0.0)
+    now = overview.derive(seen, SlowFacts(0.0, {}, NO_SCHEDULES, findings), 0.0)
 
     assert [(each.level, each.text, each.area) for each in now.troubles] == [
         ("alarm", "10.0.0.1:6379: server.eviction is wrong", "server"),

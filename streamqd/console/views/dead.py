@@ -49,7 +49,7 @@ def choice_of(visit: Visit, now_unix_ms: int) -> MessageFilter:
         headers=((header, value),) if stated_header else (),
         since_unix_ms=_instant(visit, "since", now_unix_ms),
         until_unix_ms=_instant(visit, "until", now_unix_ms),
-        partition=visit.given("partition", most=PARTITION_MAX),
+        partition=visit.optional_number("partition", most=PARTITION_MAX),
     )
 
 
@@ -69,7 +69,7 @@ def _instant(visit: Visit, name: str, now_unix_ms: int) -> int | None:
     )
 
 
-def stated(visit: Visit) -> dict[str, str]:
+def filters_of(visit: Visit) -> dict[str, str]:
     """Return the filters as they are written, for links and forms."""
     return {name: visit.text(name) for name in FILTERS if visit.text(name)}
 
@@ -80,7 +80,7 @@ def show_topics(visit: Visit) -> Context:
     rows.sort(key=lambda row: -(row.newest_unix_ms or 0))
     return {
         "page": visit.page_of(rows, visit.limit),
-        "jobs": visit.desk.backend.jobs.listed(),
+        "jobs": visit.desk.backend.jobs.recent(),
     }
 
 
@@ -107,14 +107,14 @@ def show(visit: Visit) -> Context:
             stop=dead_letters.stop_after(seconds),
         )
     return {
-        "filters": stated(visit),
+        "filters": filters_of(visit),
         "page": page,
         "causes": causes,
         "shown": visit.page_of(causes.causes if causes else [], CAUSES_SHOWN, "causes_from"),
         "more": BUDGET_MAX if budget < BUDGET_MAX else 0,
         "examine": visit.text("examine"),
         "budget": causes.examined if causes else BUDGET,
-        "jobs": visit.desk.backend.jobs.listed(topic)[:5],
+        "jobs": visit.desk.backend.jobs.recent(topic)[:5],
     }
 
 

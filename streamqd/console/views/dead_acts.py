@@ -99,11 +99,13 @@ def _target(visit: Visit) -> Target:
             '"To topic" already sends to all groups of that topic; set "Deliver to" to the original'
             " group"
         )
-    return Target(all_groups, visit.given("to_partition", most=PARTITION_MAX), topic or None)
+    return Target(
+        all_groups, visit.optional_number("to_partition", most=PARTITION_MAX), topic or None
+    )
 
 
 def _canary(visit: Visit) -> int | None:
-    return visit.given("canary", least=1, label=_LIMIT)
+    return visit.optional_number("canary", least=1, label=_LIMIT)
 
 
 def _rate(visit: Visit) -> float | None:
@@ -141,14 +143,14 @@ def _stated_at(visit: Visit) -> int:
 
 def _stated_count(visit: Visit) -> int | None:
     """Return the exact count of the dry run that the person saw, None if it had none."""
-    return visit.given(COUNT)
+    return visit.optional_number(COUNT)
 
 
 def _budget(visit: Visit) -> int:
     return visit.number("examine", EXAMINED, least=1, most=EXAMINED_MAX, label=_SCAN)
 
 
-def _stated(at_unix_ms: int, letters: int, *, complete: bool) -> dict[str, str]:
+def _form_values(at_unix_ms: int, letters: int, *, complete: bool) -> dict[str, str]:
     """Return the values that the form passes on to the act."""
     return {AT: str(at_unix_ms)} | ({COUNT: str(letters)} if complete else {})
 
@@ -158,7 +160,7 @@ def _how_many(number: int, *, complete: bool) -> str:
     return letters if complete else f"At least {letters}"
 
 
-def _examined(seen: ReplayPlan | LetterCount, act: str) -> str:
+def _describe_unexamined(seen: ReplayPlan | LetterCount, act: str) -> str:
     """Return the sentences about the dead letters that a dry run has not examined."""
     return (
         f"The dry run examined {seen.examined:,} of {plural(seen.total, 'dead letter')}. The {act}"
@@ -199,7 +201,7 @@ def preview_replay(visit: Visit) -> Preview:
         rows=(("Cause", "Group", letters, "Replayed before"), rows) if rows else None,
         typed=plan.topic if risks else "",
         typed_reason=", ".join(risks),
-        stated=_stated(at, plan.dead_letters, complete=plan.complete),
+        stated=_form_values(at, plan.dead_letters, complete=plan.complete),
     )
 
 
@@ -209,7 +211,7 @@ def _sentences(plan: ReplayPlan, rate: float | None) -> list[str]:
     if not plan.dead_letters and not plan.complete:
         sentences = ["None of the examined dead letters would be replayed."]
     if not plan.complete:
-        sentences.append(_examined(plan, "replay"))
+        sentences.append(_describe_unexamined(plan, "replay"))
         if plan.dead_letters:
             sentences.append(
                 f'To replay only the {plan.dead_letters:,} found, set "{_LIMIT}" to'
@@ -249,12 +251,12 @@ def replay(visit: Visit) -> ActResult:
     check_typed(visit.typed, topic if _risks(_plan(visit, at), _target(visit)) else "")
     target = _target(visit)
     change = functools.partial(dead_letters.replay, target=target, rate=rate, limit=canary)
-    return _started(
+    return _start_job(
         visit,
         f"Replay to {target}",
         _choice_at(visit, at),
         change,
-        _replayed,
+        _describe_replay,
         replayed_since_unix_ms=_present(visit),
         rest=_rest(visit),
     )
@@ -268,7 +270,7 @@ def _rest(visit: Visit) -> dict[str, str]:
     return stated
 
 
-def _replayed(done: ReplayResult) -> tuple[int, list[str]]:
+def _describe_replay(done: ReplayResult) -> tuple[int, list[str]]:
     """Return the number of replayed dead letters, and clauses about them and the others."""
     parts = [f"{plural(done.replayed, 'dead letter')} replayed to {done.target}"]
     parts += [f"{number:,} kept: {why}" for why, number in done.refused.items()]
@@ -295,11 +297,11 @@ def preview_purge(visit: Visit) -> Preview:
     letters = _how_many(found.letters, complete=found.complete)
     sentences = [f"{letters} of {topic} would be deleted permanently."]
     if not found.complete:
-        sentences.append(_examined(found, "purge"))
+        sentences.append(_describe_unexamined(found, "purge"))
     return Preview(
         sentences,
         refusal="" if found.letters or not found.complete else "No dead letters match.",
-        stated=_stated(at, found.letters, complete=found.complete),
+        stated=_form_values(at, found.letters, complete=found.complete),
     )
 
 
@@ -307,10 +309,10 @@ def purge(visit: Visit) -> ActResult:
     """Start the purge of the dry run that the person saw, as a job."""
     configured = visit.desk.settings.topics.get(visit.path["topic"])
     change = functools.partial(dead_letters.purge, configured=configured)
-    return _started(visit, "Purge", _choice_at(visit, _stated_at(visit)), change, _purged)
+    return _start_job(visit, "Purge", _choice_at(visit, _stated_at(visit)), change, _describe_purge)
 
 
-def _purged(done: Purged) -> tuple[int, list[str]]:
+def _describe_purge(done: Purged) -> tuple[int, list[str]]:
     """Return the number of purged dead letters, and clauses about them and the others."""
     parts = [f"{plural(done.purged, 'dead letter')} purged"]
     if done.unarchived:
@@ -321,7 +323,7 @@ def _purged(done: Purged) -> tuple[int, list[str]]:
 # --- jobs -----------------------------------------------------------------------------------------
 
 
-def _started(
+def _start_job(
     visit: Visit,
     title: str,
     choice: MessageFilter,
@@ -359,7 +361,7 @@ def _started(
 
     letters = dead_letters.total(store, topic)
     job = ConsoleJob(visit.person.name, title, topic, stated, letters, replayed_since_unix_ms, rest)
-    return ActResult.started(visit.desk.backend.start_job(job, work))
+    return ActResult.of_job(visit.desk.backend.start_job(job, work))
 
 
 ACTS = (

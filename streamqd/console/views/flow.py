@@ -139,8 +139,8 @@ def _picture(layout: FlowLayout, topics: Sequence[FlowTopic], now_unix_ms: int) 
             below, y = at + BOX + GAP, at + BOX + GAP + _height(groups)
         else:
             tallest = max(_height(sources), _height(groups), BOX + GAP)
-            at, first = _centered(y, tallest, BOX + GAP), _centered(y, tallest, _height(sources))
-            below, y = _centered(y, tallest, _height(groups)), y + tallest
+            at, first = _center(y, tallest, BOX + GAP), _center(y, tallest, _height(sources))
+            below, y = _center(y, tallest, _height(groups)), y + tallest
         known = [each.arriving for each in topic.groups if each.arriving is not None]
         arriving = _per_second(max(known, default=None), " in")
         width, name = layout.topic_width, topic.name
@@ -205,7 +205,7 @@ def _height(boxes: Sequence[object]) -> int:
     return len(boxes) * (BOX + GAP)
 
 
-def _centered(y: int, room: int, height: int) -> int:
+def _center(y: int, room: int, height: int) -> int:
     return y + (room - height) // 2
 
 

@@ -129,7 +129,7 @@ def _value(row: TailedEntry, name: str) -> str | None:
 
 def show_tail(visit: Visit) -> Context:
     """Return the newest messages of a topic or partition. The live page shows them as they come."""
-    topic, partition = visit.path["topic"], visit.given("partition", most=PARTITION_MAX)
+    topic, partition = visit.path["topic"], visit.optional_number("partition", most=PARTITION_MAX)
 
     def read() -> tuple[int, bool, list[TailedEntry], list[Unreadable]]:
         found = tail.messages(visit.desk.store, topic)
@@ -192,7 +192,7 @@ def show_message(visit: Visit) -> Context:
         "key": reader.key(fields.get(b"key")),
         "headers": headers,
         "archive": visit.desk.settings.console.archive or "",
-        "archived_in": _archived(visit, found),
+        "archived_in": _find_in_archive(visit, found),
     }
 
 
@@ -230,7 +230,7 @@ def _of_uid(label: str, text: str) -> Origin:
     return Origin(label, text, "", "message", {"topic": topic, "uid": text})
 
 
-def _archived(visit: Visit, found: Trace) -> str:
+def _find_in_archive(visit: Visit, found: Trace) -> str:
     """Return where the archive has a message, '' if the person has not asked for that."""
     settings = visit.desk.settings
     asked = visit.text("archive") and found.where != "delayed"

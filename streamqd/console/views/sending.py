@@ -29,7 +29,7 @@ def _send_fields(visit: Visit) -> Sequence[FormField]:
     )
 
 
-def _given(visit: Visit) -> tuple[dict[str, str], float | None]:
+def _read_form(visit: Visit) -> tuple[dict[str, str], float | None]:
     headers = stated_headers(visit)
     text = visit.text("delay")
     try:
@@ -45,7 +45,7 @@ def preview_send(visit: Visit) -> Preview:
     """Return what sending would do."""
     topic = visit.path["topic"]
     count = partition_count(visit.desk.store, topic)
-    _, delay = _given(visit)
+    _, delay = _read_form(visit)
     key = visit.text("key")
     where = f"partition {crc32_partition(key.encode(), count)}" if key else "the next partition"
     size = len(visit.query.get("payload", "").encode())
@@ -56,7 +56,7 @@ def preview_send(visit: Visit) -> Preview:
 def send_message(visit: Visit) -> ActResult:
     """Send."""
     topic = visit.path["topic"]
-    headers, delay = _given(visit)
+    headers, delay = _read_form(visit)
     uid = send(visit, topic, visit.query.get("payload", ""), visit.text("key"), headers, delay)
     note = AuditNote([topic], "produce", {"uid": uid}, {"sent": 1})
     return ActResult(f"Sent as {uid}.", note, "message", {"topic": topic, "uid": uid})

@@ -86,7 +86,7 @@ def _group(visit: Visit) -> tuple[str, str]:
 
 def _group_scope(visit: Visit) -> Scope:
     """Return the group of the path, or its partition in the form. Raises InvalidRequestError."""
-    number = visit.given("partition", most=PARTITION_MAX)
+    number = visit.optional_number("partition", most=PARTITION_MAX)
     return Scope(visit.path["topic"], number, visit.path["group"])
 
 
@@ -214,7 +214,7 @@ def _move(visit: Visit, assignment: Assignment, dry_run: bool) -> Steered:
     return directives.move(visit.desk.fleet, assignment, to, visit.text(WHY), dry_run=dry_run)
 
 
-def _moved(visit: Visit, assignment: Assignment) -> str:
+def _describe_move(visit: Visit, assignment: Assignment) -> str:
     to = _to(visit, assignment)
     if to == _owner(visit, assignment):
         return f"{assignment} would stay on {to}, even if the fleet moves others."
@@ -233,7 +233,7 @@ MOVE = Steering(
     "move",
     assignment_of,
     _move,
-    _moved,
+    _describe_move,
     lambda visit, assignment: f"{assignment} is assigned to {_to(visit, assignment)}.",
     _from_and_to,
 )

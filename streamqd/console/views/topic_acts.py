@@ -37,14 +37,14 @@ def _group_of(visit: Visit) -> str:
 
 
 def _grow_fields(visit: Visit) -> Sequence[FormField]:
-    text = visit.text("partitions") or str(_wanted(visit))
+    text = visit.text("partitions") or str(_wanted_partitions(visit))
     hint = "A multiple of the current number. A topic cannot shrink."
     return (FormField("partitions", "Partitions", text, hint),)
 
 
-def _wanted(visit: Visit) -> int:
+def _wanted_partitions(visit: Visit) -> int:
     """Return the number of partitions in the form, by default twice the present one."""
-    given = visit.given("partitions", least=1, most=growth.PARTITIONS_MAX)
+    given = visit.optional_number("partitions", least=1, most=growth.PARTITIONS_MAX)
     if given is not None:
         return given
     count = topics.partition_count(visit.desk.store, visit.path["topic"])
@@ -66,7 +66,7 @@ def _growth(visit: Visit, to: int) -> growth.Progress | None:
 
 def preview_grow(visit: Visit) -> Preview:
     """Return what growing a topic would do."""
-    name, store, to = visit.path["topic"], visit.desk.store, _wanted(visit)
+    name, store, to = visit.path["topic"], visit.desk.store, _wanted_partitions(visit)
     under_way, goal = _growth(visit, to), plural(to, "partition")
     if under_way is not None:
         rows = [(each.group, each.left) for each in under_way.groups]
@@ -90,7 +90,7 @@ def preview_grow(visit: Visit) -> Preview:
 
 def grow(visit: Visit) -> ActResult:
     """Start or continue a growth, as a job. Only its start is audited, as by the command."""
-    name, to = visit.path["topic"], _wanted(visit)
+    name, to = visit.path["topic"], _wanted_partitions(visit)
     under_way = _growth(visit, to)
 
     def work(desk: Desk, job: ConsoleJob) -> str:
@@ -109,7 +109,7 @@ def grow(visit: Visit) -> ActResult:
     job = ConsoleJob(visit.person.name, f"Grow to {to:,}", name)
     started = AuditNote([name], "topic grow", {"partitions": to})
     note = started if under_way is None else None
-    return ActResult.started(visit.desk.backend.start_job(job, work), note)
+    return ActResult.of_job(visit.desk.backend.start_job(job, work), note)
 
 
 # --- delete a topic -------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def delete_topic(visit: Visit) -> ActResult:
         return text if written else f"{text} {NOT_AUDITED}"
 
     job = ConsoleJob(visit.person.name, "Delete the topic", name)
-    return ActResult.started(visit.desk.backend.start_job(job, work))
+    return ActResult.of_job(visit.desk.backend.start_job(job, work))
 
 
 # --- reset a group --------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def _reset_fields(visit: Visit) -> Sequence[FormField]:
 
 
 def _reset(visit: Visit, *, dry_run: bool) -> GroupReset:
-    number = visit.given("partition", most=PARTITION_MAX)
+    number = visit.optional_number("partition", most=PARTITION_MAX)
     return groups.reset(
         visit.desk.store,
         visit.path["topic"],
@@ -197,7 +197,7 @@ def _reset(visit: Visit, *, dry_run: bool) -> GroupReset:
 def preview_reset(visit: Visit) -> Preview:
     """Return the positions that a reset would set."""
     if not visit.text("to"):
-        owned = _owned(visit)
+        owned = _describe_owners(visit)
         text = "Enter the first message to read, then update the dry run."
         return Preview([], refusal=text, warnings=[owned] if owned else [])
     done = _reset(visit, dry_run=True)
@@ -221,16 +221,16 @@ def preview_reset(visit: Visit) -> Preview:
 
 def _stop_first(visit: Visit, obstacle: str) -> str:
     """Return a refusal that names the way in the console, '' without an obstacle."""
-    return obstacle and (_owned(visit) or sentence(obstacle))
+    return obstacle and (_describe_owners(visit) or sentence(obstacle))
 
 
-def _owned(visit: Visit) -> str:
+def _describe_owners(visit: Visit) -> str:
     """Return which partitions of the group have an owner, '' if none has one."""
     rows = visit.now.rows(visit.path["topic"], visit.path["group"])
-    owned = [each for each in rows if each.owner]
+    owned = [row for row in rows if row.owner]
     if not owned:
         return ""
-    where = spans(each.partition for each in owned)
+    where = spans(row.partition for row in owned)
     return f"Instances own {where} of {owned[0].topic}/{owned[0].group}. Stop the group first."
 
 
@@ -251,13 +251,13 @@ def _delete_fields(visit: Visit) -> Sequence[FormField]:
     return (visit.field("discard", "Unfinished messages", choices=choices),)
 
 
-def _checked(visit: Visit) -> groups.GroupDetail:
+def _check_group(visit: Visit) -> groups.GroupDetail:
     """Return the group. Raises TopicNotFoundError, and RequestRefusedError while it is in use."""
     topic, group = visit.path["topic"], visit.path["group"]
     found = groups.describe(visit.desk.store, topic, group)
-    if owned := [each for each in found.partitions if each.lease == "owned"]:
+    if owned := [row for row in found.partitions if row.lease == "owned"]:
         raise RequestRefusedError(
-            f"{owned[0].owner} owns {spans(each.partition for each in owned)} of {topic}/{group};"
+            f"{owned[0].owner} owns {spans(row.partition for row in owned)} of {topic}/{group};"
             " stop the group first"
         )
     if why := groups.growing(visit.desk.store, topic, group):
@@ -273,7 +273,7 @@ def _checked(visit: Visit) -> groups.GroupDetail:
 
 def preview_delete_group(visit: Visit) -> Preview:
     """Return what deleting a group would do."""
-    found = _checked(visit)
+    found = _check_group(visit)
     left, least = groups.count_unfinished(found.partitions), "" if found.lag_exact else "at least "
     unread = plural(found.lag - left.due, "unread message")
     pending, retries = (
@@ -293,7 +293,7 @@ def preview_delete_group(visit: Visit) -> Preview:
 
 def delete_group(visit: Visit) -> ActResult:
     """Delete a group."""
-    found, discard = _checked(visit), bool(visit.text("discard"))
+    found, discard = _check_group(visit), bool(visit.text("discard"))
     topic, group = found.topic, found.group
     done = groups.delete(visit.desk.store, topic, group, force=discard)
     arguments, counts = {"group": group, "force": discard}, {"partitions": done.partitions}

@@ -180,8 +180,8 @@ def stopped_groups(visit: Visit, topic: str, groups: Iterable[str]) -> set[str]:
 
 def _settings(detail: TopicDetail) -> Iterator[SettingRow]:
     """Yield each setting that is not "none", written as in a file."""
-    file, stored = _written(detail.configured), _written(detail.settings)
-    for name, value in _written(detail.effective).items():
+    file, stored = _format_settings(detail.configured), _format_settings(detail.settings)
+    for name, value in _format_settings(detail.effective).items():
         if value == '"none"':
             continue
         origin = "file" if name in file else "registered" if name in stored else "default"
@@ -189,7 +189,7 @@ def _settings(detail: TopicDetail) -> Iterator[SettingRow]:
         yield SettingRow(name, value, origin, "" if other == value else other)
 
 
-def _written(settings: Mapping[str, Any]) -> dict[str, str]:
+def _format_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     lines = (line.partition(" = ") for line in topics_settings.lines(settings))
     return {name: value for name, _, value in lines}
 

@@ -30,15 +30,15 @@ CHOSEN_MAX = 10_000  # messages that one act changes
 def show_retries(visit: Visit) -> Context:
     """Return a page of the waiting retries of a group, and their number by due time."""
     topic, group = visit.path["topic"], visit.path["group"]
-    return _listed(visit, retries.messages(visit.desk.store, topic, group), group)
+    return _page_context(visit, retries.messages(visit.desk.store, topic, group), group)
 
 
 def show_delayed(visit: Visit) -> Context:
     """Return a page of the delayed sends of a topic, and their number by due time."""
-    return _listed(visit, delayed.messages(visit.desk.store, visit.path["topic"]), "")
+    return _page_context(visit, delayed.messages(visit.desk.store, visit.path["topic"]), "")
 
 
-def _listed(visit: Visit, found: MessageList[Any, Any], group: str) -> Context:
+def _page_context(visit: Visit, found: MessageList[Any, Any], group: str) -> Context:
     page = found.page(limit=visit.limit, cursor=visit.text("cursor"), budget=BUDGET)
     return {
         "group": group,
