@@ -88,6 +88,9 @@ def leaves_a_transaction_open(customer):
     Order.objects.create(customer=customer)
 """
 
+# The migrated database of a new project, by its Python: a migration takes 0.5 s of CPU.
+MIGRATED: dict[Path, bytes] = {}
+
 
 class Project:
     """One project. `settings` are lines of Python after those above."""
@@ -110,7 +113,14 @@ class Project:
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        self.manage("migrate")
+        if "DATABASES = " in settings:
+            self.manage("migrate")
+            return
+        database = folder / "shop.db"
+        if python not in MIGRATED:
+            self.manage("migrate")
+            MIGRATED[python] = database.read_bytes()
+        database.write_bytes(MIGRATED[python])
 
     def manage(self, *arguments: str, code: int = 0, stdin: str = "") -> str:
         """Run a command of `manage.py`, and return its output."""
