@@ -164,7 +164,7 @@ def _failing_writes(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.memory-full", Severity.WARNING, Need.SERVER)
 def _memory_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """More than 85 % of maxmemory is used. Above 95 %, it is a problem."""
+    """More than 85% of maxmemory is used. Above 95%, it is a problem."""
     limit, used = facts.server.number("maxmemory"), facts.server.number("used_memory")
     if limit and used > limit * NEARLY_FULL:
         yield CheckResult(
@@ -197,7 +197,7 @@ def _memory_unlimited(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.clients", Severity.WARNING, Need.SERVER)
 def _clients(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """More than 90 % of the allowed connections are open."""
+    """More than 90% of the allowed connections are open."""
     now = facts.server.number("connected_clients")
     most = facts.server.config.get("maxclients", facts.server.info.get("maxclients", ""))
     limit = int(most) if most.isdigit() else 0
