@@ -216,11 +216,11 @@ _TEXT = ("handler", "rate_per", "loop_blocker", "running")
 
 
 def _published_values(instance: str, raw: dict[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = {name: published.whole(raw.get(name)) for name in _WHOLE}
-    values |= {name: published.real(raw.get(name)) for name in _REAL}
+    values: dict[str, Any] = {name: published.read_integer(raw.get(name)) for name in _WHOLE}
+    values |= {name: published.read_number(raw.get(name)) for name in _REAL}
     values |= {name: str(raw.get(name) or "") for name in _TEXT}
     values |= {name: published.rate(raw, name) for name in ("acked", "failed", "dead_lettered")}
-    epoch, worker = published.whole(raw.get("epoch")) or 0, str(raw.get("state", "unknown"))
+    epoch, worker = published.read_integer(raw.get("epoch")) or 0, str(raw.get("state", "unknown"))
     return values | {
         "lease": "owned",
         "owner": instance,
@@ -231,7 +231,7 @@ def _published_values(instance: str, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _assignment_of(raw: dict[str, Any]) -> Assignment:
-    number = published.whole(raw.get("partition")) or 0
+    number = published.read_integer(raw.get("partition")) or 0
     return Assignment(str(raw.get("topic", "")), number, str(raw.get("group", "")))
 
 
@@ -240,8 +240,8 @@ def failures_of(instance: str, summary: dict[str, Any]) -> list[RecentFailure]:
     return [
         RecentFailure(
             str(each.get("error", "")),
-            published.whole(each.get("count")) or 0,
-            published.real(each.get("seconds_ago")) or 0.0,
+            published.read_integer(each.get("count")) or 0,
+            published.read_number(each.get("seconds_ago")) or 0.0,
             *_assignment_of(raw),
             instance=instance,
         )
@@ -279,7 +279,7 @@ def measure_assignments(
         for assignment, reply in zip(assignments, replies, strict=True)
         if (each := backlog.assignment_figures(reader, assignment, reply)) is not None
     }
-    unread, uncounted = _unread(reader, figures, count_max)
+    unread, uncounted = _count_unread(reader, figures, count_max)
     rows = []
     for assignment, view, reply in zip(assignments, views, replies, strict=True):
         lease, owner, since = holder(view)
@@ -327,7 +327,7 @@ def holder(lease: LeaseView) -> tuple[str, str, int | None]:
 MAIN, RETRY = 0, 1  # the partition's stream, and the retry stream of the group
 
 
-def _unread(
+def _count_unread(
     reader: ViewReader, figures: Mapping[Assignment, AssignmentFigures], most: int
 ) -> tuple[Counter[tuple[Assignment, int]], set[Assignment]]:
     """Return the unread messages of each assignment in MAIN and RETRY, and the partly counted ones.

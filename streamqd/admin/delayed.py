@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from streamqd.admin import due, topics
 from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList
-from streamqd.admin.reading import PAGE_MAX, ask, backwards, headers_of
+from streamqd.admin.reading import PAGE_MAX, ask, headers_of, read_backwards
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.store import retries, scheduled
 from streamqd.store.retries import Delayed
@@ -173,7 +173,7 @@ def look_for(store: Store, topic: str, names: Sequence[str], changed: int = 0) -
     sent = []
     for partition, ids in wanted.items():
         stream = store.keys.stream(topic, partition)
-        entries = backwards(store, partition, stream, size=PAGE_MAX)
+        entries = read_backwards(store, partition, stream, size=PAGE_MAX)
         for entry in itertools.islice(entries, LOOK_BACK):
             name = ids.pop(entry.fields.get(b"sendId", b""), "")
             if name:

@@ -80,7 +80,7 @@ class Steered:
     waiting: list[str] = field(default_factory=list)
 
 
-def offering(fleet: Fleet, topic: str) -> list[str]:
+def consuming_instances(fleet: Fleet, topic: str) -> list[str]:
     """Return the live instances that have a consumer for a topic."""
     live = published.fleet_state(fleet).live
     return sorted(name for name in live if any(t == topic for t, _ in live[name].member.offers))
@@ -297,7 +297,7 @@ def start(fleet: Fleet, topic: str, group: str, *, dry_run: bool = False) -> Ste
 # --- instances ------------------------------------------------------------------------------------
 
 
-def living(state: FleetState, instance: str) -> MemberView:
+def find_live_member(state: FleetState, instance: str) -> MemberView:
     """Return a live member of the fleet. Raises RequestRefusedError when it is not live."""
     if instance in state.live:
         return state.live[instance]
@@ -319,7 +319,7 @@ def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> St
     Raises RequestRefusedError when it is not live.
     """
     state = published.fleet_state(fleet)
-    seen = living(state, instance)
+    seen = find_live_member(state, instance)
     others = [one for one in state.placeable() if one.member.id != instance]
     left = sorted(
         f"{topic}/{group}"
@@ -338,7 +338,7 @@ def undrain(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Steered:
     state = published.fleet_state(fleet)
     name = f"drain:{instance}"
     if instance not in state.control.drains:
-        living(state, instance)
+        find_live_member(state, instance)
         return Steered(name, None, False, dry_run, [f"{instance} was not drained"])
     return _taken_back(fleet, name, [name], dry_run=dry_run)
 
@@ -347,7 +347,7 @@ def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = Fals
     """Make one instance, or all one after the other, read configuration and code again."""
     state = published.fleet_state(fleet)
     if instance is not None:
-        living(state, instance)
+        find_live_member(state, instance)
     elif not state.live:
         raise RequestRefusedError(
             f"no instance of the fleet {fleet.name} is live; start one, which reads the current"
@@ -430,14 +430,16 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
     while True:
         now, moved = state.now_unix_ms, heartbeat.heartbeat_unix_ms
         if now - moved <= ttl * 1000:
-            raise _alive(instance, (now - moved) / 1000)
+            raise _still_alive_error(instance, (now - moved) / 1000)
         if time.monotonic() >= deadline:
             break
         time.sleep(POLL_INTERVAL_SECONDS)
         state = published.fleet_state(fleet)
         heartbeat = _member(fleet, state, instance)
         if (heartbeat.heartbeat_unix_ms, heartbeat.info.get("nonce")) != (moved, nonce):
-            raise _alive(instance, (state.now_unix_ms - heartbeat.heartbeat_unix_ms) / 1000)
+            raise _still_alive_error(
+                instance, (state.now_unix_ms - heartbeat.heartbeat_unix_ms) / 1000
+            )
     assignments = _of_pairs(fleet, seen.member.offers)
     views = lease_views(ViewReader(fleet.store), assignments)
     last = [held for held in views if held.token and held.owner == instance]
@@ -450,11 +452,11 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
     if not dry_run:
         reply = fleet.store.run(members.leave(fleet.store.keys, fleet.name, instance, nonce))
         if reply.word == "OTHER":
-            raise _alive(instance, 0.0)
+            raise _still_alive_error(instance, 0.0)
     return Forgotten(
         instance=instance,
         host=str(heartbeat.info.get("host", "")),
-        pid=published.whole(heartbeat.info.get("pid")),
+        pid=published.read_integer(heartbeat.info.get("pid")),
         silent_seconds=(state.now_unix_ms - heartbeat.heartbeat_unix_ms) / 1000,
         ownerless=len(last),
         directives=[row.name for row in rows(state) if instance in (row.target, row.to)],
@@ -473,7 +475,7 @@ def _member(fleet: Fleet, state: FleetState, instance: str) -> Heartbeat:
     )
 
 
-def _alive(instance: str, seconds: float) -> RequestRefusedError:
+def _still_alive_error(instance: str, seconds: float) -> RequestRefusedError:
     return RequestRefusedError(
         f"instance {instance} is live (last heartbeat {max(0.0, seconds):.1f} s ago); stop"
         " it, and it leaves the fleet"
@@ -547,7 +549,7 @@ def move(
     """
     check_scope(fleet, Scope(assignment.topic, assignment.partition, None))
     state = published.fleet_state(fleet)
-    seen = living(state, to)
+    seen = find_live_member(state, to)
     if seen.leaving:
         raise RequestRefusedError(f"instance {to} is leaving; choose another instance")
     if to in state.control.drains:
@@ -733,7 +735,7 @@ def _read_reports(
     found = published.summaries(ViewReader(fleet.store), fleet.name, instances)
     return {
         name: (
-            published.whole(summary.get("at_unix_ms")) or 0,
+            published.read_integer(summary.get("at_unix_ms")) or 0,
             {row.assignment: row.worker for row in assignments.published_rows(name, summary)},
         )
         for name, summary in zip(instances, found, strict=True)
@@ -804,7 +806,7 @@ class Departure:
 def departure(fleet: Fleet, instance: str) -> Departure:
     """Plan the departure of an instance. Raises RequestRefusedError when it is not live."""
     state = published.fleet_state(fleet)
-    living(state, instance)
+    find_live_member(state, instance)
     assignments = offered_assignments(fleet, state)
     owners = owners_of(fleet, assignments)
     others = [one for one in state.placeable() if one.member.id != instance]

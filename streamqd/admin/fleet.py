@@ -158,7 +158,7 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
         instances=instances,
         groups=group_rows(rows, state.control),
         assignments=rows,
-        lagging=_behind(rows),
+        lagging=_lagging_groups(rows),
         dead_letters=dict(+letters),
         schedules=timed,
         unreadable=reader.rows,
@@ -217,7 +217,7 @@ def _last_error(alike: list[AssignmentRow]) -> str:
     return error_name(min(known)[1]) if known else ""
 
 
-def _behind(assignments: Sequence[AssignmentRow]) -> list[Behind]:
+def _lagging_groups(assignments: Sequence[AssignmentRow]) -> list[Behind]:
     """Groups with unread messages, longest wait first."""
     found = []
     for (topic, group), some in by_group(row for row in assignments if row.lag != 0).items():
@@ -249,7 +249,7 @@ def _problems(seen: FleetSnapshot, letters: Mapping[str, int]) -> list[str]:
     ]
     if all(each.state == "silent" for each in seen.instances):
         problems.insert(0, no_instances(seen.fleet).text)
-    problems += [text for _, text in why.summed_up(why.problems(seen))]
+    problems += [text for _, text in why.summarize(why.problems(seen))]
     for topic, count in letters.items():
         problems.append(
             f"{topic} has {count} dead letters; see `streamqd dlq list {topic}`"

@@ -222,7 +222,7 @@ def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted
     return GroupDeleted(topic, group, count)
 
 
-def growing(store: Store, topic: str, group: str) -> str:
+def growth_obstacle(store: Store, topic: str, group: str) -> str:
     """Return why deleting a group breaks the growth of its topic, '' if it does not."""
     progress = growth.look(store, topic)
     for row in progress.groups if progress is not None else ():
@@ -429,7 +429,7 @@ def reset(
     rows = []
     for assignment in assignments:
         if dry_run:
-            rows.append(_foreseen(store, assignment, after, drop_retries))
+            rows.append(_predict_reset(store, assignment, after, drop_retries))
             continue
         done = _reset(store, assignment, after, drop_retries=drop_retries, force=force)
         if done is not None:
@@ -500,7 +500,7 @@ def _reset_row(
     return PartitionReset(assignment.partition, unread=unread, unread_exact=exact, **done._asdict())
 
 
-def _foreseen(
+def _predict_reset(
     store: Store, assignment: Assignment, after: str, drop_retries: bool
 ) -> PartitionReset:
     """Predict the reply of the script `group_reset` without changing anything."""

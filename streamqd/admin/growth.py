@@ -120,7 +120,7 @@ def progress(store: Store, topic: str, to: int) -> Progress | None:
         _check(topic, count, to)
         return Progress(topic, count, to, True, []) if count == to else None
     if found.partitions != to:
-        raise _other(topic, found.partitions)
+        raise _other_growth_error(topic, found.partitions)
     return found
 
 
@@ -180,7 +180,7 @@ def look(store: Store, topic: str) -> Progress | None:
         return None
     state = Growth(found.token, found.before, growth_calls.MARKED, found.barriers)
     kept = _find_owned(store, topic, state, found.to)
-    rows = [_settling(store, topic, state, name) for name in sorted(kept)]
+    rows = [_count_unsettled(store, topic, state, name) for name in sorted(kept)]
     return Progress(topic, found.before, found.to, False, rows)
 
 
@@ -193,7 +193,7 @@ def _start(store: Store, topic: str, count: int, to: int) -> Growth:
         case "OK":
             return Growth.parse(reply)
         case "OTHER":
-            raise _other(topic, int(reply.rest[0]))
+            raise _other_growth_error(topic, int(reply.rest[0]))
         case _:
             raise RequestRefusedError(
                 f"another client changed topic {topic}; check it with `streamqd topic describe"
@@ -201,7 +201,7 @@ def _start(store: Store, topic: str, count: int, to: int) -> Growth:
             )
 
 
-def _other(topic: str, partitions: int) -> RequestRefusedError:
+def _other_growth_error(topic: str, partitions: int) -> RequestRefusedError:
     return RequestRefusedError(
         f"topic {topic} is already growing to {partitions} partitions; run"
         f" `streamqd topic grow {topic} {partitions}` to complete that first"
@@ -268,7 +268,7 @@ def _settle(
     kept = _find_owned(store, topic, found, to)
     rows = []
     for name in sorted(kept):
-        row = _settling(store, topic, found, name)
+        row = _count_unsettled(store, topic, found, name)
         if row.done:
             measure(
                 store,
@@ -300,7 +300,7 @@ def _find_owned(store: Store, topic: str, found: Growth, to: int) -> dict[str, l
     return kept
 
 
-def _settling(store: Store, topic: str, found: Growth, name: str) -> GroupSettling:
+def _count_unsettled(store: Store, topic: str, found: Growth, name: str) -> GroupSettling:
     """Count a group's unsettled messages before the barriers."""
     left, exact = 0, True
     for start in range(0, len(found.barriers), BATCH):

@@ -80,11 +80,11 @@ def instance_row(state: FleetState, heartbeat: Heartbeat, summary: dict[str, Any
         for assignment in published.tables(summary.get("assignments"))
         if assignment.get("owned")
     ]
-    up, began = summary.get("redis_up"), published.real(info.get("started"))
+    up, began = summary.get("redis_up"), published.read_number(info.get("started"))
     sizes = [
         size
         for assignment in assignments
-        if (size := published.whole(assignment.get("rss"))) is not None
+        if (size := published.read_integer(assignment.get("rss"))) is not None
     ]
     silent = heartbeat.instance in state.silent
     return InstanceRow(
@@ -93,19 +93,19 @@ def instance_row(state: FleetState, heartbeat: Heartbeat, summary: dict[str, Any
         host=str(info.get("host", "")),
         version=str(info.get("version", "")),
         heartbeat_unix_ms=heartbeat.heartbeat_unix_ms,
-        at_unix_ms=published.whole(summary.get("at_unix_ms")),
+        at_unix_ms=published.read_integer(summary.get("at_unix_ms")),
         reported=bool(summary),
         redis_up=up if isinstance(up, bool) else None,
         owned=len(assignments),
         acked=round(
             sum(published.rate(assignment, "acked") or 0.0 for assignment in assignments), 2
         ),
-        pid=published.whole(info.get("pid")),
+        pid=published.read_integer(info.get("pid")),
         # A summary of the previous run remains for a few seconds.
-        started_unix_ms=published.whole(summary.get("started_unix_ms"))
+        started_unix_ms=published.read_integer(summary.get("started_unix_ms"))
         if began is None
         else round(began * 1000),
-        capacity=published.whole(info.get("capacity")),
+        capacity=published.read_integer(info.get("capacity")),
         limit=str(info.get("capacity_problem", ""))[:200],
         offers=seen.member.offers,
         broken=frozenset(seen.broken),

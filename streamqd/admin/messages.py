@@ -22,8 +22,8 @@ from streamqd.admin.reading import (
     Id,
     Unreadable,
     ViewReader,
-    backwards,
     headers_of,
+    read_backwards,
     read_id,
     server_unix_ms,
 )
@@ -287,7 +287,7 @@ def newest_first(
         if choice.until_unix_ms is not None:
             ends.append(Id(max(0, choice.until_unix_ms), 0).before())
         upper = str(min(ends)) if ends else "+"
-        return [_newest(reader, each, streams[each], upper, lower, size) for each in some]
+        return [_read_newest(reader, each, streams[each], upper, lower, size) for each in some]
 
     def order(position: MessagePosition) -> tuple[int, int, int]:
         ms, seq = read_id(position.place)
@@ -304,11 +304,13 @@ def newest_first(
     )
 
 
-def _newest(
+def _read_newest(
     reader: ViewReader, partition: int, stream: str, upper: str, lower: str, size: int
 ) -> Iterator[FoundMessage[Entry]]:
     try:
-        for each in backwards(reader.store, partition, stream, upper=upper, lower=lower, size=size):
+        for each in read_backwards(
+            reader.store, partition, stream, upper=upper, lower=lower, size=size
+        ):
             position = MessagePosition(0, partition, str(each.id))
             yield FoundMessage(position, each.id.ms, each.fields, each)
     except InvalidValueError as error:

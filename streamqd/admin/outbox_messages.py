@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from streamqd.admin.reading import BATCH, PAGE_MAX, ViewReader, backwards, read_id
+from streamqd.admin.reading import BATCH, PAGE_MAX, ViewReader, read_backwards, read_id
 from streamqd.errors import (
     ContractError,
     InvalidRequestError,
@@ -124,7 +124,7 @@ def _from_the_send(
 
 def _among_the_newest(store: Store, streams: Mapping[int, str], uid: str) -> Found | None:
     """Examine the newest entries: a delayed send becomes an entry at its due time."""
-    pages = [backwards(store, number, key, size=PAGE_MAX) for number, key in streams.items()]
+    pages = [read_backwards(store, number, key, size=PAGE_MAX) for number, key in streams.items()]
     newest = heapq.merge(*pages, key=lambda entry: entry.id, reverse=True)
     for entry in itertools.islice(newest, NEWEST):
         if entry.fields.get(b"sendId") == uid.encode():

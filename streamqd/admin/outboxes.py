@@ -47,7 +47,7 @@ def read(reader: ViewReader, configured: Collection[str] = ()) -> list[OutboxVie
     return found
 
 
-def feeding(reader: ViewReader, topic: str, configured: Collection[str] = ()) -> list[OutboxView]:
+def of_topic(reader: ViewReader, topic: str, configured: Collection[str] = ()) -> list[OutboxView]:
     """Return the outboxes that sent to a topic, and configured ones that no relay ever held."""
     views = read(reader, configured)
     found = sent_to(reader, views, [topic])[topic]

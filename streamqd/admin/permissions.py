@@ -62,7 +62,7 @@ class MissingPermission(NamedTuple):
     key: str
 
 
-def missing(store: Store, fleet: str) -> list[MissingPermission]:
+def find_missing(store: Store, fleet: str) -> list[MissingPermission]:
     """Return the missing permissions, empty when none is missing.
 
     Raises RedisResponseError when the user may not start a transaction, which workers need too.
@@ -74,7 +74,7 @@ def missing(store: Store, fleet: str) -> list[MissingPermission]:
     for reply in others:
         if isinstance(reply, RedisResponseError) and reply.code != "ERR":
             raise reply
-    lacking = [MissingPermission("WATCH", fence)] if _forbidden(watched) else []
+    lacking = [MissingPermission("WATCH", fence)] if _is_forbidden(watched) else []
     # One transaction per slot, else a cluster refuses it as a whole.
     for needed in (
         _of_partition(store.keys),
@@ -95,7 +95,7 @@ def missing(store: Store, fleet: str) -> list[MissingPermission]:
         lacking += [
             MissingPermission(_command_name(parts), key)
             for (key, parts), reply in zip(commands, replies[1:-1], strict=True)
-            if _forbidden(reply)
+            if _is_forbidden(reply)
         ]
     return lacking
 
@@ -108,7 +108,7 @@ def by_command(lacking: Iterable[MissingPermission]) -> dict[str, list[str]]:
     return found
 
 
-def _forbidden(reply: object) -> bool:
+def _is_forbidden(reply: object) -> bool:
     return isinstance(reply, RedisResponseError) and reply.kind is RefusalKind.FORBIDDEN
 
 

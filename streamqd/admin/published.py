@@ -136,23 +136,23 @@ def summary(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
     """Parse a summary. An invalid number in it counts as missing."""
     found = reader.read(untrusted.json_object, raw, key, default={}) or {}
     for name in _WHOLE:
-        if found.get(name) is not None and whole(found[name]) is None:
-            reader.add(_odd(key, name, found[name], "an integer"))
+        if found.get(name) is not None and read_integer(found[name]) is None:
+            reader.add(_invalid_error(key, name, found[name], "an integer"))
             found[name] = None
     assignments = found.get("assignments")
     if assignments is not None and not (
         isinstance(assignments, list)
         and all(isinstance(assignment, dict) for assignment in assignments)
     ):
-        reader.add(_odd(key, "assignments", assignments, "a list of JSON objects"))
+        reader.add(_invalid_error(key, "assignments", assignments, "a list of JSON objects"))
     for assignment in assignments if isinstance(assignments, list) else ():
         for name, value in assignment.items() if isinstance(assignment, dict) else ():
             if (
                 isinstance(value, int | float)
                 and not isinstance(value, bool)
-                and real(value) is None
+                and read_number(value) is None
             ):
-                reader.add(_odd(key, f"assignments.{name}", value, "a number"))
+                reader.add(_invalid_error(key, f"assignments.{name}", value, "a number"))
                 assignment[name] = None
     return found
 
@@ -162,7 +162,7 @@ def tables(value: Any) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def real(value: Any) -> float | None:
+def read_number(value: Any) -> float | None:
     """Return a JSON number within bounds, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -172,19 +172,19 @@ def real(value: Any) -> float | None:
     return float(value) if -NUMBER_MAX <= value <= NUMBER_MAX else None
 
 
-def whole(value: Any) -> int | None:
+def read_integer(value: Any) -> int | None:
     """Return a JSON integer within bounds, None for anything else."""
-    found = real(value)
+    found = read_number(value)
     return None if found is None else int(found)
 
 
 def rate(assignment: dict[str, Any], name: str) -> float | None:
     """Return a published rate of an assignment per second, None when unknown."""
     rates = assignment.get("rates")
-    return real(rates.get(name)) if isinstance(rates, dict) else None
+    return read_number(rates.get(name)) if isinstance(rates, dict) else None
 
 
-def _odd(key: str, field: str, value: Any, wanted: str) -> InvalidValueError:
+def _invalid_error(key: str, field: str, value: Any, wanted: str) -> InvalidValueError:
     return InvalidValueError(key, field, _format_value(value)[: untrusted.SHOWN_BYTES], wanted)
 
 

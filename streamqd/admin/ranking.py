@@ -28,25 +28,25 @@ def urgency(row: AssignmentRow) -> tuple[float | str, ...]:
     )
 
 
-def _by(field: str) -> Rank:
+def _rank_by(field: str) -> Rank:
     return lambda row: (getattr(row, field) or 0,)
 
 
 # The orders by one column.
 _RANKS: Mapping[str, Rank] = {
     "owner": lambda row: (row.owner,),
-    "epoch": _by("epoch"),
-    "since": _by("since_unix_ms"),
-    "rate": _by("acked"),
-    "fails": _by("failed"),
-    "lag": _by("lag"),
-    "trend": _by("lag_per_second"),
-    "oldest": _by("oldest_seconds"),
-    "pending": _by("pending"),
-    "retries": _by("waiting_retries"),
-    "p99": _by("p99_seconds"),
-    "run": _by("longest_run_seconds"),
-    "dlq": _by("dead_letters"),
+    "epoch": _rank_by("epoch"),
+    "since": _rank_by("since_unix_ms"),
+    "rate": _rank_by("acked"),
+    "fails": _rank_by("failed"),
+    "lag": _rank_by("lag"),
+    "trend": _rank_by("lag_per_second"),
+    "oldest": _rank_by("oldest_seconds"),
+    "pending": _rank_by("pending"),
+    "retries": _rank_by("waiting_retries"),
+    "p99": _rank_by("p99_seconds"),
+    "run": _rank_by("longest_run_seconds"),
+    "dlq": _rank_by("dead_letters"),
 }
 ORDERS = ("urgency", "name", *_RANKS)
 

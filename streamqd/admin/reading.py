@@ -186,7 +186,7 @@ def _of_another_type(key: str) -> InvalidValueError:
     return InvalidValueError(key, "", "of another type", _OURS)
 
 
-def backwards(
+def read_backwards(
     store: Store, partition: int, stream: str, *, upper: str = "+", lower: str = "-", size: int
 ) -> Iterator[Entry]:
     """Yield the entries of a stream from `upper` to `lower`, newest first, `size` at a time."""
@@ -198,7 +198,7 @@ def backwards(
             upper = f"({raw_id.decode()}"
 
 
-def forwards(
+def read_forwards(
     store: Store, stream: str, *, after: Id | None = None, until: Id | None = None, size: int
 ) -> Iterator[list[tuple[Id, dict[bytes, bytes]]]]:
     """Yield pages of a stream, oldest first, of the entries after `after` up to `until` inclusive.

@@ -47,8 +47,8 @@ def pending(state: FleetState, instance: str, summary: Mapping[str, Any]) -> Pen
         order = None
     raw = state.infos[instance].get("reloading")
     if isinstance(raw, dict):
-        since = published.whole(raw.get("since_unix_ms")) or 0
-        at = published.whole(raw.get("directive_unix_ms")) or 0  # 0 for a signal
+        since = published.read_integer(raw.get("since_unix_ms")) or 0
+        at = published.read_integer(raw.get("directive_unix_ms")) or 0  # 0 for a signal
         assignment = _assignment_of(raw.get("assignment"))
         # A later directive waits until this reload has finished.
         mine = order if order is not None and order.at_unix_ms == at else None
@@ -84,12 +84,12 @@ def _run_seconds(summary: Mapping[str, Any], assignment: Assignment | None) -> f
         if assignment is not None and [*assignment] == [
             raw.get(each) for each in Assignment._fields
         ]:
-            return published.real(raw.get("longest_run_seconds")) or 0.0
+            return published.read_number(raw.get("longest_run_seconds")) or 0.0
     return 0.0
 
 
 def _waits_for(raw: Mapping[str, Any], assignment: Assignment | None, run_seconds: float) -> str:
-    step, left = raw.get("step"), published.whole(raw.get("workers")) or 0
+    step, left = raw.get("step"), published.read_integer(raw.get("workers")) or 0
     text = "the check of the new configuration and code"
     if assignment is not None:
         text = f"the replacement of the worker of {assignment}"

@@ -74,7 +74,7 @@ def settings(store: Store, topic: str, configured: config.Topic | None) -> tuple
     """Return a topic's effective settings and its partition count. Raises TopicNotFoundError."""
     count = topics.partition_count(store, topic)
     reader, key = ViewReader(store), store.keys.meta(topic)
-    stored = topics_settings.readable(reader, store.execute("HGET", key, "settings"), key)
+    stored = topics_settings.valid_settings(reader, store.execute("HGET", key, "settings"), key)
     if reader.rows:  # retained entries are never guessed
         raise RequestRefusedError(
             f"{reader.rows[0]}; run `streamqd doctor --only values` for the fix"

@@ -211,7 +211,7 @@ class _SeenSchedule:
             partition=self.line.place[1],
             fleet=self.line.fleet,
             origin=self.line.origin,
-            when=when(schedule) if schedule is not None else None,
+            when=format_trigger(schedule) if schedule is not None else None,
             state=self.state(now_unix_ms),
             due_unix_ms=kept.due_unix_ms if kept is not None else None,
             last_tick=written(kept.tick) if kept is not None and kept.tick is not None else None,
@@ -248,7 +248,7 @@ def show(store: Store, name: str) -> ScheduleDetail:
 
     Raises InvalidRequestError, RequestRefusedError, InvalidValueError.
     """
-    found = _one(store, name)
+    found = _find_schedule(store, name)
     now, kept, schedule = server_unix_ms(store.connection), found.kept, found.schedule
     problem = None
     try:
@@ -265,7 +265,7 @@ def show(store: Store, name: str) -> ScheduleDetail:
     )
 
 
-def upcoming(
+def next_ticks(
     store: Store, configured: Sequence[Schedule], name: str, from_unix_ms: int | None, count: int
 ) -> NextTicks:
     """Return the next ticks of a schedule, starting at a time (now by default).
@@ -275,7 +275,7 @@ def upcoming(
     """
     check_name(name)
     entry = calls.index(store, [name]).get(name)
-    found = _one(store, name).schedule if entry is not None else None
+    found = _find_schedule(store, name).schedule if entry is not None else None
     stated = next((each for each in configured if each.name == name), None)
     schedule = found or stated
     if schedule is None and entry is not None:
@@ -283,13 +283,13 @@ def upcoming(
             f"schedule {name} cannot be read; run `streamqd schedule show {name}`"
         )
     if schedule is None:
-        raise _unknown(store, name)
+        raise _not_found_error(store, name)
     if from_unix_ms is None:
         from_unix_ms = server_unix_ms(store.connection) + 1
-    return foreseen(schedule, from_unix_ms, count, "redis" if found else "configuration")
+    return first_ticks(schedule, from_unix_ms, count, "redis" if found else "configuration")
 
 
-def foreseen(schedule: Schedule, from_unix_ms: int, count: int, source: str) -> NextTicks:
+def first_ticks(schedule: Schedule, from_unix_ms: int, count: int, source: str) -> NextTicks:
     """Return the first ticks of a specification at or after an instant."""
     rows = ticks_of(schedule, from_unix_ms, count)
     return NextTicks(schedule.name, schedule.timezone or "UTC", source, rows)
@@ -309,7 +309,7 @@ def ticks_of(schedule: Schedule, from_unix_ms: int, count: int) -> list[Tick]:
     return rows
 
 
-def when(schedule: Schedule) -> str:
+def format_trigger(schedule: Schedule) -> str:
     """Return the trigger as text: `every 15m`, `cron 0 3 * * * (Europe/Berlin)`."""
     stated = json.loads(record.text_of(schedule))
     [name] = [each for each in _WHEN if getattr(schedule, each) is not None]
@@ -438,7 +438,7 @@ def edit(
     Raises InvalidRequestError for a bad setting, TopicNotFoundError, RequestRefusedError,
     InvalidValueError.
     """
-    found = _one(store, name)
+    found = _find_schedule(store, name)
     line = found.line
     if line.origin != OPERATOR:
         raise RequestRefusedError(
@@ -480,7 +480,7 @@ def pause(store: Store, names: Iterable[str], *, dry_run: bool = False) -> Sched
 
     Each keeps its due time. Raises InvalidRequestError, RequestRefusedError, InvalidValueError.
     """
-    return _each(store, names, _pausable, PAUSED, _hold, dry_run)
+    return _act_on_each(store, names, _may_pause, PAUSED, _hold, dry_run)
 
 
 def resume(store: Store, names: Iterable[str], *, dry_run: bool = False) -> ScheduleChanged:
@@ -489,16 +489,16 @@ def resume(store: Store, names: Iterable[str], *, dry_run: bool = False) -> Sche
     An active schedule is not changed. Raises InvalidRequestError, InvalidValueError, and
     RequestRefusedError for a schedule that is unreadable, missing, orphaned or moving.
     """
-    return _each(store, names, _resumable, ACTIVE, _release, dry_run)
+    return _act_on_each(store, names, _may_resume, ACTIVE, _release, dry_run)
 
 
-def removable(store: Store, names: Iterable[str]) -> list[ScheduleRow]:
+def find_removable(store: Store, names: Iterable[str]) -> list[ScheduleRow]:
     """Return the schedules with these names.
 
     Raises InvalidRequestError, and RequestRefusedError if one must stay.
     """
     now = server_unix_ms(store.connection)
-    return [each.row(now) for each in _all(store, names) if _removable(store, each)]
+    return [each.row(now) for each in _all(store, names) if _may_remove(store, each)]
 
 
 def remove(store: Store, names: Iterable[str]) -> ScheduleChanged:
@@ -518,7 +518,7 @@ def remove(store: Store, names: Iterable[str]) -> ScheduleChanged:
     return ScheduleChanged(removed, None, False)
 
 
-def prunable(store: Store) -> list[ScheduleRow]:
+def find_prunable(store: Store) -> list[ScheduleRow]:
     """Return the schedules that `prune` removes: those without a declaring instance or a topic."""
     reader, now = ViewReader(store), server_unix_ms(store.connection)
     rows = [each.row(now) for each in look(reader, index(reader))]
@@ -531,7 +531,7 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
 
     Its due time stays. Raises InvalidRequestError, RequestRefusedError, InvalidValueError.
     """
-    found = _one(store, name)
+    found = _find_schedule(store, name)
     place, schedule, kept = found.line.place, found.schedule, found.kept
     if schedule is None or kept is None:
         state = found.state(server_unix_ms(store.connection))
@@ -648,7 +648,7 @@ def _all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
     for name in wanted:
         line = lines.get(name)
         if line is None:
-            raise _unknown(store, name)
+            raise _not_found_error(store, name)
         if isinstance(line, InvalidValueError):
             # Only removing is possible, and that does not need its place.
             line = IndexLine("", OPERATOR, ("", 0))
@@ -658,7 +658,7 @@ def _all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
     return found
 
 
-def _one(store: Store, name: str) -> _SeenSchedule:
+def _find_schedule(store: Store, name: str) -> _SeenSchedule:
     """Return a schedule.
 
     Raises InvalidRequestError, RequestRefusedError when it does not exist, InvalidValueError.
@@ -675,13 +675,13 @@ def _one(store: Store, name: str) -> _SeenSchedule:
 def _line_of(store: Store, name: str) -> dict[str, IndexLine]:
     line = calls.index(store, [name]).get(name)
     if line is None:
-        raise _unknown(store, name)
+        raise _not_found_error(store, name)
     if isinstance(line, InvalidValueError):
         raise line
     return {name: line}
 
 
-def _unknown(store: Store, name: str) -> RequestRefusedError:
+def _not_found_error(store: Store, name: str) -> RequestRefusedError:
     near = difflib.get_close_matches(name, calls.whole_index(store), n=1)
     hint = f"did you mean {near[0]}?" if near else "`streamqd schedule list` prints those that do"
     return RequestRefusedError(f"schedule {name} does not exist; {hint}")
@@ -719,7 +719,7 @@ def _place(store: Store, schedule: Schedule) -> TopicPartition:
     return schedule.topic, partition
 
 
-def _each(
+def _act_on_each(
     store: Store,
     names: Iterable[str],
     may: Callable[[Store, _SeenSchedule], bool],
@@ -749,7 +749,7 @@ def _release(store: Store, place: TopicPartition, name: str) -> str:
     return store.run(calls.release(store.keys, place, name)).word
 
 
-def _pausable(store: Store, found: _SeenSchedule) -> bool:
+def _may_pause(store: Store, found: _SeenSchedule) -> bool:
     state = found.state(server_unix_ms(store.connection))
     if state in (MISSING, UNREADABLE):
         raise RequestRefusedError(
@@ -759,7 +759,7 @@ def _pausable(store: Store, found: _SeenSchedule) -> bool:
     return state != PAUSED
 
 
-def _resumable(store: Store, found: _SeenSchedule) -> bool:
+def _may_resume(store: Store, found: _SeenSchedule) -> bool:
     state = found.state(server_unix_ms(store.connection))
     why = {
         ORPHANED: "no instance declares it; declare it, or remove it",
@@ -772,7 +772,7 @@ def _resumable(store: Store, found: _SeenSchedule) -> bool:
     return state == PAUSED
 
 
-def _removable(store: Store, found: _SeenSchedule) -> bool:
+def _may_remove(store: Store, found: _SeenSchedule) -> bool:
     """Raise RequestRefusedError for a declared schedule.
 
     Its instance would add it again within 10 s.

@@ -45,7 +45,7 @@ def request(fleet: Fleet, assignment: Assignment, *, dry_run: bool = False) -> S
         raise RequestRefusedError(
             f"no instance owns {assignment}, so it has no worker; run `streamqd why {assignment}`"
         )
-    directives.living(state, held.owner)
+    directives.find_live_member(state, held.owner)
     others = {each: given for each, given in state.control.stacks.items() if each != assignment}
     old = [each for each, given in others.items() if not _is_recent(given, state.now_unix_ms)]
     if len(others) - len(old) >= REQUESTS_MAX:

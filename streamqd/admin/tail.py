@@ -15,9 +15,9 @@ from streamqd.admin.reading import (
     Entry,
     Id,
     ask,
-    forwards,
     last_id,
     pairs,
+    read_forwards,
     read_id,
 )
 from streamqd.store.store import Store
@@ -83,7 +83,7 @@ class Tail:
 
     def _pages(self, partition: int, stream: str, after: Id) -> Iterator[Entry]:
         until = self._positions[stream]  # the start of `follow`
-        for page in forwards(self._store, stream, after=after, until=until, size=PAGE_MAX):
+        for page in read_forwards(self._store, stream, after=after, until=until, size=PAGE_MAX):
             yield from (Entry(partition, *each) for each in page)
 
     def follow(self) -> Iterator[list[TailedEntry]]:

@@ -197,7 +197,7 @@ def known_meta(reader: ViewReader, topic: str) -> topics.TopicMeta | None:
     return topics.TopicMeta(
         count,
         reader.read(untrusted.integer, created, key, "created", default=0) or 0,
-        topics_settings.readable(reader, settings, key),
+        topics_settings.valid_settings(reader, settings, key),
     )
 
 

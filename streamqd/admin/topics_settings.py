@@ -42,7 +42,7 @@ def show(store: Store, topic: str, configured: config.Topic | None) -> TopicSett
     """Return the settings of a registered topic."""
     key, reader = store.keys.meta(topic), ViewReader(store)
     (raw,) = reader.ask([("HGET", key, "settings")])
-    registered = readable(reader, raw, key)
+    registered = valid_settings(reader, raw, key)
     return replace(
         _settings_of(topic, registered, configured, changed=False), unreadable=reader.rows
     )
@@ -76,7 +76,7 @@ def change(
     )
 
 
-def readable(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
+def valid_settings(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
     """Return the registered settings without invalid ones."""
     found = reader.read(untrusted.json_object, raw or None, key, "settings", default={}) or {}
     holds = plain(config.effective(config.Topic(), found))
@@ -88,9 +88,9 @@ def readable(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
         if holds[name] == found[name]:
             kept[name] = found[name]
         else:
-            reader.add(_odd(raw, key))
+            reader.add(_invalid_error(raw, key))
     if not isinstance(bounds, dict | None):
-        reader.add(_odd(raw, key))
+        reader.add(_invalid_error(raw, key))
         del kept["retention"]
     elif bounds is not None:
         kept["retention"] = {
@@ -99,11 +99,11 @@ def readable(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
             if name not in holds["retention"] or holds["retention"][name] == value
         }
         if len(kept["retention"]) < len(bounds):
-            reader.add(_odd(raw, key))
+            reader.add(_invalid_error(raw, key))
     return kept
 
 
-def _odd(raw: bytes | None, key: str) -> InvalidValueError:
+def _invalid_error(raw: bytes | None, key: str) -> InvalidValueError:
     wanted = "the settings of a topic, as `topic create` writes them"
     return InvalidValueError(key, "settings", untrusted.format_value(raw), wanted)
 

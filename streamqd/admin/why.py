@@ -215,7 +215,7 @@ def answer(
         reader, [assignment for assignment in assignments if assignment.is_of_query]
     )
     held = dict(zip(assignments, other_clients(reader, assignments), strict=True))
-    feeding = outboxes.feeding(reader, topic, () if partition is not None else configured)
+    feeding = outboxes.of_topic(reader, topic, () if partition is not None else configured)
     late = [
         cause
         for view in feeding
@@ -328,7 +328,7 @@ def problems(seen: FleetSnapshot) -> Iterator[AssignmentCause]:
                 break
 
 
-def summed_up(found: Iterable[AssignmentCause]) -> list[tuple[AssignmentCause, str]]:
+def summarize(found: Iterable[AssignmentCause]) -> list[tuple[AssignmentCause, str]]:
     """Return one clause per group and cause, for the assignment that has waited longest."""
     alike: dict[tuple[str, str, str], list[AssignmentCause]] = {}
     for each in found:
@@ -392,7 +392,7 @@ def _first(rules: Iterable[CauseRule], facts: WaitFacts) -> list[CauseRule]:
     return _all(rules, facts)[:1]
 
 
-def _in(*states: str) -> Callable[[WaitFacts], bool]:
+def _in_states(*states: str) -> Callable[[WaitFacts], bool]:
     """Return a predicate for workers in these states."""
     return lambda f: f.row.worker in states
 
@@ -401,7 +401,7 @@ def _keeps_messages(f: WaitFacts) -> bool:
     """Return True if messages wait for an earlier one of their key, and no other key progresses."""
     held = f.row.held or 0
     others = f.row.oldest_unread_unix_ms or (f.row.pending or 0) > held
-    other_state = _in("blocked", "halted", "probing", "flooded", "throttled")
+    other_state = _in_states("blocked", "halted", "probing", "flooded", "throttled")
     return bool(held) and not other_state(f) and not (others and f.acked > MOVING)
 
 
@@ -468,7 +468,7 @@ _DIRECTIVES = (
     ),
     CauseRule(
         "paused",
-        _in("paused"),
+        _in_states("paused"),
         "the worker of {assignment} on {owner} is paused",
         "`streamqd resume {assignment}`",
     ),
@@ -500,7 +500,7 @@ _UNOWNED = (
     ),
     CauseRule(
         "internal-error",
-        _in("failed"),
+        _in_states("failed"),
         "{owner} released {assignment} temporarily after an internal error of streamqd{last}",
         _FIX_INTERNAL,
     ),
@@ -556,19 +556,19 @@ _OWNED = (
     ),
     CauseRule(
         "no-report",
-        _in("", "unknown"),
+        _in_states("", "unknown"),
         "{owner} owns {assignment}, but has not published its state",
         f"{_LATER}. If this persists, read the log of that instance",
     ),
     CauseRule(
         "internal-error",
-        _in("failed"),
+        _in_states("failed"),
         "{owner} released {assignment} temporarily after an internal error of streamqd{last}",
         _FIX_INTERNAL,
     ),
     CauseRule(
         "crash-loop",
-        lambda f: _in("broken")(f) or (f.holder and f.row.assignment in f.holder.broken),
+        lambda f: _in_states("broken")(f) or (f.holder and f.row.assignment in f.holder.broken),
         "the worker of {assignment} crashes in a loop on {owner} and is backing off{last}",
         _FIX_CRASHES,
     ),
@@ -578,41 +578,43 @@ _OWNED = (
 _AT_WORK = (
     CauseRule(
         "no-capacity",
-        lambda f: f.holder and f.holder.limit and _in("gone", "booting")(f) and not f.row.running,
+        lambda f: (
+            f.holder and f.holder.limit and _in_states("gone", "booting")(f) and not f.row.running
+        ),
         "{owner} owns {assignment} and is about to give it up: the operating system refuses more"
         " processes ({limit})",
         _FIX_LIMITS,
     ),
     CauseRule(
         "blocked",
-        _in("blocked"),
+        _in_states("blocked"),
         "{assignment} is blocked on {owner} by its first message, which has failed{next}{last}",
         'fix the handler for that message. With on_error = "block", all later messages wait for it',
     ),
     CauseRule(
         "circuit-open",
-        _in("halted"),
+        _in_states("halted"),
         "the circuit breaker of {assignment} is open on {owner}: no message is started{next}"
         "{last_outage}",
         _FIX_CIRCUIT,
     ),
     CauseRule(
         "circuit-open",
-        _in("probing"),
+        _in_states("probing"),
         "the circuit breaker of {assignment} is half-open on {owner}: one message runs as a"
         " probe{next}{last_outage}",
         _FIX_CIRCUIT,
     ),
     CauseRule(
         "flood",
-        _in("flooded"),
+        _in_states("flooded"),
         "the flood guard has stopped {assignment} on {owner}, because most of its messages"
         " are dead-lettered{last}",
         "fix the handler, then `streamqd resume {assignment}`",
     ),
     CauseRule(
         "throttled",
-        _in("throttled"),
+        _in_states("throttled"),
         "{assignment} is throttled on {owner} by its rate of {rate}",
         "wait, or raise the rate of the consumer{more_rate}",
     ),
@@ -639,7 +641,7 @@ _AT_WORK = (
     ),
     CauseRule(
         "crashing",
-        lambda f: f.crashes and _in("gone", "booting")(f),
+        lambda f: f.crashes and _in_states("gone", "booting")(f),
         "the worker of {assignment} on {owner} keeps crashing ({crash}) and is being restarted",
         "read the last worker.crashed events of its log",
     ),
@@ -659,13 +661,13 @@ _AT_WORK = (
     ),
     CauseRule(
         "recovering",
-        _in("recovering"),
+        _in_states("recovering"),
         "{assignment} is recovering on {owner}: {recovery}",
         "wait: streamqd runs these messages in rounds to find the one that crashes its process",
     ),
     CauseRule(
         "quarantine",
-        lambda f: f.row.quarantine and f.acked <= MOVING and not _in("recovering")(f),
+        lambda f: f.row.quarantine and f.acked <= MOVING and not _in_states("recovering")(f),
         "{assignment} runs the pending messages of its lost owner in rounds",
         "wait: streamqd runs these messages in rounds to find one that takes down hosts",
     ),
@@ -729,12 +731,12 @@ _OTHERWISE = (
     ),
     CauseRule(
         "running",
-        lambda f: f.holder and _in("ready")(f) and f.run_seconds >= RUNNING_SECONDS,
+        lambda f: f.holder and _in_states("ready")(f) and f.run_seconds >= RUNNING_SECONDS,
         "{assignment} has been running one message{running} for {run} on {owner}; {waiting}",
     ),
     CauseRule(
         "no-progress",
-        lambda f: f.holder and _in("ready")(f),
+        lambda f: f.holder and _in_states("ready")(f),
         "{assignment} is owned by {owner} and its worker is ready; {waiting}, and nothing was"
         " acknowledged in the last seconds",
         f"{_LATER}. If this persists, read the stack of the worker with `streamqd stack"
@@ -857,7 +859,9 @@ def _texts(f: WaitFacts) -> dict[str, object]:
         "crash": f"{f.crashes[0].error}, {f.crashes[0].seconds_ago:.0f} s ago" if f.crashes else "",
         "housekeeping": f.housekeeping[0].error if f.housekeeping else "",
         "waiting_retries": plural(f.row.waiting_retries or 0, "message"),
-        "next_due": _since(", the next in {} s", _until(f.row.next_due_unix_ms, f.now_unix_ms)),
+        "next_due": _since(
+            ", the next in {} s", _seconds_until(f.row.next_due_unix_ms, f.now_unix_ms)
+        ),
         "unowned": plural(f.other_clients.get("", 0), "message"),
         "clients": _clients(f.other_clients),
         "waiting": _waiting(f),
@@ -870,7 +874,7 @@ def _texts(f: WaitFacts) -> dict[str, object]:
         "caught_up": f", caught up in about {left}" if left else "",
         "catch_up": lag_advice(least, f.slope),
         "run": lasting(f.run_seconds),
-        "running": _running(f),
+        "running": _running_message(f),
         **_texts_of(f.row),
     }
 
@@ -927,7 +931,7 @@ def _see_failed(f: WaitFacts) -> str:
     return ""
 
 
-def _until(then_unix_ms: int | None, now_unix_ms: int | None) -> float | None:
+def _seconds_until(then_unix_ms: int | None, now_unix_ms: int | None) -> float | None:
     if then_unix_ms is None or now_unix_ms is None:
         return None
     return (then_unix_ms - now_unix_ms) / 1000
@@ -969,7 +973,7 @@ def _clients(other_clients: Mapping[str, int]) -> str:
     )
 
 
-def _running(f: WaitFacts) -> str:
+def _running_message(f: WaitFacts) -> str:
     """Return the running message: its uid, which `trace` takes, or else its place."""
     kind, _, entry_id = f.row.running.partition(":")
     if kind == "m" and not f.row.assignment.reads_dead_letters:
@@ -979,6 +983,6 @@ def _running(f: WaitFacts) -> str:
 
 def _waiting(f: WaitFacts) -> str:
     lag = f"{f.row.lag_at_least:,} or more" if f.row.lag is None else f"{f.row.lag:,}"
-    oldest = _until(f.now_unix_ms, f.row.oldest_unix_ms)
+    oldest = _seconds_until(f.now_unix_ms, f.row.oldest_unix_ms)
     age = "" if oldest is None else f", the oldest {lasting(oldest)} old"
     return f"{lag} unread and {f.row.pending or 0:,} pending{age}"

@@ -14,7 +14,7 @@ from streamqd.admin.diagnosis import host
 from streamqd.admin.reading import server_unix_ms
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import LEVELS, apply_style
-from streamqd.cli.session import Session, timed_out
+from streamqd.cli.session import Session, is_timeout
 from streamqd.errors import (
     ConfigError,
     InvalidValueError,
@@ -93,7 +93,7 @@ def _source(session: Session) -> str:
 
 
 def _state_dir(folder: Path) -> list[CheckFinding]:
-    problem = host.unusable(folder)
+    problem = host.access_problem(folder)
     return [_problem("daemon.state_dir", f"{folder}: {problem}")] if problem else []
 
 
@@ -130,8 +130,8 @@ def _redis(session: Session, settings: config.Settings) -> list[CheckFinding]:
         findings += _pipelines(session, settings)
         findings += _duplicate(session, settings)
     except RedisUnavailableError as error:
-        away = session.embedded and not error.sent and not timed_out(error)
-        if away and not session.forbidden(error):
+        away = session.embedded and not error.sent and not is_timeout(error)
+        if away and not session.explain_forbidden(error):
             findings.append(_check_embedded())
         else:
             findings.append(_problem("redis", str(session.explain(error))))
@@ -175,14 +175,14 @@ def _more(name: str, partitions: int) -> str:
 
 
 def _pipelines(session: Session, settings: config.Settings) -> list[CheckFinding]:
-    if not config.useless(settings, ()):
+    if not config.find_useless(settings, ()):
         return []
     known, unread = topics.registry(session.store)
     if unread:
         return []  # each unreadable topic may exist
     return [
         CheckFinding(f"pipelines.{name}", "warning", text)
-        for name, text in config.useless(settings, known)
+        for name, text in config.find_useless(settings, known)
     ]
 
 
@@ -195,7 +195,7 @@ def _duplicate(session: Session, settings: config.Settings) -> list[CheckFinding
     found = members.member(session.store, daemon.fleet, daemon.instance)
     if found is None:
         return []
-    info, ttl = found.info, published.real(found.info.get("ttl")) or daemon.lease_ttl
+    info, ttl = found.info, published.read_number(found.info.get("ttl")) or daemon.lease_ttl
     age = (server_unix_ms(session.link) - found.heartbeat_unix_ms) / 1000
     if age > ttl or info.get("lock") == startup.lock_identity(settings):
         return []
@@ -237,7 +237,7 @@ def _heartbeats(
 
 
 def _rights(session: Session, settings: config.Settings) -> list[CheckFinding]:
-    lacking = permissions.missing(session.store, settings.daemon.fleet)
+    lacking = permissions.find_missing(session.store, settings.daemon.fleet)
     if not lacking:
         return [CheckFinding("permissions", "ok", "the Redis user may run all required commands")]
     return [

@@ -42,8 +42,8 @@ from streamqd.cli.output import (
     confirm,
     listing,
     page_document,
+    print_unreadable,
     printable,
-    unreadable,
 )
 from streamqd.cli.session import NOT_AUDITED, Session
 from streamqd.errors import RedisUnavailableError, RequestRefusedError, StreamqdError
@@ -81,9 +81,9 @@ def list_(
     seen = letters.page(choice, limit=limit, cursor=cursor)
 
     def show() -> None:
-        unreadable(seen.unreadable)
+        print_unreadable(seen.unreadable)
         if not seen.rows:
-            click.echo(_nothing(topic, filters, "no more" if cursor else "no"))
+            click.echo(_describe_nothing(topic, filters, "no more" if cursor else "no"))
             return
         print_rows(seen.rows, seen.now_unix_ms)
         session.note(f"{count(seen.total, 'dead letter')} in {topic}")
@@ -98,7 +98,7 @@ def _overview(session: Session) -> CommandResult:
     now = server_unix_ms(session.link)
 
     def show() -> None:
-        unreadable([each for row in rows for each in row.unreadable])
+        print_unreadable([each for row in rows for each in row.unreadable])
         listing(
             "TOPIC DEAD_LETTERS NEWEST OLDEST",
             rows,
@@ -129,9 +129,9 @@ def stats(session: Session, *, topic: str, newest: int | None, **filters: Any) -
     now = server_unix_ms(session.link)
 
     def show() -> None:
-        unreadable(found.unreadable)
+        print_unreadable(found.unreadable)
         if not found.causes:
-            click.echo(_nothing(topic, filters))
+            click.echo(_describe_nothing(topic, filters))
             return
         print_causes(found.causes, now)
         if found.others:
@@ -183,7 +183,7 @@ def audit_(session: Session, *, topic: str, limit: int, cursor: str) -> CommandR
     return CommandResult(seen, show)
 
 
-def _nothing(topic: str, filters: dict[str, Any], no: str = "no") -> str:
+def _describe_nothing(topic: str, filters: dict[str, Any], no: str = "no") -> str:
     """Return the sentence for no result: nothing matches the filters, or no dead letters."""
     if any_set({name: value for name, value in filters.items() if name != "group"}):
         return NO_MATCH
@@ -267,7 +267,7 @@ def replay(
         again = command_line(session, "replay", plan.topic, bound, rest)
         document = document_of(plan) | {"command": again}
         return CommandResult(document, lambda: _show_plan(plan, again, limit))
-    question = f"Replay {{}} of {{}}{_to(target)}?"
+    question = f"Replay {{}} of {{}}{_to_target(target)}?"
     if not ids and not _ask(session, topic, choice, question, yes, "replayed"):
         return 0
     meter = Meter(session)
@@ -292,7 +292,7 @@ def _replay_result(
 ) -> CommandResult:
     """Return the result of a replay. An interrupted one includes the command to continue."""
     letters = count(done.replayed, "dead letter")
-    lines = [f"{letters} of {done.topic} replayed{_for(choice.group)}{_to(target)}"]
+    lines = [f"{letters} of {done.topic} replayed{_for_group(choice.group)}{_to_target(target)}"]
     if done.missing:
         lines.append(f"{count(done.missing, 'dead letter')} had already been replayed or purged")
     notes = [] if done.audited else [NOT_AUDITED]
@@ -400,7 +400,7 @@ def purge(
         text = f"{count(found.looked_at, 'dead letter')} of {topic} would be deleted permanently"
 
         def show() -> None:
-            unreadable(found.unreadable)
+            print_unreadable(found.unreadable)
             if not found.causes:
                 click.echo(NO_MATCH)
                 return
@@ -426,7 +426,7 @@ def purge(
     notes = [] if done.audited else [NOT_AUDITED]
     if done.unknown:
         notes.append(f"{count(done.unknown, 'dead letter')} may or may not have been purged")
-    text = f"{count(done.purged, 'dead letter')} of {topic} purged{_for(choice.group)}"
+    text = f"{count(done.purged, 'dead letter')} of {topic} purged{_for_group(choice.group)}"
     code, error = _exit_of(done.result, f"interrupted: {done.error} (the others are kept)")
     if done.unarchived and not (code or error):
         error = RequestRefusedError(
@@ -519,7 +519,7 @@ def _ask(
         return True
     found = dead_letters.count(session.store, topic, choice)
     if found:
-        confirm(question.format(count(found, "dead letter"), topic + _for(choice.group)), yes)
+        confirm(question.format(count(found, "dead letter"), topic + _for_group(choice.group)), yes)
     elif not click.get_current_context().params["as_json"]:
         click.echo(f"{NO_MATCH}, nothing {past}")
         return False
@@ -552,9 +552,9 @@ def _reasons(refused: dict[str, int]) -> str:
     return "; ".join(f"{count(number, 'dead letter')}: {why}" for why, number in refused.items())
 
 
-def _for(group: str | None) -> str:
+def _for_group(group: str | None) -> str:
     return f" for {group}" if group else ""
 
 
-def _to(target: Target) -> str:
+def _to_target(target: Target) -> str:
     return "" if target == dead_letters.HOME else f" to {target}"

@@ -18,9 +18,9 @@ from streamqd.cli.output import (
     emit,
     json_text,
     listing,
+    print_unreadable,
     printable,
     table,
-    unreadable,
 )
 from streamqd.cli.session import Session
 from streamqd.errors import RedisUnavailableError
@@ -169,7 +169,7 @@ def stream(session: Session, *, topic: str, abandoned_after: float) -> CommandRe
 
 
 def _show(found: StreamReport) -> None:
-    unreadable(found.unreadable)
+    print_unreadable(found.unreadable)
     bounds = ", ".join(topics_settings.lines({"retention": found.retention}))
     click.echo(f"{found.topic}: {count(found.messages, 'message')}, {memory(found.bytes)}")
     click.echo(bounds or "no retention: acknowledged messages are kept")

@@ -14,7 +14,15 @@ from streamqd.admin import directives, published
 from streamqd.admin.directives import Departure
 from streamqd.cli.arguments import dry_run_option, reason_option, yes_option
 from streamqd.cli.command import CommandResult, DirectiveResult, answering, directing
-from streamqd.cli.output import ago, apply_style, confirm, listing, printable, table, unreadable
+from streamqd.cli.output import (
+    ago,
+    apply_style,
+    confirm,
+    listing,
+    print_unreadable,
+    printable,
+    table,
+)
 from streamqd.cli.session import Session
 from streamqd.model import Assignment
 from streamqd.store.directives import Scope, scope_of
@@ -389,7 +397,7 @@ def list_(session: Session, *, everything: bool) -> CommandResult:
 
 
 def _show_directives(seen: directives.ControlView, everything: bool) -> None:
-    unreadable(seen.unreadable)
+    print_unreadable(seen.unreadable)
     shown = [row for row in seen.directives if everything or not row.done]
     if not shown and not seen.unreadable_directives:
         over = "no directive is in effect (--all shows finished ones)"

@@ -17,8 +17,8 @@ from streamqd.cli.output import (
     epoch,
     listing,
     owner,
+    print_unreadable,
     sentence,
-    unreadable,
 )
 from streamqd.cli.session import Session
 from streamqd.errors import RequestRefusedError
@@ -49,7 +49,7 @@ def list_(session: Session, *, topic: str | None) -> CommandResult:
 
 
 def _show_groups(rows: Sequence[groups.GroupRow], now: int) -> None:
-    unreadable(list(dict.fromkeys(each for row in rows for each in row.unreadable)))
+    print_unreadable(list(dict.fromkeys(each for row in rows for each in row.unreadable)))
     listing(
         "TOPIC GROUP OWNED LAG PENDING RETRIES OLDEST OWNERS",
         [row for row in rows if row.group],  # rows without a group only list unreadable values
@@ -79,7 +79,7 @@ def describe(session: Session, *, topic: str, name: str) -> CommandResult:
 
 
 def _show_group(detail: groups.GroupDetail) -> None:
-    unreadable(detail.unreadable)
+    print_unreadable(detail.unreadable)
     now = detail.now_unix_ms
     click.echo(
         f"group {detail.group} of {detail.topic}: {at_least(detail.lag, detail.lag_exact)} unread,"
@@ -204,7 +204,7 @@ def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -
     if name not in groups.names(session.store, topic):
         # Raises RequestRefusedError for an unknown group.
         groups.partition_count(session.store, topic, name)
-    growing = groups.growing(session.store, topic, name)
+    growing = groups.growth_obstacle(session.store, topic, name)
     if growing and not force:
         raise RequestRefusedError(f"{growing}; wait until the growth is complete, or pass --force")
     why = f"{growing}. " if growing else ""
@@ -237,7 +237,7 @@ def adopt(session: Session, *, topic: str, name: str, dry_run: bool, yes: bool) 
         done = adoption.adopt(session.store, topic, name)
 
     def show() -> None:
-        unreadable(done.unreadable)
+        print_unreadable(done.unreadable)
         if done.consumers:
             listing(
                 "PARTITION CONSUMER PENDING IDLE",

@@ -32,8 +32,8 @@ from streamqd.cli.output import (
     json_text,
     listing,
     page_document,
+    print_unreadable,
     printable,
-    unreadable,
 )
 from streamqd.cli.session import Session
 from streamqd.errors import RequestRefusedError
@@ -136,7 +136,7 @@ def pending(
     seen = listed.page(limit=limit, cursor=cursor)
 
     def show() -> None:
-        unreadable(seen.unreadable)
+        print_unreadable(seen.unreadable)
         if not seen.rows:
             click.echo(f"no {'more ' if cursor else ''}pending messages in {topic} for {name}")
             return
@@ -274,7 +274,7 @@ def list_sends(
     seen = sends.messages(session.store, topic).page(choice, limit=limit, cursor=cursor)
 
     def show() -> None:
-        unreadable(seen.unreadable)
+        print_unreadable(seen.unreadable)
         if not seen.rows:
             click.echo(_none(choice, cursor, f"delayed sends in {topic}"))
             return
@@ -468,7 +468,7 @@ def list_retries(
     seen = waiting.page(choice, limit=limit, cursor=cursor)
 
     def show() -> None:
-        unreadable(seen.unreadable)
+        print_unreadable(seen.unreadable)
         if not seen.rows:
             click.echo(_none(choice, cursor, f"waiting retries in {topic} for {group}"))
             return

@@ -57,7 +57,7 @@ def page_document(page: MessagePage[Any], names: str) -> dict[str, Any]:
     return {name: getattr(page, name) for name in names.split()}
 
 
-def unreadable(rows: Sequence[Unreadable]) -> None:
+def print_unreadable(rows: Sequence[Unreadable]) -> None:
     """Print the values that could not be read on standard error."""
     for row in rows:
         click.echo(f"! {printable(str(row))}", err=True)

@@ -14,7 +14,7 @@ from streamqd import http, logs
 from streamqd.admin.scaling import GroupScale, ScaleView, measure
 from streamqd.cli.arguments import DURATION
 from streamqd.cli.command import CommandResult, answering
-from streamqd.cli.output import json_text, printable, table, unreadable
+from streamqd.cli.output import json_text, print_unreadable, printable, table
 from streamqd.cli.session import Session
 from streamqd.errors import (
     RedisResponseError,
@@ -85,7 +85,7 @@ def scale(
 
 
 def _show(seen: ScaleView) -> None:
-    unreadable(seen.unreadable)
+    print_unreadable(seen.unreadable)
     if not seen.groups:
         click.echo("no groups")
         return

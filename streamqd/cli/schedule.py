@@ -22,7 +22,7 @@ from streamqd.cli.arguments import (
     yes_option,
 )
 from streamqd.cli.command import CommandResult, answering
-from streamqd.cli.output import ago, confirm, listing, printable, table, unreadable
+from streamqd.cli.output import ago, confirm, listing, print_unreadable, printable, table
 from streamqd.cli.session import Session
 from streamqd.config import Schedule
 from streamqd.config.setting import Kind, settings_of
@@ -90,7 +90,7 @@ def list_(session: Session, *, topic: str | None, limit: int, cursor: str) -> Co
     seen = schedules.list_schedules(session.store, topic, limit=limit, cursor=cursor)
 
     def show() -> None:
-        unreadable(seen.unreadable)
+        print_unreadable(seen.unreadable)
         if not seen.rows:
             click.echo("no more schedules" if cursor else "no schedules")
             return
@@ -178,7 +178,7 @@ def next_(
     now_unix_ms = round(time.time() * 1000)
     try:
         since = None if begin is None else unix_ms(begin, now_unix_ms)
-        seen = schedules.upcoming(session.store, configured, name, since, number)
+        seen = schedules.next_ticks(session.store, configured, name, since, number)
     except RedisUnavailableError:
         stated = next((each for each in configured if each.name == name), None)
         if stated is None:
@@ -187,7 +187,7 @@ def next_(
             "Redis does not answer, so these ticks are computed from the configuration file"
         )
         first = now_unix_ms + 1 if since is None else since
-        seen = schedules.foreseen(stated, first, number, "configuration")
+        seen = schedules.first_ticks(stated, first, number, "configuration")
 
     def print_it() -> None:
         if not seen.rows:
@@ -308,7 +308,7 @@ def remove(session: Session, *, names: tuple[str, ...], dry_run: bool, yes: bool
     the configuration and reload first. If you pass such a schedule, the command removes none and
     exits with code 8.
     """
-    rows = schedules.removable(session.store, names)
+    rows = schedules.find_removable(session.store, names)
     return _remove(session, rows, "remove", dry_run, yes)
 
 
@@ -322,7 +322,7 @@ def prune(session: Session, *, dry_run: bool, yes: bool) -> CommandResult:
     The command removes schedules that were not declared for 10 minutes. It also removes schedules
     of deleted topics. Paused schedules are kept, and so are schedules that an operator added.
     """
-    rows = schedules.prunable(session.store)
+    rows = schedules.find_prunable(session.store)
     return _remove(session, rows, "prune", dry_run, yes)
 
 

@@ -102,12 +102,12 @@ class Session:
 
     def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
         """Return the error with a cause and a remedy for the operator."""
-        if timed_out(error):
+        if is_timeout(error):
             # The server exists, but it is stopped, overloaded, or waiting for its disk.
             return RedisUnavailableError(f"Redis does not answer: {error}", sent=error.sent)
         if error.sent or not self.embedded:
             return error
-        if refused := self.forbidden(error):
+        if refused := self.explain_forbidden(error):
             return RedisUnavailableError(refused, sent=False)
         if self.config_path is None:
             text = (
@@ -121,10 +121,10 @@ class Session:
             )
         return RedisUnavailableError(text, sent=False)
 
-    def forbidden(self, error: BaseException) -> str:
+    def explain_forbidden(self, error: BaseException) -> str:
         """Return a sentence if this user may not open the daemon's socket, '' otherwise."""
         folder = self.settings.daemon.state_dir.absolute()
-        denied = _caused_by(error, PermissionError)
+        denied = _is_caused_by(error, PermissionError)
         if not denied and os.access(folder, os.X_OK, effective_ids=True):
             return ""
         try:
@@ -165,13 +165,13 @@ class Session:
             self.note(f"more: --cursor {cursor}")
 
 
-def _caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
+def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
     while error is not None and not isinstance(error, kind):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
-def timed_out(error: BaseException | None) -> bool:
+def is_timeout(error: BaseException | None) -> bool:
     """Return True if the server did not reply in time, and the connection was not refused."""
     while error is not None:
         # A Unix socket with a full queue raises BlockingIOError, as its server does not accept.

@@ -11,7 +11,7 @@ from streamqd.admin.stacks import ANSWER_SECONDS
 from streamqd.cli.arguments import DURATION
 from streamqd.cli.command import CommandResult, answering, wait_until_applied
 from streamqd.cli.fleet import read_assignment
-from streamqd.cli.output import printable, unreadable
+from streamqd.cli.output import print_unreadable, printable
 from streamqd.cli.session import Session
 from streamqd.model import Assignment
 from streamqd.store.stacks import PublishedStack
@@ -53,7 +53,7 @@ def stack(session: Session, *, name: str, timeout: float) -> CommandResult:
     answer = found[0] if found and found[0].requested_unix_ms >= at else None
 
     def show() -> None:
-        unreadable(reader.rows)
+        print_unreadable(reader.rows)
         if answer is None:
             click.echo(f"no stack of {assignment} arrived within {timeout:g} s", err=True)
         else:

@@ -12,7 +12,16 @@ from streamqd.admin import partitions as admin_partitions
 from streamqd.admin.assignments import AssignmentRow
 from streamqd.admin.condition import STEADY, in_words, recovery
 from streamqd.cli.command import CommandResult, answering
-from streamqd.cli.output import ago, epoch, listing, owner, printable, sentence, table, unreadable
+from streamqd.cli.output import (
+    ago,
+    epoch,
+    listing,
+    owner,
+    print_unreadable,
+    printable,
+    sentence,
+    table,
+)
 from streamqd.cli.session import Session
 from streamqd.words import age, count
 
@@ -40,7 +49,7 @@ def status(session: Session, *, topic: str | None) -> CommandResult:
 
 
 def _show(seen: fleet.StatusView, topic: str | None) -> None:
-    unreadable(seen.unreadable)
+    print_unreadable(seen.unreadable)
     _show_directives(seen)
     states = [each.lease for each in seen.assignments if each.lease != "query"]
     of = count(len(states), "partition")
@@ -235,7 +244,7 @@ def partitions(
 
 
 def _show_partitions(seen: admin_partitions.PartitionsView) -> None:
-    unreadable(seen.unreadable)
+    print_unreadable(seen.unreadable)
     if seen.assignments:
         listing(
             "PARTITION OWNER EPOCH SINCE LAG PENDING RETRIES OLDEST",

@@ -29,7 +29,7 @@ from streamqd.cli.arguments import DURATION, json_option
 from streamqd.cli.command import connected
 from streamqd.cli.output import emit, printable
 from streamqd.cli.screen import input as keyboard
-from streamqd.cli.screen.frame import ScreenOptions, frame, rows_of, visible
+from streamqd.cli.screen.frame import ScreenOptions, frame, rows_of, select_visible
 from streamqd.cli.screen.terminal import Terminal
 from streamqd.cli.session import Session
 from streamqd.errors import ConfigError, RedisResponseError, RedisUnavailableError
@@ -114,7 +114,7 @@ class TopScreen:
         if self._chosen.frozen:
             view = self._frozen
         width, height = self._terminal.size()
-        rows = len(visible(view, self._chosen)) if view else 0
+        rows = len(select_visible(view, self._chosen)) if view else 0
         last = max(0, rows - rows_of(view, width, height, trouble))
         if self._chosen.top > last:
             self._chosen = replace(self._chosen, top=last)
@@ -129,7 +129,7 @@ class TopScreen:
             found, self._rest = keyboard.keys(self._rest + typed)
         for key in found:
             view = self._frozen if self._chosen.frozen else self._reader.news()[0]
-            rows = len(visible(view, self._chosen)) if view else 0
+            rows = len(select_visible(view, self._chosen)) if view else 0
             room = rows_of(view, *self._terminal.size(), self._reader.news()[1])
             after = keyboard.handle_key(self._chosen, key, rows=rows, room=room)
             if after is None:

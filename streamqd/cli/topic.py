@@ -13,7 +13,7 @@ import click
 from streamqd.admin import directives, growth, topics, topics_deletion, topics_settings
 from streamqd.cli.arguments import retired, yes_option
 from streamqd.cli.command import EXIT_WAITING, CommandResult, answering
-from streamqd.cli.output import at_least, confirm, listing, table, unreadable
+from streamqd.cli.output import at_least, confirm, listing, print_unreadable, table
 from streamqd.cli.session import Session
 from streamqd.config import Topic
 from streamqd.errors import ConfigError, RequestRefusedError
@@ -58,7 +58,7 @@ def list_(session: Session) -> CommandResult:
 
 
 def _show_topics(rows: list[topics.TopicRow]) -> None:
-    unreadable([each for row in rows for each in row.unreadable])
+    print_unreadable([each for row in rows for each in row.unreadable])
     listing(
         "TOPIC PARTITIONS MESSAGES DELAYED DLQ GROUPS",
         rows,
@@ -84,7 +84,7 @@ def describe(session: Session, *, name: str) -> CommandResult:
 
 
 def _show_topic(detail: topics.TopicDetail) -> None:
-    unreadable(detail.unreadable)
+    print_unreadable(detail.unreadable)
     click.echo(f"topic {detail.topic}: {count(len(detail.partitions), 'partition')}")
     if detail.created_unix_ms:
         moment = dt.datetime.fromtimestamp(detail.created_unix_ms / 1000).astimezone()
@@ -169,7 +169,7 @@ def settings(session: Session, *, name: str, assignments: tuple[str, ...]) -> Co
 
 
 def _show_settings(seen: topics_settings.TopicSettings) -> None:
-    unreadable(seen.unreadable)
+    print_unreadable(seen.unreadable)
     stated = dict(line.split(" = ", 1) for line in topics_settings.lines(seen.configured))
     stored = dict(line.split(" = ", 1) for line in topics_settings.lines(seen.registered))
     table(
@@ -210,7 +210,7 @@ def delete(
             f"topic {name} is in use ({count(len(doomed.owned), 'assignment')}, such as"
             f" {doomed.owned[0]}); stop its consumers first, or pass --force"
         )
-    offering = directives.offering(session.fleet, name)
+    offering = directives.consuming_instances(session.fleet, name)
     if dry_run:
         return CommandResult(doomed, lambda: _show_doomed(doomed, offering))
     if offering and not while_consumed:

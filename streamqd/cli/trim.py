@@ -11,7 +11,7 @@ from streamqd.admin import retention as admin
 from streamqd.admin.topics import check_partition
 from streamqd.cli.arguments import DURATION, SIZE, yes_option
 from streamqd.cli.command import CommandResult, answering
-from streamqd.cli.output import ago, confirm, listing, unreadable
+from streamqd.cli.output import ago, confirm, listing, print_unreadable
 from streamqd.cli.session import Session
 from streamqd.errors import RequestRefusedError
 from streamqd.words import count, memory
@@ -66,7 +66,7 @@ def trim(
 
 
 def _show(done: admin.TrimReport) -> None:
-    unreadable(done.unreadable)
+    print_unreadable(done.unreadable)
 
     def format_removed(row: admin.TrimRow) -> str:
         return "over 100,000" if row.removed is None else f"{row.removed:,}"

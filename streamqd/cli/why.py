@@ -10,7 +10,7 @@ from streamqd.admin import why as admin
 from streamqd.admin.owners import IN_WORDS, OwnerPeriod
 from streamqd.admin.why import WaitCause
 from streamqd.cli.command import CommandResult, answering
-from streamqd.cli.output import listing, sentence, unreadable
+from streamqd.cli.output import listing, print_unreadable, sentence
 from streamqd.cli.session import Session
 from streamqd.words import age
 
@@ -41,7 +41,7 @@ def why(session: Session, *, place: str, with_owners: bool) -> CommandResult:
     answers = admin.answer(session.fleet, topic, partition, group, names, with_owners=with_owners)
 
     def show() -> None:
-        unreadable(answers[0].unreadable)
+        print_unreadable(answers[0].unreadable)
         if partition is None:
             _show_topic(answers)
             return
@@ -67,7 +67,7 @@ def _show_topic(answers: list[admin.Answer]) -> None:
     """Print each cause of a group once. Causes that block progress come first."""
     found = {each.row.assignment: each for each in answers}
     first = (admin.AssignmentCause(each.row, each.causes[0]) for each in answers)
-    for worst, text in sorted(admin.summed_up(first), key=lambda each: each[0].cause.moves):
+    for worst, text in sorted(admin.summarize(first), key=lambda each: each[0].cause.moves):
         _show(found[worst.row.assignment].causes, text)
 
 

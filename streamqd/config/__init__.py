@@ -7,7 +7,7 @@ the sections that they need, and do not read the environment themselves.
 from __future__ import annotations
 
 from streamqd.config.archive_store import ArchiveStore
-from streamqd.config.checks import useless, warnings
+from streamqd.config.checks import find_useless, warnings
 from streamqd.config.consumers import Consumer
 from streamqd.config.effective import effective, registered_settings
 from streamqd.config.endpoint import claim_socket_path, redis_url, resolve_url
@@ -42,6 +42,7 @@ __all__ = [
     "declare_consumers",
     "effective",
     "find",
+    "find_useless",
     "is_loopback",
     "is_public",
     "json_schema",
@@ -56,6 +57,5 @@ __all__ = [
     "resolve_url",
     "scrub",
     "token_path",
-    "useless",
     "warnings",
 ]

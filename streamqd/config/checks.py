@@ -389,7 +389,7 @@ def warnings(settings: Settings) -> list[str]:
     return found + exposure_warnings(settings)
 
 
-def useless(settings: Settings, registered: Collection[str]) -> list[tuple[str, str]]:
+def find_useless(settings: Settings, registered: Collection[str]) -> list[tuple[str, str]]:
     """Return name and sentence for each pipeline whose topic is not configured or registered.
 
     This is only a warning, because the topic may be created later.

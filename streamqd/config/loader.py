@@ -24,7 +24,7 @@ from streamqd.config.consumers import Consumer
 from streamqd.config.outboxes import OutboxSettings
 from streamqd.config.overlay import CONFIG_NAME, overlay
 from streamqd.config.problems import Problems
-from streamqd.config.reading import TableReader, unknown
+from streamqd.config.reading import TableReader, unknown_clause
 from streamqd.config.schedules import Schedule, check_schedules
 from streamqd.config.schema import NAMED_SECTIONS, SECTIONS, Settings
 from streamqd.config.setting import NAME, NAME_HINT
@@ -151,7 +151,7 @@ def _build(
     known = [*SECTIONS, *NAMED_SECTIONS, "consumers", "schedules", "outboxes"]
     for name in raw:
         if name not in known:
-            reader.problems.add((name,), unknown(name, known))
+            reader.problems.add((name,), unknown_clause(name, known))
     base_dir = reader.base_dir
     sections: dict[str, Any] = {
         name: reader.table(cls(), raw.get(name, {}), (name,)) for name, cls in SECTIONS.items()

@@ -101,7 +101,7 @@ class OutboxSettings:
                 raise ValueError(f"environment variable {name} is not set")
         url = _VARIABLE.sub(lambda found: environ[found[1]], self.database)
         split(url)
-        return absolute(url, self.base_dir)
+        return absolute_url(url, self.base_dir)
 
     def password(self, environ: Mapping[str, str] = os.environ) -> str | None:
         """Return the password of the credential or the file, or None.
@@ -157,7 +157,7 @@ def split(url: str) -> tuple[str, SplitResult]:
     return dialect, parts
 
 
-def absolute(url: str, base_dir: Path) -> str:
+def absolute_url(url: str, base_dir: Path) -> str:
     """Return the URL with the path of an SQLite file in `base_dir`, unless it is absolute."""
     scheme, separator, rest = url.partition(":///")
     if SCHEMES.get(scheme.partition("+")[0].lower()) != "sqlite" or not rest.strip("/"):

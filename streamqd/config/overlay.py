@@ -70,7 +70,7 @@ def _path_of_variable(
         return None
     if setting_at(tuple(parts)):
         return tuple(parts)
-    meant = wording.nearest(name.lower(), [each.lower() for each in variables()])
+    meant = wording.nearest_word(name.lower(), [each.lower() for each in variables()])
     hint = f"did you mean {meant.upper()}?" if meant else "names are STREAMQ_SECTION__SETTING"
     problems.sentences.append(f"{name}: unknown setting ({hint})")
     return None

@@ -83,7 +83,7 @@ def format_path(path: Path) -> str:
     return text
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def nearest_word(word: str, known: Iterable[str]) -> str | None:
     """Return the most similar known word, or None if no word is similar enough."""
     import difflib  # here, because a daemon without problems needs none of its memory
 

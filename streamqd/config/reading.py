@@ -52,7 +52,7 @@ class TableReader:
             here = (*path, str(name))
             setting = known.get(name)
             if setting is None:
-                self.problems.add(here, unknown(str(name), known, section, path))
+                self.problems.add(here, unknown_clause(str(name), known, section, path))
             elif setting.table is not None:
                 start = getattr(default, name, None) or setting.table()
                 if isinstance(value, Backoff):  # declared in code
@@ -67,11 +67,11 @@ class TableReader:
         return given
 
 
-def unknown(
+def unknown_clause(
     name: str, known: Collection[str], section: type | None = None, path: wording.Path = ()
 ) -> str:
     """Return a clause for an unknown setting, with the most similar name or the right table."""
-    meant = wording.nearest(name, known)
+    meant = wording.nearest_word(name, known)
     if meant:
         return f"unknown setting; did you mean {wording.format_path((*path, meant))}?"
     plain = name.lower().replace("-", "_")
@@ -145,7 +145,7 @@ def _text(setting: Setting, value: object) -> str:
     if not isinstance(value, str):
         raise ValueError("must be a string in quotes")
     if setting.choices and value not in setting.choices:
-        meant = wording.nearest(value, setting.choices)
+        meant = wording.nearest_word(value, setting.choices)
         choices = ", ".join(f'"{each}"' for each in setting.choices)
         hint = f'; did you mean "{meant}"?' if meant else ""
         raise ValueError(f"is not one of {choices}{hint}")

@@ -210,7 +210,7 @@ def _zone_fault(schedule: Schedule) -> str:
         import zoneinfo
 
         known = {name.lower(): name for name in zoneinfo.available_timezones()}
-        meant = wording.nearest(schedule.timezone, known)
+        meant = wording.nearest_word(schedule.timezone, known)
         hint = f'did you mean "{known[meant]}"?' if meant else 'write one such as "Europe/Berlin"'
         return f"{wording.quote(schedule.timezone)} is not a time zone ({hint})"
     return ""

@@ -89,7 +89,7 @@ def parse(url: str) -> Topology:
         raise ValueError(
             f"has an invalid host or port ({WRITE[kind]}, with a percent-encoded password)"
         ) from None
-    found = _one_server(parts, tls) if kind == SERVER else _several(parts, kind, tls)
+    found = _one_server(parts, tls) if kind == SERVER else _parse_several(parts, kind, tls)
     username, _, password = parts.netloc.rpartition("@")[0].partition(":")
     return replace(found, username=unquote(username), password=unquote(password))
 
@@ -136,7 +136,7 @@ def _path(parts: SplitResult) -> str:
     return unquote(parts.path)
 
 
-def _several(parts: SplitResult, kind: str, tls: bool) -> Topology:
+def _parse_several(parts: SplitResult, kind: str, tls: bool) -> Topology:
     if parts.query or parts.fragment:
         raise ValueError("contains parameters (?, #), which are set under [redis] here")
     addresses = _addresses(kind, parts.netloc.rpartition("@")[2])

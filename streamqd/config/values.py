@@ -94,8 +94,8 @@ def format_duration(seconds: float) -> str:
         if count:
             text += f"{int(count)}{unit}"
     if rest and not text and rest < 1:
-        return f"{_plain(rest * 1000)}ms"
-    return text + (f"{_plain(rest)}s" if rest else "")
+        return f"{_format_plain(rest * 1000)}ms"
+    return text + (f"{_format_plain(rest)}s" if rest else "")
 
 
 def parse_size(value: object) -> int:
@@ -134,5 +134,5 @@ def parse_rate(text: str) -> float:
     return float(Decimal(number) / _DURATION_UNITS[unit])
 
 
-def _plain(number: Decimal) -> str:
+def _format_plain(number: Decimal) -> str:
     return format(number.normalize(), "f")

@@ -423,7 +423,7 @@ class ConsoleApp:
         def run(desk: Desk) -> ActResult:
             visit = Visit(desk, person, path, values, typed)
             forms.check_typed(typed, act.typed(visit))
-            return doors.acting(person.name, lambda: forms.write_note(desk, act.run(visit)))
+            return doors.run_as(person.name, lambda: forms.write_note(desk, act.run(visit)))
 
         try:
             done = await self._ledger.once(key, lambda: self._backend.call(run))

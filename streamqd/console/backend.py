@@ -172,7 +172,7 @@ class Backend:
             return self._snapshot
 
 
-def acting(person: str, function: Callable[[], T]) -> T:
+def run_as(person: str, function: Callable[[], T]) -> T:
     """Run a function whose changes are audited with the name of a person."""
     with audit.acting_as(f"{person} (console)"):
         return function()

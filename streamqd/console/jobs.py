@@ -63,7 +63,7 @@ class ConsoleJob:
         """Note that `count` more are done."""
         self.done += count
 
-    def examining(self, count: int) -> None:
+    def count_examined(self, count: int) -> None:
         """Note that `count` more are read."""
         self.examined += count
 

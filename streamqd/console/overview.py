@@ -191,7 +191,7 @@ class FleetNow:
     @property
     def oldest_unix_ms(self) -> int | None:
         """The write time of the oldest unread or pending message, None without one."""
-        return _least(each.oldest_unix_ms for each in self.groups)
+        return _minimum(each.oldest_unix_ms for each in self.groups)
 
     def rows(self, topic: str, group: str) -> list[AssignmentRow]:
         """Return the assignments of a group."""
@@ -208,11 +208,11 @@ def read(fleet: Fleet, settings: Settings, before: FleetNow | None = None) -> Fl
     seen = snapshot.read(fleet)
     slow = before.slow if before is not None else None
     if slow is None or time.monotonic() > slow.until:
-        slow = _slow(fleet, settings, seen)
+        slow = _read_slow_facts(fleet, settings, seen)
     return derive(seen, slow, taken)
 
 
-def _slow(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> SlowFacts:
+def _read_slow_facts(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> SlowFacts:
     reader, dead = ViewReader(fleet.store), Counter[str]()
     for (topic, _), figures in topics.figures_of(reader, seen.topics).items():
         dead[topic] += figures.dead
@@ -229,10 +229,10 @@ def _slow(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> SlowFacts:
 
 def derive(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
     """Derive troubles and groups from facts."""
-    slow = replace(slow, dead=_dead(seen, slow.dead))
+    slow = replace(slow, dead=_dead_by_topic(seen, slow.dead))
     first = {found.row.assignment: found for found in why.problems(seen)}
     words = {assignment: found.cause.word for assignment, found in first.items()}
-    causes = why.summed_up(first.values())
+    causes = why.summarize(first.values())
     levels = {
         row.assignment: LEVELS[why.grade(row, words.get(row.assignment, ""))]
         for row in seen.assignments
@@ -243,7 +243,7 @@ def derive(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
         some = rows[each.topic, each.group]
         worst = min(some, key=lambda row: _rank(levels[row.assignment]))
         found = _group(each, some, levels[worst.assignment], words.get(worst.assignment, ""))
-        groups.append(_behind(found, seen.now_unix_ms))
+        groups.append(_warn_of_lag(found, seen.now_unix_ms))
     groups.sort(key=lambda each: (_rank(each.level), -each.least_lag, each.topic, each.group))
     explained = {(each.row.topic, each.row.group) for each, _ in causes}
     troubles = [
@@ -261,7 +261,7 @@ def derive(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
     return FleetNow(seen, slow, troubles, groups, levels, taken)
 
 
-def _dead(seen: FleetSnapshot, counted: Mapping[str, int]) -> dict[str, int]:
+def _dead_by_topic(seen: FleetSnapshot, counted: Mapping[str, int]) -> dict[str, int]:
     """Return dead letters by topic: those of the snapshot, or as counted if one is missing."""
     known: dict[str, dict[int, int | None]] = {}
     for row in seen.assignments:
@@ -282,7 +282,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return sum(found) if found else None
 
 
-def _least(values: Iterable[int | None]) -> int | None:
+def _minimum(values: Iterable[int | None]) -> int | None:
     return min((each for each in values if each is not None), default=None)
 
 
@@ -310,12 +310,12 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
         failed_share=share if acked or failed else None,
         failure=min(failures, key=lambda each: each.seconds_ago, default=None),
         mean_seconds=max((row.mean_seconds or 0.0 for row in rows), default=0.0) or None,
-        oldest_unread_unix_ms=_least(row.oldest_unread_unix_ms for row in rows),
+        oldest_unread_unix_ms=_minimum(row.oldest_unread_unix_ms for row in rows),
         lag_per_second=_sum(row.lag_per_second for row in rows),
     )
 
 
-def _behind(group: GroupNow, now_unix_ms: int) -> GroupNow:
+def _warn_of_lag(group: GroupNow, now_unix_ms: int) -> GroupNow:
     """Return a group with a warning if it is behind and has no other trouble."""
     if group.level or not group.is_behind(now_unix_ms):
         return group

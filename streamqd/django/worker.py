@@ -53,7 +53,7 @@ def run_task(msg: Message) -> None:
     """
     call = _call_of(msg)
     task = _task_of(call.task)
-    result = _running(msg, task, call)
+    result = _mark_running(msg, task, call)
     context: list[TaskContext[..., Any]] = []
     if task.takes_context:
         context.append(TaskContext(task_result=result))
@@ -96,7 +96,7 @@ def _task_of(path: str) -> Task[..., Any]:
     return task
 
 
-def _running(msg: Message, task: Task[..., Any], call: _Call) -> TaskResult[..., Any]:
+def _mark_running(msg: Message, task: Task[..., Any], call: _Call) -> TaskResult[..., Any]:
     now = timezone.now()
     sent = msg.fields.get(_SEND_ID, b"").decode(errors="replace")
     worker = f"{msg.topic}/{msg.partition}/{os.getpid()}"

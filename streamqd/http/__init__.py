@@ -144,7 +144,7 @@ class HttpServer:
                     request = await reader.readuntil(b"\r\n\r\n")
                     answer = self._respond(request.removesuffix(b"\r\n\r\n"))
                 except asyncio.LimitOverrunError:
-                    answer = _whole(_plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
+                    answer = _encode(_plain_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
             async with asyncio.timeout(self._allow(client, RESPONSE_SECONDS)):
                 writer.write(answer)
                 writer.close()
@@ -166,10 +166,10 @@ class HttpServer:
         head, *lines = raw.decode("latin-1").split("\r\n")
         parts = head.split(" ")
         if len(parts) != 3 or not parts[2].startswith("HTTP/1.") or not parts[1].startswith("/"):
-            return _whole(_plain(HTTPStatus.BAD_REQUEST))
+            return _encode(_plain_response(HTTPStatus.BAD_REQUEST))
         method, target, _ = parts
         if method not in ("GET", "HEAD"):
-            return _whole(_plain(HTTPStatus.METHOD_NOT_ALLOWED))
+            return _encode(_plain_response(HTTPStatus.METHOD_NOT_ALLOWED))
         path = target.partition("?")[0]
         headers = {
             name.strip().lower(): value.strip()
@@ -177,12 +177,12 @@ class HttpServer:
             if colon
         }
         try:
-            route = self._routes.get(path, _missing)
+            route = self._routes.get(path, _answer_missing)
             response = route(HttpRequest(path, headers))
         except Exception as error:  # noqa: BLE001 - a page that fails must not end the server
             logs.event("http.failed", logging.ERROR, path=target, exc=error)
-            response = _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
-        return _whole(response, with_body=method == "GET")
+            response = _plain_response(HTTPStatus.INTERNAL_SERVER_ERROR)
+        return _encode(response, with_body=method == "GET")
 
 
 def _report(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -195,11 +195,11 @@ def _report(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         logs.event("http.failed", logging.ERROR, error=context["message"], exc=error)
 
 
-def _missing(_request: HttpRequest) -> HttpResponse:
-    return _plain(HTTPStatus.NOT_FOUND)
+def _answer_missing(_request: HttpRequest) -> HttpResponse:
+    return _plain_response(HTTPStatus.NOT_FOUND)
 
 
-def _whole(response: HttpResponse, *, with_body: bool = True) -> bytes:
+def _encode(response: HttpResponse, *, with_body: bool = True) -> bytes:
     """Return the response with its header, as bytes."""
     head = (
         f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
@@ -215,7 +215,7 @@ def _whole(response: HttpResponse, *, with_body: bool = True) -> bytes:
     return head.encode() + (response.body if with_body else b"")
 
 
-def _plain(status: HTTPStatus) -> HttpResponse:
+def _plain_response(status: HTTPStatus) -> HttpResponse:
     return HttpResponse(status, f"{status.value} {status.phrase}\n".encode())
 
 

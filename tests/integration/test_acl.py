@@ -171,7 +171,7 @@ def test_permission_check_passes_for_the_acl_users(
 ) -> None:
     for name in ("daemon", "admin"):
         link = connect(as_user(server, users.read(name).user), timeout=10.0, name="test:granted")
-        assert permissions.missing(Store(link, keys), "default") == []
+        assert permissions.find_missing(Store(link, keys), "default") == []
         link.close()
 
 
@@ -190,7 +190,7 @@ def test_every_right_that_a_daemon_loses_is_named(
         users.grant(link, without=command)
         other = connect(as_user(server, found.user), timeout=10.0, name="test:weaker")
         lacking = {
-            each.command.lower() for each in permissions.missing(Store(other, keys), "default")
+            each.command.lower() for each in permissions.find_missing(Store(other, keys), "default")
         }
         other.close()
         if lacking != {command.replace("|", " ")}:
@@ -205,7 +205,7 @@ def test_no_transactions_no_work(
     users.grant(link, without=command)
     other = connect(as_user(server, users.read("daemon").user), timeout=10.0, name="test:weaker")
     with pytest.raises(RedisResponseError, match="NOPERM"):
-        permissions.missing(Store(other, keys), "default")
+        permissions.find_missing(Store(other, keys), "default")
     other.close()
 
 

@@ -667,7 +667,7 @@ def test_admin_views_write_nothing(link: Connection, store: Store, keys: Keys, a
     watched = tail.Tail(store, "access")
     watched.last(5)
     fleet.status(Fleet(store, "default", 15))
-    permissions.missing(store, "default")
+    permissions.find_missing(store, "default")
 
     assert at(0).dump() == before
 
@@ -676,7 +676,7 @@ def test_admin_views_write_nothing(link: Connection, store: Store, keys: Keys, a
 
 
 def test_permission_check_passes_for_a_full_user(store: Store) -> None:
-    assert permissions.missing(store, "default") == []
+    assert permissions.find_missing(store, "default") == []
 
 
 def test_missing_permissions_are_named(
@@ -689,12 +689,12 @@ def test_missing_permissions_are_named(
     other = new_link(name="test:limited")
     try:
         other.execute("AUTH", "limited", "secret")
-        found = permissions.missing(Store(other, keys), "default")
+        found = permissions.find_missing(Store(other, keys), "default")
         link.execute("ACL", "SETUSER", "limited", "resetkeys", "~streaming:*")
-        without_streams = permissions.missing(Store(other, keys), "default")
+        without_streams = permissions.find_missing(Store(other, keys), "default")
         link.execute("ACL", "SETUSER", "limited", "-multi")
         with pytest.raises(RedisResponseError, match="NOPERM"):
-            permissions.missing(Store(other, keys), "default")
+            permissions.find_missing(Store(other, keys), "default")
     finally:
         link.execute("ACL", "DELUSER", "limited")
 

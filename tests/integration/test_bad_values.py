@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from streamqd.admin import pending
-from streamqd.admin.reading import SEQ_MAX, Id, forwards
+from streamqd.admin.reading import SEQ_MAX, Id, read_forwards
 from streamqd.cli import cli
 from streamqd.model import Assignment
 from streamqd.store import messages, scripts
@@ -341,6 +341,6 @@ def test_page_may_stop_at_the_last_possible_id(
     doctor_case.do("XREADGROUP", "GROUP", GROUP, "else", "COUNT", 100, "STREAMS", stream, ">")
     told = pending.messages(Store(link, doctor_case.keys), TOPIC, GROUP, order).page(limit=100)
     assert f"m:{LAST}" in [row.place for row in told.rows]
-    pages = list(forwards(link, stream, size=1))
+    pages = list(read_forwards(link, stream, size=1))
     assert str(pages[-1][0][0]) == LAST
-    assert list(forwards(link, stream, after=Id(SEQ_MAX, SEQ_MAX), size=1)) == []
+    assert list(read_forwards(link, stream, after=Id(SEQ_MAX, SEQ_MAX), size=1)) == []

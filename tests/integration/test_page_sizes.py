@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamqd.admin.messages import newest_first
-from streamqd.admin.reading import LAST_ID, PAGE_MAX, forwards
+from streamqd.admin.reading import LAST_ID, PAGE_MAX, read_forwards
 from streamqd.store.client import Connection
 from streamqd.store.items import BYTES_MAX
 from streamqd.store.keys import Keys
@@ -51,7 +51,7 @@ def newest(store: Watched) -> list[str]:
 
 
 def onwards(store: Watched) -> list[str]:
-    pages = forwards(store, STREAM, size=PAGE_MAX)
+    pages = read_forwards(store, STREAM, size=PAGE_MAX)
     return [str(entry_id) for page in pages for entry_id, _ in page]
 
 

@@ -19,7 +19,7 @@ from streamqd.admin.reading import Unreadable
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.cli.screen import input as keyboard
 from streamqd.cli.screen.columns import Cell, number
-from streamqd.cli.screen.frame import Line, ScreenOptions, frame, rows_of, visible
+from streamqd.cli.screen.frame import Line, ScreenOptions, frame, rows_of, select_visible
 from streamqd.store.directives import Directive, Directives, Scope
 
 NOW = 1_795_000_000_000
@@ -321,8 +321,8 @@ def test_every_order_sorts_all_assignments(order: str) -> None:
     assignments = [assignment(n, f"o{n % 3}", lag=n * 7 % 5, acked=n, epoch=n) for n in range(9)]
     seen = view(assignments)
 
-    there = visible(seen, ScreenOptions(order=order))
-    back = visible(seen, ScreenOptions(order=order, reverse=True))
+    there = select_visible(seen, ScreenOptions(order=order))
+    back = select_visible(seen, ScreenOptions(order=order, reverse=True))
 
     assert there == back[::-1]
     assert {each.partition for each in there} == set(range(9))
@@ -333,8 +333,8 @@ def test_numbers_sort_from_the_greatest_names_from_a() -> None:
         [assignment(0, "b", lag=5), assignment(1, "a", lag=50), assignment(2, "c", lag=None)]
     )
 
-    assert [u.partition for u in visible(seen, ScreenOptions(order="lag"))] == [1, 0, 2]
-    assert [u.partition for u in visible(seen, ScreenOptions(order="owner"))] == [1, 0, 2]
+    assert [u.partition for u in select_visible(seen, ScreenOptions(order="lag"))] == [1, 0, 2]
+    assert [u.partition for u in select_visible(seen, ScreenOptions(order="owner"))] == [1, 0, 2]
 
 
 def test_filter_matches_partition_owner_and_state() -> None:
@@ -342,9 +342,9 @@ def test_filter_matches_partition_owner_and_state() -> None:
         [assignment(0, "west-1"), assignment(1, "east-1"), assignment(2, "west-1", state="broken")]
     )
 
-    assert [u.partition for u in visible(seen, ScreenOptions(filter="EAST"))] == [1]
-    assert [u.partition for u in visible(seen, ScreenOptions(filter="broken"))] == [2]
-    assert len(visible(seen, ScreenOptions(filter="access/"))) == 3
+    assert [u.partition for u in select_visible(seen, ScreenOptions(filter="EAST"))] == [1]
+    assert [u.partition for u in select_visible(seen, ScreenOptions(filter="broken"))] == [2]
+    assert len(select_visible(seen, ScreenOptions(filter="access/"))) == 3
     assert "nothing matches zzz" in text(frame(seen, ScreenOptions(filter="zzz"), 80, 24))
 
 

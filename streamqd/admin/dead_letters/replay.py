@@ -23,13 +23,13 @@ from streamqd.admin.dead_letters.selection import (
     REPLAYS_HEADER,
     DeadLetterFields,
     Stop,
+    limit_pages,
     never,
     origin_of,
     pages,
     replays_of,
     size_of,
     total,
-    within,
 )
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import Entry, ViewReader, server_unix_ms
@@ -484,7 +484,7 @@ def plan(
     everything = total(store, topic)
     tally = _PlanTally(route, groups, max_replays, limit)
     complete = True
-    for page in within(found, budget, stop):
+    for page in limit_pages(found, budget, stop):
         if page is None:
             complete = False
         elif tally.is_full:

@@ -20,8 +20,8 @@ from streamqd.admin.reading import (
     Entry,
     Id,
     ask,
-    forwards,
     pairs,
+    read_forwards,
     read_id,
     read_place,
 )
@@ -188,7 +188,7 @@ def _walk(
             if choice.until_unix_ms <= 0:
                 return
             until = min(until, Id(choice.until_unix_ms - 1, SEQ_MAX))
-        for page in forwards(store, streams[partition], after=after, until=until, size=size):
+        for page in read_forwards(store, streams[partition], after=after, until=until, size=size):
             entries = [Entry(partition, *each) for each in page]
             kept = [each for each in entries if choice.takes(each.id.ms, each.fields)]
             yield LetterPage(len(entries), kept)
@@ -251,7 +251,7 @@ def count_within(
     if choice == EVERY:
         return LetterCount(everything, everything, everything, complete=True)
     letters = examined = 0
-    for page in within(pages(store, topic, choice, size_of(budget)), budget, stop):
+    for page in limit_pages(pages(store, topic, choice, size_of(budget)), budget, stop):
         if page is None:
             return LetterCount(letters, examined, everything, complete=False)
         letters += len(page.letters)
@@ -264,7 +264,7 @@ def size_of(budget: int | None) -> int:
     return PAGE_MAX if budget is None else max(1, min(PAGE_MAX, budget))
 
 
-def within(
+def limit_pages(
     walk: Iterator[LetterPage], budget: int | None, stop: Stop
 ) -> Iterator[LetterPage | None]:
     """Yield pages until `budget` dead letters are examined or `stop` returns True.

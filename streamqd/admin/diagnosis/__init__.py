@@ -157,7 +157,7 @@ def gather(
     lacking, members, found = [], FleetHealth(), []
     if Need.PERMISSIONS in needs:
         try:
-            lacking = rights_of.missing(store, name)
+            lacking = rights_of.find_missing(store, name)
         except RedisResponseError as error:
             lacking = [rights_of.MissingPermission("MULTI", "")]
             unseen.append(f"the other permissions, because MULTI is refused: {error}")

@@ -25,7 +25,7 @@ from streamqd.admin.reading import Unreadable, ViewReader, lease_view, pairs, re
 from streamqd.admin.retention import known_stand
 from streamqd.admin.schedules import ScheduleRow
 from streamqd.admin.topics import groups_on
-from streamqd.admin.topics_settings import readable
+from streamqd.admin.topics_settings import valid_settings
 from streamqd.config import OutboxSettings, Settings, Topic
 from streamqd.model import Assignment
 from streamqd.store import leases, members, scripts, statistics, untrusted
@@ -346,7 +346,7 @@ def gather_server(reader: ViewReader) -> ServerHealth:
         disk_latency_ms=_disk_latency(latest or ()),
         round_trip_ms=trip,
         skew_seconds=skew,
-        slow=_slow(slow or (), reader.keys),
+        slow=_slow_commands(slow or (), reader.keys),
     )
 
 
@@ -393,7 +393,7 @@ def _distance(reader: ViewReader) -> tuple[float | None, float | None]:
     return round(median(trip for trip, _ in taken) * 1000, 3), round(min(taken)[1], 3)
 
 
-def _slow(entries: Sequence[Any], keys: Keys) -> list[SlowCommand]:
+def _slow_commands(entries: Sequence[Any], keys: Keys) -> list[SlowCommand]:
     names = {script.sha.encode(): script.name for script in scripts.load().values()}
     ours = (f"{keys.control}:".encode(), f"{keys.streams}:".encode())
     found = []
@@ -477,7 +477,7 @@ def _topic(
     elif count is None and registered and "deleting" not in stored:
         reader.add(missing_count_error(key))
     text = stored.get("settings", "{}").encode()
-    found = readable(reader, text, key)
+    found = valid_settings(reader, text, key)
     if any((row.key, row.field) == (key, "settings") for row in reader.rows):
         unreadable = unreadable or "its settings do not have the format of `topic create`"
     holds = config.effective(settings.topics.get(name, config.Topic()), found)
@@ -509,7 +509,7 @@ def gather_delays(reader: ViewReader, pairs: Sequence[Pair]) -> list[Delays]:
     looks = [_look_at_delays(reader, pair) for pair in _measure_pairs(reader, pairs)]
     odd = [at for at, look in enumerate(looks) if look.lost or look.stuck or look.more]
     for at, again in zip(odd, _measure_pairs(reader, [pairs[at] for at in odd]), strict=True):
-        looks[at] = _both(looks[at], _look_at_delays(reader, again))
+        looks[at] = _merge_delays(looks[at], _look_at_delays(reader, again))
     return looks
 
 
@@ -535,7 +535,7 @@ def _look_at_delays(reader: ViewReader, sized: tuple[Pair, list[Any]]) -> Delays
     return Delays(due, members, next_due, sorted(times - kept), sorted(kept - times))
 
 
-def _both(first: Delays, second: Delays) -> Delays:
+def _merge_delays(first: Delays, second: Delays) -> Delays:
     return replace(
         second,
         lost=sorted(set(first.lost) & set(second.lost)),
@@ -576,7 +576,7 @@ def gather_partitions(
     )
     aged = [name for topic, name in zip(places, names, strict=True) if topic[0].holds.dlq_retention]
     letters = _oldest_dead_letters(reader, aged)
-    large = _large(reader, names[:BODIES_MAX] if bodies else [])
+    large = _payload_sizes(reader, names[:BODIES_MAX] if bodies else [])
     return [
         PartitionFacts(
             *name,
@@ -617,7 +617,9 @@ def _oldest_dead_letters(
     return {name: read_id(page[0][0]).ms for name, page in zip(names, replies, strict=True) if page}
 
 
-def _large(reader: ViewReader, names: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+def _payload_sizes(
+    reader: ViewReader, names: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], int]:
     """Return the size of the larger payload of the first and the last entry of each partition."""
     asked: list[tuple[Any, ...]] = []
     for name in names:
@@ -694,14 +696,14 @@ def _looks(reader: ViewReader, assignments: Sequence[Assignment]) -> list[list[L
     They are not read at the same time, so the owner can change between the two.
     """
     looks = [[look] if look else [] for look in _look(reader, assignments)]
-    unusual = [at for at, some in enumerate(looks) if some and _unusual(some[0])]
+    unusual = [at for at, some in enumerate(looks) if some and _is_unusual(some[0])]
     again = _look(reader, [assignments[at] for at in unusual])
     for at, look in zip(unusual, again, strict=True):
         looks[at] += [look] if look else []
     return looks
 
 
-def _unusual(look: Look) -> bool:
+def _is_unusual(look: Look) -> bool:
     return bool(look.fence.token) != (look.fence.ttl is not None) or look.lease_matches is False
 
 

@@ -349,7 +349,7 @@ def _not_renewed(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _quarantine_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A partition has been in quarantine for 5 minutes with nothing pending."""
 
-    def stuck(each: AssignmentFacts) -> bool:
+    def is_stuck(each: AssignmentFacts) -> bool:
         view = each.view
         return (
             view is not None
@@ -360,7 +360,7 @@ def _quarantine_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             and facts.now_unix_ms - view.since_unix_ms > QUARANTINE_SECONDS * 1000
         )
 
-    for (topic, group), assignments in by_group(filter(stuck, facts.assignments)).items():
+    for (topic, group), assignments in by_group(filter(is_stuck, facts.assignments)).items():
         yield CheckResult(
             f"{spans(numbers(assignments))} of {topic}/{group} are in quarantine as after the"
             f" loss of a host, although no inherited message is left",

@@ -47,12 +47,12 @@ def gather(settings: Settings, unit: str, assignments: int) -> Host:
     RequestRefusedError for a missing file.
     """
     folder = settings.daemon.state_dir
-    there = _nearest(folder)
+    there = _nearest_folder(folder)
     source, seconds = _stop_seconds(unit)
     descriptors, whose = _limit_of_files(settings)
     return Host(
         state_dir=folder,
-        state_dir_problem=unusable(folder),
+        state_dir_problem=access_problem(folder),
         other_owners=_other_owners(settings),
         free_bytes=shutil.disk_usage(there).free,
         embedded_bytes=_embedded_bytes(settings),
@@ -74,14 +74,14 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _nearest(folder: Path) -> Path:
+def _nearest_folder(folder: Path) -> Path:
     """Return the directory, or its nearest existing parent."""
     return next(each for each in (folder, *folder.absolute().parents) if _exists(each))
 
 
-def unusable(folder: Path) -> str:
+def access_problem(folder: Path) -> str:
     """Return why this user cannot write to a directory or create it, '' if it can."""
-    there = _nearest(folder)
+    there = _nearest_folder(folder)
     if not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
         return f"this user cannot write to {there}"
     return ""

@@ -49,7 +49,7 @@ def gather(
     ]
 
 
-def _waiting(facts: DiagnosisFacts, each: OutboxFacts) -> tuple[int, float]:
+def _measure_backlog(facts: DiagnosisFacts, each: OutboxFacts) -> tuple[int, float]:
     """Return the number of rows and the age of the oldest in seconds, from the best source."""
     if each.table is not None and not each.table.problem:
         return each.table.rows, each.table.oldest_seconds
@@ -68,7 +68,7 @@ def _no_relay(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """No relay owns an outbox: its rows are not sent."""
     names = {each.view.name for each in facts.outboxes if each.configured}
     for each in facts.outboxes:
-        rows, seconds = _waiting(facts, each)
+        rows, seconds = _measure_backlog(facts, each)
         view = each.view
         if view.relayed or not (each.configured or rows):
             continue
@@ -91,7 +91,7 @@ def _failing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         failing = outboxes.failing_seconds(view, facts.now_unix_ms)
         if not view.relayed or failing < FAILING_SECONDS:
             continue
-        rows, seconds = _waiting(facts, each)
+        rows, seconds = _measure_backlog(facts, each)
         yield CheckResult(
             f"the relay of outbox {view.name} ({view.owner}) has been blocked for"
             f" {lasting(failing)}, and {_rows_wait(rows, seconds)}: {view.error}",
@@ -106,7 +106,7 @@ def _failing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _late(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A row of an outbox has waited for 5 minutes, although its relay reports no error."""
     for each in facts.outboxes:
-        rows, seconds = _waiting(facts, each)
+        rows, seconds = _measure_backlog(facts, each)
         view = each.view
         if view.relayed and not view.error and rows and seconds >= WAITING_SECONDS:
             yield CheckResult(

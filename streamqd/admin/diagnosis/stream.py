@@ -158,7 +158,7 @@ def examine(
         if stand is not None:
             stands[number] = stand
     groups = _groups(reader, topic, stands, abandoned_after)
-    beside = _beside(reader, topic, stands)
+    beside = _measure_side_streams(reader, topic, stands)
     found = []
     for number, stand in stands.items():
         floor = _floor(store, topic, number, stand, holds, groups[number])
@@ -219,7 +219,7 @@ def _groups(
     }
 
 
-def _beside(
+def _measure_side_streams(
     reader: ViewReader, topic: str, stands: Mapping[int, PartitionPositions]
 ) -> dict[int, dict[str, Any]]:
     """Return the dead letters of each partition, their bytes, and those of the retry streams."""

@@ -98,7 +98,9 @@ def _slope(row: AssignmentRow) -> Cell:
     return Cell(f"{'+' if slope > 0 else '-'}{number(abs(slope), 5)}", "warn" if slope > 0 else "")
 
 
-def _numeric(name: str, heading: str, width: int, from_width: int, value: Figure) -> ScreenColumn:
+def _numeric_column(
+    name: str, heading: str, width: int, from_width: int, value: Figure
+) -> ScreenColumn:
     return ScreenColumn(
         name,
         heading,
@@ -133,22 +135,22 @@ COLUMNS = (
         "since", "SINCE", 6, 110,
         lambda row, now: Cell(_since(row, now)),
     ),
-    _numeric("rate", "MSG/S", 6, 0, lambda row: row.acked),
-    _numeric("fails", "FAIL/S", 6, 110, lambda row: row.failed),
-    _numeric("lag", "LAG", 6, 0, lambda row: row.lag),
+    _numeric_column("rate", "MSG/S", 6, 0, lambda row: row.acked),
+    _numeric_column("fails", "FAIL/S", 6, 110, lambda row: row.failed),
+    _numeric_column("lag", "LAG", 6, 0, lambda row: row.lag),
     ScreenColumn(
         "trend", "LAG/S", 7, 110,
         lambda row, _now: _slope(row),
     ),
     _seconds_column("oldest", "OLDEST", 0, lambda row: row.oldest_seconds),
-    _numeric("pending", "PENDING", 7, 0, lambda row: row.pending),
-    _numeric("retries", "RETRIES", 7, 0, lambda row: row.waiting_retries),
+    _numeric_column("pending", "PENDING", 7, 0, lambda row: row.pending),
+    _numeric_column("retries", "RETRIES", 7, 0, lambda row: row.waiting_retries),
     _seconds_column("p99", "P99", 0, lambda row: row.p99_seconds),
     ScreenColumn(
         "run", "RUN", 6, 110,
         lambda row, _now: _run_cell(row),
     ),
-    _numeric("dlq", "DLQ", 5, 110, lambda row: row.dead_letters),
+    _numeric_column("dlq", "DLQ", 5, 110, lambda row: row.dead_letters),
 )  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def frame(
         lines += [[], *([Cell(text)] for text in HELP)]
         return _fit(lines, width, height)
     panels = _panels(view, width, height)
-    rows = visible(view, chosen)
+    rows = select_visible(view, chosen)
     room = None if height is None else max(1, height - len(lines) - len(panels) - 2)
     lines += _table(view, rows, chosen, width, room)
     if height is not None:
@@ -95,7 +95,7 @@ def frame(
     return _fit(lines, width, height)
 
 
-def visible(view: FleetSnapshot, chosen: ScreenOptions) -> list[AssignmentRow]:
+def select_visible(view: FleetSnapshot, chosen: ScreenOptions) -> list[AssignmentRow]:
     """Return the assignments that match the filter, in the chosen order."""
     return ranking.select_rows(
         view.assignments, chosen.filter, chosen.order, reverse=chosen.reverse

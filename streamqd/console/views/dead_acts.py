@@ -349,7 +349,7 @@ def _start_job(
             *(desk.store, topic, choice),
             stop=job.stop,
             progress=job.progress,
-            examining=job.examining,
+            examining=job.count_examined,
         )
         job.failed = done.result == "failed"
         job.done, parts = clauses(done)

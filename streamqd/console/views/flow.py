@@ -151,14 +151,16 @@ def _picture(layout: FlowLayout, topics: Sequence[FlowTopic], now_unix_ms: int) 
             top = first + row * (BOX + GAP)
             place = (layout.source_x, top, layout.source_width)
             boxes.append(FlowBox(*place, text, figure, level, view, parameters))
-            lines.append(FlowLine(_into(layout, top, at), 1.5, "fed"))
+            lines.append(FlowLine(_path_to_topic(layout, top, at), 1.5, "fed"))
         for row, (each, figure) in enumerate(groups):
             top, target = below + row * (BOX + GAP), {"topic": name, "group": each.group}
             place = (layout.group_x, top, layout.group_width)
             boxes.append(FlowBox(*place, each.group, figure, each.level, "topic", target))
             speed = each.acked or 0.0
             lines.append(
-                FlowLine(_out(layout, at, top), _stroke(speed), "still" if speed <= 0 else "")
+                FlowLine(
+                    _path_to_group(layout, at, top), _stroke(speed), "still" if speed <= 0 else ""
+                )
             )
         y += GAP
     return FlowPicture(layout, boxes, lines, max(y, BOX))
@@ -195,7 +197,7 @@ def _group_boxes(topic: FlowTopic) -> list[tuple[GroupNow, str]]:
     """Return each group with its figure."""
     found = []
     for each in topic.groups:
-        unread = f"{_unread(each)} unread" if each.lag != 0 else ""
+        unread = f"{_format_unread(each)} unread" if each.lag != 0 else ""
         figure = ", ".join(part for part in (_per_second(each.acked), unread) if part)
         found.append((each, figure))
     return found
@@ -214,7 +216,7 @@ def _per_second(value: float | None, direction: str = "") -> str:
     return "" if value is None else f"{rate(value)}/s{direction}"
 
 
-def _unread(group: GroupNow) -> str:
+def _format_unread(group: GroupNow) -> str:
     return f"≥ {group.least_lag:,}" if group.lag is None else f"{group.lag:,}"
 
 
@@ -222,7 +224,7 @@ def _stroke(rate: float) -> float:
     return round(1 + min(9.0, 2 * math.log10(1 + rate)), 1)
 
 
-def _into(layout: FlowLayout, source_y: int, topic_y: int) -> str:
+def _path_to_topic(layout: FlowLayout, source_y: int, topic_y: int) -> str:
     """Return the path from a source to its topic."""
     if not layout.stacked:
         x = layout.source_x + layout.source_width
@@ -231,7 +233,7 @@ def _into(layout: FlowLayout, source_y: int, topic_y: int) -> str:
     return f"M{layout.source_x} {y}H{x + 8}Q{x} {y} {x} {y + 8}V{topic_y}"
 
 
-def _out(layout: FlowLayout, topic_y: int, group_y: int) -> str:
+def _path_to_group(layout: FlowLayout, topic_y: int, group_y: int) -> str:
     """Return the path from a topic to its group."""
     if not layout.stacked:
         return _curve(layout.topic_x + layout.topic_width, topic_y, layout.group_x, group_y)

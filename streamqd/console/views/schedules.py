@@ -45,7 +45,7 @@ def show_one(visit: Visit) -> Context:
     name, store = visit.path["schedule"], visit.desk.store
     detail = schedules.show(store, name)
     try:
-        ticks = schedules.upcoming(store, (), name, None, TICKS_SHOWN).rows
+        ticks = schedules.next_ticks(store, (), name, None, TICKS_SHOWN).rows
     except RequestRefusedError:
         ticks = []
     reader = visit.reader

@@ -116,7 +116,7 @@ def grow(visit: Visit) -> ActResult:
 
 
 def _refuse_in_use(visit: Visit, found: Doomed) -> None:
-    offering = directives.offering(visit.desk.fleet, found.topic)
+    offering = directives.consuming_instances(visit.desk.fleet, found.topic)
     if offering:
         raise RequestRefusedError(
             f"{', '.join(offering)} would create the topic again, empty; stop these instances, or"
@@ -260,7 +260,7 @@ def _check_group(visit: Visit) -> groups.GroupDetail:
             f"{owned[0].owner} owns {spans(row.partition for row in owned)} of {topic}/{group};"
             " stop the group first"
         )
-    if why := groups.growing(visit.desk.store, topic, group):
+    if why := groups.growth_obstacle(visit.desk.store, topic, group):
         raise RequestRefusedError(f"{why}; wait until the growth is complete")
     left = groups.count_unfinished(found.partitions)
     if left.total and not visit.text("discard"):

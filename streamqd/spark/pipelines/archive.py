@@ -125,7 +125,7 @@ class Archiver:
         missing = [name for name in wanted if name not in known]
         if missing:
             raise RequestRefusedError(f"topic {missing[0]} does not exist")
-        for name, text in config.useless(self.settings, known):
+        for name, text in config.find_useless(self.settings, known):
             self._warn_once(f"pipelines.{name}: {text}")
         names = wanted or known
         self.problems, self._unread = {}, [each for each in names if self._pipeline(each).schema]
