@@ -225,9 +225,9 @@ class EmbeddedServer:
     def _write_config(self) -> Path:
         path = self.folder / "redis.conf"
         text = _CONFIG.format(
-            socket=_quoted(self.socket_path),
-            folder=_quoted(self.folder),
-            log=_quoted(self.log_path),
+            socket=_quote(self.socket_path),
+            folder=_quote(self.folder),
+            log=_quote(self.log_path),
         )
         with os.fdopen(_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             file.write(os.fsencode(text))
@@ -371,6 +371,6 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _quoted(path: Path) -> str:
+def _quote(path: Path) -> str:
     text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{text}"'

@@ -98,7 +98,7 @@ class IdleReason:
         """Clear the values for the next worker."""
         self.keep(words, *(0 for _ in words))
 
-    def kept(self, words: range) -> list[int]:
+    def previous_values(self, words: range) -> list[int]:
         """Return the values from the previous worker, zeros for the first worker."""
         return [self._words[word] for word in words]
 

@@ -42,7 +42,7 @@ _TOPIC = re.compile(NAME.pattern.encode())
 _NUMBER = re.compile(rb"[0-9]{1,9}")
 
 
-def _unwatched() -> None:
+def _ignore_progress() -> None:
     pass
 
 
@@ -53,7 +53,9 @@ class Delivery:
     assignment: Assignment
     instance: str
     epoch: int
-    progress: Callable[[], None] = _unwatched  # reports to the daemon that a run makes progress
+    progress: Callable[[], None] = (
+        _ignore_progress  # reports to the daemon that a run makes progress
+    )
 
 
 class Message:
@@ -136,7 +138,7 @@ class Message:
         raw = self.fields.get(b"headers")
         if raw is None:
             return {}
-        headers = _parsed("headers", raw)
+        headers = _parse_json("headers", raw)
         if not isinstance(headers, dict):
             raise ValueError("the headers of the message are not a JSON object")
         return headers
@@ -235,7 +237,7 @@ class Message:
 
         Raises ValueError when it is not valid JSON, or nested too deeply.
         """
-        return _parsed("payload", self.payload)
+        return _parse_json("payload", self.payload)
 
     def progress(self) -> None:
         """Report progress of this run. `why` and `status --json` show the time of the last report.
@@ -279,15 +281,15 @@ def has_field(message: Message, name: bytes) -> bool:
     return name in message._fields and name in message.fields
 
 
-def remembered(message: Message) -> dict[str, Any]:
-    """Return the worker's notes on a message that stays in flight, for `restored`."""
+def notes_of(message: Message) -> dict[str, Any]:
+    """Return the worker's notes on a message that stays in flight, for `restore_message`."""
     return {name: value for name, value in vars(message).items() if name in _NOTED}
 
 
 _NOTED = ("failures_in_place", "due_in_place_ns", "forgiven_at")
 
 
-def restored(
+def restore_message(
     message: Message, id_bytes: bytes, *, retried: bool, noted: dict[str, Any] | None = None
 ) -> Message:
     """Return a copy of a message in its state before the handler ran.
@@ -304,7 +306,7 @@ def restored(
     return own
 
 
-def _parsed(what: str, raw: bytes) -> Any:
+def _parse_json(what: str, raw: bytes) -> Any:
     try:
         return json.loads(raw)
     except RecursionError:

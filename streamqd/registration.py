@@ -56,11 +56,11 @@ def ensure_topics(
     problems: list[str] = []
     for topic in sorted({consumer.topic for consumer in settings.consumers}):
         try:
-            count = _created(store, settings, topic, known.get(topic, 0))
+            count = _create_topic(store, settings, topic, known.get(topic, 0))
         except InvalidValueError as error:
             logs.bad_value(error, topic=topic)
         except RedisResponseError as error:
-            mistyped = _mistyped(store, topic) if key_types.is_of_type(error) else []
+            mistyped = _find_mistyped(store, topic) if key_types.is_of_type(error) else []
             for bad in mistyped:
                 logs.bad_value(bad, topic=topic, fix=key_types.remedy(bad.key))
             if not mistyped:
@@ -95,7 +95,7 @@ def _count_problems(settings: Settings, topic: str, count: int | None) -> list[s
                 " its producer or consumer first"
             )
         ]
-    wanted = _wanted(settings.topics.get(topic))
+    wanted = _required_count(settings.topics.get(topic))
     if wanted is not None and wanted < count:
         return [
             (
@@ -125,7 +125,7 @@ def _size_problems(settings: Settings, counts: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _created(store: Store, settings: Settings, topic: str, known: int) -> int | None:
+def _create_topic(store: Store, settings: Settings, topic: str, known: int) -> int | None:
     """Create a topic unless it exists, and return its partition count. Raises InvalidValueError.
 
     `known` is the previous partition count, 0 if unknown. Return None for a missing topic that only
@@ -144,7 +144,7 @@ def _created(store: Store, settings: Settings, topic: str, known: int) -> int | 
     return count
 
 
-def _mistyped(store: Store, topic: str) -> list[InvalidValueError]:
+def _find_mistyped(store: Store, topic: str) -> list[InvalidValueError]:
     """Return the keys of a topic that have a wrong type."""
     meta, partitions = store.keys.meta(topic), store.keys.partitions(topic)
     wanted = {meta: key_types.HASH, partitions: key_types.SET}
@@ -162,7 +162,7 @@ def _set_aside(
     )
 
 
-def _wanted(declared: Topic | None) -> int | None:
+def _required_count(declared: Topic | None) -> int | None:
     """Return the partition count that the settings require, None for any count."""
     if declared is None:
         return None

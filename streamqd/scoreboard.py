@@ -69,7 +69,7 @@ def quantile(
     return None
 
 
-def _paged(offset: int) -> int:
+def _page_end(offset: int) -> int:
     """Return the offset rounded up to the next page boundary."""
     return -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
 
@@ -88,13 +88,13 @@ _BLOCKER_BYTES = 256
 # It fits into the rest of the page, so a slot of an older version has the same layout without it.
 _OFFSET_DELAYS = _OFFSET_BLOCKER + _BLOCKER_BYTES
 _HEAD_END = _OFFSET_DELAYS + _HISTOGRAM_WORDS * 8
-HEAD_BYTES = _paged(_HEAD_END)
+HEAD_BYTES = _page_end(_HEAD_END)
 _OFFSET_STATES = HEAD_BYTES
-_OFFSET_SEQUENCES = _paged(_OFFSET_STATES + ENTRIES_MAX)
-_OFFSET_LANES = _paged(_OFFSET_SEQUENCES + LANES_MAX * 8)
-_OFFSET_PLACES = _paged(_OFFSET_LANES + LANES_MAX * 2 * 8)
+_OFFSET_SEQUENCES = _page_end(_OFFSET_STATES + ENTRIES_MAX)
+_OFFSET_LANES = _page_end(_OFFSET_SEQUENCES + LANES_MAX * 8)
+_OFFSET_PLACES = _page_end(_OFFSET_LANES + LANES_MAX * 2 * 8)
 _USED_BYTES = _OFFSET_PLACES + ENTRIES_MAX * PLACE_BYTES_MAX
-SLOT_BYTES = _paged(_USED_BYTES)
+SLOT_BYTES = _page_end(_USED_BYTES)
 BOARD_BYTES = mmap.PAGESIZE
 HEADER_OFFSET = 1024  # offset of the file's header in the board's page
 

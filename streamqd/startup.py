@@ -82,7 +82,7 @@ def prepare(
             on_slow = None
         return interrupted()
 
-    return complete(settings, _probed(settings, poll), only)
+    return complete(settings, _probe_handlers(settings, poll), only)
 
 
 def _log_slow_import(text: str) -> None:
@@ -94,7 +94,9 @@ def _modules(settings: Settings) -> set[str]:
     return {*settings.daemon.handlers, *named}
 
 
-def _probed(settings: Settings, interrupted: Callable[[], bool] = lambda: False) -> handlers.Probe:
+def _probe_handlers(
+    settings: Settings, interrupted: Callable[[], bool] = lambda: False
+) -> handlers.Probe:
     """Return the declarations of the handler modules, as imported by a probe child."""
     return handlers.probe(
         settings.daemon.handlers,
@@ -124,7 +126,7 @@ def everything_wrong(error: ConfigError) -> ConfigError:
     if settings is None:
         return error
     problems = list(error.problems)
-    found = _probed(settings)
+    found = _probe_handlers(settings)
     problems += [f"handlers: {problem}" for problem in found.problems]
     problems += handlers.misfits(settings.consumers, found.traits) + _missing_loop(settings)
     misread = any(problem.startswith("redis.") for problem in error.problems)
@@ -144,7 +146,7 @@ def _unavailable(address: str, error: RedisUnavailableError, seconds: float = 0.
     return f"redis: {named}" + (f" (tried for {seconds:.0f} s)" if seconds >= 1 else "")
 
 
-def _rejected(address: str, error: RedisResponseError) -> str:
+def _rejection_text(address: str, error: RedisResponseError) -> str:
     """Return a sentence about a command that Redis rejects."""
     advice = "; run `streamqd check`, which lists missing permissions"
     return f"redis: {address}: {error}{advice if error.kind is RefusalKind.FORBIDDEN else ''}"
@@ -329,7 +331,7 @@ def begin(
             problems.append(_unavailable(link.address, error, time.monotonic() - began))
         except RedisResponseError as error:
             code = 4
-            problems.append(_rejected(link.address, error))
+            problems.append(_rejection_text(link.address, error))
         except ConfigError as error:
             problems += error.problems
     raise StartupError(code, problems)

@@ -101,12 +101,12 @@ def harmless(text: str) -> str:
     visible = (
         text
         if text.isprintable()
-        else "".join(each if each.isprintable() else _escaped(each) for each in text)
+        else "".join(each if each.isprintable() else _escape(each) for each in text)
     )
-    return HIDDEN.sub(lambda found: _escaped(found[0]), visible)
+    return HIDDEN.sub(lambda found: _escape(found[0]), visible)
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 

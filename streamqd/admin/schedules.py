@@ -27,7 +27,7 @@ from streamqd.errors import (
 from streamqd.model import TopicPartition, Uid
 from streamqd.schedules import record
 from streamqd.schedules.reconciliation import Declaration, declare, relocate
-from streamqd.schedules.ticks import next_tick, offset_ms, written
+from streamqd.schedules.ticks import format_tick, next_tick, offset_ms
 from streamqd.store import schedules as calls
 from streamqd.store.schedules import (
     FILE,
@@ -214,7 +214,9 @@ class _SeenSchedule:
             when=format_trigger(schedule) if schedule is not None else None,
             state=self.state(now_unix_ms),
             due_unix_ms=kept.due_unix_ms if kept is not None else None,
-            last_tick=written(kept.tick) if kept is not None and kept.tick is not None else None,
+            last_tick=format_tick(kept.tick)
+            if kept is not None and kept.tick is not None
+            else None,
             late_ms=kept.late_ms if kept is not None else None,
             fired=kept.fired if kept is not None else 0,
             skipped=kept.skipped if kept is not None else 0,
@@ -304,7 +306,7 @@ def ticks_of(schedule: Schedule, from_unix_ms: int, count: int) -> list[Tick]:
         if tick is None:
             break
         local = datetime.fromtimestamp(tick / 1000, UTC).astimezone(schedule.zone)
-        rows.append(Tick(written(tick), local.isoformat(), tick, tick + offset))
+        rows.append(Tick(format_tick(tick), local.isoformat(), tick, tick + offset))
         after = tick
     return rows
 
@@ -544,7 +546,7 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
     for _ in range(TRIES):
         instant = _between(schedule, max(server_unix_ms(store.connection), instant + 1))
         if dry_run:
-            return ScheduleRan(name, *place, written(instant), None, True)
+            return ScheduleRan(name, *place, format_tick(instant), None, True)
         reply = store.run(
             calls.run(
                 store.keys, place, name, kept.hash, instant,
@@ -553,7 +555,7 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
         )  # fmt: skip
         if reply.word == "OK":
             uid = _uid(place, reply.rest[0].decode())
-            return ScheduleRan(name, *place, written(instant), uid, False)
+            return ScheduleRan(name, *place, format_tick(instant), uid, False)
         if reply.word != "AGAIN":
             break
     raise RequestRefusedError(

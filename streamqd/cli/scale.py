@@ -169,10 +169,10 @@ class ScaleServer:
             return self._unavailable(self._session.explain(error))
         except StreamqdError as error:
             return self._unavailable(error)
-        self._away.recovered()
+        self._away.log_recovery()
         return HttpResponse(HTTPStatus.OK, f"{document}\n".encode(), JSON_TYPE)
 
     def _unavailable(self, error: StreamqdError) -> HttpResponse:
         if isinstance(error, RedisUnavailableError | RedisResponseError):
-            self._away.failed(error=str(error))
+            self._away.log_failure(error=str(error))
         return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, f"{printable(str(error))}\n".encode())

@@ -20,7 +20,7 @@ from streamqd.handlers.declaration import (
     schedule,
     scheduled,
 )
-from streamqd.handlers.loading import Loaded, import_paths, load, place_of, prepared
+from streamqd.handlers.loading import Loaded, import_paths, load, place_of, prepare
 from streamqd.handlers.outcomes import (
     MESSAGE_CHARS_MAX,
     TRACEBACK_BYTES_MAX,
@@ -31,7 +31,7 @@ from streamqd.handlers.outcomes import (
     text_of,
 )
 from streamqd.handlers.probing import Probe, examine, misfits, probe, too_many_threads
-from streamqd.handlers.redaction import TOO_SLOW, passed, redacted
+from streamqd.handlers.redaction import TOO_SLOW, redact_failure, redact_text
 from streamqd.handlers.signatures import Signature, is_async
 from streamqd.handlers.verdicts import (
     AFTER_MAX,
@@ -73,13 +73,13 @@ __all__ = [
     "load",
     "misfits",
     "outcome_of",
-    "passed",
     "place_of",
     "plain_options",
     "plain_schedule",
-    "prepared",
+    "prepare",
     "probe",
-    "redacted",
+    "redact_failure",
+    "redact_text",
     "schedule",
     "scheduled",
     "text_of",

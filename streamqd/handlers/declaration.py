@@ -111,7 +111,7 @@ def with_schedules() -> tuple[list[dict[str, Any]], list[str]]:
     found, left = [], dict(scheduled)
     for each in declared:
         tables = left.pop(each["handler"], [])
-        timed = [{"topic": each["topic"], **_given(table)} for table in tables]
+        timed = [{"topic": each["topic"], **_without_none(table)} for table in tables]
         found.append({**each, "schedules": timed} if timed else dict(each))
     problems = [
         f"{reference} has a @schedule but is not a handler; put @handler(topic=..., group=...)"
@@ -121,7 +121,7 @@ def with_schedules() -> tuple[list[dict[str, Any]], list[str]]:
     return found, problems
 
 
-def _given(table: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in table.items() if value is not None}
 
 
@@ -133,7 +133,9 @@ def plain_options(retry: RetryPolicy | None, options: Mapping[str, Any]) -> dict
     if not isinstance(retry, RetryPolicy | None):
         raise TypeError(f"retry must be a RetryPolicy, not {type(retry).__name__}")
     if retry is not None:
-        options = {_OPTIONS.get(name, name): value for name, value in _stated(retry)} | {**options}
+        options = {_OPTIONS.get(name, name): value for name, value in _changed_fields(retry)} | {
+            **options
+        }
     return {name: _plain(value, name) for name, value in options.items()}
 
 
@@ -163,7 +165,7 @@ def _plain(value: Any, name: str) -> Any:
     )
 
 
-def _stated(retry: RetryPolicy) -> list[tuple[str, Any]]:
+def _changed_fields(retry: RetryPolicy) -> list[tuple[str, Any]]:
     """Return the fields of a policy that differ from the defaults."""
     pairs = ((each.name, getattr(retry, each.name), each.default) for each in fields(RetryPolicy))
     return [(name, value) for name, value, default in pairs if value != default]

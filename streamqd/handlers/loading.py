@@ -60,22 +60,22 @@ def load(reference: str, base_dir: Path, codec: str = "json") -> Loaded:
             raise HandlerLoadError(f"module {module_name} has no function {function_name}")
     if not callable(function):
         raise HandlerLoadError(f"{reference} is not a function")
-    return prepared(function, reference, module, codec)
+    return prepare(function, reference, module, codec)
 
 
-def prepared(function: Callable[..., object], reference: str, module: Any, codec: str) -> Loaded:
+def prepare(function: Callable[..., object], reference: str, module: Any, codec: str) -> Loaded:
     """Make a handler callable with a message, and find the hooks of its module.
 
     Raises HandlerLoadError under the same conditions as `load`.
     """
     form = form_of(function, reference)
     if form.payload is not None:
-        function = _typed(function, decoder(form.payload, codec, reference), form)
+        function = _wrap_typed(function, decoder(form.payload, codec, reference), form)
     hooks = getattr(module, "on_start", None), getattr(module, "on_stop", None)
     return Loaded(function, *hooks, form, hook_of(module))
 
 
-def _typed(
+def _wrap_typed(
     function: Callable[..., object], decode: Decode, form: Signature
 ) -> Callable[[Message], object]:
     """Wrap a handler of payloads. The wrapper returns a coroutine if the handler does."""

@@ -31,20 +31,20 @@ def hook_of(module: Any) -> Redact | None:
     return found
 
 
-def redacted(failure: Failed, hook: Redact | None) -> Failed:
+def redact_failure(failure: Failed, hook: Redact | None) -> Failed:
     """Return the failure with its texts passed through the hook. Never raises.
 
     If the hook fails, the text is dropped, because it may contain private data.
     """
     if hook is None:
         return failure
-    message = passed(failure.message, hook)
+    message = redact_text(failure.message, hook)
     if message == TOO_SLOW:
         return replace(failure, message=message, traceback=message)  # it would hang again
-    return replace(failure, message=message, traceback=passed(failure.traceback, hook))
+    return replace(failure, message=message, traceback=redact_text(failure.traceback, hook))
 
 
-def passed(text: str, hook: Redact | None) -> str:
+def redact_text(text: str, hook: Redact | None) -> str:
     """Return one text of an exception, passed through the hook. Never raises.
 
     The hook's text is cut to TRACEBACK_BYTES_MAX characters. If the hook fails, return a short note

@@ -33,7 +33,7 @@ class Signature:
 
 def form_of(function: Callable[..., object], reference: str) -> Signature:
     """Return the form of a handler. Raises HandlerLoadError with one sentence."""
-    if any(map(_yields, _called(function))):
+    if any(map(_yields, _call_targets(function))):
         raise HandlerLoadError(
             f"{reference} contains yield, so calling it does not run it; remove the yield"
         )
@@ -56,8 +56,9 @@ def form_of(function: Callable[..., object], reference: str) -> Signature:
         return Signature(asynchronous=asynchronous)
     if _contains_message(annotation):
         raise HandlerLoadError(
-            f"{reference}: {first.name} is annotated with {_written(annotation)}, which is not a"
-            " payload type; write Message for one message at a time, or list[Message] for batches"
+            f"{reference}: {first.name} is annotated with {_format_annotation(annotation)},"
+            " which is not a payload type; write Message for one message at a time, or"
+            " list[Message] for batches"
         )
     wants_message = second is not None and second.default is inspect.Parameter.empty
     _bind(signature, 2 if wants_message else 1, reference)
@@ -79,10 +80,10 @@ _POSITIONAL = (
 
 def is_async(function: object) -> bool:
     """Return True if calling the function or callable object returns a coroutine."""
-    return any(map(inspect.iscoroutinefunction, _called(function)))
+    return any(map(inspect.iscoroutinefunction, _call_targets(function)))
 
 
-def _called(function: object) -> tuple[object, object]:
+def _call_targets(function: object) -> tuple[object, object]:
     """Return the function without partials, and its `__call__` in case it is an object."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -130,7 +131,7 @@ def _is_it(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Message)
 
 
-def _written(annotation: Any) -> str:
+def _format_annotation(annotation: Any) -> str:
     return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 

@@ -247,14 +247,14 @@ class Housekeeper:
             except Exception as error:  # noqa: BLE001 - a fault in one task must not end the others
                 self._note_failure(task, error)
             else:
-                task.trouble.recovered(task=task.name)
+                task.trouble.log_recovery(task=task.name)
                 every = task.every * random.uniform(0.9, 1.0)
                 task.due = time.monotonic() + (every if sooner is None else min(every, sooner))
 
     def _probe(self) -> None:
         """Read the server's time. Only its success proves that Redis is back."""
         ask_time(self._store.connection, self.view, self._store.keys.registry())
-        self._away.recovered(address=self._store.connection.address)
+        self._away.log_recovery(address=self._store.connection.address)
         self.view.redis_up = True
 
     def _measure(self) -> float | None:
@@ -271,7 +271,7 @@ class Housekeeper:
         It follows immediately unless Redis is `away`, because another connection was answered.
         """
         self.view.redis_up = False
-        self._away.failed(address=self._store.connection.address, error=str(error))
+        self._away.log_failure(address=self._store.connection.address, error=str(error))
         if not away:
             self._tasks[0].due = 0.0  # this task detects that Redis is back
             return
@@ -283,7 +283,7 @@ class Housekeeper:
     def _note_failure(self, task: Task, error: Exception) -> None:
         self.view.count("failures", (self.view.instance, task.name))
         known = isinstance(error, RedisResponseError | InvalidValueError)
-        task.trouble.failed(
+        task.trouble.log_failure(
             logging.WARNING if known else logging.ERROR,
             exc=None if known else error,
             task=task.name,

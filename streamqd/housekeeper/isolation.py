@@ -76,7 +76,7 @@ class TaskIsolation:
         now = time.monotonic()
         for (task, subject), failing in list(self._failing.items()):
             if now > failing.until + BACKOFF.base:
-                failing.trouble.recovered(task=task, **_subject_fields(subject))
+                failing.trouble.log_recovery(task=task, **_subject_fields(subject))
                 del self._failing[task, subject]
 
     def failures(self, assignment: Assignment) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ class TaskIsolation:
         failing = self._failing.setdefault((task, subject), _Failing())
         known = isinstance(error, InvalidValueError)
         self._view.count("failures", (self._view.instance, task))
-        failing.trouble.failed(
+        failing.trouble.log_failure(
             logging.WARNING if known else logging.ERROR,
             exc=None if known else error,
             task=task,

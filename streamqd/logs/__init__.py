@@ -38,8 +38,8 @@ __all__ = [
     "bad_value",
     "bad_values",
     "close",
+    "count_dropped",
     "current",
-    "dropped",
     "event",
     "flush",
     "is_json",
@@ -129,7 +129,7 @@ class Episode:
         """True while the failure lasts."""
         return self._since is not None
 
-    def failed(
+    def log_failure(
         self, level: int = logging.WARNING, *, exc: BaseException | None = None, **fields: object
     ) -> None:
         """Count one failure. Log it if it is the first of its episode."""
@@ -138,7 +138,7 @@ class Episode:
             self._since = time.monotonic()
             _log(self._begins, level, fields, exc)
 
-    def recovered(self, level: int = logging.INFO, **fields: object) -> None:
+    def log_recovery(self, level: int = logging.INFO, **fields: object) -> None:
         """Close the episode and log its length in seconds. Does nothing if none is open."""
         if self._since is not None:
             seconds = round(time.monotonic() - self._since, 3)
@@ -286,7 +286,7 @@ def verbose() -> bool:
     return _LOGGER.isEnabledFor(logging.DEBUG)
 
 
-def dropped() -> int:
+def count_dropped() -> int:
     """Return the number of lines that this process has dropped since it started."""
     return sum(h.sink.dropped for h in _LOGGER.handlers if isinstance(h, _Handler))
 
@@ -327,16 +327,16 @@ class _Handler(logging.Handler):
         try:
             line = self.format(record)
         except Exception as error:  # noqa: BLE001 - a field whose __str__ raises must not stop us
-            line = self._dropped(lines=1, error=type(error).__name__)
+            line = self._dropped_line(lines=1, error=type(error).__name__)
         self.sink.write(line)
         self.report_dropped()
 
     def report_dropped(self) -> None:
-        lines = self.sink.unreported()
+        lines = self.sink.take_unreported()
         if lines:
-            self.sink.write(self._dropped(lines=lines))
+            self.sink.write(self._dropped_line(lines=lines))
 
-    def _dropped(self, **shown: object) -> str:
+    def _dropped_line(self, **shown: object) -> str:
         """Return the line that reports dropped lines."""
         return self.format(
             _LOGGER.makeRecord(

@@ -117,7 +117,7 @@ def _context(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _pairs(fields: Mapping[str, object]) -> str:
-    return "".join(f" {key}={_quoted(_plain(value))}" for key, value in fields.items())
+    return "".join(f" {key}={_quote(_plain(value))}" for key, value in fields.items())
 
 
 def flatten(fields: Mapping[str, object]) -> dict[str, object]:
@@ -147,7 +147,7 @@ def _plain(value: object) -> object:
     return _cut(str(value), VALUE_MAX)
 
 
-def _quoted(value: object) -> str:
+def _quote(value: object) -> str:
     if isinstance(value, str):
         bare = value and value.isprintable() and not any(mark in value for mark in ' "=\\')
         return value if bare else harmless(json.dumps(value, ensure_ascii=False))

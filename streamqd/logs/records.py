@@ -82,7 +82,7 @@ def mark_records(
         record = base(*args, **kwargs)
         marks = _Marked(record.__dict__)
         marks.update(always)
-        marks["uid"], marks["attempt"] = _named(current.message or running.get())
+        marks["uid"], marks["attempt"] = _uid_and_attempt(current.message or running.get())
         if ids is not None:
             marks["trace_id"], marks["span_id"] = ids()
         record.__dict__ = marks
@@ -91,7 +91,7 @@ def mark_records(
     logging.setLogRecordFactory(factory)
 
 
-def _named(message: Handled | None) -> tuple[str | None, int | None]:
+def _uid_and_attempt(message: Handled | None) -> tuple[str | None, int | None]:
     if message is None:
         return None, None
     try:

@@ -65,7 +65,7 @@ class Sink:
         self._own, self._send = -1, _refuse
         if self._is_same(self._fd):
             with contextlib.suppress(OSError):
-                self._own, self._send = self._opened()
+                self._own, self._send = self._open_own()
 
     def write(self, line: str) -> None:
         """Write one line, or keep it for later, or drop and count it."""
@@ -85,7 +85,7 @@ class Sink:
             self.open()
             self._flush(wait)
 
-    def unreported(self) -> int:
+    def take_unreported(self) -> int:
         """Return the number of dropped lines not reported yet, 0 while none can be reported."""
         if self._waiting or self._broken or self._reported == self.dropped:
             return 0
@@ -148,7 +148,7 @@ class Sink:
         """Return True if a descriptor is the file that this sink was made for."""
         return self._identity is not None and _identity(descriptor) == self._identity
 
-    def _opened(self) -> tuple[int, Callable[[bytes], int]]:
+    def _open_own(self) -> tuple[int, Callable[[bytes], int]]:
         """Return a descriptor of this process, and the function that sends to it."""
         mode = os.fstat(self._fd).st_mode
         if not (stat.S_ISSOCK(mode) or stat.S_ISREG(mode)):

@@ -330,7 +330,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "log_lines_dropped",
-        _instance(lambda v: v.board.counter("log_dropped") + logs.dropped()),
+        _instance(lambda v: v.board.counter("log_dropped") + logs.count_dropped()),
         "Log lines dropped because their reader was too slow.",
     ),
     _counter(

@@ -131,5 +131,5 @@ class Outbox:
 def _finish_send(row: SentRow, span: Any) -> str:
     uid = f"{row.topic}/outbox/{row.uid}"
     if span is not None:
-        span.created(uid)
+        span.note_created(uid)
     return uid

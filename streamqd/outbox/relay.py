@@ -212,7 +212,7 @@ class Relay:
             self._epoch = 0
             self._registered = False  # Redis may have come back empty
             self._figures.note_obstacle(_Obstacle("redis", str(error)))
-            self._redis.failed(outbox=self._options.name, error=str(error))
+            self._redis.log_failure(outbox=self._options.name, error=str(error))
         except DatabaseUnavailableError as error:
             refused = isinstance(error, DatabaseResponseError)
             if self._burst and refused:
@@ -221,7 +221,9 @@ class Relay:
             self._database.close()
             self._identified = False  # it may be another server afterwards
             self._figures.note_obstacle(_Obstacle("refused" if refused else "database", str(error)))
-            self._away.failed(outbox=self._options.name, error=str(error), refused=refused or None)
+            self._away.log_failure(
+                outbox=self._options.name, error=str(error), refused=refused or None
+            )
             self._keep_while_away()
         else:
             self._failures = 0
@@ -234,18 +236,18 @@ class Relay:
         if not self._epoch:
             return pause
         found = self._pass()
-        self._away.recovered(outbox=self._options.name)
+        self._away.log_recovery(outbox=self._options.name)
         self._stuck = found.held > 0 and not (found.more or found.again)
         if found.obstacle is not None:
             self._note_obstacle(found.held, found.obstacle)
         elif not found.again:
             self._figures.clear_obstacle()
-            self._obstacle.recovered(outbox=self._options.name)
+            self._obstacle.log_recovery(outbox=self._options.name)
         return 0.0 if found.more or found.again else self._options.poll
 
     def _note_obstacle(self, rows: int, obstacle: _Obstacle) -> None:
         self._figures.note_obstacle(obstacle)
-        self._obstacle.failed(outbox=self._options.name, rows=rows, error=obstacle.error)
+        self._obstacle.log_failure(outbox=self._options.name, rows=rows, error=obstacle.error)
 
     def _wait(self, seconds: float) -> None:
         """Wait for the next turn, for new rows, or for a stop."""
@@ -262,7 +264,7 @@ class Relay:
         except DatabaseUnavailableError as error:
             self._database.close()
             self._identified = False
-            self._away.failed(outbox=self._options.name, error=str(error))
+            self._away.log_failure(outbox=self._options.name, error=str(error))
 
     def _is_empty(self) -> bool:
         if self._redis.open or self._away.open:
@@ -354,7 +356,7 @@ class Relay:
         reply = self._store.run(self._taking(""))
         if reply.word == "HELD" and is_gone(holder := untrusted.label(reply.rest[0])):
             reply = self._store.run(self._taking(holder))
-        self._redis.recovered(outbox=self._options.name)
+        self._redis.log_recovery(outbox=self._options.name)
         if reply.word == "HELD":
             if not self._standby:
                 self._standby = True
@@ -402,7 +404,7 @@ class Relay:
                 self._stop_publishing()
         except (RedisUnavailableError, RedisResponseError) as error:
             self._epoch = 0
-            self._redis.failed(outbox=self._options.name, error=str(error))
+            self._redis.log_failure(outbox=self._options.name, error=str(error))
 
     def _stop_publishing(self) -> None:
         """Stop publishing, because another relay holds the outbox."""

@@ -37,6 +37,6 @@ class Rate:
         """Return the state after `runs` have started."""
         return max(due_ns, now_ns) + runs * self.interval_ns
 
-    def inherited(self, due_ns: int, now_ns: int) -> int:
+    def inherit(self, due_ns: int, now_ns: int) -> int:
         """Return the state to continue with, given another worker's state. Its rate may differ."""
         return min(due_ns, now_ns + self.burst * self.interval_ns)

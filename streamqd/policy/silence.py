@@ -119,7 +119,7 @@ class SilenceDetector:
 
     # --- leases ---
 
-    def expired(
+    def find_expired(
         self,
         now: float,
         views: Mapping[Assignment, PartitionView],

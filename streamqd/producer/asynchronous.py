@@ -89,7 +89,7 @@ class AsyncProducer:
             return await self._send(topic, item)
         with self._sender.spans.of(topic) as span:
             uid = await self._send(topic, item._replace(headers=span.headers(headers)))
-            span.sent(uid)
+            span.note_sent(uid)
             return uid
 
     async def _send(self, topic: str, item: Outgoing) -> Uid:
@@ -107,7 +107,7 @@ class AsyncProducer:
         if self._sender.spans is None:
             return await self._send_many(topic, items)
         with self._sender.spans.of(topic) as span:
-            ids = await self._send_many(topic, map(span.carried(outgoing_of), items))
+            ids = await self._send_many(topic, map(span.carry(outgoing_of), items))
             span.sent_many(len(ids))
             return ids
 

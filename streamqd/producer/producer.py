@@ -116,7 +116,7 @@ class Producer:
             return self._send(topic, item)
         with self._sender.spans.of(topic) as span:
             uid = self._send(topic, item._replace(headers=span.headers(headers)))
-            span.sent(uid)
+            span.note_sent(uid)
             return uid
 
     def _send(self, topic: str, item: Outgoing) -> Uid:
@@ -141,7 +141,7 @@ class Producer:
         if self._sender.spans is None:
             return self._send_many(topic, items)
         with self._sender.spans.of(topic) as span:
-            ids = self._send_many(topic, map(span.carried(outgoing_of), items))
+            ids = self._send_many(topic, map(span.carry(outgoing_of), items))
             span.sent_many(len(ids))
             return ids
 
@@ -174,7 +174,7 @@ class Producer:
             return
         with self._sender.spans.of(topic) as span:
             count = 0
-            for ids in self._send_chunks(topic, map(span.carried(outgoing_of), items)):
+            for ids in self._send_chunks(topic, map(span.carry(outgoing_of), items)):
                 count += len(ids)
                 span.sent_many(count)
                 yield ids

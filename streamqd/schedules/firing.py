@@ -135,7 +135,7 @@ class Firer:
         count = self._count(place[0])
         if not count:
             return None
-        known = self._at_home(place, self._known(place, rows))
+        known = self._at_home(place, self._readable_schedules(place, rows))
         ticks: list[tuple[str, DueTick]] = []
         following_all: list[int] = []
         for row in rows:
@@ -205,7 +205,9 @@ class Firer:
         self._ahead[place] = until, skip + PAGE if more else 0
         return more
 
-    def _known(self, place: TopicPartition, rows: Sequence[DueSchedule]) -> dict[bytes, Schedule]:
+    def _readable_schedules(
+        self, place: TopicPartition, rows: Sequence[DueSchedule]
+    ) -> dict[bytes, Schedule]:
         """Return the schedules of rows. Unreadable ones are held, so that others can run."""
         found, problems = self._read(place, rows)
         for name, problem in problems.items():
@@ -229,7 +231,7 @@ class Firer:
         texts = self._store.execute("HMGET", key, *(row.name for row in unknown)) if unknown else []
         for row, raw in zip(unknown, texts, strict=True):
             try:
-                schedule = _parsed(row, raw)
+                schedule = _parse_due(row, raw)
             except ValueError as error:
                 problems[row.name] = str(error)
                 continue
@@ -286,7 +288,7 @@ class Firer:
         relocate(self._store, declaration, entry, (place[0], partition))
 
 
-def _parsed(row: DueSchedule, raw: bytes | None) -> Schedule:
+def _parse_due(row: DueSchedule, raw: bytes | None) -> Schedule:
     text = untrusted.label(raw or b"")
     if record.hash_of(text) != row.hash:
         raise ValueError("it does not match its hash")

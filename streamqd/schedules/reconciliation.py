@@ -89,7 +89,7 @@ class Reconciler:
                 entry = entries.get(each.name)
                 wanted = _place(each.schedule, counts.get(each.schedule.topic, 0))
                 place = self._isolate(
-                    wanted, _readable, wanted[0], self._placed, each, entry, counts
+                    wanted, _readable, wanted[0], self._place_or_problem, each, entry, counts
                 )
                 if place is not None:
                     here.setdefault(place, []).append(each)
@@ -107,7 +107,7 @@ class Reconciler:
             return topics.create(self._store, topic, self._settings.get(topic) or Topic())
         return topics.partition_count(self._store, topic) or 0
 
-    def _placed(
+    def _place_or_problem(
         self,
         each: Declaration,
         entry: IndexLine | InvalidValueError | None,
@@ -185,7 +185,7 @@ def declare(
     store: Store, place: TopicPartition, some: Sequence[Declaration], *, force: bool = False
 ) -> list[str]:
     """Keep schedules where they belong. Return the reply words of schedule_declare."""
-    known = kept(store, [(each.name, place) for each in some])
+    known = read_stored(store, [(each.name, place) for each in some])
     now = server_unix_ms(store)
     built = []
     for each, before in zip(some, known, strict=True):
@@ -229,7 +229,7 @@ def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPart
     specification is in force and sends to another partition.
     """
     origin = entry.origin_place or entry.place
-    [before] = kept(store, [(each.name, origin)])
+    [before] = read_stored(store, [(each.name, origin)])
     if entry.origin_place is None:
         if before is not None and not _may_move(store, each, before):
             return False
@@ -240,7 +240,7 @@ def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPart
     elif entry.place != place:
         place = entry.place  # first finish the move that has started
     store.run(calls.hold(store.keys, origin, each.name, _reason(before)))
-    [before] = kept(store, [(each.name, origin)])
+    [before] = read_stored(store, [(each.name, origin)])
     text = record.text_of(each.schedule)
     digest = record.hash_of(text)
     same = before is not None and before.hash == digest
@@ -294,7 +294,7 @@ class MoveFinisher:
 
     def _finish(self, name: str, line: IndexLine) -> None:
         assert line.origin_place is not None
-        new, old = kept(self._store, [(name, line.place), (name, line.origin_place)])
+        new, old = read_stored(self._store, [(name, line.place), (name, line.origin_place)])
         found = new or old
         try:
             schedule = record.read(found.text or "") if found is not None else None
@@ -320,7 +320,9 @@ def _may_move(store: Store, each: Declaration, before: StoredSchedule) -> bool:
     return stale or each.since_unix_ms > before.since_unix_ms
 
 
-def kept(store: Store, named: Iterable[tuple[str, TopicPartition]]) -> list[StoredSchedule | None]:
+def read_stored(
+    store: Store, named: Iterable[tuple[str, TopicPartition]]
+) -> list[StoredSchedule | None]:
     """Read the stored state of schedules by name and place. Raises InvalidValueError."""
     wanted = list(named)
     commands = [

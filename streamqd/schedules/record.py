@@ -14,7 +14,7 @@ from streamqd.config.reference import plain
 from streamqd.config.schedules import Schedule, check_schedule
 from streamqd.config.setting import settings_of
 from streamqd.policy.partitioning import crc32_partition
-from streamqd.schedules.ticks import written
+from streamqd.schedules.ticks import format_tick
 
 
 def text_of(schedule: Schedule) -> str:
@@ -93,7 +93,7 @@ def message_of(schedule: Schedule, tick: int) -> list[str | bytes]:
     if payload.lstrip().startswith('"'):  # a text travels without its quotes
         payload = json.loads(payload)
     # Neither value needs an escape.
-    headers = f'{{"x-schedule":"{schedule.name}","x-scheduled-for":"{written(tick)}"}}'
+    headers = f'{{"x-schedule":"{schedule.name}","x-scheduled-for":"{format_tick(tick)}"}}'
     fields: list[str | bytes] = ["payload", payload.encode()]
     if schedule.partition is None:
         fields += ("key", key_of(schedule))

@@ -158,7 +158,7 @@ def _chain(schedule: Schedule, ticks: list[int], skipped: int = 0) -> list[TickS
 
 
 @functools.lru_cache(maxsize=256)  # many schedules have a tick at the same instant
-def written(tick: int) -> str:
+def format_tick(tick: int) -> str:
     """Return a tick in the form of the header x-scheduled-for: ISO 8601, UTC."""
     instant = datetime.fromtimestamp(tick // 1000, UTC).replace(tzinfo=None).isoformat()
     return f"{instant}.{tick % 1000:03d}Z" if tick % 1000 else f"{instant}Z"

@@ -57,7 +57,7 @@ def run(
     try:
         startup.raise_descriptor_limit()
         startup.preload(settings)
-        lock = _claimed(daemon)
+        lock = _acquire_lock(daemon)
         process.set_title(f"streamqd: supervisor {daemon.instance}")
         chosen = frozenset(only)
         if watch:
@@ -99,7 +99,7 @@ def run(
         signals.close()
 
 
-def _claimed(daemon: Daemon) -> startup.InstanceLock:
+def _acquire_lock(daemon: Daemon) -> startup.InstanceLock:
     """Acquire the lock of the instance. Raises StartupError when another process holds it."""
     lock = startup.InstanceLock(daemon.state_dir, daemon.instance)
     other = lock.acquire()

@@ -89,7 +89,7 @@ class BoundedClient:
         for node, error in silent.items():
             self._pause(node, error)
         if not self._backoff:
-            self._episode.recovered()
+            self._episode.log_recovery()
 
     def read(self, keys: Iterable[str], commands: list[tuple[Any, ...]]) -> list[Any]:
         """Run commands that read these keys. An error replaces each reply of a silent node."""
@@ -106,13 +106,13 @@ class BoundedClient:
     def pause_all(self, error: RedisUnavailableError) -> None:
         """Record that no node answered, and pause all nodes."""
         self._board.add("round_trip_errors")
-        self._episode.failed(error=str(error))
+        self._episode.log_failure(error=str(error))
         # The pause starts now and not with the call: the time spent waiting does not count.
         self.retry_at = self._backoff.record_silence(_ALL, time.monotonic())
 
     def _pause(self, node: str, error: RedisUnavailableError) -> None:
         self._board.add("round_trip_errors")
-        self._episode.failed(error=str(error))
+        self._episode.log_failure(error=str(error))
         self._backoff.record_silence(node, time.monotonic())
 
 

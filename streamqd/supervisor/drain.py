@@ -135,14 +135,14 @@ class BurstCheck:
             if partition.broken_until > now
         ]
         busy = any(each.worker and not each.is_ready for each in partitions.values())
-        unsettled = None if busy else self._unsettled(list(partitions))
+        unsettled = None if busy else self._find_unsettled(list(partitions))
         if unsettled is None or unsettled - set(broken):
             self._passed = 0
             return None
         self._passed += 1
         return len(unsettled) if self._passed >= CHECKS else None
 
-    def _unsettled(self, assignments: list[Assignment]) -> set[Assignment] | None:
+    def _find_unsettled(self, assignments: list[Assignment]) -> set[Assignment] | None:
         """Return the assignments that are not settled, None if Redis does not answer."""
         calls = [
             messages.snapshot(self.leases.keys, assignment, limit=1) for assignment in assignments

@@ -60,7 +60,7 @@ class Helper:
             self.child = self.start()
         except OSError as error:
             self.start_at = now + self.retry
-            self.forks.failed(error=str(error))
+            self.forks.log_failure(error=str(error))
             return
         self._started_at = now
 

@@ -371,7 +371,7 @@ class LeaseManager:
             )
         self._bad_fences.values(self._ownership.bad)
         live = silence.live(now, member.server_unix_ms, member.seen)
-        expired = silence.expired(now, views, member.seen, live)
+        expired = silence.find_expired(now, views, member.seen, live)
         for assignment in expired:
             views[assignment] = views[assignment]._replace(leased=False)
         # An assignment without a visible owner is ours or was ours: the owner's processes are dead.

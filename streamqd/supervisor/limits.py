@@ -213,7 +213,7 @@ class Limits:
                 CHECK_INTERVAL_SECONDS,
             )
         # Runs are numbered as they start, so the lowest number is the oldest run.
-        elapsed = {entry.sequence: self._elapsed(entry.started_ns) for entry in running}
+        elapsed = {entry.sequence: self._seconds_since(entry.started_ns) for entry in running}
         oldest = min(elapsed)
         if hard and elapsed[oldest] > hard:
             # Require two readings: the run over its limit must still be running at the second.
@@ -247,7 +247,7 @@ class Limits:
             self._frozen = [*self._frozen, (self._looked_ns, now)][-FREEZES_KEPT:]
         self._looked_ns = now
 
-    def _elapsed(self, started_ns: int) -> float:
+    def _seconds_since(self, started_ns: int) -> float:
         """Return the seconds since `started_ns`, without frozen periods."""
         frozen = sum(max(0, end - max(begin, started_ns)) for begin, end in self._frozen)
         return (now_ns() - started_ns - frozen) / 1e9

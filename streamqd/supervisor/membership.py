@@ -140,23 +140,23 @@ class Membership:
             return False
         if reply.word == "DUPLICATE":
             other = members.duplicate(reply)
-            self._recovered()
+            self._reset_refusals()
             self._give_way(other, now)
             return False
         present = members.Present.parse(reply)
         invalid: list[InvalidValueError] = []
-        seen = [self._described(member, invalid) for member in present.members]
+        seen = [self._parse_member(member, invalid) for member in present.members]
         if present.orders != self._stored_directives:
             self.directives = directives.read(present.orders)
             self._stored_directives = present.orders
-        self._recovered()
+        self._reset_refusals()
         self.accepted, self.duplicate = True, {}
         self.silence.forget_duplicate()
         self.server_unix_ms, self.seen = present.now_unix_ms, seen
         self._bad_members.values(invalid)
         return True
 
-    def _recovered(self) -> None:
+    def _reset_refusals(self) -> None:
         """Log the next refusal again, even if it is the same."""
         self._mistyped.look({})
         self._refusal = ""
@@ -209,7 +209,9 @@ class Membership:
                 **self.duplicate,
             )
 
-    def _described(self, member: members.Heartbeat, invalid: list[InvalidValueError]) -> MemberView:
+    def _parse_member(
+        self, member: members.Heartbeat, invalid: list[InvalidValueError]
+    ) -> MemberView:
         try:
             return members.parse_member(member, self._keys.info(self.daemon.fleet))
         except InvalidValueError as error:

@@ -246,15 +246,15 @@ class AssignmentState:
             return ""
         match self.step:
             case Acquiring() as acquisition:
-                return self._acquired(acquisition, reply, now)
+                return self._apply_acquire_reply(acquisition, reply, now)
             case Refencing() as refence:
-                return self._refenced(refence, reply, now)
+                return self._apply_refence_reply(refence, reply, now)
             case Releasing():
                 self.become_free()
                 return "released"
         return ""
 
-    def _acquired(self, acquisition: Acquiring, reply: Reply, now: float) -> str:
+    def _apply_acquire_reply(self, acquisition: Acquiring, reply: Reply, now: float) -> str:
         if reply.word not in ("OK", "MINE"):
             self.step = Free()
             self._drop_token()
@@ -283,7 +283,7 @@ class AssignmentState:
         if self.slot.state == WorkerState.GONE:
             self.slot.state = WorkerState.BOOTING  # the fork of its process follows
 
-    def _refenced(self, refence: Refencing, reply: Reply, now: float) -> str:
+    def _apply_refence_reply(self, refence: Refencing, reply: Reply, now: float) -> str:
         epoch = leases.epoch_of(reply) if reply.word == "OK" else 0
         # Clear the batch ahead of the token: under the new token it would be charged again.
         self.slot.forget_batch()

@@ -90,7 +90,7 @@ class Reload:
             if found is None:
                 return None
             self._probe = None
-            return self._validated(found)
+            return self._finish_validation(found)
         if self._requested_unix_ms and not self.rolling:
             self._since_unix_ms, self._requested_unix_ms = self._requested_unix_ms, 0
             self._begin(running)
@@ -121,7 +121,7 @@ class Reload:
         except OSError as error:
             self.refuse([f"the operating system refuses another process: {error}"])
 
-    def _validated(self, found: TaskResult) -> Validated | None:
+    def _finish_validation(self, found: TaskResult) -> Validated | None:
         settings = self._settings
         assert settings is not None
         if found.trouble:

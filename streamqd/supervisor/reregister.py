@@ -50,9 +50,9 @@ class Reregister:
         trouble = found.trouble or problem
         if trouble:
             self._next_at = now + RETRY_SECONDS
-            self._refusals.failed(error=trouble)
+            self._refusals.log_failure(error=trouble)
         else:
-            self._refusals.recovered()
+            self._refusals.log_recovery()
         return Registered(not trouble, restored, partitions)
 
     def begin(self, now: float, settings: Settings, known: Mapping[str, int]) -> None:
@@ -71,4 +71,4 @@ class Reregister:
             )
         except OSError as error:
             self._next_at = now + RETRY_SECONDS
-            self._refusals.failed(error=str(error))
+            self._refusals.log_failure(error=str(error))

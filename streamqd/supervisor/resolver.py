@@ -43,10 +43,10 @@ class Resolver:
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
             )
         except OSError:
-            return self._resolved(host, port, seconds)
+            return self._lookup(host, port, seconds)
         return [(family, address) for family, _, _, _, address in found]
 
-    def _resolved(self, host: str, port: int, seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
+    def _lookup(self, host: str, port: int, seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
         end = time.monotonic() + seconds
         asked = host, port
         if asked not in self._asked:

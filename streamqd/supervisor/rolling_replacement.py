@@ -167,7 +167,7 @@ class RollingReplacement:
             step = "finish" if current.is_old_working and not current.keeps_old else "start"
         return RollProgress(assignment, step, len(self._roll))
 
-    def rolled(self, partitions: Mapping[Assignment, AssignmentState]) -> RollResult | None:
+    def continue_roll(self, partitions: Mapping[Assignment, AssignmentState]) -> RollResult | None:
         """Continue a roll: request the next worker after the last one's successor works.
 
         Return the result when the roll is over, None until then. A failed replacement stops the

@@ -71,7 +71,7 @@ class ScoreboardFile:
     def __init__(self, daemon: Daemon, lock: startup.InstanceLock) -> None:
         self.resumable: dict[Assignment, ResumableAssignment] = {}
         self._path: Path | None = None
-        self._header = _described(daemon, lock)
+        self._header = _new_header(daemon, lock)
         place = folder(os.environ, os.geteuid())
         if place is not None:
             device, inode = lock.identity.split(":")[1:]
@@ -95,7 +95,7 @@ class ScoreboardFile:
             descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
             board = Scoreboard(descriptor=descriptor)
             board.refused_file = path.with_suffix(REFUSED)
-            board.head(packed(self._header))
+            board.head(pack_header(self._header))
             for index in range(assignments):
                 board.reserve(index, HEAD_BYTES)
         except (OSError, ValueError) as error:
@@ -216,7 +216,7 @@ def _is_in_memory(device: int) -> bool:
 # --- the header of a file -------------------------------------------------------------------
 
 
-def _described(daemon: Daemon, lock: startup.InstanceLock) -> dict[str, Any]:
+def _new_header(daemon: Daemon, lock: startup.InstanceLock) -> dict[str, Any]:
     return {
         "layout": LAYOUT,
         "slots": SLOT_COUNT,
@@ -229,13 +229,13 @@ def _described(daemon: Daemon, lock: startup.InstanceLock) -> dict[str, Any]:
     }
 
 
-def packed(header: Mapping[str, Any]) -> bytes:
+def pack_header(header: Mapping[str, Any]) -> bytes:
     """Return a header in the format of the file."""
     raw = json.dumps(header, sort_keys=True).encode()
     return _HEADER.pack(_MAGIC, len(raw), zlib.crc32(raw)) + raw
 
 
-def unpacked(raw: bytes) -> dict[str, Any]:
+def unpack_header(raw: bytes) -> dict[str, Any]:
     """Return the header of a file. Raises ScoreboardFileError."""
     if len(raw) < _HEADER.size:
         raise ScoreboardFileError("damaged file: header missing")
@@ -272,7 +272,7 @@ def read(path: Path, expected: Mapping[str, Any]) -> FoundScoreboard:
         if found.st_nlink != 1:
             raise ScoreboardFileError("file has more than one hard link")
         page = os.pread(descriptor, BOARD_BYTES, 0)
-        header = unpacked(page[HEADER_OFFSET:])
+        header = unpack_header(page[HEADER_OFFSET:])
         for name, wanted in expected.items():
             if header.get(name) != wanted:
                 raise ScoreboardFileError(
@@ -328,7 +328,7 @@ def _sweep(place: Path) -> None:
 def _has_lock(path: Path) -> bool:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)
     try:
-        header = unpacked(os.pread(descriptor, BOARD_BYTES - HEADER_OFFSET, HEADER_OFFSET))
+        header = unpack_header(os.pread(descriptor, BOARD_BYTES - HEADER_OFFSET, HEADER_OFFSET))
     finally:
         os.close(descriptor)
     try:

@@ -618,7 +618,7 @@ class Supervisor:
         if self.drain.begun:
             return
         if self.reload.rolling:
-            result = self.replacement.rolled(self.partitions)
+            result = self.replacement.continue_roll(self.partitions)
             if result is not None:
                 self.reload.finish_roll(result)
             return
@@ -827,7 +827,7 @@ class Supervisor:
             duplicate=self.leases.membership.silence.is_duplicate_live,
         )
         logs.flush()
-        self.board.add("log_dropped", logs.dropped() - self.board.counter("log_dropped"))
+        self.board.add("log_dropped", logs.count_dropped() - self.board.counter("log_dropped"))
 
 
 def _log_started(partition: AssignmentState) -> None:

@@ -143,9 +143,9 @@ class WorkerPool:
             child = process.spawn(run, title=grant.title, forget=self.forget, keep=self.keep)
         except OSError as error:
             self.refusal = str(error)
-            self._forks.failed(error=self.refusal)
+            self._forks.log_failure(error=self.refusal)
             return None
-        self._forks.recovered()
+        self._forks.log_recovery()
         return child
 
     def try_processes(self, count: int, seconds: float) -> int:
@@ -194,7 +194,7 @@ class WorkerPool:
         partition.started_as(child, time.monotonic())
         partition.slot.standby_pid = partition.slot.warm_pid = 0
         partition.slot.add("restarts")
-        child.send(self._grant(partition).packed())
+        child.send(self._grant(partition).pack())
         logs.event(
             "worker.handed_over",
             assignment=partition.assignment,

@@ -68,21 +68,21 @@ class RunTelemetry:
         """The function that returns the IDs of the current trace and span, None without traces."""
         return None if self._spans is None else self._spans.ids
 
-    def traced(self, loaded: Loaded) -> Loaded:
+    def wrap_handler(self, loaded: Loaded) -> Loaded:
         """Return the handler with a span around each call."""
         for each in (self._reports, self._spans):  # the last one is the outer one
             if each is not None:
-                loaded = each.traced(loaded)
+                loaded = each.wrap_handler(loaded)
         return loaded
 
     def report(self, run: FailedRun) -> None:
         """Report the error of a failed run. Calls the error's own code, which may hang."""
         if self._reports is not None:
-            self._reports.failed(run)
+            self._reports.note_failure(run)
 
-    def failed(self, run: FailedRun) -> str:
+    def note_failure(self, run: FailedRun) -> str:
         """Note a failed run. Return its span in the form of a `traceparent`, '' without one."""
-        return "" if self._spans is None else self._spans.failed(run)
+        return "" if self._spans is None else self._spans.note_failure(run)
 
     def stop(self) -> None:
         """Export the remaining reports and spans, for at most 1 s each."""

@@ -87,14 +87,14 @@ class KilledRuns:
                     with contextlib.suppress(OSError):
                         path.unlink()
         if problem:
-            self._trouble.failed(error=problem)
+            self._trouble.log_failure(error=problem)
         elif ready:
-            self._trouble.recovered()
+            self._trouble.log_recovery()
 
     def _settle(self, pid: int, path: Path) -> None:
         """Export the spans in a file, and delete it."""
         records = run_file.read(path)
-        if records and not self._exported(records, *self._exits.get(pid, (UNKNOWN, ""))):
+        if records and not self._export_records(records, *self._exits.get(pid, (UNKNOWN, ""))):
             raise ConnectionError("the collector did not accept its spans")
         path.unlink()
         self._exits.pop(pid, None)
@@ -102,7 +102,7 @@ class KilledRuns:
     def _is_old(self, path: Path) -> bool:
         return time.monotonic() - self._seen.get(path, time.monotonic()) > KEPT_SECONDS
 
-    def _exported(self, records: list[dict[str, Any]], kind: str, how: str) -> bool:
+    def _export_records(self, records: list[dict[str, Any]], kind: str, how: str) -> bool:
         if self._export is None:
             from streamqd.telemetry.killed_export import exporting
 

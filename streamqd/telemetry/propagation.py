@@ -44,7 +44,7 @@ def is_unsampled(message: Message) -> bool:
     return at < len(fields) and _UNSAMPLED.search(fields[at]) is not None
 
 
-def extracted(message: Message) -> Context:
+def extract_context(message: Message) -> Context:
     """Return the context that the headers carry: the span of the send, and baggage."""
     return propagate.extract(headers_of(message), Context())
 

@@ -1,8 +1,8 @@
 """The spans of a worker's runs: one for each call of the handler.
 
-`RunSpans.traced` wraps the handler, so a worker without traces pays nothing. It also finishes the
-span of a successful run. The span of a failed run stays open until the worker reports the verdict
-with `failed`, which determines how much of the error's text is recorded.
+`RunSpans.wrap_handler` wraps the handler, so a worker without traces pays nothing. It also finishes
+the span of a successful run. The span of a failed run stays open until the worker reports the
+verdict with `note_failure`, which determines how much of the error's text is recorded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from streamqd.telemetry.propagation import (
     USUAL_START,
     USUAL_UNSAMPLED,
     context_of,
-    extracted,
+    extract_context,
     is_unsampled,
     previous_run,
     reference_of,
@@ -100,7 +100,7 @@ class RunSpans:
 
     # --- the handler ---
 
-    def traced(self, loaded: Loaded) -> Loaded:
+    def wrap_handler(self, loaded: Loaded) -> Loaded:
         """Return the handler with a span around each call."""
         batch = self._batch = loaded.form.batch
         try:
@@ -121,10 +121,10 @@ class RunSpans:
 
     def _synchronous(self, function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
         def traced(given: Any) -> object:
-            opened = self._started(given if batch else (given,))
+            opened = self._try_start(given if batch else (given,))
             if opened is None:
                 return function(given)
-            return self._called(opened, function, given)
+            return self._call(opened, function, given)
 
         if batch:
             return functools.wraps(function)(traced)
@@ -159,53 +159,53 @@ class RunSpans:
 
         return run if self._skips else functools.wraps(function)(traced)
 
-    def _called(self, opened: OpenRun, function: Callable[..., object], given: object) -> object:
+    def _call(self, opened: OpenRun, function: Callable[..., object], given: object) -> object:
         # In its own context: an exception of the time limit must not leave the span open.
         within = contextvars.copy_context()
         within.run(otel_context.attach, opened.context)
         try:
             end = within.run(function, given)
         except BaseException as error:
-            self._raised(opened, error)
+            self._note_error(opened, error)
             raise
-        self._returned(opened, end)
+        self._note_return(opened, end)
         return end
 
     def _asynchronous(self, function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
         async def traced(given: Any) -> object:
-            opened = self._started(given if batch else (given,))
+            opened = self._try_start(given if batch else (given,))
             if opened is None:
                 return await function(given)
             token = otel_context.attach(opened.context)
             try:
                 end = await function(given)
             except BaseException as error:
-                self._raised(opened, error)
+                self._note_error(opened, error)
                 raise
             finally:
                 otel_context.detach(token)
-            self._returned(opened, end)
+            self._note_return(opened, end)
             return end
 
         return functools.wraps(function)(traced) if batch else self._skipping(function, traced)
 
     # --- start and end ---
 
-    def _started(self, messages: Sequence[Message]) -> OpenRun | None:
+    def _try_start(self, messages: Sequence[Message]) -> OpenRun | None:
         """Start the span of a run. None if it cannot be made, which must not harm the run."""
         try:
             return self._start(messages)
         except handlers.SoftTimeout:
             raise  # the limit of the run, which holds for its span too
         except Exception as error:  # noqa: BLE001 - samplers and propagators are the user's code
-            self._trouble.failed(
+            self._trouble.log_failure(
                 assignment=self._assignment, error=f"{type(error).__name__}: {error}"
             )
             return None
 
     def _start(self, messages: Sequence[Message]) -> OpenRun:
         one = messages[0] if len(messages) == 1 else None
-        parent = None if one is None else extracted(one)
+        parent = None if one is None else extract_context(one)
         links = self._links(messages, parent)
         if parent is not None and not self._as_parent:
             parent = trace.set_span_in_context(trace.INVALID_SPAN, parent)  # keeps the baggage
@@ -237,7 +237,7 @@ class RunSpans:
     def _links(self, messages: Sequence[Message], parent: Context | None) -> list[trace.Link]:
         links = []
         for message in messages[:LINKS_MAX]:
-            sent = trace.get_current_span(parent or extracted(message)).get_span_context()
+            sent = trace.get_current_span(parent or extract_context(message)).get_span_context()
             if sent.is_valid and not (self._as_parent and parent is not None):
                 links.append(trace.Link(sent, _facts((message,)) if parent is None else None))
             last = self._last.pop(place_of(message), None) or previous_run(message)
@@ -245,24 +245,24 @@ class RunSpans:
                 links.append(trace.Link(last, {"streamqd.link": "previous_run"}))
         return links[:LINKS_MAX]
 
-    def _returned(self, opened: OpenRun, end: object) -> None:
+    def _note_return(self, opened: OpenRun, end: object) -> None:
         """End the span of a run that returned, unless it returned an error."""
         if os.getpid() != self._pid:
             return  # in a child that the handler forked
         error = None if end is None else handlers.error_of(end)
         if error is not None:
-            self._raised(opened, error)
+            self._note_error(opened, error)
         else:
-            self._handled(opened)
+            self._end_handled(opened)
 
-    def _handled(self, opened: OpenRun) -> None:
+    def _end_handled(self, opened: OpenRun) -> None:
         """End the span of a run whose messages were all handled."""
         opened.span.set_attribute("streamqd.verdict", "ack")
         self._end(opened)
         for place in opened.places:
             self._open.pop(place, None)
 
-    def _raised(self, opened: OpenRun, error: BaseException) -> None:
+    def _note_error(self, opened: OpenRun, error: BaseException) -> None:
         """Note the end of a run that failed. Its span ends with its verdict."""
         opened.ended_ns = time.time_ns()
         # By the type itself: `isinstance` would ask the exception, which is the user's code.
@@ -271,9 +271,9 @@ class RunSpans:
         if isinstance(failed, dict):
             opened.span.set_attribute("streamqd.batch.failed_count", len(failed))
             if not failed:
-                self._handled(opened)
+                self._end_handled(opened)
 
-    def failed(self, run: FailedRun) -> str:
+    def note_failure(self, run: FailedRun) -> str:
         """Note the verdict of a failed run, and end its span if it is open.
 
         Return the span in the form of a `traceparent`, '' if there is none. It is stored with the
@@ -312,7 +312,7 @@ class RunSpans:
 
     def _file_failed(self, error: OSError) -> None:
         """Log that the run file cannot be used. Spans of killed runs are lost, and no others."""
-        self._trouble.failed(assignment=self._assignment, error=f"{self._state_dir}: {error}")
+        self._trouble.log_failure(assignment=self._assignment, error=f"{self._state_dir}: {error}")
 
     # --- the process ---
 

@@ -77,7 +77,7 @@ class SendSpan:
         except TypeError:
             return given
 
-    def carried(self, outgoing: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def carry(self, outgoing: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return a function that adds the context to an item of `send_many`.
 
         `outgoing` makes an `Outgoing` of an item.
@@ -91,7 +91,7 @@ class SendSpan:
 
         return with_context
 
-    def sent(self, uid: Uid) -> None:
+    def note_sent(self, uid: Uid) -> None:
         """Note the uid of the message."""
         for span in self._spans:
             span.note("messaging.message.id", uid)
@@ -99,7 +99,7 @@ class SendSpan:
             if uid.is_duplicate:
                 span.note("streamqd.duplicate", True)
 
-    def created(self, uid: str) -> None:
+    def note_created(self, uid: str) -> None:
         """Note the ID of a message that is written to Redis later."""
         for span in self._spans:
             span.note("messaging.message.id", uid)

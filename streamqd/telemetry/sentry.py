@@ -61,7 +61,7 @@ class SentryReports:
                 f" variables SENTRY_DSN and {RATE}"
             ) from error
 
-    def traced(self, loaded: Loaded) -> Loaded:
+    def wrap_handler(self, loaded: Loaded) -> Loaded:
         """Return the handler with a transaction around each call."""
         function: Any = loaded.function
         self._redact = loaded.redact
@@ -94,11 +94,11 @@ class SentryReports:
         with contextlib.ExitStack() as entered:
             span: Any = None
             try:
-                span = self._entered(messages, entered)
+                span = self._enter(messages, entered)
             except handlers.SoftTimeout:
                 raise
             except Exception as error:  # noqa: BLE001 - the user's hooks, and hostile headers
-                self._trouble.failed(
+                self._trouble.log_failure(
                     assignment=self._assignment, error=f"{type(error).__name__}: {error}"
                 )
             try:
@@ -109,7 +109,7 @@ class SentryReports:
                     self._keep(messages, span.get_trace_context())
                 raise
 
-    def _entered(self, messages: Sequence[Message], entered: contextlib.ExitStack) -> Any:
+    def _enter(self, messages: Sequence[Message], entered: contextlib.ExitStack) -> Any:
         """Enter the scope and the transaction of a run. Return its span."""
         scope = entered.enter_context(sentry_sdk.isolation_scope())
         first = messages[0]
@@ -139,7 +139,7 @@ class SentryReports:
                 self._traces.pop(next(iter(self._traces)), None)
             self._traces[place_of(message)] = trace
 
-    def failed(self, run: FailedRun) -> None:
+    def note_failure(self, run: FailedRun) -> None:
         """Report the error of a run, unless its cause was reported within the last minute.
 
         A verdict that the handler asked for is not reported. With `dlq_error = "none"`, nothing is.
@@ -157,12 +157,12 @@ class SentryReports:
                 if trace is not None:
                     scope.set_context("trace", trace)
                 scope.fingerprint = [run.fingerprint] if run.fingerprint else None
-                scope.add_event_processor(self._allowed)
+                scope.add_event_processor(self._redact_event)
                 scope.capture_exception(run.error)
         except handlers.SoftTimeout:
             raise
         except Exception as error:  # noqa: BLE001 - hooks of the client are the user's code
-            self._trouble.failed(
+            self._trouble.log_failure(
                 assignment=self._assignment, error=f"{type(error).__name__}: {error}"
             )
 
@@ -176,11 +176,11 @@ class SentryReports:
         self._reported[fingerprint] = now
         return True
 
-    def _allowed(self, event: Any, _hint: Any) -> Any:
+    def _redact_event(self, event: Any, _hint: Any) -> Any:
         """Return an event with the texts of errors that may be stored."""
         for each in event.get("exception", {}).get("values", ()):
             text = str(each.get("value") or "")
-            each["value"] = handlers.passed(text, self._redact) if self._texts else ""
+            each["value"] = handlers.redact_text(text, self._redact) if self._texts else ""
             for frame in (each.get("stacktrace") or {}).get("frames", ()):
                 frame.pop("vars", None)  # a client of the handler's module may add them
         return event

@@ -62,7 +62,7 @@ def dies(work: Callable[[], object], code: CodeType, crash_at: CrashAt) -> bool:
     try:
         os.waitpid(child, 0)
         os.set_blocking(ended, False)  # processes started by the work may still have the other end
-        return not _received(ended)
+        return not _read_byte(ended)
     except BaseException:  # such as KeyboardInterrupt during the wait
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(child, signal.SIGKILL)
@@ -72,7 +72,7 @@ def dies(work: Callable[[], object], code: CodeType, crash_at: CrashAt) -> bool:
         os.close(ended)
 
 
-def _received(pipe: int) -> bytes:
+def _read_byte(pipe: int) -> bytes:
     try:
         return os.read(pipe, 1)
     except BlockingIOError:
@@ -142,15 +142,15 @@ def watched(function: Callable[..., object]) -> Iterator[Death]:
 
         return called
 
-    def sent(target: int, number: int) -> Exit | None:
+    def exit_of_signal(target: int, number: int) -> Exit | None:
         return Exit(None, number) if target in (own, 0, -os.getpgrp()) and _ends(number) else None
 
     replaced: dict[Callable[..., Any], Callable[..., Exit | None]] = {
         os._exit: lambda status: Exit(status & 0xFF, None),
         os.abort: lambda: Exit(None, signal.SIGABRT),
-        os.kill: sent,
-        os.killpg: lambda group, number: sent(-group, number),
-        signal.raise_signal: lambda number: sent(own, number),
+        os.kill: exit_of_signal,
+        os.killpg: lambda group, number: exit_of_signal(-group, number),
+        signal.raise_signal: lambda number: exit_of_signal(own, number),
     }
     by_id = {id(each): instead(each, ending) for each, ending in replaced.items()}
     # The calls are replaced in `os` and `signal`, and among the handler module's imports.

@@ -51,9 +51,11 @@ def consumer_of(
     return replace(consumer, handler=reference)
 
 
-def fitted(consumer: Consumer, function: Callable[..., object], module: Any) -> handlers.Loaded:
+def prepare_handler(
+    consumer: Consumer, function: Callable[..., object], module: Any
+) -> handlers.Loaded:
     """Return the handler, ready for messages. Raises HandlerLoadError or ConfigError."""
-    loaded = handlers.prepared(function, consumer.handler, module, consumer.codec)
+    loaded = handlers.prepare(function, consumer.handler, module, consumer.codec)
     if problems := handlers.misfits([consumer], {consumer.handler: loaded.form.traits}):
         raise ConfigError([each.partition(").")[2] for each in problems])
     return loaded

@@ -43,10 +43,10 @@ def assert_idempotent(
     """
     with Worker(handler, topic=topic, group=group, state_dir=state_dir, **settings) as worker:
         message = worker.message(payload, key=key, headers=headers)
-        _succeeded(worker.run(message), "the first run")
+        _check_success(worker.run(message), "the first run")
         # Copy the value, because the second run may change the same object.
         once = copy.deepcopy(observe())
-        _succeeded(worker.run(message), "the second run")
+        _check_success(worker.run(message), "the second run")
         _same(once, observe(), "the second run")
         for step in range(CRASHES_MAX if reset is not None else 0):
             assert reset is not None
@@ -56,11 +56,11 @@ def assert_idempotent(
             except ValueError:
                 return  # the handler finished before this step: all steps were tried
             what = f"the run after a crash at step {step}"
-            _succeeded(worker.run(message), what)
+            _check_success(worker.run(message), what)
             _same(once, observe(), what)
 
 
-def _succeeded(run: Run, what: str) -> None:
+def _check_success(run: Run, what: str) -> None:
     if run.verdict != "ack":
         raise AssertionError(f"{what} ended with {run.verdict}: {run.error!r}") from run.error
 

@@ -85,7 +85,7 @@ def settle(
         start = file.tell()
         command = [sys.executable, "-m", "streamqd", "--config", str(path), "--burst"]
         daemon = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
-        code = _ended(daemon, timeout)
+        code = _wait_for_exit(daemon, timeout)
     logged = log.read_bytes()[start:].decode(errors="replace")
     if code != 0:
         how = f"did not exit within {timeout:g} s" if code is None else f"exited with code {code}"
@@ -94,7 +94,7 @@ def settle(
     return Settled(folder / "state", logged)
 
 
-def _ended(daemon: subprocess.Popen[bytes], timeout: float) -> int | None:
+def _wait_for_exit(daemon: subprocess.Popen[bytes], timeout: float) -> int | None:
     """Wait for the daemon and return its exit code, or None if it had to be killed."""
     try:
         return daemon.wait(timeout)

@@ -29,7 +29,7 @@ from streamqd.producer import Outgoing
 from streamqd.producer.encoding import fields_of
 from streamqd.testing import crashes as deaths
 from streamqd.testing.crashes import CrashAt
-from streamqd.testing.declared import TestedOptions, consumer_of, fitted
+from streamqd.testing.declared import TestedOptions, consumer_of, prepare_handler
 from streamqd.testing.limits import check_thread, soft_limit
 from streamqd.testing.result import Run
 from streamqd.worker import dead_letters
@@ -66,7 +66,7 @@ class Worker:
         self._consumer = consumer_of(handler, topic, group, settings)
         self._reference = self._consumer.handler
         module = sys.modules.get(self._reference.partition(":")[0])
-        self._loaded = fitted(self._consumer, handler, module)
+        self._loaded = prepare_handler(self._consumer, handler, module)
         assignment = Assignment(self._consumer.topic, partition, self._consumer.group)
         self._delivery = Delivery(assignment, INSTANCE, EPOCH)
         self._hooks: Hooks | None = None
@@ -75,7 +75,7 @@ class Worker:
 
     def __enter__(self) -> Self:
         with deaths.watched(self.handler):
-            self._hooks = self._started()
+            self._hooks = self._start_hooks()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,7 +109,7 @@ class Worker:
             payload = Outgoing(payload, key, headers, expires=expires)
         fields = fields_of(payload, Daemon().max_message_bytes)
         made = Message(self._delivery, self._new_id(age), fields, retried=False)
-        return made if attempt == 1 else self._requeued(made, attempt - 1, 0)
+        return made if attempt == 1 else self._requeue(made, attempt - 1, 0)
 
     # --- runs ---
 
@@ -167,7 +167,7 @@ class Worker:
             elif run.verdict == "retry" and run.in_place:
                 message.failures_in_place += 1
             elif run.verdict == "retry":
-                message, charged = self._requeued(message, run.attempt, run.crashes), 0
+                message, charged = self._requeue(message, run.attempt, run.crashes), 0
         raise AssertionError(f"{message.uid} is neither done nor dead after {runs_max} runs")
 
     def _run(
@@ -175,19 +175,19 @@ class Worker:
     ) -> list[Run]:
         """Run the handler once and decide on the messages. `now` is the time in unix seconds."""
         wanted = [each for each in batch if each.expires_at is None or now < each.expires_at]
-        found = {each: self._ended(each, "expired", crashes, now) for each in batch}
+        found = {each: self._run_of(each, "expired", crashes, now) for each in batch}
         charged = crashes + max(each.crash_count for each in batch)
         if crashes and settlement.before_run(charged, self._consumer.policy):
-            return [self._crashed(each, crashes, now) for each in batch]
+            return [self._run_of_crash(each, crashes, now) for each in batch]
         if crash_at is not None and wanted:
             if not self._dies(wanted, crash_at):
                 raise ValueError(f"{self._reference} returns before it reaches step {crash_at}")
-            return [self._crashed(each, crashes + 1, now) for each in batch]
+            return [self._run_of_crash(each, crashes + 1, now) for each in batch]
         errors = self._call(wanted) if wanted else []
         if isinstance(errors, Exit):
-            return [self._crashed(each, crashes + 1, now, errors) for each in batch]
+            return [self._run_of_crash(each, crashes + 1, now, errors) for each in batch]
         for message, error in zip(wanted, errors, strict=True):
-            found[message] = self._judged(message, error, crashes, now)
+            found[message] = self._judge(message, error, crashes, now)
         return [found[each] for each in batch]
 
     def _call(self, batch: list[Message]) -> list[BaseException | None] | Exit:
@@ -200,7 +200,7 @@ class Worker:
         with deaths.watched(self.handler) as death:
             try:
                 with soft_limit(self._consumer.timeout, hooks.interrupt):
-                    end = hooks.function(self._taken(batch))
+                    end = hooks.function(self._argument(batch))
             except KeyboardInterrupt:
                 raise  # it is meant for the tests, not for the handler
             except BaseException as raised:  # noqa: BLE001 - user code may raise anything
@@ -211,16 +211,18 @@ class Worker:
             return errors_of(end, batch)
         return [handlers.error_of(end)]
 
-    def _taken(self, batch: list[Message]) -> Message | list[Message]:
+    def _argument(self, batch: list[Message]) -> Message | list[Message]:
         """Return the argument of the handler: the batch, or its only message."""
         return batch if self._loaded.form.batch else batch[0]
 
     def _dies(self, batch: list[Message], crash_at: CrashAt) -> bool:
         code = deaths.code_of(self.handler)
         # The child process starts its own hooks and event loop.
-        return deaths.dies(lambda: self._started().function(self._taken(batch)), code, crash_at)
+        return deaths.dies(
+            lambda: self._start_hooks().function(self._argument(batch)), code, crash_at
+        )
 
-    def _started(self) -> Hooks:
+    def _start_hooks(self) -> Hooks:
         hooks = Hooks(self._consumer, self._loaded, self._delivery.assignment)
         if self.state_dir is not None:
             hooks.start(handlers.Context(self._delivery.assignment, INSTANCE, self.state_dir))
@@ -228,12 +230,12 @@ class Worker:
 
     # --- verdicts ---
 
-    def _judged(
+    def _judge(
         self, message: Message, error: BaseException | None, crashes: int, now: float
     ) -> Run:
         crashes += message.crash_count
         if error is None:
-            return self._ended(message, "ack", crashes, now)
+            return self._run_of(message, "ack", crashes, now)
         outcome = handlers.outcome_of(error, self._consumer.dlq_error)
         shortest, longest = (
             settlement.decide(
@@ -249,16 +251,16 @@ class Worker:
         )
         match shortest, longest:
             case RetryVerdict(low, kept), RetryVerdict(high):
-                return self._ended(
+                return self._run_of(
                     message, "retry", crashes, now, error=error, delay=(low, high), in_place=kept
                 )
             case ReleaseVerdict(), _:
                 wait = (RELEASE_SECONDS, RELEASE_SECONDS)
-                return self._ended(message, "release", crashes, now, error=error, delay=wait)
+                return self._run_of(message, "release", crashes, now, error=error, delay=wait)
             case DeadVerdict(reason), _:
                 assert isinstance(outcome, Failed | RetryAsked | DeadAsked)
                 failure = outcome if isinstance(outcome, Failed) else outcome.failure
-                failure = handlers.redacted(failure, self._loaded.redact)
+                failure = handlers.redact_failure(failure, self._loaded.redact)
                 print_ = handlers.Description(error).fingerprint(self._reference)
                 fields = dead_letters.letter(
                     message, self._delivery, self._reference, reason,
@@ -269,7 +271,7 @@ class Worker:
                 return self._dead(message, reason, crashes, now, fields, error)
         raise AssertionError(f"no such verdict: {shortest}")
 
-    def _crashed(
+    def _run_of_crash(
         self, message: Message, charged: int, now: float, ending: Exit = deaths.KILLED
     ) -> Run:
         """Return the result of a crash: the message runs again, or is dead.
@@ -279,13 +281,13 @@ class Worker:
         crashes = message.crash_count + charged
         dead = settlement.before_run(crashes, self._consumer.policy)
         if dead is None:
-            return self._ended(message, "crash", crashes, now, delay=(0.0, 0.0))
+            return self._run_of(message, "crash", crashes, now, delay=(0.0, 0.0))
         record = json.dumps(
             {"what": str(ending), "signal": ending.signal_name or None, "exitCode": ending.code}
         ).encode()
         what, context = dead_letters.crash_fields(record)
         why = (dead.reason, what, f"its worker process terminated with {what}")
-        fields = dead_letters.unhandled(
+        fields = dead_letters.letter_without_run(
             message, self._delivery, self._reference, why, crashes=crashes
         )
         return self._dead(message, dead.reason, crashes, now, fields | context, None)
@@ -300,20 +302,20 @@ class Worker:
         error: BaseException | None,
     ) -> Run:
         fields = fields | {b"failedAt": str(int(now * 1000)).encode()}
-        return self._ended(
+        return self._run_of(
             *(message, "dead", crashes, now),
             reason=reason,
             error=error,
             dead_letter=DeadLetter.read(fields),
         )
 
-    def _ended(self, message: Message, verdict: Any, crashes: int, now: float, **more: Any) -> Run:
+    def _run_of(self, message: Message, verdict: Any, crashes: int, now: float, **more: Any) -> Run:
         at = round(max(0.0, now - message.timestamp), 3)
         return Run(message, message.attempt, crashes, verdict, at=at, **more)
 
-    def _requeued(self, message: Message, retries: int, crashes: int) -> Message:
+    def _requeue(self, message: Message, retries: int, crashes: int) -> Message:
         """Return the message as it is stored in the retry stream."""
-        carried = dead_letters.carried(message, retries=retries, crashes=crashes)
+        carried = dead_letters.bookkeeping_fields(message, retries=retries, crashes=crashes)
         flat = [part for pair in (message.fields | carried).items() for part in pair]
         return Message(self._delivery, self._new_id(0.0), flat, retried=True)
 

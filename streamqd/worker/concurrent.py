@@ -263,7 +263,7 @@ class ConcurrentExecutor:
                 self._remove_finished([entry])
             else:
                 self._mark_running([entry])
-                self._gates.started(entry.started_ns)
+                self._gates.note_start(entry.started_ns)
                 begun.append(entry)
         return begun
 

@@ -28,7 +28,9 @@ PLACE_BYTES_MAX = 200
 # A script cannot pass 8,000 values to one command. Of an entry with more names and values than
 # this, which no producer writes, only the fields that streamqd knows are kept.
 BODY_VALUES_MAX = 7000
-ADDED_VALUES_MAX = 100  # names and values that `carried`, `letter` and `crash_fields` add at most
+ADDED_VALUES_MAX = (
+    100  # names and values that `bookkeeping_fields`, `letter` and `crash_fields` add at most
+)
 KNOWN = (
     b"payload",
     b"key",
@@ -48,7 +50,7 @@ def within_limit(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
     return {name: fields[name] for name in KNOWN if name in fields}
 
 
-def carried(message: Message, *, retries: int, crashes: int) -> dict[bytes, bytes]:
+def bookkeeping_fields(message: Message, *, retries: int, crashes: int) -> dict[bytes, bytes]:
     """Return the bookkeeping fields that travel with an entry to its next place."""
     fields = {
         b"originalId": (
@@ -133,7 +135,7 @@ def letter(
     return fields
 
 
-def unhandled(
+def letter_without_run(
     message: Message, delivery: Delivery, handler: str, why: tuple[str, str, str], *, crashes: int
 ) -> dict[bytes, bytes]:
     """Return the fields of a dead letter whose message did not run.
@@ -142,7 +144,7 @@ def unhandled(
     """
     reason, what, text = why
     retries = message.attempt - 1
-    return carried(message, retries=retries, crashes=crashes) | letter(
+    return bookkeeping_fields(message, retries=retries, crashes=crashes) | letter(
         message,
         delivery,
         handler,

@@ -10,8 +10,8 @@ from streamqd.message import (
     EXPIRES_AT,
     Delivery,
     Message,
-    remembered,
-    restored,
+    notes_of,
+    restore_message,
 )
 from streamqd.model import RawEntry
 from streamqd.worker.eventloop import CoroutineRun
@@ -59,7 +59,7 @@ class FetchedEntry:
         self.crashes = crashes
         self.has_counters = crashes > 0 or message.failures_in_place > 0  # stored in Redis
         self.has_run = retried or self.has_counters
-        self.noted = remembered(message) if message.failures_in_place else None
+        self.noted = notes_of(message) if message.failures_in_place else None
         self.size = size or sum(map(len, message._fields))  # approximate bytes
         self.key = message.key
         self.interrupted = False
@@ -77,7 +77,9 @@ class FetchedEntry:
 
     def restore(self) -> None:
         """Set the message to its state before the handler, which may have changed it, ran."""
-        self.message = restored(self.message, self.id, retried=self.retried, noted=self.noted)
+        self.message = restore_message(
+            self.message, self.id, retried=self.retried, noted=self.noted
+        )
 
     def keep(self, attempts: int, due_ns: int) -> None:
         """Record that it runs again in its place, after a run that cost this number of attempts.
@@ -88,7 +90,7 @@ class FetchedEntry:
         self.message.due_in_place_ns = due_ns
         self.has_counters |= attempts > 0
         self.has_run = True
-        self.noted = remembered(self.message)
+        self.noted = notes_of(self.message)
 
 
 class InFlight(NamedTuple):

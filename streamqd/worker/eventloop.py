@@ -58,7 +58,7 @@ class CoroutineRun:
             self._task = loop.create_task(self)  # type: ignore[arg-type]
         except BaseException as raised:  # noqa: BLE001 - the handler's module may make the tasks
             if self._coroutine is None:  # otherwise it has started and finishes normally
-                ended, self._work, self._ended = self._ended, _withdrawn, _drop_end
+                ended, self._work, self._ended = self._ended, _raise_withdrawn, _drop_end
                 ended(raised)
 
     def interrupt(self, limit: BaseException) -> None:
@@ -71,7 +71,7 @@ class CoroutineRun:
 
     def send(self, value: object) -> object:
         try:
-            return self._begun().send(value)
+            return self._ensure_started().send(value)
         except BaseException as raised:  # noqa: BLE001 - user code may raise anything
             return self._end(raised)
 
@@ -83,7 +83,7 @@ class CoroutineRun:
                 self._task.uncancel()  # the coroutine may continue and wait again
             error = limit
         try:
-            return self._begun().throw(error)
+            return self._ensure_started().throw(error)
         except BaseException as raised:  # noqa: BLE001 - user code may raise anything
             return self._end(raised)
 
@@ -98,7 +98,7 @@ class CoroutineRun:
         # Tools that inspect the task get the handler's coroutine: `cr_frame` and the like.
         return getattr(self._coroutine, name)
 
-    def _begun(self) -> Any:
+    def _ensure_started(self) -> Any:
         if self._coroutine is None:
             family.end_child()
             if self._message is not None:
@@ -115,7 +115,7 @@ class CoroutineRun:
         raise StopIteration
 
 
-def _withdrawn() -> object:
+def _raise_withdrawn() -> object:
     raise asyncio.CancelledError("its task could not be created")
 
 

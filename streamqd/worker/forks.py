@@ -58,7 +58,7 @@ class Family:
         """Mark this process as a worker, as long as `worker` is referenced."""
         self._worker = weakref.ref(worker)
 
-    def forked(self) -> None:
+    def enter_child(self) -> None:
         """In a child, before anything else: release the worker's resources."""
         worker = self._worker()
         if worker is None:
@@ -96,4 +96,4 @@ class Family:
 
 
 family = Family()
-os.register_at_fork(after_in_child=family.forked)
+os.register_at_fork(after_in_child=family.enter_child)

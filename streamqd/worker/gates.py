@@ -32,7 +32,7 @@ class Gate(Protocol):
         Raises Stop, Fenced, RedisUnavailableError, RedisResponseError.
         """
 
-    def started(self, now: int, runs: int = 1) -> None:
+    def note_start(self, now: int, runs: int = 1) -> None:
         """Note that `runs` start now."""
 
 
@@ -92,10 +92,10 @@ class Gates:
         """Wait as `await_open`, and note that `runs` start then."""
         now = self.await_open(now, runs)
         for gate in self._gates:
-            gate.started(now, runs)
+            gate.note_start(now, runs)
         return now
 
-    def started(self, now: int) -> None:
+    def note_start(self, now: int) -> None:
         """Note that a run starts that `admits` has allowed."""
         for gate in self._gates:
-            gate.started(now)
+            gate.note_start(now)

@@ -32,15 +32,15 @@ class Grant(NamedTuple):
         assignment, role = self.lease.assignment, "worker" if self.lease.token else "standby"
         return f"streamqd: {role} {assignment.topic}/{assignment.partition} {assignment.group}"
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """Return the data that a standby needs besides its assignment, for its control socket."""
         suspects = {place.decode("latin-1"): most for place, most in self.suspects.items()}
         token, epoch = self.lease.token, self.lease.epoch
         raw = json.dumps([token, epoch, self.cautious, suspects, self.complete]).encode()
         return zlib.compress(raw, 1)  # thousands of suspects would not fit into one socket message
 
-    def unpacked(self, raw: bytes) -> Grant:
-        """Return this grant with the lease and suspects that `packed` wrote."""
+    def unpack(self, raw: bytes) -> Grant:
+        """Return this grant with the lease and suspects that `pack` wrote."""
         token, epoch, cautious, suspects, complete = json.loads(zlib.decompress(raw))
         places = {place.encode("latin-1"): most for place, most in suspects.items()}
         return Grant(Lease(self.lease.assignment, token, epoch), cautious, places, complete)

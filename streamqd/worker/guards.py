@@ -50,13 +50,13 @@ class Guards:
         self._waits = slot.waits
         breaker, guard = self._breaker, self._guard = consumer.breaker, consumer.flood_guard
         self._on = frozenset(breaker.on)
-        failures, since, opened, is_open = self._waits.kept(CIRCUIT)
+        failures, since, opened, is_open = self._waits.previous_values(CIRCUIT)
         memory = circuit.CircuitMemory(failures, since / 1e9, opened / 1e9, bool(is_open))
         self._circuit = Circuit(breaker.failures, breaker.window, breaker.probe_every, memory)
-        deaths, since, settled = self._waits.kept(FLOOD)
+        deaths, since, settled = self._waits.previous_values(FLOOD)
         letters = dead_letter_rate.DeadLetterRateMemory(deaths, since / 1e9, settled)
         self._flood = DeadLetterRate(guard.dead_letters, guard.window, guard.share, letters)
-        (self._settled_before,) = self._waits.kept(SETTLED_SO_FAR)
+        (self._settled_before,) = self._waits.previous_values(SETTLED_SO_FAR)
         self._deaths = 0
         self._probe_from = 0  # successes when the probe started
         self.must_pause = False
@@ -189,7 +189,7 @@ class Guards:
             self._channel.sleep(left, self._slot.unfinished)
         return now_ns()
 
-    def started(self, _at: int, _runs: int = 1) -> None:
+    def note_start(self, _at: int, _runs: int = 1) -> None:
         """Record the run that starts as a probe, unless the circuit is closed or about to close."""
         if not self.is_probing or self._probe_succeeded:
             return

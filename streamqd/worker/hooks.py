@@ -54,7 +54,7 @@ class Hooks:
         self._reference = consumer.handler
         self._assignment = assignment
         self.observer = observer
-        self.loaded = loaded if observer is None else observer.traced(loaded)
+        self.loaded = loaded if observer is None else observer.wrap_handler(loaded)
         started, stopped = self.loaded.on_start, self.loaded.on_stop
         asynchronous = self.loaded.form.asynchronous
         asynchronous = asynchronous or handlers.is_async(started) or handlers.is_async(stopped)
@@ -107,7 +107,7 @@ class Hooks:
             self.observer.stop()
 
     def _error_text(self, error: BaseException) -> str:
-        text = handlers.passed(handlers.text_of(error), self.loaded.redact)
+        text = handlers.redact_text(handlers.text_of(error), self.loaded.redact)
         return f"{type(error).__name__}: {text}"
 
     def _run(self, hook: Callable[..., object] | None, *given: Any) -> BaseException | None:

@@ -14,7 +14,7 @@ from time import CLOCK_BOOTTIME, clock_gettime_ns
 from typing import Protocol
 
 from streamqd import logs
-from streamqd.message import Message, restored
+from streamqd.message import Message, restore_message
 from streamqd.model import EACH, RawEntry
 from streamqd.scoreboard import (
     DONE,
@@ -263,13 +263,13 @@ class SingleRunner:
                 if entry is not None:
                     entry.restore()
                 failed = entry or _entry_of(message, entry_id, index, retried)
-                if self._failed(failed, error) and counts.handled != limit:
+                if self._settle_failure(failed, error) and counts.handled != limit:
                     return index - first + 1
             if counts.handled == limit:
                 raise Stop(ExitCode.RECYCLE)
         return len(messages)
 
-    def _failed(self, entry: FetchedEntry, error: BaseException) -> bool:
+    def _settle_failure(self, entry: FetchedEntry, error: BaseException) -> bool:
         """Record the verdict on a failed run. Return True if the message waits for another run."""
         self._kept = self._verdicts.settle_failure(entry, error)
         if self._kept:
@@ -286,7 +286,7 @@ class SingleRunner:
 
 
 def _entry_of(message: Message, entry_id: bytes, index: int, retried: bool) -> FetchedEntry:
-    own = restored(message, entry_id, retried=retried)
+    own = restore_message(message, entry_id, retried=retried)
     return FetchedEntry(index, place_of(entry_id, retried=retried), own, retried)
 
 

@@ -54,6 +54,6 @@ def prepare(
     if word == STOP:
         hooks.stop()
         return ExitCode.STOPPED
-    given = grant.unpacked(word)
+    given = grant.unpack(word)
     process.set_title(given.title)
     return StandbyResult(given, (hooks, link))

@@ -40,7 +40,7 @@ class RateLimiter:
         self._rate = Rate(per_second, self._consumer.rate_burst or least)
         slot = self._slot
         slot.rate_micro = round(per_second * 1e6)
-        slot.rate_due_ns = self._rate.inherited(slot.rate_due_ns, now_ns())
+        slot.rate_due_ns = self._rate.inherit(slot.rate_due_ns, now_ns())
 
     @property
     def burst(self) -> int:
@@ -80,7 +80,7 @@ class RateLimiter:
         """False, because the rate counts starts and not active runs."""
         return False
 
-    def started(self, now: int, runs: int = 1) -> None:
+    def note_start(self, now: int, runs: int = 1) -> None:
         """Note that `runs` start now."""
         self._slot.rate_due_ns = self._rate.next_due(self._slot.rate_due_ns, now, runs)
         if self._since_ns:

@@ -147,7 +147,7 @@ class Verdicts:
     ) -> None:
         """Dead-letter a message that is not handled. `why`: code, short form, sentence."""
         message, handler = entry.message, self._consumer.handler
-        fields = dead_letters.unhandled(
+        fields = dead_letters.letter_without_run(
             message, self._delivery, handler, why, crashes=entry.crash_count
         )
         self._fail(entry, None, context | fields)
@@ -199,7 +199,7 @@ class Verdicts:
         self._slot.failures.note(failure.error_class, now_ns())
         if failure.timed_out:
             self._slot.add("timeouts")
-        fields = dead_letters.carried(message, retries=attempt - free, crashes=crashes)
+        fields = dead_letters.bookkeeping_fields(message, retries=attempt - free, crashes=crashes)
         if isinstance(verdict, RetryVerdict):
             self._observe(entry, details, outcome, "retry", stays=verdict.in_place)
             fields |= dead_letters.last_error(message, text, details.place)
@@ -272,7 +272,7 @@ class Verdicts:
         )
         if observer.reports_errors:
             self._run_bounded(observer.report, run)
-        details.span = observer.failed(run)
+        details.span = observer.note_failure(run)
 
     def _inspect(self, details: FailureDetails) -> None:
         """Collect data for the decision and the log, as `dlq_error` and `redact_error` allow."""
@@ -285,7 +285,7 @@ class Verdicts:
             details.place = described.place()
         if detail in KEEPS_TEXT:
             details.text = TEXT_TIMED_OUT  # until it is there
-            details.text = handlers.passed(described.text(), self._redact)
+            details.text = handlers.redact_text(described.text(), self._redact)
         details.described = described
 
     def _inspect_fully(self, details: FailureDetails) -> None:
@@ -297,7 +297,7 @@ class Verdicts:
         if details.text == handlers.TOO_SLOW:
             details.traceback = details.text  # formatting it would time out too
         elif self._consumer.dlq_error == "traceback":
-            details.traceback = handlers.passed(described.traceback(), self._redact)
+            details.traceback = handlers.redact_text(described.traceback(), self._redact)
 
     def _keep_in_place(self, entry: FetchedEntry, delay: float, attempts: int) -> None:
         """Make a message wait in its place. Its failure count is written first."""

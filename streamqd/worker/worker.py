@@ -135,7 +135,7 @@ class WorkerLoop:
     def _back_off(self, error: RedisUnavailableError | RedisResponseError) -> None:
         """Start again with a new connection, after a wait that grows."""
         self.slot.add("redis_errors")
-        self._trouble.failed(assignment=self.assignment, error=str(error))
+        self._trouble.log_failure(assignment=self.assignment, error=str(error))
         self.link.close()
         if isinstance(error, SilentConnectionError):
             # Connections usually fail together. No reply is outstanding, so replace the other one
@@ -331,7 +331,7 @@ class WorkerLoop:
         """Accept the entries of a read. An empty read leaves time for periodic work."""
         if self.reconnect_wait:
             self.reconnect_wait = 0.0
-            self._trouble.recovered(assignment=self.assignment)
+            self._trouble.log_recovery(assignment=self.assignment)
         retried, main = fetched.retried, fetched.main
         if not retried and not main:
             self._check_pending()

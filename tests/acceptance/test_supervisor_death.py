@@ -97,7 +97,7 @@ def overwrite(path: Path, at: int, raw: bytes) -> None:
 
 
 def header_of(path: Path) -> dict[str, Any]:
-    return scoreboard_file.unpacked(beginning(path, BOARD_BYTES)[HEADER_OFFSET:])
+    return scoreboard_file.unpack_header(beginning(path, BOARD_BYTES)[HEADER_OFFSET:])
 
 
 def kill_and_wait(daemon: Daemon) -> int:
@@ -341,7 +341,7 @@ def test_file_of_another_boot_or_fleet_is_refused_and_logged(
     def tamper(path: Path) -> None:
         header = header_of(path)
         change(header)
-        overwrite(path, HEADER_OFFSET, scoreboard_file.packed(header))
+        overwrite(path, HEADER_OFFSET, scoreboard_file.pack_header(header))
 
     name = change.__name__.removeprefix("_other_")
     assert name in refusal(new_daemon, runtime, tamper)

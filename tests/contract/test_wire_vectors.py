@@ -10,7 +10,7 @@ from streamqd.message import Delivery, Message
 from streamqd.model import Lease
 from streamqd.producer import Outgoing, Producer
 from streamqd.store import messages
-from streamqd.worker.dead_letters import carried
+from streamqd.worker.dead_letters import bookkeeping_fields
 from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support.vectors import VECTORS, flat, outgoing
 
@@ -31,7 +31,7 @@ def test_settle_retry_writes_the_published_vectors(
     harness.own("t1")
     delivery = Delivery(ASSIGNMENT, "one", 1)
     entry = Message(delivery, vector["id"].encode(), flat(vector["fields"]), retried=retried)
-    changed = carried(entry, retries=vector["failures"], crashes=vector["crashes"])
+    changed = bookkeeping_fields(entry, retries=vector["failures"], crashes=vector["crashes"])
     place = (b"r:" if retried else b"m:") + entry.id_bytes
 
     call = messages.retry(harness.keys, Lease(ASSIGNMENT, "t1"), [(place, 0.0, changed)])

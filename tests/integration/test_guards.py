@@ -286,7 +286,7 @@ def test_circuit_is_not_probed_by_a_question(life: Life, slot: WorkerSlot):
     assert guards.admits(0)
     guards.await_open(now_ns())
     assert slot.waits.read().kind is Wait.OPEN
-    guards.started(now_ns())
+    guards.note_start(now_ns())
     assert slot.waits.read().kind is Wait.PROBING
     assert not guards.admits(1)
 

@@ -134,7 +134,7 @@ def test_open_circuit_survives_a_worker_replacement(harness: Harness, life: Life
     harness.add("2-0")
     calm = life.worker("t1", max_messages=1)
     assert life.run(calm, lambda _message: None) == ExitCode.RECYCLE
-    assert waits.kept(CIRCUIT) == [0, 0, 0, 0]
+    assert waits.previous_values(CIRCUIT) == [0, 0, 0, 0]
 
 
 def test_flood_guard_survives_frequent_worker_replacements(

@@ -265,7 +265,7 @@ def test_schedule_run_does_not_count_as_a_tick(
     hour = row(added)["due_unix_ms"]
     monkeypatch.setattr(admin, "server_unix_ms", lambda _link: hour)
     found = admin.run(store, "tick")
-    assert found.scheduled_for == admin.written(hour + 1)
+    assert found.scheduled_for == admin.format_tick(hour + 1)
 
 
 # --- removing -------------------------------------------------------------------------------------

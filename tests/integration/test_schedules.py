@@ -19,7 +19,7 @@ from streamqd.schedules.reconciliation import (
     Declaration,
     MoveFinisher,
     Reconciler,
-    kept,
+    read_stored,
     server_unix_ms,
 )
 from streamqd.schedules.record import partition_of
@@ -62,7 +62,7 @@ def place_of(store: Store, name: str = "tick") -> TopicPartition:
 
 
 def one(store: Store, name: str = "tick") -> StoredSchedule:
-    [found] = kept(store, [(name, place_of(store, name))])
+    [found] = read_stored(store, [(name, place_of(store, name))])
     assert found is not None
     return found
 
@@ -255,7 +255,7 @@ def test_newest_missed_tick_is_sent(store: Store) -> None:
     make_due(store, hour_ago(store, 20))
     fire(store)
     [(_, when)] = sent(store)
-    assert when == firing.record.written(hour_ago(store, 1))
+    assert when == firing.record.format_tick(hour_ago(store, 1))
 
 
 def test_unreadable_specification_is_held(store: Store) -> None:
@@ -358,7 +358,7 @@ def test_schedule_moves_with_its_key_in_a_grown_topic(store: Store) -> None:
     assert {one(store, each).due_unix_ms for each in names} == {hour_ago(store, 0)}
     for name in names:
         for number in set(range(4)) - {place_of(store, name)[1]}:
-            assert kept(store, [(name, (TOPIC, number))]) == [None]
+            assert read_stored(store, [(name, (TOPIC, number))]) == [None]
 
 
 def test_counts_and_the_last_tick_move_with_a_schedule(store: Store) -> None:
@@ -390,7 +390,7 @@ def test_a_second_copy_of_a_schedule_sends_nothing(store: Store) -> None:
     for _ in range(2):
         fire(store)
     assert (len(sent(store)), len(sent(store, "others"))) == (0, 1)
-    [copy] = kept(store, [("tick", (TOPIC, 0))])
+    [copy] = read_stored(store, [("tick", (TOPIC, 0))])
     assert copy is not None
     assert (copy.held, one(store).held) == ("unreadable", "")
     reconcile(store, schedule(), since=3)
@@ -420,7 +420,7 @@ def test_interrupted_move_is_finished(
     reconcile(store, moved, since=2)
     reconcile(store, moved, since=2)
     assert place_of(store) == ("others", 0)
-    assert kept(store, [("tick", (TOPIC, 0))]) == [None]
+    assert read_stored(store, [("tick", (TOPIC, 0))]) == [None]
     assert one(store).held == ("paused" if paused else "")
     fire(store)
     assert sent(store) == []
@@ -454,7 +454,7 @@ def test_a_move_by_growth_of_a_dead_housekeeper_is_finished(
     assert calls.index(store, [name])[name] == IndexLine(
         "default", OPERATOR, (TOPIC, partition_of(schedule(name), 4))
     )
-    assert kept(store, [(name, (TOPIC, 0))]) == [None]
+    assert read_stored(store, [(name, (TOPIC, 0))]) == [None]
     assert one(store, name).held == ("paused" if paused else "")
     Firer(store, set, lambda _outcome: None).turn()
     assert len(sent(store, partitions=4)) == (0 if paused else 1)
@@ -532,7 +532,7 @@ def test_failed_declaration_affects_only_its_place(
     isolate = TaskIsolation(MetricsView("one", Scoreboard(1))).of("declare_schedules")
     wanted = [schedule(), schedule("other", topic="others")]
     Reconciler(store, "default", wanted, 1, {}, isolate).run()
-    found = kept(store, [("tick", (TOPIC, 0)), ("other", ("others", 0))])
+    found = read_stored(store, [("tick", (TOPIC, 0)), ("other", ("others", 0))])
     assert [each is not None for each in found] == [False, True]
 
 

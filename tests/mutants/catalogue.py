@@ -656,8 +656,8 @@ SETTLING = (
         "with on_error = hold-key, no message overtakes a failed one of its key",
         "streamqd/worker/runs.py",
         (
-            "if self._failed(failed, error) and counts.handled != limit:",
-            "if self._failed(failed, error) and limit < 0:",
+            "if self._settle_failure(failed, error) and counts.handled != limit:",
+            "if self._settle_failure(failed, error) and limit < 0:",
         ),
         tests={
             "integration/test_error_policies.py": (
@@ -1091,7 +1091,10 @@ SCHEDULES = (
         "a second copy that is sent as well",
         "a schedule is sent only where its name is kept",
         "streamqd/schedules/firing.py",
-        ("self._at_home(place, self._known(place, rows))", "self._known(place, rows)"),
+        (
+            "self._at_home(place, self._readable_schedules(place, rows))",
+            "self._readable_schedules(place, rows)",
+        ),
         tests={"integration/test_schedules.py": "test_a_second_copy_of_a_schedule_sends_nothing"},
     ),
     mutant(

@@ -217,7 +217,7 @@ class Daemon:
             ):  # the daemon of another test has removed it
                 with path.open("rb") as file:  # hundreds of megabytes, empty except at the start
                     page = file.read(scoreboard_file.BOARD_BYTES)
-                header = scoreboard_file.unpacked(page[scoreboard_file.HEADER_OFFSET :])
+                header = scoreboard_file.unpack_header(page[scoreboard_file.HEADER_OFFSET :])
                 if Path(header["lock_file"]).is_relative_to(self.folder):
                     path.unlink()
 

@@ -78,13 +78,13 @@ def test_redact_error_decides_the_kept_error_text(write: Write, folder: Path, co
     write(name, f"def go(m): return 7\ndef redact_error(text):\n    {code}\n")
     loaded = handlers.load(f"{name}:go", folder)
     failure = handlers.failure_of(ValueError("no mail to ann@x.org"), "traceback")
-    found = handlers.redacted(failure, loaded.redact)
+    found = handlers.redact_failure(failure, loaded.redact)
     assert found.message == kept
     assert "ann@x.org" not in found.traceback
     assert (found.error_class, found.lineage) == (failure.error_class, failure.lineage)
-    assert handlers.redacted(failure, None) is failure
+    assert handlers.redact_failure(failure, None) is failure
     silent = handlers.failure_of(ValueError("x"), "class")
-    assert handlers.redacted(silent, loaded.redact) == silent, "nothing to look at"
+    assert handlers.redact_failure(silent, loaded.redact) == silent, "nothing to look at"
 
 
 def test_load_refuses_an_invalid_redact_error(write: Write, folder: Path):

@@ -296,7 +296,7 @@ def test_unread_log_never_blocks_and_reports_its_loss(kind: str) -> None:
         for number in range(20_000):
             logs.event("lease.acquired", epoch=number)
         assert time.monotonic() - began < 20
-        lost = logs.dropped()
+        lost = logs.count_dropped()
         assert lost > 10_000
         assert os.get_blocking(writer), "the shared descriptor itself must stay as it was"
 
@@ -322,12 +322,12 @@ def test_a_reader_that_left_and_a_closed_descriptor_are_survived() -> None:
     logs.setup(role="supervisor", style="json", fd=writer)
     os.close(reader)
     logs.event("daemon.started")
-    assert logs.dropped() == 1
+    assert logs.count_dropped() == 1
     logs.close()
     os.close(writer)
     logs.setup(role="supervisor", style="auto", fd=writer)
     logs.event("daemon.started")
-    assert logs.dropped() == 1
+    assert logs.count_dropped() == 1
 
 
 def test_a_file_that_others_append_to_is_not_overwritten(tmp_path: Path) -> None:
@@ -519,7 +519,7 @@ def test_a_forked_child_leaves_the_parents_buffer_alone() -> None:
             os.set_blocking(reader, False)
             read_all(reader)
             logs.event("worker.started")
-            os._exit(0 if logs.dropped() == 0 else 1)
+            os._exit(0 if logs.count_dropped() == 0 else 1)
         assert os.waitpid(pid, 0)[1] == 0
         os.set_blocking(reader, False)
         (line,) = read_all(reader).splitlines()
@@ -538,12 +538,12 @@ def test_episode_is_logged_at_start_and_end(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
     episode = logs.Episode("redis.lost", "redis.recovered")
-    episode.recovered()
+    episode.log_recovery()
     for _ in range(50):
-        episode.failed(error="refused")
+        episode.log_failure(error="refused")
     assert episode.open
-    episode.recovered()
-    episode.recovered()
+    episode.log_recovery()
+    episode.log_recovery()
     lost, back = (json.loads(line) for line in read_all(reader).splitlines())
     assert (lost["event"], lost["level"]) == ("redis.lost", "warning")
     assert (back["event"], back["failures"]) == ("redis.recovered", 50)

@@ -80,7 +80,7 @@ def test_state_of_a_lower_rate_does_not_delay_a_higher_one():
     slow = Clock(Rate(1 / 3600))
     slow.run()
     fast = Clock(Rate(100.0), slow.now)
-    fast.due = fast.rate.inherited(slow.due, fast.now)
+    fast.due = fast.rate.inherit(slow.due, fast.now)
     assert fast.run() == SECOND // 100
     assert fast.fill(1) == 99
 
@@ -89,7 +89,7 @@ def test_rate_state_passes_to_the_next_worker():
     first = Clock(Rate(2.0, burst=2))
     first.run(2)
     second = Clock(Rate(2.0, burst=2), first.now)
-    second.due = second.rate.inherited(first.due, second.now)
+    second.due = second.rate.inherit(first.due, second.now)
     assert second.run() == SECOND // 2
 
 

@@ -161,7 +161,7 @@ class Leases:
     ) -> bool:
         me, dead = member("me"), member("dead")._replace(ttl=self.ttl)
         views = {ASSIGNMENTS[0]: PartitionView(epoch, owner, True, left), ASSIGNMENTS[1]: FREE}
-        found = self.silence.expired(at, views, [me, dead], [me, dead] if alive else [me])
+        found = self.silence.find_expired(at, views, [me, dead], [me, dead] if alive else [me])
         assert found <= {ASSIGNMENTS[0]}
         return bool(found)
 

@@ -22,12 +22,12 @@ from streamqd.schedules.ticks import (
     SLACK_MS,
     TickStep,
     count_ticks,
+    format_tick,
     grace_ms,
     newest_ticks,
     next_tick,
     offset_ms,
     steps,
-    written,
 )
 
 HOUR, DAY = 3_600_000, 86_400_000
@@ -169,8 +169,8 @@ def test_jitter_is_the_same_for_all_ticks() -> None:
 
 
 def test_a_tick_is_written_as_utc() -> None:
-    assert written(ms("2027-01-01T08:00:00+01:00")) == "2027-01-01T07:00:00Z"
-    assert written(1_500) == "1970-01-01T00:00:01.500Z"
+    assert format_tick(ms("2027-01-01T08:00:00+01:00")) == "2027-01-01T07:00:00Z"
+    assert format_tick(1_500) == "1970-01-01T00:00:01.500Z"
 
 
 # --- misfires -------------------------------------------------------------------------------------

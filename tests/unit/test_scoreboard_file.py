@@ -23,16 +23,18 @@ ASSIGNMENTS = [Assignment("orders", number, "mail") for number in range(3)]
 
 
 def test_scoreboard_file_header_round_trips():
-    assert scoreboard_file.unpacked(scoreboard_file.packed({"layout": 1})) == {"layout": 1}
+    assert scoreboard_file.unpack_header(scoreboard_file.pack_header({"layout": 1})) == {
+        "layout": 1
+    }
 
 
 @pytest.mark.parametrize("told", [b"{", b"\xff", b"[" * 900, b"[]", b"7", b""])
 def test_header_with_valid_checksum_and_invalid_json_is_refused(told: bytes):
     """The start failed with the decoder's own error."""
-    magic = scoreboard_file.packed({})[:20]
+    magic = scoreboard_file.pack_header({})[:20]
     raw = struct.pack("<20sII", magic, len(told), zlib.crc32(told)) + told
     with pytest.raises(scoreboard_file.ScoreboardFileError, match="not a streamqd scoreboard"):
-        scoreboard_file.unpacked(raw)
+        scoreboard_file.unpack_header(raw)
 
 
 @pytest.fixture
@@ -103,7 +105,7 @@ def test_unreadable_board_is_renamed_after_any_exception(
         raise error("found while reading")
 
     with monkeypatch.context() as broken:
-        broken.setattr(scoreboard_file, "unpacked", fail)
+        broken.setattr(scoreboard_file, "unpack_header", fail)
         assert start(lock).resumable == {}
     aside = board_in(memory).with_suffix(scoreboard_file.REFUSED)
     (problem,) = told

@@ -10,7 +10,7 @@ from streamqd.message import Delivery, Message
 from streamqd.model import Assignment
 from streamqd.policy.partitioning import crc32_partition
 from streamqd.producer.encoding import fields_of
-from streamqd.worker.dead_letters import carried
+from streamqd.worker.dead_letters import bookkeeping_fields
 from tests.support.vectors import VECTORS, flat, outgoing, raw
 from tests.unit.test_partitioning import bitwise_crc32
 
@@ -65,7 +65,7 @@ def test_messages_read_the_wire_vectors(vector: dict[str, Any]) -> None:
 @each("retried")
 def test_retried_copy_contains_its_history(vector: dict[str, Any]) -> None:
     first = message(vector)
-    changed = carried(first, retries=vector["failures"], crashes=vector["crashes"])
+    changed = bookkeeping_fields(first, retries=vector["failures"], crashes=vector["crashes"])
     copy = message(vector, "copy", "retry")
     assert first.fields | changed == copy.fields
     assert copy.uid == first.uid
