@@ -212,21 +212,21 @@ def split_results(topic: str, results: Sequence[Result]) -> tuple[list[Uid], Exc
 
     If the error itself contains the written uids of the batch, the list is empty.
     """
-    sent = [each for each in results if isinstance(each, Uid)]
+    sent = [result for result in results if isinstance(result, Uid)]
     if len(sent) == len(results):
         return sent, None
-    failures = [each for each in results if isinstance(each, Exception)]
-    ids: list[str | None] = [each if isinstance(each, Uid) else None for each in results]
-    for at, each in enumerate(results):
-        if isinstance(each, OutcomeUnknownError):
+    failures = [result for result in results if isinstance(result, Exception)]
+    ids: list[str | None] = [result if isinstance(result, Uid) else None for result in results]
+    for at, result in enumerate(results):
+        if isinstance(result, OutcomeUnknownError):
             unknown = len(results) - at
             return [], BatchOutcomeUnknownError(
                 f"the connection was lost: {unknown} messages to {topic} may or may not have been"
-                f" written ({each})",
+                f" written ({result})",
                 ids[:at],
                 unknown,
             )
-    refused = [each for each in failures if isinstance(each, RedisResponseError)]
+    refused = [result for result in failures if isinstance(result, RedisResponseError)]
     if refused:
         text = f"Redis refused {len(refused)} messages to {topic}: {refused[0]}"
         return [], BatchRejectedError(refused[0].code, text, ids)

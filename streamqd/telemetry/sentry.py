@@ -178,10 +178,10 @@ class SentryReports:
 
     def _redact_event(self, event: Any, _hint: Any) -> Any:
         """Return an event with the texts of errors that may be stored."""
-        for each in event.get("exception", {}).get("values", ()):
-            text = str(each.get("value") or "")
-            each["value"] = handlers.redact_text(text, self._redact) if self._texts else ""
-            for frame in (each.get("stacktrace") or {}).get("frames", ()):
+        for exception in event.get("exception", {}).get("values", ()):
+            text = str(exception.get("value") or "")
+            exception["value"] = handlers.redact_text(text, self._redact) if self._texts else ""
+            for frame in (exception.get("stacktrace") or {}).get("frames", ()):
                 frame.pop("vars", None)  # a client of the handler's module may add them
         return event
 

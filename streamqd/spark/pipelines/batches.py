@@ -100,9 +100,9 @@ def end_positions(begins: Offsets, targets: Offsets, ended: Sequence[TaskEnd]) -
     """Return the position that each partition reached: its target, or where its tasks stopped."""
     found = {}
     for place, target in targets.items():
-        own = [each for each in ended if each.partition == place[1]]
-        end = max((each.end for each in own), default=target.id)
-        passed, rows = begins[place].passed, sum(each.rows for each in own)
+        own = [task for task in ended if task.partition == place[1]]
+        end = max((task.end for task in own), default=target.id)
+        passed, rows = begins[place].passed, sum(task.rows for task in own)
         if end >= target.id:
             found[place] = target
         else:

@@ -124,7 +124,7 @@ def _compact_table(table: ArchiveTable, name: str, target: int, grace: float) ->
     began = time.monotonic()
     result = Compacted(name)
     old, new = rewrite(table, target)
-    result.rows = sum(each.rows for each in new)
+    result.rows = sum(file.rows for file in new)
     result.files_before, result.files_after = len(old), len(new)
     result.purged = purge(table, grace)
     result.seconds = round(time.monotonic() - began, 3)
@@ -221,9 +221,11 @@ def _read_commit(table: ArchiveTable, first: int, mark: str) -> tuple[set[str], 
     Other programs may have committed before and after it.
     """
     for actions in table.commits(first):
-        if any(each.get("commitInfo", {}).get(MARK) == mark for each in actions):
-            gone = {unquote(each["remove"]["path"]) for each in actions if "remove" in each}
-            return gone, [_parse_added(table, each["add"]) for each in actions if "add" in each]
+        if any(action.get("commitInfo", {}).get(MARK) == mark for action in actions):
+            gone = {unquote(action["remove"]["path"]) for action in actions if "remove" in action}
+            return gone, [
+                _parse_added(table, action["add"]) for action in actions if "add" in action
+            ]
     return set(), []  # there was no file to merge
 
 

@@ -110,7 +110,7 @@ def _write_rows(table: ArchiveTable, rows: list[dict[str, Any]]) -> list[Written
 
     from streamqd.spark.pipelines.parts import DateWriter
 
-    own = pa.schema([each for each in minute_columns() if each.name != "date"])
+    own = pa.schema([column for column in minute_columns() if column.name != "date"])
     writer = DateWriter(table.folder, "date", own)
     dates: dict[dt.date, list[dict[str, Any]]] = {}
     for row in rows:

@@ -150,7 +150,7 @@ def _kinds(found: dict[str, Any]) -> set[type] | None:
 
 def _find_misplaced(kind: StructType, found: dict[str, Any]) -> str:
     """Return the reasons of columns with binary that are not binary, "" without any."""
-    wrong = [each for each in kind.fields if _is_misplaced(each.dataType, found.get(each.name))]
+    wrong = [field for field in kind.fields if _is_misplaced(field.dataType, found.get(field.name))]
     return "; ".join(map(unlike, wrong))
 
 

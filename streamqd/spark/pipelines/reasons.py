@@ -191,9 +191,9 @@ def _find_lost(kind: DataType, column: pa.Array, values: Sequence[Any]) -> set[i
     if column.null_count:
         found.update(at for at in _true(column.is_null()) if values[at] is not None)
     if isinstance(kind, StructType):
-        for each in kind.fields:
-            inner = _Values(values, each.name)
-            found |= _find_lost(each.dataType, _field(column, each.name), inner)
+        for field in kind.fields:
+            inner = _Values(values, field.name)
+            found |= _find_lost(field.dataType, _field(column, field.name), inner)
     elif isinstance(kind, ArrayType):
         parents: list[int] = []
         items: list[Any] = []

@@ -158,7 +158,7 @@ def table_columns(kind: StructType) -> pa.Schema:
     _check(kind, "")
     nullable: Any = kind._as_nullable()  # noqa: SLF001 - there is no public name
     columns = to_arrow_schema(nullable, timezone="UTC")
-    return pa.schema([_with_comment(each, kind[each.name]) for each in columns])
+    return pa.schema([_with_comment(column, kind[column.name]) for column in columns])
 
 
 def _with_comment(column: pa.Field, field: StructField) -> pa.Field:

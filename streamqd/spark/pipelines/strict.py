@@ -87,15 +87,15 @@ def forbidden_checks(kind: StructType) -> _Checks:
     from pyspark.sql.types import DecimalType, TimestampType
 
     found: list[tuple[str, str, _Check]] = []
-    for each in kind.fields:
-        if form := form_of(each):  # Spark reads units as decimals, and patterns as strings
+    for field in kind.fields:
+        if form := form_of(field):  # Spark reads units as decimals, and patterns as strings
             if form in UNITS:
-                found.append((each.name, unlike(each), is_huge))
+                found.append((field.name, unlike(field), is_huge))
             continue
-        if check := _somewhere(each.dataType, DecimalType, is_huge):
-            found.append((each.name, unlike(each), check))
-        if check := _somewhere(each.dataType, TimestampType, _is_beyond):
-            found.append((each.name, out_of_range(each), check))
+        if check := _somewhere(field.dataType, DecimalType, is_huge):
+            found.append((field.name, unlike(field), check))
+        if check := _somewhere(field.dataType, TimestampType, _is_beyond):
+            found.append((field.name, out_of_range(field), check))
     return found
 
 
