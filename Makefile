@@ -37,13 +37,13 @@ define COMPILE
 	xargs -n 3 -P 2 $(BIN)/pytest --collect-only -qq >/dev/null 2>&1 || true
 endef
 
-# Spark starts about 200 processes in the tests. They are too short for the optimizing compiler of Java,
-# and load the same classes. Java silently ignores an archive that it cannot use.
-SPARK_CLASSES := .cache/spark/classes.jsa
+# Java for Spark: the tests are too short for the optimizing compiler, and their sessions load the same
+# classes. Java silently ignores an archive that it cannot use.
+SPARK_CLASSES := $(VENV)/spark/classes.jsa
 LIGHT_JAVA := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable
 test-spark: export SPARK_LAUNCHER_OPTS := $(LIGHT_JAVA)
-test-spark: export SPARK_SUBMIT_OPTS := $(LIGHT_JAVA) -XX:SharedArchiveFile=$(CURDIR)/$(SPARK_CLASSES)
-test-spark: export SPARK_HOME := $(CURDIR)/.cache/spark
+test-spark: export SPARK_SUBMIT_OPTS := $(LIGHT_JAVA) -XX:SharedArchiveFile=$(abspath $(SPARK_CLASSES))
+test-spark: export SPARK_HOME := $(abspath $(dir $(SPARK_CLASSES)))
 
 # A test that needs a package of dev-all fails where all should be installed.
 test-all test-slow test-spark: export STREAMQD_TEST_ALL := 1
