@@ -539,16 +539,16 @@ def wait_readable(descriptors: Iterable[int], seconds: float) -> list[int]:
     """Wait up to `seconds` until a descriptor is readable. Return the readable ones."""
     wanted = list(descriptors)
     try:
-        return _readable(wanted, seconds)
+        return _wait_readable(wanted, seconds)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
     # More descriptors than the limit, which was lowered after they were opened.
     time.sleep(min(max(0.0, seconds), CROWDED_SECONDS))
-    return [found for each in wanted for found in _readable([each], 0.0)]
+    return [found for each in wanted for found in _wait_readable([each], 0.0)]
 
 
-def _readable(descriptors: list[int], seconds: float) -> list[int]:
+def _wait_readable(descriptors: list[int], seconds: float) -> list[int]:
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)

@@ -26,7 +26,7 @@ from streamqd.store import leases, tracing, untrusted
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
-from streamqd.store.replies import valid, whole
+from streamqd.store.replies import check_valid, require_all
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
@@ -397,14 +397,16 @@ def _run_in_batches(
 ) -> Iterator[tuple[Call, Reply | RedisResponseError | ContractError]]:
     for start in range(0, len(calls), BATCH):
         some = calls[start : start + BATCH]
-        replies: list[Reply | RedisResponseError | ContractError] = whole(store.run_each(some))
+        replies: list[Reply | RedisResponseError | ContractError] = require_all(
+            store.run_each(some)
+        )
         yield from zip(some, replies, strict=True)
 
 
 def _check_reply(reply: Reply | RedisResponseError | ContractError) -> Reply:
     if isinstance(reply, RedisResponseError):
         raise reply
-    return valid(reply)
+    return check_valid(reply)
 
 
 def _invalid(key: str, error: Exception) -> Unreadable:

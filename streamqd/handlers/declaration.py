@@ -99,7 +99,7 @@ def plain_schedule(options: ScheduleOptions) -> dict[str, Any]:
 
     Raises TypeError for an option that a configuration file cannot contain.
     """
-    plain = {name: _plain(value, name) for name, value in options.items() if name != "payload"}
+    plain = {name: _to_plain(value, name) for name, value in options.items() if name != "payload"}
     if "payload" in options:
         json.dumps(options["payload"], allow_nan=False)  # raises TypeError or ValueError
         plain["payload"] = options["payload"]
@@ -136,10 +136,10 @@ def plain_options(retry: RetryPolicy | None, options: Mapping[str, Any]) -> dict
         options = {_OPTIONS.get(name, name): value for name, value in _changed_fields(retry)} | {
             **options
         }
-    return {name: _plain(value, name) for name, value in options.items()}
+    return {name: _to_plain(value, name) for name, value in options.items()}
 
 
-def _plain(value: Any, name: str) -> Any:
+def _to_plain(value: Any, name: str) -> Any:
     """Return a setting as plain data, because declarations are sent to another process.
 
     `name` is the name of the option, or of a setting within it.
@@ -154,9 +154,9 @@ def _plain(value: Any, name: str) -> Any:
         module = value.__module__
         return value.__qualname__ if module == "builtins" else f"{module}.{value.__qualname__}"
     if isinstance(value, Mapping):
-        return {key: _plain(each, f"{name}.{key}") for key, each in value.items()}
+        return {key: _to_plain(each, f"{name}.{key}") for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(each, name) for each in value]
+        return [_to_plain(each, name) for each in value]
     if value is None or isinstance(value, str | int | float):
         return value
     raise TypeError(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from streamqd.errors import ContractError, RedisResponseError, RedisUnavailableError
 from streamqd.isolate import Isolate, directly
-from streamqd.store.replies import valid
+from streamqd.store.replies import check_valid
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
@@ -90,7 +90,7 @@ def _book_reply(
     target: Target,
     reply: Reply | RedisResponseError | ContractError,
 ) -> bool:
-    return book(target, valid(reply))
+    return book(target, check_valid(reply))
 
 
 def _refusal(reply: Any) -> Any:
@@ -131,7 +131,7 @@ class Refusals:
     def __init__(self) -> None:
         self._first: RedisResponseError | None = None
 
-    def took(self, reply: Any) -> bool:
+    def accept(self, reply: Any) -> bool:
         """Return True if the reply is an answer. A refusal is remembered."""
         if isinstance(reply, RedisResponseError):
             self._first = self._first or reply

@@ -56,7 +56,7 @@ class DeadLetterExpirer:
 
         def book(place: TopicPartition, reply: Reply | RedisResponseError) -> bool:
             if isinstance(reply, RedisResponseError):
-                return refusals.took(reply)
+                return refusals.accept(reply)
             done = dead.PurgeReply.parse(reply)
             if done.removed:
                 self._view.count("expired", (place[0], str(place[1])), done.removed)

@@ -14,7 +14,7 @@ from streamqd.model import Assignment
 from streamqd.scoreboard import now_ns
 from streamqd.store import statistics
 from streamqd.store.client import Connection
-from streamqd.store.replies import check_replies, valid
+from streamqd.store.replies import check_replies, check_valid
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
@@ -117,13 +117,13 @@ def _each(
     """Run a reading script for each subject. Return the results by subject, where there are any."""
 
     def found_of(subject: Target, reply: Reply | ContractError) -> Found | None:
-        return read(subject, valid(reply))
+        return read(subject, check_valid(reply))
 
     asked, calls = prepare_calls(subjects, call, isolate)
     replies = yield from read_all(store, calls)
     found = {
         subject: isolate(subject, found_of, subject, reply)
         for subject, reply in zip(asked, replies, strict=True)
-        if refusals.took(reply) and not isinstance(reply, RedisResponseError)
+        if refusals.accept(reply) and not isinstance(reply, RedisResponseError)
     }
     return {subject: each for subject, each in found.items() if each is not None}

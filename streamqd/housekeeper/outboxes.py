@@ -31,7 +31,7 @@ def measure_outboxes(store: Store, view: MetricsView, names: Sequence[str], bad:
         elif isinstance(each, InvalidValueError):
             wrong.append(each)
         else:
-            refusals.took(each)
+            refusals.accept(each)
     view.outboxes = tuple(found)
     bad.values(wrong)
     refusals.raise_first()

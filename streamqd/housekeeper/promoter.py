@@ -164,7 +164,7 @@ class Promoter(Generic[Target]):
             # The refused message is still due. Try it with the next poll, not before.
             self._learn(target, None, now_ns())
             self._lively[target] = time.monotonic()
-            return self._refusals.took(reply)
+            return self._refusals.accept(reply)
         done = Promoted.parse(reply)
         due = done.next_due_unix_ms
         self._learn(target, due, now_ns())

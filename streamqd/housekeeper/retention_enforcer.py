@@ -103,7 +103,7 @@ class RetentionEnforcer:
     ) -> bool:
         """Note one answer. Return True if there is more to drop now."""
         if isinstance(reply, RedisResponseError):
-            refusals.took(reply)
+            refusals.accept(reply)
             return False
         if reply.word != "OK":
             return False  # the trimmer reports which group is missing
@@ -125,7 +125,7 @@ class RetentionEnforcer:
 
         def book(assignment: Assignment, reply: Reply | RedisResponseError) -> bool:
             settled = 0
-            if refusals.took(reply) and isinstance(reply, Reply) and reply.word == "OK":
+            if refusals.accept(reply) and isinstance(reply, Reply) and reply.word == "OK":
                 settled = int(reply.rest[0])
             losses[*assignment, "pending"] += settled
             return settled == MISSING

@@ -154,7 +154,7 @@ class Trimmer:
     ) -> bool:
         """Note one answer. Return True if there is more to trim now."""
         if isinstance(reply, RedisResponseError):
-            refusals.took(reply)
+            refusals.accept(reply)
             return False
         if reply.word != "OK":
             self._say_refused(stream, reply)

@@ -44,8 +44,8 @@ class JsonFormatter(logging.Formatter):
         }
         if name is None:
             shown |= {"logger": record.name, "msg": _cut(_message(record), VALUE_MAX)}
-            shown |= {key: _plain(value) for key, value in _context(record).items()}
-        shown |= {key: _plain(value) for key, value in getattr(record, "fields", {}).items()}
+            shown |= {key: _to_plain(value) for key, value in _context(record).items()}
+        shown |= {key: _to_plain(value) for key, value in getattr(record, "fields", {}).items()}
         if trace := _traceback(record):
             shown["traceback"] = trace
         return json_line(shown)
@@ -117,7 +117,7 @@ def _context(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _pairs(fields: Mapping[str, object]) -> str:
-    return "".join(f" {key}={_quote(_plain(value))}" for key, value in fields.items())
+    return "".join(f" {key}={_quote(_to_plain(value))}" for key, value in fields.items())
 
 
 def flatten(fields: Mapping[str, object]) -> dict[str, object]:
@@ -130,7 +130,7 @@ def flatten(fields: Mapping[str, object]) -> dict[str, object]:
     return shown
 
 
-def _plain(value: object) -> object:
+def _to_plain(value: object) -> object:
     """Reduce a value to a type that JSON and text can both show."""
     if isinstance(value, bool | int):
         return value
@@ -141,9 +141,9 @@ def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return _cut(value.decode("utf-8", "backslashreplace"), VALUE_MAX)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in list(value.items())[:64]}
+        return {str(key): _to_plain(item) for key, item in list(value.items())[:64]}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in list(value)[:64]]
+        return [_to_plain(item) for item in list(value)[:64]]
     return _cut(str(value), VALUE_MAX)
 
 

@@ -35,7 +35,7 @@ from streamqd.policy.partitioning import crc32_partition
 from streamqd.process_token import is_gone, new_token
 from streamqd.store import outbox, topics, untrusted
 from streamqd.store.outbox import OutgoingRow, Published
-from streamqd.store.replies import whole
+from streamqd.store.replies import require_all
 from streamqd.store.scripts import Answer, Call, Reply
 from streamqd.store.store import Store
 
@@ -541,7 +541,7 @@ class Relay:
                 )
             )
         # A missing answer comes first, because such a write may be executed late.
-        replies: list[Reply | RedisResponseError | ContractError] = whole(
+        replies: list[Reply | RedisResponseError | ContractError] = require_all(
             self._store.run_each(calls)
         )
         superseded: Reply | None = None

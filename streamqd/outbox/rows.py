@@ -135,10 +135,10 @@ def encode(topic: str, message: Encoded, now_unix_ms: int | None = None) -> Sent
 def decode_all(rows: Iterable[Sequence[Any]], max_bytes: int) -> list[OutboxRow]:
     """Return the rows of hostile columns, each as `decode` returns it."""
     topics: dict[bytes, str] = {}  # names that were checked in this batch
-    return [_sound(columns, topics) or decode(columns, max_bytes) for columns in rows]
+    return [_decode_usual(columns, topics) or decode(columns, max_bytes) for columns in rows]
 
 
-def _sound(columns: Sequence[Any], topics: dict[bytes, str]) -> OutboxRow | None:
+def _decode_usual(columns: Sequence[Any], topics: dict[bytes, str]) -> OutboxRow | None:
     """Return the row of a usual message, or None when `decode` must check each column."""
     number, uid, topic, key, partition, payload, headers, expires, due, created, *sizes = columns
     if not (
@@ -172,7 +172,7 @@ def decode(columns: Sequence[Any], max_bytes: int) -> OutboxRow:
     *values, payload_size, other_size = columns
     number = values[0]
     if isinstance(number, bool) or not isinstance(number, int) or not -(2**63) <= number < 2**63:
-        raise ValueError(f"id {_short(number)} is not an integer of 64 bits")
+        raise ValueError(f"id {_shorten(number)} is not an integer of 64 bits")
     found: dict[str, Any] = {"id": number}
     fault = ""
     for what, size in (("payload takes", payload_size), ("key and headers take", other_size)):
@@ -206,7 +206,7 @@ def readable_uid(value: Any) -> str:
         return ""
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = _printable(value)
     return harmless(text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…")
 

@@ -227,7 +227,7 @@ def _columns(database: Database, name: str) -> dict[str, str]:
     """Return the type of each column of a table, in lower case and without its length."""
     found = database.rows(_COLUMNS[database.dialect], table_parameters(database, name))
     return {
-        bytes(column).decode("utf-8", "replace"): _bare(bytes(kind).decode("utf-8", "replace"))
+        bytes(column).decode("utf-8", "replace"): _bare_type(bytes(kind).decode("utf-8", "replace"))
         for column, kind in found
     }
 
@@ -248,7 +248,7 @@ def table_parameters(database: Database, name: str) -> tuple[str | None, ...]:
     return values[database.dialect]
 
 
-def _bare(kind: str) -> str:
+def _bare_type(kind: str) -> str:
     return kind.lower().partition("(")[0].removesuffix(" unsigned").strip()
 
 

@@ -178,14 +178,14 @@ class OutboxTable:
 
     def there(self, count: int) -> str:
         """Return the query of the uids that still exist, for `count` IDs and as many uids."""
-        return f"SELECT uid FROM {self._table} WHERE {self._both(count)}"  # noqa: S608
+        return f"SELECT uid FROM {self._table} WHERE {self._match_both(count)}"  # noqa: S608
 
     def delete(self, count: int) -> str:
         """Return the statement that deletes `count` rows, by their IDs and their uids.
 
         A table that was made again restarts its IDs, so an ID alone could be that of another row.
         """
-        return f"DELETE FROM {self._table} WHERE {self._both(count)}"  # noqa: S608
+        return f"DELETE FROM {self._table} WHERE {self._match_both(count)}"  # noqa: S608
 
     def insert_dead_row(self) -> str:
         """Return the statement that dead-letters a row, with parameters error, time and ID."""
@@ -278,7 +278,7 @@ class OutboxTable:
     def _column_list(self, columns: Sequence[str]) -> str:
         return ", ".join(map(self.dialect.quote, columns))
 
-    def _both(self, count: int) -> str:
+    def _match_both(self, count: int) -> str:
         if self._is("postgresql"):  # two arrays: each parameter costs the driver time
             return "id = ANY(CAST(%s AS bigint[])) AND uid = ANY(CAST(%s AS text[]))"
         markers = ", ".join([self.dialect.marker] * count)

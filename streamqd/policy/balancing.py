@@ -33,7 +33,7 @@ class Part:
         cap = self.caps[row]
         return None if cap is None else cap - self.loads[row]
 
-    def full(self, row: int) -> bool:
+    def is_full(self, row: int) -> bool:
         """Return True if a row may take no more assignments."""
         cap = self.caps[row]
         return cap is not None and self.loads[row] >= cap
@@ -194,7 +194,7 @@ def _is_even(part: Part) -> bool:
     saved = max(
         (_saving(part, row) for row in rows if part.loads[row] > part.fixed[row]), default=0
     )
-    return all(_cost(part, row) >= saved or part.full(row) for row in rows)
+    return all(_cost(part, row) >= saved or part.is_full(row) for row in rows)
 
 
 def _fill_column(part: Part, column: int, offerers: list[int]) -> None:
@@ -203,13 +203,13 @@ def _fill_column(part: Part, column: int, offerers: list[int]) -> None:
     def key(row: int) -> tuple[float, float, int]:
         return _cost(part, row), part.held[row][column] / part.weights[row], row
 
-    queue = [key(row) for row in offerers if not part.full(row)]
+    queue = [key(row) for row in offerers if not part.is_full(row)]
     heapq.heapify(queue)
     while queue and part.free[column]:
         row = heapq.heappop(queue)[2]
         part.shift(row, column, 1)
         part.free[column] -= 1
-        if not part.full(row):
+        if not part.is_full(row):
             heapq.heappush(queue, key(row))
 
 
@@ -224,7 +224,7 @@ def _make_room(part: Part, column: int, offerers: Table) -> bool:
             if row in came:
                 continue
             came[row] = (through, giver)
-            if not part.full(row):
+            if not part.is_full(row):
                 _shift_back(part, came, row)
                 return True
             for held in part.offers[row]:
@@ -251,7 +251,7 @@ def _move_directly(part: Part, offerers: Table) -> None:
     holds each taker once, with a price that is corrected when it is read.
     """
     prices = [_cost(part, row) for row in range(len(part.loads))]
-    takers = [[(prices[row], row) for row in rows if not part.full(row)] for rows in offerers]
+    takers = [[(prices[row], row) for row in rows if not part.is_full(row)] for rows in offerers]
     for queue in takers:
         heapq.heapify(queue)
     givers = [(-_saving(part, row), row) for row in range(len(part.loads))]
@@ -264,7 +264,7 @@ def _move_directly(part: Part, offerers: Table) -> None:
         best: tuple[float, float, int, int] | None = None
         held, weight = part.held[giver], part.weights[giver]
         for column in part.offers[giver]:
-            taker = _cheapest(part, takers[column], prices) if held[column] else None
+            taker = _find_cheapest(part, takers[column], prices) if held[column] else None
             if taker is None or prices[taker] >= -saved or (best and prices[taker] > best[0]):
                 continue
             thinness = part.held[taker][column] / part.weights[taker]
@@ -280,11 +280,11 @@ def _move_directly(part: Part, offerers: Table) -> None:
             heapq.heappush(givers, (-_saving(part, row), row))
 
 
-def _cheapest(part: Part, queue: list[tuple[float, int]], prices: list[float]) -> int | None:
+def _find_cheapest(part: Part, queue: list[tuple[float, int]], prices: list[float]) -> int | None:
     """Return the row that pays least, from a queue of (earlier price, row)."""
     while queue:
         price, row = queue[0]
-        if part.full(row):
+        if part.is_full(row):
             heapq.heappop(queue)
         elif price == prices[row]:
             return row
@@ -305,7 +305,7 @@ def _move_along_chain(part: Part, offerers: Table) -> bool:
     seen_rows: set[int] = set()
     seen_columns: set[int] = set()
     for taker in sorted(range(len(part.loads)), key=lambda row: (_cost(part, row), row)):
-        if taker in seen_rows or part.full(taker):
+        if taker in seen_rows or part.is_full(taker):
             continue
         seen_rows.add(taker)
         next_of: dict[int, tuple[int, int]] = {}  # giver -> column and row to give to

@@ -501,7 +501,7 @@ class Sender:
                 places.setdefault(partition, []).append(at)
             chunk.numbers = [*places.values()]
             chunk.calls = [
-                self._plain(chunk, partition, numbers) for partition, numbers in places.items()
+                self._plain_call(chunk, partition, numbers) for partition, numbers in places.items()
             ]
         else:
             chunk.numbers = [[at] for at in range(len(chunk.envelopes))]
@@ -511,7 +511,7 @@ class Sender:
             ]
         chunk.commands = self._writer.pack_calls(chunk.calls)
 
-    def _plain(self, chunk: Chunk, partition: int, numbers: Sequence[int]) -> Call:
+    def _plain_call(self, chunk: Chunk, partition: int, numbers: Sequence[int]) -> Call:
         """Return the call that writes messages to a partition."""
         envelopes = [chunk.envelopes[at] for at in numbers]
         alone = set(map(type, envelopes)) == {bytes}

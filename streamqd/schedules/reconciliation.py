@@ -89,18 +89,18 @@ class Reconciler:
                 entry = entries.get(each.name)
                 wanted = _place(each.schedule, counts.get(each.schedule.topic, 0))
                 place = self._isolate(
-                    wanted, _readable, wanted[0], self._place_or_problem, each, entry, counts
+                    wanted, _read_or_log, wanted[0], self._place_or_problem, each, entry, counts
                 )
                 if place is not None:
                     here.setdefault(place, []).append(each)
         for place, some in here.items():
             for first in range(0, len(some), calls.STAMPS_MAX):
                 part = some[first : first + calls.STAMPS_MAX]
-                self._isolate(place, _readable, place[0], self._stamp, place, part)
+                self._isolate(place, _read_or_log, place[0], self._stamp, place, part)
 
     def _counts(self) -> dict[str, int]:
         named = sorted({each.schedule.topic for each in self._declared})
-        return {topic: _readable(topic, self._count, topic) or 0 for topic in named}
+        return {topic: _read_or_log(topic, self._count, topic) or 0 for topic in named}
 
     def _count(self, topic: str) -> int:
         if self._create:
@@ -149,10 +149,12 @@ class Reconciler:
                 declare(self._store, place, batch)
             except InvalidValueError:
                 for each in batch:
-                    self._isolate(place, _readable, place[0], declare, self._store, place, [each])
+                    self._isolate(
+                        place, _read_or_log, place[0], declare, self._store, place, [each]
+                    )
 
 
-def _readable(topic: str, do: Callable[..., T], /, *args: object) -> T | None:
+def _read_or_log(topic: str, do: Callable[..., T], /, *args: object) -> T | None:
     """Return `do(...)`, or None after a value that cannot be read, which is logged."""
     try:
         return do(*args)
@@ -289,7 +291,7 @@ class MoveFinisher:
         }
         for name, line in moving.items():
             if self._seen.get(name) == line:
-                self._isolate(line.place, _readable, line.place[0], self._finish, name, line)
+                self._isolate(line.place, _read_or_log, line.place[0], self._finish, name, line)
         self._seen = moving
 
     def _finish(self, name: str, line: IndexLine) -> None:

@@ -126,7 +126,7 @@ class Entries:
             return pa.nulls(len(self.ids), kind)
         return pa.array(
             [
-                _others(body, taken, keep_headers=keep)
+                _other_fields(body, taken, keep_headers=keep)
                 for body, keep in zip(self._bodies, self._unread, strict=True)
             ],
             kind,
@@ -207,7 +207,7 @@ def _header(value: object) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def _others(
+def _other_fields(
     flat: Sequence[bytes], taken: set[bytes], *, keep_headers: bool
 ) -> list[tuple[str, bytes]] | None:
     found = {

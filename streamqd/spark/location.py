@@ -165,7 +165,7 @@ def _check_endpoint(named: Mapping[str, str]) -> None:
             )
 
 
-def unusable(folder: Location, text: str) -> StreamqdError:
+def unusable_error(folder: Location, text: str) -> StreamqdError:
     """Return the error for a directory that cannot be read or written.
 
     A wrong path is the caller's. The command was right if an object store rejects a request, for

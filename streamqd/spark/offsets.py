@@ -235,7 +235,7 @@ def of_same_streams(archived: Offsets, facts: Mapping[TopicPartition, StreamFact
     }
 
 
-def unread(start: Position, seen: int | None) -> int | None:
+def count_unread(start: Position, seen: int | None) -> int | None:
     """Return the minimum number of unread entries, from `seen` issued ones. None: unknown."""
     if seen is None or start.passed is None or seen <= start.passed:
         return None
@@ -247,7 +247,7 @@ def find_loss(start: Position, facts: StreamFacts, seen: int | None = None) -> L
     if not facts.exact:
         return None
     if is_replaced(start, facts):
-        return Loss("replaced", unread(start, seen))
+        return Loss("replaced", count_unread(start, seen))
     if start.id >= facts.last or (facts.first is not None and facts.first <= successor(start.id)):
         return None
     if start.passed is None:
@@ -261,7 +261,7 @@ def after_loss(start: Position, facts: StreamFacts) -> Position:
     return facts.earliest if facts.earliest.id > start.id else Position(start.id)
 
 
-def onward(start: Position, facts: StreamFacts) -> Position:
+def resume_position(start: Position, facts: StreamFacts) -> Position:
     """Return the position to continue from. A recreated stream is read from its start."""
     if is_replaced(start, facts):
         return facts.earliest
@@ -347,7 +347,7 @@ def span(place: TopicPartition, start: Position, end: Position, facts: StreamFac
     if end.id <= start.id:
         return None
     # Only ids show that a range is empty: equal counts may be unknown counts.
-    rows = unread(start, end.passed)
+    rows = count_unread(start, end.passed)
     return Span(place, start.id, end.id, rows, facts.removed if facts.exact else None, end)
 
 

@@ -263,7 +263,7 @@ class _Reading:
         facts = Catalog(self.options).facts([place])[place]
         if loss := offsets.find_loss(start, facts):
             report_loss(place, start.id, loss, fail=self.options.fail_on_data_loss)
-        rest = offsets.span(place, offsets.onward(start, facts), Position(upto), facts)
+        rest = offsets.span(place, offsets.resume_position(start, facts), Position(upto), facts)
         if rest is not None:
             yield from self._entries(rest)
 
@@ -526,7 +526,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             # A new partition starts at its first entry. A loss is reported when the batch is
             # planned in full, not here.
             new = Position(offsets.ZERO, 0 if each.exact else None)
-            starts[place] = offsets.onward(begun.get(place, new), each)
+            starts[place] = offsets.resume_position(begun.get(place, new), each)
         return now, starts, {p: offsets.backlog(starts[p], each) for p, each in now.items()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -535,7 +535,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         starts, ends = offsets.from_json(start), offsets.from_json(end)
         self._end = ends
         for place in sorted(starts.keys() - ends.keys()):
-            entries = offsets.unread(starts[place], self._seen.get(place))
+            entries = offsets.count_unread(starts[place], self._seen.get(place))
             catalog.report_gap(place, starts[place], Loss("vanished", entries))
         hot, facts = self._borders(catalog, starts, sorted(ends))
         # A batch that ends in the archive, or at its end, reads nothing from Redis.

@@ -112,7 +112,7 @@ class _Ledger:
         last = known.get(b"batch", b"")
         return int(last) if _BATCH.fullmatch(last) else -1, found
 
-    def everywhere(self, attempts: Sequence[_Attempt]) -> list[str]:
+    def possible_streams(self, attempts: Sequence[_Attempt]) -> list[str]:
         """Return every possible stream of attempts: killed ones did not report their partitions."""
         counts = self.partitions(each.topic for each in attempts)
         return [
@@ -154,7 +154,7 @@ class Stage:
             if each.batch == self._batch and not each.name.startswith(self._run)
         ]
         if left and decided < self._batch:
-            streams = self._ledger.everywhere(left)
+            streams = self._ledger.possible_streams(left)
             self._ledger.ask(lambda link: self._ledger.remove(link, (), streams))
 
     def send(self, chunk: Chunk) -> None:
@@ -416,7 +416,7 @@ class Publisher:
                 doomed.append(each)
             if each.batch < batch:
                 fields.append(each.field)
-        streams = self._ledger.everywhere(doomed)
+        streams = self._ledger.possible_streams(doomed)
         self._ledger.ask(lambda link: self._ledger.remove(link, fields, streams))
 
     def abort(self, parts: Sequence[Staged]) -> None:

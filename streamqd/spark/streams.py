@@ -483,7 +483,7 @@ class Catalog:
             loss = offsets.find_loss(end if gone else start, now, seen.get(place))
             if loss is not None and (start.id < end.id or loss.kind == "replaced"):
                 self.report_gap(place, start, loss)
-                start = offsets.onward(start, now)
+                start = offsets.resume_position(start, now)
             whole = None if gone else offsets.span(place, start, end, now)
             if whole is not None:
                 found[place] = whole

@@ -19,7 +19,7 @@ from streamqd.store.cluster import Cluster
 from streamqd.store.discovery import TopologyDiscovery, master_finder, slot_finder
 from streamqd.store.endpoint import endpoint_at, endpoint_of, sentinel_at, topology_of
 from streamqd.store.node import NEVER, Key, Node, Terms, fixed_finder
-from streamqd.store.replies import kind_of, valid, whole
+from streamqd.store.replies import check_valid, kind_of, require_all
 from streamqd.store.transport import Lookup, resolve
 
 if TYPE_CHECKING:
@@ -101,8 +101,10 @@ class Connection:
         Calls must not depend on the order among themselves. Raises RedisUnavailableError,
         ContractError.
         """
-        answers: list[Reply | RedisResponseError | ContractError] = whole(self.run_each(calls))
-        return [valid(each) for each in answers]
+        answers: list[Reply | RedisResponseError | ContractError] = require_all(
+            self.run_each(calls)
+        )
+        return [check_valid(each) for each in answers]
 
     def run_each(self, calls: Sequence[Call]) -> list[Answer]:
         """Run scripts as `run_many` does, but keep partial results.

@@ -18,7 +18,7 @@ from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.store.discovery import LEAST_SECONDS, NOT_NOW, TopologyDiscovery, survey
 from streamqd.store.endpoint import endpoint_at
 from streamqd.store.node import NEVER, Key, Node, Terms, check_process, fixed_finder
-from streamqd.store.replies import missing_of, whole
+from streamqd.store.replies import missing_of, require_all
 from streamqd.store.slots import SlotMap, key_of, redirect_of, slot_of
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Cluster:
 
         Raises RedisUnavailableError if one is missing.
         """
-        return whole(self.exchange_each(commands))
+        return require_all(self.exchange_each(commands))
 
     def exchange_each(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Run commands at their nodes.

@@ -83,7 +83,7 @@ class Fetcher:
         """Put the fence under WATCH on the current connection. False: it is no longer ours."""
         self._transport = self._node.ready()
         self._send([self._watch])
-        return self._mine(*self._receive(2))
+        return self._owns_fence(*self._receive(2))
 
     def send_round(
         self, main_acks: list[bytes], retry_acks: list[bytes], count: int, long_poll: bytes = b""
@@ -111,7 +111,7 @@ class Fetcher:
         """Read the replies of the last round. `polled`: it started with the long poll."""
         # Long poll, MULTI, QUEUED for each command, EXEC, WATCH, HGET.
         replies = self._receive(polled + 2 + self._pending_acks + 3)
-        executed, mine = replies[-3], self._mine(*replies[-2:])
+        executed, mine = replies[-3], self._owns_fence(*replies[-2:])
         if not isinstance(executed, list):
             # nil: the fence changed. An error (OOM or MOVED during queueing): nothing was done.
             refusals = [
@@ -139,7 +139,7 @@ class Fetcher:
         found = {name: entries[0][0] for name, entries in poll} if isinstance(poll, list) else {}
         return found.get(self._retry_name, b""), found.get(self._stream.encode(), b"")
 
-    def _mine(self, watched: Any, fence: Any) -> bool:
+    def _owns_fence(self, watched: Any, fence: Any) -> bool:
         """Return True if the fence is watched and has our token. Raises if it cannot be watched."""
         for reply in (watched, fence):
             if isinstance(reply, RedisResponseError):

@@ -122,8 +122,8 @@ def append(store: Store, fleet: str, interval: Interval, keep_seconds: float) ->
     RedisResponseError, RedisUnavailableError.
     """
     rows, assignments = (
-        _busiest(interval.rows, ROWS_MAX),
-        _busiest(interval.assignments, ASSIGNMENTS_MAX),
+        _select_busiest(interval.rows, ROWS_MAX),
+        _select_busiest(interval.assignments, ASSIGNMENTS_MAX),
     )
     measured = [[*pair, number] for pair, number in interval.measured.items()][:MEASURED_MAX]
     since = max(0, interval.until_unix_ms - round(keep_seconds * 1000))
@@ -155,7 +155,7 @@ def read(store: Store, fleet: str, since_unix_ms: int, after: str = "") -> Itera
         start = f"({page[-1][0].decode()}"
 
 
-def _busiest(rows: Iterable[HistoryRow], most: int) -> list[HistoryRow]:
+def _select_busiest(rows: Iterable[HistoryRow], most: int) -> list[HistoryRow]:
     return sorted(rows, key=lambda row: -sum(row.counts.values()) - row.lag)[:most]
 
 

@@ -79,7 +79,7 @@ class IdleProbe:
         """
         expected = time.monotonic() - self.seconds
         wait = self.start_wait(expected, deadline - expected)
-        while not readable(sock, wait.seconds_left()):
+        while not wait_readable(sock, wait.seconds_left()):
             wait.check(sock)
         wait.record_reply()
 
@@ -124,7 +124,7 @@ class ReplyWait:
         self._has_probed = True
         if self._probe.ask(min(PROBE_SECONDS, self._deadline - now)):
             spent = time.monotonic() - now
-            if not readable(sock, max(GRACE_SHARE * self._probe.seconds, 2 * spent)):
+            if not wait_readable(sock, max(GRACE_SHARE * self._probe.seconds, 2 * spent)):
                 silent = time.monotonic() - self._expected
                 raise SilentConnectionError(
                     f"the connection is silent: nothing came for {silent:.1f} s, while a new"
@@ -141,7 +141,7 @@ class ReplyWait:
             self._probe.record_late_reply(time.monotonic() - self._expected)
 
 
-def readable(sock: socket.socket, seconds: float) -> bool:
+def wait_readable(sock: socket.socket, seconds: float) -> bool:
     """Wait until the socket is readable or closed by the peer. False: not in time."""
     poller = select.poll()
     poller.register(sock, select.POLLIN)

@@ -111,7 +111,7 @@ def parse_member(heartbeat: Heartbeat, key: str = INFO) -> MemberView:
     if bad is not None:
         raise InvalidValueError(key, bad.field, bad.found, bad.wanted)
 
-    def whole(field: str, low: int, high: int = untrusted.INTEGER_MAX) -> int | None:
+    def read_integer(field: str, low: int, high: int = untrusted.INTEGER_MAX) -> int | None:
         value = raw.get(field)
         if value is not None and (type(value) is not int or not low <= value <= high):
             raise _bad(key, name, field, value, f"an integer from {low} to {high}")
@@ -125,7 +125,7 @@ def parse_member(heartbeat: Heartbeat, key: str = INFO) -> MemberView:
             raise _bad(key, name, field, value, f"a list of {len(types)} parts each")
         return value
 
-    weight = whole("weight", 1, WEIGHT_MAX)
+    weight = read_integer("weight", 1, WEIGHT_MAX)
     offers = frozenset((topic, group) for topic, group in rows("offers", str, str))
     broken = frozenset(Assignment(*row) for row in rows("broken", str, int, str))
     ttl = raw.get("ttl")
@@ -133,13 +133,16 @@ def parse_member(heartbeat: Heartbeat, key: str = INFO) -> MemberView:
         raise _bad(key, name, "ttl", ttl, f"a number of seconds to {TTL_MAX}")
     return MemberView(
         Member(
-            name, 1 if weight is None else weight, whole("cap", 0, ASSIGNMENTS_MAX) or 0, offers
+            name,
+            1 if weight is None else weight,
+            read_integer("cap", 0, ASSIGNMENTS_MAX) or 0,
+            offers,
         ),
         heartbeat_unix_ms,
         bool(raw.get("leaving")),
         broken,
-        whole("reloaded", 0),
-        whole("owned", 0, ASSIGNMENTS_MAX),
+        read_integer("reloaded", 0),
+        read_integer("owned", 0, ASSIGNMENTS_MAX),
         None if ttl is None else float(ttl),
     )
 

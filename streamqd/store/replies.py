@@ -20,21 +20,23 @@ def check_replies(replies: Sequence[Any]) -> Sequence[Any]:
 
 
 @overload
-def valid(answer: Reply | ContractError) -> Reply: ...
+def check_valid(answer: Reply | ContractError) -> Reply: ...
 
 
 @overload
-def valid(answer: Reply | RedisResponseError | ContractError) -> Reply | RedisResponseError: ...
+def check_valid(
+    answer: Reply | RedisResponseError | ContractError,
+) -> Reply | RedisResponseError: ...
 
 
-def valid(answer: Reply | RedisResponseError | ContractError) -> Reply | RedisResponseError:
+def check_valid(answer: Reply | RedisResponseError | ContractError) -> Reply | RedisResponseError:
     """Return an answer. Raises the ContractError that stands for an invalid one."""
     if isinstance(answer, ContractError):
         raise answer
     return answer
 
 
-def whole(answers: Sequence[_T | RedisUnavailableError]) -> list[_T]:
+def require_all(answers: Sequence[_T | RedisUnavailableError]) -> list[_T]:
     """Return the answers if all came. Raises the RedisUnavailableError of a missing one."""
     there = [each for each in answers if not isinstance(each, RedisUnavailableError)]
     if len(there) < len(answers):

@@ -16,7 +16,7 @@ from streamqd.errors import ContractError, RedisResponseError, RedisUnavailableE
 from streamqd.model import Assignment
 from streamqd.notify import Notifier
 from streamqd.store import messages
-from streamqd.store.replies import valid
+from streamqd.store.replies import check_valid
 from streamqd.store.scripts import Reply
 from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.partition import AssignmentState, Phase
@@ -172,4 +172,4 @@ class BurstCheck:
 
 
 def _snapshot(reply: Reply | ContractError) -> messages.Snapshot | None:
-    return messages.Snapshot.parse(valid(reply))
+    return messages.Snapshot.parse(check_valid(reply))

@@ -25,7 +25,7 @@ from streamqd.scoreboard import Scoreboard, now_ns
 from streamqd.store import leases, messages, stacks
 from streamqd.store.client import connect
 from streamqd.store.keys import Keys
-from streamqd.store.replies import valid, whole
+from streamqd.store.replies import check_valid, require_all
 from streamqd.store.scripts import Reply
 from streamqd.store.stacks import PublishedStack
 from streamqd.supervisor.bounded_client import BoundedClient, Calls, PubSubListener, TakeReply
@@ -157,7 +157,7 @@ class LeaseManager:
 
     def _remove_predecessor(self) -> None:
         # Its reply does not matter: the predecessor also leaves when it is silent for long.
-        whole(self.link.run_each([self.membership.removal_of_predecessor()]))
+        require_all(self.link.run_each([self.membership.removal_of_predecessor()]))
         self.membership.dead_nonce = ""
         self.membership.heartbeat_soon()
 
@@ -219,7 +219,7 @@ class LeaseManager:
         self, partition: AssignmentState, take: Callable[[Reply | RedisResponseError], object]
     ) -> TakeReply:
         """Process the reply in isolation: an invalid reply gives the assignment up."""
-        return lambda reply: self.isolate(partition.assignment, lambda: take(valid(reply)))
+        return lambda reply: self.isolate(partition.assignment, lambda: take(check_valid(reply)))
 
     # --- answers ---
 

@@ -21,7 +21,7 @@ from streamqd.policy.silence import SilenceDetector
 from streamqd.store import directives, key_types, members
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.store.replies import valid
+from streamqd.store.replies import check_valid
 from streamqd.store.scripts import Call, Reply
 from streamqd.supervisor.partition import AssignmentState, Phase
 from streamqd.version import __version__
@@ -124,7 +124,7 @@ class Membership:
         now = self._heartbeat_sent_at = time.monotonic()
         self.heartbeat_at = heartbeats.next_heartbeat(now, self.interval, jitter)
         try:
-            return self._take(valid(reply), now)
+            return self._take(check_valid(reply), now)
         except InvalidValueError as error:
             logs.bad_value(error)
         except Exception as error:  # noqa: BLE001 - the reply may have any shape

@@ -122,7 +122,7 @@ class Watcher:
             if now >= self._start_at:
                 self._start(now)
             return False
-        file = self._heard()
+        file = self._read_reported()
         if file:
             logs.event("reload.edited", file=file)
             self._since_unix_ns = time.time_ns()
@@ -136,7 +136,7 @@ class Watcher:
         if self.child is not None:
             self.child.kill_group()
 
-    def _heard(self) -> str:
+    def _read_reported(self) -> str:
         """Return the last file that the child reported, '' for none."""
         assert self.child is not None
         file = ""

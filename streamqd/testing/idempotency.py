@@ -47,7 +47,7 @@ def assert_idempotent(
         # Copy the value, because the second run may change the same object.
         once = copy.deepcopy(observe())
         _check_success(worker.run(message), "the second run")
-        _same(once, observe(), "the second run")
+        _check_same(once, observe(), "the second run")
         for step in range(CRASHES_MAX if reset is not None else 0):
             assert reset is not None
             reset()
@@ -57,7 +57,7 @@ def assert_idempotent(
                 return  # the handler finished before this step: all steps were tried
             what = f"the run after a crash at step {step}"
             _check_success(worker.run(message), what)
-            _same(once, observe(), what)
+            _check_same(once, observe(), what)
 
 
 def _check_success(run: Run, what: str) -> None:
@@ -65,7 +65,7 @@ def _check_success(run: Run, what: str) -> None:
         raise AssertionError(f"{what} ended with {run.verdict}: {run.error!r}") from run.error
 
 
-def _same(once: object, again: object, what: str) -> None:
+def _check_same(once: object, again: object, what: str) -> None:
     if again != once:
         raise AssertionError(
             f"{what} changed the result: it was {once!r} after one run, and is now {again!r}"

@@ -62,7 +62,7 @@ def bookkeeping_fields(message: Message, *, retries: int, crashes: int) -> dict[
     if has_field(message, REPLAY_COUNT):
         # A reader of the retry stream would trust this field, even if a producer wrote it.
         fields[REPLAY_COUNT] = str(message.replay_count).encode()
-    if _forgiven(message):
+    if _is_forgiven(message):
         fields[FORGIVEN_AT] = str(int(message.forgiven_at * 1000)).encode()
     return fields
 
@@ -92,7 +92,7 @@ def _cut(text: str, size: int) -> bytes:
     return raw[:size].decode("utf-8", "ignore").encode()  # drops a character that was cut
 
 
-def _forgiven(message: Message) -> bool:
+def _is_forgiven(message: Message) -> bool:
     """Return True if a failure of the message was not counted as an attempt, now or earlier."""
     return has_field(message, FORGIVEN_AT) or bool(vars(message).get("forgiven_at"))
 
@@ -130,7 +130,7 @@ def letter(
         b"traceback": traceback.encode("utf-8", "replace"),
         b"fingerprint": fingerprint.encode(),
     }
-    if _forgiven(message):
+    if _is_forgiven(message):
         fields[FORGIVEN_AT] = b"0"  # a replay starts with a clean record
     return fields
 
@@ -169,7 +169,7 @@ def too_large(message: Message, bytes_max: int) -> str:
     return f"{what} {found:,} bytes, and daemon.max_message_bytes is {bytes_max:,}"
 
 
-def withheld(message: Message, policy: str) -> dict[bytes, bytes]:
+def replacement_fields(message: Message, policy: str) -> dict[bytes, bytes]:
     """Return the fields that replace the body in a dead letter, as the setting `dlq_body` requires.
 
     All other fields of the message are included, because the entry may have been trimmed away.

@@ -328,13 +328,13 @@ class Settler:
                 self.keys,
                 self.lease,
                 [(item.place, item.fields) for item in items],
-                adjacent=_adjacent(items),
+                adjacent=_are_adjacent(items),
             )
         return messages.retry(
             self.keys,
             self.lease,
             [(item.place, item.delay or 0.0, item.fields) for item in items],
-            adjacent=_adjacent(items),
+            adjacent=_are_adjacent(items),
         )
 
     def _record_moved(
@@ -440,7 +440,7 @@ def _batches(items: list[FailedEntry]) -> list[_Batch]:
     return batches
 
 
-def _adjacent(items: list[FailedEntry]) -> bool:
+def _are_adjacent(items: list[FailedEntry]) -> bool:
     """Return True if the entries were read consecutively, so they are adjacent in their streams."""
     first = items[0].number
     return first > 0 and all(item.number == at for at, item in enumerate(items, first))

@@ -318,7 +318,7 @@ class Verdicts:
     def _fail(self, entry: FetchedEntry, delay: float | None, fields: dict[bytes, bytes]) -> None:
         message = entry.message
         if delay is None:
-            fields |= dead_letters.withheld(message, self._consumer.dlq_body)
+            fields |= dead_letters.replacement_fields(message, self._consumer.dlq_body)
             if self._guards is not None:
                 self._guards.count_dead_letter()
         body, number = message._fields, self._settler.number(entry.index)

@@ -22,7 +22,7 @@ from streamqd.errors import RedisUnavailableError
 from streamqd.model import Assignment, Lease
 from streamqd.store.client import Connection, connect
 from streamqd.store.fetch import Fetcher
-from streamqd.store.idle_probe import readable
+from streamqd.store.idle_probe import wait_readable
 from streamqd.store.keys import Keys
 from streamqd.store.transport import Transport, code_of
 from tests.support.proxy import Fault, FaultProxy
@@ -206,7 +206,7 @@ def test_connection_lost_while_idle_is_replaced_silently(
 def test_unread_reply_is_never_taken_for_an_answer(link: Connection) -> None:
     sock = link.node.socket()
     sock.sendall(b"*2\r\n$4\r\nECHO\r\n$5\r\nwrong\r\n")
-    wait_until(lambda: readable(sock, 0), what="the reply has come")
+    wait_until(lambda: wait_readable(sock, 0), what="the reply has come")
     with pytest.raises(RedisUnavailableError, match="unread") as caught:
         link.execute("ECHO", "right")
     assert not caught.value.sent

@@ -107,7 +107,7 @@ def test_any_message_can_become_a_dead_letter(fields: dict[bytes, bytes], retrie
     small = sum(map(len, found.fields.values())) <= limit + limit + dead_letters.BOOKKEEPING
     assert dead_letters.too_large(found, limit) or small
     for policy in ("hash", "none"):
-        kept = dead_letters.withheld(found, policy)
+        kept = dead_letters.replacement_fields(found, policy)
         assert kept[b"payload"] == b""
         assert kept[b"payloadBytes"] == b"%d" % len(found.payload)
     read = DeadLetter.read(buried | fields)

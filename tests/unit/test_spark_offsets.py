@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamqd.model import TopicPartition
 from streamqd.spark import offsets
 from streamqd.spark.offsets import EARLIEST, LATEST, Bound, Loss, Position, Span, StreamFacts
 
@@ -188,7 +189,7 @@ def test_restarted_stream_is_detected() -> None:
     new = Stream([(90, 0), (91, 0)]).facts()
     assert offsets.find_loss(Position((50, 0), 4711), new) == Loss("replaced", None)
     assert offsets.after_loss(Position((50, 0), 4711), new).id == (50, 0)
-    assert offsets.onward(Position((50, 0), 4711), new) == new.earliest
+    assert offsets.resume_position(Position((50, 0), 4711), new) == new.earliest
 
 
 @given(STREAMS, STREAMS, st.data())
@@ -208,7 +209,7 @@ def test_recreated_stream_is_detected(
     found = offsets.find_loss(position, after.facts())
     if offsets.is_replaced(position, after.facts()):
         assert found == Loss("replaced", None)
-        assert offsets.onward(position, after.facts()) == after.facts().earliest
+        assert offsets.resume_position(position, after.facts()) == after.facts().earliest
     elif after.kept and after.kept[0] > position.id:
         assert position.passed is not None
         assert trimmed >= position.passed
@@ -233,7 +234,7 @@ def test_known_number_of_lost_entries_is_reported() -> None:
     new = StreamFacts(length=3, added=3, first=(100, 0), last=(102, 0))
     assert offsets.find_loss(Position((50, 0), 20), new, 520) == Loss("replaced", 500)
     assert offsets.find_loss(Position((50, 0), 20), new, 20) == Loss("replaced", None)
-    assert offsets.unread(Position((50, 0)), 520) is None
+    assert offsets.count_unread(Position((50, 0)), 520) is None
 
 
 @pytest.mark.parametrize("added", [3, 5, 7])
@@ -251,7 +252,7 @@ def test_stream_with_smaller_ids_is_a_replacement() -> None:
     """Checks any number of entries. A position without a count may be in the future."""
     new = StreamFacts(length=200, added=200, first=(1, 0), last=(90, 0))
     assert offsets.find_loss(Position((100, 0), 100), new) == Loss("replaced", None)
-    assert offsets.onward(Position((100, 0), 100), new) == new.earliest
+    assert offsets.resume_position(Position((100, 0), 100), new) == new.earliest
     assert offsets.find_loss(Position((100, 0)), new) is None
 
 
@@ -285,7 +286,7 @@ def test_estimated_backlog_is_zero_only_without_backlog(
 
 @given(st.dictionaries(PLACES, st.integers(0, 10_000), min_size=1), st.integers(1, 20_000))
 def test_shares_add_up_and_include_every_partition(
-    waiting: dict[offsets.Place, int], most: int
+    waiting: dict[TopicPartition, int], most: int
 ) -> None:
     given_out = offsets.shares(waiting, most, sorted(waiting))
     hungry = [place for place, count in waiting.items() if count]
@@ -406,7 +407,7 @@ def test_narrowing_keeps_the_entries_inside(
 
 
 @given(st.dictionaries(PLACES, st.integers(0, 10_000), min_size=1), st.integers(0, 64))
-def test_pieces_match_the_requested_number(weights: dict[offsets.Place, int], wanted: int) -> None:
+def test_pieces_match_the_requested_number(weights: dict[TopicPartition, int], wanted: int) -> None:
     counts = offsets.pieces(weights, wanted)
     assert all(count >= 1 for count in counts.values())
     if any(weights.values()):
@@ -439,7 +440,7 @@ def test_ids_identify_a_stream_without_a_server_count(
     facts = StreamFacts(length=8, added=8, first=first, last=last, counted=False)
     assert offsets.is_replaced(read, facts) is other
     assert offsets.is_replaced(read, facts._replace(counted=True))
-    assert offsets.onward(read, facts) == (facts.earliest if other else read)
+    assert offsets.resume_position(read, facts) == (facts.earliest if other else read)
 
 
 def test_emptied_stream_is_not_a_replacement() -> None:

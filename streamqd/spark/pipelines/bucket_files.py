@@ -141,12 +141,12 @@ class BucketTableReader(DataSourceReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802
         for each in filters:
-            condition = self._understood(each)
+            condition = self._translate_filter(each)
             if condition is not None:
                 self._conditions.append(condition)
             yield each
 
-    def _understood(self, given: Filter) -> Condition | None:
+    def _translate_filter(self, given: Filter) -> Condition | None:
         sign = _SIGNS.get(type(given))
         path: tuple[str, ...] = getattr(given, "attribute", ())
         value = getattr(given, "value", None)

@@ -61,7 +61,7 @@ def _kinds(values: Iterable[Any]) -> set[type]:
     return set(map(type, values)) - {type(None)}
 
 
-def _others(values: Sequence[Any], *kinds: type) -> dict[int, Any]:
+def _find_others(values: Sequence[Any], *kinds: type) -> dict[int, Any]:
     """Return the values that are not null and have other types, by their rows."""
     return {
         at: value
@@ -103,7 +103,7 @@ def _is_no_number(text: Any) -> bool:
 def _integers(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     wrong: set[int] = set()
     if _kinds(values) - {int}:
-        wrong = set(_others(values, int))
+        wrong = set(_find_others(values, int))
         values = _without(values, wrong)
     try:
         return Converted(pa.array(values, kind), wrong, set())
@@ -114,7 +114,7 @@ def _integers(kind: pa.DataType, values: Sequence[Any]) -> Converted:
 
 
 def _booleans(kind: pa.DataType, values: Sequence[Any]) -> Converted:
-    wrong = set(_others(values, bool)) if _kinds(values) - {bool} else set()
+    wrong = set(_find_others(values, bool)) if _kinds(values) - {bool} else set()
     return Converted(pa.array(_without(values, wrong), kind), wrong, set())
 
 
@@ -122,7 +122,7 @@ def _doubles(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     wrong: set[int] = set()
     undecided: set[int] = set()
     if _kinds(values) - {Number, int}:
-        others = _others(values, Number, int)
+        others = _find_others(values, Number, int)
         # `NaN`, `+INF` and others, and the empty text.
         undecided = {at for at, each in others.items() if type(each) is str and each[:1] in "NI+-"}
         wrong = others.keys() - undecided
@@ -151,7 +151,9 @@ def _strings(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     if _kinds(values) <= {str}:
         return Converted(pa.array(values, kind), set(), set())
     # An integer 0 may have been -0. Only Spark knows its text of floats, arrays and objects.
-    undecided = {at for at, value in _others(values, str, bool).items() if not _is_plain(value)}
+    undecided = {
+        at for at, value in _find_others(values, str, bool).items() if not _is_plain(value)
+    }
     texts = [_text(value) for value in _without(values, undecided)]
     return Converted(pa.array(texts, kind), set(), undecided)
 
@@ -170,7 +172,7 @@ def _text(value: Any) -> str | None:
 def _decimals(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     kinds, others = _kinds(values), dict[int, Any]()
     if kinds - {str, Number, int}:
-        others = _others(values, str, Number, int)
+        others = _find_others(values, str, Number, int)
         values = _without(values, others)
     if int in kinds:
         values = [str(value) if type(value) is int else value for value in values]
@@ -194,7 +196,7 @@ def _matching(texts: pa.Array, pattern: str) -> tuple[pa.Array, set[int]]:
 
 
 def _dates(kind: pa.DataType, values: Sequence[Any]) -> Converted:
-    others = _others(values, str)
+    others = _find_others(values, str)
     texts = pa.array(_without(values, others), pa.string())
     certain, open_rows = _matching(texts, _DATE)
     wrong = {at for at in open_rows if _begins_with_letter(values[at])}
@@ -206,7 +208,7 @@ def _timestamps(kind: pa.DataType, values: Sequence[Any]) -> Converted:
         column, open_rows = _moments(kind, pa.array(values, pa.string()))
         wrong = {at for at in open_rows if _begins_with_letter(values[at])}
         return Converted(column, wrong, open_rows - wrong)
-    numbers, others = _others(values, str), dict[int, Any]()
+    numbers, others = _find_others(values, str), dict[int, Any]()
     found = _timestamps(kind, _without(values, numbers))
     seconds: list[int | None] = [None] * len(values)
     undecided = set(found.undecided)
@@ -272,7 +274,7 @@ def _moments(kind: pa.DataType, texts: pa.Array) -> tuple[pa.Array, set[int]]:
 def _structs(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     wrong: set[int] = set()
     if _kinds(values) - {dict}:
-        wrong = set(_others(values, dict))
+        wrong = set(_find_others(values, dict))
         values = _without(values, wrong)
     mask = None
     if None in values:
@@ -305,7 +307,7 @@ def by_name(objects: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterator
 def _lists(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     wrong: set[int] = set()
     if _kinds(values) - {list}:
-        wrong = set(_others(values, list))
+        wrong = set(_find_others(values, list))
         values = _without(values, wrong)
     starts: list[int | None] = []
     rows: list[int] = []

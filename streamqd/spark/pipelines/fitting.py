@@ -256,7 +256,7 @@ class Fitter:
         self._alike |= {column: name for name, column in alike}
         if undecided:
             rest = rows.take(pa.array(undecided, pa.int64()))
-            self._undecided.add(rest["date"], self._unfit(rest, [None] * len(undecided)))
+            self._undecided.add(rest["date"], self._unfit_batch(rest, [None] * len(undecided)))
             others = sorted(set(range(len(rows))).difference(undecided))
             decided = pa.array(others, pa.int64())
             rows, reasons = rows.take(decided), reasons.take(decided)
@@ -264,7 +264,7 @@ class Fitter:
             good = rows
         else:
             good, bad = rows.filter(reasons.is_null()), rows.filter(reasons.is_valid())
-            self._bad.add(bad["date"], self._unfit(bad, _short(reasons.drop_null())))
+            self._bad.add(bad["date"], self._unfit_batch(bad, _shorten(reasons.drop_null())))
         self._good.add(good["event_date"], self._fit(good))
 
     def _fit(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -294,7 +294,7 @@ class Fitter:
             ],
         )
 
-    def _unfit(self, rows: pa.RecordBatch, reasons: Any) -> pa.RecordBatch:
+    def _unfit_batch(self, rows: pa.RecordBatch, reasons: Any) -> pa.RecordBatch:
         import pyarrow as pa
 
         own = {"reason": pa.array(reasons, pa.string())}
@@ -432,7 +432,7 @@ def _as(schema: pa.Schema, arrays: Sequence[pa.Array]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(cast, schema=schema)
 
 
-def _short(reasons: pa.Array) -> pa.Array:
+def _shorten(reasons: pa.Array) -> pa.Array:
     from pyarrow import compute
 
     return compute.utf8_slice_codeunits(reasons, 0, REASON_MAX)

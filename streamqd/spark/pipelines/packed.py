@@ -226,9 +226,9 @@ class _ExactReader:
             return self._take(self._integer(_BINARY[mark]))
         if mark in _EXTENSIONS or mark in _FIXED_EXTENSIONS:
             return self._extension(_FIXED_EXTENSIONS.get(mark) or self._integer(_EXTENSIONS[mark]))
-        return self._several(mark, depth + 1)
+        return self._read_container(mark, depth + 1)
 
-    def _several(self, mark: int, depth: int) -> Any:
+    def _read_container(self, mark: int, depth: int) -> Any:
         if depth > DEPTH_MAX:
             raise _UnreadableError(_DEEP)
         if mark < 0x90 or mark in _MAPS:

@@ -67,7 +67,7 @@ def parse(
     pair.parsed.grow(columns)
     pair.quarantine.grow(derived.quarantine_extra(pipeline.extra))
     for files, ends in _chunks(raw, pair.parsed):
-        rows = _behind(session, raw, files, pair.parsed.positions)
+        rows = _read_behind(session, raw, files, pair.parsed.positions)
         fit, unfit, _, alike = _fit_rows(rows, pair, kind, pipeline)
         check()
         owed = UnparsedFiles(pair.quarantine.note.batch, _without_bounds(unfit))
@@ -132,7 +132,7 @@ def parse_again(
     unfit: list[WrittenFile] = []
     files, ends = next(_chunks(raw, None), ([], {}))
     if files:
-        rows = _behind(session, raw, files, {})
+        rows = _read_behind(session, raw, files, {})
         fit, unfit, _, done.alike = _fit_rows(rows, pair, kind, pipeline, columns)
     check()
     batch = max(each.next_batch for each in pair)
@@ -242,7 +242,7 @@ def _chunks(
     yield taken, {place: Position(end) for place, end in ends.items()}
 
 
-def _behind(
+def _read_behind(
     spark: SparkSession, raw: ArchiveTable, files: list[WrittenFile], starts: Offsets
 ) -> DataFrame:
     """Return the rows of raw files that come after these positions."""

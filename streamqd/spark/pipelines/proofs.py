@@ -62,9 +62,9 @@ class Prover:
             undecided.update(range(len(batch)))
         row = pa.StructArray.from_arrays(list(columns.values()), fields=fields)
         rows = batch.append_column("event_date", dates).append_column("row", row)
-        return JudgedRows(rows, reasons, sorted(undecided), self._alike(objects))
+        return JudgedRows(rows, reasons, sorted(undecided), self._find_alike(objects))
 
-    def _alike(self, objects: Sequence[dict[str, Any]]) -> frozenset[tuple[str, str]]:
+    def _find_alike(self, objects: Sequence[dict[str, Any]]) -> frozenset[tuple[str, str]]:
         """Return names in a sample of the objects, each with a column that differs only in case.
 
         One name for each column, because one payload can have thousands.

@@ -61,7 +61,7 @@ class Reasons:
     def __call__(self, batch: pa.RecordBatch) -> JudgedRows:
         """Return the rows of a batch with their reasons."""
         columns, wrong = partial(_field, batch["row"]), _true(batch["wrong"])
-        return JudgedRows(batch, self.of(batch["fault"], columns, self._unfit(batch), wrong))
+        return JudgedRows(batch, self.of(batch["fault"], columns, self._find_unfit(batch), wrong))
 
     def of(
         self,
@@ -93,7 +93,7 @@ class Reasons:
                 found[at] = "; ".join(said.get(at, ())) or _OTHER
         return pa.array(found, pa.string())
 
-    def _unfit(self, batch: pa.RecordBatch) -> dict[str, set[int]]:
+    def _find_unfit(self, batch: pa.RecordBatch) -> dict[str, set[int]]:
         """Return the wrong rows of each column with values of another type."""
         import pyarrow as pa
         from pyarrow import compute

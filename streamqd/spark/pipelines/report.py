@@ -21,7 +21,7 @@ from streamqd.admin import fleet
 from streamqd.admin.published import Fleet
 from streamqd.errors import RequestRefusedError
 from streamqd.spark import rows, streams
-from streamqd.spark.location import DiskFolder, Location, location, unusable
+from streamqd.spark.location import DiskFolder, Location, location, unusable_error
 from streamqd.spark.pipelines import report_findings as judge
 from streamqd.spark.pipelines import report_history, tables
 from streamqd.spark.pipelines import report_queries as queries
@@ -188,7 +188,7 @@ def _last(out: Location) -> dict[str, Any] | None:
         there = set(out.names()) & {FIGURES, PAGE}
     except OSError as error:
         text = f"{out} cannot be read: {out.describe_error(error)}"
-        raise unusable(out, text) from out.cause(error)
+        raise unusable_error(out, text) from out.cause(error)
     if not there:
         return None
     try:
@@ -214,4 +214,4 @@ def _write(out: Location, document: Mapping[str, Any]) -> None:
         out.write(FIGURES, figures.encode("utf-8", "replace"))
     except OSError as error:
         text = f"the report cannot be written to {out}: {out.describe_error(error)}"
-        raise unusable(out, text) from out.cause(error)
+        raise unusable_error(out, text) from out.cause(error)

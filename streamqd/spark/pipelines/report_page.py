@@ -35,7 +35,7 @@ def page(document: Mapping[str, Any]) -> str:
     )
     environment.filters |= {"age": age, "in_words": in_words, "memory": memory}
     environment.filters |= {"plot": _plot, "time": _time, "breakable": _breakable}
-    environment.filters |= {"period": period, "took": _took}
+    environment.filters |= {"period": period, "took": _format_duration}
     environment.filters |= {"slowest": _slowest, "run_time": run_time}
     template = resources.files(__package__).joinpath("report.html.jinja").read_text("utf-8")
     return environment.from_string(template).render(document)
@@ -89,7 +89,7 @@ def period(milliseconds: int) -> str:
     return f"{milliseconds:,} ms"
 
 
-def _took(milliseconds: int | None) -> str | None:
+def _format_duration(milliseconds: int | None) -> str | None:
     """Return a duration with its unit, also below a second."""
     if milliseconds is None or milliseconds >= 1000:
         return age(milliseconds)

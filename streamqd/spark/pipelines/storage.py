@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from streamqd.config.setting import NAME
 from streamqd.errors import RequestRefusedError, SparkError
 from streamqd.spark import need, offsets, rows
-from streamqd.spark.location import LOG, Location, leads_out, location, unusable
+from streamqd.spark.location import LOG, Location, leads_out, location, unusable_error
 from streamqd.spark.offsets import Offsets
 from streamqd.spark.pipelines.parts import WrittenFile
 
@@ -179,7 +179,7 @@ class Archive:
                 f"{self.root} is not an archive; create it with `streamqd pipeline archive`"
             ) from None
         except OSError as error:
-            raise unusable(
+            raise unusable_error(
                 self.root, f"{self.root} cannot be an archive: {self.root.describe_error(error)}"
             ) from self.root.cause(error)
 

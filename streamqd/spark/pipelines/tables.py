@@ -101,7 +101,7 @@ def starts_after(
     for place, start in starts.items():
         if loss := offsets.find_loss(start, facts[place]):
             report_loss(place, start.id, loss, fail=fail)
-            starts[place] = offsets.onward(start, facts[place])
+            starts[place] = offsets.resume_position(start, facts[place])
     found = offsets.to_json(starts)
     return json.dumps({**found, topic: found.get(topic, {}) | new})
 

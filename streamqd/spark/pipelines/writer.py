@@ -113,7 +113,7 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if loss := offsets.find_loss(begin, facts[place]):
                 report_loss(place, begin.id, loss, fail=self.options.fail_on_data_loss)
             stretches.append(
-                Stretch(place, offsets.onward(begin, facts[place]), self._target[place])
+                Stretch(place, offsets.resume_position(begin, facts[place]), self._target[place])
             )
         options = self.options
         found = batches.plan(stretches, facts, options.max_per_trigger, options.min_partitions)
