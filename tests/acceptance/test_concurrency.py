@@ -10,6 +10,7 @@ import random
 import signal
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import psutil
@@ -313,13 +314,19 @@ def test_a_busy_worker_killed_60_times_never_stops_its_daemon(new_daemon: NewDae
     settings = consumer(concurrency=128)
     with new_daemon(consumer=settings, daemon=restart, code=AGAIN_ONCE) as daemon:
         sent: list[str] = []
+
+        def send() -> None:
+            sent.extend(daemon.send([dice.choice(["again", "once"]) for _ in range(600)]))
+
+        def is_busy(least: int) -> bool:
+            if daemon.unsettled() == 0:
+                send()  # all were handled between two looks
+            return daemon.pending() >= least
+
         for _ in range(60):
             mark = daemon.mark()
-            sent += daemon.send([dice.choice(["again", "once"]) for _ in range(600)])
-            busy = dice.randrange(1, 300)
-            daemon.wait_for(
-                lambda busy=busy: daemon.pending() >= busy, what="it is busy", every=0.0
-            )
+            send()
+            daemon.wait_for(partial(is_busy, dice.randrange(1, 300)), what="it is busy", every=0.0)
             os.kill(daemon.pids()[0], signal.SIGKILL)
             daemon.wait_event("worker.crashed", after=mark)
             daemon.wait_event("worker.ready", after=mark)
