@@ -109,14 +109,14 @@ def life(new_life: Callable[[str], Life], server: Server) -> Life:
 
 @pytest.fixture
 def meter(link: Connection) -> Iterator[Meter]:
-    """A meter of the shared server, for connections made from here on."""
+    """A meter of the shared server, for connections that are opened later."""
     with counting_sockets():
         yield Meter(link)
 
 
 @pytest.fixture
 def page(server: Server) -> Page:
-    """Return the costs page, measured on the bundled server. Others may need one command more."""
+    """Return the costs page, measured on the bundled server. Others may need one more command."""
     found = Page()
     found.judges = server.product == "valkey" and not users.chosen()
     return found

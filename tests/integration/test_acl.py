@@ -41,13 +41,13 @@ OPERATOR = (*DAEMON, "admin", "cli", "spark")
 PUBLISHING = ("message_append", "message_publish", "message_schedule")
 PLAIN = {"client|setname", "exec", "hget", "multi", "evalsha", "xadd", "asking", "cluster|slots"}
 PLAIN |= {"select"}  # for a URL with a database number
-# Permissions without a line of our code that needs them.
+# Permissions that no line of our code needs.
 BESIDE = {
     "discard": "`streamqd check` tries rights in transactions that it discards",
 }
 # Login and server information need no permission.
 FREE = {"auth", "hello"}
-# Used but not granted: CONFIG GET shows passwords too, and no rule can except them. The doctor
+# Used but not granted: CONFIG GET shows passwords too, and no rule can exclude them. The doctor
 # continues without it and reports the skipped checks.
 DENIED = {"config|get"}
 CANCELLING = {"zrem", "hdel"}  # of delayed sends, without a script
@@ -63,7 +63,7 @@ def granted(link: Connection) -> Iterator[None]:
 
 @pytest.fixture
 def known(link: Connection) -> set[str]:
-    """Commands that the server knows: an upper-case word of the source need not be one."""
+    """Commands that the server knows. Not every upper-case word in the source is a command."""
     return {str(each[0].decode()) for each in link.execute("COMMAND")}
 
 
@@ -155,7 +155,7 @@ NOT_FOR_VIEWING = WRITES | {
 
 
 def test_acl_viewer_has_the_reading_commands_of_the_operator(link: Connection) -> None:
-    """Scripts run with the permissions of their caller, so what writes is refused in them too."""
+    """Scripts run with the permissions of their caller, so their writes are refused too."""
     viewer = users.read("viewer").commands
     assert viewer == users.read("admin").commands - NOT_FOR_VIEWING
     for each in link.execute("COMMAND"):
@@ -282,7 +282,7 @@ def test_a_producer_waits_until_a_daemon_has_loaded_the_scripts(
     new_link: Callable[..., Connection],
     keys: Keys,
 ) -> None:
-    """After a restart of the server each send failed for up to 10 s."""
+    """Otherwise, each send after a restart of the server would fail for up to 10 s."""
     ScriptLoader(new_link()).run()
     producer = sender("producer", timeout=60.0)
     producer.send(topic, b"0")
@@ -444,7 +444,7 @@ MAY_NOT = {
 def test_each_user_is_limited_as_documented(
     server: Server, link: Connection, granted: None, topic: str, name: str
 ) -> None:
-    """Each cell of the table in docs/SECURITY.md holds, shown by trying it."""
+    """Trying each command confirms each cell of the table in docs/SECURITY.md."""
     if not users.has_selectors(link) and name.startswith("producer"):
         pytest.skip("Redis 6.2 has no selectors, so its users may do more (see SECURITY.md)")
     other = connect(as_user(server, users.read(name).user), timeout=10.0, name="test:worst")
@@ -458,7 +458,7 @@ def test_each_user_is_limited_as_documented(
     other.close()
 
 
-# Commands that only read, with the exit code of a view that finds nothing to complain about.
+# Commands that only read, with the exit code of a view that finds no problem.
 SEEING = (
     *("status", "status access", "partitions access", "why access", "doctor", "pending access"),
     *("topic list", "topic describe access", "topic settings access", "group list access"),
@@ -506,7 +506,7 @@ def test_a_viewer_sees_everything_and_changes_nothing(
 def test_compose_server_accepts_only_its_password(
     new_server: Callable[..., ProcessServer], tmp_path: Path
 ) -> None:
-    """Only the password of the script opens the server of the example."""
+    """Only the password from the script opens the server of the example."""
     if os.geteuid() != 0:
         pytest.skip("the script gives the password to the user of the image, which takes root")
     shutil.copytree(users.FOLDER, tmp_path / "acl")

@@ -512,7 +512,7 @@ def heartbeat(link: Connection, keys: Keys, instance: str, **info: object) -> No
 
 
 def calls(link: Connection, command: str) -> int:
-    """How often the server has run a command."""
+    """Return how often the server has run a command."""
     found = re.search(
         f"cmdstat_{command}:calls=([0-9]+)", str(link.execute("INFO", "commandstats"))
     )
@@ -672,7 +672,7 @@ def test_admin_views_write_nothing(link: Connection, store: Store, keys: Keys, a
     assert at(0).dump() == before
 
 
-# --- rights ---------------------------------------------------------------------------------------
+# --- permissions ----------------------------------------------------------------------------------
 
 
 def test_permission_check_passes_for_a_full_user(store: Store) -> None:

@@ -312,7 +312,7 @@ def test_commands_survive_an_invalid_reply_about_one_partition(
     verb: str,
     reply: bytes,
 ) -> None:
-    """One invalid reply of a measurement failed the command for all partitions."""
+    """One invalid reply to a measurement must not fail the command for other partitions."""
     script = scripts.get("assignment_measure")
     names = (script.sha.encode(), script.source)
     place = KEYS.stream(TOPIC, 1).encode()
@@ -334,7 +334,7 @@ def test_commands_survive_an_invalid_reply_about_one_partition(
 def test_page_may_stop_at_the_last_possible_id(
     doctor_case: DoctorCase, link: Connection, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    """The server refuses a range after the last id, and the command crashed."""
+    """The server refuses a range after the last id, which must not crash the command."""
     monkeypatch.setattr(pending, "PAGE", 1)
     stream = KEYS.stream(*PLACE)
     doctor_case.do("XADD", stream, LAST, "payload", "x")

@@ -256,9 +256,9 @@ def test_status_without_an_instance(run: Run, at: At) -> None:
 def test_status_has_a_row_with_exact_totals_for_each_group(
     run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
-    """Real states, a row for each group, and the choice of one topic.
+    """`status` shows real states in a row for each group, for all topics or one.
 
-    DLQ was 0 next to "3 dead letters", because it came from an old count of an instance.
+    The column DLQ must not come from an instance's old count: it was 0 next to "3 dead letters".
     """
     told = []
     for group in ("agents", "hits"):
@@ -429,7 +429,7 @@ def test_produce_refuses_a_too_long_line(
 def test_produce_file_becomes_one_message(
     run: Run, link: Connection, keys: Keys, tmp_path: Path
 ) -> None:
-    """All bytes of a binary file (even if it looks like gzip) or of standard input."""
+    """The payload has all bytes of a file (even if it looks like gzip) or of standard input."""
     raw = b"\x1f\x8b\x00\r\n\xff\n\n"
     (tmp_path / "cat.png").write_bytes(raw)
     run("produce", "images", "--create", "--from", str(tmp_path / "cat.png"), "--format", "file")
@@ -797,7 +797,7 @@ def test_check_reports_another_run_of_the_instance(
 def test_check_accepts_the_name_of_its_own_daemon(
     file: Path, tmp_path: Path, link: Connection
 ) -> None:
-    """The run that holds the lock of this state directory is not another run."""
+    """`check` does not report the daemon that holds the lock of this state directory."""
     with file.open("a") as more:
         more.write('[daemon]\ninstance = "west-1"\nstate_dir = "var"\n')
     lock = startup.InstanceLock(file.parent / "var", "west-1")

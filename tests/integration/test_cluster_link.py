@@ -377,7 +377,7 @@ def test_dead_node_makes_only_its_own_outcomes_unknown(
 def test_spark_source_reads_each_partition_from_its_node(
     new_producer: Callable[..., Producer], cluster: Cluster
 ) -> None:
-    """The steps of a task, without Spark. A slot moves between two reads."""
+    """The test runs the steps of a task without Spark. A slot moves between two reads."""
     ids = new_producer().send_many("orders", [Outgoing("y", partition=n % 6) for n in range(120)])
     options = read_options({"url": cluster.url, "subscribe": "orders"}, {})
     for _ in range(2):
@@ -401,7 +401,7 @@ def test_spark_source_reads_each_partition_from_its_node(
 
 
 def test_the_source_for_spark_keeps_few_connections(cluster: Cluster) -> None:
-    """For a process that reads partitions of many slots, and after a change of the password."""
+    """This holds for partitions of many slots, and after a change of the password."""
     options = read_options({"url": cluster.url, "subscribe": "orders"}, {}).connection
     for number in range(5 * streams.LINKS_MAX):
         assert streams.link_for(options, f"{{{number}}}").execute("GET", f"{{{number}}}") is None

@@ -475,7 +475,7 @@ def test_slot_page_lists_each_concurrent_run(harness: Harness, life: Life, slot:
 def test_acknowledgments_that_have_waited_ride_on_a_read(
     harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
-    """Every finished message counts as overdue here. Scripts start and stop a life."""
+    """Every finished message counts as overdue here. Only start and stop call scripts."""
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 0)
     for number in range(1, 301):
         harness.add(f"{number}-0")

@@ -130,7 +130,7 @@ class OwnLoop(asyncio.SelectorEventLoop):
 
 
 def test_event_loop_of_the_handler_module_is_used(monkeypatch: pytest.MonkeyPatch):
-    """Without a policy of asyncio, which goes with Python 3.16."""
+    """No policy of asyncio is needed, because Python 3.16 removes policies."""
     monkeypatch.setattr(asyncio, "new_event_loop", OwnLoop)
     loop = new_loop()
     loop.close()

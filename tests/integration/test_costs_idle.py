@@ -75,7 +75,7 @@ def test_all_renewals_cost_one_round_trip(
         ):
             tick()
         exchange.membership.heartbeat_at = float("inf")
-        for _ in range(2):  # the first lets the server learn the script
+        for _ in range(2):  # the first turn loads the script into the server
             for each in holdings.values():
                 each.renew_at = 0.0
             with meter.measuring() as cost:
@@ -186,7 +186,8 @@ def test_housekeeper_turn_cost_is_independent_of_stored_data(
     keys: Keys,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # A shorter value causes needless requests to partitions with delayed messages, a longer delays.
+    # A shorter value causes needless requests to partitions with delayed messages. A longer value
+    # delays the messages.
     assert 0.05 <= promoter.HINT_INTERVAL_SECONDS <= 1.0
     assert 0.5 <= promoter.POLL_SECONDS <= 5.0
     monkeypatch.setattr(promoter, "POLL_SECONDS", 0.0)

@@ -85,13 +85,13 @@ def ours(server: Server, meter: Meter) -> Iterator[Connection]:
 def test_concurrent_messages_share_round_trips(
     handled: Handling, harness: Harness, page: Page, handler: str
 ) -> None:
-    """The order of finished runs depends on the machine, so the counts have a bound and no value.
+    """The order of finished runs depends on the machine, so the counts have an upper bound only.
 
     The worker reads when fewer messages wait than it has lanes, with room for BATCH. A read thus
     fetches more than BATCH - LANES, and carries the acknowledgments of finished runs.
     """
     cost = Cost()
-    for count in (FIRST, FIRST + FULL):  # the first lets the server learn the scripts
+    for count in (FIRST, FIRST + FULL):  # the first loads the scripts
         cost = handled(
             count,
             seed=lambda count: backlog(harness, count),
@@ -235,7 +235,7 @@ def test_due_sends_are_promoted_in_pages_despite_later_ones(
 ) -> None:
     costs = []
     for later in (FEW, MANY):
-        for _ in range(2):  # the first lets the server learn the script
+        for _ in range(2):  # the first loads the script
             harness.do("FLUSHALL")
             delayed(harness, FULL, ahead=-FULL / 1000 - 10)
             delayed(harness, later)
@@ -256,7 +256,7 @@ def test_replay_costs_one_call_per_page(
     harness: Harness, ours: Connection, page: Page, meter: Meter
 ) -> None:
     costs = []
-    for count in (LETTERS, LETTERS, 5 * LETTERS):  # the first lets the server learn the scripts
+    for count in (LETTERS, LETTERS, 5 * LETTERS):  # the first loads the scripts
         harness.do("FLUSHALL")
         topics.create(harness.store, harness.assignment.topic, config.Topic(partitions=1))
         harness.groups()

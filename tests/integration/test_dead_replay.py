@@ -148,7 +148,7 @@ def test_moved_message_keeps_its_uid_as_a_dead_letter(store: Store, at: At) -> N
     topic, partition = message.origin
     assert (topic, partition) == (TOPIC, 0)
 
-    # It dies there, as the worker writes it, and is replayed there.
+    # It becomes a dead letter there, as a worker writes it, and is replayed there.
     flat = [part for pair in message.fields.items() for part in pair]
     there.add("9-0", *flat, "group", "audit", "reason", "dead", stream=there.dlq)
     [row] = dead_letters.messages(store, "other").page().rows
@@ -245,7 +245,7 @@ def test_replay_pace_is_even() -> None:
     assert throttle.batch == 2
     waits = [throttle.take(2) for _ in range(4)]
 
-    # The third is half a second late. It goes immediately, and the rest keeps the rate.
+    # The third is half a second late. It is sent immediately, and the others keep the rate.
     assert waits == pytest.approx([0.0, 0.1, 0.0, 0.05])
     assert ReplayPace(3.0).batch == 1
     assert ReplayPace(None).take(100) == 0.0
@@ -354,7 +354,7 @@ def test_interrupted_move_is_finished_by_the_next_replay(
     target = Target(topic="other")
     dead_letters.replay(
         store, TOPIC, MessageFilter(), target=target
-    )  # teaches the server the scripts
+    )  # loads the scripts into the server
     for number in range(2):
         link.execute("DEL", keys.stream("other", number))
     plain(at(0), 3)

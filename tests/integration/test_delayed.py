@@ -52,7 +52,7 @@ def promote(link: Connection, keys: Keys, partition: int = 0, count: int = 200) 
 
 
 def test_delayed_list_is_sorted_by_due_time(verb: Run, send: Callable[..., list[str]]) -> None:
-    """Delayed sends of all partitions are one list with due time, size and key, in pages."""
+    """`delayed list` pages through the sends of all partitions, with due time, size and key."""
     names = send(
         later("later", 3 * HOUR, partition=2),
         later("soon", 60, partition=1, key="k"),
@@ -82,7 +82,7 @@ def test_delayed_list_is_sorted_by_due_time(verb: Run, send: Callable[..., list[
 def test_delayed_list_pages_within_one_millisecond(
     verb: Run, link: Connection, keys: Keys, at: At
 ) -> None:
-    """Many sends that are due at one instant are each listed once."""
+    """Each of many sends that are due at the same instant is listed once."""
     wanted = set()
     for partition in range(3):
         for number in range(5):
@@ -115,7 +115,7 @@ def test_delayed_list_pages_within_one_millisecond(
 def test_delayed_filters_select(
     verb: Run, send: Callable[..., list[str]], words: tuple[str, ...], chosen: list[int]
 ) -> None:
-    """By partition, key and due time."""
+    """`delayed list` filters by partition, key and due time."""
     names = send(
         later("a", 3 * HOUR, partition=2), later("b", 60, partition=1, key="k"), later("c")
     )
@@ -140,7 +140,7 @@ def test_delayed_show_prints_the_whole_message(verb: Run, send: Callable[..., li
 def test_due_times_are_counted_as_by_hand(
     store: Store, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
-    """Ends of buckets belong to the bucket before, and each cursor is the start of its bucket."""
+    """Each bucket includes its end, and its cursor is its start."""
     delays = (30.0, 60.0, 500.0, 601.0, 7_000.0, 90_000.0, 30 * 86_400.0)
     send(*(later("x", delay, partition=number % 3) for number, delay in enumerate(delays)))
     found = delayed.messages(store, "access")
@@ -250,7 +250,7 @@ def test_all_is_asked_for(verb: Run, send: Callable[..., list[str]], run: Run) -
 def test_delayed_now_sends_immediately(
     verb: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
-    """`delayed now` makes them due, the promoter sends them, and then the uid is shown."""
+    """`delayed now` makes sends due, the promoter sends them, and their uids are then shown."""
     first, second, third = send(later("1"), later("2"), later("3"))
     assert verb("now", "access", first).stdout == "1 delayed send due now\n"
     assert promote(link, keys) == 1
@@ -258,7 +258,7 @@ def test_delayed_now_sends_immediately(
     assert (
         verb("now", "access", "--all", "--dry-run").stdout == "2 delayed sends would be due now\n"
     )
-    # --yes was refused.
+    # `--yes` is accepted.
     assert document(verb("now", "access", "--all", "--yes", "--json"))["due"] == 2
     wait_until(lambda: promote(link, keys) or link.execute("XLEN", keys.stream("access", 0)) == 3)
     assert verb("list", "access").stdout == "no delayed sends in access\n"

@@ -64,7 +64,7 @@ def test_stats_show_recent_dead_letters_by_cause(dlq: Run, at: At, link: Connect
     assert [each["count"] for each in told["causes"]] == [3, 1]
     assert document(dlq("stats", "access", "--json"))["looked_at"] == 5
     assert dlq("stats", "access", "--reason", "undecodable").stdout == ("nothing matches\n")
-    # The output leads to the letters: by the fingerprint, and to the example.
+    # The fingerprint and the example in the output lead to the letters.
     mine = document(dlq("list", "access", "--fingerprint", first["fingerprint"], "--json"))
     assert len(mine["rows"]) == 3
     shown = dlq("show", "access", first["example"]).stdout

@@ -116,7 +116,7 @@ def test_doctor_list_needs_no_server(doctor_case: DoctorCase) -> None:
 
 
 def test_every_check_has_a_test() -> None:
-    """The test of a check seeds its fault, runs only this check, and requires its finding."""
+    """Each test seeds the fault of its check, runs only this check, and requires its finding."""
     text = "".join(path.read_text() for path in TESTS.glob("test_doctor_*.py"))
     asked = re.findall(r'(?:finding\(|select_checks\(\[)"([a-z.-]+)"', text)
     lacking = [check.id for check in CHECKS if check.id not in asked]

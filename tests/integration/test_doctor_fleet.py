@@ -175,7 +175,7 @@ def test_refused_scoreboard_file_is_named_until_deleted(doctor_case: DoctorCase)
 
 
 def test_doctor_names_a_blocked_event_loop_for_15_minutes(doctor_case: DoctorCase) -> None:
-    """Doctor names a blocked loop, and names it for a while afterwards so operators see it."""
+    """Doctor names a blocked loop even after it has recovered, so that operators see it."""
     doctor_case.silent("fleet.loop-blocked")
     assignment = {"topic": TOPIC, "partition": 1, "group": GROUP, "state": "busy"}
 

@@ -339,7 +339,7 @@ def test_why_names_the_obstacle_of_a_relay(
 
 
 def test_why_leaves_out_outboxes_of_other_topics(clinic: Clinic) -> None:
-    """One has no record in the topic, and one waits for another topic."""
+    """One outbox has no record in the topic, and the other one waits for another topic."""
     clinic.relay(
         rows=5, error="other/1: full", cause="backlog", topic="other", failing_ms=3 * 3_600_000
     )

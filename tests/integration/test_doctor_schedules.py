@@ -110,7 +110,7 @@ def test_overlap_with_a_group_that_does_not_read_the_topic(doctor_case: DoctorCa
 
 
 def test_overlap_of_a_topic_without_a_partition_count(doctor_case: DoctorCase) -> None:
-    """An unreadable topic hides the check of its own schedules only."""
+    """An unreadable topic prevents only the checks of its own schedules."""
     declared = [Schedule("nightly", TOPIC, every=3600.0, overlap="skip:hist")]
     Reconciler(doctor_case.store, "default", declared, 2, {}).run()
     doctor_case.finding("schedules.overlap")

@@ -202,7 +202,7 @@ def test_blocked_message_is_retried_with_full_memory(harness: Harness, life: Lif
 def test_quarantine_has_no_suspect_while_a_message_waits(
     harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
-    """A host lost during the wait must not be charged to the message."""
+    """The loss of a host during the wait must not be charged to the message."""
     add(harness, "aabb")
     harness.fetch(4)
     harness.do("HSET", harness.fence, "quarantine", "1")
@@ -413,7 +413,7 @@ def test_held_messages_stay_pending_and_are_counted(
 def test_retried_message_queues_after_its_held_key(
     harness: Harness, life: Life, policy: dict[str, Any]
 ):
-    """For example, a dead letter that an operator replays."""
+    """This includes a dead letter that an operator replays."""
     add(harness, "ab")
     harness.add("1-0", "payload", "x", "key", "a", "originalId", "0-7", stream=harness.retry)
     runs = []

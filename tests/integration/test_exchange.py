@@ -169,7 +169,7 @@ def test_duplicate_instance_is_reported_once_and_awaited(link: Connection, keys:
 
 
 def test_duplicate_instance_report_omits_junk(link: Connection, keys: Keys) -> None:
-    """The record of another run is foreign input."""
+    """The record of another run is untrusted input."""
     member = Membership(Daemon(instance="west-1", lease_ttl=10.0), keys, "lock")
     other: dict[str, object] = {"host": ["x"], "pid": True, "lock": 7}
     assert link.run(members.heartbeat(keys, "default", "west-1", "n2", other, 10.0)).word == "OK"

@@ -22,7 +22,7 @@ from tests.support.verbs import At, Run, document
 def set_aside(
     harness: Harness, *ids: str, delay: float = 60.0, key: str = "k1", count: int = 1
 ) -> None:
-    """Record failures of messages like a worker does."""
+    """Record failures of messages, as a worker does."""
     harness.groups()
     if not harness.do("EXISTS", harness.lease):
         harness.own("t1")
@@ -147,7 +147,7 @@ def test_group_reset_dry_run_matches_the_reset(run: Run, at: At) -> None:
     arguments = ("group", "reset", "access", "hits", "--to", "2-0", "--drop-retries")
 
     foretold = document(run(*arguments, "--dry-run", "--json"))
-    run(*arguments, code=8)  # nobody is there to ask
+    run(*arguments, code=8)  # no terminal for the question
     done = document(run(*arguments, "--yes", "--json"))
 
     assert foretold["dry_run"]
@@ -377,7 +377,7 @@ def test_retry_now_runs_retries_immediately(run: Run, at: At) -> None:
 def test_retry_cancel_dead_letters_the_retries(run: Run, at: At) -> None:
     set_aside(at(0), "1-0", "2-0", count=2)
     set_aside(at(1), "1-0")
-    run("retry", "cancel", "access", "hits", "--all", code=8)  # nobody is there to ask
+    run("retry", "cancel", "access", "hits", "--all", code=8)  # no terminal for the question
 
     done = document(run("retry", "cancel", "access", "hits", "0:m:1-0", "--yes", "--json"))
     dropped = run("retry", "cancel", "access", "hits", "--all", "-p", "1", "--drop", "--yes")
@@ -405,7 +405,7 @@ def test_resets_and_deletions_of_a_group_are_in_the_audit_log(run: Run, at: At) 
     at(0).pending("1-0", "2-0")
     reset = ("group", "reset", "access", "hits", "--to", "earliest", "-p", "0")
     run(*reset, "--dry-run")
-    run(*reset, code=8)  # nobody is there to ask
+    run(*reset, code=8)  # no terminal for the question
     assert run("dlq", "audit", "access").stdout == "nothing in the audit log of access\n"
 
     run(*reset, "--yes")

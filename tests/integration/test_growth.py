@@ -320,7 +320,7 @@ def test_sends_to_forty_topics_cost_one_round_trip_each(
     assert dict(cost.sent) == {"evalsha": 120, "hget": 120, "xadd": 120}
 
 
-# --- the whole ------------------------------------------------------------------------------------
+# --- the whole growth -----------------------------------------------------------------------------
 
 ORDER = """
 import os
@@ -359,7 +359,7 @@ class Source(threading.Thread):
                     self.send(producer)
                 for _ in range(2):
                     self.send(producer)
-        except BaseException as error:  # noqa: BLE001 - told by the test
+        except BaseException as error:  # noqa: BLE001 - reported by the test
             self.trouble = error
 
     def send(self, producer: Producer) -> None:

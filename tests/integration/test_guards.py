@@ -431,7 +431,7 @@ def test_a_resume_while_the_connection_is_lost_is_not_undone(
     harness: Harness, new_life: Callable[[str], Life], slot: WorkerSlot, other: Connection,
     proxy: FaultProxy, lost: str,
 ):  # fmt: skip
-    """The guard paused the partition again after it reconnected."""
+    """After it reconnects, the guard must not pause the partition again."""
     life = new_life(proxy.url)
     died: list[str] = []
     held: list[Trigger] = []

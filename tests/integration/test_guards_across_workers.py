@@ -130,7 +130,7 @@ def test_open_circuit_survives_a_worker_replacement(harness: Harness, life: Life
         waits.reset()
     assert seen == [ExitCode.STOPPED] * 2
     slot.clear()
-    # Without a breaker no state is left.
+    # Without a breaker, no state is kept.
     harness.add("2-0")
     calm = life.worker("t1", max_messages=1)
     assert life.run(calm, lambda _message: None) == ExitCode.RECYCLE

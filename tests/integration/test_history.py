@@ -180,7 +180,7 @@ def test_history_entry_is_written_after_each_server_minute(store: Store, view: M
 def test_messages_count_from_a_partitions_first_measurement(
     store: Store, view: MetricsView
 ) -> None:
-    """A new housekeeper, and a partition that comes and goes within a minute."""
+    """The housekeeper is new, and one partition leaves it within a minute."""
     writer = writer_of(store, view)
     writer.run()  # nothing is measured yet
     for added in (500, 512):
@@ -227,7 +227,7 @@ def test_old_entries_go(store: Store) -> None:
     rows = [HistoryRow("orders", "billing", lag=1)]
     now = int(store.execute("TIME")[0]) * 1000
     for minute in range(500):
-        # The id of an entry is the server's time, so what is past is written with an id of its own.
+        # The id of an entry is the server's time, so past entries are written with explicit ids.
         until = now - (500 - minute) * 60_000
         fields = ("instance", "web-1", "until", until, "seconds", "60", "rows", "[]")
         store.execute("XADD", store.keys.history(FLEET), f"{until}-0", *fields)

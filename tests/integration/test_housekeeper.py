@@ -315,7 +315,7 @@ def test_trimmer_keeps_unacknowledged_entries(
 def test_metrics_scrape_succeeds_during_trimming(
     harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
-    """The HTTP thread iterated over a mapping that the trimmer changed, and returned 500."""
+    """The HTTP thread must not return 500 because the trimmer changes a mapping."""
     harness.groups()
     harness.add("1-0")
     settings = settings_for(server, topics={"access": Topic(retention=Retention(max_length=1))})
@@ -414,7 +414,7 @@ def test_retry_streams_keep_nothing_acknowledged(
     assert harness.do("XLEN", harness.retry) == 0
 
 
-# --- the whole ------------------------------------------------------------------------------------
+# --- the whole housekeeper ------------------------------------------------------------------------
 
 
 class Running:
@@ -606,7 +606,7 @@ def test_health_endpoints_report_reasons(
 def test_duplicate_instance_publishes_no_summary(
     server: Server, harness: Harness, board: Scoreboard, begin: Callable[[Settings], Running]
 ) -> None:
-    """The second daemon with a name replaced the summary of the first."""
+    """A second daemon with the same name must not replace the summary of the first."""
     board.flags = InstanceFlags.STARTED
     begin(settings_for(server))
     summary = harness.keys.instance("default", "web-1")

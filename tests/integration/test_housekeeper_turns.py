@@ -1,6 +1,6 @@
 """Housekeeper tasks with much work: small writes, short turns, and no task is starved.
 
-The tests only count. A turn without any time makes one write.
+The tests only count. A turn with a time budget of zero makes one write.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ def test_closed_link_opens_again(link: Connection) -> None:
 
 
 def test_transport_never_connects_again(link: Connection) -> None:
-    """No command can be sent on another connection than its own."""
+    """A command cannot be sent on any connection except its own."""
     transport = link.node.ready()
     link.close()
     with pytest.raises(RedisUnavailableError) as caught:

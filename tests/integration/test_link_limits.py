@@ -156,7 +156,7 @@ def test_hung_address_leaves_time_for_the_next(
 
 
 def test_sentinels_and_a_master_that_hang(binary: Path) -> None:
-    """Two sentinels are silent, one names a master, which is silent too."""
+    """Two sentinels are silent, and one names a master that is silent too."""
     with Sentinels(binary, replicas=0, sentinels=1) as made, deaf() as one, deaf() as two:
         hosts = f"127.0.0.1:{one},127.0.0.1:{two},127.0.0.1:{made.sentinels[0].port}"
         settings = replace(config.Redis(), url=f"redis+sentinel://{hosts}/{NAME}")
@@ -215,8 +215,8 @@ def settings_of(url: str) -> Settings:
 
 
 def test_heartbeat_waits_only_for_its_own_node(cluster: Cluster) -> None:
-    """After the pause of another failed node that is no longer needed, the node of the heartbeat
-    still gets its own pause between attempts."""
+    """Another failed node is no longer needed. After its pause, the node of the heartbeat still
+    gets its own pause between attempts."""
     ours = settings_of(cluster.url)
     board = Scoreboard(2)
     exchange = LeaseManager(ours, board, "lock")
@@ -267,7 +267,7 @@ def test_heartbeat_waits_only_for_its_own_node(cluster: Cluster) -> None:
 
 @pytest.fixture
 def name_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Resolve names in the children as a name server that answers once the file exists.
+    """Resolve names in the children, like a name server that answers once the file exists.
 
     The name servers of the machine may be slow or missing. No child may outlive the test.
     """

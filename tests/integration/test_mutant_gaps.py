@@ -237,7 +237,7 @@ LATEST = Settings(
 
 
 def test_recreated_latest_group_starts_at_the_oldest_entry(harness: Harness):
-    """A new group skips existing entries. A group that was lost later must skip none."""
+    """A new group skips existing entries. A group that is lost later must skip no entry."""
     harness.add("1-0")
     startup.ensure_topics(harness.link, LATEST)
     harness.add("2-0")

@@ -113,7 +113,7 @@ FOREIGN_KEYS = {
 def test_a_key_that_the_database_does_not_generate_is_a_problem(
     invoke: Invoke, database_server: DatabaseServer, database_url: str
 ) -> None:
-    """A row with the ID NULL would never be sent, and one without a number never deleted."""
+    """A row with the ID NULL would never be sent, and a row without a number never deleted."""
     env = {"URL": database_url}
     assert invoke("outbox", "create", "--database", "${URL}", env=env).exit_code == 0
     run_all(database_server, database_url, FOREIGN_KEYS[database_server.dialect])

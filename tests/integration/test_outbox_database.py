@@ -376,7 +376,7 @@ def test_killed_connection_interrupts_the_wait(
 def test_a_file_that_is_replaced_is_opened_again(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
-    """The old file could be read for ever, and rows of the new one would not be sent."""
+    """Otherwise, the relay could read the old file forever and send no row of the new one."""
     path = Path(database_url.removeprefix("sqlite:///"))
     database.wait(0)
     path.rename(path.with_suffix(".old"))

@@ -1,4 +1,4 @@
-"""The relay on each real database: each committed row once, and obstacles harm only their own."""
+"""The relay on each real database: each committed row is sent once, despite obstacles."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_rows_of_a_killed_relay_are_sent_once_to_a_grown_topic(shop: Shop) -> No
 
 
 def test_a_recorded_row_that_is_not_the_oldest_is_deleted_first(shop: Shop) -> None:
-    """Its record is replaced by the next batch, and only the record shows that it was sent."""
+    """The next batch replaces its record, which is the only proof that it was sent."""
     shop.topic(partitions=1)
     shop.send(b"2", b"3")
     row = published(shop, 5)
@@ -282,7 +282,7 @@ def test_a_publish_whose_reply_is_lost_costs_a_new_epoch(
     monkeypatch.setattr(Connection, "run_each", lost)
     assert relay.run(burst=True) == 0
     assert shop.payloads() == [b"1", b"2", b"3"]
-    # The lost call arrives late: another relay or the same one has fenced its epoch.
+    # The lost call arrives late, after another relay or the same one has fenced its epoch.
     assert shop.store.run(calls[0]).word == "FENCED"
     assert store is not shop.store
 
@@ -497,7 +497,7 @@ def test_rows_are_deleted_after_a_replica_has_them(
 
 
 def test_a_crash_of_the_database_brings_no_sent_row_back(server: Server, store: Store) -> None:
-    """With synchronous_commit = off it would: rows of three batches, and one batch is recorded."""
+    """With synchronous_commit = off, rows of three batches return, but one batch is recorded."""
     started: Any = servers.needed(databases.start, "postgresql")
     with contextlib.ExitStack() as stack:
         stack.callback(started.close)
@@ -515,7 +515,7 @@ def test_a_crash_of_the_database_brings_no_sent_row_back(server: Server, store: 
             "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
         ).fetchall()
         owner.execute("CHECKPOINT")  # the rows are on the disk
-        os.kill(writer, signal.SIGSTOP)  # and what commits do not write themselves stays in memory
+        os.kill(writer, signal.SIGSTOP)  # and other writes stay in memory
         shop.burst(batch=1)
         started.kill()
         started.start()

@@ -1,4 +1,4 @@
-"""The sender in a transaction of each kind of connection: both commit, or none."""
+"""The sender in a transaction of each kind of connection: both commit, or neither does."""
 
 from __future__ import annotations
 

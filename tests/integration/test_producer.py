@@ -638,7 +638,7 @@ def test_producer_reads_the_default_configuration_file(
 
 
 def test_named_configuration_file_precedes_the_default(server, store: Store, monkeypatch, tmp_path):
-    """The same precedence as on the command line."""
+    """The precedence is the same as on the command line."""
     (tmp_path / "streamq.toml").write_text('[redis]\nurl = "redis://nowhere.invalid:1/0"\n')
     named = tmp_path / "named.toml"
     named.write_text(f'[redis]\nurl = "{server.url}"\n')

@@ -305,7 +305,7 @@ def test_abandoned_reply_is_not_read_on_a_new_connection(proxy, link, keys):
     assert (caught.value.ids, caught.value.unknown) == ([], CHUNK)
 
 
-# --- what changes in between ----------------------------------------------------------------------
+# --- changes between two chunks -------------------------------------------------------------------
 
 
 def test_chunk_made_before_a_growth_is_routed_again(server, link, store: Store, keys):

@@ -1,4 +1,4 @@
-"""The buffered producer against a real server: batches, receipts, a full buffer, forks, the end."""
+"""The buffered producer against a real server: batches, receipts, a full buffer, forks, closing."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_buffered_producer_inherits_producer_settings(server, link, store: Store
     assert payloads(link, keys, partition=3) == [b"x"]
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 def test_buffered_send_refuses_an_unencodable_message(server, link):
@@ -192,7 +192,7 @@ def test_lost_reply_affects_only_its_buffered_batch(proxy, link, keys):
 
     assert [type(each.exception(0)) for each in lost] == [OutcomeUnknownError] * 3
     assert good.result(0)
-    # None was sent a second time.
+    # No message was sent a second time.
     assert payloads(link, keys) == [b"warm", b"0", b"1", b"2", b"good"]
 
 
@@ -306,7 +306,7 @@ def test_empty_buffer_accepts_a_message_above_its_limit(server, link, keys):
         assert producer.send("access", b"x" * 100).result(10)
 
 
-# --- the end --------------------------------------------------------------------------------------
+# --- closing --------------------------------------------------------------------------------------
 
 
 def test_close_flushes_the_buffer_and_refuses_new_messages(server, link, keys):

@@ -81,7 +81,7 @@ def test_threads_that_share_a_producer_write_each_message_once(
 def test_send_in_a_signal_handler_refuses_to_interrupt_a_send(
     proxy: FaultProxy, link: Connection, keys: Keys
 ) -> None:
-    """A handler that interrupts a send of its thread gets an error, and the send its answer."""
+    """A signal handler that sends during a send of its thread gets an error."""
     refused: list[str] = []
 
     def on_signal(*_: object) -> None:
@@ -180,7 +180,7 @@ def test_send_to_a_hung_server_fails_within_its_timeout(
 def test_threads_return_within_the_timeout_if_the_server_hangs(
     fresh_server: ProcessServer,
 ) -> None:
-    """The wait for other threads of the producer counts."""
+    """The wait for other threads of the producer counts toward the timeout."""
     with Producer(fresh_server.url, timeout=LIMIT) as producer:
         producer.send("access", "warm")
         fresh_server.pause()

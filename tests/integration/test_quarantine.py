@@ -111,7 +111,7 @@ def turns(life: Life) -> Turns:
 def test_leaked_lock_descriptor_keeps_no_turn(
     harness: Harness, life: Life, turns: Turns, kind: dict[str, Any]
 ):
-    """For example, in a process forked without Python's fork hooks."""
+    """One leaks, for example, into a process forked without Python's fork hooks."""
     runs, copies = [], []
 
     def work(message: Message) -> None:

@@ -178,7 +178,7 @@ def test_changed_settings_are_read_again(
 
 
 def test_trimmer_stops_while_settings_are_unreadable(harness: Harness, view: MetricsView) -> None:
-    """The settings may require an archive."""
+    """The unreadable settings may require an archive."""
     registry.create(harness.store, "access", Topic())
     harness.do("HSET", harness.keys.meta("access"), "settings", "no JSON")
     write(harness, 300, read=300)
@@ -234,7 +234,7 @@ def test_dropped_messages_are_counted_and_logged(
 
 
 def test_retention_drops_several_parts_in_one_turn(harness: Harness, view: MetricsView) -> None:
-    """A part of 512 KiB has six entries here, which are counted and in one stream node."""
+    """A part of 512 KiB has six entries here. They are counted, and in one stream node."""
     harness.do("CONFIG", "SET", "stream-node-max-bytes", 0)
     try:
         write(harness, 30, size=100_000)
@@ -264,7 +264,7 @@ def test_without_the_setting_nothing_is_lost(harness: Harness, view: MetricsView
 
 
 def test_retention_settles_drops_of_a_dead_housekeeper(harness: Harness, view: MetricsView) -> None:
-    """One dropped entries and died before it settled them. The next one settles and counts them."""
+    """It dropped entries and died before it settled them. The next one settles and counts them."""
     write(harness, 300)
     harness.fetch(150)
     harness.do("XTRIM", harness.stream, "MINID", "=", "101-0")

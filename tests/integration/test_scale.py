@@ -39,7 +39,7 @@ def write(harness: Harness, number: int) -> None:
 
 
 def later(harness: Harness, key: str, seconds: float, number: int = 1) -> None:
-    """Add members to a sorted set that are due after that time."""
+    """Add `number` members to a sorted set, due in `seconds` (unix ms, Redis time)."""
     for at in range(number):
         harness.do("ZADD", key, int(harness.now_unix_ms() + seconds * 1000), f"0-{at}-{seconds}")
 

@@ -27,7 +27,7 @@ TOPIC = "reports"
 
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every turn check all places immediately."""
+    """Make every turn check all places immediately."""
     monkeypatch.setattr(firing, "PLACES_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(firing, "STAGGER_MS", 0)
 
@@ -335,7 +335,7 @@ def test_schedule_list_survives_a_key_of_a_wrong_type(added: Run, store: Store) 
 def test_schedule_list_survives_a_tick_beyond_all_calendars(
     added: Run, store: Store, part: str
 ) -> None:
-    """`schedule list` failed with an error about a year, and listed no schedule."""
+    """Such a tick must not make `schedule list` fail with an error about a year."""
     added("add", "other", "--topic", "others", "--every", "1h")
     line = calls.index(store, ["tick"])["tick"]
     assert isinstance(line, calls.IndexLine)

@@ -81,7 +81,7 @@ ROLES = (housekeeper, housekeeper, housekeeper, deployer, deployer, operator)
 def test_no_tick_is_sent_twice_in_a_storm(
     server: Server, link: Connection, keys: Keys, seconds: float
 ) -> None:
-    """Three housekeepers, two deployers that race, and an operator."""
+    """Three housekeepers, two racing deployers and an operator act at the same time."""
     store = Store(link, keys)
     for topic in TOPICS:
         topics.create(store, topic, Topic(partitions=PARTITIONS))

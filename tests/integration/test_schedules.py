@@ -42,7 +42,7 @@ def store(link: Connection, keys: Keys) -> Store:
 
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every turn check all places immediately."""
+    """Make every turn check all places immediately."""
     monkeypatch.setattr(firing, "PLACES_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(firing, "STAGGER_MS", 0)
 
@@ -378,9 +378,9 @@ def test_counts_and_the_last_tick_move_with_a_schedule(store: Store) -> None:
 
 
 def test_a_second_copy_of_a_schedule_sends_nothing(store: Store) -> None:
-    """An old release read the index before a new one moved it, and declared it afterwards.
+    """An old release reads the index before a new one moves it, and declares it afterwards.
 
-    Both copies sent each tick, for the 10 minutes until the second one was an orphan.
+    Otherwise, both copies would send each tick until the second is an orphan after 10 minutes.
     """
     reconcile(store, schedule())
     reconcile(store, schedule(topic="others"), since=2)
@@ -496,7 +496,7 @@ def test_topic_delete_removes_its_schedule_names(store: Store) -> None:
 
 
 def test_declared_schedule_returns_after_a_topic_delete(store: Store) -> None:
-    """Until a restart or a reload, the instance does not create the topic again."""
+    """It returns with a restart or a reload. Until then, the topic is not created again."""
     running = Reconciler(store, "default", [schedule()], 1, {})
     running.run()
     topics_deletion.delete(store, TOPIC, force=True)

@@ -96,7 +96,7 @@ def test_sentinel_link_does_not_write_to_a_replica(
 def test_start_warns_about_a_master_without_min_replicas(
     link: Connection, sentinels: Sentinels
 ) -> None:
-    """F19: such a master would accept writes that are lost in a failover."""
+    """Such a master would accept writes that are lost in a failover."""
     settings = config.Settings()
     for replica in sentinels.servers[1:]:
         wait_until(replica.follows, what="the replica follows")

@@ -119,7 +119,7 @@ def rows(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> Found:
 def to_the_end(
     reader: Any, start: dict[str, Any], limit: Any = ALL, found: list[Found] | None = None
 ) -> list[Found]:
-    """Return the rows of each batch until there is no more. `found` has those before an error."""
+    """Return the rows of each batch until the end. `found` has those read before an error."""
     found = [] if found is None else found
     while (end := reader.latestOffset(start, limit)) != start:
         found.append(rows(reader, start, end))
@@ -156,7 +156,7 @@ def test_stream_reads_the_archive_and_then_redis(shop: Shop) -> None:
         "access": {"0": "350-0", "1": "100-0"},
         "#": {"access": {"0": 350, "1": 100}},
     }
-    # The same batch again has the same rows, with an archive that has grown.
+    # A repeated batch has the same rows, even after the archive has grown.
     shop.archive()
     shop.trim(0, "340-0")
     assert sorted(rows(shop.reader(), start, end)) == sorted(found)
@@ -190,7 +190,7 @@ def test_limits_hold_in_both_phases(shop: Shop, compacted: bool) -> None:
 def test_compacted_files_have_bounded_row_groups(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task reads whole row groups, so their size bounds what it reads in vain."""
+    """A task reads whole row groups, so their size bounds the rows that it reads needlessly."""
     monkeypatch.setattr(compact, "GROUP_ROWS", 64)
     shop.fill(0, 1, 300)
     table = shop.archive(rows_max=150)
@@ -295,7 +295,7 @@ def test_only_trimmed_entries_are_lost_without_failing(
 
 
 def test_available_now_stops_at_its_target(shop: Shop) -> None:
-    """The archive may reach beyond it."""
+    """The archive may contain entries after it."""
     shop.need_counts()
     shop.fill(0, 1, 100)
     shop.archive()
@@ -343,7 +343,7 @@ def test_new_partition_is_read_from_the_archive(shop: Shop) -> None:
     assert flat(to_the_end(reader, BEGIN, streaming.ReadMaxRows(7))) == numbered(2, 1, 20)
 
 
-# --- what is not there ----------------------------------------------------------------------------
+# --- missing entries ------------------------------------------------------------------------------
 
 
 def test_entries_in_neither_are_a_loss(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
@@ -583,7 +583,7 @@ def strange_ids() -> Iterator[Id]:
 def test_walk_finds_each_row_by_its_number(
     shop: Shop, compacted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For all IDs that a server accepts, sorted or not."""
+    """This holds for all IDs that a server accepts, sorted or not."""
     monkeypatch.setattr(planning, "TASK_ROWS", 5)
     every = list(strange_ids())
     for at in range(0, len(every), 7):

@@ -114,7 +114,7 @@ def test_archive_in_a_bucket_reads_like_one_on_a_disk(store: BucketServer, url: 
 
 
 def test_a_directory_made_in_a_console_is_empty(store: BucketServer, url: str) -> None:
-    """The object `NAME/` is no content, so an archive can be created there."""
+    """The object `NAME/` does not count as content, so an archive can be created there."""
     system = pa.fs.S3FileSystem(
         access_key=KEY, secret_key=SECRET, endpoint_override=store.url, region="us-east-1"
     )
@@ -141,7 +141,7 @@ def test_engines_read_an_archive_in_a_bucket(store: BucketServer, url: str) -> N
 
 
 def test_one_of_two_writers_is_refused_by_the_store(store: BucketServer, url: str) -> None:
-    """Both start at one state. The commit is a conditional PUT, and only one is accepted."""
+    """Both start from the same state. The commit is a conditional PUT, and only one is accepted."""
     archive = Archive(url, create=True, options=store.options)
     add(opened(archive), 0, 2)
     tables = [opened(archive), opened(archive)]
@@ -203,7 +203,7 @@ def test_a_throttled_request_is_sent_again(
 
 
 def test_a_commit_whose_reply_is_lost_counts_once(store: BucketServer, url: str) -> None:
-    """The store has the commit, and the client that sends it again finds its own one there."""
+    """The store has the commit, and the client that sends it again finds its own commit there."""
     archive = Archive(url, create=True, options=store.options)
     made = opened(archive)
     for number in range(3):
@@ -430,7 +430,7 @@ def test_credentials_from_environment_profile_or_options_work(
 def test_given_credentials_need_no_service_of_the_host(
     store: BucketServer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each client asked Amazon's metadata service for its region, which other hosts lack."""
+    """No client asks Amazon's metadata service for its region, because other hosts have none."""
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", store.url)
@@ -517,7 +517,7 @@ def test_options_of_the_configuration_are_checked_and_hidden(tmp_path: Path) -> 
 def test_endpoint_that_is_not_a_url_is_refused(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client panicked, which is no error that a command can report."""
+    """The client of the store would panic, which no command can report as an error."""
     for name in ("AWS_ENDPOINT_URL", "aws_endpoint"):
         with pytest.raises(
             InvalidRequestError, match=f"variable {name.lower()} is not a URL; write it"

@@ -164,7 +164,7 @@ def test_a_second_try_of_a_task_is_not_in_the_table(shop: Shop) -> None:
 
 
 def test_failed_archive_task_removes_its_files(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk becomes full after its first file, within the second."""
+    """The disk becomes full after its first file, in the middle of the second."""
     shop.add(0, "1-0", "86400000-0")
     group = parts.OpenFile._write_group
 
@@ -206,7 +206,7 @@ def test_archive_reports_its_position_after_a_restore(shop: Shop) -> None:
     from streamqd.spark.pipelines.archive import Archiver
 
     class SparkError(Exception):
-        """A stand-in, because no Spark runs here."""
+        """A stand-in for Spark's error, because no Spark runs here."""
 
     def spark() -> Any:
         raise SparkError
@@ -239,7 +239,7 @@ def test_archive_reports_its_position_after_a_restore(shop: Shop) -> None:
 def test_checkpoint_in_an_object_store_is_refused_before_a_write(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    """`--checkpoint s3a://bucket/ck` exited with 0 and created a local folder `s3a:`."""
+    """`--checkpoint s3a://bucket/ck` must not create a local folder `s3a:`."""
     monkeypatch.setenv("STREAMQ_REDIS__URL", shop.server.url)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -266,7 +266,7 @@ def test_address_of_no_directory_is_refused_before_a_write(
     command: tuple[str, ...],
     address: str,
 ) -> None:
-    """Such an address created a local folder, and the command exited with 0."""
+    """For such an address, the command must not create a local folder."""
     monkeypatch.setenv("STREAMQ_REDIS__URL", shop.server.url)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -344,7 +344,7 @@ def test_a_message_is_looked_up_in_the_archive_without_spark(shop: Shop) -> None
 
 
 def test_damaged_file_gives_one_sentence_in_a_lookup(shop: Shop) -> None:
-    """An error of Arrow is no OSError, and was printed with its traceback."""
+    """An error of Arrow is not an OSError, but it must not be printed with its traceback."""
     from streamqd.spark.pipelines.lookup import look
 
     shop.add(0, "1000-0", "1001-0")

@@ -1,4 +1,4 @@
-"""Dead letters and the history of minutes in an archive: each once, without Spark."""
+"""Dead letters and the history of minutes are archived once each, without Spark."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_dead_letters_are_exact_after_an_error_at(case: HistoryCase, point: str)
 
 
 def test_dead_letters_and_minutes_are_exact_after_kills(case: HistoryCase, tmp_path: Path) -> None:
-    """Real kills. Letters are deleted as soon as they count as archived."""
+    """The kills are real. Letters are deleted as soon as they count as archived."""
     (tmp_path / "streamq.toml").write_text(f'[redis]\nurl = "{case.server.url}"\n', "utf-8")
     command = [sys.executable, "-m", "tests.support.killed_archive"]
     for number, (point, batch) in enumerate((p, b) for b in (1, 2) for p in LETTER_POINTS):
@@ -327,7 +327,7 @@ def test_dead_letters_are_committed_in_portions(
 
 @pytest.mark.parametrize("later", [False, True])
 def test_dead_letters_after_a_failover_are_archived(case: HistoryCase, later: bool) -> None:
-    """The replica had one of three. The next ID is before the position: its clock is behind."""
+    """The replica had one of three. Its clock is slow, so the next ID is before the position."""
     kept, lost, last = case.bury("access", 0, 3)
     case.run()
     dlq, trim = case.keys.dlq("access", 0), case.keys.trim("access", 0)
@@ -351,7 +351,7 @@ def test_dead_letters_after_a_failover_are_archived(case: HistoryCase, later: bo
 
 @pytest.mark.parametrize("field", ["dlq", "trim"])
 def test_wrong_dead_letter_key_harms_only_dead_letters(case: HistoryCase, field: str) -> None:
-    """Another client wrote another type, or no ID."""
+    """Another client wrote a key of another type, or a field that is not an ID."""
     topics.create(case.store, "orders", Topic(partitions=1))
     case.bury("orders", 0, 2)
     case.bury("access", 0, 1)
@@ -445,7 +445,7 @@ def test_minutes_are_archived_once_with_their_quantiles(case: HistoryCase) -> No
 
 
 def test_rows_count_for_the_minutes_that_their_entry_covers(case: HistoryCase) -> None:
-    """A housekeeper starts, exits within the next minute, and one writes after an outage."""
+    """A housekeeper starts and exits within the next minute. Another writes after an outage."""
     first = START // MINUTE * MINUTE
     for until, seconds, acked in ((first + 60_120, 10.0, 5), (first + 80_000, 20.0, 7)):
         written = Interval(

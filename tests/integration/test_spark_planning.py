@@ -186,7 +186,7 @@ def test_loss_is_reported_once(shop: Shop, link: Connection, keys: Keys) -> None
 
 
 def test_entries_are_read_though_the_counts_are_equal(shop: Shop) -> None:
-    """A new stream has issued as many entries as were read, and continues after that place."""
+    """A new stream has issued as many entries as were read. Its later entries are read."""
     shop.fill(0, 6, 15)
     start = at("10-0", "0-0")
     reader = shop.reader()
@@ -303,7 +303,7 @@ def test_removed_partitions_are_a_loss(shop: Shop, caplog: pytest.LogCaptureFixt
 def test_recreated_stream_is_a_loss(
     shop: Shop, caplog: pytest.LogCaptureFixture, first: int, count: int
 ) -> None:
-    """With fewer entries and with more, with smaller ids and with larger ones."""
+    """The new stream has fewer or more entries, with smaller or larger ids."""
     if shop.server.version < (7,) and first <= 100 <= first + count - 1:
         pytest.skip("Redis 6.2 does not count: ids of the past may be those of the one stream")
     shop.fill(0, 1, 100)
@@ -406,7 +406,7 @@ def test_a_batch_can_be_cut_into_pieces(shop: Shop) -> None:
 
 @pytest.mark.parametrize("count", [2_000, 20_000])
 def test_pieces_are_even_where_time_is_not(shop: Shop, count: int) -> None:
-    """One old entry and many new ones gave two tasks, and all of the entries to one."""
+    """With one old entry and many new ones, one of two tasks would get almost all entries."""
     shop.fill(0, 1, 1)
     burst = 1_795_180_000_000
     shop.fill(0, burst, burst + count - 2)
@@ -470,7 +470,7 @@ def test_even_entries_are_cut_without_a_count(shop: Shop, monkeypatch: pytest.Mo
 
 
 def test_stream_deleted_before_its_read_is_a_loss(shop: Shop) -> None:
-    """N: the loss is reported in this batch, not only in the next."""
+    """The loss is reported in this batch, not only in the next."""
     shop.fill(0, 1, 100)
     reader = shop.reader(minPartitions=2)
     planned = reader.partitions(at("0-0", "0-0"), reader.latestOffset(at("0-0", "0-0"), ALL))
@@ -498,7 +498,7 @@ class Trimmer:
 def test_trim_during_the_count_is_not_a_later_loss(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N: the count at its end equals the stream's, so the next batch finds no loss."""
+    """The count at its end equals the stream's, so the next batch finds no loss."""
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
     shop.fill(0, 1, 100)
@@ -512,7 +512,7 @@ def test_trim_during_the_count_is_not_a_later_loss(
 def test_trimming_during_the_first_count_hides_no_loss(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N: a later loss is reported like an earlier one."""
+    """A later loss is reported like an earlier one."""
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
     shop.fill(0, 1, 100)
@@ -528,7 +528,7 @@ def test_trimming_during_the_first_count_hides_no_loss(
 
 
 def test_unread_partition_in_the_options_is_refused(shop: Shop) -> None:
-    """N: the options name it, but a checkpoint has priority."""
+    """The options name it, but a checkpoint has priority."""
     places = '{"access": {"0": "1-0", "1": "1-0", "7": "1-0"}}'
     text = "Offsets contains partition 7 of access, which does not exist"
     reader = shop.reader(startingOffsets=places)

@@ -134,9 +134,9 @@ def test_the_rows_of_a_task_keep_their_order(shop: Shop) -> None:
 def test_sink_survives_a_driver_kill_anywhere_in_a_commit(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After any exchange with Redis. The batch is repeated with other tasks and rows.
+    """The kill follows any exchange with Redis. The batch is repeated with other tasks and rows.
 
-    The decided rows are published: after the first row is out, no row of the second try is.
+    The decided rows are published: once the first row is out, no row of the second try follows.
     """
     first, second = rows(*LETTERS, key=False), rows(*LETTERS[::-1], "other", key=False)
     monkeypatch.setattr(staging, "CALLS", 1)
@@ -191,7 +191,7 @@ def dying_after(exchanges: int) -> Callable[..., Any]:
 def test_sink_publishes_a_batch_of_two_drivers_once(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second starts while the first is active, and each row is there once."""
+    """The second driver starts while the first is active, and each row is published once."""
     monkeypatch.setattr(staging, "CALLS", 1)
     monkeypatch.setattr(store, "ROWS_MAX", 3)
     mine = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
@@ -236,7 +236,6 @@ def test_sink_removes_rows_staged_after_the_batch(shop: Shop) -> None:
 
 
 def test_sink_records_and_staged_rows_expire(shop: Shop) -> None:
-    """Record and staged rows."""
     parts = [shop.stage(rows("a"), commitRetention="1h")]
     for key in (*shop.left_over(), shop.keys.sink(QUERY)):
         assert 0 < shop.link.execute("PTTL", key) <= 3_600_000
@@ -255,7 +254,7 @@ def test_sink_accepts_batches_without_rows(shop: Shop) -> None:
 
 
 def test_partitions_that_were_added_in_between(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """N: the rows of a key would go to its old partition, after rows in the new one.
+    """The rows of a key would go to its old partition, after rows in the new one.
 
     Decided rows keep the partition for which they were staged, and each row is there once.
     """
@@ -426,7 +425,7 @@ def test_staged_rows_that_redis_lost(shop: Shop) -> None:
 
 
 def test_sink_reports_lost_staged_rows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A half batch is always reported, and the message contains the remedy."""
+    """A half-published batch is always reported, and the message contains the remedy."""
     parts = [shop.stage(rows(*LETTERS))]
     only_decided(shop, monkeypatch, parts)
     shop.link.execute("DEL", *shop.left_over())
@@ -474,7 +473,7 @@ def test_sink_names_an_invalid_record(shop: Shop) -> None:
 
 @pytest.mark.parametrize("junk", ["9" * 5000, "-1", "x"])
 def test_sink_skips_an_invalid_number_of_an_attempt(shop: Shop, junk: str) -> None:
-    """A bad number of an attempt is skipped."""
+    """Other attempts are still read."""
     shop.link.execute("HSET", shop.keys.sink(QUERY), "attempt:x:out", junk)
     shop.batch([rows(*LETTERS)])
     assert shop.all_written() == BODIES
@@ -522,14 +521,14 @@ def test_sink_with_full_memory_still_publishes_staged_rows(shop: Shop) -> None:
     assert shop.all_written() == BODIES
 
 
-# --- topics that go, failovers, killed drivers ----------------------------------------------------
+# --- deleted topics, failovers, killed drivers ----------------------------------------------------
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "created again"])
 def test_sink_continues_after_a_topic_delete(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, again: bool
 ) -> None:
-    """N: an open plan has lost its rows for the deleted one of two topics."""
+    """An open plan has lost its rows for the deleted one of two topics."""
     topics.create(Store(shop.link, shop.keys), "other", config.Topic(partitions=1))
     mixed = rows(*LETTERS) + [row._replace(topic="other") for row in rows(*LETTERS)]
     half_published(shop, monkeypatch, mixed)
@@ -573,7 +572,7 @@ def test_sink_handles_rows_for_a_removed_partition(
 def test_rows_that_are_staged_after_their_topic_was_deleted(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N: a task continues with its known partition count, and the stream would have no reader."""
+    """A task continues with its known partition count, and the stream would have no reader."""
     late = staging.Stage(shop.options(), QUERY, 3)
     counts = sink.deliver(rows(*LETTERS), shop.options(), 0, late.send)
     topics_deletion.delete(Store(shop.link, shop.keys), "out", force=True)
@@ -589,7 +588,7 @@ def test_rows_that_are_staged_after_their_topic_was_deleted(
 def test_sink_survives_a_failover_during_the_commit(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N: the new master lacks the last moves. No row is lost or duplicated."""
+    """The new master lacks the last moves. No row is lost or duplicated."""
     parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 3)]
     keys = [key.decode() for key in shop.left_over()] + [shop.keys.stream("out", n) for n in (0, 1)]
     before = {key: shop.link.execute("DUMP", key) for key in keys}
@@ -613,7 +612,7 @@ def test_sink_survives_a_failover_during_the_commit(
 
 
 def test_sink_keeps_the_proof_of_a_published_batch(shop: Shop) -> None:
-    """N: in a cluster another node has the record, and its replica may lack the end."""
+    """In a cluster another node has the record, and its replica may lack the end."""
     shop.batch(in_tasks(rows(*LETTERS), 2))
     proofs = shop.staged()
     assert proofs
@@ -628,7 +627,7 @@ def test_sink_keeps_the_proof_of_a_published_batch(shop: Shop) -> None:
 def test_rows_of_a_killed_driver_go_when_the_query_starts(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N: they go before the end of the batch. Rows of a task of the same run stay."""
+    """They go before the end of the batch. Rows of a task of the same run stay."""
     monkeypatch.setattr(sink, "_task", Task)
     writer = sink.TopicStreamWriter(shop.options())
     writer.write(iter([batch(value=["killed"])]))

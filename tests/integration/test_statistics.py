@@ -65,7 +65,7 @@ def test_figures_of_a_partition_are_complete(harness: Harness, server: Server) -
 
 
 def test_figures_include_a_spark_query_position(harness: Harness, server: Server) -> None:
-    """Its position and the time of its last report, next to the partition's figures."""
+    """The partition's figures include its position and the time of its last report."""
     for number in range(1, 6):
         harness.add(f"{number}-0")
     harness.groups()
@@ -78,7 +78,7 @@ def test_figures_include_a_spark_query_position(harness: Harness, server: Server
 
 
 def test_groups_named_like_queries_have_no_query_figures(harness: Harness) -> None:
-    """Each would be a series of the metrics, and any client of Redis could create them."""
+    """Otherwise, any client of Redis could create series of the metrics."""
     harness.add("1-0")
     for name in (b"spark:", b"spark:..", b"spark:a b", b"spark:\xff", b"spark:" + b"x" * 65):
         harness.do("XGROUP", "CREATE", harness.stream, name, "0")

@@ -258,7 +258,7 @@ def test_forget_refuses_live_or_invalid_instances(
     keys: Keys,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Refused for a run that has returned, for one with valid leases, and for a junk entry."""
+    """`forget` refuses a run that has returned, a run with valid leases, and a junk entry."""
     heartbeat("a", ttl=0.2)
     run("drain", "a")
     own(1, "a")

@@ -20,7 +20,7 @@ UNREAD = 40
 def test_reading_continues_during_a_long_scan(
     harness: Harness, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
-    """Two idle entries, first and last, among many that their consumer is handling."""
+    """Only the first and the last of many entries are idle. The consumer handles the others."""
     harness.link.pipeline(
         [("XADD", harness.stream, f"1-{n + 1}", "payload", "x") for n in range(FRESH)]
     )

@@ -303,7 +303,7 @@ def test_topic_views_write_nothing(
 
 
 def test_growing_to_the_present_number_changes_nothing(run: Run, at: At) -> None:
-    """The command asked for a confirmation and warned that a topic cannot shrink."""
+    """The command must not ask for confirmation or warn that a topic cannot shrink."""
     at(0)
     said = run("topic", "grow", "access", "3").stdout
     assert said == "access already has 3 partitions, so nothing was changed\n"

@@ -48,7 +48,7 @@ def seen(run: Run, uid: str = UID, group: str = "hits") -> dict[str, Any]:
 
 
 def test_trace_shows_unread_pending_and_acknowledged(run: Run, at: At) -> None:
-    """A message in the partition, group by group."""
+    """`trace` shows the state of a message in the partition for each group."""
     harness, other = at(0), at(0, "agents")
     harness.groups()
     other.groups()
@@ -386,7 +386,7 @@ def test_schedule_that_sent_the_message(
 def test_trace_without_a_result_exits_with_its_code(
     run: Run, at: At, uid: str, code: int, text: str
 ) -> None:
-    """One sentence, and the documented exit code."""
+    """`trace` prints one sentence and exits with the documented code."""
     assert text in run("trace", uid, code=code).stderr
 
 

@@ -92,7 +92,7 @@ def test_dlq_list_at_80_columns_shows_the_error(typed: Typed, at: At) -> None:
 
     shown = ANSI_COLOR.sub("", typed("dlq", "list", "access").raw).replace("\r\n", "\n")
 
-    assert f"\n    {text}\n" in shown  # both do not fit: the message wins
+    assert f"\n    {text}\n" in shown  # no room for both: the message is shown
     assert "\n    Short: no sum\n" in shown
     assert all(len(line) <= 80 for line in shown.split("\n"))
 
@@ -422,7 +422,7 @@ def test_completion_never_holds_a_shell(complete: Callable[..., list[str]], tmp_
         assert complete("prod", config=file) == ["produce"]
         started = time.monotonic()
         assert complete("tail", "", config=file) == []
-        # The other time, mostly the start of Python, is the same.
+        # The rest of the time, mostly the start of Python, is the same.
         assert time.monotonic() - started < 2 * (started - plain) + 1.0 + 5.0
     assert complete("tail", "", config=file) == []
     assert complete("tail", "", config=tmp_path / "none.toml") == []

@@ -123,7 +123,7 @@ def test_wake_up_with_the_subscription_reply_is_noticed(
 
 
 def subscribed_while_published(server: ProcessServer, other: Connection) -> tuple[int, bool]:
-    """Publish a wake-up right after a subscription. Return its receivers and if it was heard."""
+    """Publish a wake-up right after a subscription. Return its receivers, and True if heard."""
     listener = PubSubListener(connect(server.settings, timeout=5.0, name="test:wakes"), "wake")
     listener.link.open()
 
@@ -149,7 +149,7 @@ def subscribed_while_published(server: ProcessServer, other: Connection) -> tupl
 
 
 def test_instance_checks_the_fleet_after_subscribing(server: Server, link: Connection) -> None:
-    """Earlier wake-ups were missed."""
+    """It may have missed earlier wake-ups."""
     settings = Settings(
         redis=server.settings,
         daemon=Daemon(instance="west-1", lease_ttl=60.0),

@@ -202,7 +202,7 @@ def add(bench: Bench, *words: str, first: int = 1, stream: str = "") -> list[str
     return ids
 
 
-# --- the ordinary life ----------------------------------------------------------------------------
+# --- ordinary operation ---------------------------------------------------------------------------
 
 
 def test_worker_handles_messages_until_stopped(bench: Bench):
@@ -228,7 +228,7 @@ def test_worker_handles_messages_until_stopped(bench: Bench):
     "consumer", [{}, {"concurrency": 4}, {"handler": "work:go_many", "batch": 3}]
 )
 def test_delays_start_at_the_time_of_the_entry(bench: Bench, consumer: dict[str, Any]):
-    """By the server's clock: 3 minutes, and 50 ms or less. A retry is not counted."""
+    """By the server's clock, the delays are 3 minutes and at most 50 ms. No retry is counted."""
     seconds, micros = bench.harness.do("TIME")
     old = int(seconds) * 1_000 + int(micros) // 1_000 - 180_000
     for number in range(5):
@@ -448,8 +448,7 @@ def test_reclaim_flag_makes_the_worker_claim_idle_entries(bench: Bench):
     assert bench.slot.counter("reclaimed") == 3
 
 
-# --- losing the assignment
-# ------------------------------------------------------------------------------
+# --- losing the assignment ------------------------------------------------------------------------
 
 
 @pytest.mark.fault("F8")
@@ -498,7 +497,7 @@ def test_missing_group_exits_with_its_own_code(bench: Bench, which: str):
 
 
 def test_a_hook_that_refuses_is_a_failed_boot(bench: Bench):
-    """Errors of `on_start` lacked the file and the line."""
+    """An error of `on_start` contains the file and the line."""
     (bench.folder / "refuse").touch()
     add(bench, "ok")
     bench.start()

@@ -204,7 +204,7 @@ def test_message_with_an_invalid_crash_record_is_dead_lettered(
     assert letters(harness)[b"1-0"]["reason"] == b"crashes"
 
 
-# --- what the server refuses ----------------------------------------------------------------------
+# --- refusals of the server -----------------------------------------------------------------------
 
 
 @pytest.mark.fault("F21")
@@ -239,7 +239,7 @@ def test_refused_item_does_not_block_its_batch(harness: Harness, slot: WorkerSlo
 def test_delays_are_judged_after_a_settlement_which_may_be_slow(
     harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
-    """Otherwise, a start after a slow reply of Redis would count with the delays before it."""
+    """Otherwise, a slow reply of Redis before a start would not count as a delay."""
     settled, judged = [], []
     settle_first, look = RunPace.settle_first, RunStarts.look
 
@@ -269,7 +269,7 @@ def test_delays_are_judged_after_a_settlement_which_may_be_slow(
 def test_failed_entries_of_two_reads_are_found_by_one_read(
     harness: Harness, slot: WorkerSlot, listed: bool, reads: int
 ):
-    """Entries that were listed may have others between them: each is found alone."""
+    """Other entries may lie between listed ones, and each listed entry is still found."""
     places = harness.pending("1-0", "2-0")
     settler = Settler(harness.link, harness.keys, harness.leased("t1"), slot)
     for place in places:
@@ -536,7 +536,7 @@ def test_parked_items_are_retried_at_exit(harness: Harness, slot: WorkerSlot):
     assert list(harness.state()["items"]) == ["m:1-0"]
 
 
-# --- an end without a connection ------------------------------------------------------------------
+# --- exit without a connection --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", [None, ValueError("no")], ids=["done", "failed"])
@@ -548,7 +548,7 @@ def test_run_settles_over_a_new_connection_if_the_old_one_hangs(
     concurrency: int,
     end: Exception | None,
 ):
-    """A lost failure would run again at the next owner without being counted."""
+    """Otherwise, the failure would be lost, and the next owner would not count it."""
     harness.add("1-0")
     life = new_life(proxy.url)
     worker = life.worker("t1", max_messages=1, concurrency=concurrency)
@@ -570,7 +570,7 @@ def test_run_settles_over_a_new_connection_if_the_old_one_hangs(
 def test_exiting_worker_tries_an_unreachable_server_only_once(
     new_life: Callable[[str], Life], proxy: FaultProxy
 ):
-    """The exit of a worker would take twice the timeout of a connection."""
+    """Otherwise, the exit of a worker would take twice the timeout of a connection."""
     settler = new_life(proxy.url).worker("t1").settler
     settler.ack(b"1-0", 0, 1, retried=False, has_counters=False)
     proxy.refusing = True
