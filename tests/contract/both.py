@@ -1,4 +1,4 @@
-"""Makes each call twice, on the server and in the model, which must give equal answers."""
+"""Make each call on the server and in the model, which must give equal answers."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class Harness:
         return places
 
     def pending_retry(self, *ids: str) -> list[bytes]:
-        """The same in the retry stream; the group must exist."""
+        """Do the same in the retry stream; the group must exist."""
         places = [self.add(entry_id, stream=self.retry) for entry_id in ids]
         assert len(self.fetch(len(ids), stream=self.retry)) == len(ids)
         return places
@@ -195,7 +195,7 @@ class Harness:
         }
 
     def _bytes(self, key: bytes) -> object:
-        """Return all bytes of a key. Not by DUMP: a read may reorder the table of a hash or set."""
+        """Return all bytes of a key, not by DUMP: a read may reorder the table of a hash or set."""
         kind = self.do("TYPE", key)
         if kind == b"hash":
             found = self.do("HGETALL", key)

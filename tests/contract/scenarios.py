@@ -46,7 +46,7 @@ def lease_acquire(harness: Harness) -> Call:
 
 
 def lease_acquire_retried(harness: Harness) -> Call:
-    """The same, with an entry of the retry stream."""
+    """An owner was lost while it handled an entry of the retry stream."""
     harness.pending("1-0")
     place = harness.pending_retry("1-0")[0]
     epoch = harness.own("old")
@@ -190,7 +190,7 @@ def quarantine_mark(harness: Harness) -> Call:
 
 
 def quarantine_mark_first(harness: Harness) -> Call:
-    """Nothing to acknowledge yet."""
+    """There is nothing to acknowledge yet."""
     place = harness.pending("1-0")[0]
     harness.own("t1")
     harness.do("HSET", harness.fence, "session", "s1", "quarantine", "1")

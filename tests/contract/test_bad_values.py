@@ -1,4 +1,4 @@
-"""Scripts with values that another client wrote: they work without them, or name key and field."""
+"""Scripts ignore bad values that another client wrote, or report their key and field."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_group_reset_repairs_an_invalid_epoch(harness: Harness) -> None:
 
 @pytest.mark.parametrize("count", NO_NUMBER)
 def test_invalid_counters_count_as_zero(harness: Harness, count: str) -> None:
-    """Attempts `:c=abc` made the worker crash in a loop."""
+    """A count such as `:c=abc` once crashed the worker in a loop."""
     (place,) = harness.pending("1-0")
     harness.own("t1")
     name = place.decode()
@@ -128,7 +128,7 @@ def trim(harness: Harness, *, archive: bool = False, shrink: float | None = None
 
 @pytest.mark.parametrize("junk", NO_ID)
 def test_trimming_continues_with_a_junk_record(harness: Harness, junk: str) -> None:
-    """Counts start again at 0. Only a bad archive mark stops it, and is named."""
+    """Counts restart at 0. Only a bad archive mark stops the trim, and the error names it."""
     harness.pending("1-0")
     record = ("removed", "first", "size", "shrunk", "shrink_from", "shrink_next", "floor:hits")
     for field in record:
@@ -150,7 +150,7 @@ def test_trimming_continues_with_a_junk_record(harness: Harness, junk: str) -> N
 
 
 def test_junk_marks_of_a_move_and_a_sink_are_handled(harness: Harness) -> None:
-    """The mark of a move counts as new, and a bad batch number is named."""
+    """A junk mark of a move counts as new, and a bad batch number is an error that names it."""
     topic, partition, _ = harness.assignment
     harness.add("1-0", stream=harness.dlq)
     for mark in ("junk", "9" * 400 + " there"):
@@ -230,7 +230,7 @@ def test_stream_with_exhausted_ids_can_be_measured_and_read(harness: Harness) ->
 
 
 def test_reclaim_reaches_the_end_of_a_full_stream(harness: Harness) -> None:
-    """The pages end."""
+    """A page that starts at the greatest possible id is empty."""
     harness.groups()
     harness.add(LAST)
     harness.fetch(consumer="stranger")

@@ -85,7 +85,6 @@ def test_count_on_restarts_an_invalid_counter(harness: Harness) -> None:
 
 
 def test_infinite_scores_are_returned_as_numbers(harness: Harness) -> None:
-    """A score may be infinite."""
     code = "return {text(tonumber('inf')), text(tonumber('-inf')), text(1e300)}"
     most = str(2**53 - 1).encode()
     assert evaluate(harness, "_clock", code) == [most, b"-" + most, most]

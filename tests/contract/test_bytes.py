@@ -1,4 +1,4 @@
-"""The bytes that one call copies are bounded, because the server runs nothing else meanwhile."""
+"""The bytes that one call copies are bounded, because the server runs nothing else during it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ids(harness: Harness) -> list[str]:
 
 
 def set_aside(harness: Harness, ids: list[str]) -> None:
-    """Turn them into waiting retries that are due now."""
+    """Turn entries into waiting retries that are due now."""
     harness.fetch()
     harness.own("t1")
     items = [(f"m:{each}".encode(), 0.0, {b"retryCount": b"1"}) for each in ids]
@@ -132,7 +132,7 @@ def test_reclaiming_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> Non
 
 
 def test_counting_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
-    """Up to four entries are read at once; first one, then two."""
+    """A count reads one entry, then two, then up to four at a time."""
     call = spark.step(harness.stream, "0-0", "9-0", 100)
     assert harness.expect("stream_step", "OK", call) == [7, b"7-0", 1]
     call = spark.step(harness.stream, "7-0", "9-0", 100)

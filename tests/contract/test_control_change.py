@@ -59,8 +59,8 @@ def test_obsolete_directives_are_removed(harness: Harness) -> None:
 
 @pytest.fixture
 def packed(harness: Harness) -> Iterator[None]:
-    """Hashes of some hundred fields have one form: else a server may dump them in any order."""
-    # All servers know these names, the older ones.
+    """Make the server store large hashes as lists, because it dumps tables in any order."""
+    # All servers accept these older names.
     settings = ("hash-max-ziplist-entries", "hash-max-ziplist-value")
     before = {setting: harness.do("CONFIG", "GET", setting)[1] for setting in settings}
     for setting in settings:
@@ -77,7 +77,7 @@ def test_number_of_directives_is_bounded(harness: Harness) -> None:
         changed(harness, change(harness, name))
     rest = harness.expect("control_change", "FULL", change(harness, "drain:one-more"))
     assert int(rest[0]) == directives.DIRECTIVES_MAX
-    changed(harness, change(harness, names[0]))  # that one is not new
+    changed(harness, change(harness, names[0]))  # this directive is not new
     changed(harness, change(harness, remove=names[:1]))
     changed(harness, change(harness, "drain:one-more"))
 

@@ -72,7 +72,7 @@ def test_dead_replay_for_all_groups_writes_to_the_partition(harness: Harness) ->
 
 
 def test_dead_replay_repeated_finds_no_dead_letter(harness: Harness) -> None:
-    """Replay against replay or purge: the loser gets GONE."""
+    """If a replay and another replay or purge compete, the loser gets GONE."""
     letter = die(harness, "1-0")[0]
     harness.expect("dead_replay", "OK", replay(harness, letter))
     harness.expect("dead_replay", "GONE", replay(harness, letter))

@@ -78,7 +78,7 @@ def test_wrong_type_is_found_before_the_first_write(
 @pytest.mark.fault("F21")
 @pytest.mark.parametrize("scenario", CASES)
 def test_scripts_respect_full_memory(harness: Harness, scenario: Scenario) -> None:
-    """Replacing a child, reading, acknowledging and trimming work. The rest waits."""
+    """Replacing a child, reading, acknowledging and trimming still work. The rest waits."""
     call = scenario(harness)
     before = harness.dump()
     with harness.full_memory():

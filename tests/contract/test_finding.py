@@ -150,7 +150,7 @@ def test_many_dead_letters_are_counted_over_several_calls(harness: Harness) -> N
 
 
 def test_more_groups_than_there_can_be_are_not_counted(harness: Harness) -> None:
-    """Foreign entries among the dead letters cost a bounded amount."""
+    """Foreign entries among the dead letters cost a bounded amount of work."""
     names = [(f"{n}-0", f"g{n}") for n in range(statistics.GROUPS_MAX + 1)]
     bury(harness, *names)
     known = DeadLetterCount()

@@ -46,7 +46,7 @@ def test_group_restore_restores_pending_entries(harness: Harness) -> None:
 
 
 def test_group_restore_restores_many_pending_entries(harness: Harness) -> None:
-    """More entries than one command can name."""
+    """A restore takes more entries than one command can name."""
     places = harness.pending(*(f"{n}-0" for n in range(1, 1_203)))
     harness.own("t1")
     before = harness.state()

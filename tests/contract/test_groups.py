@@ -52,7 +52,7 @@ def positions(harness: Harness, key: str) -> dict[str, tuple[str, dict[str, str]
 
 @pytest.fixture
 def busy(harness: Harness) -> Harness:
-    """Three entries of which two are handed out, one retry in each place, counters."""
+    """Create three entries, two of them delivered, one retry in each place, and counters."""
     harness.pending("1-0", "2-0")
     harness.add("3-0")
     harness.pending_retry("7-0")
@@ -173,7 +173,7 @@ def test_reset_and_delete_leave_other_groups_alone(busy: Harness) -> None:
 
 @pytest.fixture
 def full_hands(harness: Harness) -> Harness:
-    """Five pending entries, one unread entry, three pending retries."""
+    """Create five pending entries, one unread entry and three pending retries."""
     harness.pending(*(f"{n}-0" for n in range(1, 6)))
     harness.add("6-0")
     harness.pending_retry("7-0", "8-0", "9-0")

@@ -220,7 +220,7 @@ def test_lease_acquire_leaves_other_groups_alone(harness: Harness) -> None:
 
 
 def test_lease_acquire_after_flushall_exceeds_the_old_epoch(harness: Harness) -> None:
-    """FLUSHALL: no fence, so the epoch seen is 0, and the next is the time."""
+    """FLUSHALL removes the fence, so the epoch seen is 0 and the next one is the time."""
     epoch = harness.own("t1")
     harness.do("FLUSHALL")
     harness.expect("lease_acquire", "MOVED", take(harness, "t2", epoch))

@@ -93,7 +93,7 @@ def test_publish_survives_a_wrong_server_figure(harness: Harness) -> None:
 
 
 def test_publish_estimates_an_unknown_lag(harness: Harness) -> None:
-    """A group that starts in the middle: no server version knows how much it has unread."""
+    """No server version knows the lag of a group that starts in the middle."""
     fill(harness, 100)
     harness.do("XGROUP", "CREATE", harness.stream, "hits", "75-0")
     [waiting] = harness.expect("message_publish", "FULL", publish(harness, "", 20))
@@ -127,7 +127,7 @@ def test_publish_names_only_the_keys_it_needs(harness: Harness) -> None:
     assert publish(harness, "", 5).argv[:3] == (harness.stream,) * 3
 
 
-# --- while the topic is as they were routed -------------------------------------------------------
+# --- sends that were routed for an earlier partition count ----------------------------------------
 
 NEVER = "18446744073709551615"
 
@@ -172,7 +172,7 @@ def test_append_of_more_values_than_lua_unpacks_writes_all(harness: Harness) -> 
 def test_append_refuses_a_changed_partition_count(
     harness: Harness, present: object, said: bytes
 ) -> None:
-    """The script compares the count. Before, each send needed a WATCH."""
+    """The script compares the count, so that a send needs no WATCH."""
     if present is not None:
         register(harness, present)
     routed: Any = {"partitions": 2, "meta": harness.keys.meta("access")}

@@ -76,7 +76,7 @@ def test_schedule_fire_repeated_fires_once(harness: Harness) -> None:
 
 @pytest.mark.parametrize("later", [0, 1_000])
 def test_schedule_fire_does_not_repeat_a_sent_tick(harness: Harness, later: int) -> None:
-    """An edit computed its due time before it was sent, and wrote it after."""
+    """An edit computed the due time before the tick was sent, and wrote it afterwards."""
     kept_schedule(harness)
     assert fire(harness, tick(TICK, TICK + 5_000)) == ["FIRED"]
     harness.do("HSET", harness.keys.schedules_last(*PLACE), "tick:tick", TICK + later)
@@ -255,7 +255,7 @@ def test_overlap_waits_for_a_delayed_retry(harness: Harness) -> None:
 
 
 def test_overlap_waits_for_a_copy_in_the_retry_stream(harness: Harness) -> None:
-    """Unread, then pending, then delayed again, until it is acknowledged."""
+    """The overlap lasts while the copy is unread, pending or delayed, until it is acknowledged."""
     entry = fired_before(harness, read=True)
     harness.own()
     settle_retry(harness, [f"m:{entry}"], entry)
@@ -368,7 +368,7 @@ def test_schedule_declare_of_an_earlier_file_is_refused(harness: Harness) -> Non
 
 
 def test_schedule_declare_replaces_a_rolled_back_release(harness: Harness) -> None:
-    """A rollback: the file was read earlier, and no instance declares the later one any more."""
+    """In a rollback, the file was read earlier, and no instance declares the later one."""
     kept_schedule(harness)
     old = harness.now_unix_ms() - calls.TAKEOVER_MS - 1
     harness.do("HSET", harness.keys.schedules(*PLACE), "tick:seen", old)

@@ -114,7 +114,7 @@ def test_settle_retry_ignores_a_duplicate_place(harness: Harness) -> None:
 
 
 def test_neighbours_are_found_together(harness: Harness) -> None:
-    """In both streams. Separate lookups would each traverse a stream node."""
+    """Neighbors of each stream share one lookup. Separate ones would each traverse a node."""
     ids = [f"{number}-0" for number in range(1, 9)]
     harness.pending(*ids)
     harness.pending_retry("3-0", "4-0")
@@ -132,7 +132,7 @@ def test_neighbours_are_found_together(harness: Harness) -> None:
 
 
 def test_settle_retry_finds_entries_that_are_not_adjacent(harness: Harness) -> None:
-    """Despite the hint: entries between them, missing, out of order, or named twice."""
+    """The hint is wrong: entries are apart, missing, out of order, or named twice."""
     harness.pending("1-0", "2-0", "3-0", "4-0", "5-0", "6-0", "7-0")
     harness.own("t1")
     harness.do("XACK", harness.stream, "hits", "3-0")
@@ -188,7 +188,7 @@ def test_settle_retry_reports_unknown_entries_as_gone(harness: Harness) -> None:
 
 
 def test_settle_retry_needs_the_group(harness: Harness) -> None:
-    """Its owner recreates the group, and then settles it."""
+    """The owner recreates the group, and then settles the entry."""
     harness.pending("1-0")
     harness.own("t1")
     harness.do("XGROUP", "DESTROY", harness.stream, "hits")

@@ -92,7 +92,7 @@ def test_rows_are_moved_in_their_order(harness: Harness) -> None:
 
 
 def test_sink_publish_repeated_finds_the_emptied_stream(harness: Harness) -> None:
-    """A repeated call finds it and writes nothing. Without it, the outcome would be unknown."""
+    """A repeated call finds the stream and writes nothing. Without it, the outcome is unknown."""
     key = stage(harness, b"a")
     harness.expect("sink_publish", "OK", publish(harness))
     assert harness.expect("sink_publish", "OK", publish(harness)) == [0, 0]
@@ -122,7 +122,7 @@ def test_sink_publish_moves_a_wide_row(harness: Harness) -> None:
 
 
 def test_sink_publish_moves_only_the_rows_that_fit(harness: Harness) -> None:
-    """A partition with one free id."""
+    """A partition with one free id gets one of two rows."""
     key = stage(harness, b"a", b"b")
     last = 2**64 - 1
     harness.do("XADD", harness.stream, f"{last}-{last - 1}", "payload", "x")

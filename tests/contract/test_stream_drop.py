@@ -78,7 +78,7 @@ def test_stream_drop_counts_unread_entries_per_group(harness: Harness) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_stream_drop_counts_exactly_for_any_position(harness: Harness, seed: int) -> None:
-    """By age, by length and in pages, with groups that have read to any point of a node."""
+    """Drops by age, by length and in pages count exactly, wherever groups have read to."""
     chance = random.Random(seed)
     total = chance.randrange(150, 900)
     fill(harness, total)

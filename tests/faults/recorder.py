@@ -75,13 +75,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _of_the_run(item: pytest.Item) -> bool:
-    """True if it uses the server of the run, not a fixture of its module with the same name."""
+    """Return True if the test uses the server of the run, not its module's fixture of that name."""
     known = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
     return any(known[name][-1].baseid == "tests" for name in _FIXTURES if name in known)
 
 
 def _words(item: pytest.Item) -> set[str]:
-    """Return the servers that it uses or would use: those it started, else that of the run."""
+    """Return the servers of a test: those it started, otherwise that of the run."""
     had = getattr(item, "funcargs", {}).values()
     binaries = {each.binary for each in had if isinstance(each, servers.ProcessServer)}
     binaries |= servers.started

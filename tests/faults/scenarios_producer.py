@@ -38,7 +38,7 @@ def _scheduled(context: ScenarioContext) -> int:
 
 
 def _once(context: ScenarioContext, payload: bytes, send: Callable[[], object]) -> None:
-    """Send without dedup ids. After an unknown outcome, look, and send only what is missing."""
+    """Send without dedup ids. After an unknown outcome, look, and send only missing messages."""
     for _ in range(TRIES):
         waiting = _scheduled(context)
         try:
@@ -62,7 +62,7 @@ def _repeated(send: Callable[[], object]) -> None:
 
 
 def single_messages(context: ScenarioContext) -> None:
-    """Every way to send one message."""
+    """Send one message, in every way."""
     topics.create(context.store, TOPIC, config.Topic(partitions=2))
     with _hurried(), Producer(context.proxy.url) as producer:
 
@@ -82,7 +82,7 @@ def single_messages(context: ScenarioContext) -> None:
 
 
 def many_messages(context: ScenarioContext) -> None:
-    """Pipelined and buffered sends, and one with `max_backlog`."""
+    """Send many messages: pipelined, buffered, and with `max_backlog`."""
     topics.create(context.store, TOPIC, config.Topic(partitions=2))
     wanted = [b"%d" % number for number in range(40)]
     with _hurried():

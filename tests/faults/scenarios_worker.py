@@ -44,7 +44,7 @@ def ledger() -> Iterator[Ledger]:
 
 
 def seed(harness: Harness, book: Ledger) -> None:
-    """Create an assignment with new entries, whose owner was lost with all kinds of others."""
+    """Create an assignment with new entries, whose lost owner left all other kinds of entries."""
     harness.groups()
     harness.own("lost")
     sort = {FAILING: "fail", DYING: "dead", "15-0": "fail"}

@@ -4,7 +4,8 @@ A test of the required behavior of a row, or of a part, is marked with the row:
 
     @pytest.mark.fault("F12")
 
-`test_table.py` demands a test of every row. A row without one describes in `untested` the attempts.
+`test_table.py` requires a test of every row. A row without one describes the attempts in
+`untested`.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def wait_until_after(daemon: Daemon, instant: float) -> None:
 def check_within(bound: float, strike: Callable[[], float]) -> None:
     """Check that one of three strikes takes less than a number of seconds.
 
-    Other tests use the same CPUs, so a single strike can take longer for their sake.
+    Other tests use the same CPUs, so a single strike can take longer.
     """
     seconds: list[float] = []
     while not seconds or (seconds[-1] >= bound and len(seconds) < STRIKES):
@@ -252,7 +252,7 @@ def test_busy_partitions_outlive_connections_lost_at_login(
 def test_idle_partitions_outlive_connections_lost_at_login(
     make: Make, proxy: FaultProxy, losses: int
 ):
-    """The same for idle workers."""
+    """Idle workers also repeat a login without an answer."""
     with both(make, proxy, "plain", MANY) as (daemon, sender):
 
         def strike() -> float:

@@ -80,7 +80,7 @@ def test_after_a_worker_is_killed(make: Make, control: Control, record_property:
 def test_after_a_supervisor_is_killed(
     make: Make, control: Control, record_property: Record
 ) -> None:
-    """Its successor starts when its processes have exited, as systemd does it."""
+    """Its successor starts when its processes have exited, as under systemd."""
     with working(make, control) as (daemon, load):
         killed_at = time.monotonic()
         daemon.kill()
@@ -91,7 +91,7 @@ def test_after_a_supervisor_is_killed(
 
 @pytest.mark.fault("F7")
 def test_after_a_host_is_lost(make: Make, control: Control, record_property: Record) -> None:
-    """Nothing proves its death, so its lease of 5 s must expire."""
+    """Nothing proves the host's death, so its lease of 5 s must expire."""
     with two_working(make, control) as (first, _second, load):
         freeze(first)  # no time to release anything
         lost_at = time.monotonic()

@@ -58,7 +58,7 @@ CASES = [
 ]
 # A scenario of the worker covers it on servers that refuse to queue a read with full memory.
 FULL_MEMORY_ONLY = {"message_fetch"}
-# A relay of an outbox speaks to a database too. Its calls are lost in
+# A relay of an outbox uses a database too. Its calls are lost in
 # test_lost_replies_of_scripts.py, and it is killed at each of them in test_kill_points_outbox.py.
 OF_RELAYS = {"outbox_acquire", "outbox_renew", "outbox_release", "outbox_fence", "outbox_publish"}
 # Scenarios whose roles call single scripts, which are loaded at first use.
@@ -117,7 +117,7 @@ def test_a_lost_command_loses_or_repeats_no_message(
 def test_a_lost_eval_loses_or_repeats_no_message(
     new_runner: Callable[..., ScenarioRunner], scenario: Scenario, fault: Fault
 ):
-    """The server has no script: each call gets NOSCRIPT and is repeated, which is lost."""
+    """The server has no scripts: a call gets NOSCRIPT, and its repetition by source is lost."""
     runner = new_runner(scenario, scripts_loaded=False)
     assert [kind for kind in runner.kinds() if kind.startswith(BY_SOURCE)]
     print(runner.survive(fault), "commands were lost")

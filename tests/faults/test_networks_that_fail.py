@@ -84,7 +84,7 @@ def test_an_isolated_owner_starts_and_changes_nothing(
 
 @pytest.mark.fault("F11")
 def test_a_worker_stops_before_an_unrenewed_lease_can_expire(make: Make, proxy: FaultProxy):
-    """Its own connection works, that of its supervisor does not: only the time shows it."""
+    """The worker's connection works, but its supervisor's does not. Only the time shows this."""
     ttl = 3.0
     settings = {"lease_ttl": f"{ttl}s", "rebalance_delay": "10m"}
     a = make(name="a", daemon=settings, redis_url=proxy.url)

@@ -104,7 +104,7 @@ def test_stop_during_forks_leaves_no_process_and_no_lease(
 def test_recycling_during_many_signals_keeps_every_message(
     new_daemon: NewDaemon, chance: random.Random
 ):
-    """A new process every few messages, and a signal every few milliseconds."""
+    """A new process starts every few messages, and a signal arrives every few milliseconds."""
     daemon = new_daemon(partitions=2, consumer={"max_messages": 5})
     with daemon:
         connection = client_ids(daemon, "streamqd:supervisor")
@@ -217,7 +217,7 @@ GIANT = 48 << 20
 
 @pytest.mark.fault("F30")
 def test_giant_messages_come_one_by_one_and_cost_no_lease(new_daemon: NewDaemon):
-    """Written by hand, because our producers would not send them."""
+    """The messages are written by hand, because our producers would not send them."""
     daemon = new_daemon(
         daemon={"lease_ttl": "2s", "max_message_bytes": "64MiB"},
         code="""

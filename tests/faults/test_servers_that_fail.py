@@ -134,7 +134,7 @@ def test_a_retry_is_due_by_the_servers_clock_alone(make: Make, fresh_server: Pro
 
 @pytest.mark.fault("F9")
 def test_a_paused_server_moves_none_of_many_partitions(make: Make, fresh_server: ProcessServer):
-    """All leases expire at once, but no instance takes one, and there is no stampede."""
+    """All leases expire together, but no instance takes one, and there is no stampede."""
     with pair(make, 2 * TTL, 32) as (first, second):
         first.send(["ok"] * 64)
         first.wait_settled()
@@ -159,7 +159,7 @@ def test_a_paused_server_moves_none_of_many_partitions(make: Make, fresh_server:
 def test_a_lost_file_tail_repeats_and_loses_only_its_content(
     make: Make, fresh_server: ProcessServer
 ):
-    """A power loss: the file ends at its last sync."""
+    """After a power loss, the file ends at its last sync."""
     folder, copy = fresh_server.folder, fresh_server.folder / "copy"
     files = ("appendonlydir", "appendonly.aof")
     with make(partitions=2, daemon={"lease_ttl": "2s"}) as daemon:

@@ -69,7 +69,7 @@ class Loading(Refusal):
 
 
 class Busy(Refusal):
-    """A script of another client does not end."""
+    """A server that is busy with a script of another client, which does not end."""
 
     code = "BUSY"
 

@@ -16,7 +16,7 @@ LOAD = 1000
 
 
 def unread(daemon: Daemon, uids: list[str]) -> set[str]:
-    """Return those that the group has not read yet."""
+    """Return the messages of `uids` that the group has not read yet."""
     stream = daemon.keys.stream(TOPIC, 0)
     (group,) = daemon.link.execute("XINFO", "GROUPS", stream)
     last = dict(zip(group[::2], group[1::2], strict=True))[b"last-delivered-id"].decode()

@@ -48,7 +48,7 @@ def test_the_page_is_current():
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="not run: `make verify NAME=faults`")
 def test_the_last_run_has_shown_every_row_on_every_server():
-    """Except on servers that the row excludes. Checks only the recorded outcomes."""
+    """Servers that a row excludes do not count. Only recorded outcomes are checked."""
     results, tests = last_results(), rows_of_tests()
     wrong = {}
     for row in ROWS:

@@ -1,4 +1,4 @@
-"""Payloads of a schema by chance: most values have their type, in odd forms, others do not."""
+"""Random payloads of a schema: most values have their type in an odd form, others do not."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 runs `streamqd` with a wrapper around every function that is called for an assignment, so that one
 of its arguments is the assignment or a part of it. These calls are appended to the file that
 UNIT_ERRORS names: role, name, and whether the call was isolated. A file `STRIKE` next to it, with a
-role, a name and a assignment, makes that call raise, once.
+role, a name and an assignment, makes that call raise, once.
 
 streamqd itself contains no wrappers: they are installed before it forks.
 """

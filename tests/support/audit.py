@@ -3,7 +3,7 @@
     python tests/support/audit.py FOLDER
 
 The tools are installed in their own environment, FOLDER/venv; FOLDER/sbom.json is the bill
-(CycloneDX). Exit codes: 0 nothing is known · 1 a vulnerability is known · 75 the advisories, or the
+(CycloneDX). Exit codes: 0 none is known · 1 a vulnerability is known · 75 the advisories, or the
 tools, were not available (a mirror of PyPI often has none), so the result is unknown.
 """
 

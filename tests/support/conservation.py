@@ -44,7 +44,7 @@ class Whereabouts(NamedTuple):
 
     @property
     def missing_entries(self) -> int:
-        """Pending entries without a body: a limit removed it, and they are not counted yet."""
+        """Pending entries without a body: a limit removed it, and the loss is not counted yet."""
         return self.places.get("?", []).count("pending")
 
     @property

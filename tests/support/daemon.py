@@ -410,7 +410,7 @@ class Daemon:
         """Wait until no message is unread, in flight or waiting for a retry."""
 
         def settled() -> bool:
-            # One of several nodes may be away just now.
+            # One of several nodes may be unavailable.
             with contextlib.suppress(RedisUnavailableError):
                 return self.unsettled() == 0
             return False

@@ -46,7 +46,7 @@ class DatabaseServer(Protocol):
 
 
 class _Process:
-    """A server process in its own folder, which is not that of pytest: a socket's path is short."""
+    """A server process in its own folder, not pytest's, because a socket's path must be short."""
 
     user_names: tuple[str, ...] = ()
     death_signal = signal.SIGKILL  # at the death of the test process
@@ -169,7 +169,7 @@ class PostgreSQL(_Process):
         self.connect(self.url("postgres")).close()
 
     def kill(self, with_signal: int = signal.SIGKILL) -> None:
-        # SIGTERM waits for all clients, and SIGKILL leaves the other processes: both are too much.
+        # SIGTERM would wait for all clients, and SIGKILL would leave the other processes.
         super().kill(signal.SIGQUIT if with_signal == signal.SIGKILL else signal.SIGINT)
 
     def url(self, name: str, user: str = "postgres") -> str:

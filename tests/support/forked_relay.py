@@ -1,6 +1,6 @@
 """Relays of an outbox that are forked from a process which has already loaded streamqd.
 
-To load it takes 0.2 s of CPU, more than most of these relays take to do their work. The process
+Loading streamqd takes 0.2 s of CPU, more than most of these relays need for their work. The process
 starts with the first relay, and exits with the process of the tests.
 """
 

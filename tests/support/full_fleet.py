@@ -109,7 +109,7 @@ def _died(model: dict[bytes, bytes], number: int, cause: int) -> list[bytes | st
 
 
 def paths(daemon: Daemon) -> dict[str, str]:
-    """Return the paths of all views but jobs, and of forms and filters that examine much."""
+    """Return the paths of all views but jobs, and of forms and filters with much to examine."""
     one = dead_letters.messages(daemon.store, TOPICS[0]).page(limit=1).rows[0].id
     message = tail.messages(daemon.store, TOPICS[0]).page(limit=1).rows[0]
     uid = f"{TOPICS[0]}/{message.partition}/{message.id}"
@@ -142,7 +142,7 @@ def started_job(context: Any, console: ConsoleProcess, path: str) -> str:
 
 
 def times(page: Any, url: str, daemon: Daemon) -> dict[str, Any]:
-    """Open a page some times. Return its status, and times in ms: the first visit, and medians.
+    """Open a page several times. Return its status, and times in ms: the first visit, and medians.
 
     `commands` are those that the console sent to Redis for the most expensive visit. A live page
     and the snapshot that all pages share are among them.
@@ -180,7 +180,7 @@ def slow(daemon: Daemon) -> list[tuple[float, str]]:
 
 
 def _per_event(daemon: Daemon, console: ConsoleProcess, cookie: str, pages: int) -> float:
-    """Return the commands of the console for each event, with so many open pages."""
+    """Return the commands of the console for each event, with this number of open pages."""
     readers = [LiveReader(console, cookie) for _ in range(pages)]
     try:
         wait_until(lambda: all(each.parts for each in readers), timeout=60)

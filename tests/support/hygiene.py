@@ -100,7 +100,7 @@ class Storm:
         self._moved = (0, time.monotonic())  # finished messages, and since when
 
     def blow(self, count: int, every: float) -> None:
-        """Run until `count` messages were handled; take a sample `every` so many seconds."""
+        """Run until `count` messages were handled; take a sample every `every` seconds."""
 
         def step() -> bool:
             ended = self._count_ended()

@@ -1,6 +1,6 @@
 """Commands that move or delete dead letters, struck in the middle and run again.
 
-However far the first run came, each letter ends up in its target exactly once.
+However far the first run got, each letter ends up in its target exactly once.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ POINTS = [
     "reclaim-flagged",
 ]
 ASSIGNMENT = Assignment(TOPIC, 0, GROUP)
-OLD = "1-0"  # a letter that has been dead for decades
+OLD = "1-0"  # a dead letter from decades ago
 
 
 class HousekeeperTrial:
@@ -125,7 +125,7 @@ class HousekeeperTrial:
 
 
 def begin(housekeepers: list[HousekeeperTrial], act: str) -> None:
-    """Strike each house at its point."""
+    """Strike each housekeeper at its point."""
     for housekeeper in housekeepers:
         housekeeper.strikes.arm(housekeeper.point, 0, act)
         housekeeper.one.start()

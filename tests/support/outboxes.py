@@ -1,7 +1,7 @@
-"""An outbox from outside: writers with transactions, relays as processes, and what the topic holds.
+"""An outbox from outside: writers with transactions, relays as processes, and its topic.
 
 Each transaction of a writer inserts a message and a line of a ledger. So the ledger holds exactly
-the committed messages, also if the answer to a commit was lost.
+the committed messages, even if the answer to a commit was lost.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class OutboxSite:
         self.processes.remove(process)
 
     def burst(self) -> None:
-        """Relay the rows that are left, and exit."""
+        """Relay the remaining rows, and exit."""
         done = subprocess.run(
             self.command("outbox", "run", "--burst"), capture_output=True, timeout=60, check=False
         )
@@ -126,7 +126,7 @@ class OutboxSite:
                 each.send_signal(signal.SIGCONT)
             self.kill(each)
 
-    # --- what is true ---
+    # --- checks ---
 
     def ledger(self) -> set[tuple[int, int]]:
         with connect(self.url) as made:

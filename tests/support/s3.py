@@ -63,7 +63,7 @@ class BucketServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The same as variables."""
+        """The options as environment variables."""
         return {name.upper(): value for name, value in self.options.items()}
 
     def fail(
@@ -71,7 +71,7 @@ class BucketServer:
     ) -> None:
         """Arm a fault for requests with this method whose path matches the pattern `path`.
 
-        It spares the first `skip` of them, and concerns the next `times`.
+        It skips the first `skip` of these requests, and affects the next `times`.
         """
         self._ask("fault", [method, path, trouble.name, times, skip])
 
@@ -177,7 +177,7 @@ def _reset(environ: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Serve until the parent ends."""
+    """Serve until the parent exits."""
     import ctypes
     import logging
 

@@ -21,7 +21,7 @@ def main(home: Path) -> None:
     link_spark(home)
     os.environ["SPARK_HOME"] = str(home)
     target = home / "classes.jsa"
-    # To a name of its own first, because a test that runs now must not read a part of it.
+    # Written under another name first, because a concurrent test must not read a part of it.
     part = target.with_suffix(".part")
     options = os.environ.get("SPARK_SUBMIT_OPTS", "")
     os.environ["SPARK_SUBMIT_OPTS"] = f"{options} -XX:ArchiveClassesAtExit={part}"

@@ -39,7 +39,7 @@ WORK = Path(__file__).with_name("soak_work.py")
 STEP_SECONDS = 0.02
 CHECK_SECONDS = 0.25
 SETTLE_SECONDS = 60.0
-CRASHES_MAX = 100  # more than the nemesis hits any message: none is dead-lettered
+CRASHES_MAX = 100  # more than the nemesis causes for any message: none is dead-lettered
 HARD_TIMEOUT = 4.0  # seconds; longer than any run, shorter than the longest stop of a worker
 
 
@@ -199,7 +199,7 @@ class Trial:
         assert self._producer is not None
         self._producer.send_signal(signal.SIGTERM)
         assert self._producer.wait(20) == 0, self._producer_log()
-        # no fault is left, so every message finds its owner and its end.
+        # no fault is left, so every message reaches an owner and is settled.
         self._settled()
         heal_seconds = time.monotonic() - healed
         for victim in self.victims:

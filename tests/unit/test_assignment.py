@@ -1,4 +1,4 @@
-"""Balanced, sticky, deterministic, and fast enough for a large fleet."""
+"""The assignment is balanced, sticky, deterministic, and fast enough for a large fleet."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ PROBLEM = "Too many open files"
 
 
 def test_refused_start_sets_the_limit_to_running_workers():
-    """An instance does not take partitions again that it cannot start."""
+    """An instance does not again take partitions that it cannot start."""
     capacity = Capacity()
     assert capacity.room(7) is None
     capacity.record_refusal(10.0, 3, PROBLEM)
@@ -56,7 +56,7 @@ def test_capacity_limit_is_lifted_after_a_successful_start(wanted: int, running:
 
 
 def test_a_member_of_any_version_reads_the_limit():
-    """Other members read a limit as a cap, and a limit of 0 as a member that leaves."""
+    """Other members read a limit as a cap, and treat a member with a limit of 0 as leaving."""
     told = {"offers": [["t", "g"]], "capacity": 3, "capacity_problem": PROBLEM, "cap": 3}
     assert members.seen_of(Heartbeat("a", 1, told)).member.cap == 3
     nothing = json.loads(json.dumps({**told, "capacity": 0, "cap": 0, "leaving": True}))

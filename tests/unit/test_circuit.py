@@ -1,4 +1,4 @@
-"""The circuit breaker: an outage costs no attempt, a bad message does."""
+"""The circuit breaker: an outage costs no attempt, but a bad message does."""
 
 from __future__ import annotations
 

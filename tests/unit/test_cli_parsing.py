@@ -49,7 +49,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The calls of the supervisor, which does not start and returns 6."""
+    """Replace the supervisor with a stub that returns 6, and return the list of its calls."""
     calls: list[dict[str, Any]] = []
 
     def run(settings: config.Settings, **options: Any) -> int:
@@ -164,7 +164,7 @@ OTHERWISE = {("dlq", "replay", "--partition"), ("dlq", "--reason"), ("topic", "g
 
 @pytest.mark.parametrize("path", list(verbs()), ids=" ".join)
 def test_a_short_option_means_one_thing(path: tuple[str, ...]) -> None:
-    """A letter means the same long option in every command, and each has both."""
+    """A letter means the same long option in every command that has either of them."""
     for option in command_at(path).params:
         if not isinstance(option, click.Option) or option.hidden:
             continue
@@ -188,7 +188,7 @@ def test_a_short_option_means_one_thing(path: tuple[str, ...]) -> None:
 def test_old_short_option_names_its_replacement(
     invoke: Invoke, args: tuple[str, ...], instead: str
 ) -> None:
-    """A letter whose meaning has changed is wrong usage, and the error names the option."""
+    """Using a letter whose meaning changed is a usage error that names the new option."""
     result = invoke(*args)
     assert result.exit_code == 2
     assert f"pass {instead}" in result.stderr
@@ -291,7 +291,7 @@ def test_missing_configuration_file_is_an_error(invoke: Invoke) -> None:
 
 @pytest.mark.parametrize("name", ["..", ".", ".hidden", "../orders", "a/b"])
 def test_topic_name_that_could_be_a_path_is_refused(invoke: Invoke, name: str) -> None:
-    """`produce ..` made the topic that erased an archive."""
+    """A topic `..`, created by `produce ..`, once erased an archive."""
     Path("streamq.toml").write_text('[redis]\nurl = "redis://127.0.0.1:1/0"\n')
     for words in (["produce", name, "--from", "-"], ["topic", "create", name]):
         refused = invoke(*words, input="hi\n")
@@ -460,7 +460,7 @@ def test_verbose_shows_a_traceback(invoke: Invoke, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_refused_start_is_json_where_the_log_is(invoke: Invoke) -> None:
-    """The fatal error of a start has the format of the log."""
+    """A fatal error at startup is printed in the format of the log."""
     Path("streamq.toml").write_text('[log]\nformat = "json"\n[daemon]\nlease_tll = "1s"\nx = 1\n')
     for style in ((), ("--log-format", "auto"), ("-v",)):
         ran = process(*style)
@@ -575,7 +575,7 @@ def test_command_reports_that_the_embedded_server_is_down(
 
 
 def test_a_socket_of_another_user_is_not_called_missing() -> None:
-    """The command of another user must not print that the daemon is not running."""
+    """A command run by another user must not report that the daemon is not running."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -652,7 +652,7 @@ def test_check_prints_all_findings(invoke: Invoke) -> None:
     "verb", [("check",), (), ("--only", "orders/bill")], ids=["check", "start", "only"]
 )
 def test_module_import_failure_is_one_error(invoke: Invoke, verb: tuple[str, ...]) -> None:
-    """The handlers of a module that cannot be imported are not reported as missing too."""
+    """The handlers of a module that cannot be imported are not also reported as missing."""
     Path("streamq.toml").write_text(
         '[daemon]\nhandlers = ["broken"]\n'
         '[[consumers]]\ntopic = "orders"\ngroup = "bill"\nmax_attempts = 3\n'

@@ -443,7 +443,7 @@ def test_a_problem_of_a_consumer_names_its_topic_group_and_line(place: Place) ->
 
 
 def test_problem_lines_ignore_text_that_looks_like_a_consumer(place: Place) -> None:
-    """A wrong line is worse than none."""
+    """A `[[consumers]]` inside a string does not shift the reported line."""
     text = f'[daemon]\ninstance = """\n[[consumers]]\n"""\n{WORK}max_attempts = -1'
     found = next(each for each in place.problems(text) if each.startswith("consumers[0]"))
     assert re.search(r"\(access/hits, \S+\.toml\)$", found), found
@@ -737,7 +737,7 @@ def test_the_embedded_url_is_quoted(place: Place) -> None:
 
 @pytest.fixture
 def runtime() -> Iterator[Path]:
-    """Return a directory with a short path, because that of pytest can be long."""
+    """Return a directory with a short path, because pytest's own can be long."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
 
@@ -894,7 +894,6 @@ def test_a_file_that_nests_deep_is_a_mistake_like_others(place: Place, text: str
 
 @pytest.mark.parametrize("text", ["[" * 5000, "1" * 5000, "{a=" * 5000])
 def test_deeply_nested_environment_variable_is_refused(text: str) -> None:
-    """The same holds for an environment variable."""
     with pytest.raises(ConfigError):
         config.load(None, {}, {"STREAMQ_DAEMON__LEASE_TTL": text})
 

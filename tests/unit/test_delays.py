@@ -57,7 +57,7 @@ def test_counts_of_delays_equal_those_of_each_run(
     seconds = 0.0
     for _ in range(5):
         count = chance.choice((1, 2, 7, 128, 1_000))
-        spread = 10 ** chance.uniform(0, 9)  # ms: from one moment to some days
+        spread = 10 ** chance.uniform(0, 9)  # ms: up to 12 days
         written = [AT_MS - int(chance.uniform(-0.1, 1) * spread) for _ in range(count)]
         if together:
             start = START + int(chance.uniform(0, 1_000 * MS))
@@ -85,7 +85,7 @@ def test_counts_of_delays_equal_those_of_each_run(
 def test_starts_that_are_not_recorded_are_counted_exactly(
     delays: StartDelays, slot: WorkerSlot, seed: int
 ) -> None:
-    """The worker looks at the time before a start that is 20 ms after the last look."""
+    """The worker reads the clock before a start more than 20 ms after its last reading."""
     chance = random.Random(seed)
     expected: dict[int, int] = {}
     starts, now = RunStarts(slot, delays), START
@@ -137,7 +137,7 @@ def test_ids_of_any_length_are_counted_once(delays: StartDelays, slot: WorkerSlo
 
 
 def test_only_first_runs_have_a_delay(delays: StartDelays, slot: WorkerSlot) -> None:
-    """Not a retry, a message that crashed a process, or one that waited in its place."""
+    """Retries, messages that crashed a process and messages that waited in place have no delay."""
     kept = entry(AT_MS - 70_000)
     kept.keep(0, START)
     others = [entry(AT_MS - 9_000, retried=True), entry(AT_MS - 9_000, crashes=1), kept]

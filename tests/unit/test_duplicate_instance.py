@@ -54,7 +54,7 @@ def test_duplicate_with_one_heartbeat_is_dead(
 
 
 def test_silence_counts_only_while_observed(duplicate: SilenceDetector) -> None:
-    """The server was paused for both runs, and the other run may beat next."""
+    """The server was paused for both runs, and the other run may send the next heartbeat."""
     duplicate.observe_duplicate(1000, 0.0)
     assert not duplicate.observe_duplicate(1000, 60.0)
     for number in range(1, 6):

@@ -71,7 +71,7 @@ def test_every_install_hint_in_the_code_is_the_same() -> None:
     ],
 )
 def test_pipeline_without_its_packages_names_them(verb: str, package: str, tmp_path: Path) -> None:
-    """`pipeline archive` without pyarrow exits with an error before its work."""
+    """`pipeline archive` without pyarrow exits with an error before it does any work."""
     (tmp_path / "archive").mkdir()
     (tmp_path / "archive" / "_archive.json").write_text('{"format": 1, "id": "0"}')
     (tmp_path / "job.py").write_text("def main(job): pass\n")

@@ -73,7 +73,7 @@ def test_load_finds_a_function_and_its_module_hooks(write: Write, folder: Path):
     ],
 )
 def test_redact_error_decides_the_kept_error_text(write: Write, folder: Path, code: str, kept: str):
-    """Any result of a hook keeps the failure recorded, without text that it did not return."""
+    """Whatever the hook returns, the failure is recorded, without text that it did not return."""
     name = f"r{len(code)}"
     write(name, f"def go(m): return 7\ndef redact_error(text):\n    {code}\n")
     loaded = handlers.load(f"{name}:go", folder)

@@ -1,4 +1,4 @@
-"""Whether a silent connection has a slow server or is dead."""
+"""The probe that distinguishes a slow server from a dead connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock names every dependency of the daemon, in a version that is allowed, by hash."""
+"""The lock file pins every dependency of the daemon to an allowed version and its hashes."""
 
 from __future__ import annotations
 

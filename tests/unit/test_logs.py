@@ -232,7 +232,7 @@ raise KeyError("at the end")
 
 
 def test_python_messages_are_logged_as_json() -> None:
-    """Warnings, exceptions that no code catches, records that no handler takes."""
+    """Warnings, uncaught exceptions and records without a handler become JSON lines."""
     ran = subprocess.run([sys.executable, "-c", _PRINTED_BY_PYTHON], capture_output=True)
     warned, thread, unraisable, library, end = _parsed(ran.stderr.decode())
     assert (warned["logger"], warned["level"]) == ("py.warnings", "warning")

@@ -170,7 +170,7 @@ def test_figures_of_a_group(view: MetricsView, metric: str, expected: float) -> 
 
 
 def test_metrics_include_a_spark_query_position(view: MetricsView) -> None:
-    """The lag and the time of its last position. An unknown value is absent."""
+    """The metrics include the lag and the time of the last position. Unknown values are absent."""
     labels = frozenset({("topic", "access"), ("partition", "3"), ("group", "spark:etl")})
     assert scrape(view)["streamqd_query_lag"] == {labels: 7.0}
     assert scrape(view)["streamqd_query_idle_seconds"] == {labels: 1.5}

@@ -143,7 +143,7 @@ def test_worker_keeps_its_limits_after_a_reload(limit: str) -> None:
 
 
 def test_a_worker_between_two_long_runs_is_not_taken_for_stuck() -> None:
-    """A worker reports progress once per batch, and this batch has already taken long."""
+    """A worker reports progress once per batch, and this batch is already slow."""
     scenario = Scenario()
     assert scenario.holding.worker is not None
     scenario.holding.worker.ready_at = now = 1_000.0
@@ -172,7 +172,7 @@ def test_a_worker_that_does_nothing_at_all_is_replaced() -> None:
 
 
 class DrainOf:
-    """A drain of one scene."""
+    """The drain of one scenario."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario

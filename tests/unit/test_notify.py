@@ -1,4 +1,4 @@
-"""sd_notify against a real datagram socket, and the environment that systemd gives."""
+"""sd_notify against a real datagram socket, and the environment that systemd sets."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ DASHBOARD = ROOT / "etc" / "grafana.json"
 
 
 class Watched:
-    """A watchdog report whose datagrams are read like a service manager does."""
+    """A watchdog whose datagrams are read as a service manager reads them."""
 
     def __init__(self, folder: Path) -> None:
         self._end = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -114,8 +114,7 @@ def test_a_drain_without_progress_is_not_waited_for(watched: Watched) -> None:
     assert "EXTEND_TIMEOUT_USEC" not in watched.tick(draining=True)
 
 
-# --- the assignments
-# ------------------------------------------------------------------------------------
+# --- the service units ----------------------------------------------------------------------------
 
 
 def settings_of(text: str) -> list[str]:
@@ -293,7 +292,7 @@ def test_held_back_count_is_logged_without_another_message(clock: list[float]) -
         clock[0] += 1.0
         limit.catch_up(assignment=Assignment("a", 0, "g"))
         limit.catch_up(assignment=Assignment("a", 0, "g"))
-        # The line that reports the held-back ones counts toward this second.
+        # The line that reports suppressed lines counts toward this second.
         limit.event(uid="a/0/2-0")
         limit.event(uid="a/0/3-0")
         told = [(one.get("uid"), one.get("suppressed")) for one in lines.all()[2:]]
@@ -500,7 +499,7 @@ def test_the_scaling_pod_has_the_configuration_of_the_daemon(
     labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert manifests["Service"]["spec"]["selector"] == labels
     assert manifests["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
-    # The command itself accepts its arguments, but for the server.
+    # The command accepts all of its arguments, except for the missing server.
     path = tmp_path / "streamq.toml"
     path.write_text(daemon["data"]["streamq.toml"])
     (tmp_path / "http-token").write_text("token")

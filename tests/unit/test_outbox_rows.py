@@ -1,4 +1,4 @@
-"""Rows of an outbox: every message survives its columns, and hostile columns harm one row only."""
+"""Rows of an outbox: messages survive their columns, and hostile columns harm one row only."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_acquire_succeeds_on_ok_and_on_mine(driver: StateDriver, word: str):
 
 @pytest.mark.parametrize("epoch", [b"x", [b"7"], None])
 def test_unreadable_epoch_changes_no_phase(driver: StateDriver, epoch: object):
-    """The call is repeated, or the assignment given up as if it was not answered."""
+    """The call is repeated, or the assignment is given up as if there were no answer."""
     driver.partition.acquire(seen_epoch=5)
     with pytest.raises((ContractError, ValueError, TypeError)):
         driver.answer("OK", epoch, 0, b"")
@@ -154,7 +154,7 @@ def test_unreadable_epoch_changes_no_phase(driver: StateDriver, epoch: object):
 def test_resumed_charge_names_a_cause_only_if_known(
     driver: StateDriver, next_token: str, what: str
 ):
-    """A worker that died before the supervisor died of something else."""
+    """If a worker died before its supervisor, the supervisor's death is not the cause."""
     lease = Lease(driver.partition.assignment, "old", 7)
     found = ResumableAssignment(lease, next_token, [], [PLACES[0]])
     driver.partition.resume(found, alone=True)

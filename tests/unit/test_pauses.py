@@ -1,4 +1,4 @@
-"""Nodes that do not answer are left alone, each for itself."""
+"""Each node that does not answer is left alone, independently of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitioners: the partition of a message, as far as choosing it needs no Redis."""
+"""Partitioners choose the partition of a message: the choices that need no Redis."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_jump_agrees_with_the_published_values(number: int, count: int, partitio
 
 
 def test_consistent_choice_never_changes() -> None:
-    """Recorded values, because other values would reorder existing topics."""
+    """The choices equal recorded values, because other values would reorder existing topics."""
     assert [jump_partition(key, 16) for key in (b"", b"a", b"customer-3")] == [5, 11, 15]
 
 

@@ -1,4 +1,4 @@
-"""The page of recovery times has the measured figures, docs/internals/evidence.md the tests."""
+"""The recovery times page has the measured figures, and docs/internals/evidence.md the tests."""
 
 from __future__ import annotations
 

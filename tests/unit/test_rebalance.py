@@ -42,7 +42,7 @@ def names(seen: list[MemberView]) -> set[str]:
 
 
 class Watch:
-    """`me` beats once per interval. The tests set the last beats of the others in seconds."""
+    """`me` sends a heartbeat per interval. Tests set the last ones of the others in seconds."""
 
     def __init__(self) -> None:
         self.silence = SilenceDetector("me", TTL, HEARTBEAT)
@@ -67,13 +67,13 @@ def test_member_is_dead_after_one_ttl_and_two_own_heartbeats():
     alive = {
         number: "you" in watch.heartbeat(number * HEARTBEAT, {"you": 0.0}) for number in range(8)
     }
-    # Its beat is exactly one ttl old at the sixth look, and older at the seventh.
+    # Its heartbeat is exactly one ttl old at the sixth look, and older at the seventh.
     assert alive == {0: True, 1: True, 2: True, 3: True, 4: True, 5: True, 6: False, 7: False}
 
 
 @pytest.mark.fault("F9")
 def test_server_pause_makes_no_member_dead_by_age():
-    """The first instance back would find all other beats old and take everything."""
+    """The first instance back would find all other heartbeats old and take everything."""
     watch = Watch()
     watch.heartbeat(0.0, {"you": 0.0})
     watch.heartbeat(HEARTBEAT, {"you": HEARTBEAT})
@@ -365,7 +365,7 @@ def test_expired_lease_of_a_live_owner_is_not_taken():
 
 
 def test_unrenewed_lease_of_a_live_owner_is_taken_later():
-    """An owner restarted with a smaller cap beats, but no longer renews this lease."""
+    """An owner restarted with a smaller cap sends heartbeats, but no longer renews this lease."""
     brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=2 * HEARTBEAT)
     live = [member("a"), member("b")]
     views = {ASSIGNMENTS[0]: PartitionView(3, "b", leased=False)}
@@ -408,7 +408,7 @@ def test_live_lease_is_never_taken():
 
 
 def test_free_assignment_waits_for_its_member_within_the_patience():
-    # One of the two units is assigned to b, which may be unable to take it.
+    # One of the two assignments is meant for b, which may be unable to take it.
     brain = Rebalancer("a", 3.0, 10.0, 4, grace_seconds=2 * HEARTBEAT)
     live = [member("a"), member("b")]
     assignments = ASSIGNMENTS[:2]
@@ -481,7 +481,7 @@ def test_assignments_owned_elsewhere_count_for_the_share():
         )
         == 2
     )
-    # A member without other offers owns nothing elsewhere, even if its last beat reports it.
+    # A member without other offers owns nothing elsewhere, even if its last heartbeat reports it.
     same = MemberView(Member("b", 1, 0, OFFERS), 0, leaving=False, owned=6)
     assert (
         len(brain.decide(9.3, [member("a"), same], ASSIGNMENTS, mine, 0, other, room=2).shed) == 2

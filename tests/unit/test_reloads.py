@@ -1,4 +1,4 @@
-"""What an unfinished reload waits for, of the values that an instance has published."""
+"""The step that an unfinished reload waits for, found in the published values of an instance."""
 
 from __future__ import annotations
 

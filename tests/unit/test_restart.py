@@ -189,7 +189,7 @@ def test_the_kept_history_is_long_enough_for_the_breaker(max_crashes: int) -> No
 def test_a_bounded_history_suffices(
     exits: list[WorkerExit], crash_loop: int, max_crashes: int
 ) -> None:
-    # Ordered exits before ready take a place without weight, so they are left out here.
+    # An ordered exit before ready uses a place in the history but changes nothing: leave it out.
     exits = [end for end in exits if end.cause is not ExitCause.ORDERED or end.lived]
     kept = exits[-history_max(crash_loop=crash_loop, max_crashes=max_crashes) :]
     options = {"crash_loop": crash_loop, "max_crashes": max_crashes}

@@ -187,7 +187,7 @@ def test_reload_does_not_use_a_standby_with_old_code() -> None:
 
 
 def test_other_workers_do_not_wait_for_an_exiting_standby() -> None:
-    """A standby may take as long as its `on_stop`. Only its own partition waits for it."""
+    """A standby may take as long as its `on_stop` to exit. Only its own partition waits for it."""
     fleet = Fleet()
     ending = fleet.partitions[ASSIGNMENTS[0]]
     ending.slot.standby_pid = fleet.process().pid

@@ -315,7 +315,7 @@ def test_every_call_limit_accepts_the_largest_part() -> None:
 
 
 def test_pages_of_admin_commands_are_short() -> None:
-    """A call that reads bodies requests at most 64 rows, a call that counts letters 500."""
+    """A call requests at most 64 rows if it reads bodies, and 500 if it counts dead letters."""
     assert max(due.PAGE, due.BATCH, trace.PAGE, reading.PAGE_MAX) <= 64
     assert statistics.DEAD_LETTERS_AT_ONCE <= 500
 

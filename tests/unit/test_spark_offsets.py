@@ -435,7 +435,7 @@ def test_empty_span_is_none() -> None:
 def test_ids_identify_a_stream_without_a_server_count(
     first: offsets.Id, last: offsets.Id, other: bool
 ) -> None:
-    """N: on Redis 6.2 another client may have removed entries. A new stream has no old ids."""
+    """On Redis 6.2, another client may have removed entries. A new stream has no old ids."""
     read = Position((100, 0), 100)
     facts = StreamFacts(length=8, added=8, first=first, last=last, counted=False)
     assert offsets.is_replaced(read, facts) is other
@@ -444,7 +444,7 @@ def test_ids_identify_a_stream_without_a_server_count(
 
 
 def test_emptied_stream_is_not_a_replacement() -> None:
-    """N: on Redis 6.2 the last id shows it."""
+    """On Redis 6.2, the last id distinguishes an emptied stream from a new one."""
     facts = StreamFacts(last=(100, 0), counted=False)
     assert not offsets.is_replaced(Position((100, 0), 100), facts)
     assert offsets.is_replaced(Position((90, 0), 90), facts)

@@ -1,4 +1,4 @@
-"""The options of the Spark source and sink: read once, wrong ones named all at once."""
+"""The options of the Spark source and sink: read once, with all invalid options in one error."""
 
 from __future__ import annotations
 
@@ -259,7 +259,6 @@ def test_times_go_before_offsets() -> None:
     ],
 )
 def test_text_times_without_a_zone_are_utc(text: str, unix_ms: int) -> None:
-    """Times without a zone are UTC."""
     assert read(startingTimestamp=text).starting_default == Bound("time", unix_ms)
     each = read(endingOffsetsByTimestamp=f'{{"access": {{"0": "{text}"}}}}')
     assert each.ending == {("access", 0): Bound("time", unix_ms)}

@@ -1,4 +1,4 @@
-"""Msgpack payloads as JSON: the same values as JSON, a reason for each of the others."""
+"""Msgpack payloads become JSON with equal values, or get the reason why they cannot."""
 
 from __future__ import annotations
 

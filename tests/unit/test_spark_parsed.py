@@ -227,7 +227,7 @@ def test_failed_task_removes_its_files(tmp_path: Path) -> None:
 
 
 def test_one_name_of_another_case_is_reported_for_a_column(tmp_path: Path) -> None:
-    """A payload with thousands of them filled the memory, and printed a warning for each."""
+    """A payload with thousands of such names filled the memory and printed as many warnings."""
     kind = StructType().add("amount", LongType()).add("id", LongType())
     place = location(tmp_path)
     columns = pa.schema([*parsed_columns(), *table_columns(kind)]).remove(0)

@@ -1,4 +1,4 @@
-"""Every parser of what Redis holds returns a value within bounds, or raises InvalidValueError."""
+"""Every parser of Redis data returns a value within bounds, or raises InvalidValueError."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ INFO = ("weight", "cap", "owned", "reloaded", "ttl", "offers", "broken", "leavin
 @quick
 @given(st.dictionaries(st.sampled_from(INFO), nested, max_size=4), odd)
 def test_member_parser_bounds_its_values(info: dict[str, Any], score: bytes) -> None:
-    """Values such as `"owned": 10**400`."""
+    """Values such as `"owned": 10**400` are replaced with values within the bounds."""
     told = json.dumps(info).encode()
     (heartbeat,) = members.heartbeats([b"one", score], [b"one", told])
     fine(heartbeat.heartbeat_unix_ms)
@@ -127,7 +127,7 @@ def test_a_number_beyond_everything_in_a_member_is_named() -> None:
 @quick
 @given(odd, odd, odd)
 def test_parsers_survive_records_that_are_not_json(name: bytes, score: bytes, info: bytes) -> None:
-    """Names, scores and records of any bytes."""
+    """Names, scores and records of any bytes are parsed without an error."""
     for heartbeat in members.heartbeats([name, score], [name, info]):
         assert members.seen_of(heartbeat).member.id.isprintable() or name
         assert isinstance(heartbeat.info, dict)
@@ -150,7 +150,7 @@ def test_directive_parser_lists_unreadable_directives(told: dict[str, Any]) -> N
 def test_topic_parsers_report_bad_values(
     count: Any, created: Any, stored: Any, token: Any, barriers: Any
 ) -> None:
-    """Counts, times and settings of a topic, and of its growth."""
+    """Bad counts, times and settings of a topic, and of its growth, are reported."""
     keys = Keys()
     key, registered = keys.meta("orders"), Answers([count, created, stored])
     growing = Answers([count, count, created, token, barriers])
@@ -177,7 +177,7 @@ def test_registry_parser_separates_invalid_names(raw: list[bytes]) -> None:
 @quick
 @given(odd, odd, odd)
 def test_figure_parsers_report_bad_values(kept: bytes, name: bytes, due: bytes) -> None:
-    """The record of trimming and names of foreign groups."""
+    """A bad record of trimming is reported, and names of foreign groups are decoded."""
     rest = [3, b"5", b"1-0", b"2-0", 0, 0, kept, b"17", [[name, 3, b""]], 1]
     figures = statistics.partition_figures(Reply("OK", rest), "the record")
     assert figures.length == 3
@@ -203,7 +203,7 @@ def test_figure_parsers_report_bad_values(kept: bytes, name: bytes, due: bytes) 
 def test_counter_parser_reports_bad_values(
     crashes: int, failures: int, wait_ms: int, context: bytes
 ) -> None:
-    """Counters of an entry that cannot be read count as none, and are named."""
+    """Unreadable counters of an entry count as 0, and the page names their fields."""
     row = [b"1-0", [], crashes, failures, context, wait_ms]
     page = messages.Recovered.parse(
         Reply("OK", [0, b"", b"", [row], [row], 0, 0, b""]), "the counters"
@@ -223,7 +223,7 @@ def test_counter_parser_reports_bad_values(
 def test_plan_and_delay_parsers_report_bad_values(
     raw: Any, rows: list[tuple[bytes, bytes, list[Any]]]
 ) -> None:
-    """Plans of the sink, and waiting retries."""
+    """Bad plans of the sink and bad waiting retries are reported."""
     plan = read(lambda: spark.read_plan(raw, "the record"), "the record") or {}
     for of_attempt in plan.values():
         for name, partitions in of_attempt.items():

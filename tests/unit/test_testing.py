@@ -1,4 +1,4 @@
-"""streamqd.testing: it reports for a run exactly what the daemon would do."""
+"""`streamqd.testing` reports for a run exactly what the daemon would do."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def obey(msg: Message) -> object:
 
 
 async def obey_later(msg: Message) -> object:
-    """Do the same on an event loop."""
+    """Do what the payload requests, on an event loop."""
     await asyncio.sleep(30 if msg.payload == b"wait" else 0)
     return None if msg.payload == b"wait" else obey(msg)
 
@@ -361,7 +361,7 @@ def leave(msg: Message) -> None:
     ],
 )
 def test_handler_that_exits_its_process_has_crashed(payload: str, what: str) -> None:
-    """The handler terminated pytest."""
+    """Such a handler once terminated pytest."""
     found = run(leave, payload)
     assert (found.verdict, found.crashes, found.delay) == ("crash", 1, (0.0, 0.0))
     assert len(seen) == 1
@@ -382,7 +382,7 @@ def leave_batch(batch: list[Message]) -> None:
 
 
 def test_every_handler_kind_may_exit_its_process() -> None:
-    """Coroutines and batch handlers too."""
+    """Coroutines and batch handlers that exit their process have crashed too."""
     assert run(leave_later, "").verdict == "crash"
     assert [each.verdict for each in run_batch(leave_batch, ["a", "b"])] == ["crash", "crash"]
 

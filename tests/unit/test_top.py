@@ -200,7 +200,7 @@ def test_top_shows_a_running_message_as_the_state() -> None:
     ],
 )
 def test_uppercase_conditions_are_explained_above_the_table(state: str, told: str) -> None:
-    """`status` and `top` call one condition by one name."""
+    """`status` and `top` use the same name for the same condition."""
     lines = text(frame(view([assignment(3, state=state)]), ScreenOptions(), 80, 24)).splitlines()
     assert lines[2] == f"! {told}"
     (row,) = [line for line in lines if line.startswith("access/3/hits")]
@@ -442,7 +442,7 @@ def test_styles_carry_no_information_without_words() -> None:
 
 
 def test_unreadable_values_are_listed_above_the_table() -> None:
-    """One value by name, then the number of others. Other problems keep their room."""
+    """The line names one value and counts the others, so that other problems fit too."""
     rows = [Unreadable(f"key-{n}", "epoch", "'abc'", "an integer") for n in range(5)]
     shown = text(frame(view(unreadable=rows), ScreenOptions(), 200, None))
     assert "! epoch of key-0 cannot be read: it is 'abc' and not an integer" in shown

@@ -1,4 +1,4 @@
-"""Durations and sizes: every spelling, every refusal, and back again."""
+"""Durations and sizes: reading every spelling, refusing the rest, and writing them."""
 
 from __future__ import annotations
 
