@@ -31,7 +31,7 @@ def watching(daemon: Daemon) -> Iterator[Daemon]:
 
 
 def version(daemon: Daemon, name: str) -> str:
-    """Return the handler's code as another version of equal length, so only its time differs."""
+    """Return another version of the handler's code, of equal length, so only its time differs."""
     before = daemon.module_path.read_text()
     line = next(each for each in before.splitlines() if each.startswith("VERSION = "))
     return before.replace(line, f'VERSION = "{name}"')

@@ -89,7 +89,7 @@ def plants() -> list[tuple[str, list[Plant]]]:
 
 
 def test_a_running_instance_survives_every_bad_value(new_daemon: Make) -> None:
-    """In one field after another, until all fields of all keys are bad at the same time."""
+    """One field after another becomes bad, until all fields of all keys are bad."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "2s"})
     with daemon:
         mine = daemon.titles()
@@ -126,7 +126,7 @@ def test_a_running_instance_survives_every_bad_value(new_daemon: Make) -> None:
 
 @pytest.mark.parametrize("raw", ODD, ids=lambda raw: str(raw)[:8])
 def test_an_instance_starts_despite_bad_values(new_daemon: Make, raw: Any) -> None:
-    """Three bad partition counts, a bad trim record and a bad fence."""
+    """The bad values are three partition counts, a trim record and a fence."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "2s"})
     bad = ["bad1", "bad2", "bad3"]
     one = daemon.tables["consumers"][0]
@@ -250,7 +250,7 @@ def test_50000_junk_directives_take_a_few_log_lines(new_daemon: Make) -> None:
 
 
 def test_a_partition_at_the_highest_id_stops_no_other(new_daemon: Make) -> None:
-    """One XADD used the highest possible ID. The housekeeper and other partitions work."""
+    """After an XADD with the highest possible ID, the housekeeper and other partitions work."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "2s"})
     with daemon:
         for stream in (KEYS.stream(TOPIC, 0), KEYS.retry_stream(*ONE)):
@@ -271,7 +271,7 @@ def test_a_partition_at_the_highest_id_stops_no_other(new_daemon: Make) -> None:
 
 
 def test_a_topic_with_a_deleted_meta_key_is_registered_again(new_daemon: Make) -> None:
-    """Within seconds, with its former partition count. Producers were refused permanently."""
+    """It returns within seconds with its former partition count, so producers can send again."""
     daemon = new_daemon(partitions=3, daemon={"lease_ttl": "2s"})
     with daemon:
         for name in (KEYS.partitions(TOPIC), ""):

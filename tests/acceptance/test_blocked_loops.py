@@ -67,7 +67,7 @@ def seconds_of_block(folder: Path, event: dict[str, Any]) -> float:
 def test_a_blocked_loop_is_reported_with_its_code(
     new_daemon: NewDaemon, options: dict[str, Any]
 ) -> None:
-    """One of 50 coroutines blocks for 3 s, or the only one of a worker does."""
+    """One of 50 coroutines blocks for 3 s, or a worker's only coroutine does."""
     with new_daemon(code=COMMON + SLEEPS, consumer=options) as daemon:
         uids = daemon.send(["block"] + ["wait"] * (49 if options else 0))
         event = daemon.wait_event("loop.blocked")

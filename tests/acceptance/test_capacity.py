@@ -70,7 +70,7 @@ def kill_workers(daemon: Daemon, count: int) -> None:
 
 @pytest.mark.promise
 def test_partitions_without_workers_are_released_and_taken_back(new_daemon: NewDaemon):
-    """The other instance takes the partitions immediately, and this one again when it can."""
+    """The other instance takes them immediately, and this one takes them back when it can."""
     one, two = pair(new_daemon)
     with two, one:
         one.wait_for(

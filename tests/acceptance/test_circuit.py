@@ -92,7 +92,7 @@ def halted(daemon: Daemon) -> int:
 
 
 def test_an_outage_costs_each_partition_its_failures(new_daemon: NewDaemon):
-    """All four partitions meet it at the same time."""
+    """The outage reaches all four partitions at the same time."""
     daemon = configured(new_daemon, "1h")
     (daemon.folder / "down").touch()
     with daemon:

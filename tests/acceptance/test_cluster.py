@@ -92,7 +92,7 @@ def test_a_topic_on_all_nodes_is_handled_completely(make: Make, cluster: Cluster
 def test_commands_read_all_nodes(
     make: Make, cluster: Cluster, verb: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Handlers are left out of the check, because they are not under test."""
+    """`check` skips the handlers, because they are not under test."""
     daemon = make(partitions=4)
     addresses = {f"127.0.0.1:{node.port}" for node in cluster.nodes if node.role() == "master"}
     with daemon:

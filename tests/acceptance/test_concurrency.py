@@ -320,7 +320,7 @@ def test_a_busy_worker_killed_60_times_never_stops_its_daemon(new_daemon: NewDae
 
         def is_busy(least: int) -> bool:
             if daemon.unsettled() == 0:
-                send()  # all were handled between two looks
+                send()  # all were handled between two checks
             return daemon.pending() >= least
 
         for _ in range(60):

@@ -48,7 +48,7 @@ def has_begun(daemon: Daemon, runs: int) -> bool:
 def test_every_missing_message_was_handled_or_is_counted_as_lost(
     fresh_server: ProcessServer, tmp_path: Path
 ):
-    """Twice as many messages as two groups can handle, and every fifth expires after 50 ms."""
+    """Two groups get twice as many messages as they can handle. Every fifth expires after 50 ms."""
     port = free_port()
     daemon = Daemon(
         *(tmp_path, fresh_server.url),
@@ -100,7 +100,7 @@ def test_every_missing_message_was_handled_or_is_counted_as_lost(
             )
             assert missing_entries == 0
             assert expired > 0
-            # A message lost while pending may still have been handled, because it was in flight.
+            # A message that was lost while pending may still be handled, because it was in flight.
             least = seen.lost_unread + expired
             assert least <= unhandled <= least + seen.lost_pending
         assert daemon.stop() == 0

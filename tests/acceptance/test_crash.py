@@ -99,7 +99,7 @@ def test_random_kills_lose_nothing_and_repeat_only_charged_runs(
                 what="100 messages are in hand",
                 every=0.002,
             )
-            # A random moment: after 0 to 39 more starts, in any state of the worker.
+            # The kill comes after 0 to 39 more starts, in any state of the worker.
             moment = daemon.ledger.count("start") + chance.randrange(40)
             daemon.wait_for(
                 lambda moment=moment: daemon.ledger.count("start") >= moment,
@@ -178,7 +178,7 @@ def test_a_message_that_kills_its_process_is_dead_lettered_alone(
         assert daemon.ledger.audit(GROUP) == Audit(lost=[killer], repeated={killer: 3})
         assert daemon.ledger.ended(GROUP) == set(uids) - {killer}
         assert len(daemon.events("worker.crashed")) == 3
-        # One poison message does not cause a crash loop, so no wait and no open breaker.
+        # One poison message is no crash loop, so there is no wait and no open breaker.
         assert daemon.events("worker.crash_looped") == []
         times = [each.at for each in daemon.ledger.of(killer, "start")]
         assert all(later - earlier < AT_ONCE for earlier, later in pairwise(times))

@@ -112,7 +112,7 @@ def test_an_inherited_oversized_message_is_dead_lettered(new_daemon: NewDaemon) 
 def test_redact_error_applies_to_the_error_of_a_dead_letter(
     new_daemon: NewDaemon, code: str, kept: str, concurrency: int
 ) -> None:
-    """The handler loses no message, even if `redact_error` fails."""
+    """No message is lost, even if `redact_error` fails."""
     daemon = new_daemon(consumer={"max_attempts": 1, "concurrency": concurrency})
     hook = f"\n\ndef redact_error(text):\n    return {code}\n"
     daemon.write_code(daemon.module_path.read_text() + hook)

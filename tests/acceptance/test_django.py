@@ -190,7 +190,7 @@ with transaction.atomic():
 def test_migration_creates_tables_that_the_relay_reads(
     tmp_path: Path, server: Server, python: Path, database_url: str
 ) -> None:
-    """On each database: the tables, an inserted row, a dead-lettered row, and the way back."""
+    """The tables, an inserted row, a dead-lettered row and the rollback work on each database."""
     project = Project(tmp_path, python, server.url, databases(database_url))
     assert "No changes detected" in project.manage("makemigrations", "--check")
     assert "CREATE TABLE" in project.manage("sqlmigrate", "streamqd", "0001")
@@ -295,7 +295,7 @@ def test_a_wrong_setting_of_streamqd_is_one_sentence(new_project: Make) -> None:
 def test_a_committed_task_runs_once_and_a_rolled_back_one_never(
     new_project: Make, worker: Daemon, shop_url: str
 ) -> None:
-    """From `manage.py` to the ledger of runs, through the table, the relay, Redis and a worker."""
+    """The path leads from `manage.py` through the table, the relay, Redis and a worker."""
     project = new_project(databases(shop_url))
     offer_outbox(worker, shop_url)
     with worker:

@@ -121,7 +121,7 @@ def test_a_message_that_kills_all_processes_charges_no_other(new_host: NewDaemon
 
 @pytest.mark.fault("F27")
 def test_throttled_messages_are_not_suspected_of_a_lost_host(new_daemon: NewDaemon):
-    """A suspected message would be dead-lettered at once, because `max_crashes` is 1."""
+    """A suspected message would be dead-lettered immediately, because `max_crashes` is 1."""
     options = {
         "partitions": 2,
         "daemon": {"lease_ttl": "2s"},

@@ -1,4 +1,4 @@
-"""A hung Redis: every command reports it within seconds, and not that no streamqd is running."""
+"""A hung Redis: within seconds every command reports it, instead of a missing streamqd."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_hung_embedded_server_is_reported(tmp_path: Path):
 
 @pytest.mark.parametrize("killed", [False, True], ids=["never started", "its socket is left"])
 def test_a_missing_daemon_is_reported(tmp_path: Path, killed: bool):
-    """The message remains where it is true."""
+    """The message about a missing daemon appears if it is true."""
     daemon = Daemon(tmp_path, "embedded:")
     if killed:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:

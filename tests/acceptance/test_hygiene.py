@@ -18,7 +18,7 @@ RECYCLES = 100
 def test_recycles_under_a_storm_of_signals_leak_nothing(
     new_daemon: Callable[..., Daemon], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Handlers have threads, a TLS client and gRPC: no deadlock, zombie or leaked descriptor."""
+    """Handlers with threads, a TLS client and gRPC leave no deadlock, zombie or open descriptor."""
     with hygiene.echo_peer(tmp_path / "peer") as peer:
         monkeypatch.setenv("PEER", peer)
         with new_daemon(**hygiene.daemon_options()) as daemon:

@@ -1,6 +1,7 @@
 """The kill-point matrix of processes without a lease: housekeeper, commands, producers.
 
-Their actions are atomic, and correct from any process, repeated or late. So a fault costs nothing.
+Their actions are atomic, and correct from any process, even repeated or late, so a fault costs
+nothing.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def test_an_instance_paused_in_its_supervisor_costs_as_modeled(
 def test_any_lost_reply_to_a_supervisor_repeats_no_message(
     fresh_server: ProcessServer, tmp_path: Path
 ):
-    """Each of its scripts once, in one life with a start, a charged crash and a stop."""
+    """Each script loses a reply once, in a life with a start, a charged crash and a stop."""
     by_sha = {script.sha.encode(): script for script in scripts.load().values()}
     names = {row.point.rpartition("-")[0] for row in ROWS if row.point.endswith("-called")}
 

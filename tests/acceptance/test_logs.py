@@ -99,7 +99,7 @@ def obey(message: Message) -> None:
 
 
 def test_every_line_on_standard_error_is_json(new_daemon: NewDaemon) -> None:
-    """The fault handler wrote 40 raw lines per SIGSEGV, and warnings and threads wrote more."""
+    """This includes the lines of the fault handler (40 per SIGSEGV), of warnings and of threads."""
     daemon = new_daemon(code=NOISY, consumer={"handler": "work:obey", "max_crashes": 1})
     with daemon:
         daemon.send(["fork", "segv", "fine"])

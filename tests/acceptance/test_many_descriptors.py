@@ -43,7 +43,7 @@ async def obey(message: Message) -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_daemon_with_1100_open_descriptors_works(new_daemon: NewDaemon, concurrency: int):
-    """The housekeeper crashed in a loop, because its socket had a number above 1,023."""
+    """The housekeeper must not crash because its socket has a number above 1,023."""
     consumer = {"concurrency": concurrency, "order": "none"} if concurrency > 1 else {}
     daemon = new_daemon(partitions=2, code=RETRIES, consumer=consumer)
     daemon.within = WITHIN
@@ -56,7 +56,7 @@ def test_daemon_with_1100_open_descriptors_works(new_daemon: NewDaemon, concurre
 
 
 def test_top_with_1100_open_descriptors_receives_keys(new_daemon: NewDaemon):
-    """`top` waited for keys with `select`, which rejected its pipe."""
+    """`top` must not wait for keys with `select`, which rejects its pipe."""
     with new_daemon(partitions=2) as daemon:
         words = command(daemon, "top", "--interval", "0.2s")
         terminal = Terminal([*WITHIN, *words], cwd=daemon.folder, env=environment())

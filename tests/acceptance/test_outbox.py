@@ -1,4 +1,4 @@
-"""The outbox from outside: each committed row once and in order, whatever is killed or stopped."""
+"""The outbox from outside: each committed row is sent once and in order, whatever is killed."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_a_cluster_gets_each_row_once(
     tmp_path: Path,
     chance: random.Random,
 ) -> None:
-    """Partitions on all nodes, and killed relays. A topic on a cluster cannot grow."""
+    """Partitions are on all nodes, and relays are killed. A topic on a cluster cannot grow."""
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(binary, replicas=0))
         link = stack.enter_context(
@@ -241,9 +241,9 @@ def test_a_cluster_gets_each_row_once(
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_commit_wakes_the_relay(new_site: NewSite) -> None:
-    """The latency is reported. A poll of 60 s would exceed every wait of this test.
+    """The test prints the latency. A poll of 60 s would exceed every wait of this test.
 
-    Only PostgreSQL notifies.
+    Only PostgreSQL sends notifications.
     """
     site = new_site(poll="60s", lease_ttl="60s")
     site.start()

@@ -106,7 +106,7 @@ def expire(harness: Harness) -> None:
 def test_a_late_acquire_does_not_restore_an_old_token(
     harness: Harness, owners: tuple[Owner, Owner]
 ):
-    """Sent, abandoned, repeated. The first copy executes after another owner's lease."""
+    """The call is repeated, and its first copy executes after another owner's lease."""
     a, b = owners
     acquire = a.acquire()  # the first copy is in transit
     assert a.say(acquire) == "OK"  # the repeated call gets its reply
@@ -197,9 +197,9 @@ def test_no_call_of_an_old_owner_has_an_effect(
     places = [harness.add(f"{number}-1") for number in range(1, 6)]
     reader, _ = a.attach()
     read(reader)
-    harness.add("9-1")  # something to fetch
+    harness.add("9-1")  # an entry to fetch
     harness.add("8-8", stream=harness.retry)
-    assert harness.fetch(1, consumer="legacy", stream=harness.retry)  # something to reclaim
+    assert harness.fetch(1, consumer="legacy", stream=harness.retry)  # an entry to reclaim
     if ending == "expired":
         expire(harness)
     elif ending == "released":

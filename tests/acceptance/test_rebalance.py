@@ -105,7 +105,7 @@ class Fleet:
 
 
 def run_elsewhere(fleet: Fleet, partitions: set[int], since: float) -> float:
-    """Wait until a message of each partition has started since. Return the seconds it took."""
+    """Wait until a message of each partition has started. Return the elapsed seconds."""
     first: dict[int, float] = {}
 
     def all_run() -> bool:

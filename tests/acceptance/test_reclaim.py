@@ -72,7 +72,7 @@ def test_entries_of_other_clients_are_claimed_and_handled(new_daemon: NewDaemon)
     assert read_as(daemon.link, "legacy-1", retry, 1) == [entry.decode()]
     with daemon:
         daemon.wait_event("reclaim.requested")
-        uids += daemon.send(["ok"])  # the worker checks the flag when it wakes
+        uids += daemon.send(["ok"])  # the worker checks the flag when it wakes up
         for uid in [*uids, f"{TOPIC}/0/5-1"]:
             daemon.wait_run(uid, "end")
         daemon.wait_settled()
@@ -167,7 +167,7 @@ def test_an_idle_worker_is_woken_to_take_over_an_entry(new_daemon: NewDaemon):
         woken = 0
         for _ in range(2):
             daemon.pause()
-            # Until the server notices that the poll is gone, it would still read for it.
+            # The server still reads for the poll until it notices that the poll is gone.
             daemon.wait_for(lambda: not daemon.long_poll(), what="the poll is left")
             (uid,) = daemon.send(["ok"])
             (entry,) = read_as(daemon.link, "legacy", stream, 1)

@@ -296,7 +296,7 @@ def test_a_reload_creates_and_counts_a_missing_group(make: Make):
 @pytest.mark.fault("F26")
 @pytest.mark.parametrize("which", [("main",), ("retry",), ("main", "retry")], ids="-".join)
 def test_a_group_destroyed_repeatedly_under_load_loses_nothing(make: Make, which: tuple[str, ...]):
-    """The worker reads, settles and retries while its group disappears. The rest is found again."""
+    """The group disappears while the worker reads, settles and retries. The rest is found again."""
     backoff = {"kind": "fixed", "base": "10ms"}
     with make(consumer={"max_attempts": 2, "backoff": backoff}) as daemon:
         streams = {

@@ -188,7 +188,7 @@ def test_a_clock_that_is_set_back_repeats_no_tick(
 def test_full_memory_delays_ticks_and_loses_none(
     fresh_server: ProcessServer, tmp_path: Path
 ) -> None:
-    """The server rejects writes for 8 s. The ticks follow, each once, and the log stays short."""
+    """The server rejects writes for 8 s. Each tick is then sent once, and the log stays short."""
     with daemons(tmp_path, fresh_server.url) as make:
         daemon = make()
         daemon.write_config(schedules=[every_second("tick", misfire="all")])

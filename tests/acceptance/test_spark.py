@@ -56,7 +56,7 @@ def hits(lines: list[str]) -> Board:
 def test_the_full_loop_counts_every_line_of_a_real_log(
     new_daemon: Callable[..., Daemon], link: Connection, store: Store, keys: Keys, tmp_path: Path
 ) -> None:
-    """Lines of a web server log -> access -> Spark -> hits_per_minute -> a handler's board."""
+    """The loop is web server log -> access -> Spark -> hits_per_minute -> a handler's board."""
     need_spark()
     module = "streamqd.examples.hits_per_minute"
     daemon = new_daemon(daemon={"handlers": [module], "state_dir": "."}, groups=())
@@ -154,7 +154,7 @@ def copy(job):
 def test_a_driver_killed_during_a_commit_writes_each_row_once(
     link: Connection, keys: Keys, server: Server, tmp_path: Path
 ) -> None:
-    """Files on 4 cores, then the same checkpoint with other cores and tasks: each row once."""
+    """The first run uses 4 cores. The next one has the same checkpoint, other cores and tasks."""
     need_spark()
     topics.create(Store(link, keys), "out", config.Topic(partitions=2))
     streams = [keys.stream("out", number) for number in range(2)]

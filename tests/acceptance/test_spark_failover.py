@@ -86,7 +86,7 @@ def fail_over(cluster: Cluster, master: Node, replica: Node) -> None:
 def test_moved_rows_that_are_staged_again_are_written_once(
     cluster: Cluster, options: WriteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N: after a failover during the commit, the driver checks again before it records the end."""
+    """After a failover during the commit, the driver checks again before it records the end."""
     real = staging.Publisher._move
 
     def move(publisher: Any, waiting: Any) -> None:
@@ -103,7 +103,7 @@ def test_moved_rows_that_are_staged_again_are_written_once(
 def test_batch_whose_end_was_lost_is_not_written_again(
     cluster: Cluster, options: WriteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """N: its plan is open again, but the emptied streams on other nodes prove that it is done."""
+    """Its plan is open again, but the emptied streams on other nodes prove that it is done."""
     real, nodes = store.end, []
 
     def end(*given: Any) -> Any:

@@ -144,7 +144,7 @@ def test_move_drain_and_rebalance_directives_are_applied(fleet: Fleet):
 
 
 def test_a_stopped_group_is_reset_and_started_again(fleet: Fleet):
-    """Stop on all instances, restart one, reset without --force, start."""
+    """The group is stopped on all instances, one restarts, and the reset needs no --force."""
     one, two = fleet.members["a"], fleet.members["b"]
     first = one.send(["ok"] * 20)
     one.wait_settled()
@@ -245,7 +245,7 @@ def readiness(daemon: Daemon) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("alone", [True, False], ids=["the only one", "one of two"])
 def test_a_drained_instance_is_ready_and_a_stopping_one_is_not(new_daemon: NewDaemon, alone: bool):
-    """Three pages disagreed about it. A drained instance is a standby that may return."""
+    """A drained instance is a standby that may return, so it is ready."""
     options = {"partitions": 2, "daemon": {"lease_ttl": "2s", "drain_timeout": "60s"}}
     one = new_daemon(name="a", http="unix:./http.sock", **options)
     with contextlib.ExitStack() as kept:
@@ -282,7 +282,7 @@ def test_a_drained_instance_is_ready_and_a_stopping_one_is_not(new_daemon: NewDa
 
 
 def test_a_silent_instance_is_forgotten_but_never_a_live_one(new_daemon: NewDaemon):
-    """A silent instance stayed in the list, and no command removed it."""
+    """Otherwise, a silent instance would stay in the list forever."""
     one, two = (new_daemon(name=name, daemon=CALM) for name in "ab")
     with one, two:
         refused = verb(one, "forget", "b", "--yes", code=8)

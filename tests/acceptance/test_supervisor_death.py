@@ -151,10 +151,10 @@ def test_a_killed_supervisor_repeats_only_running_messages(new_daemon: NewDaemon
 
 @pytest.mark.parametrize("shape", ["tasks", "threads"])
 def test_a_message_that_only_waited_is_not_suspected(new_daemon: NewDaemon, shape: str):
-    """Three kills in a row dead-lettered messages that were only waiting at the first kill.
+    """Three kills in a row must not dead-letter messages that only waited at the first kill.
 
-    All pending messages ran in marked rounds, as after the loss of a host, although the scoreboard
-    names the running ones. Now only the 8 that ran are suspected.
+    The scoreboard names the running messages, so only these 8 are suspected. After the loss of a
+    host, all pending messages would run in marked rounds.
     """
     code, consumer, width = SHAPES[shape]
     daemon = new_daemon(partitions=PARTITIONS, code=COMMON + code, consumer=consumer)

@@ -85,7 +85,7 @@ def test_top_shows_the_fleet_and_obeys_keys(new_daemon: NewDaemon) -> None:
 
             top.type("q")
             assert top.wait_end() == 0
-            assert "1049" not in top.modes  # it left the alternate screen
+            assert "1049" not in top.modes  # `top` left the alternate screen
             assert "25" in top.modes  # the cursor is back
         (one.folder / "gate").touch()
 

@@ -501,7 +501,7 @@ def test_a_damaged_run_file_is_removed(traced: NewDaemon, collector: Collector, 
 
 
 def test_a_run_file_of_another_instance_is_kept(traced: NewDaemon):
-    """Its processes may be in another container, where they run."""
+    """The processes of that instance may be running in another container."""
     daemon = traced(consumer={"handler": "work:plain"})
     folder = daemon.folder / "var" / "runs"
     folder.mkdir(parents=True)

@@ -143,7 +143,7 @@ def test_the_hard_limit_applies_while_an_error_is_inspected(
 def test_the_soft_limit_interrupts_the_inspection_of_an_error(
     new_daemon: NewDaemon, shape: str, word: str
 ):
-    """`timeout` interrupts `redact_error` and the text of an error, and the verdict stands."""
+    """`timeout` interrupts `redact_error` and the text of an error, and the verdict is kept."""
     with configured(new_daemon, shape, max_attempts=1, timeout="500ms") as daemon:
         uids = daemon.send(["ok", word, "ok"])
         daemon.wait_settled(60.0)

@@ -1,6 +1,6 @@
 """Fixtures of the console: a fleet of two groups, consoles, and pages of a real browser.
 
-The event loop of playwright is in the thread of the tests.
+The event loop of playwright runs in the thread of the tests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def pytest_runtest_setup() -> None:
 def browser() -> Iterator[Any]:
     """Debian's chromium, with its driver.
 
-    A thread waits for the driver. It must end with this module, because a process that has threads
+    A thread waits for the driver. It must exit with this module, because a process with threads
     cannot fork the workers of other tests.
     """
     from playwright.sync_api import sync_playwright
@@ -71,7 +71,7 @@ def fleet(
 ) -> Iterator[Daemon]:
     """A running daemon of this module: topic orders, groups bill and ship, two partitions.
 
-    Its server is private. Tests that stop or empty something start their own.
+    Its server is private. Tests that stop or empty a server start their own.
     """
     with running_fleet(request, tmp_path_factory.mktemp("fleet")) as daemon:
         yield daemon
@@ -119,7 +119,7 @@ def log_in(context: Any, console: ConsoleProcess, name: str) -> None:
 def browse(browser: Any) -> Iterator[Browse]:
     """Open pages: `browse(console, "anna", javascript=False, width=360, dark=True)`.
 
-    The person is logged in, '' for nobody. `page.seen` is watched.
+    The person is logged in ('' for an anonymous visitor). `page.seen` is watched.
     """
     with contextlib.ExitStack() as opened:
 
@@ -150,7 +150,7 @@ def browse(browser: Any) -> Iterator[Browse]:
 
 @pytest.fixture(scope="module")
 def pages(browser: Any) -> Iterator[Browse]:
-    """Return a page of this module, one for each console, person and kind. '' is nobody."""
+    """Return a page of this module, one for each console, person and kind. '' is anonymous."""
     known: dict[tuple[object, ...], Any] = {}
 
     def make(
@@ -179,10 +179,10 @@ def pages(browser: Any) -> Iterator[Browse]:
 
 @pytest.fixture
 def tab(pages: Browse) -> Iterator[Browse]:
-    """Return a page as `browse` does, which earlier tests of the module may have used.
+    """Return a page like `browse`. Earlier tests of the module may have used it.
 
-    To open another page costs four times as much CPU as to open a view in it. `page.seen` is of
-    this test. Pass only consoles that run until the module ends, because ports are reused.
+    Opening another page costs four times as much CPU as opening a view in it. `page.seen` is of
+        this test. Pass only consoles that run until the module ends, because ports are reused.
     """
     with contextlib.ExitStack() as visits:
 

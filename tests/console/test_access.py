@@ -1,4 +1,4 @@
-"""Who gets in, what a person may do, and what comes from elsewhere. Without a browser."""
+"""Logins, roles, and requests from other sites, without a browser."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def logged_in(console: ConsoleProcess, name: str) -> Client:
 
 
 def test_every_route_is_in_the_table_with_a_role():
-    """A viewer gets 403 for the rest in test_every_view."""
+    """test_every_view checks that a viewer gets 403 for all others."""
     assert {each.role for each in ACTS} <= {Role.OPERATOR, Role.ADMIN}
     names = [each.name for each in (*VIEWS, *ACTS)]
     assert len(names) == len(set(names))
@@ -104,7 +104,7 @@ def test_the_token_of_the_link_works_once(fleet, new_console):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_stops_the_console_with_code_0(fleet, new_console, number):
-    """With an open stream, which would last for hours."""
+    """It stops even with an open stream, which would last for hours."""
     console = new_console(fleet)
     client = Client(console.port)
     client.get(f"/?{console.link.partition('?')[2]}")
@@ -133,7 +133,7 @@ def test_bind_listens_on_this_address_only(fleet, new_console):
 
 
 def test_sigterm_after_the_first_line_stops_the_console(fleet, new_console):
-    """A signal between this line and the start of the server was lost."""
+    """A signal between this line and the start of the server must not be lost."""
     assert new_console(fleet).stop(signal.SIGTERM) == 0
 
 
@@ -173,7 +173,7 @@ POLICY = {
 
 
 def test_headers_of_all_responses(console, fleet):
-    """Checks each kind of page, and each entry of the registry."""
+    """The test checks each kind of page, and each entry of the registry."""
     client = logged_in(console, "anna")
     letter = dead_letters.messages(fleet.store, "orders").page(limit=1).rows[0]
     entries = [each.example or each.path for each in (*VIEWS, *ACTS)]

@@ -1,4 +1,4 @@
-"""Every act: it does what it states, once, and the audit log names the person. Without a browser.
+"""Every act has its stated effect once, and the audit log names the person. Without a browser.
 
 Each act runs in a fleet of its own, which has one of everything. The form of an act is filled from
 its URL and sent as it is. A new act needs a row in `COMMANDS`, the command that is audited, and in
@@ -126,7 +126,7 @@ def drained(busy: Busy) -> None:
 
 
 def with_job(busy: Busy) -> None:
-    """Let otto start a replay that takes minutes."""
+    """Start a replay as otto that takes minutes."""
     client = logged_in(busy.console, "otto")
     values = {"rate": "0.01", "group": "bill"}
     busy.job = act_on(busy, client, "/topics/orders/dead-replay", values)[1].rpartition("/")[2]
@@ -329,7 +329,7 @@ def test_act_does_its_change_once_and_is_audited(busy: Busy, act: Act):
 
 
 def test_change_without_effect_is_not_audited(busy: Busy):
-    """The form of a colleague who was faster shows nothing new."""
+    """A form whose act a colleague has already done is such a change."""
     client = logged_in(busy.console, "anna")
     shown = client.get("/groups/orders/bill/resume").text
     form = ActForm(shown)
@@ -340,7 +340,7 @@ def test_change_without_effect_is_not_audited(busy: Busy):
 
 
 def test_every_act_is_offered_to_its_roles_only(busy: Busy):
-    """Checks three states of the fleet, because some buttons exclude each other."""
+    """The test checks three states of the fleet, because some buttons exclude each other."""
     with_job(busy)
     offered = {name: linked(busy, name) for name in ("anna", "otto", "vera")}
     directives.pause(busy.there, Scope(TOPIC, None, "bill"), "a test")

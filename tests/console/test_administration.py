@@ -1,4 +1,4 @@
-"""What people change about groups, topics and owners, and what the pages show about them."""
+"""Changes of groups, topics and owners, and the pages that show them."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ def test_a_growth_continues_to_its_own_number_only(console, fleet):
 
 
 def test_an_admin_deletes_a_group_by_its_name(console, fleet):
-    """No configuration names this group: a daemon would create such a group again."""
+    """No configuration names this group, because a daemon would create such a group again."""
     count = topics.partition_count(fleet.store, TOPIC)
     for number in range(count):
         stream = fleet.store.keys.stream(TOPIC, number)

@@ -40,7 +40,7 @@ def test_a_mask_matches_an_element_of_an_array():
 def test_mask_hides_payloads_without_members(payload):
     shown = MASKED.body(payload)
 
-    assert shown.kind == "hidden" or payload == b"4111"  # a number without a place of a mask
+    assert shown.kind == "hidden" or payload == b"4111"  # a number has no room for a mask
     assert not shown.whole
 
 

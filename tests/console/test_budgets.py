@@ -1,6 +1,6 @@
 """Searches stop at their budgets and print how many messages they examined. No browser.
 
-The budgets are made small.
+The tests reduce the budgets.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def shown(settings, view: str, visit: Visit, context) -> str:
 @pytest.mark.parametrize(
     ("budget", "seconds", "looked"),
     [
-        (700, 60.0, 700),  # the second piece is a part of one
+        (700, 60.0, 700),  # the second piece is only a part
         (1_000_000, 60.0, COUNT),
         (1_000_000, 0.0, messages.PIECE),  # the time is up after the first piece
     ],

@@ -1,4 +1,4 @@
-"""The dead-letter workbench in a real browser: replay, purge, edit, and who sees what."""
+"""The dead-letter workbench in a real browser: replay, purge, edit and roles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def letters(fleet, **choice):
 
 @pytest.fixture
 def died(fleet):
-    """Let messages die in both groups by a cause of this test, and return the letters of bill."""
+    """Dead-letter messages in both groups with a cause of this test. Return the letters of bill."""
     numbers = itertools.count(1)
 
     def make(count, payload="dead", **more):
@@ -276,7 +276,7 @@ def test_an_export_has_every_letter_and_stops_with_its_download(console, tab, fl
 
 
 def test_a_group_whose_messages_all_die_has_a_cause(console, tab, fleet):
-    """The messages do not wait, so that the group has no lag and no retries."""
+    """The messages do not wait, so the group has no lag and no retries."""
     page = tab(console)
     page.goto(console.url)
     text = "of the runs of orders/0/bill fail, and the messages are dead-lettered"

@@ -1,4 +1,4 @@
-"""What every view of the console promises, in a real browser. A new view is tested by its entry."""
+"""Promises of every view of the console, in a real browser. A new entry is tested automatically."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENTRIES = [*VIEWS, *ACTS]
 ACT_PATHS = [each.example or each.path for each in ACTS]
 PATHS = [each.example or each.path for each in ENTRIES]
 every_act = pytest.mark.parametrize("act", ACTS, ids=[each.name for each in ACTS])
-# `make test` opens the views once. The forms and the other looks at the views are slow.
+# `make test` opens the views once. The forms and the other checks of the views are slow.
 every_path = pytest.mark.parametrize(
     "path",
     [pytest.param(each, marks=[pytest.mark.slow] * (each in ACT_PATHS)) for each in PATHS],
@@ -125,7 +125,7 @@ def assert_accessible(page) -> None:
 
 @pytest.fixture(scope="module")
 def away(tmp_path_factory, users_file):
-    """A console whose Redis is not there."""
+    """A console whose Redis is unreachable."""
     path = tmp_path_factory.mktemp("away") / "away.toml"
     path.write_text(toml({"redis": {"url": "redis://127.0.0.1:1/0"}}))
     with ConsoleProcess(path, "--users", str(users_file)) as started:
@@ -157,7 +157,7 @@ def test_pages_without_a_view_are_accessible(
     assert (answer.status, page.inner_text("h1")) == (status, title)
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     assert page.seen.dialogs == []
-    # Chromium writes the status of a page into its console, which is no error of the page.
+    # Chromium writes the status of a page into its console, which is not an error of the page.
     assert [each for each in page.seen.errors if f"status of {status}" not in each] == []
     if javascript:
         assert_accessible(page)
@@ -165,7 +165,7 @@ def test_pages_without_a_view_are_accessible(
 
 @pytest.fixture(scope="module")
 def linked(fleet):
-    """A console that logs in by a link."""
+    """A console whose users log in through a link."""
     with ConsoleProcess(fleet.config_path) as started:
         yield started
 

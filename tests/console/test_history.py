@@ -47,7 +47,7 @@ def append(
 
 @pytest.fixture
 def past(fleet):
-    """Two instances wrote at the start of each of the last 120 minutes but the last."""
+    """Two instances wrote at the start of each of the last 120 minutes, except the last one."""
     store, now = fleet.store, now_of(fleet.store)
     name = "past"
     store.execute("DEL", store.keys.history(name))
@@ -67,7 +67,7 @@ def test_sparks_sum_the_instances_of_a_minute(past):
 
 @pytest.mark.parametrize("seconds", [18, 45])
 def test_housekeeper_stopped_within_a_minute_adds_no_lag(past, seconds):
-    """`a` ends and starts again, and adds an entry of its own after so many seconds."""
+    """`a` stops and starts again, and adds a separate entry after `seconds`."""
     store, name, now = past
     begun = (now // MINUTE_MS - 1) * MINUTE_MS
     store.execute("DEL", store.keys.history(name))
@@ -87,7 +87,7 @@ def test_housekeeper_stopped_within_a_minute_adds_no_lag(past, seconds):
 
 
 def test_an_entry_of_several_minutes_is_their_average(past):
-    """Redis was away, or the housekeeper was held up."""
+    """Redis was unavailable, or the housekeeper was delayed."""
     store, name, now = past
     store.execute("DEL", store.keys.history(name))
     append(store, name, "a", now // MINUTE_MS * MINUTE_MS + 200, acked=900, lag=5, seconds=180.2)
@@ -100,7 +100,7 @@ def test_an_entry_of_several_minutes_is_their_average(past):
 
 
 def test_a_group_without_an_owner_has_no_lag(past):
-    """Another group keeps its owner, so that the minutes are covered."""
+    """Another group keeps its owner, so the minutes are covered."""
     store, name, now = past
     store.execute("DEL", store.keys.history(name))
     first = now // MINUTE_MS - 4

@@ -1,6 +1,6 @@
 """Hostile data on every view: messages, keys, headers, errors, names and values in Redis.
 
-For all entries of the registry, at 360 px.
+The tests open all entries of the registry, at 360 px.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def obey(message):
         raise Hostile(text)
 '''
 PATHS = {each.name: each.example or each.path for each in (*VIEWS, *ACTS)}
-# Where the hostile text is shown. Elsewhere it must only do no harm.
+# Where the hostile text is shown. Elsewhere, it must only be harmless.
 SHOWN = {
     *("overview", "fleet", "handlers", "retries", "delayed", "schedule", "audit"),
     *("messages", "message", "dead", "dead_letter", "edit"),

@@ -56,7 +56,7 @@ def overview(console, browse):
 
 @pytest.fixture
 def paused(fleet, overview):
-    """The fleet, whose groups fetch nothing, so that each message sent stays unread."""
+    """The fleet with paused groups, so each sent message stays unread."""
     there = Fleet(fleet.store, "default", 60.0)
     directives.pause(there, Scope(TOPIC), "a test")
     until(overview, f"{BILL}.querySelector('.state').innerText.startsWith('paused')")
@@ -131,7 +131,7 @@ def assert_sends_nothing(fleet, page) -> None:
 
     def silent() -> bool:
         before = commands_sent(fleet)
-        page.wait_for_timeout(3_000)  # longer than from event to event
+        page.wait_for_timeout(3_000)  # longer than between two events
         return commands_sent(fleet) == before
 
     wait_until(silent, timeout=30, what="the streams of earlier pages have ended")
@@ -157,7 +157,7 @@ def test_paused_page_sends_no_request(fleet, overview):
 
 
 def test_hidden_page_sends_no_request(fleet, overview):
-    """Chromium without a screen never hides a page, so the page is told that it is hidden."""
+    """Chromium without a screen never hides a page, so a script reports it as hidden."""
     page = overview
     tell = (
         "value => { Object.defineProperty(document, 'hidden', {value, configurable: true});"
@@ -182,7 +182,7 @@ def test_keys_search_and_navigation(overview):
 
 
 def test_outage_of_redis_shows_a_banner_until_it_is_over(fleet, new_console, users_file, browse):
-    """The server is stopped as a whole, so that its clients wait without an answer."""
+    """The whole server is stopped, so its clients wait without an answer."""
     console = new_console(fleet, "--users", str(users_file))
     page, other, still = browse(console), browse(console), browse(console)
     page.goto(console.url)
@@ -228,7 +228,7 @@ LIVE = [each.example or each.path for each in VIEWS if each.live and "JOB" not i
 
 @pytest.mark.parametrize("urls", ["one URL", "different URLs"])
 def test_fifty_pages_cost_less_than_135_percent_of_one(fleet, console, browse, urls):
-    """The different URLs are of all live views. A job page of a replay reads its dead letters.
+    """The URLs cover all live views. A job page of a replay reads its dead letters.
 
     Some facts are read every ten seconds, so an event that takes longer on a busy machine brings
     more commands. Commands per second then show what the pages cost.

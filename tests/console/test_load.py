@@ -1,6 +1,6 @@
 """The console of a fleet with many messages: `make soak NAME=console` on a smaller scale.
 
-It prints times, and slow commands. The soak asserts them on a quiet host. Beside other tests, the
+It prints times and slow commands. The soak asserts them on a quiet host. Next to other tests, the
 server may be interrupted in a command: one that takes 5 ms was logged with 195 ms.
 """
 

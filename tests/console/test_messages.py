@@ -1,4 +1,4 @@
-"""Messages in a real browser: search within a budget, a body exactly, and sending one."""
+"""Messages in a real browser: search within a budget, exact bodies, and sending."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_empty_search_states_the_number_of_examined_messages(console, tab, messa
 
 
 def _looked(page) -> int:
-    """Return how many messages a page without a match has examined, as it states."""
+    """Return the number of examined messages that a page without a match shows."""
     assert "No match in the messages searched" in page.inner_text("main")
     found = re.search(r"Searched ([\d,]+) of 50,000 messages", page.inner_text(".pager"))
     assert found

@@ -1,4 +1,4 @@
-"""A page of another origin, in a real browser in which a person is logged in."""
+"""A page of another origin, in the real browser of a person who is logged in."""
 
 from __future__ import annotations
 

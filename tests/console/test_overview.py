@@ -1,4 +1,4 @@
-"""The first page: what it reports, and where its lines lead."""
+"""The first page: its lines and their links."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_partition_has_the_level_of_its_trouble():
 
 
 def test_group_with_failed_runs_shows_the_time_of_the_last():
-    """Its rate falls with time while it does not run. The share of failures stays."""
+    """While it does not run, its rate decreases, and the share of failures stays the same."""
     failure = RecentFailure("shop.Declined", 9, 200.0, "clicks", 0, "analytics", "west")
     [found] = troubles(assignment(failed=1e-6, failures=(failure,)))
 

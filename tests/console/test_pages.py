@@ -1,4 +1,4 @@
-"""What an operator finds on single pages: flow, fleet, settings, times."""
+"""The content of single pages: flow, fleet, settings, times."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_partition_of_a_paused_topic_offers_to_resume_it(console, browse, fleet)
 
 
 def resume_of(page, console, path):
-    """Return the scope that the first button Resume of a page ends."""
+    """Return the scope that the first button Resume of a page resumes."""
     page.goto(console.url + path)
     found = page.get_by_role("link", name="Resume")
     if not found.count():

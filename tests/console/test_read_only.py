@@ -82,7 +82,7 @@ def test_read_only_every_view_opens_for_the_viewer_acl(fleet, viewer, client, fi
 
     assert answer.status == 200, answer.text
     assert "NOPERM" not in answer.text
-    # No view tries a command that it may not run, but for the doctor, which does without it.
+    # Only the doctor tries a command that it may not run, and continues without it.
     without = DOCTOR_WITHOUT if path == "/doctor" else set()
     assert refused(fleet.link, viewer) == without
 
@@ -117,7 +117,7 @@ def test_read_only_a_download_for_operators_is_403(client, filled):
 
 
 def test_viewer_acl_refuses_a_change_without_read_only(fleet, viewer):
-    """A console that forgets `--read-only` has buttons, and Redis refuses each of them."""
+    """A console without `--read-only` shows buttons, and Redis refuses the act of each."""
     with started(fleet, viewer) as console:
         client = entered(console)
         fleet.link.execute("ACL", "LOG", "RESET")

@@ -1,4 +1,4 @@
-"""What persons of each role see of messages: shown, masked or hidden, on every view.
+"""The messages that each role sees on every view: shown, masked or hidden.
 
 Each message has a secret in its key, its headers, its payload and the text of its error.
 """
@@ -46,7 +46,7 @@ def obey(message):
 
 @pytest.fixture(scope="module")
 def secret(request, tmp_path_factory, users_file):
-    """A console whose viewers see no bodies, its operators masked ones, and its admins all."""
+    """A console whose viewers see no bodies, operators masked ones, and admins all bodies."""
     word = request.config.getoption("--server")
     if "://" in word or word == "testcontainers":
         pytest.skip("needs a server process of its own")
@@ -130,7 +130,7 @@ def live(console: ConsoleProcess, client: Client, path: str) -> str:
 
 
 def test_admin_sees_everything(secret):
-    """Otherwise the tests below would find nothing anywhere."""
+    """Otherwise, the tests below could not fail."""
     answers = seen_by(secret, "anna")
 
     assert {name for name, each in answers.items() if each.status != 200} == set()

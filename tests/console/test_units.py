@@ -83,7 +83,7 @@ def test_kubernetes_parts_name_each_other():
 
 
 def test_kubernetes_console_accepts_the_names_of_its_proxy(tmp_path, credentials):
-    """With the command line and the file of the example. Redis is not there, which is a page."""
+    """The command line and the file are the example's. Without Redis, it sends a page."""
     found = documents()
     console, _ = found["Deployment"]["spec"]["template"]["spec"]["containers"]
     first, config_path, command, *options = console["args"]

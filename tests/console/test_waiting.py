@@ -1,4 +1,4 @@
-"""Retries and delayed sends in a real browser: by due time, page by page, made due and canceled."""
+"""Retries and delayed sends in a real browser: by due time, in pages, made due and canceled."""
 
 from __future__ import annotations
 

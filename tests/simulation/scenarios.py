@@ -104,7 +104,7 @@ class Watch:
         return since - self.begun
 
     def peaks(self) -> Figures:
-        """Return the busiest seconds of the server since the beginning."""
+        """Return the busiest seconds of the server since the start."""
         return {
             f"{kind}s_per_second": max(
                 (n for at, n in counts.items() if at >= int(self.begun)), default=0
@@ -145,7 +145,7 @@ def cold_start(fleet: Fleet) -> Figures:
 
 
 def mass_restart(fleet: Fleet) -> Figures:
-    """All instances are killed at once, and restarted within two seconds."""
+    """All instances are killed at the same time, and restarted within two seconds."""
     watch = Watch(fleet)
     for instance in fleet.instances.values():
         instance.kill()
@@ -154,7 +154,7 @@ def mass_restart(fleet: Fleet) -> Figures:
 
 
 def loss_of_a_third(fleet: Fleet) -> Figures:
-    """A third of the hosts fail at once."""
+    """A third of the hosts fail at the same time."""
     gone = fleet.chance.sample(fleet.living(), len(fleet.living()) // 3)
     lost = {assignment for each in gone for assignment in each.held}
     watch = Watch(fleet)
@@ -164,7 +164,7 @@ def loss_of_a_third(fleet: Fleet) -> Figures:
     taken: dict[Assignment, float] = {}
     for at, assignment, _, _ in fleet.server.acquired[watch.acquired :]:
         taken.setdefault(assignment, at - watch.begun)
-    # Not until nothing at all is free: of a large fleet something is always on its way.
+    # A large fleet always has a few free assignments that are being moved.
     figures["owned_seconds"] = round(max(taken[assignment] for assignment in lost), 1)
     # Two heartbeats more if offers differ: instances may disagree on who takes a free assignment.
     assert (
@@ -176,7 +176,7 @@ def loss_of_a_third(fleet: Fleet) -> Figures:
 
 
 def growth(fleet: Fleet) -> Figures:
-    """Missing instances start, or restart."""
+    """All missing instances start or restart."""
     names = [name for name, each in fleet.instances.items() if not each.alive]
     least = len(fleet.assignments) * len(names) // len(fleet.instances)
     watch = Watch(fleet)
@@ -247,10 +247,10 @@ def crash_loop(fleet: Fleet) -> Figures:
     start(fleet, list(fleet.instances))
     fleet.run(2 * CRASH_COOLDOWN)
     tried = [u for _, u, _, owner in fleet.server.acquired if owner == "m000" and u in bad.poison]
-    # Each is tried once, and at most once more after every cooldown.
+    # Each is tried once, and at most once after every cooldown.
     assert tried
     assert max(tried.count(assignment) for assignment in tried) <= 3
-    # Not until nothing at all is free: of a large fleet something is always on its way.
+    # A large fleet always has a few free assignments that are being moved.
     left = set(bad.poison)
 
     def all_are_elsewhere() -> bool:

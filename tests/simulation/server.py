@@ -27,7 +27,7 @@ class Fence:
 
 
 class Server:
-    """Fences and heartbeats by the virtual clock. `paused_until`: it answers from then on."""
+    """Fences and heartbeats by the virtual clock. Calls are answered from `paused_until` on."""
 
     def __init__(self, assignments: list[Assignment], ttl: float) -> None:
         self.ttl = ttl

@@ -116,8 +116,8 @@ def test_memory_is_steady(server: Server, tmp_path: Path) -> None:
         samples.append(sample(daemon, sent, began))
         assert daemon.letters() == []
         report(server, samples)
-    # Whatever is kept for each message would show: at 8 bytes each in 10 million it is 80 MB. For
-    # each entry that is there, because trimming takes many at a time: a saw, whatever its teeth.
+    # Any memory that is kept for each message would show: 8 bytes for each of 10 million messages
+    # are 80 MB. The figure is per present entry, because trimming removes many entries at a time.
     each_takes = [round(each["used_memory"] / each["entries"]) for each in samples]
     print(f"server: {max(each_takes)} bytes at most for each entry")
     assert grown(each_takes) < 0.15 * statistics.median(each_takes)

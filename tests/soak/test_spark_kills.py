@@ -140,7 +140,7 @@ class Soak:
     # --- checks ---
 
     def check(self, *, whole: bool = False) -> None:
-        """Check that no row is lost or duplicated. `whole`: each row must be in every table."""
+        """Check that no row is lost or duplicated. `whole` requires each row in every table."""
         if whole:
             self.known = row_ledger.Known()
         known, client = self.known, self.client
@@ -261,7 +261,7 @@ class Soak:
         return [self.chance.choice(there)] if isinstance(there, list) else []
 
     def _sign(self, work: str) -> Callable[[], bool]:
-        """Return a function that tells whether a run started from now on has written."""
+        """Return a predicate that is True once a run started after this call has written."""
         kind = {"archive": "tables", "parsed": "parsed"}.get(work)
         if kind and self.store is not None:
             store = self.store
@@ -349,7 +349,7 @@ def _kill_and_check(soak: Soak, server: Server, mark: str, began: float) -> None
         soak.check()
         told = f"{len(kills)}/{KILLS} after {work} {kind}"
         print(f"{told}, {time.monotonic() - began:.0f} s: {killed}", flush=True)
-    # The processes of a killed driver exit without help.
+    # The processes of a killed driver exit automatically.
     wait_until(lambda: not list(marked(mark)), timeout=60, every=0.2, what="no process is left")
     soak.complete()
     for work in STRIKES:

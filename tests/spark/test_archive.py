@@ -1,4 +1,4 @@
-"""The archive on a real Spark: each entry once, despite faults in between."""
+"""The archive on a real Spark: each entry is archived once, despite faults."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_two_runs_do_not_meet(case: ArchiveCase) -> None:
 
 @pytest.mark.slow
 def test_killed_and_run_again(case: ArchiveCase, server: Server, tmp_path: Path) -> None:
-    """Processes are really killed. Each run continues where the previous one was killed."""
+    """The kills are real. Each run continues where the previous one was killed."""
     (tmp_path / "streamq.toml").write_text(f'[redis]\nurl = "{server.url}"\n', "utf-8")
     for number, point in enumerate(POINTS):
         case.add("access", number % 2, 5)

@@ -18,7 +18,7 @@ from tests.support.backfill_trial import BackfillTrial
 
 
 def test_stream_continues_from_its_archive(shop: Shop, tmp_path: Path) -> None:
-    """A smaller version of `make soak NAME=backfill`."""
+    """This is a smaller version of `make soak NAME=backfill`."""
     home = tmp_path / "rows"
     home.mkdir()
     folder = str(tmp_path / "archive")

@@ -91,7 +91,7 @@ def test_views_have_each_row_once_wherever_it_is(
 def test_queries_of_the_guide_answer_their_questions(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
-    """P99 by hour, compared with all single runs, and the handler that failed most."""
+    """They find the P99 by hour, as computed from all runs, and the handler that failed most."""
     shop.topic("access", 1)
     now = dt.datetime.now(dt.UTC).replace(minute=30, second=0, microsecond=0)
     start = now - dt.timedelta(hours=2)
@@ -139,7 +139,7 @@ def statement(command: str) -> str:
 def test_dead_letters_archived_while_a_view_is_made_are_in_it_once(
     shop: Shop, settings: config.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run archives them after the table was opened, and they leave Redis before it is read."""
+    """A run archives them after the table is opened, and they leave Redis before it is read."""
     shop.topic("access", 1)
     folder = tmp_path / "archive"
     bury(shop, "access", 0, f"{AT}-0")
@@ -192,7 +192,7 @@ def test_views_leave_out_what_cannot_be_read(
 def test_view_of_a_table_without_delays_has_them_as_null(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
-    """A table of an older version, before a run of this one has written to it."""
+    """The table is of an older version, and no run of this one has written to it."""
     shop.topic("access", 1)
     archive = Archive(tmp_path / "archive", create=True)
     archive.derived_table("default", HISTORY, first_minute_columns())

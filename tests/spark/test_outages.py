@@ -25,7 +25,7 @@ deltalake = pytest.importorskip("deltalake")
 def test_every_run_retries_an_outage_and_names_a_dead_jvm(
     link: Connection, store: Store, keys: Keys, server: Server, tmp_path: Path
 ) -> None:
-    """An outage does not end `--every`, and the error for a dead JVM names the JVM."""
+    """An outage does not stop `--every`, and the error for a dead JVM names the JVM."""
     need_spark()
     topics.create(store, "orders", config.Topic(partitions=1))
     folder = tmp_path / "archive"

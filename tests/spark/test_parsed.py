@@ -256,7 +256,7 @@ def test_values_within_others_that_no_reader_knows(press: Press) -> None:
 
 
 def test_a_date_that_no_event_has(press: Press) -> None:
-    """Each date is a folder: payloads must not create any number of them."""
+    """Each date is a folder, and payloads must not create an unlimited number of folders."""
     press.add(b'{"at": "1969-12-31T23:59:59Z"}', b'{"at": "9999-01-01"}', b'{"at": "1970-01-01"}')
     press.run("at date NOT NULL", "at")
     assert [row["event_date"] for row in press.rows()] == [dt.date(1970, 1, 1)]
@@ -375,7 +375,7 @@ def test_headers_of_a_quarantined_row_are_kept_until_it_fits(press: Press) -> No
 
 
 def test_patterns_of_times_are_in_utc_in_every_session(press: Press) -> None:
-    """The zone of the session decided, and its summer time skips an hour."""
+    """The session's zone must not matter. Its summer time skips an hour."""
     schema = "id int, at timestamp, day date, zoned date"
     times = ("at dd/MM/yyyy HH:mm", "day dd.MM.yyyy", "zoned yyyy-MM-dd HH:mm xxx")
     press.add(
@@ -553,7 +553,7 @@ def test_killed_around_a_commit(
 def test_two_runs_that_know_nothing_of_each_other(
     press: Press, monkeypatch: pytest.MonkeyPatch, kind: TableKind
 ) -> None:
-    """Without the lease, one run does all of its work just before the other commits."""
+    """The lease is disabled. One run does all of its work just before the other commits."""
     press.add(FITS % 1, b"bad 1")
     press.run()
     press.add(FITS % 2, b"bad 2", FITS % 3)
@@ -594,7 +594,7 @@ def test_tables_of_two_states_are_refused(press: Press) -> None:
     with pytest.raises(RequestRefusedError, match="are from different times; restore both"):
         press.run()
     press.table().restore(0)
-    press.run()  # parses the rows again that the restored versions lack
+    press.run()  # parses the rows that the restored versions lack again
     assert press.ids() == [1, 2, 3]
     assert sorted(row["value"] for row in press.rows(QUARANTINE)) == [b"bad", b"worse"]
 
@@ -619,7 +619,7 @@ def test_tables_of_two_states_are_refused(press: Press) -> None:
 
 
 def test_an_archive_from_before_its_schema(press: Press, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Date by date, also if compacted, and continued after a kill between two dates."""
+    """It is parsed date by date, even if compacted, and resumes after a kill between two dates."""
     for number in range(1, 10):
         press.add(FITS % number, partition=number % 2)
         press._next += 40_000_000

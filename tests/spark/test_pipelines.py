@@ -264,7 +264,7 @@ def test_replay_with_a_failed_task_is_one_sentence(
 
 
 def test_a_replay_with_a_rate_is_even(shop: Shop, settings: config.Settings) -> None:
-    """By the server times of the messages. The machine may be slow, but never too fast."""
+    """The test compares the server times of the messages. They may be late, but never early."""
     shop.topic("access", 2)
     shop.topic("again", 1)
     shop.fill("access", 0, 1, 40)
@@ -354,7 +354,7 @@ def test_a_statement_that_has_no_job_can_be_canceled(
 def test_an_interrupt_during_the_exit_of_a_query_is_not_lost(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a repeated query, as in `pipeline archive --every`, would never stop."""
+    """Otherwise, a repeated query, as in `pipeline archive --every`, would never stop."""
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 1)
 

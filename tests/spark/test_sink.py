@@ -92,7 +92,7 @@ def test_a_message_has_no_null(shop: Shop) -> None:
 
 
 def test_the_output_mode_update_is_refused(shop: Shop, tmp_path: Path) -> None:
-    """By Spark, for every sink in Python."""
+    """Spark refuses it for every sink in Python."""
     shop.topic("access", 1)
     shop.topic("out", 1)
     rows = shop.stream("access").select("value")
@@ -153,7 +153,7 @@ def test_a_stream_is_written_exactly_once(shop: Shop, tmp_path: Path, source: st
 
 
 def test_a_batch_that_fails_shows_nothing(shop: Shop, tmp_path: Path) -> None:
-    """A row is too large after others have been staged."""
+    """One row is too large, after others are staged."""
     shop.topic("access", 2)
     shop.topic("out", 3)
     shop.fill("access", 0, 1, 300)

@@ -32,7 +32,7 @@ def where(frame: DataFrame) -> DataFrame:
 
 
 def test_query_continues_from_its_checkpoint(shop: Shop, tmp_path: Path) -> None:
-    """Across restarts and new partitions, in batches that are divided by backlog."""
+    """It continues across restarts and new partitions, in batches that are divided by backlog."""
     shop.topic("access", 2)
     shop.fill("access", 0, 1, 300)
     shop.fill("access", 1, 1, 100)
