@@ -390,7 +390,7 @@ def group_delete(harness: Harness) -> Call:
 
 
 def message_find(harness: Harness) -> Call:
-    """A dead letter of the message, and one of another."""
+    """Find a dead letter of the message next to one of another message."""
     harness.groups()
     for original in ("1-0", "2-0"):
         harness.do("XADD", harness.dlq, "*", "payload", "x", "originalId", original, "group", "g")

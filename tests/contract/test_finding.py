@@ -120,7 +120,6 @@ def test_page_contains_the_entries_within_its_bounds(harness: Harness) -> None:
 
 
 def test_dead_letters_are_counted_per_group_incrementally(harness: Harness) -> None:
-    """Dead letters are counted for each group."""
     assert count(harness).of("hits") == 0
     bury(harness, ("1-0", "hits"), ("1-0", "agents"), ("2-0", "hits"))
     harness.do("XADD", harness.dlq, "*", "payload", "of nobody")

@@ -66,7 +66,7 @@ def test_group_ensure_starts_the_retry_group_at_zero(harness: Harness) -> None:
 def test_group_ensure_restores_a_lost_group_below_its_floor(
     harness: Harness, floor: str, at: bytes
 ) -> None:
-    """Created at the floor, it would skip the first unfinished message."""
+    """A group created at the floor would skip the first unfinished message."""
     harness.add("6-0")
     harness.do("HSET", harness.trim, "floor:hits", floor, "floor:audit", "9-0")
     assert harness.expect("group_ensure", "CREATED", ensure(harness, "$")) == [at]

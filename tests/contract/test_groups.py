@@ -119,7 +119,7 @@ def test_group_reset_refuses_a_growing_topic_even_with_force(busy: Harness) -> N
     assert busy.expect("group_reset", "OWNED", reset(busy, "0-0", force=True))[0] == b"topic-grow"
     assert busy.state() == before
 
-    busy.do("DEL", busy.lease)  # a finished growth keeps nothing
+    busy.do("DEL", busy.lease)  # the growth is finished and keeps no lease
     busy.expect("group_reset", "OK", reset(busy, "0-0", force=True))
 
 
@@ -189,7 +189,7 @@ def test_group_reset_drops_pending_entries_in_parts(full_hands: Harness) -> None
     assert positions(full_hands, "stream") == {"hits": ("2-0", left)}
     assert full_hands.state()["trim"] == {"floor:hits": b"2-1"}
 
-    again = reset(full_hands, "2-0", limit=2)  # kept for this token: no force is needed
+    again = reset(full_hands, "2-0", limit=2)  # the group is kept for this token
     assert full_hands.expect("group_reset", "MORE", again) == [b"2-0", b"2-0", 2]
     rest = full_hands.expect("group_reset", "OK", again)
     assert rest == [b"2-0", b"2-0", 1, 0, 0]

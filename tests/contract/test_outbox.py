@@ -127,7 +127,7 @@ def test_outbox_renew_publishes_figures_and_the_lease_again(harness: Harness) ->
     assert (seen.epoch, seen.owner, seen.rows, seen.more) == (epoch, "host of t1", 3, True)
     assert (seen.oldest_seconds, seen.error, seen.relayed) == (1.5, "full", True)
     assert now == seen.at_unix_ms
-    harness.expect("outbox_acquire", "OK", take(harness))  # an error is forgotten, the figures stay
+    harness.expect("outbox_acquire", "OK", take(harness))  # removes the error, keeps the figures
     replies = [harness.do(*command) for command in outbox.view(harness.keys, NAME)]
     seen = OutboxView.parse(NAME, *replies, "the outbox")
     assert (seen.rows, seen.error) == (3, "")
@@ -179,7 +179,7 @@ def test_outbox_calls_refuse_a_changed_partition_count(
         register(harness, present)
     assert harness.expect("outbox_fence", "MOVED", fence(harness, 6)) == [said]
     assert harness.expect("outbox_publish", "MOVED", publish(harness, rows(1))) == [said]
-    # A relay that was replaced is told so first.
+    # A replaced relay gets FENCED, not MOVED.
     assert harness.expect("outbox_publish", "FENCED", publish(harness, rows(1), epoch=4)) == [b"5"]
 
 
@@ -247,7 +247,7 @@ def test_outbox_publish_to_a_full_stream_records_written_rows(harness: Harness) 
         "outbox_publish", "OK", publish(harness, rows(2, 3, 1))
     )
     assert (settled, written, type(refusal)) == (1, 1, RedisResponseError)
-    # The row after the refused one was written before, so it stays recorded.
+    # The row after the refused one was written earlier, so it remains recorded.
     assert recorded(harness) == [uid(2), uid(1)]
     before = harness.dump()
     with pytest.raises(RedisResponseError):

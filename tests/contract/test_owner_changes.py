@@ -94,7 +94,7 @@ def test_reset_of_an_owned_group_is_recorded_once(harness: Harness, at_once: int
         word = harness.link.run(reset(harness, "r1", at_once)).word
     assert word == "OK"
     assert changes(harness) == [("acquired", epoch, "a", ""), ("reset", epoch, "a", "")]
-    assert harness.link.run(reset(harness, "r2", at_once)).word == "OK"  # of no owner
+    assert harness.link.run(reset(harness, "r2", at_once)).word == "OK"  # there is no owner
     assert len(changes(harness)) == 2
 
 

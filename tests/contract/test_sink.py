@@ -51,7 +51,7 @@ def test_sink_start_keeps_the_first_decision(harness: Harness) -> None:
     assert (at, spark.read_plan(raw)) == (b"0", PLAN)
     harness.expect("sink_finish", "OK", end(harness, 0))
     assert harness.expect("sink_start", "DONE", begin(harness, 0)) == [b"7", b"access"]
-    harness.do("HDEL", harness.keys.sink(QUERY), "rows", "topics")  # as of an older version
+    harness.do("HDEL", harness.keys.sink(QUERY), "rows", "topics")  # as written by an older version
     assert harness.expect("sink_start", "DONE", begin(harness, 0)) == [b"", b""]
 
 

@@ -148,7 +148,7 @@ def test_stream_drop_counts_large_nodes_exactly(
 def test_stream_drop_does_not_recount_a_partial_node(
     harness: Harness, bounds: dict[str, object]
 ) -> None:
-    """Part of a node stays, and a group has read far beyond it."""
+    """A part of a node remains, and a second call counts only entries near it."""
     fill(harness, 2000, read=2000)
     call = drop_all(harness, **{"max_length": None, **bounds})
     harness.link.run(call)

@@ -58,7 +58,7 @@ def test_stream_trim_removes_acknowledged_entries(harness: Harness) -> None:
 
 
 def test_stream_trim_floor_is_the_smallest_needed_id(harness: Harness) -> None:
-    """The last delivered ID would retain an acknowledged entry forever."""
+    """The last delivered ID as the floor would retain an acknowledged entry forever."""
     fill(harness, 2, acked=2)
     harness.add("3-0")
     assert trimmed(harness).floor == "2-1"

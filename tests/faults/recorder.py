@@ -26,7 +26,7 @@ from tests.support import servers
 VARIABLE = "FAULT_OUTCOMES"
 SCOPE = "FAULT_SCOPE"
 _FIXTURES = ("server", "new_server", "binary")
-_PROPERTY = "servers"  # in a report: the names of the servers that the test used
+_PROPERTY = "servers"  # the key in a report for the servers that the test used
 _outcomes: dict[str, dict[str, str]] = {}
 _full_speed: dict[str, dict[str, float]] = {}
 _on_server: set[str] = set()

@@ -15,7 +15,7 @@ from typing import Any
 
 _WORST = ("passed", "skipped", "failed")
 SERVERS = ("valkey", "redis7", "redis62")
-FULL_SPEED = "full_speed"  # by test: seconds from its fault until full speed
+FULL_SPEED = "full_speed"  # the key for each test's seconds from its fault until full speed
 Results = Mapping[str, Any]
 Outcomes = Mapping[str, Mapping[str, str]]
 

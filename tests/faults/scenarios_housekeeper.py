@@ -79,7 +79,7 @@ def tend(context: ScenarioContext) -> None:
     assert slot.reclaim_requested, "the worker was told of foreign entries"
     summary = harness.keys.instance("default", "web-1")
     assert harness.do("PTTL", summary) > 0
-    harness.do("DEL", summary)  # full of times
+    harness.do("DEL", summary)  # it contains times, which differ
     state = harness.state()
     for stream in ("stream", "retry"):
         promoted = [entry_id for entry_id in state[stream].entries if len(entry_id) > len("999-0")]

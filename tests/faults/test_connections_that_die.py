@@ -27,7 +27,7 @@ BUSY_SECONDS, IDLE_SECONDS = 3.0, 2.0  # the bounds in docs/explanation/recovery
 STRIKES = 3
 DEFAULT_TTL = {"lease_ttl": "15s"}
 MANY = 8  # partitions whose connections die at the same time
-WITHIN_SECONDS = 2.5  # for three losses
+WITHIN_SECONDS = 2.5  # the longest time for three losses
 
 _PLAIN = """
 from streamqd import Message

@@ -23,9 +23,9 @@ from tests.support.daemon import GROUP, TOPIC, Daemon
 NewDaemon = Callable[..., Daemon]
 PARTITIONS = 3
 VICTIM = Assignment(TOPIC, 1, GROUP)
-OTHERS_SECONDS = 2.0  # until the others must have handled a message
+OTHERS_SECONDS = 2.0  # longest time until the other assignments have handled a message
 MISSED_MAX = 5
-STEP_SECONDS = 1.5  # before the next step is tried
+STEP_SECONDS = 1.5  # wait before the next step is tried
 FAST = {"kind": "fixed", "base": "50ms", "jitter": "none"}
 # Calls whose errors are not logged: the log itself, and those that give up an assignment.
 SILENT: set[str] = {"logs:event"}
@@ -75,7 +75,7 @@ class Life:
 
     def pause(self) -> None:
         self.daemon.signal(signal.SIGTSTP)
-        time.sleep(0.6)  # a tick
+        time.sleep(0.6)  # longer than a tick
         self.daemon.signal(signal.SIGCONT)
 
     def reload(self) -> None:

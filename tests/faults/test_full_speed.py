@@ -93,7 +93,7 @@ def test_after_a_supervisor_is_killed(
 def test_after_a_host_is_lost(make: Make, control: Control, record_property: Record) -> None:
     """Nothing proves the host's death, so its lease of 5 s must expire."""
     with two_working(make, control) as (first, _second, load):
-        freeze(first)  # no time to release anything
+        freeze(first)  # the host has no time to release anything
         lost_at = time.monotonic()
         first.kill()
         record_property(FULL_SPEED, load.seconds_until_full(lost_at))

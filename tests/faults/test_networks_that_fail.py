@@ -34,7 +34,7 @@ def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
 def test_an_isolated_owner_starts_and_changes_nothing(
     make: Make, proxy: FaultProxy, direction: str
 ):
-    """Its packets arrive late, after another instance has taken over."""
+    """The owner's packets arrive late, after another instance has taken over."""
     a = make(name="a", partitions=2, daemon=ALONE, code=GATED, redis_url=proxy.url)
     b = make(name="b", partitions=2, daemon={**ALONE, "state_dir": "b"}, code=GATED)
     with a:

@@ -117,7 +117,7 @@ def test_recycling_during_many_signals_keeps_every_message(
         print(dict(sent), "workers:", len(daemon.events("worker.started")))
         assert daemon.ledger.audit(GROUP) == Audit()
         assert len(daemon.events("worker.started")) >= 10
-        # No child has closed or used the connection of its parent.
+        # No child closed or used the connection of its parent.
         assert client_ids(daemon, "streamqd:supervisor") == connection
         assert daemon.events("worker.crashed") == daemon.events("redis.lost") == []
         for pid in daemon.pids().values():

@@ -74,7 +74,7 @@ def other_pids(daemon: Daemon) -> dict[int, int]:
 def test_nonsense_of_a_lease_script_gives_one_assignment_up(
     make: Make, proxy: FaultProxy, reply: bytes, payload: str, scripts: list[str]
 ):
-    """The other replies of the same pipeline count."""
+    """The assignment is given up, and the other replies of the pipeline count."""
     with make(partitions=PARTITIONS, daemon=SETTINGS, redis_url=proxy.url) as daemon:
         others_work(daemon)
         victim_works(daemon)

@@ -56,7 +56,7 @@ class Places:
     def __init__(self, path: Path) -> None:
         self.sites = path
         self.strike_path = path.with_name("STRIKE")
-        self.first_path = path.with_name("STRIKE-FIRST")  # another strike, which leads to the other
+        self.first_path = path.with_name("STRIKE-FIRST")  # a strike that leads to the main one
 
     def read(self) -> dict[Site, bool]:
         """Return the calls so far, each with True if it was always isolated."""
@@ -110,7 +110,7 @@ class Watch:
         self._places = places
         self._isolated: list[tuple[str, int]] = []
         self._seen: set[tuple[str, str, bool]] = set()
-        self._pid = 0  # of the process at work: its children do not count
+        self._pid = 0  # the process at work; its children do not count
 
     def seam(self, function: FunctionType) -> Callable[..., Any]:
         """Wrap isolated calls: `run` of the supervisor, the result of `of` in the housekeeper."""

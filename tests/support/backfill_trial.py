@@ -55,8 +55,8 @@ class Figures:
     live: int = 0  # entries written while it ran
     batches: int = 0
     stops: int = 0
-    slow_starts: int = 0  # of Python processes, for which Spark waits ten seconds
-    archive_runs: int = 0  # while the query ran
+    slow_starts: int = 0  # Python processes that took over ten seconds, Spark's limit
+    archive_runs: int = 0  # archive runs while the query ran
     trimmed: int = 0  # entries removed from Redis
     rows: int = 0
     missing: int = 0
@@ -75,7 +75,7 @@ class BackfillTrial:
     home: Path
     rows: int
     chance: random.Random
-    store_options: dict[str, str] = field(default_factory=dict)  # of the object store
+    store_options: dict[str, str] = field(default_factory=dict)  # options of the object store
     figures: Figures = field(default_factory=Figures)
     ledger: Counter[Entry] = field(default_factory=Counter)
     failures: list[BaseException] = field(default_factory=list)

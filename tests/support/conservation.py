@@ -123,7 +123,7 @@ class Conservation:
         self.charges: dict[tuple[str, str], int] = {}  # group, number -> the most crashes seen
         self.unhandled: dict[
             Assignment, set[str]
-        ] = {}  # in no place at the last check, not handled
+        ] = {}  # numbers in no place at the last check and not handled
         self._drops = drops
         self._expiring = expiring
         self._partitions = len({assignment.partition for assignment in self.assignments})

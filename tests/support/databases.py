@@ -49,7 +49,7 @@ class _Process:
     """A server process in its own folder, not pytest's, because a socket's path must be short."""
 
     user_names: tuple[str, ...] = ()
-    death_signal = signal.SIGKILL  # at the death of the test process
+    death_signal = signal.SIGKILL  # sent at the death of the test process
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sqdb-"))
@@ -135,7 +135,7 @@ class PostgreSQL(_Process):
 
     dialect = "postgresql"
     user_names = ("postgres", "nobody")
-    death_signal = signal.SIGQUIT  # its processes leave at once; they would outlive a SIGKILL
+    death_signal = signal.SIGQUIT  # its processes exit immediately; they would outlive a SIGKILL
 
     def __init__(self) -> None:
         found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))

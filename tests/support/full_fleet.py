@@ -25,11 +25,11 @@ TOPICS = (
 )
 GROUP, PARTITIONS = "bill", 2
 WRITE = 1_000  # commands of a pipeline
-VISITS = 3  # of each page
-EVENTS = 10  # of a live page, over which the commands are counted
+VISITS = 3  # visits of each page
+EVENTS = 10  # events of a live page while the commands are counted
 SLOW_MS = 50
 PAINT_MS = 1_000
-COMMANDS_MAX = 3_000  # of a page: its budget is 10,000 entries, however many there are
+COMMANDS_MAX = 3_000  # most commands of a page, whose budget is 10,000 entries of any number
 CAUSES = 40
 BODY = json.dumps({"customer": 4711, "items": ["a", "b"], "note": "x" * 60})
 # Milliseconds since the start of the navigation. The entry may come after the load event.

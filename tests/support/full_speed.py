@@ -23,7 +23,7 @@ FULL = 0.8  # the fraction of the rate before the fault that counts as full spee
 # A busy machine stops every process for a while. Full speed is at most that of the slowest window
 # before the fault, and at least this fraction of the rate.
 LEAST = 0.25
-STEADY_SECONDS = 3.0  # of full speed, before a fault is over
+STEADY_SECONDS = 3.0  # seconds of full speed after which a fault is over
 PATIENCE_SECONDS = 25.0
 
 # Starts a daemon with as many partitions, on a server of its own.

@@ -17,7 +17,7 @@ from streamqd.spark.pipelines import compact
 from streamqd.spark.pipelines.parts import PartWriter
 from streamqd.spark.pipelines.storage import Archive
 
-ROWS = 20  # per batch
+ROWS = 20  # rows per batch
 PLACE = ("access", 0)
 EVERY = rows.columns(dead=False, headers=True, fields=True)
 SCHEMA = rows.arrow_schema([each for each in EVERY if each.name not in ("topic", "partition")])

@@ -33,7 +33,7 @@ PARTITIONS = 4
 SETTINGS = {"handler": "work:handle", "max_messages": 1, "prefetch_max": 4}
 AHEAD = 100  # messages that wait for a worker
 STEP_SECONDS = 0.02
-STANDSTILL_SECONDS = 60.0  # without another message: something is locked
+STANDSTILL_SECONDS = 60.0  # seconds without another message: something is locked
 STAY_SECONDS = 10.0  # a supervisor without CPU time reaps its children late
 TO_SUPERVISOR = (signal.SIGCHLD, signal.SIGWINCH, signal.SIGCONT)
 
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
     housekeeper_rss: int
 
 
-FDS_OF_A_CHILD = 3  # in the supervisor: the socket, the pidfd and the file of the stacks
+FDS_OF_A_CHILD = 3  # in the supervisor: a socket, a pidfd and the file of the stacks
 # The allowed growth of a median from first to last. At any sample, each partition may have a
 # second worker, a standby; `judge` then counts exactly.
 WAVERS = {

@@ -75,7 +75,7 @@ class RelayTrial:
 
     def wait_struck(self) -> None:
         where = 0 if self._is_of_partition else "-"
-        if self.point.startswith("outbox_release"):  # at its end
+        if self.point.startswith("outbox_release"):  # the point is at the relay's exit
             self.site.wait_empty(PATIENCE, self.point)
             self.struck.send_signal(signal.SIGTERM)
         wait_until(

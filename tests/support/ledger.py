@@ -136,7 +136,7 @@ class Ledger:
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._read_to += len(whole)
-        lines = [line for line in whole.splitlines() if line.endswith(b"]")]  # not torn
+        lines = [line for line in whole.splitlines() if line.endswith(b"]")]  # skips torn lines
         self._records += [Record(*json.loads(line)) for line in lines]
         return self._records[count:]
 

@@ -200,7 +200,7 @@ class Nemesis:
         with self._busy(victim):
             with self._logged("kill supervisor", victim.name, victim.workers()):
                 daemon.kill()
-            yield lambda: not daemon.session()  # F6: no process of it stays
+            yield lambda: not daemon.session()  # F6: fails if a process of it is left
             yield _after(stroke.seconds)
             yield from self._start(daemon)
 

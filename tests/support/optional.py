@@ -24,7 +24,7 @@ PACKAGES = frozenset(
             "fastapi",
             "fastavro",
             "flask",
-            "google",  # protobuf
+            "google",  # the package protobuf
             "jinja2",
             "moto",
         ),

@@ -32,7 +32,7 @@ from tests.support.forked_relay import ForkedRelay
 from tests.support.waiting import wait_until
 
 NAME, TOPIC = "shop", "orders"
-KEYS = 3  # of each writer
+KEYS = 3  # keys of each writer
 sender = Outbox(settings=config.Settings())
 
 

@@ -101,7 +101,7 @@ class FaultProxy:
         self._requests = Direction()
         self._replies = Direction()
         self.refusing = False
-        self.refused = 0  # connections
+        self.refused = 0  # refused connections
         if tcp:
             self._listener = socket.create_server(("127.0.0.1", 0))
             self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"

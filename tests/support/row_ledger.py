@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 
 PAGE = 5_000
 REPLAY_OF = "x-replay-of"
-SCHEMA = "number long, text string"  # of the JSON payloads
+SCHEMA = "number long, text string"  # the schema of the JSON payloads
 _SHOWN = 3
 
 
@@ -148,8 +148,8 @@ class Known:
     of entries are read each time. A new instance makes everything be read again.
     """
 
-    files: dict[str, dict[str, Counter[Any]]] = field(default_factory=dict)  # of each table
-    entries: dict[str, dict[str, Sent]] = field(default_factory=dict)  # of each stream, by ids
+    files: dict[str, dict[str, Counter[Any]]] = field(default_factory=dict)  # by table
+    entries: dict[str, dict[str, Sent]] = field(default_factory=dict)  # by stream and id
 
 
 def in_table(folder: str, known: Known | None = None) -> Counter[Row]:

@@ -24,8 +24,8 @@ from tests.support.conservation import home
 from tests.support.ledger import Ledger
 
 TOPIC = "orders"
-ATTEMPTS_MAX = 3  # of the consumers
-REST_SECONDS = 0.05  # after a failure
+ATTEMPTS_MAX = 3  # max_attempts of the consumers
+REST_SECONDS = 0.05  # pause after a failure
 
 over = threading.Event()
 

@@ -55,7 +55,7 @@ class Outcome:
     crashed: list[int]  # pids of workers that died without a strike
     fenced: int
     events: dict[str, int]  # the number of some log events of the instances
-    heal_seconds: float  # from the end of the last strike until nothing was left to do
+    heal_seconds: float  # seconds from the end of the last strike until nothing was left to do
 
     def wrong(self) -> dict[str, object]:
         """Return all faults of the fleet, empty when there are none."""
@@ -203,7 +203,7 @@ class Trial:
         self._settled()
         heal_seconds = time.monotonic() - healed
         for victim in self.victims:
-            assert victim.daemon.stop() == 0, victim.daemon.tail()  # no process of it stays
+            assert victim.daemon.stop() == 0, victim.daemon.tail()  # fails if a process is left
         self._check()
         assert self.nemesis is not None
         strikes = self.nemesis.strikes

@@ -376,7 +376,7 @@ def test_cause_ignores_old_failures() -> None:
 def test_failing_names_the_command_that_shows_the_messages(
     more: dict[str, Any], advice: str
 ) -> None:
-    """The fix was `dlq stats` while 10,000 messages waited and no dead letter existed."""
+    """Without dead letters, the advice is not `dlq stats`, even if 10,000 messages wait."""
     (cause, *_others) = causes(facts(**{"worker": worker(rates={"failed": 3.0})} | more))
 
     assert cause.word == "failing"

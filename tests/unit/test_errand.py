@@ -49,7 +49,7 @@ def test_subprocess_task_rejects_a_truncated_result(end: Callable[[], None], tro
         end()
 
     def work() -> bool:
-        os.fdopen = write_half  # type: ignore[assignment]  # in the child, which ends by it
+        os.fdopen = write_half  # type: ignore[assignment]  # in the child, which exits there
         return True
 
     found = ended(SubprocessTask(work, title="errand", timeout=30.0))

@@ -371,7 +371,7 @@ def misspelt() -> BaseException:
     ],
 )
 def test_traceback_equals_that_of_python(error: BaseException):
-    trace = error.__traceback__.tb_next if error.__traceback__ else None  # without our own call
+    trace = error.__traceback__.tb_next if error.__traceback__ else None  # omits our own call
     for _ in range(2):  # on the second call its stack is in the cache
         written = handlers.failure_of(error, "traceback").traceback
         assert written == "".join(traceback.format_exception(type(error), error, trace))
@@ -453,7 +453,7 @@ def test_retry_refuses_an_out_of_range_wait(after: float):
 
 
 def test_retry_refuses_a_wait_that_is_not_a_number():
-    """`Retry(after="soon")` raised an error about a comparison."""
+    """The error of `Retry(after="soon")` names `after`, not a failed comparison."""
     with pytest.raises(TypeError, match="after must be a number of seconds, not 'soon'"):
         Retry(after="soon")  # type: ignore[arg-type]
 

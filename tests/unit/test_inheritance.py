@@ -74,7 +74,7 @@ class Node:
 
 
 def test_freeze_leaves_no_gaps_of_garbage_in_shared_memory() -> None:
-    gc.disable()  # no automatic collection either
+    gc.disable()  # prevents automatic collection
     try:
         garbage = weakref.ref(Node())
         fork_hygiene.freeze()

@@ -360,7 +360,7 @@ sink.write("5" * 50)
 
 
 def test_record_after_a_cut_one_starts_a_new_line(tmp_path: Path) -> None:
-    """Two records shared one line, so no reader could parse the second."""
+    """If two records shared a line, no reader could parse the second."""
     file = tmp_path / "log"
     subprocess.run([sys.executable, "-c", _FULL_DISK, str(file)], check=True)
     assert file.read_text().split("\n") == ["1" * 50, "2" * 19, "4" * 50, "5" * 50, ""]
@@ -448,14 +448,14 @@ sink.write("4" * 50)
 
 
 def test_log_line_cut_in_another_process_loses_no_line(tmp_path: Path) -> None:
-    """The next process wrote its record into the line of the cut one."""
+    """The next process starts a new line, so its record is not part of the cut one."""
     file = tmp_path / "log"
     subprocess.run([sys.executable, "-c", _SHARED_DISK, str(file)], check=True)
     assert file.read_text().split("\n") == ["1" * 50, "2" * 19, "3" * 50, "4" * 50, ""]
 
 
 def test_first_log_line_after_a_cut_file_is_whole(tmp_path: Path) -> None:
-    """After a full disk, a restarted daemon appended to a cut record."""
+    """After a full disk, a restarted daemon starts a new line after a cut record."""
     path = tmp_path / "log"
     path.write_text("cut")
     for _ in range(2):
@@ -467,7 +467,7 @@ def test_first_log_line_after_a_cut_file_is_whole(tmp_path: Path) -> None:
 
 
 def test_interrupted_log_line_is_sent_whole() -> None:
-    """The rest of a long line would follow the line of another process."""
+    """Otherwise, the rest of a long line could follow the line of another process."""
     reader, writer = _endpoints("pipe")
     sink = Sink(writer)
     sink.write("1" * 6000)

@@ -114,7 +114,7 @@ def test_run_over_its_hard_limit_is_killed_at_the_second_tick() -> None:
 
 
 def test_new_run_is_not_killed_for_the_previous_one() -> None:
-    """The second observation sees another run."""
+    """A run that starts between two observations is not killed for the age of the first."""
     scenario = Scenario(hard_timeout=5.0)
     scenario.begin(0, age=6.0)
     scenario.look()
@@ -143,7 +143,7 @@ def test_worker_keeps_its_limits_after_a_reload(limit: str) -> None:
 
 
 def test_a_worker_between_two_long_runs_is_not_taken_for_stuck() -> None:
-    """A worker reports progress once per batch, and this batch is already slow."""
+    """A worker reports progress once per batch, so a slow batch is not a stuck worker."""
     scenario = Scenario()
     assert scenario.holding.worker is not None
     scenario.holding.worker.ready_at = now = 1_000.0

@@ -98,7 +98,7 @@ def test_watchdog_is_fed_while_redis_is_down(watched: Watched) -> None:
 def test_more_time_is_requested_only_in_start_and_drain(watched: Watched) -> None:
     word = f"EXTEND_TIMEOUT_USEC={EXTEND_SECONDS * 1e6:.0f}"
     assert word in watched.tick(seen=False)
-    assert word not in watched.tick(seen=False)  # not in every tick
+    assert word not in watched.tick(seen=False)  # it is not sent in every tick
     assert "READY=1" in watched.tick()
     watched.report._extend_at = 0.0
     assert word not in watched.tick()
@@ -186,7 +186,7 @@ EXPRESSIONS = [*alert_expressions().items(), *dashboard_expressions().items()]
 @pytest.mark.parametrize(("place", "expression"), EXPRESSIONS, ids=[one for one, _ in EXPRESSIONS])
 def test_alert_rules_and_dashboard_use_existing_metrics(place: str, expression: str) -> None:
     metrics = exposed()
-    named = set(re.findall(r"\bstreamqd_\w+", expression)) - {"streamqd_instance"}  # a label
+    named = set(re.findall(r"\bstreamqd_\w+", expression)) - {"streamqd_instance"}  # is a label
     if place != "StreamqdDown":
         assert named
     assert named <= metrics.keys()
@@ -423,7 +423,7 @@ def test_kubernetes_configuration_is_valid(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "streamq.toml"
     path.write_text(settings["data"]["streamq.toml"])
     environ = {one["name"]: one.get("value", "streamqd-1") for one in container["env"]}
-    (tmp_path / "http-token").write_text("token")  # in the secret
+    (tmp_path / "http-token").write_text("token")  # a file of the secret
     assert environ["CREDENTIALS_DIRECTORY"] in {
         mount["mountPath"] for mount in container["volumeMounts"]
     }

@@ -370,7 +370,7 @@ def test_stopped_worker_at_its_limit_is_recycled_once(driver: StateDriver):
     driver.slot.add("recycled", 3)
     driver.hold().run().quiet()
     driver.worker.stop_reason = "recycle"
-    driver.slot.add("recycled")  # as the worker itself counts it
+    driver.slot.add("recycled")  # the worker itself counts this
     driver.partition.on_exit(Exit(ExitCode.RECYCLE, None))
     assert driver.slot.counter("recycled") == 4
 

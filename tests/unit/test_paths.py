@@ -107,7 +107,7 @@ def test_every_valid_name_is_one_path_component(root: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\n", "é", "x" * 65])
 def test_invalid_names_are_rejected(name: str) -> None:
-    """A name must not start with a dot, among other rules."""
+    """A name with a separator, a line break, a leading dot or over 64 characters is invalid."""
     assert not NAME.fullmatch(name)
 
 

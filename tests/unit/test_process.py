@@ -40,7 +40,7 @@ def spawn() -> Iterator[Start]:
 
     yield start
     for child in children:
-        if child.control.fileno() >= 0:  # not collected by the test
+        if child.control.fileno() >= 0:  # the test has not closed it
             child.kill_group()
             process.wait_readable([child.pidfd], 10.0)
             child.reap()
@@ -233,7 +233,7 @@ def test_descriptors_are_closed_but_for_those_to_keep(spawn: Start):
     try:
 
         def run(control: socket.socket) -> int:
-            listed = list(Path("/proc/self/fd").iterdir())  # by a descriptor that is closed again
+            listed = list(Path("/proc/self/fd").iterdir())  # opens a descriptor and closes it
             control.send(",".join(one.name for one in listed if one.exists()).encode())
             control.send(str(control.fileno()).encode())
             return 0
@@ -360,13 +360,13 @@ def test_stacks_are_shown_while_threads_come_and_go(spawn: Start):
     assert "in churn" in shown
     assert (
         "Stack (most recent" in shown
-    )  # of one thread, because the signal handler looks at no other thread
+    )  # the stack of one thread: the signal handler looks at no other one
 
 
 def test_stacks_are_kept_within_bounds_and_taken_once(spawn: Start, capfd):
-    """Faulthandler wrote to standard error, where each line must be a record.
+    """The stacks do not go to standard error, where each line must be a record.
 
-    A burst of requests is harmless. It once overflowed the signal stack and killed the child.
+    A burst of requests is harmless; it must not overflow the signal stack and kill the child.
     """
 
     def run(control: socket.socket) -> int:

@@ -96,7 +96,7 @@ def test_only_poison_is_charged_and_found(count: int, together: int, bad: int, c
 
 @pytest.mark.parametrize("poisons", [1, 2])
 def test_each_of_128_messages_starts_at_most_eight_times(poisons: int):
-    """The bound of the promise is 9."""
+    """The documented bound is 9 starts."""
     worst = 0
     for seed in range(300):
         chance = Random(seed)

@@ -93,7 +93,7 @@ def test_half_hourly_schedule_fires_in_both_repeated_hours() -> None:
 
 
 def test_tick_is_not_repeated_within_the_repeated_hour() -> None:
-    """Seen from the second of the two hours, the first is past."""
+    """In the second of the two hours, the tick of the first is in the past."""
     nightly = schedule(cron="30 2 * * *", timezone="Europe/Berlin")
     assert ticks(nightly, "2026-10-25T02:10+01:00", 1) == ["2026-10-26T02:30+01:00"]
 
@@ -122,7 +122,7 @@ def test_schedule_at_an_instant_fires_once() -> None:
 
 
 def test_impossible_date_never_fires() -> None:
-    assert next_tick(schedule(cron="0 0 30 2 1"), 0) is not None  # or a Monday
+    assert next_tick(schedule(cron="0 0 30 2 1"), 0) is not None  # it matches Mondays too
     assert next_tick(schedule(every=1.0), 10**18) is None
 
 

@@ -137,7 +137,7 @@ def test_a_batch_that_was_being_written_counts_as_empty(slot: WorkerSlot):
     class DiedError(Exception):
         pass
 
-    class Places(list):  # dies between the two halves of the write
+    class Places(list):  # kills its process between the two halves of a write
         def __len__(self) -> int:
             if slot.generation % 2:
                 raise DiedError
@@ -227,7 +227,7 @@ def test_slot_table_entries_are_added_and_removed_singly(slot: WorkerSlot):
     assert slot.batch() == Batch([PLACES[0]], [longest])
     assert slot.unfinished == 1
     slot.states[3] = CLEARED
-    slot._places[3 * PLACE_BYTES_MAX + 1 : 3 * PLACE_BYTES_MAX + 2] = b" "  # torn by a death
+    slot._places[3 * PLACE_BYTES_MAX + 1 : 3 * PLACE_BYTES_MAX + 2] = b" "  # a torn write
     assert slot.batch() == Batch([], [longest])
     assert slot.unfinished == 1
     slot.put(3, PLACES[1])

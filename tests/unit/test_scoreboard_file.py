@@ -30,7 +30,7 @@ def test_scoreboard_file_header_round_trips():
 
 @pytest.mark.parametrize("told", [b"{", b"\xff", b"[" * 900, b"[]", b"7", b""])
 def test_header_with_valid_checksum_and_invalid_json_is_refused(told: bytes):
-    """The start failed with the decoder's own error."""
+    """The error is a ScoreboardFileError, not the decoder's own, which would prevent the start."""
     magic = scoreboard_file.pack_header({})[:20]
     raw = struct.pack("<20sII", magic, len(told), zlib.crc32(told)) + told
     with pytest.raises(scoreboard_file.ScoreboardFileError, match="not a streamqd scoreboard"):
@@ -148,7 +148,7 @@ def _pipe(path: Path) -> None:
 def test_scoreboard_that_is_not_a_file_is_moved_aside(
     memory: Path, lock: InstanceLock, told: list[str], obstacle: Callable[[Path], None]
 ):
-    """A directory in place of the file prevented every start of the daemon."""
+    """A directory in place of the file must not prevent the start of the daemon."""
     start(lock)
     obstacle(board_in(memory))
     assert start(lock).resumable == {}

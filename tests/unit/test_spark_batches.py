@@ -58,7 +58,7 @@ def test_more_partitions_than_entries_to_give() -> None:
 
 
 def test_fully_removed_entries_are_skipped() -> None:
-    """The missing entries are counted once."""
+    """The batch reads nothing, and the position counts the missing entries once."""
     facts = {("t", 0): stream(0, removed=9)}
     gone = stretch(("t", 0), facts["t", 0])._replace(begin=Position((9, 0), 9))
     planned = batches.plan([gone], facts, 100, tasks=2)

@@ -66,10 +66,10 @@ def timestamp(seconds: int, nanoseconds: int = 0) -> bytes:
         (pack({"a": [None, True, -1, 2**64 - 1, 1.5, "ü\x00"], "b": {"c": {}}}), None),
         (under(b"\xca\x3f\x80\x00\x00"), '{"x":1.0}'),  # a float of 4 bytes
         (under(b"\xca\x3d\xcc\xcc\xcd"), '{"x":0.10000000149011612}'),
-        (under(b"\xd3" + struct.pack(">q", 5)), '{"x":5}'),  # longer than it has to be
+        (under(b"\xd3" + struct.pack(">q", 5)), '{"x":5}'),  # an encoding longer than necessary
         (under(b"\xd9\x01a"), '{"x":"a"}'),
         (under(b"\xdd\x00\x00\x00\x01\xde\x00\x01\xa1a\xcc\x01"), '{"x":[{"a":1}]}'),
-        (under(b"\xc4\x02hi"), '{"x":"aGk="}'),  # in a name that is no column
+        (under(b"\xc4\x02hi"), '{"x":"aGk="}'),  # a value whose name is no column
         (under(b"\xc4\x02hi", b"raw"), '{"raw":"aGk="}'),
         (under(b"\xc5\x00\x02hi", b"raw"), '{"raw":"aGk="}'),
         (under(b"\x92\xc4\x02hi\xc0", b"many"), '{"many":["aGk=",null]}'),

@@ -227,7 +227,7 @@ def test_failed_task_removes_its_files(tmp_path: Path) -> None:
 
 
 def test_one_name_of_another_case_is_reported_for_a_column(tmp_path: Path) -> None:
-    """A payload with thousands of such names filled the memory and printed as many warnings."""
+    """A warning for each of thousands of such names would fill the memory."""
     kind = StructType().add("amount", LongType()).add("id", LongType())
     place = location(tmp_path)
     columns = pa.schema([*parsed_columns(), *table_columns(kind)]).remove(0)
@@ -265,7 +265,7 @@ def test_rescued_fields_are_as_they_were() -> None:
 
 
 def test_payload_nested_too_deeply_to_divide_is_rescued_whole() -> None:
-    """Spark judges such rows. If one of them fit, the task failed in every run."""
+    """Spark judges such rows. If one fit without being divided, the task would always fail."""
     payload = b'{"a": ' + b"[" * 5_000 + b"]" * 5_000 + b"}"
     assert rescue_fields(payload, {"b"}) == payload.decode()
 
@@ -313,7 +313,7 @@ def unfit(table: ArchiveTable, *ids: str) -> list[WrittenFile]:
     writer = DateWriter(table.folder, "date", schema)
     batch = pa.RecordBatch.from_pydict(columns | {"id": list(ids)}, schema=schema)
     writer.write("2025-01-01", batch)
-    return [each._replace(bounds="") for each in writer.finish()]  # as a commit has them
+    return [each._replace(bounds="") for each in writer.finish()]  # without bounds, as in a commit
 
 
 def ids(archive: Archive) -> list[str]:
@@ -331,7 +331,7 @@ def test_owed_files_are_committed_when_the_pair_is_opened(archive: Archive) -> N
     for number in (1, 2):
         files = unfit(quarantine, f"{number}-0")
         table.append([], at(number), owed=UnparsedFiles(quarantine.note.batch, tuple(files)))
-        pair = open_pair(archive, "orders")  # killed in between
+        pair = open_pair(archive, "orders")  # after a kill between the two commits
         assert pair is not None
         table, quarantine = pair
         assert table.note.batch == quarantine.note.batch == number
@@ -343,7 +343,7 @@ def test_owed_files_are_committed_when_the_pair_is_opened(archive: Archive) -> N
 
 
 def test_bounds_of_columns_are_in_the_log(archive: Archive) -> None:
-    """Without them, every query of a column reads all files."""
+    """Without bounds in the log, every query of a column reads all files."""
     moment = dt.datetime(2025, 11, 20, 10, 0, 0, 1_001, dt.UTC)
     values: dict[str, list[Any]] = {
         "entry_partition": [1, 0],

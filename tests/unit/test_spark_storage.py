@@ -156,7 +156,7 @@ def test_a_commit_is_seen_by_every_engine(archive: Archive) -> None:
     duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
     made = opened(archive)
     add(made, 0, 3)
-    written(made, 3, 9)  # by a killed run, so no commit names them
+    written(made, 3, 9)  # the run was killed, so no commit names the files
     folder = str(made.folder)
     rows = deltalake.DeltaTable(folder).to_pyarrow_dataset()
     assert rows.count_rows() == 3
@@ -611,7 +611,7 @@ def test_only_damage_found_by_tidying_stops_a_run(
     files = [add(made, low, low + 1)[0] for low in range(compact.FAN_IN)]
     gone = made.folder.path / files[0].path
     gone.rename(gone.with_suffix(".aside"))
-    compact.tidy(made, 1)  # it is not writable
+    compact.tidy(made, 1)  # the file cannot be read
     assert "the small files of access were not merged" in caplog.text
     gone.with_suffix(".aside").rename(gone)
     gone.unlink()

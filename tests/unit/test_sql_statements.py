@@ -161,6 +161,6 @@ def test_a_pipe_that_is_not_utf_8_is_malformed(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_sql_table_with_explicit_columns_is_refused(statement: str, refused: bool) -> None:
-    """Spark accepted the table, and the first SELECT failed."""
+    """Spark would accept the table, and the first SELECT would fail."""
     with pytest.raises(RequestRefusedError, match="without columns") if refused else nullcontext():
         check(statement)

@@ -175,7 +175,7 @@ def test_sums_count_partitions_without_an_owner() -> None:
 
 
 def test_top_shows_a_running_message_as_the_state() -> None:
-    """An assignment that is stuck in one message is not `ready`."""
+    """The state of an assignment with a long run is its duration, not `ready`."""
     shown = text(
         frame(
             view([assignment(3, longest_run_seconds=4.2), assignment(4)]), ScreenOptions(), 80, 24

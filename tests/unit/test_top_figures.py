@@ -114,7 +114,7 @@ def test_latency_is_of_the_last_minute() -> None:
 
 
 def test_figures_of_many_runs_expire_a_minute_after_the_last() -> None:
-    """The figures of 10,000 runs stayed for 14 minutes."""
+    """Even figures of 10,000 runs expire within a minute, not after 14 minutes."""
     latency = Latency()
     latency.observe(0, histogram(3, 1), 0.1, 0)
     latency.observe(0, histogram(3, 10_001), 1.0, SECOND)

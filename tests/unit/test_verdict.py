@@ -464,7 +464,7 @@ def test_two_runs_that_were_hit_may_be_charged_twice(story: Story):
 def test_a_mark_that_a_lost_owner_has_left_is_charged_once(
     story: Story, group: str, partition: int, place: str, *, fine: bool
 ):
-    """The owner was about to run it, so the ledger has no record."""
+    """The lost owner was about to run the message, so the ledger has no record of it."""
     for number in (1, 2):
         story.send(number)
         story.run(number, at=float(number))
