@@ -232,7 +232,7 @@ def test_a_node_that_hangs_stops_only_its_partitions(
 def test_a_slot_that_moves_for_longer_than_a_ttl_costs_nothing(
     make: Make, cluster: Cluster
 ) -> None:
-    """The move is held with half of the keys moved: TRYAGAIN, ASK, then MOVED."""
+    """The move stops with half of the keys moved. The replies are TRYAGAIN, ASK, then MOVED."""
     ttl = 2.0
     daemon = make(partitions=3, daemon={"lease_ttl": f"{ttl}s"})
     with daemon:
@@ -246,7 +246,7 @@ def test_a_slot_that_moves_for_longer_than_a_ttl_costs_nothing(
         source.migrate(target, daemon.keys.lease(TOPIC, 0, GROUP))
         daemon.wait_event("redis.lost", after=mark, role="supervisor")
         began = time.monotonic()
-        daemon.send(["ok"] * 10, partition=0)  # by ASK: the stream has already moved
+        daemon.send(["ok"] * 10, partition=0)  # through ASK: the stream has already moved
         for uid in daemon.send(["ok"] * 10, partition=1):
             daemon.wait_run(uid, "end")
         daemon.wait_for(lambda: time.monotonic() - began > 1.5 * ttl, what="the lease is over")

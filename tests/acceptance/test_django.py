@@ -328,7 +328,7 @@ with transaction.atomic():
 def test_task_committed_during_an_outage_is_sent_after_it(
     new_project: Make, worker: Daemon, fresh_server: ProcessServer, shop_url: str
 ) -> None:
-    """The daemon runs all the time and logs no error."""
+    """The daemon runs during the outage and logs no error."""
     redis = f"STREAMQD['redis']['url'] = {fresh_server.url!r}\n"
     project = new_project(redis + databases(shop_url))
     worker.write_config(redis={"url": fresh_server.url})

@@ -19,7 +19,7 @@ NewDaemon = Callable[..., Daemon]
 
 STOPS = 20
 GREEDY = {"prefetch_bytes": "256MiB"}  # large, so that it does not limit the first reads
-IN_FLIGHT = 60  # of about 160: a worker fetches one second's worth, fewer on a slow machine
+IN_FLIGHT = 60  # messages of about 160 that a worker fetches, which are fewer on a slow machine
 DRAINED, DEADLINE = 0, 6
 BACKLOG = 2000  # messages; too many for any stop to find them all handled
 
@@ -65,7 +65,7 @@ def test_stops_at_random_moments_lose_repeat_and_charge_nothing(
         left = daemon.unsettled()
         assert left > 0, "the load was too small: the last stops found nothing to do"
 
-        # The released messages run. The rest would only take time.
+        # The test waits for the released messages only, because the others would take too long.
         done = len(daemon.ledger.ended(GROUP))
         released = daemon.pending_uids()
         daemon.start()

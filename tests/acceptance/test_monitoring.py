@@ -195,7 +195,7 @@ def test_prometheus_evaluates_metrics_rules_and_dashboard(
 
 
 def test_partitions_without_an_owner_are_counted(new_daemon: NewDaemon) -> None:
-    """With `max_partitions`, the instance leaves partitions. A stopped group misses no owner."""
+    """`max_partitions` leaves partitions without an owner. A stopped group needs no owner."""
     port = free_port()
     daemon = new_daemon(partitions=3, http=f"127.0.0.1:{port}", daemon={"max_partitions": 1})
 
@@ -261,7 +261,7 @@ def test_labels_are_bounded_by_the_configuration(
 def test_stop_and_reload_write_the_unfinished_minute_to_history(
     new_daemon: NewDaemon,
 ) -> None:
-    """The sum of all entries is what was handled: nothing is counted twice, nothing is left out."""
+    """The sum of all entries equals the handled messages: none is counted twice or left out."""
     daemon = new_daemon(partitions=2)
 
     def entries() -> list[history.Interval]:

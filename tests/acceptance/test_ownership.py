@@ -1,8 +1,8 @@
 """One owner at a time: late packets, duplicate instances and killed predecessors.
 
-The first part simulates two owners with the real scripts. A packet that executes late is the same
-call, run later: the connection makes no difference to a script. A late read is written to its own
-connection only then.
+The first part simulates two owners with the real scripts. A late packet is simulated by running
+the same call later, because a script does not depend on the connection. A late read is written to
+its connection only at that time.
 """
 
 from __future__ import annotations

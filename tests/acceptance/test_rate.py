@@ -54,7 +54,7 @@ def test_a_throttled_partition_is_reported_and_drains_promptly(
 
 
 def test_a_handover_continues_the_rate(new_daemon: NewDaemon):
-    """Starts are recorded late, when the handler writes them, so the check allows for it."""
+    """The handler writes the starts, so they are recorded late, which the check allows."""
     daemon = new_daemon(consumer={"rate": "20/s", "rate_burst": 2})
     with daemon:
         daemon.send(["ok"] * 40)

@@ -110,7 +110,7 @@ def test_an_entry_that_is_not_idle_is_left_to_its_consumer(new_daemon: NewDaemon
 
 
 def test_a_running_entry_of_the_daemon_is_never_redelivered(new_daemon: NewDaemon):
-    """An automatic claim takes idle entries, and a running entry is idle all the time."""
+    """An automatic claim takes idle entries, and a running entry counts as idle."""
     daemon = new_daemon(consumer=IDLE)
     stream = ready_for(daemon)
     with daemon:

@@ -148,7 +148,7 @@ def test_a_daemon_that_restarts_within_each_period_loses_no_tick(
             daemon.stop()
         raw = daemon.link.execute("HGET", daemon.keys.schedules_last(TICKS, 0), "tick:late")
         late.append(int(raw or 0))
-    if (rest := 2.2 * period - (time.monotonic() - begun)) > 0:  # at least two ticks passed
+    if (rest := 2.2 * period - (time.monotonic() - begun)) > 0:  # two ticks must pass
         with daemon:
             wait_until(
                 lambda: time.monotonic() - begun > 2.2 * period, timeout=rest + PATIENCE, every=0.1
@@ -441,7 +441,7 @@ def many(new_daemon: Make, request: pytest.FixtureRequest) -> tuple[Daemon, int]
 @pytest.mark.promise
 @pytest.mark.timeout(300)
 def test_ten_thousand_schedules_due_together_fire_once_each(many: tuple[Daemon, int]) -> None:
-    """Reports the delay of the last one, and the server's CPU while it waits and fires."""
+    """The test prints the delay of the last one, and the server's CPU while it waits and fires."""
     daemon, due = many
     with daemon:
         places = daemon.keys.schedules_due(TICKS, 0)

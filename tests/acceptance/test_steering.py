@@ -219,7 +219,7 @@ def test_a_reload_shows_the_message_that_it_waits_for(new_daemon: NewDaemon):
         said = verb(one, "reload")
         assert "a was already asked to reload" in said
         assert text in said
-        one.signal(signal.SIGHUP)  # it waits until the others have finished
+        one.signal(signal.SIGHUP)  # the reload waits until the others have finished
         assert text in verb(one, "reload")
 
         (one.folder / "gate").touch()

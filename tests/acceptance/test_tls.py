@@ -91,7 +91,7 @@ def connections(daemon: Daemon, name: str) -> set[str]:
 
 @pytest.mark.fault("F33", "F36")
 def test_sessions_survive_signals_forks_and_a_killed_worker(make: Make) -> None:
-    """Workers are replaced all the time. Each fork copies the supervisor's session."""
+    """Workers are replaced continuously. Each fork copies the supervisor's session."""
     with make(max_messages=RECYCLED) as daemon:
         session = connections(daemon, "supervisor")
         # The last worker of each partition handles one message, and is not replaced.

@@ -127,7 +127,7 @@ def traced(new_daemon: NewDaemon, collector: Collector) -> NewDaemon:
 
 
 def send(daemon: Daemon, *texts: str, headers: Any = None, **environment: str) -> list[str]:
-    """Send messages from a program of its own, with traces. Return their uids."""
+    """Send messages from a separate program, with traces. Return their uids."""
     run = subprocess.run(
         [sys.executable, "-c", SENDER, daemon.config_path, json.dumps(texts), json.dumps(headers)],
         env=os.environ | daemon.environment | {"PYTHONPATH": str(ROOT)} | environment,

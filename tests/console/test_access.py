@@ -118,7 +118,7 @@ def test_signal_stops_the_console_with_code_0(fleet, new_console, number):
 
 
 def test_bind_listens_on_this_address_only(fleet, new_console):
-    console = new_console(fleet, "--bind", "127.0.0.2:9466")  # and --port 0
+    console = new_console(fleet, "--bind", "127.0.0.2:9466")  # `--port 0` is added
 
     found = re.fullmatch(
         r"console: http://127\.0\.0\.2:(\d+)/\?token=[\w-]{32}", console.first_line
@@ -284,7 +284,7 @@ def test_cookie_is_secure_over_https_to_a_named_proxy(fleet, users_file, new_con
     rest = answer.headers["set-cookie"].removeprefix(f"{name}={value}")
     if peer == "127.0.0.1":
         assert name == f"__Host-streamqd-{console.port}"
-        assert rest == "; Path=/; HttpOnly; SameSite=Strict; Secure"  # and no Domain
+        assert rest == "; Path=/; HttpOnly; SameSite=Strict; Secure"  # there is no Domain
     else:
         assert name == f"streamqd-{console.port}"
         assert rest == "; Path=/; HttpOnly; SameSite=Strict"

@@ -1,6 +1,6 @@
 """Every act has its stated effect once, and the audit log names the person. Without a browser.
 
-Each act runs in a fleet of its own, which has one of everything. The form of an act is filled from
+Each act runs in its own fleet, which has one of everything. The form of an act is filled from
 its URL and sent as it is. A new act needs a row in `COMMANDS`, the command that is audited, and in
 `AFTER`, its effect. If it needs a state or values first, add them to `BEFORE` and `QUERY`.
 """
@@ -361,7 +361,7 @@ def test_every_act_is_offered_to_its_roles_only(busy: Busy):
 
 
 def linked(busy: Busy, name: str) -> set[str]:
-    """Return the acts to which a view links, or which a form of it sends."""
+    """Return the acts that a view links to, or sends with a form."""
     client = logged_in(busy.console, name)
     found = set()
     for view in VIEWS:

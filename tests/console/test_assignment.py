@@ -77,7 +77,7 @@ def test_a_viewer_reads_the_stack_and_cannot_request_it(
     page.goto(console.url + PAGE)
     text = page.inner_text("#stack")
     assert "line of a stack" in text
-    assert "outdated" in text  # of another epoch
+    assert "outdated" in text  # the stack is of another epoch
     assert "The epoch is now" in text
     assert page.locator("text=Request stack trace").count() == 0
     assert f"streamqd why {ASSIGNMENT}" in page.inner_text("main")
@@ -106,7 +106,7 @@ def test_a_request_without_an_answer_says_so(
 ) -> None:
     client = logged_in(console, "otto")
     supervisor = psutil.Process(fleet.pid)
-    supervisor.send_signal(signal.SIGSTOP)  # it answers as little as an older version
+    supervisor.send_signal(signal.SIGSTOP)  # like an older version, it never answers
     try:
         request = stacks.request(Fleet(fleet.store, "default", 600.0), ASSIGNMENT)
         wait_until(lambda: "The owner answers within 20 s" in client.get(f"/{PAGE}").text)

@@ -24,7 +24,7 @@ from streamqd.console.views import ACTS, VIEWS  # noqa: E402
 from streamqd.store.directives import Scope  # noqa: E402
 from tests.console.test_access import OWN, logged_in  # noqa: E402
 
-# In a picture, `href` of a link is an object.
+# In an SVG image, the `href` of a link is an object.
 LINKS = (
     "a => a.map(e => e.action || (e.href.baseVal ?? e.href)).map(u => new URL(u, location).href)"
 )

@@ -231,7 +231,7 @@ def test_fifty_pages_cost_less_than_135_percent_of_one(fleet, console, browse, u
     """The URLs cover all live views. A job page of a replay reads its dead letters.
 
     Some facts are read every ten seconds, so an event that takes longer on a busy machine brings
-    more commands. Commands per second then show what the pages cost.
+    more commands. Commands per second then show the cost of the pages.
     """
     cookies = browse(console).context.cookies()
     cookie = "; ".join(f"{each['name']}={each['value']}" for each in cookies)

@@ -51,7 +51,7 @@ def test_kubernetes_parts_name_each_other():
     header = MANIFEST.read_text().partition("\napiVersion")[0]
 
     assert flags["upstream"] == f"http://{settings['console']['bind']}"
-    assert flags["pass-user-headers"] == "true"  # which sends X-Forwarded-Email
+    assert flags["pass-user-headers"] == "true"  # this flag sends X-Forwarded-Email
     assert settings["console"]["proxy_header"] == "X-Forwarded-Email"
     [port] = proxy["ports"]
     assert flags["http-address"] == f"0.0.0.0:{port['containerPort']}"

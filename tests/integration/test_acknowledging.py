@@ -27,7 +27,7 @@ NEAR, FAR = QUICK_RUN_NS // ACK_SHARE, 50 * MILLISECOND
         (QUICK_RUN_NS, 0, 0, False),
         (QUICK_RUN_NS + 1, 0, 0, True),
         (QUICK_RUN_NS + 1, 0, NEAR, True),
-        (5 * MILLISECOND, 0, MILLISECOND // 2, False),  # it would take a tenth of the run
+        (5 * MILLISECOND, 0, MILLISECOND // 2, False),  # a settlement would take a tenth of the run
         (5 * MILLISECOND, 0, MILLISECOND // 5, True),
         (ACK_DELAY_NS, 0, FAR, False),
         (ACK_DELAY_NS + 1, 0, FAR, True),

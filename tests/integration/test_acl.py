@@ -40,7 +40,7 @@ DAEMON = (
 OPERATOR = (*DAEMON, "admin", "cli", "spark")
 PUBLISHING = ("message_append", "message_publish", "message_schedule")
 PLAIN = {"client|setname", "exec", "hget", "multi", "evalsha", "xadd", "asking", "cluster|slots"}
-PLAIN |= {"select"}  # for a URL with a database number
+PLAIN |= {"select"}  # needed for a URL with a database number
 # Permissions that no line of our code needs.
 BESIDE = {
     "discard": "`streamqd check` tries rights in transactions that it discards",
@@ -50,7 +50,7 @@ FREE = {"auth", "hello"}
 # Used but not granted: CONFIG GET shows passwords too, and no rule can exclude them. The doctor
 # continues without it and reports the skipped checks.
 DENIED = {"config|get"}
-CANCELLING = {"zrem", "hdel"}  # of delayed sends, without a script
+CANCELLING = {"zrem", "hdel"}  # cancel a delayed send without a script
 
 
 @pytest.fixture
@@ -406,7 +406,7 @@ MAY = {
         *SENDING,
         ("DEL", STREAM),
         ("HSET", META, "partitionCount", 1),
-        ("SLOWLOG", "GET", 1),  # with the arguments of all users' slow commands
+        ("SLOWLOG", "GET", 1),  # shows the arguments of all users' slow commands
         ("SCAN", 0),  # names of all keys of the server
     ),
 }

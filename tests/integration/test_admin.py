@@ -175,7 +175,7 @@ def test_unknown_lag_is_exact_or_absent(
 def hide_lag(harness: Harness, stream: str) -> None:
     """Move a group to the second entry so that the server cannot compute its lag."""
     harness.do("XGROUP", "SETID", stream, "hits", "2-0")
-    harness.do("XDEL", stream, "3-0")  # as no client should
+    harness.do("XDEL", stream, "3-0")  # no client should do this
     [flat] = harness.do("XINFO", "GROUPS", stream)
     assert dict(zip(flat[::2], flat[1::2], strict=True)).get(b"lag") is None
 

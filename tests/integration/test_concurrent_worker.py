@@ -96,7 +96,7 @@ def test_concurrent_runs_are_acknowledged_separately(harness: Harness, life: Lif
 def test_slow_failure_of_a_lane_is_settled_without_delay(
     harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch, on_error: str
 ):
-    """Lanes delay only the settlement of quick failures, like a worker with one lane."""
+    """As in a worker with one lane, only the settlement of quick failures is delayed."""
     monkeypatch.setattr(assembly, "ACK_DELAY_NS", 60 * 10**9)
     harness.add("1-0", "payload", "bad", "key", "a")
     harness.add("2-0", "payload", "good", "key", "b")

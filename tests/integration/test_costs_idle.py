@@ -191,12 +191,12 @@ def test_housekeeper_turn_cost_is_independent_of_stored_data(
     assert 0.05 <= promoter.HINT_INTERVAL_SECONDS <= 1.0
     assert 0.5 <= promoter.POLL_SECONDS <= 5.0
     monkeypatch.setattr(promoter, "POLL_SECONDS", 0.0)
-    # Each turn looks, as if it were due.
+    # Each turn checks, as if it were due.
     monkeypatch.setattr(promoter.Promoter, "turn", lambda self, targets: self.run(targets()))
     harness = Harness(link, keys)
     harness.own("t1")
     costs = []
-    for count in (FEW, MANY - FEW):  # on one of the partitions
+    for count in (FEW, MANY - FEW):  # all on the same partition
         pending(harness, count)
         backlog(harness, count)
         beside(harness, count)
@@ -205,12 +205,12 @@ def test_housekeeper_turn_cost_is_independent_of_stored_data(
     assert costs[0] == costs[1]
     for name, (scripts, trips) in TASKS.items():
         cost = costs[1][name]
-        if name.startswith("promote"):  # only partitions with such messages are asked
+        if name.startswith("promote"):  # asks only partitions with such messages
             assert (cost.scripts, cost.trips) == (1, 1), name
             page.holds(
                 f"Housekeeper: {name}", cost, per="partition with delayed sends or waiting retries"
             )
-        elif name == "measure":  # looks for new dead letters where there are some
+        elif name == "measure":  # also counts new dead letters where there are some
             assert (cost.scripts, cost.trips) == (ASSIGNMENTS * scripts + 1, trips + 1)
         else:
             assert (cost.scripts, cost.trips) == (ASSIGNMENTS * scripts, trips), name

@@ -477,7 +477,7 @@ def test_interrupted_purge_can_be_repeated(
     plain(at(1), 1)
     dead_letters.purge(store, TOPIC, MessageFilter())
     plain(at(0), 250)
-    proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=4)  # of the second page
+    proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=4)  # the fourth call is on the second page
 
     first = dead_letters.purge(Store(shaky, keys), TOPIC, MessageFilter())
     second = dead_letters.purge(store, TOPIC, MessageFilter())

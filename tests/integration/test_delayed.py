@@ -100,7 +100,7 @@ def test_delayed_list_pages_within_one_millisecond(
         cursor = ("--cursor", page["cursor"])
     assert len(found) == 15
     assert set(found) == wanted
-    assert all(row["payload_bytes"] is None for row in page["rows"])  # without an item
+    assert all(row["payload_bytes"] is None for row in page["rows"])  # the items are missing
 
 
 @pytest.mark.parametrize(

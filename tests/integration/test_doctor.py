@@ -125,7 +125,7 @@ def test_every_check_has_a_test() -> None:
 
 
 def test_doctor_runs_no_unbounded_command(doctor_case: DoctorCase, link: Connection) -> None:
-    """The size of no reply depends on the number of all keys or of the entries of a key."""
+    """No reply grows with the number of keys or with the number of entries of a key."""
     doctor_case.settle_in()
     link.execute("CONFIG", "RESETSTAT")
     invoke(doctor_case.path, code=1)

@@ -87,7 +87,7 @@ def holder(state_dir: Path, program: Path) -> Iterator[subprocess.Popen[str]]:
         if process.poll() is None:
             servers = psutil.Process(process.pid).children()
             process.kill()
-            psutil.wait_procs(servers, timeout=10)  # until then they write into the folder
+            psutil.wait_procs(servers, timeout=10)  # servers write until they exit
 
 
 def _read(process: subprocess.Popen[str]) -> str:
@@ -104,7 +104,7 @@ def _ask(server: EmbeddedServer, *command: str) -> object:
 
 
 def _has_written_all(server: EmbeddedServer) -> bool:
-    """Return True if the server holds no write back until a sync of the disk has finished."""
+    """Return True if no write of the server waits for a sync of the disk."""
     return b"aof_buffer_length:0\r\n" in _ask(server, "INFO", "persistence")
 
 
@@ -174,7 +174,7 @@ def test_settings_for_data_that_must_not_be_lost(running: EmbeddedServer) -> Non
 def test_embedded_server_refuses_dangerous_commands(running: EmbeddedServer, command: str) -> None:
     with pytest.raises(RedisResponseError) as caught:
         _ask(running, *command.split())
-    # Redis 7 and later refuse DEBUG and MODULE before they look at our rights.
+    # Redis 7 and later refuse DEBUG and MODULE before they check our permissions.
     assert caught.value.code == "NOPERM" or "not allowed" in str(caught.value)
 
 

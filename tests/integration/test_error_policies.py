@@ -628,7 +628,7 @@ def test_due_key_runs_after_a_lost_connection(
         if len(runs) == 4:
             proxy.arm(Fault.CUT_BEFORE, command="EVALSHA")
             be_long()
-            raise Dead  # which must be settled before the next run, but cannot be
+            raise Dead  # its settlement must precede the next run, but fails
 
     def be_long() -> None:
         late = now_ns() + ACK_DELAY_NS

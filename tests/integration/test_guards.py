@@ -158,7 +158,7 @@ def test_held_message_awaits_the_probe_after_a_lost_connection(
     def work(message: Message) -> None:
         runs.append(message.id)
         if len(runs) <= 2:
-            both.wait()  # else one message may fail again before the other starts
+            both.wait()  # otherwise, one message may fail again before the other starts
             raise ConnectionError
         if len(runs) == 3:
             proxy.cut()
@@ -274,7 +274,7 @@ def test_circuit_probe_waits_for_earlier_runs(
 
 
 def test_circuit_is_not_probed_by_a_question(life: Life, slot: WorkerSlot):
-    """Quarantine and lanes ask more often than they start a run."""
+    """Quarantine and lanes ask the breaker more often than they start a run."""
     worker = life.worker("t1", **OPENS | {"breaker": replace(BREAKER, probe_every=1e-9)})
     guards = guards_of(worker.context)
     assert guards is not None

@@ -22,7 +22,7 @@ from streamqd.store.store import Store
 
 FLEET = "default"
 ORDERS = [Assignment("orders", number, "billing") for number in range(2)]
-NOW = int(time.time()) // 60 * 60_000 + 30_000  # half past this minute
+NOW = int(time.time()) // 60 * 60_000 + 30_000  # the middle of this minute
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def entries(store: Store, since: int = 0) -> list[Interval]:
 
 def test_an_entry_has_the_sums_since_the_last_one(store: Store, view: MetricsView) -> None:
     first, second = view.board.slots()[:2]
-    counted(first, acked=1_000)  # before this housekeeper
+    counted(first, acked=1_000)  # counted before this housekeeper starts
     writer = writer_of(store, view)
     figures(view, added=500)
     writer.write()
@@ -90,7 +90,7 @@ def test_an_entry_has_the_sums_since_the_last_one(store: Store, view: MetricsVie
     figures(view, added=520, lag=8, oldest_unix_ms=NOW - 2_000)
     writer.write()
     started, [row] = entries(store)[0], entries(store)[1].rows
-    assert not started.rows  # nothing happened, nothing waits
+    assert not started.rows  # no events and no waiting messages
     assert started.measured == entries(store)[1].measured == {("orders", "billing"): 2}
     assert (row.topic, row.group) == ("orders", "billing")
     expected = {

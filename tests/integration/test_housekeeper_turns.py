@@ -328,7 +328,7 @@ def test_reclaimer_finds_an_idle_entry_after_many_fresh_ones(
     looks = Reclaimer(Store(counted, foreign.keys), [consumer])
     slot = view.board.slots()[0]
     last = f"1-{3 * reclaimer.PAGE + 1}"
-    summaries = 2 * len(list(view.owned_slots()))  # of both streams of each partition, once
+    summaries = 2 * len(list(view.owned_slots()))  # one for each of the two streams of a partition
     for page in range(4):  # the first page and three more
         with meter.measuring() as cost:
             sooner = looks.run(view.owned_slots())

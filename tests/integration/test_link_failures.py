@@ -390,7 +390,7 @@ def test_connection_reports_a_refusal_at_accept() -> None:
                 with pytest.raises(RedisUnavailableError, match=refusal):
                     connect(config.Redis(url=url), timeout=5.0, name="test").execute("PING")
         finally:
-            listener.shutdown(socket.SHUT_RDWR)  # or the thread waits forever after a failure
+            listener.shutdown(socket.SHUT_RDWR)  # else the thread waits forever after a failure
             thread.join()
 
 

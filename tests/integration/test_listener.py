@@ -58,7 +58,7 @@ def watched(link: Connection, keys: Keys) -> Watched:
 
 
 def test_worker_that_misses_an_entry_is_woken(watched: Watched) -> None:
-    """The first check finds the worker, the second confirms it."""
+    """The first check finds the worker, and the second check confirms it."""
     for assignment in ASSIGNMENTS:
         watched.wait(assignment)
     assert watched.look() is None

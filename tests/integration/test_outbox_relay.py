@@ -493,7 +493,7 @@ def test_rows_are_deleted_after_a_replica_has_them(
         assert shop.database.backlog(10)[0] == 0
         assert shop.payloads() == [b"1", b"2"]
         stream = shop.store.keys.stream("orders", 0)
-        assert copy.execute("XLEN", stream) == 2  # it confirmed them before the deletion
+        assert copy.execute("XLEN", stream) == 2  # the copy confirmed the rows before the deletion
 
 
 def test_a_crash_of_the_database_brings_no_sent_row_back(server: Server, store: Store) -> None:
@@ -515,7 +515,7 @@ def test_a_crash_of_the_database_brings_no_sent_row_back(server: Server, store: 
             "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
         ).fetchall()
         owner.execute("CHECKPOINT")  # the rows are on the disk
-        os.kill(writer, signal.SIGSTOP)  # and other writes stay in memory
+        os.kill(writer, signal.SIGSTOP)  # other writes stay in memory
         shop.burst(batch=1)
         started.kill()
         started.start()
@@ -532,7 +532,7 @@ def test_standby_relay_takes_over_and_the_old_one_sends_nothing(shop: Shop) -> N
     second._turn()
     assert (first._epoch > 0, second._epoch) == (True, 0)
     shop.send(b"2")
-    shop.store.execute("DEL", shop.store.keys.outbox_lease(NAME))  # it expires
+    shop.store.execute("DEL", shop.store.keys.outbox_lease(NAME))  # the lease expires
     for _ in range(4):
         second._turn()
     assert second._epoch > first._epoch > 0

@@ -174,7 +174,7 @@ def test_an_async_connection_of_psycopg(database: Database, database_url: str) -
 def test_commit_interrupts_the_wait_of_the_relay(application: Any, database: Database) -> None:
     outbox.send(application, "orders", b"x")
     application.commit()
-    database.wait(60)  # it arrived before
+    database.wait(60)  # the notification arrived before the wait
     assert payloads(database) == [b"x"]
 
 

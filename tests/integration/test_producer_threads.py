@@ -43,7 +43,7 @@ def payloads(link: Connection, keys: Keys, topic: str, partitions: int = 2) -> l
 def test_threads_that_share_a_producer_write_each_message_once(
     server: Server, link: Connection, keys: Keys, store: Store
 ) -> None:
-    """A pool of threads sends in all ways with one producer, and no send fails."""
+    """A pool of threads sends in every way with one producer, and no send fails."""
     names = [f"t{number}" for number in range(10)]
     for name in names:
         topics.create(store, name, config.Topic(partitions=2))

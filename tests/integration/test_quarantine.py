@@ -1,4 +1,4 @@
-"""Turns and marks of the quarantine: their owners, and no owner while no message runs."""
+"""Turns and marks of the quarantine: their owners, and their release while no message runs."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def operator(store: Store, chance: random.Random, ending: float, _deploys: Deplo
     while time.monotonic() < ending:
         name = chance.choice(NAMES)
         act = chance.choice([admin.pause, admin.resume, admin.resume, run])
-        with contextlib.suppress(RequestRefusedError):  # it is being moved, or has just changed
+        with contextlib.suppress(RequestRefusedError):  # a move or another change is in progress
             act(store, [name])
         time.sleep(chance.random() * 0.1)
 

@@ -35,7 +35,7 @@ deltalake = pytest.importorskip("deltalake")
 types = pytest.importorskip("pyspark.sql.types")
 writer = pytest.importorskip("streamqd.spark.pipelines.writer")
 
-LIMIT = None  # it takes the limit of its options
+LIMIT = None  # means the limit of the options
 
 
 class Shop:
@@ -105,7 +105,7 @@ def test_batch_after_batch_everything_once(shop: Shop) -> None:
     shop.fill(0, 1, 30)
     shop.fill(1, 1, 10)
     reader = shop.reader(maxOffsetsPerTrigger=16)
-    shop.fill(0, 31, 40)  # after the start, so not part of this run
+    shop.fill(0, 31, 40)  # written after the start, so not part of this run
     count = 0
     while shop.batch(reader):
         count += 1
@@ -220,7 +220,7 @@ def test_archive_reports_its_position_after_a_restore(shop: Shop) -> None:
     with contextlib.closing(archiver):
         assert archiver.run(["access"])[0].archived == {"0": "8-0"}
         deltalake.DeltaTable(str(shop.table.folder)).restore(1)
-        with pytest.raises(SparkError):  # to archive the rest again
+        with pytest.raises(SparkError):  # the run stops and must archive the rest again
             archiver.run(["access"])
         assert shop.link.execute("HGET", trim, "archived") == b"8-0"
         shop.link.execute("HDEL", trim, "archived")

@@ -429,7 +429,7 @@ def test_compact_merges_dead_letters_and_minutes(case: HistoryCase) -> None:
 def test_minutes_are_archived_once_with_their_quantiles(case: HistoryCase) -> None:
     case.minute("web-1", 0, assignment(0, 90, lag=4, oldest_ms=1_500, handled={10: 89, 20: 1}))
     case.minute("web-2", 0, assignment(1, 3))
-    case.minute("web-1", 1)  # nothing happened
+    case.minute("web-1", 1)  # a minute without events
     case.run()
     case.minute("web-1", 2, assignment(0, 7))
     case.run()
@@ -464,7 +464,7 @@ def test_rows_count_for_the_minutes_that_their_entry_covers(case: HistoryCase) -
     ]
     assert found == [
         (0, 5, 5),
-        (MINUTE, 7, None),  # it ends before its minute
+        (MINUTE, 7, None),  # a stop before the minute is complete
         *((2 * MINUTE, 2, None), (3 * MINUTE, 3, None), (4 * MINUTE, 3, 9)),
     ]
     assert [row["covered_seconds"] for row in rows] == [10.0, 20.0, 60.0, 60.0, 60.0]
@@ -474,7 +474,7 @@ def test_rows_have_the_quantiles_of_delays(case: HistoryCase) -> None:
     case.minute(
         "web-1", 0, assignment(0, 100, delays={0: 90, 11: 9, 33: 1}), assignment(1, 1, delays={})
     )
-    case.minute("web-2", 0, assignment(0, 1))  # of an older version
+    case.minute("web-2", 0, assignment(0, 1))  # written by an older version
     case.run()
     rows = {(row["instance"], row["partition"]): row for row in case.rows(HISTORY, FLEET)}
     row = rows["web-1", 0]
@@ -508,7 +508,7 @@ def old_table(case: HistoryCase) -> None:
     """Archive a minute into a table without columns of delays."""
     archive = Archive(case.folder, create=True)
     table = archive.derived_table(FLEET, HISTORY, first_minute_columns())
-    case.minute("web-1", 1, assignment(0, 5))  # after midnight
+    case.minute("web-1", 1, assignment(0, 5))  # the minute after midnight
     assert table is not None
     [entry] = history.read(case.store, FLEET, 0)
     known = first_minute_columns().names

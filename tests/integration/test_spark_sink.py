@@ -277,7 +277,7 @@ def test_partitions_that_were_added_in_between(shop: Shop, monkeypatch: pytest.M
 
 
 def only_decided(shop: Shop, monkeypatch: pytest.MonkeyPatch, parts: list[Any]) -> None:
-    """Let the driver die before it moves a row."""
+    """Make the driver die before it moves a row."""
 
     def dying(*_: object) -> None:
         raise DeadError
@@ -291,7 +291,7 @@ def only_decided(shop: Shop, monkeypatch: pytest.MonkeyPatch, parts: list[Any]) 
 def half_published(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, made: list[Any], *, batch: int = 3
 ) -> None:
-    """Let the driver die after it has decided a batch and moved three rows of each partition."""
+    """Make the driver die after it has decided a batch and moved three rows of each partition."""
     parts = [shop.stage(made, batch=batch)]
     with monkeypatch.context() as patch:
         patch.setattr(staging, "CALLS", 1)
@@ -612,7 +612,7 @@ def test_sink_survives_a_failover_during_the_commit(
 
 
 def test_sink_keeps_the_proof_of_a_published_batch(shop: Shop) -> None:
-    """In a cluster another node has the record, and its replica may lack the end."""
+    """In a cluster, another node has the record, and its replica may lack the batch's end."""
     shop.batch(in_tasks(rows(*LETTERS), 2))
     proofs = shop.staged()
     assert proofs
@@ -627,7 +627,7 @@ def test_sink_keeps_the_proof_of_a_published_batch(shop: Shop) -> None:
 def test_rows_of_a_killed_driver_go_when_the_query_starts(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They go before the end of the batch. Rows of a task of the same run stay."""
+    """They are removed before the batch is finished. Rows of tasks of the same run are kept."""
     monkeypatch.setattr(sink, "_task", Task)
     writer = sink.TopicStreamWriter(shop.options())
     writer.write(iter([batch(value=["killed"])]))

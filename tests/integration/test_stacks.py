@@ -26,7 +26,7 @@ ASSIGNMENT = Assignment("orders", 0, "bill")
 
 @pytest.fixture
 def fleet(store: Store, heartbeat: SendHeartbeat, own: Callable[[int, str], None]) -> Fleet:
-    """A live instance `a`, which owns partition 0 and answers nothing, and partition 1 of `b`."""
+    """A live instance `a`, which owns partition 0 and never answers. `b` owns partition 1."""
     heartbeat("a")
     own(0, "a")
     own(1, "b")

@@ -205,7 +205,7 @@ def test_impossible_moves_are_rejected(
     assert "numbered 0 to 2" in run("move", "orders/7/bill", "a", code=8).stderr
     run("move", "orders/bill", "a", code=2)
 
-    run("move", "orders/1/bill", "full")  # it may keep its assignments
+    run("move", "orders/1/bill", "full")  # a full instance may keep its assignments
     run("move", str(assignment), "a", "-r", "hot")
     assert {u: order.to for u, order in ordered(link, keys).moves.items()} == {
         assignment: "a",

@@ -238,7 +238,7 @@ def test_interrupted_topic_delete_can_be_repeated(
 def test_producers_leave_no_partial_topic_after_a_delete(
     run: Run, at: At, link: Connection, store: Store, keys: Keys, server: Server
 ) -> None:
-    """One producer recreates the whole topic, the other reports that it is gone."""
+    """One producer recreates the whole topic, and the other reports that it is gone."""
     with Producer(server.url) as first, Producer(server.url, create=False) as second:
         for each in (first, second):
             for number in range(3):

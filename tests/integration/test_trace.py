@@ -427,7 +427,6 @@ def test_trace_refuses_a_missing_archive(run: Run, handed_out: Harness, tmp_path
 
 
 def test_trace_writes_nothing(run: Run, handed_out: Harness) -> None:
-    """A trace changes nothing."""
     before = handed_out.dump()
     run("trace", UID)
     assert handed_out.dump() == before

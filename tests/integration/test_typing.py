@@ -31,7 +31,7 @@ from tests.support.verbs import At, Run
 
 ROOT = Path(__file__).parents[2]
 Typed = Callable[..., Terminal]
-pytestmark = pytest.mark.slow  # a process for each command, in a terminal of its own
+pytestmark = pytest.mark.slow  # a process for each command, in its own terminal
 ANSI_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -241,7 +241,7 @@ def test_configured_topic_is_created(
 def test_produce_on_a_terminal_confirms_a_new_topic(
     typed: Typed, store: Store, answer: str, code: int, there: list[str]
 ) -> None:
-    """On a terminal the command asks before it creates a topic."""
+    """On a terminal, the command asks before it creates a topic."""
     asked = "Create topic orders?"
     shown = typed("produce", "orders", "x", until=asked, keys=f"{answer}\n", code=code).raw
     assert "does not exist" in shown

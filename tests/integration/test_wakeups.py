@@ -85,7 +85,7 @@ def test_foreign_reads_interrupt_the_long_poll_once(
             link.execute("EXEC")
             wait_until(waits, what="it waits again")
         unread.append(slot.counter("round_trips") - before)
-        link.execute("CLIENT", "UNBLOCK", waits(), "ERROR")  # like a server that becomes a replica
+        link.execute("CLIENT", "UNBLOCK", waits(), "ERROR")  # as a server that becomes a replica
         wait_until(waits, what="it waits after all")
         harness.add("9-0", "payload", "x", stream=stream)
 

@@ -437,7 +437,7 @@ def test_reclaim_flag_makes_the_worker_claim_idle_entries(bench: Bench):
     bench.start(reclaim_idle="1h")
     wait_until(lambda: bench.slot.reclaim_done == 1, what="it has looked")
     assert bench.runs() == [], "not idle for long enough"
-    # As if an hour had passed: a short time could pass before the worker has looked.
+    # As if an hour had passed, because a short time may pass before the worker checks.
     aged = ("XCLAIM", bench.harness.stream, ASSIGNMENT.group, "legacy", 0, *ids, "IDLE", 3_600_000)
     bench.harness.do(*aged, "JUSTID")
     bench.slot.reclaim_requested = 2

@@ -317,7 +317,7 @@ def test_refused_reads_are_logged_once_and_backed_off(
     def sleep(seconds: float) -> None:
         waits.append(seconds)
         if len(waits) == 6:
-            del worker._step  # type: ignore[attr-defined]  # from now on it can read
+            del worker._step  # type: ignore[attr-defined]  # the worker can read again
             harness.add("1-0")
 
     worker._step = refuse  # type: ignore[assignment, method-assign]
@@ -374,7 +374,7 @@ def test_reclaimed_entries_respect_the_room(harness: Harness, life: Life, slot: 
     most = 0
 
     def sleep(seconds: float) -> None:
-        if seconds:  # it waits for room
+        if seconds:  # the worker waits for room
             life.stop()
             worker.channel.check()
 

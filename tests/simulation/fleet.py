@@ -146,7 +146,7 @@ class Fleet:
         return [each for each in self.instances.values() if each.alive and not each.leaving]
 
     def free(self) -> int:
-        """The number of assignments without a live owner that knows of its lease."""
+        """The number of assignments that no live instance holds with a valid lease."""
         held = sum(
             self.server.fences[assignment].token == mine.token
             and self.server.fences[assignment].until > self.now

@@ -1,7 +1,7 @@
 """One instance, as its supervisor works: exchanges with Redis, and real decisions on the answers.
 
-The policies are called as streamqd/supervisor calls them. A worker is only the time that it needs
-to stop, and a crash if its assignment is poisonous.
+The policies are called as streamqd/supervisor calls them. A worker is simulated by the time that it
+needs to stop, and by a crash if its assignment is poisonous.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.fleet import Fleet
 
 EXCHANGE_SECONDS = 1.0
-CRASH_SECONDS = 0.3  # from the start of a worker of a poisonous assignment to its crash
+CRASH_SECONDS = 0.3  # seconds from the start of a worker with a poisonous assignment to its crash
 CRASH_LOOP, CRASH_COOLDOWN = 5, 20.0
 
 

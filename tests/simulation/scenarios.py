@@ -27,7 +27,7 @@ class Scope:
 
     members: int
     topics: int
-    partitions: int  # of each topic
+    partitions: int  # partitions of each topic
     offered: int
 
     @property

@@ -51,7 +51,7 @@ def main() -> int:
 def _run(soak: Soak) -> bool:
     """Run one soak. Return True if it failed."""
     given = {name: text for name, text in os.environ.items() if text}
-    # A soak on an object store has a result of its own.
+    # A soak on an object store has its own result.
     file = Path(soak.result)
     result = file.with_stem(f"{file.stem}-{given['STORE']}") if "STORE" in given else file
     defaults = {soak.variable: str(soak.amount), "RESULT": str(RESULTS / result)}

@@ -211,7 +211,7 @@ def test_entries_trimmed_before_archiving_are_reported(case: ArchiveCase) -> Non
 
 
 def test_a_task_that_fails_leaves_nothing(case: ArchiveCase) -> None:
-    """The error of a task is reported in its own words, and the files of others stay in staging."""
+    """The error of a task is reported verbatim, and the files of other tasks stay in staging."""
     case.add("access", 0, 4)
     case.run()
     case.add("access", 0, 4)

@@ -211,7 +211,7 @@ def test_compaction_of_a_bucket_changes_no_row(case: BucketCase) -> None:
         case.run()
     [raw, parsed, quarantine], problems = compact(case.settings, case.url)
     assert problems == []
-    assert (raw.rows, raw.files_before, raw.files_after) == (8, 4, 2)  # of the second date
+    assert (raw.rows, raw.files_before, raw.files_after) == (8, 4, 2)  # the second date only
     assert (parsed.rows, quarantine.rows) == (4, 4)
     assert case.archived() == case.ledger
     frame = tables.cold(case.shop.spark, "orders", case.archive.table("orders"))

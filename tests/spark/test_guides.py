@@ -284,7 +284,7 @@ def test_the_guide_to_archives_is_true(typing: Guide) -> None:
 
 
 def test_the_guide_to_other_encodings_is_true(guide: Guide) -> None:
-    """A payload that cannot be decoded has a sentence, and its neighbors have their fields."""
+    """A payload that cannot be decoded gets a reason, and its neighbors get their fields."""
     for package in ("fastavro", "google"):
         skip_without(package)
     avro, protobuf = encoders(guide.home / "data")

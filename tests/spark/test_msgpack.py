@@ -34,7 +34,7 @@ __all__ = ["press"]
 
 
 def both_encodings(payloads: Sequence[bytes | None]) -> list[tuple[bytes, bytes]]:
-    """Return the values of JSON payloads as JSON and as msgpack, without those that have none."""
+    """Return the values of JSON payloads as JSON and as msgpack. Others have no value."""
     found = []
     for payload in payloads:
         if not payload or decode(payload)[1] is not None:

@@ -752,7 +752,7 @@ def test_restored_raw_table_is_reported(press: Press) -> None:
     press.run()
     table = deltalake.DeltaTable(str(Archive(press.folder).folder("orders")))
     table.restore(1)
-    press.run()  # it is archived again, and already parsed
+    press.run()  # the entry is archived again, but is already parsed
     assert press.ids() == [1, 2]
     table.update_incremental()
     table.restore(1)

@@ -173,7 +173,7 @@ def test_options_of_a_tier_may_be_written_in_any_case(
 def test_a_source_is_registered_once(
     shop: Shop, settings: config.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark warns of each further registration. Each table has a source of its own."""
+    """Spark warns of each further registration. Each table has its own source."""
     from pyspark.sql.datasource import DataSourceRegistration
 
     register, made = DataSourceRegistration.register, list[str]()

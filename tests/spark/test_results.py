@@ -75,7 +75,7 @@ def test_rows_of_a_stream_into_a_table_once(
             case.into("even")
     case.shop.fill("orders", 0, 10, 12)
     case.into("even")
-    case.into("even")  # nothing new
+    case.into("even")  # no new rows
     expected = [(f"{each}-0", f"0:{each}-0") for each in (10, 12, 2, 4, 6, 8)]
     assert case.ask("SELECT id, line FROM table_even ORDER BY id") == expected
     table = deltalake.DeltaTable(str(case.archive.folder("even", RESULTS)))
