@@ -12,7 +12,7 @@ from tests.contract.picture import Fields, paired
 
 
 class Both:
-    """A server and its model. Each method is a script and returns the word of the answer."""
+    """A server and its model. Each method runs a script on both and returns its word."""
 
     def __init__(self, harnesses: dict[str, Harness], model: Model) -> None:
         self.harnesses = harnesses

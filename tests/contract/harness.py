@@ -257,7 +257,7 @@ class Harness:
 
 
 class Instant:
-    """A span of the server's clock, in unix ms. Equal to any time inside it."""
+    """A span of the server's clock, in unix ms. It equals any time inside it."""
 
     def __init__(self, first: int, last: int) -> None:
         self.first, self.last = first, last

@@ -10,7 +10,7 @@ from tests.contract.picture import Fields, Group, Picture, order
 
 
 class Model:
-    """The expected picture. Each method is a script and returns the expected word."""
+    """The expected keyspace. Each method models a script and returns its expected word."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.now = Picture({}, {}, {name: Group() for name in names})

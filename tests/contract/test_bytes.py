@@ -203,7 +203,7 @@ def test_freeing_handles_entries_of_mixed_sizes(harness: Harness, large: int) ->
         before = harness.do("MEMORY", "USAGE", harness.stream, "SAMPLES", 0)
         assert harness.link.run(trim_all(harness, limit=10_000)).rest[0]
         freed.append(before - harness.do("MEMORY", "USAGE", harness.stream, "SAMPLES", 0))
-    # The smallest ones: a few of them are as large as a default node.
+    # Even of the smallest entries, a few are as large as a default node.
     assert max(freed) <= (16 << 20) + 2 * large
     assert len(freed) <= 12, "and goes on"
 

@@ -133,7 +133,7 @@ def test_group_reset_with_force_fences_the_owner(busy: Harness) -> None:
     assert "lease" not in busy.state()
     busy.expect("settle_ack", "FENCED", messages.ack(busy.keys, busy.leased("t1"), [b"m:1-0"]))
     busy.expect("lease_renew", "FENCED", leases.renew(busy.keys, busy.leased("t1"), TTL))
-    # The late copy of the call by which it had become the owner does not bring it back.
+    # A late copy of its earlier `lease_acquire` does not make it the owner again.
     late = leases.acquire(busy.keys, busy.leased("t1", 0), TTL, "west-1")
     busy.expect("lease_acquire", "MOVED", late)
     assert busy.own("t2", seen_epoch=epoch) > epoch

@@ -85,7 +85,7 @@ def test_heartbeat_removes_a_dead_predecessor(harness: Harness) -> None:
 
 
 def test_heartbeat_replaces_an_unreadable_description(harness: Harness) -> None:
-    """Each heartbeat writes it again. Without that, others took the member for dead."""
+    """Each heartbeat writes the description again, or others would take the member for dead."""
     for garbage in ("not json", "7", "[]", "{}", '{"nonce":5}', "[" * 5_000):
         present(harness, heartbeat(harness))
         harness.do("HSET", harness.keys.info("default"), "west-1", garbage)

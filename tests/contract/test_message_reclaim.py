@@ -194,7 +194,7 @@ def test_message_reclaim_refuses_another_token(harness: Harness) -> None:
 
 
 def test_message_reclaim_refuses_another_session(harness: Harness) -> None:
-    """A late copy would take entries that no listing finds any more, so they would be stuck."""
+    """A late copy would take entries that no later listing finds, so they would be stuck."""
     harness.groups()
     left_by(harness, "foreign", "1-0")
     own(harness, session="s2")

@@ -99,7 +99,7 @@ def test_publish_estimates_an_unknown_lag(harness: Harness) -> None:
     [waiting] = harness.expect("message_publish", "FULL", publish(harness, "", 20))
     assert 25 <= waiting <= 27
     harness.expect("message_publish", "OK", publish(harness, "", 30))
-    # The new entry makes the others old. A group that has read everything is known again.
+    # The lag of a group that has read everything is known again.
     harness.do("XACK", harness.stream, "hits", *harness.fetch(1000))
     harness.expect("message_publish", "OK", publish(harness, "", 1))
 
@@ -261,7 +261,7 @@ def test_schedule_writes_a_dedup_id_once(harness: Harness) -> None:
     assert harness.expect(
         "message_schedule", "DUPLICATE", schedule(harness, "send-2", "order-1")
     ) == [b"send-1"]
-    # A repetition of the same send gets its due time, not the answer that it was late.
+    # A repetition of the same send gets its due time, not DUPLICATE.
     assert harness.expect("message_schedule", "OK", schedule(harness, "send-1", "order-1")) == due
 
 

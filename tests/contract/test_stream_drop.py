@@ -12,7 +12,7 @@ from tests.contract.harness import Harness
 from tests.contract.scenarios import drop_all, trim_all
 from tests.support.costs import Meter
 
-NODE = 100  # entries of a whole stream node, by the default of the servers
+NODE = 100  # entries in a full stream node by default
 
 
 def dropped(harness: Harness, **changed: object) -> Dropped:

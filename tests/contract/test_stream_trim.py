@@ -12,7 +12,7 @@ from streamqd.store.scripts import Reply
 from tests.contract.harness import Harness
 from tests.contract.scenarios import trim_all
 
-NODE = 100  # entries of a whole stream node, by the default of the servers
+NODE = 100  # entries in a full stream node by default
 
 
 def answered(harness: Harness, **changed: object) -> Trimmed:
@@ -227,7 +227,7 @@ def test_stream_trim_accepts_an_empty_partition(harness: Harness, expected: list
 
 
 def test_stream_trim_of_a_retry_stream_writes_no_record(harness: Harness) -> None:
-    """With its ids in the record of the partition, a lost group would skip messages."""
+    """With retry ids in the record of the partition, a lost group would skip messages."""
     harness.groups()
     fill(harness, 3, acked=2, stream=harness.retry)
     before = harness.state()

@@ -142,7 +142,7 @@ def scenario_of(
 
 
 def sent_by_hand(context: ScenarioContext) -> None:
-    """Each attempt that reached Redis sent a message, with the time of its own run."""
+    """Check that each attempt that reached Redis sent a message with its own time."""
     streams = [context.keys.stream("idle", number) for number in range(PARTITIONS)]
     assert sum(context.link.execute("XLEN", each) for each in streams) in (1, 2)
     context.link.execute("DEL", *streams)

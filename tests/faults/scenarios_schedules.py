@@ -45,7 +45,7 @@ def schedules_of_an_instance(context: ScenarioContext) -> None:
             until_done(Firer(shaky, set, lambda _outcome: None).turn)
     assert store.execute("XLEN", stream) == 1
     assert not store.execute("EXISTS", keys.stream(ASSIGNMENT.topic, 0))
-    # A time, and the time of the declaring release, which a move may forget.
+    # Two times are not compared. A move may forget that of the declaring release.
     store.execute("HDEL", keys.schedules_last(ASSIGNMENT.topic, number), f"{YEARLY.name}:late")
     store.execute("HDEL", keys.schedules(ASSIGNMENT.topic, number), f"{YEARLY.name}:since")
     link.close()

@@ -69,7 +69,7 @@ def seed(harness: Harness, book: Ledger) -> None:
     )
     for entry_id in [*inherited[1:], "6-0", "7-0", *fresh, "500-0", "501-0", LAST]:
         book.sent(_uid(entry_id), "")
-    # Taken over without a release: the pending entries run alone, each under a mark.
+    # The assignment was not released, so the pending entries run alone, each under a mark.
     epoch = int(harness.do("HGET", harness.fence, "epoch"))
     harness.do("DEL", harness.lease)
     assert (
@@ -110,7 +110,7 @@ def play(context: ScenarioContext, **consumer: Any) -> None:
         life.run(life.worker("t1", reclaim_idle=0.0, **consumer), work)
         sender.join()
         link_again.close()
-        # Entries that the worker could not acknowledge any more are in its slot.
+        # Entries that the worker could no longer acknowledge are in its slot.
         done = slot.batch().done
         harness.link.run(
             leases.refence(harness.keys, Lease(ASSIGNMENT, "t1"), "t2", TTL, None, b"", done)
@@ -141,7 +141,7 @@ def _hurried() -> Iterator[None]:
 
 
 def one_at_a_time(context: ScenarioContext) -> None:
-    """The worker of most consumers."""
+    """A worker with the settings of most consumers."""
     play(context)
 
 

@@ -51,7 +51,7 @@ ANOTHER_TIME = {
     # A relay publishes when it was last seen, and takes its outbox under another epoch.
     *(scenarios.outbox_renew, scenarios.outbox_renew_late, scenarios.outbox_acquire),
 }
-# As its contract states. A producer never repeats it after an unknown outcome.
+# Its contract allows this: no producer repeats the call after an unknown outcome.
 WRITES_AGAIN = {scenarios.message_append}
 
 

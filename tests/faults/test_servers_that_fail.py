@@ -144,7 +144,7 @@ def test_a_paused_server_moves_none_of_many_partitions(make: Make, fresh_server:
         first.wait_settled(40.0)
         assert first.epochs() == epochs
         assert_nothing_moved(marks)
-        # The renewals of an instance travel together. If that packet lay in the server's socket,
+        # An instance sends its renewals together. If that packet was in the server's socket,
         # it was executed after the pause and its answer was lost: then no renewal is late.
         late = sum(len(daemon.events("lease.renewed_late", mark)) for daemon, mark in marks.items())
         print(f"told to be renewed late: {late} of 32 leases")

@@ -20,9 +20,9 @@ from tests.support.waiting import wait_until
 
 Make = Callable[..., Daemon]
 ENDLESS = "while true do end"
-# A loading server looks at its clients once per two mebibytes.
+# A loading server serves its clients once per 2 MiB.
 FILLER = "for n = 1, 400 do redis.call('SETRANGE', 'filler:' .. n, 200000, 'x') end"
-MANY = 400  # refused calls of an instance in three TTLs: more would be a busy loop
+MANY = 400  # most refused calls of an instance in three TTLs: more would be a busy loop
 
 
 class Refusal:

@@ -172,7 +172,7 @@ def _number(value: float) -> str:
 DAY = 86_400.0
 FEW, MANY = 100, 10_000  # nothing may cost more with many than with few
 
-# Written by the server itself, for speed: there are ten thousand of each kind.
+# The server itself writes them, for speed: there are ten thousand of each kind.
 _STREAM = "for i = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'payload', ARGV[2]) end"
 _LETTERS = """local time, id = redis.call('TIME'), '*'
 local old = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[3])

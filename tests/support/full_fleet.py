@@ -29,7 +29,7 @@ VISITS = 3  # visits of each page
 EVENTS = 10  # events of a live page while the commands are counted
 SLOW_MS = 50
 PAINT_MS = 1_000
-COMMANDS_MAX = 3_000  # most commands of a page, whose budget is 10,000 entries of any number
+COMMANDS_MAX = 3_000  # most commands of a page, which examines at most 10,000 entries
 CAUSES = 40
 BODY = json.dumps({"customer": 4711, "items": ["a", "b"], "note": "x" * 60})
 # Milliseconds since the start of the navigation. The entry may come after the load event.

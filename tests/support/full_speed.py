@@ -26,7 +26,7 @@ LEAST = 0.25
 STEADY_SECONDS = 3.0  # seconds of full speed after which a fault is over
 PATIENCE_SECONDS = 25.0
 
-# Starts a daemon with as many partitions, on a server of its own.
+# Starts a daemon with this number of partitions, on its own server.
 Control = Callable[[int], AbstractContextManager[Daemon]]
 
 CODE = f"""

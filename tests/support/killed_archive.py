@@ -23,7 +23,7 @@ POINTS: dict[str, tuple[type, str, bool]] = {
     "committed": (ArchiveTable, "append", False),
     "told": (Archiver, "advance", False),
 }
-# Of a run that has dead letters or minutes of the history, and no entries.
+# Points of a run that archives dead letters or minutes of the history, but no entries.
 LETTER_POINTS: dict[str, tuple[type, str, bool]] = {
     name: POINTS[name] for name in ("written", "settled", "committed")
 } | {"told_dead": (Archiver, "advance_dead", False)}

@@ -415,7 +415,7 @@ class _Pair:
         if fault is Fault.HOLD_REPLY and trigger is not None:
             trigger.let_go.wait()
         if fault is Fault.CUT_AFTER:
-            # Before the reply, because the client may send its next command before the reset.
+            # Set before the reply, because the client may send its next command before the reset.
             self.abandoned = True
         self._to_client(trigger.forged if trigger and trigger.forged else raw)
         if fault is Fault.CUT_AFTER:

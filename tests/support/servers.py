@@ -40,7 +40,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
-# The servers started here. To get those of one test, clear it first.
+# The servers started here. To get the servers of one test, clear the set first.
 started: set[Path] = set()
 
 

@@ -138,7 +138,7 @@ def prepare(folder: Path) -> None:
         )
         made.rename(SYSTEM)
     wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation"]
-    # redis-py needs the second with Debian's Python, 3.11.2, but not with 3.11.3.
+    # redis-py needs async-timeout with Debian's Python 3.11.2, but not from 3.11.3 on.
     wanted = [f"{ROOT}[embedded]", "async-timeout"]
     subprocess.run([*wheel, "--wheel-dir", folder / "wheels", *wanted], check=True)
     shutil.copytree(ROOT / "systemd", folder / "units")  # resolves the links

@@ -156,7 +156,7 @@ class Terminal:
         except OSError:  # the other end is closed
             return False
         self._unread += raw
-        # A character or a sequence may be cut in two: its first part waits for the rest.
+        # A read may end within a character or a sequence, whose first part waits for the rest.
         text = self._unread.decode("utf-8", "ignore")
         begun = text.rfind("\x1b")
         whole = text if begun < 0 or _SEQUENCE.match(text, begun) else text[:begun]

@@ -41,7 +41,7 @@ def expired(folder: Path) -> Path:
     """Make an expired certificate for the server's key; return its path."""
     openssl = shutil.which("openssl")
     assert openssl is not None
-    # `x509` has one of two options: from 3.4 on, dates, and no number of days below 1.
+    # From 3.4 on, `x509` takes dates and no number of days below 1. Older versions take no dates.
     known = subprocess.run([openssl, "x509", "-help"], check=True, capture_output=True, text=True)
     dates = "-not_before 20200101000000Z -not_after 20200102000000Z"
     ended = dates if "-not_after" in known.stdout + known.stderr else "-days -1"

@@ -383,7 +383,7 @@ def test_assignments_owned_elsewhere_count_as_immovable(fleet: Fleet, elsewhere:
     members = [replace(each, cap=0) for each in members]
     elsewhere = elsewhere[: len(members)]
     told = [replace(m, elsewhere=n) for m, n in zip(members, elsewhere, strict=True)]
-    # The same with assignments that no other member offers, sorted after all others.
+    # The same holds with assignments that no other member offers, sorted after all others.
     shown = [replace(m, offers=m.offers | {("~", m.id)}) for m in members]
     hidden = [
         Assignment("~", number, each.id)
@@ -472,7 +472,7 @@ def test_assignment_of_a_large_fleet_is_fast(kind: str) -> None:
     ]
     before = assign(members, assignments, {})
     assert len(before) == 10_000
-    # After the loss of a tenth of the fleet, and of nearly the whole fleet.
+    # Lose a tenth of the fleet, then nearly the whole fleet.
     for owners in (before, dict.fromkeys(assignments, "m000")):
         started = time.process_time()
         now = assign(members[50:] if owners is before else members, assignments, owners)

@@ -855,7 +855,7 @@ LONG = "u" * 300
 def test_no_password_of_a_url_is_shown_or_passed_on(
     url: str, shown: str, scrubbed: str, place: Place
 ) -> None:
-    """A space or a long user name hid the password from the check and from masking."""
+    """A space or a long user name does not hide the password from the check and from masking."""
     assert secrets.has_password(url)
     settings = dataclasses.replace(config.Settings(), redis=config.Redis(url=url))
     assert config.as_document(settings)["redis"]["url"] == shown

@@ -186,7 +186,7 @@ def test_code_writable_by_all_users_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
-    # Declarations of other test modules must stay out.
+    # Declarations of other test modules must not appear here.
     monkeypatch.setattr("streamqd.handlers.probing.declared", [])
     module = tmp_path / "opened.py"
     module.write_text("def handle(msg): ...\n")

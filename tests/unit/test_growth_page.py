@@ -60,7 +60,7 @@ def words(text: str) -> str:
 
 
 def test_cost_by_partitions_omits_runs_with_more_groups() -> None:
-    """255 more assignments cost 51 ms."""
+    """The figures come from runs with one group: 255 more assignments cost 51 ms."""
     text = words(growth_page.text(RESULTS))
 
     assert "partitions**, from 1 to 256 assignments. Idle, streamqd uses 10.0 to 61.0 ms/s" in text

@@ -272,7 +272,7 @@ def test_histograms_merge_partitions_and_are_cumulative(
 def test_histogram_of_delays_has_bounds_of_its_own(view: MetricsView, slot: WorkerSlot) -> None:
     slot.delay_histogram[0] = 4
     slot.delay_histogram[20] = 2
-    slot.delay_histogram[34] = 2_500  # ms
+    slot.delay_histogram[34] = 2_500  # sum of the delays in ms
     buckets = scrape(view)["streamqd_delay_seconds_bucket"]
     by_bound = {float(dict(labels)["le"]): count for labels, count in buckets.items()}
     assert by_bound[DELAY_BUCKETS[0]] == by_bound[DELAY_BUCKETS[19]] == 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamqd.policy.partitioning import crc32_partition, round_robin_partition
 
 # CRC-32/ISO-HDLC, the CRC of zlib, gzip and PNG. "123456789" is the check value of the catalogue
-# of parametrised CRC algorithms. The others are published with the algorithm's descriptions.
+# of parametrized CRC algorithms. The others are published with the algorithm's descriptions.
 PUBLISHED = {
     b"": 0x00000000,
     b"123456789": 0xCBF43926,
@@ -24,7 +24,7 @@ PUBLISHED = {
 
 
 def bitwise_crc32(data: bytes) -> int:
-    """The definition: reflected polynomial 0xEDB88320, bit by bit."""
+    """Compute the CRC by its definition: reflected polynomial 0xEDB88320, bit by bit."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte

@@ -130,7 +130,7 @@ def test_parent_reads_the_batch_of_a_killed_child(slot: WorkerSlot):
 
 
 def test_a_batch_that_was_being_written_counts_as_empty(slot: WorkerSlot):
-    """Its first half may combine new places with old states, which would charge a wrong message."""
+    """Half a batch may combine new places with old states, which would charge a wrong message."""
     slot.post_batch(PLACES)
     slot.states[0] = RUNNING
 

@@ -51,7 +51,7 @@ _LISTS = {
     *("XRANGE", "XREVRANGE", "XPENDING", "LRANGE", "SORT"),
     *("HGETALL", "HKEYS", "HVALS", "SMEMBERS", "SUNION", "SINTER", "SDIFF", "KEYS"),
 }
-# Commands without a bound in their arguments, and the reason for their bound.
+# Commands whose arguments have no bound, and the reason why they are bounded.
 BOUNDED_OTHERWISE = {
     "'HKEYS', attempts": "only of a hash with at most SMALL fields",
     "'HGETALL', control": "the orders of a fleet: a field for each kind and instance",
@@ -324,7 +324,7 @@ def test_two_reads_fit_into_a_worker_s_table() -> None:
     """A read brings up to `prefetch_max` of each stream while as many run."""
     lanes = largest("concurrency")
     assert 2 * largest("prefetch_max") + lanes <= entries_of(lanes) == ENTRIES_MAX
-    # One read, the unsettled entries of the previous read, and held messages that are due.
+    # The table holds one read, unsettled entries of the previous one, and held messages.
     assert 3 * largest("prefetch_max") + serial.DUE_MAX <= entries_of(1)
 
 

@@ -47,7 +47,7 @@ def test_plan_splits_the_limit_by_backlog() -> None:
         (10, [None]),
     ]
     assert reached(planned[0], (30, 0), 30) == Position((30, 0), 30)
-    # Overtaken by trimming, the batch continues at the end, where the count is known.
+    # Trimming overtook the batch, which continues at the end, where the count is known.
     assert reached(planned[0], (300, 0), 250) == Position((300, 0), 300)
 
 

@@ -152,7 +152,7 @@ def test_skew_names_the_key_or_the_number_of_partitions() -> None:
             " keys, such as user-7/orders"
         )
     ]
-    # Eight keys that share one of two partitions. Four partitions would separate them.
+    # Eight keys share one of two partitions. Four partitions would separate them.
     many = [{"key": "k", "crc32": each % 2 * 2, "entries": 100, "keys": 8} for each in range(8)]
     uneven = judge_status(living(GROUP), [topic("orders", 900, 200, keys=many)])["findings"]
     assert [(each["text"], each["command"]) for each in uneven] == [

@@ -170,7 +170,7 @@ def test_typed_payloads_and_batches() -> None:
     def typed(order: Order, msg: Message) -> None:
         assert (order.number, msg.json()) == (7, {"number": 7})
 
-    # Resolved here because the class is local and annotations of this module are strings.
+    # Annotations are strings in this module, and the class is local, so resolve them here.
     typed.__annotations__ |= {"order": Order, "msg": Message}
     assert run(typed, {"number": 7}).verdict == "ack"
     assert run(typed, {"number": "7"}).reason == "undecodable"

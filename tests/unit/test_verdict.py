@@ -175,7 +175,7 @@ def test_half_open_connection_after_an_outage_costs_the_lease(
 
 
 def test_cause_explains_one_duplicate_per_process(story: Story):
-    """The scoreboard shows the finished runs of a dead process. Only the running one repeats."""
+    """The scoreboard shows the finished runs of a dead process. Only a running message repeats."""
     for number, at in ((1, 1.0), (2, 1.2)):
         story.send(number)
         story.run(number, at=at, end="end" if number == 1 else "")
@@ -349,7 +349,7 @@ def test_only_a_later_owner_repeats_pending_messages(story: Story, kind: str):
 def test_a_failure_waits_only_for_a_quick_run(
     story: Story, kind: str, took: float, *, explained: bool
 ):
-    """A failure is set aside together with the next one, unless it took long itself."""
+    """A failure may be set aside together with the next one, unless its own run was slow."""
     for number, end in ((1, "raise"), (2, "")):
         story.send(number, "fail 1")
         story.run(number, at=1.0 + number / 100, end=end, took=took)
@@ -557,7 +557,7 @@ def test_epochs_and_order_are_kept(story: Story, breaking: Break, word: str):
 
 @pytest.mark.parametrize("how", ["raise", None])
 def test_a_failure_that_repeats_may_follow_a_suspect(story: Story, how: str | None):
-    """The process dies while 2 runs, before the failure of 1 is written. Then 2 runs first."""
+    """The process dies in message 2, before the failure of 1 is written. Then 2 runs first."""
     story.send(1, "fail 1")
     story.send(2)
     story.run(1, at=1.0, end=how)
