@@ -608,7 +608,7 @@ def stream_step(harness: Harness) -> Call:
 
 
 def staged(harness: Harness) -> None:
-    """Two rows of a task."""
+    """Stage two rows of a task."""
     key = harness.keys.staged(*harness.assignment[:2], "q", "a")
     harness.do("XADD", key, "0-1", "payload", "1")
     harness.do("XADD", key, "0-2", "payload", "2")

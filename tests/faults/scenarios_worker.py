@@ -141,12 +141,12 @@ def _hurried() -> Iterator[None]:
 
 
 def one_at_a_time(context: ScenarioContext) -> None:
-    """A worker with the settings of most consumers."""
+    """Play the life of a worker with the settings of most consumers."""
     play(context)
 
 
 def several_at_once(context: ScenarioContext) -> None:
-    """A worker with threads, which settles in any order."""
+    """Play the life of a worker with threads, which settles in any order."""
     play(context, concurrency=3, order="none")
 
 

@@ -48,7 +48,7 @@ def control(
 
 @contextmanager
 def working(make: Make, control: Control, **given: Any) -> Iterator[tuple[Daemon, Load]]:
-    """One daemon with a backlog, at full speed."""
+    """Run one daemon with a backlog, at full speed."""
     made = make(code=CODE, consumer=CONSUMER, daemon=OPTIONS, **given)
     with made:
         yield made, Load(made, control)
@@ -57,7 +57,7 @@ def working(make: Make, control: Control, **given: Any) -> Iterator[tuple[Daemon
 
 @contextmanager
 def two_working(make: Make, control: Control) -> Iterator[tuple[Daemon, Daemon, Load]]:
-    """Two daemons with a partition each, at full speed."""
+    """Run two daemons with a partition each, at full speed."""
     given = {"partitions": 2, "code": CODE, "consumer": CONSUMER, "daemon": OPTIONS}
     first, second = make(name="a", **given), make(name="b", **given)
     with first, second:

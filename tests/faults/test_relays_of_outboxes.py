@@ -25,7 +25,7 @@ FAULTS_AT = (0.2, 0.5, 0.8)  # shares of the transactions
 
 @pytest.fixture
 def database() -> Iterator[Any]:
-    """A server of PostgreSQL of this test."""
+    """Yield a PostgreSQL server for this test."""
     started = servers.needed(databases.start, "postgresql")
     yield started
     started.close()
@@ -33,7 +33,7 @@ def database() -> Iterator[Any]:
 
 @pytest.fixture
 def site(fresh_server: ProcessServer, database: Any, tmp_path: Path) -> Iterator[OutboxSite]:
-    """An outbox with two relays, one of which stands by."""
+    """Yield an outbox with two relays, one of them on standby."""
     link = connect(fresh_server.settings, timeout=60.0, name="test:outbox")
     with contextlib.closing(link):
         made = OutboxSite(tmp_path, fresh_server.url, Store(link, Keys()), database, batch=20)

@@ -53,7 +53,7 @@ class Place:
         return raised.value.problems
 
     def problem(self, text: str = "", *args: Any, **kwargs: Any) -> str:
-        """The only problem."""
+        """Return the only problem."""
         (found,) = self.problems(text, *args, **kwargs)
         return found
 

@@ -21,7 +21,7 @@ EACH = 5  # messages in each partition
 
 @pytest.fixture
 def tally(tmp_path: Path) -> DemoTally:
-    """A successful run: per partition, each group has handled 4 messages and dead-lettered 1."""
+    """Return a successful run: per partition and group, 4 messages handled, 1 dead-lettered."""
     folder = Folder(tmp_path)
     for group in GROUPS:
         for partition in PARTITIONS:

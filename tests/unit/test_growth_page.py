@@ -55,7 +55,7 @@ RESULTS: dict[str, Any] = {
 
 
 def words(text: str) -> str:
-    """A text on one line."""
+    """Return a text on one line."""
     return " ".join(text.split())
 
 

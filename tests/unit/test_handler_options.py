@@ -31,7 +31,7 @@ OF_KIND = {
 
 
 def members(annotation: Any) -> set[Any]:
-    """The types of a union, without their arguments and without None."""
+    """Return the types of a union, without their arguments and without None."""
     parts = get_args(annotation) if get_origin(annotation) is not Literal else ()
     found = {get_origin(each) or each for each in parts or (annotation,)}
     return found - {type(None)}

@@ -34,7 +34,7 @@ Write = Callable[[str, str], None]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder for modules, whose imports are forgotten after the test."""
+    """Yield a folder for modules, and forget their imports after the test."""
     before, path = set(sys.modules), sys.path[:]
     yield tmp_path
     sys.path[:] = path

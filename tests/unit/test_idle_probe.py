@@ -18,7 +18,7 @@ SOON = 0.02  # seconds of silence until the first probe
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Both sockets of a connection."""
+    """Yield both sockets of a connection."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield ours, theirs

@@ -10,7 +10,7 @@ from streamqd.store.keys import Keys
 
 
 def _sample(pattern: str) -> str:
-    """A key as the contract of a script describes it, with names for its letters."""
+    """Return a key as script headers describe it, with a name for each of its letters."""
     samples = {"{T:p:i}": "{access:p:3}", "{T}": "{access}", "{fleet}": "{default}"}
     for letter, name in samples.items():
         pattern = pattern.replace(letter, name)

@@ -79,7 +79,7 @@ number: int = AsyncProducer().send("orders", b"x")
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
-    """The lines with errors of both modules, from one run of the checker."""
+    """Return the lines with errors of both modules, from one run of the checker."""
     folder = tmp_path_factory.mktemp("users")
     return lines_with_errors(folder, {"good.py": GOOD, "wrong.py": WRONG})
 
