@@ -83,7 +83,7 @@ def rows(project: Project) -> list[tuple[str, bytes, int | None]]:
 
 
 def offer_outbox(worker: Daemon, url: str) -> None:
-    """Let the daemon move the rows of a database to Redis."""
+    """Make the daemon move the rows of a database to Redis."""
     worker.write_config(outboxes=[{"name": "shop", "database": url}])
 
 

@@ -188,7 +188,7 @@ def append_only_files(server: ProcessServer) -> list[Path]:
     return found
 
 
-# --- with the server ------------------------------------------------------------------------------
+# --- host and server lost together ----------------------------------------------------------------
 
 
 @pytest.mark.fault("F7", "F14")

@@ -396,7 +396,7 @@ def test_schedules_with_sentinel_survive_the_master(binary: Path, tmp_path: Path
             assert daemon.stop() == 0
 
 
-# --- many -----------------------------------------------------------------------------------------
+# --- many schedules -------------------------------------------------------------------------------
 
 MANY = 10_000
 LEAD_MS = 15_000  # from the declaration to the due time, on a machine that is not loaded

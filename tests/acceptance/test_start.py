@@ -277,7 +277,7 @@ def test_an_embedded_server_in_use_is_exit_code_5(new_daemon: NewDaemon, tmp_pat
         assert first.stop() == 0
 
 
-# --- a backlog ----------------------------------------------------------------------------------
+# --- backlog --------------------------------------------------------------------------------------
 
 
 SLOW_BIRTH = """

@@ -90,7 +90,7 @@ def users_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def console(fleet: Daemon, users_file: Path) -> Iterator[ConsoleProcess]:
-    """A console of this module, in which the persons of `users_file` log in."""
+    """A console of this module, in which the people of `users_file` log in."""
     with ConsoleProcess(fleet.config_path, "--users", str(users_file)) as started:
         yield started
 
@@ -105,7 +105,7 @@ def new_console() -> Iterator[Callable[..., ConsoleProcess]]:
 
 
 def log_in(context: Any, console: ConsoleProcess, name: str) -> None:
-    """Log a person of `users_file` in, in a context of the browser."""
+    """Log in a person of `users_file`, in a context of the browser."""
     answer = context.request.post(
         f"{console.url}login",
         form={"name": name, "password": PASSWORD},

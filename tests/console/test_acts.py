@@ -54,7 +54,7 @@ class Busy:
     """A fleet with a retry, a dead letter and a delayed send of each group, and its console.
 
     `failed` is the uid of the message that waits for its retry, `job` the id of a started job,
-    `users` the file of its persons.
+    `users` its users file.
     """
 
     daemon: Daemon

@@ -1,4 +1,4 @@
-"""Bodies as persons see them: exact, masked or hidden."""
+"""Bodies as shown to people: exact, masked or hidden."""
 
 from __future__ import annotations
 

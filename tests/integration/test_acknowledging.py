@@ -42,7 +42,7 @@ def test_finished_runs_are_settled_before_the_next_if_due(
 
 
 def many(messages: list[Message]) -> None:
-    """A handler of batches that does the same as `handle` of a life."""
+    """A batch handler that does the same as `handle` of a life."""
     for message in messages:
         lives.handle(message)
 

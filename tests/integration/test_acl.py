@@ -338,7 +338,7 @@ def test_a_limit_of_the_backlog_needs_no_more(
             producer.send(topic, b"b", partition=0)
 
 
-# --- what each can do at worst: the table of docs/SECURITY.md -------------------------------------
+# --- the worst effects of each user: the table of docs/SECURITY.md --------------------------------
 
 STREAM = "stream:topic:{access:p:0}"
 META = "streaming:mq:topic:{access}:meta"

@@ -53,7 +53,7 @@ _sizes: list[int] = []
 
 
 def take(batch: list[Message]) -> None:
-    """A handler of batches."""
+    """A batch handler."""
     _sizes.append(len(batch))
 
 

@@ -54,7 +54,7 @@ _calls: list[int] = []
 
 
 def take(messages: list[Message]) -> None:
-    """A handler of batches."""
+    """A batch handler."""
     _calls.append(len(messages))
 
 
@@ -78,7 +78,7 @@ def ours(server: Server, meter: Meter) -> Iterator[Connection]:
     link.close()
 
 
-# --- many at once, and batches --------------------------------------------------------------------
+# --- concurrency and batches ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("handler", ["coroutine", "thread"])

@@ -116,7 +116,7 @@ def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-# --- life -----------------------------------------------------------------------------------------
+# --- start and stop -------------------------------------------------------------------------------
 
 
 def test_embedded_server_starts_and_stops(make: Make, state_dir: Path) -> None:

@@ -142,7 +142,7 @@ def test_large_log_is_set_aside(state_dir: Path, idle: EmbeddedServer) -> None:
     assert b"xxx" not in idle.log_path.read_bytes()
 
 
-# --- which program, which address -----------------------------------------------------------------
+# --- program and address --------------------------------------------------------------------------
 
 
 def test_embedded_server_without_a_program_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

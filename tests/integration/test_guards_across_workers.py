@@ -191,7 +191,7 @@ def test_messages_dead_lettered_without_a_run_are_a_flood_too(
     assert slot.counter("dead_lettered") == (10 if kind is SEVERAL else 5)
 
 
-# --- the policy comes first -----------------------------------------------------------------------
+# --- precedence of the policy ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

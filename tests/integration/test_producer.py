@@ -459,7 +459,7 @@ def test_refused_connection_is_a_known_failure(proxy, link, keys, monkeypatch):
     assert len(entries(link, keys, "access")) == 1
 
 
-# --- many -----------------------------------------------------------------------------------------
+# --- many messages --------------------------------------------------------------------------------
 
 
 def test_many_messages_keep_their_order_and_get_their_ids(producer, link, keys):

@@ -113,7 +113,7 @@ def test_failing_item_keeps_the_chunk_in_progress(producer, link, keys):
     in_step(producer, link, keys)
 
 
-# --- an answer that does not come -----------------------------------------------------------------
+# --- missing answers ------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("F13")
@@ -165,7 +165,7 @@ def test_send_many_with_dedup_ids_continues_after_a_lost_reply(proxy, link, keys
     assert payloads(link, keys)[1:] == texts(3 * CHUNK)
 
 
-# --- an error in the middle -----------------------------------------------------------------------
+# --- errors between two chunks --------------------------------------------------------------------
 
 
 def _no_memory(link: Connection) -> Callable[[], object]:

@@ -42,7 +42,7 @@ NO_MESSAGE = b"m:0-0"
 
 
 def many(messages: list[Message]) -> None:
-    """A handler of batches that does the same as `handle` of a life."""
+    """A batch handler that does the same as `handle` of a life."""
     for message in messages:
         lives.handle(message)
 
@@ -189,7 +189,7 @@ def test_exiting_worker_gives_its_turn_back_first(
     os.close(holder)
 
 
-# --- while nothing runs ---------------------------------------------------------------------------
+# --- no running message ---------------------------------------------------------------------------
 
 
 def held_by_rate(slot: WorkerSlot, _life: Life) -> None:
@@ -418,7 +418,7 @@ def test_held_member_leaves_mark_and_turn_to_running_members(
     assert seen == [(b"m:1-0 m:4-0", False)]
 
 
-# --- whose turn it is -----------------------------------------------------------------------------
+# --- the owner of a turn --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

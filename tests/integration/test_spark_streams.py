@@ -265,7 +265,7 @@ def test_a_lost_connection_is_opened_again(shop: Shop, link: Connection) -> None
     assert len(first) + sum(map(len, found)) == 100
 
 
-# --- trimmed under us -----------------------------------------------------------------------------
+# --- trimming during a read -----------------------------------------------------------------------
 
 
 def test_reader_counts_entries_trimmed_before_planning(

@@ -104,7 +104,7 @@ _takers: list[Any] = []
 
 
 def take(batch: list[Message]) -> None:
-    """A handler of batches."""
+    """A batch handler."""
     _takers[-1](batch)
 
 

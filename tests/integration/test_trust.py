@@ -24,7 +24,7 @@ LONG_AGO = 1  # nanoseconds since the machine was started
 
 
 def many(messages: list[Message]) -> None:
-    """A handler of batches that does the same as `handle` of a life."""
+    """A batch handler that does the same as `handle` of a life."""
     for message in messages:
         lives.handle(message)
 

@@ -82,7 +82,7 @@ def begin(
 ) -> None:
     """Start a new fleet. Each scenario for a running fleet gets its own copy."""
     fleet = new(scope, seed)
-    gc.freeze()  # spare the garbage collector the objects that live as long as the fleet
+    gc.freeze()  # exclude the fleet's permanent objects from garbage collection
     gc.set_threshold(100_000)
     happen(fleet, [name], results)
     if name not in ALONE:

@@ -173,7 +173,7 @@ class Fleet:
         return len(self.server.acquired), self.shed, self.server.released
 
     def picture(self) -> dict[str, Any]:
-        """Return the state of the fleet for the message of a failure."""
+        """Return the state of the fleet for a failure message."""
         loads = self.loads()
         return {
             "now": round(self.now, 1),

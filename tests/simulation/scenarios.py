@@ -13,11 +13,11 @@ from streamqd.policy.rebalance import ACQUIRES_AT_ONCE, ACQUIRES_PER_SECOND
 from tests.simulation.fleet import Fleet
 from tests.simulation.instance import CRASH_COOLDOWN
 
-START_SECONDS = 2.0  # between the first and the last of instances that start together
-# In a large fleet whose offers overlap partly, the last assignments find their place one by one,
+START_SECONDS = 2.0  # seconds between the first and the last of instances that start together
+# In a large fleet with partly overlapping offers, the last assignments are placed one by one,
 # each after rebalance_delay and rebalance_hold: 80 s with 60 instances, 110 s with 250.
 EVEN_LIVES = 20
-REST_HEARTBEATS = 6  # longer than the sum of rebalance_delay and rebalance_hold
+REST_HEARTBEATS = 6  # heartbeats; longer than rebalance_delay plus rebalance_hold
 Figures = dict[str, Any]
 
 

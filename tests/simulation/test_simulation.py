@@ -53,7 +53,7 @@ def test_a_cold_start_causes_no_stampede(seed: int) -> None:
     # About one request per free partition, although many instances could take it.
     asked = fleet.server.calls["acquire"]
     assert asked <= figures["acquired"] + len(fleet.instances) * len(SMALL.assignments) / 10
-    # A third is in its final place from the start. If the first took all, 190 of 200 would move.
+    # A third is in its final place from the start. If one instance took all, 190 of 200 would move.
     assert figures["handed_over"] <= 140
     # The number of wake-ups after hand-overs is bounded for the whole fleet.
     most = 1.5 * heartbeats.WOKEN_PER_SECOND + len(fleet.instances) / fleet.heartbeat

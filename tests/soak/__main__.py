@@ -39,7 +39,7 @@ SOAKS = {
 
 
 def main() -> int:
-    """Run the named soaks, also after a failure. Return the number that failed."""
+    """Run the named soaks, even after a failure. Return the number that failed."""
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     parser.add_argument("name", nargs="*", metavar="NAME", help=f"of {', '.join(SOAKS)}")
     names = parser.parse_args().name or [*SOAKS]

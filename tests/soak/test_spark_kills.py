@@ -126,7 +126,7 @@ class Soak:
         self.most = max(4_000, 8 * left // (5 * max(1, runs)))  # `add` writes 5/8 on average
 
     def complete(self) -> None:
-        """Add the rows that are left to ROWS."""
+        """Add the rows that are missing to reach ROWS."""
         self.producers[0].write(ROWS - self.producers[0].written)
 
     def trim(self) -> None:
@@ -203,7 +203,7 @@ class Soak:
             assert running.wait(PATIENCE) == 0, said(self.folder)
 
     def kill(self, work: str, kind: str) -> Kill | None:
-        """Run the pipeline and kill it. Return None if it was done before."""
+        """Run the pipeline and kill it. Return None if it finished first."""
         number, cores, master = self.master(work, kind)
         command = [*self.command(work), *master]
         killed = self._at_a_point(command) if kind == "point" else self._struck(work, kind, command)
@@ -236,8 +236,8 @@ class Soak:
                     each.kill()
                     struck += 1
             code = running.wait(PATIENCE)
-            # The death of a Python worker fails its task, which executors retry. In a tree, one
-            # may die first, so the driver may end with that error before it is struck.
+            # A dead Python worker fails its task, which executors retry. If a tree is killed, a
+            # worker may die first, so the driver may exit with that error before it is killed.
             allowed = {
                 "python": (0, STOPPED),
                 "executor": (0,),
@@ -315,7 +315,7 @@ def test_killed_again_and_again(
     need_spark()
     print(f"\nKILLS={KILLS} STORE={STORE} ROWS={ROWS} SEED={SEED}", flush=True)
     with contextlib.ExitStack() as stack:
-        # Before the mark, because the server stays until the end.
+        # It starts before the mark, because the server runs until the test is over.
         store = stack.enter_context(BucketServer()) if STORE == "s3" else None
         for name, value in ({} if store is None else store.environment).items():
             monkeypatch.setenv(name, value)
@@ -360,7 +360,7 @@ def _kill_and_check(soak: Soak, server: Server, mark: str, began: float) -> None
 
 
 def _compare_by_spark(soak: Soak) -> None:
-    """Check that SQL over archive and stream finds all rows, also those only in Redis."""
+    """Check that SQL over archive and stream finds all rows, even those only in Redis."""
     soak.add()
     query = (
         "SELECT partition, count(*) AS entries, sum(crc32(CAST(id AS BINARY))) AS ids"

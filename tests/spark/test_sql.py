@@ -57,7 +57,7 @@ def test_a_table_is_read_and_written(shop: Shop) -> None:
 
 
 def test_rows_of_one_table_go_into_the_other(shop: Shop) -> None:
-    """streamq tables have equal columns: the inserted rows must not be confused with the table."""
+    """All streamq tables have equal columns. Inserted rows must not be confused with the table."""
     shop.topic("here", 2)
     shop.topic("there", 2)
     shop.fill("here", 0, 1, 5)
