@@ -83,7 +83,7 @@ def test_a_hung_embedded_server_is_reported(tmp_path: Path):
 
 @pytest.mark.parametrize("killed", [False, True], ids=["never started", "its socket is left"])
 def test_a_missing_daemon_is_reported(tmp_path: Path, killed: bool):
-    """The message about a missing daemon appears if it is true."""
+    """A daemon that does not run is still reported as missing."""
     daemon = Daemon(tmp_path, "embedded:")
     if killed:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:

@@ -1,4 +1,4 @@
-"""The outbox from outside: each committed row is sent once and in order, whatever is killed."""
+"""The outbox from outside: each committed row is sent once, in order, despite kills and stops."""
 
 from __future__ import annotations
 

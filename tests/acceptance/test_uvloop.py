@@ -57,7 +57,7 @@ def test_a_missing_uvloop_is_reported_in_one_sentence(new_daemon: NewDaemon) -> 
 def test_a_loop_that_cannot_be_imported_is_a_handler_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An example is uvloop that is removed while the daemon runs."""
+    """This happens, for example, if uvloop is removed while the daemon runs."""
     monkeypatch.setitem(sys.modules, "uvloop", None)
     with pytest.raises(HandlerLoadError, match=r'daemon\.event_loop "uvloop" cannot be imported'):
         new_loop("uvloop")

@@ -126,7 +126,7 @@ def drained(busy: Busy) -> None:
 
 
 def with_job(busy: Busy) -> None:
-    """Start a replay as otto that takes minutes."""
+    """As otto, start a replay that takes minutes."""
     client = logged_in(busy.console, "otto")
     values = {"rate": "0.01", "group": "bill"}
     busy.job = act_on(busy, client, "/topics/orders/dead-replay", values)[1].rpartition("/")[2]

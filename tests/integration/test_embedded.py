@@ -87,7 +87,7 @@ def holder(state_dir: Path, program: Path) -> Iterator[subprocess.Popen[str]]:
         if process.poll() is None:
             servers = psutil.Process(process.pid).children()
             process.kill()
-            psutil.wait_procs(servers, timeout=10)  # servers write until they exit
+            psutil.wait_procs(servers, timeout=10)  # they write until they exit
 
 
 def _read(process: subprocess.Popen[str]) -> str:

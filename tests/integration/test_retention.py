@@ -264,7 +264,7 @@ def test_without_the_setting_nothing_is_lost(harness: Harness, view: MetricsView
 
 
 def test_retention_settles_drops_of_a_dead_housekeeper(harness: Harness, view: MetricsView) -> None:
-    """It dropped entries and died before it settled them. The next one settles and counts them."""
+    """It died between dropping and settling entries. The next one settles and counts them."""
     write(harness, 300)
     harness.fetch(150)
     harness.do("XTRIM", harness.stream, "MINID", "=", "101-0")

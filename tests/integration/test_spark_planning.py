@@ -406,7 +406,7 @@ def test_a_batch_can_be_cut_into_pieces(shop: Shop) -> None:
 
 @pytest.mark.parametrize("count", [2_000, 20_000])
 def test_pieces_are_even_where_time_is_not(shop: Shop, count: int) -> None:
-    """With one old entry and many new ones, one of two tasks would get almost all entries."""
+    """Divided by time, one old entry and many new ones would give one task almost all entries."""
     shop.fill(0, 1, 1)
     burst = 1_795_180_000_000
     shop.fill(0, burst, burst + count - 2)

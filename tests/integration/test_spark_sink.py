@@ -254,7 +254,7 @@ def test_sink_accepts_batches_without_rows(shop: Shop) -> None:
 
 
 def test_partitions_that_were_added_in_between(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows of a key would go to its old partition, after rows in the new one.
+    """Otherwise, rows of a key would go to its old partition after rows in the new one.
 
     Decided rows keep the partition for which they were staged, and each row is there once.
     """
@@ -473,7 +473,6 @@ def test_sink_names_an_invalid_record(shop: Shop) -> None:
 
 @pytest.mark.parametrize("junk", ["9" * 5000, "-1", "x"])
 def test_sink_skips_an_invalid_number_of_an_attempt(shop: Shop, junk: str) -> None:
-    """Other attempts are still read."""
     shop.link.execute("HSET", shop.keys.sink(QUERY), "attempt:x:out", junk)
     shop.batch([rows(*LETTERS)])
     assert shop.all_written() == BODIES

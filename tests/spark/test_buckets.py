@@ -237,7 +237,7 @@ def test_quarantine_of_a_bucket_is_parsed_again(case: BucketCase) -> None:
 def test_tables_of_a_bucket_are_parsed_again(
     case: BucketCase, monkeypatch: pytest.MonkeyPatch, kind: TableKind
 ) -> None:
-    """The tables are parsed with a column of another type, and after a kill before a commit."""
+    """They are parsed again with a column of another type, and after a kill before a commit."""
     case.add(4, wrong=1)
     case.run()
     query = "SELECT entry_partition, entry_id, id FROM parsed_orders ORDER BY 1, 2"

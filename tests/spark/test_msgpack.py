@@ -34,7 +34,7 @@ __all__ = ["press"]
 
 
 def both_encodings(payloads: Sequence[bytes | None]) -> list[tuple[bytes, bytes]]:
-    """Return the values of JSON payloads as JSON and as msgpack. Others have no value."""
+    """Return each JSON payload's value as JSON and as msgpack. Payloads without one are omitted."""
     found = []
     for payload in payloads:
         if not payload or decode(payload)[1] is not None:
