@@ -115,6 +115,31 @@ def log_in(context: Any, console: ConsoleProcess, name: str) -> None:
     assert answer.status == 303, answer.text()
 
 
+def open_page(
+    opened: contextlib.ExitStack,
+    browser: Any,
+    console: ConsoleProcess,
+    name: str,
+    *,
+    javascript: bool = True,
+    width: int = 1280,
+    height: int = 900,
+    dark: bool = False,
+) -> Any:
+    """Return a page in a context of its own, which `opened` closes. The person is logged in."""
+    context = browser.new_context(
+        java_script_enabled=javascript,
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if dark else "light",
+    )
+    opened.callback(context.close)
+    if name:
+        log_in(context, console, name)
+    page = context.new_page()
+    page.set_default_timeout(15_000)
+    return page
+
+
 @pytest.fixture
 def browse(browser: Any) -> Iterator[Browse]:
     """Open pages: `browse(console, "anna", javascript=False, width=360, dark=True)`.
@@ -123,25 +148,8 @@ def browse(browser: Any) -> Iterator[Browse]:
     """
     with contextlib.ExitStack() as opened:
 
-        def make(
-            console: ConsoleProcess,
-            name: str = "anna",
-            *,
-            javascript: bool = True,
-            width: int = 1280,
-            height: int = 900,
-            dark: bool = False,
-        ) -> Any:
-            context = browser.new_context(
-                java_script_enabled=javascript,
-                viewport={"width": width, "height": height},
-                color_scheme="dark" if dark else "light",
-            )
-            opened.callback(context.close)
-            if name:
-                log_in(context, console, name)
-            page = context.new_page()
-            page.set_default_timeout(15_000)
+        def make(console: ConsoleProcess, name: str = "anna", **kind: Any) -> Any:
+            page = open_page(opened, browser, console, name, **kind)
             page.seen = Seen(page)
             return page
 
@@ -152,29 +160,15 @@ def browse(browser: Any) -> Iterator[Browse]:
 def pages(browser: Any) -> Iterator[Browse]:
     """Return a page of this module, one for each console, person and kind. '' is anonymous."""
     known: dict[tuple[object, ...], Any] = {}
+    with contextlib.ExitStack() as opened:
 
-    def make(
-        console: ConsoleProcess,
-        name: str = "anna",
-        *,
-        javascript: bool = True,
-        width: int = 1280,
-        height: int = 900,
-    ) -> Any:
-        key = console.url, name, javascript, width, height
-        if key not in known:
-            context = browser.new_context(
-                java_script_enabled=javascript, viewport={"width": width, "height": height}
-            )
-            if name:
-                log_in(context, console, name)
-            known[key] = context.new_page()
-            known[key].set_default_timeout(15_000)
-        return known[key]
+        def make(console: ConsoleProcess, name: str = "anna", **kind: Any) -> Any:
+            key = console.url, name, *sorted(kind.items())
+            if key not in known:
+                known[key] = open_page(opened, browser, console, name, **kind)
+            return known[key]
 
-    yield make
-    for each in known.values():
-        each.context.close()
+        yield make
 
 
 @pytest.fixture
@@ -182,7 +176,7 @@ def tab(pages: Browse) -> Iterator[Browse]:
     """Return a page like `browse`. Earlier tests of the module may have used it.
 
     Opening another page costs four times as much CPU as opening a view in it. `page.seen` is of
-        this test. Pass only consoles that run until the module ends, because ports are reused.
+    this test. Pass only consoles that run until the module ends, because ports are reused.
     """
     with contextlib.ExitStack() as visits:
 
