@@ -56,10 +56,10 @@ def configuration() -> str:
     for section in config.reference():
         parts += [f"## {section.name}", section.text, f"```toml\n{section.header}\n```"]
         for setting in section.settings:
-            parts += [f"### `{setting.name}`", _values_as_code(setting.text)]
+            parts += [f"### `{setting.name}`", _setting_prose(setting)]
             if setting.keys:
                 rows = (
-                    (f"`{key.name}`", f"`{key.default}`", _values_as_code(key.text))
+                    (f"`{key.name}`", f"`{key.default}`", _choices_as_code(key))
                     for key in setting.keys
                 )
                 parts.append(_table(("Key", "Default", "Meaning"), rows))
@@ -84,6 +84,27 @@ so you can copy it and change the settings that you need.
 """,
         *parts,
     )
+
+
+def _setting_prose(setting: config.SettingReference) -> str:
+    """Return the text of a setting, with its values as a list if the text explains them."""
+    lead, *values = re.split(_choice_pattern(setting), setting.text)
+    if len(values) < 2 * len(setting.choices) or not values:
+        return _choices_as_code(setting)
+    items = [
+        f"- `{value}`: {_values_as_code(meaning.strip())}"
+        for value, meaning in zip(values[::2], values[1::2], strict=True)
+    ]
+    return "\n\n".join([*([_values_as_code(lead.strip())] if lead else []), "\n".join(items)])
+
+
+def _choices_as_code(setting: config.SettingReference) -> str:
+    return _values_as_code(re.sub(_choice_pattern(setting), r"`\1`: ", setting.text))
+
+
+def _choice_pattern(setting: config.SettingReference) -> str:
+    words = "|".join(setting.choices) or "(?!)"
+    return rf"(?:(?<=\. )|^)({words}): "
 
 
 def _values_as_code(text: str) -> str:
@@ -227,17 +248,22 @@ def keys() -> str:
             continue
         wanted = [each for each in inspect.signature(method).parameters if each != "self"]
         example = getattr(Keys(), name)(*(samples[each] for each in wanted))
-        rows.append((example, inspect.getdoc(method) or ""))
+        kind, _, text = (inspect.getdoc(method) or "").partition(": ")
+        rows.append((example, kind, text[:1].upper() + text[1:]))
     return _page(
         "Redis keys",
         "streamqd/store/keys.py",
         """
-The prefixes are settings (`[keys]`), shown with their defaults. All keys of one partition have the
-same hash tag, here `{access:p:3}`, so that a script can use them together on a Redis Cluster.
-In the table, `access` stands for a topic, `3` for a partition, `hits` for a group, `default` for a
-fleet, and `shop` for an outbox.
+The two prefixes are settings (`[keys]`) and have their default values here. All keys of one
+partition have the same hash tag, such as `{access:p:3}`, so that a script can use them together on
+a Redis Cluster. In the examples, the topic is `access`, the partition `3`, the group `hits`, the
+fleet `default`, and the outbox `shop`.
+
+Keys with *TTL* expire. Times are Unix milliseconds by the clock of Redis. A *place* identifies an
+entry of a group: `m:ID` is in the partition stream, and `r:ID` is in the retry stream. *Packed
+fields* are the fields of an entry in one MessagePack string.
 """,
-        _table(("Key", "Contents"), ((f"`{key}`", text) for key, text in sorted(rows))),
+        _table(("Key", "Type", "Contents"), ((f"`{key}`", *rest) for key, *rest in sorted(rows))),
     )
 
 

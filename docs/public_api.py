@@ -13,6 +13,7 @@ import streamqd
 from streamqd import testing
 from streamqd.errors import StreamqdError
 
+_COLUMNS = 90  # the longest signature on one line
 _KINDS = ("Handlers", "Messages", "Producers", "Errors", "Other")
 
 
@@ -60,17 +61,20 @@ def _described(name: str, thing: Any) -> Iterator[str]:
 
 
 def _members(name: str, owner: type) -> Iterator[str]:
-    rows = []
+    attributes = []
+    methods = []
     for member, found in sorted(vars(owner).items()):
         if member.startswith("_"):
             continue
         plain = inspect.unwrap(found.__func__ if isinstance(found, classmethod) else found)
         if isinstance(found, property | cached_property):
-            rows.append(f"- `{member}`: {_line(found)}")
+            attributes.append(f"- `{member}`: {_line(found)}")
         elif inspect.isfunction(plain):
-            rows.append(f"- `{_signature(member, plain)}`: {_line(plain)}")
-    if rows:
-        yield f"Members of `{name}`:\n\n" + "\n".join(rows)
+            heading = f"#### {name}.{member}"
+            methods += [heading, f"```text\n{_signature(member, plain)}\n```", _prose(plain)]
+    if attributes:
+        yield "Attributes:\n\n" + "\n".join(attributes)
+    yield from methods
 
 
 def _signature(name: str, thing: Any) -> str:
@@ -81,12 +85,46 @@ def _signature(name: str, thing: Any) -> str:
     except ValueError:
         return name
     kept = [each for each in signature.parameters.values() if each.name not in ("self", "cls")]
-    # Annotations are strings. Defaults that are strings keep their quotes.
-    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(signature.replace(parameters=kept)))
-    text = re.sub(r"ForwardRef\('([^']*)'\)", r"\1", text).replace("'", '"')
+    signature = signature.replace(parameters=kept)
+    if inspect.isclass(thing):
+        signature = signature.replace(return_annotation=inspect.Signature.empty)
     prefix = "async " if inspect.iscoroutinefunction(thing) else ""
+    line = f"{prefix}{name}{_printed(str(signature))}"
+    if len(line) <= _COLUMNS:
+        return line
+    # A signature that does not fit has one parameter per line.
+    *parameters, end = [f"    {each}," for each in _parameters(signature)] + [_returned(signature)]
+    return "\n".join([f"{prefix}{name}(", *parameters, end])
+
+
+def _parameters(signature: inspect.Signature) -> Iterator[str]:
+    """The parameters as in the source, with the marks `/` and `*` between their kinds."""
+    one = inspect.Parameter
+    parameters = list(signature.parameters.values())
+    for at, parameter in enumerate(parameters):
+        before = parameters[at - 1].kind if at else None
+        if parameter.kind is one.KEYWORD_ONLY and before not in (
+            one.KEYWORD_ONLY,
+            one.VAR_POSITIONAL,
+        ):
+            yield "*"
+        yield _printed(str(parameter))
+        last = at + 1 == len(parameters) or parameters[at + 1].kind is not one.POSITIONAL_ONLY
+        if parameter.kind is one.POSITIONAL_ONLY and last:
+            yield "/"
+
+
+def _returned(signature: inspect.Signature) -> str:
+    empty = inspect.Signature(return_annotation=signature.return_annotation)
+    return _printed(str(empty))[1:]
+
+
+def _printed(text: str) -> str:
+    """Return a part of a signature without the quotes of annotations, which are strings."""
+    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
+    text = re.sub(r"ForwardRef\('([^']*)'\)", r"\1", text).replace("'", '"')
     # Defaults that are sentinels or functions print as addresses, which differ from run to run.
-    return f"{prefix}{name}{re.sub(r'<[^<>]* at 0x[0-9a-f]+>', '...', text)}"
+    return re.sub(r"<[^<>]* at 0x[0-9a-f]+>", "...", text)
 
 
 def _prose(thing: Any) -> str:

@@ -15,7 +15,13 @@ from streamqd.config.exposure import as_root, is_loopback, is_public, open_to_al
 from streamqd.config.loader import declare_consumers, find, load, load_given
 from streamqd.config.outboxes import OutboxSettings
 from streamqd.config.pipelines import Pipeline
-from streamqd.config.reference import as_document, json_schema, reference, reference_toml
+from streamqd.config.reference import (
+    SettingReference,
+    as_document,
+    json_schema,
+    reference,
+    reference_toml,
+)
 from streamqd.config.schedules import Schedule
 from streamqd.config.schema import Console, Daemon, Http, KeyPrefixes, Log, Redis, Settings
 from streamqd.config.secrets import mask_passwords, scrub
@@ -34,6 +40,7 @@ __all__ = [
     "Redis",
     "Retention",
     "Schedule",
+    "SettingReference",
     "Settings",
     "Topic",
     "as_document",

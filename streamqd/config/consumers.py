@@ -100,8 +100,8 @@ class Consumer:
     )
     source: str = setting(
         "topic",
-        "topic: reads the messages of the topic. dlq: reads the dead letters of all its groups, as"
-        " the group NAME@dlq.",
+        "topic: the consumer reads the messages of the topic. dlq: the consumer reads the dead"
+        " letters of all groups of the topic, as the group NAME@dlq.",
         choices=("topic", "dlq"),
     )
     start: str = setting(
@@ -118,7 +118,7 @@ class Consumer:
     )
     batch: int | None = setting(
         None,
-        "Maximum number of messages per call of a batch handler (list[Message]), which does not"
+        "Maximum number of messages per call of a batch handler (list[Message]). A worker does not"
         ' wait for a full batch. "none" means 100.',
         min=1,
         max=256,
@@ -130,22 +130,24 @@ class Consumer:
     )
     concurrency: int = setting(
         1,
-        "Messages of one partition that run concurrently, in coroutines or threads of its worker."
-        f" Threads: {THREADS_MAX} at most.",
+        "Number of messages of a partition that run concurrently, in coroutines or threads of its"
+        f" worker. At most {THREADS_MAX} for threads.",
         min=1,
         max=LANES_MAX,
     )
     order: str = setting(
         "key",
-        "Order with concurrency above 1. key: messages with the same key stay in order. partition:"
-        " all messages stay in order, so one runs at a time. none: no order.",
+        "Order of messages with concurrency above 1. key: messages with the same key stay in order."
+        " partition: all messages stay in order, so one runs at a time. none: messages can run in"
+        " any order.",
         choices=("key", "none", "partition"),
     )
     ack: str = setting(
         BATCHED,
         "When finished messages are acknowledged. batched: runs shorter than 20 ms are acknowledged"
-        " together, within 20 ms. If the host is lost before that, they run again. each: each run"
-        " is acknowledged before the next one starts, with one round trip per message.",
+        " together, within 20 ms. If the host is lost before that, these messages run again. each:"
+        " each message is acknowledged before the next one starts, with one round trip per"
+        " message.",
         choices=(BATCHED, EACH),
     )
     rate: str | None = setting(
@@ -156,15 +158,16 @@ class Consumer:
     )
     rate_per: str = setting(
         PARTITION,
-        "Scope of the rate. partition: each partition of the group. group: all its partitions"
-        " together, on all instances. Each partition gets an equal share, so the total stays the"
-        " same when the topic grows.",
+        "Scope of the rate. partition: the rate applies to each partition of the group. group: the"
+        " rate applies to all partitions of the group together, on all instances. Each partition"
+        " gets an equal share, so the total stays the same when the topic grows.",
         choices=(GROUP, PARTITION),
     )
     rate_burst: int | None = setting(
         None,
         "Maximum number of runs that start back to back after an idle period, and maximum batch"
-        ' size. "none" means 20 ms worth of rate, at least 1. For a batch handler: the batch size.',
+        ' size. "none" means the number of runs that the rate allows in 20 ms (at least 1), or the'
+        " batch size for a batch handler.",
         min=1,
         max=1_000_000,
     )
@@ -193,21 +196,22 @@ class Consumer:
     )
     dead_on: tuple[str, ...] = setting(
         (),
-        "Exception classes that are dead-lettered immediately, including subclasses. If both lists"
-        " match, the most specific class applies.",
+        "Exception classes that are dead-lettered immediately, including subclasses. If an"
+        " exception matches both retry_on and dead_on, the most specific class applies.",
         shape=_CLASS,
     )
     on_error: str = setting(
         REQUEUE,
-        "Where a failed message waits for its retry. requeue: outside the stream, and other"
-        " messages continue. block: the partition waits, which keeps its order. hold-key: messages"
-        " with the same key wait, and others continue.",
+        "Which messages wait for the retry of a failed message. requeue: no other message waits."
+        " block: the whole partition waits, so all messages stay in order. hold-key: messages with"
+        " the same key wait, and others continue.",
         choices=(REQUEUE, BLOCK, HOLD_KEY),
     )
     held_max: int = setting(
         1_000,
-        "Maximum number of messages of held keys (hold-key) in a worker's memory, within about"
-        " prefetch_bytes. At the limit, the worker stops reading.",
+        "Maximum number of messages that a worker holds in memory because their key waits"
+        " (hold-key). Their size is limited by prefetch_bytes, approximately. At a limit, the"
+        " worker stops reading.",
         min=2,
         max=100_000,
     )
@@ -219,13 +223,14 @@ class Consumer:
     )
     timeout: Seconds | None = setting(
         None,
-        'Soft time limit of one run: an exception is raised in the handler. "none" means no limit.',
+        "Soft time limit of one run. After it, SoftTimeout is raised in the handler."
+        ' "none" means no limit.',
         min=0.001,
     )
     hard_timeout: Seconds | None = setting(
         None,
-        "Hard time limit of one run: the worker is killed, and a crash is counted against the"
-        ' message. Must be longer than timeout. "none" means no limit.',
+        "Hard time limit of one run. After it, the worker is killed, and a crash is counted against"
+        ' the message. Must be longer than timeout. "none" means no limit.',
         min=0.001,
     )
     max_messages: int = setting(
@@ -233,7 +238,7 @@ class Consumer:
     )
     max_rss: Bytes = setting(
         0,
-        "Growth of a worker's memory since it became ready after which it is replaced."
+        "Memory growth after which a worker is replaced, counted from when it became ready."
         " 0 means never.",
         min=0,
     )
@@ -243,8 +248,8 @@ class Consumer:
     handover: str = setting(
         "warm",
         "How a worker is replaced. warm: the next worker boots, including `on_start`, before the"
-        " current one stops. cold: the current worker stops first, for handlers of which only one"
-        " process may exist.",
+        " current one stops. cold: the current worker stops first. Use it for a handler of which"
+        " only one process may exist.",
         choices=("warm", "cold"),
     )
     reclaim_idle: Seconds = setting(
@@ -255,13 +260,13 @@ class Consumer:
     )
     dlq_error: str = setting(
         "traceback",
-        "Details of the exception in a dead letter. Each value includes the previous ones.",
+        "How much of the exception a dead letter contains. Each value includes the previous ones.",
         choices=("none", "class", "message", "traceback"),
     )
     dlq_body: str = setting(
         "full",
-        "Content of the payload in a dead letter. hash: only its size and SHA-256. none: only its"
-        " size. Only a dead letter with the full payload can be replayed.",
+        "How much of the payload a dead letter contains. Only a dead letter with the full payload"
+        " can be replayed. full: the whole payload. hash: its size and SHA-256. none: its size.",
         choices=("full", "hash", "none"),
     )
     # The explicit settings. Declarations of @handler fill in the others.

@@ -35,7 +35,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class OutboxSettings:
-    """An outbox table in your database, whose messages one instance sends to Redis."""
+    """An outbox: a table in your database whose messages one instance sends to Redis."""
 
     name: str = field(metadata=describe("Name, unique on this Redis.", shape=NAMED))
     database: str = field(
@@ -60,14 +60,15 @@ class OutboxSettings:
     batch: int = setting(512, "Maximum number of rows per read.", min=1, max=4_096)
     poll: Seconds = setting(
         1.0,
-        "Interval at which an empty table is read. With PostgreSQL, a commit is read immediately.",
+        "Interval at which the relay reads an empty table. With PostgreSQL, it also reads the table"
+        " immediately after a commit.",
         min=0.05,
         max=3_600,
     )
     max_backlog: int | None = setting(
         None,
-        "Stop sending to a partition where this many messages wait, until it has room."
-        ' "none" means no limit.',
+        "Number of waiting messages at which the relay stops sending to a partition. It continues"
+        ' when the partition has room. "none" means no limit.',
         min=1,
     )
     wait_replicas: int = setting(

@@ -23,10 +23,10 @@ class Pipeline:
 
     schema: str | None = setting(
         None,
-        "Columns of the topic's payloads, written as in Spark SQL's CREATE TABLE:"
-        ' "id long, amount decimal(10,2), at timestamp". `pipeline archive` then also writes a'
-        " parsed table, and `pipeline report` describes its columns."
-        " If empty, payloads stay bytes.",
+        "Columns of the topic's payloads, written as in Spark SQL's CREATE TABLE, such as"
+        ' "id long, amount decimal(10,2), at timestamp". With a schema, `pipeline archive` also'
+        " writes a parsed table, and `pipeline report` describes its columns. If empty, payloads"
+        " stay bytes.",
     )
     event_time: str | None = setting(
         None,
@@ -35,9 +35,10 @@ class Pipeline:
     )
     times: tuple[str, ...] = setting(
         (),
-        'Formats of timestamp and date columns, each as "COLUMN FORMAT". FORMAT is seconds,'
-        " milliseconds or microseconds (since 1970), or a Spark pattern. Example:"
-        ' ["at milliseconds", "day dd/MM/yyyy"]. Other columns are ISO 8601 or seconds.',
+        'Formats of timestamp and date columns, each as "COLUMN FORMAT", such as'
+        ' ["at milliseconds", "day dd/MM/yyyy"]. FORMAT is seconds, milliseconds or microseconds'
+        " (since 1970), or a Spark pattern. Without a format, a column is read as ISO 8601 or"
+        " seconds.",
         shape=_TIME,
     )
     extra: tuple[str, ...] = setting(

@@ -40,6 +40,7 @@ The command line overrides the environment, which overrides the file. The variab
 STREAMQ_DAEMON__LEASE_TTL sets daemon.lease_ttl. An unknown name is an error."""
 _TOPIC, _GROUP = "access", "hits"
 _SCHEDULE = Schedule("nightly", _TOPIC, cron="0 3 * * *")
+_UNSET = Schedule("nightly", _TOPIC)  # no cron, so that its default is shown
 _OUTBOX = OutboxSettings("shop", "${DATABASE_URL}")
 
 
@@ -51,6 +52,7 @@ class SettingReference:
     text: str
     default: str  #: in TOML; "" for a required setting and for a table
     keys: tuple[SettingReference, ...] = ()  #: of a table
+    choices: tuple[str, ...] = ()  #: all valid values of a setting that has a few
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def reference() -> list[SectionReference]:
             name,
             header.removeprefix("#"),
             _doc_of(type(values)),
-            tuple(_references(f"{name}.", values)),
+            tuple(_references(f"{name}.", _UNSET if values is _SCHEDULE else values)),
         )
         for name, header, values in _sections()
     ]
@@ -82,7 +84,11 @@ def _references(prefix: str, values: Any) -> Iterator[SettingReference]:
         keys = tuple(_references("", value)) if setting.table else ()
         default = "" if setting.required or keys else _toml(setting, value)
         yield SettingReference(
-            prefix + name, setting.doc + _describe_allowed(setting), default, keys
+            prefix + name,
+            setting.doc + _describe_allowed(setting),
+            default,
+            keys,
+            setting.choices,
         )
 
 
@@ -132,7 +138,7 @@ def _describe(setting: Setting) -> str:
 
 
 def _describe_allowed(setting: Setting) -> str:
-    if setting.choices:
+    if setting.choices and not all(f"{choice}: " in setting.doc for choice in setting.choices):
         return " One of " + ", ".join(f'"{choice}"' for choice in setting.choices) + "."
     if setting.kind in (Kind.DURATION, Kind.SIZE, Kind.INTEGER, Kind.NUMBER):
         low, high = (_bound(setting, number) for number in bounds(setting))

@@ -37,7 +37,7 @@ class Schedule:
     """
 
     name: str = field(metadata=describe("Name, unique on this Redis.", shape=_NAME))
-    topic: str = field(metadata=describe("Topic that the messages are sent to.", shape=NAMED))
+    topic: str = field(metadata=describe("Topic to which the messages are sent.", shape=NAMED))
     cron: str | None = setting(
         None,
         "A cron expression of five fields (minute, hour, day of the month, month, day of the week),"
@@ -61,8 +61,8 @@ class Schedule:
     )
     misfire: str = setting(
         ONCE,
-        "Handling of missed ticks. once: one message for the newest. skip: no message. all: one"
-        " message for each of the newest 100.",
+        "How missed ticks are handled. once: one message is sent, for the newest missed tick. skip:"
+        " no message is sent. all: a message is sent for each of the newest 100 missed ticks.",
         choices=(ONCE, SKIP, ALL),
     )
     misfire_grace: Seconds = setting(
@@ -74,14 +74,15 @@ class Schedule:
     )
     overlap: str = setting(
         "allow",
-        '"skip:GROUP" skips a tick while the last message of the schedule is unread, running or'
-        " waiting for a retry in GROUP.",
+        '"allow" sends every tick. "skip:GROUP" skips a tick while the last message of the schedule'
+        " is unread, running or waiting for a retry in GROUP.",
         shape=_OVERLAP,
     )
     jitter: Seconds = setting(
         0.0,
-        "Delay every tick of a schedule by a fixed offset between 0 and this duration, derived from"
-        " its name. With 0, schedules that are due in the same minute all fire at its start.",
+        "Maximum delay of a schedule's messages. Each schedule has a fixed delay between 0 and this"
+        " duration, derived from its name. With 0, schedules that are due in the same minute all"
+        " fire at its start.",
         min=0,
         max=JITTER_MAX,
     )

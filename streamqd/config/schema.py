@@ -124,12 +124,14 @@ class Daemon:
         ),
     )
     fleet: str = setting(
-        "default", "Instances of one fleet share the partitions of their consumers.", shape=NAMED
+        "default",
+        "Name of the fleet. Instances of one fleet share the partitions of their consumers.",
+        shape=NAMED,
     )
     state_dir: Path = setting(
         Path("./var"),
-        "Directory for the lock and the data of the embedded server. All paths are relative to"
-        " this file.",
+        "Directory for the lock and the data of the embedded server. All paths in this file are"
+        " relative to its directory.",
     )
     handlers: tuple[str, ...] = setting(
         (),
@@ -138,21 +140,21 @@ class Daemon:
     )
     preload: tuple[str, ...] = setting(
         (),
-        "Libraries to import before the workers are forked, so their memory is shared. Do not list"
-        " handler modules. A change requires a restart.",
+        "Libraries to import before the workers are forked, so that all workers share their memory."
+        " Do not list handler modules. A change requires a restart.",
         shape=_MODULE,
     )
     lease_ttl: Seconds = setting(
         15.0,
-        "Time until the lease of a partition expires, unless its owner renews it (every lease_ttl /"
-        " 5). After a host is lost, other instances own its partitions within 1.6 * lease_ttl.",
+        "Time until the lease of a partition expires. Its owner renews it every lease_ttl / 5."
+        " After a host is lost, other instances own its partitions within 1.6 * lease_ttl.",
         min=1,
         max=3_600,
     )
     drain_timeout: Seconds = setting(
         30.0,
-        "How long a shutdown waits for running messages before it releases them unfinished. The"
-        " container's stop timeout must be 17 s longer.",
+        "How long a shutdown waits for running messages. Messages that are still running after it"
+        " run again. The stop timeout of a container must be at least 17 s longer.",
         min=0,
         max=86_400,
     )
@@ -279,7 +281,8 @@ class Console:
     users_file: Path | None = setting(
         None,
         "File with the users who can log in, written by `streamqd console --add-user` and readable"
-        " only by its owner. Empty means a link with a one-time token logs in an admin.",
+        " only by its owner. If empty, the console prints a link with a one-time token that logs in"
+        " an admin.",
     )
     proxy_header: str | None = setting(
         None,
@@ -319,8 +322,8 @@ class Console:
     )
     archive: str | None = setting(
         None,
-        "Absolute directory or URL of `pipeline archive`, in which message pages find archived"
-        " messages. Requires the spark extra.",
+        "Absolute path or URL of the archive of `pipeline archive`. Message pages then also find"
+        " archived messages. Requires the spark extra.",
         shape=_ARCHIVE,
     )
 
@@ -336,7 +339,10 @@ class Log:
     """The log on standard error."""
 
     format: str = setting(
-        "auto", "auto: text on a terminal, JSON lines otherwise.", choices=("auto", "text", "json")
+        "auto",
+        "Format of the log. text: readable lines. json: one JSON object per line. auto: text on a"
+        " terminal, and JSON otherwise.",
+        choices=("auto", "text", "json"),
     )
     level: str = setting(
         "info",
@@ -352,13 +358,14 @@ class Telemetry:
     traces: bool = setting(
         False,
         "Create a span for each run, and for each send of a producer that reads this file."
-        " Requires the otel extra. The standard OTEL_* variables configure the rest, such as"
-        " OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_SERVICE_NAME.",
+        " Requires the otel extra. The standard OTEL_* variables, such as"
+        " OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_SERVICE_NAME, configure the rest.",
     )
     producer_span: str = setting(
         "link",
-        "Relation of a run's span to its producer's span. link: the run starts its own trace, with"
-        " a link. parent: the run continues the producer's trace. Batches always use links.",
+        "Relation of a run's span to its producer's span. Batches always use links. link: the run"
+        " starts its own trace, with a link to the producer's span. parent: the run continues the"
+        " producer's trace.",
         choices=("link", "parent"),
     )
     sentry: bool = setting(
@@ -371,7 +378,7 @@ class Telemetry:
 
 @dataclass(frozen=True, slots=True)
 class KeyPrefixes:
-    """Prefixes of the keys in Redis. All producers and instances of a fleet must use the same."""
+    """Prefixes of the keys in Redis. A fleet and its producers must use the same prefixes."""
 
     control: str = setting(
         "streaming:mq", "Prefix of leases, members, topics and other bookkeeping.", shape=_PREFIX

@@ -102,14 +102,15 @@ _DELAY_MAX = 30 * 86_400.0
 # Backoff belongs to streamqd.model, which does not depend on the configuration.
 _BACKOFF: dict[str, Setting] = {
     "kind": Setting(
-        "fixed: always base. linear: base, twice base ... exponential: doubled each time.",
+        "fixed: the delay is always base. linear: it grows by base each time. exponential: it"
+        " doubles each time.",
         choices=("fixed", "linear", "exponential"),
     ),
     "base": Setting("The first delay.", min=0, max=_DELAY_MAX, kind=Kind.DURATION),
     "max": Setting("The longest delay.", min=0, max=_DELAY_MAX, kind=Kind.DURATION),
     "jitter": Setting(
-        "full: a random part of the delay, so that failed messages do not return together. none:"
-        " the full delay.",
+        "full: a random part of the delay, so that messages that failed together do not return"
+        " together. none: the full delay.",
         choices=("full", "none"),
     ),
 }

@@ -21,37 +21,39 @@ class Retention:
     )
     max_bytes: Bytes | None = setting(
         None,
-        "Acknowledged entries are trimmed while a partition uses more than approximately this"
-        ' much memory. "none" means no limit.',
+        "Acknowledged entries are trimmed while a partition uses more memory than this,"
+        ' approximately. "none" means no limit.',
         min=1,
     )
     shrink_every: Seconds | None = setting(
         None,
-        "Trim at this interval, removing acknowledged entries that were already there at the"
-        ' previous trim. Entries are kept for one to two intervals. "none" disables it.',
+        "Interval at which a partition is trimmed. Each trim removes the acknowledged entries that"
+        " were already there at the previous one, so entries are kept for one to two intervals."
+        ' "none" disables these trims.',
         min=1,
     )
     ack_policy: str = setting(
         "keep",
-        "delete: entries are trimmed as soon as every group has acknowledged them. keep: entries"
-        " are trimmed at the limits of the other retention settings.",
+        "keep: entries are trimmed at the limits of the other retention settings. delete: entries"
+        " are trimmed as soon as every group has acknowledged them.",
         choices=("keep", "delete"),
     )
     without_groups: bool = setting(
         False,
-        "Also trim the topic if no group reads it, because it is only archived or read by"
-        " position.",
+        "Also trim the topic if no group reads it. Set it for a topic that is only archived, or"
+        " read without a group.",
     )
     drop_unacked_after: Seconds | None = setting(
         None,
-        "Loses messages: entries older than this are removed and counted, acknowledged or not."
-        ' With "none", unacknowledged entries are kept.',
+        "This setting loses messages. Entries older than this are removed and counted, even if"
+        ' they are not acknowledged. "none" keeps unacknowledged entries.',
         min=1,
     )
     drop_unacked_above: int | None = setting(
         None,
-        "Loses messages: entries beyond this number per partition are removed and counted,"
-        ' oldest first, acknowledged or not. With "none", unacknowledged entries are kept.',
+        "This setting loses messages. The oldest entries beyond this number per partition are"
+        " removed and counted, even if they are not acknowledged."
+        ' "none" keeps unacknowledged entries.',
         min=1,
     )
     # The explicit settings. Those registered with the topic fill in the others.
@@ -84,8 +86,8 @@ class Topic:
     )
     archive: str = setting(
         "off",
-        "required: no entry is trimmed, and no dead letter purged, before `streamqd pipeline"
-        " archive` has stored it.",
+        "off: entries are trimmed whether or not they are archived. required: no entry is trimmed,"
+        " and no dead letter is deleted, before `streamqd pipeline archive` has stored it.",
         choices=("off", "required"),
     )
     dlq_retention: Seconds | None = setting(

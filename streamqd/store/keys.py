@@ -21,137 +21,141 @@ class Keys:
     # --- the fleet ---
 
     def registry(self) -> str:
-        """SET of topic names. Written by the client that creates the topic."""
+        """SET: names of all topics. The client that creates a topic adds it."""
         return f"{self.control}:topics:registry"
 
     def members(self, fleet: str) -> str:
-        """ZSET instance id -> last heartbeat, unix ms by the server's clock."""
+        """ZSET: instances by the time of their last heartbeat."""
         return f"{self.control}:members:{{{fleet}}}"
 
     def info(self, fleet: str) -> str:
-        """HASH instance id -> JSON: boot id, host, pid, nonce, weight, cap, offers, owned …"""
+        """HASH: for each instance, JSON with its host, PID, weight, consumers and partitions."""
         return f"{self.control}:info:{{{fleet}}}"
 
     def instance(self, fleet: str, instance: str) -> str:
-        """STRING + PX: JSON summary of one instance, published by its housekeeper."""
+        """STRING, TTL: JSON summary of an instance, written by its housekeeper."""
         return f"{self.control}:instance:{{{fleet}}}:{instance}"
 
     def duplicate(self, fleet: str, instance: str) -> str:
-        """STRING + PX: JSON summary of a second run under the name of a live instance."""
+        """STRING, TTL: JSON summary of a second daemon with the name of a live instance."""
         return f"{self.control}:instance:{{{fleet}}}:{instance}/duplicate"
 
     def history(self, fleet: str) -> str:
-        """STREAM, one entry for each instance and minute, trimmed to `daemon.history`."""
+        """STREAM: statistics of each instance and minute, trimmed to `daemon.history`."""
         return f"{self.control}:history:{{{fleet}}}"
 
     def orders(self, fleet: str) -> str:
-        """HASH directive -> JSON. Written by operators' commands, read by heartbeats."""
+        """HASH: directives as JSON, by name. Commands write them, and heartbeats read them."""
         return f"{self.control}:control:{{{fleet}}}"
 
     def wake(self, fleet: str) -> str:
-        """Pub/sub channel: a change that supervisors should examine now."""
+        """CHANNEL: notifies supervisors of a change, so that they need not wait for a heartbeat."""
         return f"{self.control}:wake:{{{fleet}}}"
 
     def progress(self, run: str) -> str:
-        """HASH `topic/partition` -> entries fetched, approximately, by one run of a pipeline."""
+        """HASH: approximate number of entries fetched by a pipeline run, by `topic/partition`."""
         return f"{self.control}:progress:{{{run}}}"
 
     def sink(self, query: str) -> str:
-        """HASH + PX of a Spark query that writes: batch, plan, rows, topics, attempts."""
+        """HASH, TTL: state of a Spark sink. Fields: batch, plan, rows, topics, attempts."""
         return f"{self.control}:sink:{{{query}}}"
 
     def schedule_index(self) -> str:
-        """HASH name of a schedule -> `fleet origin topic partition`, and during a move also the old
-        `topic partition`.
+        """HASH: `fleet origin topic partition` of each schedule, by name. While a schedule moves to
+        another partition, the old `topic partition` follows.
         """
         return f"{self.control}:schedules"
 
     def schedule_places(self) -> str:
-        """SET of `topic/partition` that have schedules, or had them."""
+        """SET: each `topic/partition` that has or had schedules."""
         return f"{self.control}:schedules:places"
 
     def outboxes(self) -> str:
-        """SET of the names of outboxes. Written by their relays, read by views and deletions."""
+        """SET: names of all outboxes. A relay adds the name of its outbox."""
         return f"{self.control}:outboxes"
 
     def outbox(self, outbox: str) -> str:
-        """HASH of an outbox: epoch, token, owner and since of its relay, and its figures."""
+        """HASH: relay of an outbox (epoch, token, owner, since) and its statistics."""
         return f"{self.control}:outbox:{{{outbox}}}"
 
     def outbox_lease(self, outbox: str) -> str:
-        """STRING + PX: token of the relay of an outbox."""
+        """STRING, TTL: token of the relay that owns an outbox."""
         return f"{self.control}:outbox:{{{outbox}}}:lease"
 
     # --- a topic ---
 
     def meta(self, topic: str) -> str:
-        """HASH partitionCount, created, settings, `group:<G>` = partition count when first seen."""
+        """HASH: metadata of a topic. Fields: partitionCount, created, settings, and `group:<G>`
+        (the partition count when the group was first seen).
+        """
         return f"{self.control}:topic:{{{topic}}}:meta"
 
     def partitions(self, topic: str) -> str:
-        """SET of the topic's partition stream keys."""
+        """SET: names of the partition streams of a topic."""
         return f"{self.control}:topic:{{{topic}}}:partitions"
 
     def pipeline(self, topic: str, name: str) -> str:
-        """STRING + PX: token of the run of a pipeline that may write to the topic."""
+        """STRING, TTL: token of the pipeline run that may write to the topic."""
         return f"{self.control}:pipeline:{{{topic}}}:{name}"
 
     def audit(self, topic: str) -> str:
-        """STREAM, at most about 10,000 entries: operators' actions, the oldest trimmed first."""
+        """STREAM: audit log of a topic, trimmed to about 10,000 entries."""
         return f"{self.control}:topic:{{{topic}}}:audit"
 
     # --- a partition ---
 
     def stream(self, topic: str, partition: int) -> str:
-        """STREAM: the partition. Trimmed, but never changed by XDEL."""
+        """STREAM: the partition. streamqd trims it, but never uses XDEL on it."""
         return f"{self.streams}:{{{topic}:p:{partition}}}"
 
     def dlq(self, topic: str, partition: int) -> str:
-        """STREAM: dead letters of all groups. `X@dlq` groups read it. XDEL, but no XTRIM."""
+        """STREAM: dead letters of all groups, read by `NAME@dlq` groups. Removed with XDEL only."""
         return f"{self.streams}:{{{topic}:p:{partition}}}:dlq"
 
     def moving(self, topic: str, partition: int) -> str:
-        """HASH dead-letter ID -> `unix-ms destination`, during a move to another slot."""
+        """HASH: `unix-ms destination` of dead letters that are moving to another slot, by ID."""
         return f"{self.control}:moving:{{{topic}:p:{partition}}}"
 
     def scheduled(self, topic: str, partition: int) -> str:
-        """ZSET due unix ms -> send ID of delayed sends."""
+        """ZSET: send IDs of delayed sends, by due time."""
         return f"{self.control}:delayed:{{{topic}:p:{partition}}}"
 
     def scheduled_items(self, topic: str, partition: int) -> str:
-        """HASH send ID -> packed fields of delayed sends."""
+        """HASH: packed fields of delayed sends, by send ID."""
         return f"{self.control}:delayed:item:{{{topic}:p:{partition}}}"
 
     def schedules(self, topic: str, partition: int) -> str:
-        """HASH of each schedule: `<name>` its specification, `<name>:hash`, `:origin`, `:since`,
-        `:seen`, `:held`.
+        """HASH: schedules. The field `<name>` is the specification of a schedule. Its other fields
+        are `<name>:hash`, `:origin`, `:since`, `:seen` and `:held`.
         """
         return f"{self.control}:schedule:{{{topic}:p:{partition}}}"
 
     def schedules_due(self, topic: str, partition: int) -> str:
-        """ZSET due unix ms -> name of a schedule."""
+        """ZSET: names of schedules, by due time."""
         return f"{self.control}:schedule:due:{{{topic}:p:{partition}}}"
 
     def schedules_last(self, topic: str, partition: int) -> str:
-        """HASH of each schedule `<name>:tick`, `:id`, `:late`, `:fired`, `:skipped`, `:ran`."""
+        """HASH: last tick and counts of schedules. Fields: `<name>:tick`, `:id`, `:late`, `:fired`,
+        `:skipped`, `:ran`.
+        """
         return f"{self.control}:schedule:last:{{{topic}:p:{partition}}}"
 
     def dedup(self, topic: str, partition: int, dedup_id: str) -> str:
-        """STRING + PX: id of the entry first written under this dedup id."""
+        """STRING, TTL: ID of the entry that was written with this deduplication ID."""
         return f"{self.control}:dedup:{{{topic}:p:{partition}}}:{dedup_id}"
 
     def trim(self, topic: str, partition: int) -> str:
-        """HASH first (id kept), removed, size, archived, dead_archived, shrink_*, and for groups
-        `floor:<G>`, `dropped_*:<G>`, `holds:<G>`.
+        """HASH: state of trimming. Fields: first (lowest ID kept), removed, size, archived,
+        dead_archived, `shrink_*`, and for each group `floor:<G>`, `dropped_*:<G>`, `holds:<G>`.
         """
         return f"{self.control}:trim:{{{topic}:p:{partition}}}"
 
     def staged(self, topic: str, partition: int, query: str, attempt: str) -> str:
-        """STREAM + PX: rows of one attempt of a Spark task, until its batch is published."""
+        """STREAM, TTL: rows that an attempt of a Spark task staged, until they are published."""
         return f"{self.control}:sink:{{{topic}:p:{partition}}}:{query}:{attempt}"
 
     def outbox_record(self, topic: str, partition: int, outbox: str) -> str:
-        """HASH of an outbox: epoch of the relay that may write here, rows of its last batch."""
+        """HASH: epoch of the outbox relay that may write here, and the rows of its last batch."""
         return f"{self.control}:outbox:{{{topic}:p:{partition}}}:{outbox}"
 
     # --- a group on a partition ---
@@ -163,35 +167,39 @@ class Keys:
         return self.stream(topic, partition)
 
     def retry_stream(self, topic: str, partition: int, group: str) -> str:
-        """STREAM: retried and replayed messages of one group. Trimmed only."""
+        """STREAM: retried and replayed messages of one group. streamqd trims it."""
         return f"{self.streams}:{{{topic}:p:{partition}}}:retry:{group}"
 
     def lease(self, topic: str, partition: int, group: str) -> str:
-        """STRING + PX: token of the owner. Read by lease scripts and views only."""
+        """STRING, TTL: token of the owner."""
         return f"{self.control}:lease:{{{topic}:p:{partition}}}:{group}"
 
     def fence(self, topic: str, partition: int, group: str) -> str:
-        """HASH without TTL: token, epoch, owner, since, session, quarantine, mark, accused."""
+        """HASH: fence. Fields: token, epoch, owner, since, session, quarantine, mark, accused. It
+        never expires.
+        """
         return f"{self.control}:fence:{{{topic}:p:{partition}}}:{group}"
 
     def retry(self, topic: str, partition: int, group: str) -> str:
-        """ZSET due unix ms -> place of waiting retries."""
+        """ZSET: places of waiting retries, by due time."""
         return f"{self.control}:retry:{{{topic}:p:{partition}}}:{group}"
 
     def retry_items(self, topic: str, partition: int, group: str) -> str:
-        """HASH place -> packed fields of waiting retries."""
+        """HASH: packed fields of waiting retries, by place."""
         return f"{self.control}:retry:item:{{{topic}:p:{partition}}}:{group}"
 
     def attempts(self, topic: str, partition: int, group: str) -> str:
-        """HASH `<place>:c` crashes, `:f` failures in place, `:due` (unix ms), `:last` crash."""
+        """HASH: counts of pending entries. Fields: `<place>:c` (crashes), `<place>:f` (failures in
+        place), `<place>:due` (time of the retry), `<place>:last` (last crash).
+        """
         return f"{self.control}:attempts:{{{topic}:p:{partition}}}:{group}"
 
     def epochs(self, topic: str, partition: int, group: str) -> str:
-        """LIST, the last 40 changes of owner: `unix-ms event epoch owner reason`."""
+        """LIST: the last 40 changes of owner, each `unix-ms event epoch owner reason`."""
         return f"{self.control}:epochs:{{{topic}:p:{partition}}}:{group}"
 
     def stack(self, topic: str, partition: int, group: str) -> str:
-        """STRING + PX: JSON, the worker's stack, after a person requested it."""
+        """STRING, TTL: JSON with the stack of a worker, after `streamqd stack` or the console."""
         return f"{self.control}:stack:{{{topic}:p:{partition}}}:{group}"
 
 
