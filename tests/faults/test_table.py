@@ -133,7 +133,7 @@ OF_THE_RUN = (
     "test_detached_child_leaves_the_parents_connection_alone"
 )
 RUN = "valkey"
-NONE = "tests/unit/test_process.py::test_descriptors_are_closed_but_for_those_to_keep"
+NONE = "tests/unit/test_process.py::test_child_closes_other_file_descriptors"
 
 
 @pytest.mark.slow

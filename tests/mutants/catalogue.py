@@ -201,28 +201,28 @@ DEATH = (
         "a round that crashes is halved, so its crashes are bounded",
         "streamqd/policy/rounds.py",
         ("largest = max(1, len(running) // 2)", "largest = len(running)"),
-        tests={"unit/test_rounds.py": "test_a_lone_kill_costs_two_rounds"},
+        tests={"unit/test_rounds.py": "test_single_kill_costs_two_rounds"},
     ),
     mutant(
         "a suspect of two crashes that joins the larger round",
         "an innocent message starts 8 times at most",
         "streamqd/policy/rounds.py",
         ("min(largest, suspects.get(place, largest))", "largest"),
-        tests={"unit/test_rounds.py": "test_a_suspect_of_two_crashes_keeps_the_smaller_round"},
+        tests={"unit/test_rounds.py": "test_suspect_of_two_crashes_keeps_the_smaller_round"},
     ),
     mutant(
         "a round that is larger than one of its members allows",
         "a suspect joins rounds of its size at most",
         "streamqd/policy/rounds.py",
         ("if count >= most:", "if count > most:"),
-        tests={"unit/test_rounds.py": "test_a_lone_kill_costs_two_rounds"},
+        tests={"unit/test_rounds.py": "test_single_kill_costs_two_rounds"},
     ),
     mutant(
         "a crash of a lone message that counts as progress",
         "only a crash that makes rounds smaller is no step to a crash loop",
         "streamqd/policy/rounds.py",
         ("len(running) > 1 and all(", "all("),
-        tests={"unit/test_rounds.py": "test_a_crash_narrows_only_among_known_suspects"},
+        tests={"unit/test_rounds.py": "test_crash_narrows_only_the_known_suspects"},
     ),
     mutant(
         "an accused message that runs next to others",
@@ -535,7 +535,7 @@ LIMITS = (
             "STACK_OF_THREAD, descriptor, all_threads=False)",
             "STACK_OF_THREAD, descriptor, all_threads=True)",
         ),
-        tests={"unit/test_process.py": "test_stacks_are_shown_while_threads_come_and_go"},
+        tests={"unit/test_process.py": "test_stacks_are_dumped_while_threads_start_and_exit"},
     ),
     mutant(
         "a history that can keep an owner out",
@@ -562,7 +562,7 @@ LIMITS = (
         (" if before.stacks.get(assignment) != each", ""),
         tests={
             "unit/test_supervisor_control.py": (
-                "test_each_stack_is_requested_once_and_not_after_a_restart"
+                "test_stack_is_requested_once_and_not_after_a_restart"
             )
         },
     ),
@@ -673,7 +673,7 @@ SETTLING = (
         tests={
             "unit/test_settlement.py": [
                 "test_fifth_failure_is_the_last",
-                "test_one_attempt_means_no_retry",
+                "test_max_attempts_of_one_means_no_retry",
             ]
         },
     ),
@@ -876,7 +876,7 @@ AROUND = (
         "a foreign consumer with a million new entries does not block the server",
         "lua/_ranges.lua",
         ("group, '(' .. id,", "group, 'IDLE', 1000, '(' .. id,"),
-        tests={"unit/test_script_bounds.py": "test_no_script_lists_without_a_bound"},
+        tests={"unit/test_script_bounds.py": "test_no_script_calls_an_unbounded_command"},
     ),
     mutant(
         "members that are dead by age alone",
@@ -1110,7 +1110,7 @@ SCHEDULES = (
         "streamqd/schedules/ticks.py",
         ("missed = now - tick > grace_ms(schedule, tick)", "missed = False"),
         tests={
-            "unit/test_schedules.py": "test_missed_ticks_are_treated_by_the_policy",
+            "unit/test_schedules.py": "test_missed_ticks_follow_the_misfire_policy",
             "integration/test_schedules.py": "test_twenty_missed_ticks_follow_the_policy",
         },
     ),

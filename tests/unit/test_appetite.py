@@ -17,7 +17,7 @@ def settled(size: int, spent_ns: int = 1000) -> PrefetchController:
     return prefetch
 
 
-def test_first_read_is_small():
+def test_first_prefetch_is_small():
     assert PrefetchController(CONSUMER, MIB, 256).count == 4
     assert PrefetchController(CONSUMER, 64 * MIB, 256).count == 1
     assert PrefetchController(CONSUMER, 1024, 256).count == 16
@@ -33,13 +33,13 @@ def test_prefetch_doubles_up_to_its_bound():
     assert counts == [8, 16, 32, 64, 100, 100]
 
 
-def test_held_bytes_and_work_are_bounded():
+def test_prefetch_is_bounded_by_bytes_and_run_time():
     assert settled(64 * 1024).count == 64
     assert settled(1, spent_ns=100_000_000).count == 10
     assert settled(100 * MIB).count == 1
 
 
-def test_appetite_is_small_after_an_oversized_read():
+def test_prefetch_is_small_after_an_oversized_read():
     """One oversized read counts although the mean size is still small."""
     prefetch = settled(100)
     assert prefetch.count == 256

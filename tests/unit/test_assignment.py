@@ -53,12 +53,12 @@ def test_assign_without_members_or_assignments_is_empty() -> None:
     assert assign([member("a")], [], {}) == {}
 
 
-def test_one_member_takes_all() -> None:
+def test_single_member_gets_every_assignment() -> None:
     assignments = assignments_of({A: 3, B: 2})
     assert assign([member("a")], assignments, {}) == dict.fromkeys(assignments, "a")
 
 
-def test_two_members_share_each_topic_and_group() -> None:
+def test_two_members_split_each_topic_and_group() -> None:
     members = [member("a"), member("b")]
     wanted = assign(members, assignments_of({A: 4, B: 4, C: 4}), {})
     spread = Counter(
@@ -68,7 +68,7 @@ def test_two_members_share_each_topic_and_group() -> None:
     assert len(spread) == 6
 
 
-def test_odd_counts_are_even_in_total_too() -> None:
+def test_odd_partition_counts_balance_in_total() -> None:
     members = [member("a"), member("b")]
     wanted = assign(members, assignments_of({A: 3, B: 3, C: 1, D: 1}), {})
     assert loads(members, wanted) == {"a": 4, "b": 4}
@@ -104,14 +104,14 @@ def test_members_keep_their_lowest_partitions() -> None:
     assert assign([member("b"), member("a")], assignments, {}) == now
 
 
-def test_loose_and_free_partitions_are_dealt_in_order() -> None:
+def test_free_partitions_are_assigned_in_order() -> None:
     assignments = assignments_of({A: 6})
     before = {assignment: "a" for assignment in assignments if assignment.partition < 4}
     now = assign([member("a"), member("b"), member("c")], assignments, before)
     assert now == {assignment: "aabbcc"[assignment.partition] for assignment in assignments}
 
 
-def test_the_assignments_of_a_leaver_are_spread_and_nothing_else_moves() -> None:
+def test_leaving_member_moves_only_its_own_assignments() -> None:
     assignments = assignments_of({A: 6, B: 6})
     members = [member("a"), member("b"), member("c")]
     before = assign(members, assignments, {})
@@ -127,7 +127,7 @@ def test_the_assignments_of_a_leaver_are_spread_and_nothing_else_moves() -> None
         assert counts == {"a": 3, "b": 3}
 
 
-def test_weights_share_each_topic_and_group() -> None:
+def test_weights_split_each_topic_and_group() -> None:
     members = [member("a", weight=1), member("b", weight=3)]
     wanted = assign(members, assignments_of({A: 4, B: 8}), {})
     assert loads(members, wanted) == {"a": 3, "b": 9}
@@ -138,7 +138,7 @@ def test_weights_share_each_topic_and_group() -> None:
     assert spread[*B, "a"] == 2
 
 
-def test_a_large_weight_gets_no_more_than_its_share_rounded() -> None:
+def test_large_weight_gets_at_most_its_rounded_share() -> None:
     # Methods that divide step by step would give the large member 96 here.
     members = [member("big", weight=940), *(member(f"m{n}", weight=10) for n in range(6))]
     wanted = assign(members, assignments_of({A: 96}), {})
@@ -150,7 +150,7 @@ def test_assignment_respects_caps() -> None:
     assert loads(members, assign(members, assignments_of({A: 9}), {})) == {"a": 1, "b": 4, "c": 4}
 
 
-def test_assignments_beyond_all_caps_are_left_out_evenly() -> None:
+def test_assignments_above_all_caps_are_dropped_evenly() -> None:
     members = [member("a", cap=2), member("b", cap=2)]
     assignments = assignments_of({A: 4, B: 4})
     wanted = assign(members, assignments, {})
@@ -165,7 +165,7 @@ def test_lowered_cap_sheds_only_the_excess() -> None:
     assert Counter((assignment.topic, assignment.group) for assignment in now) == {A: 3, B: 3}
 
 
-def test_assignments_go_to_members_with_a_consumer() -> None:
+def test_assignments_go_only_to_members_with_a_consumer() -> None:
     members = [member("old", A), member("new", A, B)]
     wanted = assign(members, assignments_of({A: 4, B: 2, C: 1}), {})
     assert loads(members, wanted) == {"old": 3, "new": 3}
@@ -173,7 +173,7 @@ def test_assignments_go_to_members_with_a_consumer() -> None:
     assert Assignment("orders", 0, "mail") not in wanted
 
 
-def test_an_owner_that_no_longer_offers_loses_the_assignment() -> None:
+def test_owner_without_a_consumer_loses_the_assignment() -> None:
     assignments = assignments_of({A: 2})
     assert assign(
         [member("a", B), member("b", A)], assignments, dict.fromkeys(assignments, "a")
@@ -192,7 +192,7 @@ def test_assignment_balances_through_intermediate_members() -> None:
     assert loads(members, assign(members, assignments, before)) == {"a": 3, "b": 3, "c": 3}
 
 
-def test_no_single_move_helps_but_a_chain_does() -> None:
+def test_assign_finds_a_chain_of_moves() -> None:
     members = [member("a", A), member("b", A, B), member("c", B)]
     assignments = assignments_of({A: 4, B: 5})
     before = {assignment: "a" if assignment.group == A[1] else "b" for assignment in assignments}
@@ -203,7 +203,7 @@ def test_no_single_move_helps_but_a_chain_does() -> None:
     assert len(moved(before, now)) == 2
 
 
-def test_room_is_made_over_members_in_between() -> None:
+def test_assign_makes_room_through_intermediate_members() -> None:
     # b is full with assignments that a could take, and only b offers B.
     members = [member("a", A, cap=4), member("b", A, B, cap=2), member("c", C)]
     assignments = assignments_of({A: 2, B: 2, C: 1})
@@ -250,7 +250,7 @@ Fleet = tuple[list[Member], list[Assignment], dict[Assignment, str]]
 
 
 @given(fleets(same_offers))
-def test_assignment_covers_each_assignment_within_one_of_the_share(fleet: Fleet) -> None:
+def test_each_member_is_within_one_of_its_share(fleet: Fleet) -> None:
     members, assignments, owners = fleet
     wanted = assign(members, assignments, owners)
     assert sorted(wanted) == sorted(assignments)
@@ -287,7 +287,7 @@ def test_assignment_uses_the_fewest_moves(fleet: Fleet) -> None:
 
 
 @given(fleets(st.one_of(same_offers, any_offers)))
-def test_assigned_again_nothing_moves(fleet: Fleet) -> None:
+def test_assign_is_stable_when_repeated(fleet: Fleet) -> None:
     members, assignments, owners = fleet
     wanted = assign(members, assignments, owners)
     assert assign(members, assignments, wanted) == wanted
@@ -365,7 +365,7 @@ def has_room(each: Member, counts: Mapping[str, int]) -> bool:
 
 
 @given(fleets(any_offers))
-def test_no_chain_of_moves_would_be_more_even(fleet: Fleet) -> None:
+def test_assign_leaves_no_balancing_chain_of_moves(fleet: Fleet) -> None:
     members, assignments, owners = fleet
     members = [Member(each.id, 1, each.cap, each.offers) for each in members]
     wanted = assign(members, assignments, owners)
@@ -378,7 +378,7 @@ def test_no_chain_of_moves_would_be_more_even(fleet: Fleet) -> None:
 
 
 @given(fleets(any_offers), st.lists(st.integers(0, 9), min_size=7, max_size=7))
-def test_assignments_owned_elsewhere_count_as_immovable(fleet: Fleet, elsewhere: list[int]) -> None:
+def test_immovable_assignments_count_for_the_share(fleet: Fleet, elsewhere: list[int]) -> None:
     members, assignments, owners = fleet
     members = [replace(each, cap=0) for each in members]
     elsewhere = elsewhere[: len(members)]
@@ -402,7 +402,7 @@ def test_assignments_owned_elsewhere_count_as_immovable(fleet: Fleet, elsewhere:
 
 
 @given(fleets(any_offers))
-def test_assignment_is_left_out_only_if_no_chain_of_moves_makes_room(fleet: Fleet) -> None:
+def test_assignment_is_dropped_only_without_a_chain(fleet: Fleet) -> None:
     members, assignments, owners = fleet
     wanted = assign(members, assignments, owners)
     counts = loads(members, wanted)
@@ -429,7 +429,7 @@ def test_assignment_from_scratch_spreads_within_one(
 
 
 @given(st.integers(2, 8), counts_of_assignments, st.data())
-def test_only_the_leaver_s_assignments_move(
+def test_leave_moves_only_the_assignments_of_the_member(
     count: int, counts: dict[tuple[str, str], int], data: st.DataObject
 ) -> None:
     members = [member(f"m{number}") for number in range(count)]
@@ -441,7 +441,7 @@ def test_only_the_leaver_s_assignments_move(
 
 
 @given(st.integers(1, 8), counts_of_assignments)
-def test_assignments_move_only_to_the_newcomer(
+def test_join_moves_assignments_only_to_the_new_member(
     count: int, counts: dict[tuple[str, str], int]
 ) -> None:
     members = [member(f"m{number}") for number in range(count)]

@@ -29,12 +29,12 @@ attempts = st.integers(1, 10**30)
         ("exponential", [2, 4, 8, 10, 10, 10]),
     ],
 )
-def test_backoff_grows_by_its_kind(kind: str, waits: list[float]) -> None:
+def test_backoff_kinds_grow_as_documented(kind: str, waits: list[float]) -> None:
     policy = Backoff(kind=kind, base=2.0, max=10.0, jitter="none")
     assert [delay(policy, attempt, 0.5) for attempt in range(1, 7)] == waits
 
 
-def test_full_jitter_is_a_part_of_the_capped_wait() -> None:
+def test_full_jitter_is_a_fraction_of_the_capped_delay() -> None:
     policy = Backoff(kind="exponential", base=1.0, max=60.0, jitter="full")
     assert delay(policy, 4, 0.0) == 0.0
     assert delay(policy, 4, 0.25) == 2.0
@@ -42,7 +42,7 @@ def test_full_jitter_is_a_part_of_the_capped_wait() -> None:
     assert delay(policy, 100, 0.5) == 30.0
 
 
-def test_without_jitter_the_draw_does_not_matter() -> None:
+def test_delay_without_jitter_ignores_the_random_number() -> None:
     policy = Backoff(kind="fixed", base=3.0, max=60.0, jitter="none")
     assert {delay(policy, 1, draw) for draw in (0.0, 0.3, 1.0)} == {3.0}
 
@@ -52,7 +52,7 @@ def test_backoff_of_an_attempt_below_one_equals_the_first() -> None:
     assert delay(policy, 0, 1.0) == delay(policy, -5, 1.0) == delay(policy, 1, 1.0) == 4.0
 
 
-def test_unknown_kind_is_an_error() -> None:
+def test_unknown_backoff_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown kind of backoff: cubic"):
         delay(Backoff(kind="cubic"), 1, 0.0)
 
@@ -67,12 +67,12 @@ def test_backoff_stays_within_bounds(policy: Backoff, attempt: int, jitter: floa
 
 
 @given(policies, st.integers(1, 5000), st.floats(0, 1))
-def test_never_shorter_for_a_later_attempt(policy: Backoff, attempt: int, jitter: float) -> None:
+def test_delay_never_shrinks_with_the_attempt(policy: Backoff, attempt: int, jitter: float) -> None:
     assert delay(policy, attempt + 1, jitter) >= delay(policy, attempt, jitter)
 
 
 @given(policies, attempts, st.floats(0, 1), st.floats(0, 1))
-def test_more_jitter_never_waits_less(
+def test_delay_never_shrinks_with_the_jitter(
     policy: Backoff, attempt: int, one: float, other: float
 ) -> None:
     low, high = sorted((one, other))

@@ -55,7 +55,7 @@ def test_capacity_limit_is_lifted_after_a_successful_start(wanted: int, running:
     assert not capacity.count_to_try(now + TRY_SECONDS[0] - 0.1, 1)
 
 
-def test_a_member_of_any_version_reads_the_limit():
+def test_member_limit_is_understood_by_older_versions():
     """Other members read a limit as a cap, and treat a member with a limit of 0 as leaving."""
     told = {"offers": [["t", "g"]], "capacity": 3, "capacity_problem": PROBLEM, "cap": 3}
     assert members.seen_of(Heartbeat("a", 1, told)).member.cap == 3

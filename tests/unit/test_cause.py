@@ -329,7 +329,7 @@ def test_cause_and_progress_are_derived_from_the_facts(
     assert first.advice or moves
 
 
-def test_dominant_cause_comes_first_and_others_stay() -> None:
+def test_dominant_cause_is_listed_first() -> None:
     known = facts(
         control=PAUSE,
         worker=worker(longest_run_seconds=75.0),
@@ -373,7 +373,7 @@ def test_cause_ignores_old_failures() -> None:
         ({}, "fix the handler or its dependency"),
     ],
 )
-def test_failing_names_the_command_that_shows_the_messages(
+def test_failing_cause_names_the_command_for_its_messages(
     more: dict[str, Any], advice: str
 ) -> None:
     """Without dead letters, the advice is not `dlq stats`, even if 10,000 messages wait."""
@@ -384,7 +384,7 @@ def test_failing_names_the_command_that_shows_the_messages(
     assert ("dlq stats" in cause.advice) == ("dlq stats" in advice)
 
 
-def test_an_open_circuit_names_a_failure_that_can_open_it() -> None:
+def test_open_circuit_names_only_failures_that_open_it() -> None:
     """A Retry never opens the circuit, even if it was the last failure."""
     mixed = (failed("shop.BankDown", 9.0), failed("streamqd.handlers.Retry", 1.0))
 

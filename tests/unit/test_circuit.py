@@ -20,7 +20,7 @@ def opened(*, at: float = 0.0) -> Circuit:
     return one
 
 
-def test_circuit_opens_after_the_failures_within_its_window():
+def test_circuit_opens_after_enough_failures_in_its_window():
     one = circuit()
     for at, uid in ((0.0, "a"), (1.0, "b")):
         one.record_failure(uid, at, 0)
@@ -33,7 +33,7 @@ def test_circuit_opens_after_the_failures_within_its_window():
     assert one.seconds_until_start(15.0) == one.seconds_until_start(99.0) == 0
 
 
-def test_failures_outside_the_window_do_not():
+def test_failures_outside_the_window_do_not_open_circuit():
     one = circuit()
     for number in range(20):
         one.record_failure(str(number), number * 5.1, number)
@@ -63,13 +63,13 @@ def test_circuit_reopens_after_a_failed_probe():
         assert one.seconds_until_start(at) == 5.0
 
 
-def test_circuit_forgives_only_the_first_failure():
+def test_circuit_forgives_a_message_only_once():
     one = circuit(failures=100)
     assert [one.record_failure("a", at, 0) for at in (0.0, 1.0, 2.0)] == [False, True, True]
     assert not one.record_failure("b", 3.0, 0)
 
 
-def test_a_failure_before_the_circuit_opened_is_forgiven():
+def test_failure_before_the_circuit_opened_is_forgiven():
     one = circuit()
     one.record_failure("a", 0.0, 0)
     assert one.record_failure("a", 0.1, 0), "nobody knows yet"
@@ -81,7 +81,7 @@ def test_a_failure_before_the_circuit_opened_is_forgiven():
     assert one.record_failure("a", 6.1, 1)
 
 
-def test_message_that_fails_while_others_succeed_counts_once():
+def test_one_failing_message_among_successes_counts_once():
     one = circuit(failures=3)
     for number in range(1, 50):
         one.record_failure("a", number * 0.01, number)
@@ -98,7 +98,7 @@ def test_single_failing_message_opens_the_circuit():
     assert one.state is CircuitState.OPEN
 
 
-def test_next_circuit_continues_with_the_kept_state():
+def test_new_circuit_continues_with_the_saved_state():
     one = circuit()
     assert one.memory == NOTHING
     one.record_failure("a", 1.0, 0)
@@ -117,7 +117,7 @@ def test_next_circuit_continues_with_the_kept_state():
     assert last.memory == CircuitMemory(0, 0.0, 16.0, False)
 
 
-def test_restored_failures_have_the_age_of_the_oldest():
+def test_restored_failures_are_as_old_as_the_oldest():
     after = Circuit(3, 10.0, 5.0, CircuitMemory(2, 1.0))
     after.record_failure("c", 11.1, 0)
     assert after.state is CircuitState.CLOSED

@@ -18,7 +18,7 @@ from tests.support.optional import need
 TITLE = "\x1b]0;owned\x07"  # sets the title of a terminal
 
 
-def test_two_columns_of_one_name_keep_their_values(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_columns_with_one_name_keep_their_values(capsys: pytest.CaptureFixture[str]) -> None:
     answers.show(["a", "a"], [(1, 2)], "table")
     assert capsys.readouterr().out.split() == ["A", "A", "1", "2"]
     answers.show(["a", "a"], [(1, 2)], "csv")
@@ -27,7 +27,7 @@ def test_two_columns_of_one_name_keep_their_values(capsys: pytest.CaptureFixture
         answers.show(["a", "a"], [(1, 2)], "json")
 
 
-def test_nested_rows_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nested_rows_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     row = pytest.importorskip("pyspark.sql").Row
     answers.show(["at"], [([row(x=1, y=b"z")],)], "json")
     assert json.loads(capsys.readouterr().out) == {"at": [{"x": 1, "y": "z"}]}
@@ -50,7 +50,7 @@ def test_csv_output_escapes_terminal_control_characters(
 
 @need("pyspark", "pyarrow")
 @pytest.mark.parametrize("verbose", [True, False])
-def test_an_error_cannot_control_a_terminal(
+def test_error_text_escapes_terminal_control_characters(
     verbose: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["-v"] if verbose else []
@@ -90,7 +90,7 @@ def test_bad_settings_are_reported_before_java_starts(
 
 @need("pyspark", "pyarrow")
 @pytest.mark.parametrize("words", [("sql", "SELECT 1"), ("shell",), ("replay", "access")])
-def test_a_missing_package_is_a_sentence(
+def test_missing_package_error_is_one_sentence(
     words: tuple[str, ...],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -31,7 +31,9 @@ from streamqd.errors import RequestRefusedError
         (None, ""),
     ],
 )
-def test_nothing_that_commands_a_terminal_passes(given: str | bytes | None, shown: str) -> None:
+def test_printable_escapes_terminal_control_characters(
+    given: str | bytes | None, shown: str
+) -> None:
     assert output.printable(given) == shown
 
 
@@ -59,7 +61,7 @@ def test_printable_keeps_line_breaks_on_request() -> None:
         (100.5 * 86_400_000, "100d"),
     ],
 )
-def test_ages_are_short(milliseconds: float | None, shown: str) -> None:
+def test_age_is_printed_in_its_largest_unit(milliseconds: float | None, shown: str) -> None:
     assert words.age(milliseconds) == shown
 
 
@@ -72,7 +74,7 @@ def test_count_uses_singular_and_plural() -> None:
     ]
 
 
-def test_a_table_aligns_numbers_and_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_aligns_numbers_and_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     output.table(("NAME", "COUNT", "RATE"), [("a\x1b", 7, 0.25), ("bcdef", 12345, None)])
 
     assert capsys.readouterr().out.splitlines() == [
@@ -82,7 +84,7 @@ def test_a_table_aligns_numbers_and_escapes(capsys: pytest.CaptureFixture[str]) 
     ]
 
 
-def test_a_table_is_cut_on_a_terminal_only(
+def test_table_is_cut_on_a_terminal_only(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = ("x" * 30, "y" * 200)
@@ -101,7 +103,7 @@ class Thing:
     inner: list[Thing]
 
 
-def test_bytes_become_text_or_base64() -> None:
+def test_bytes_are_printed_as_text_or_base64() -> None:
     thing = Thing(b"\xff", {"a": b"b"}, [Thing("\u00e9".encode(), {}, [])])
 
     assert json.loads(output.json_text(thing)) == {
@@ -162,7 +164,7 @@ def test_lines_of_reads_very_short_files(tmp_path: Path, content: bytes) -> None
     assert lines_of(tmp_path / "short") == content.splitlines()
 
 
-def test_a_damaged_archive_names_the_line(tmp_path: Path) -> None:
+def test_damaged_archive_names_the_line(tmp_path: Path) -> None:
     whole = gzip.compress(b"".join(b"%d\n" % n for n in range(50_000)))
     (tmp_path / "cut.gz").write_bytes(whole[: len(whole) // 2])
     opened = Lines(str(tmp_path / "cut.gz"))
@@ -176,7 +178,7 @@ def test_a_damaged_archive_names_the_line(tmp_path: Path) -> None:
     opened.close()
 
 
-def test_a_line_may_be_as_long_as_a_message(tmp_path: Path) -> None:
+def test_lines_of_accepts_a_line_as_long_as_a_message(tmp_path: Path) -> None:
     (tmp_path / "long").write_bytes(b"x" * 10 + b"\r\n" + b"y" * 10 + b"\n" + b"z" * 11 + b"\n")
     opened = Lines(str(tmp_path / "long"))
     lines = opened.read(10)

@@ -163,7 +163,7 @@ OTHERWISE = {("dlq", "replay", "--partition"), ("dlq", "--reason"), ("topic", "g
 
 
 @pytest.mark.parametrize("path", list(verbs()), ids=" ".join)
-def test_a_short_option_means_one_thing(path: tuple[str, ...]) -> None:
+def test_short_option_has_one_meaning_in_all_commands(path: tuple[str, ...]) -> None:
     """A letter means the same long option in every command that has either of them."""
     for option in command_at(path).params:
         if not isinstance(option, click.Option) or option.hidden:
@@ -290,7 +290,7 @@ def test_missing_configuration_file_is_an_error(invoke: Invoke) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", ".", ".hidden", "../orders", "a/b"])
-def test_topic_name_that_could_be_a_path_is_refused(invoke: Invoke, name: str) -> None:
+def test_topic_name_that_resembles_a_path_is_refused(invoke: Invoke, name: str) -> None:
     """A topic `..`, created by `produce ..`, once erased an archive."""
     Path("streamq.toml").write_text('[redis]\nurl = "redis://127.0.0.1:1/0"\n')
     for words in (["produce", name, "--from", "-"], ["topic", "create", name]):
@@ -301,7 +301,7 @@ def test_topic_name_that_could_be_a_path_is_refused(invoke: Invoke, name: str) -
         Producer().send(name, "x")
 
 
-def test_configuration_is_passed_or_from_environment_or_found(invoke: Invoke) -> None:
+def test_configuration_file_is_found_in_order(invoke: Invoke) -> None:
     Path("one.toml").write_text('[daemon]\ninstance = "one"\n')
     Path("two.toml").write_text('[daemon]\ninstance = "two"\n')
     Path("streamq.toml").write_text('[daemon]\ninstance = "three"\n')
@@ -346,7 +346,9 @@ def test_config_schema_prints_json(invoke: Invoke) -> None:
 # --- the daemon -----------------------------------------------------------------------------------
 
 
-def test_no_command_runs_the_daemon(invoke: Invoke, started: list[dict[str, Any]]) -> None:
+def test_streamqd_without_a_command_runs_the_daemon(
+    invoke: Invoke, started: list[dict[str, Any]]
+) -> None:
     Path("streamq.toml").write_text(GOOD)
 
     result = invoke("-l", "warning", "--log-format", "json", "--only", "access/hits", "--burst")
@@ -371,7 +373,7 @@ def test_verbosity_sets_the_level(
     assert started[0]["settings"].log.level == level
 
 
-def test_without_a_configuration_the_daemon_does_not_run(
+def test_daemon_does_not_run_without_a_configuration(
     invoke: Invoke, started: list[dict[str, Any]]
 ) -> None:
     result = invoke()
@@ -381,7 +383,9 @@ def test_without_a_configuration_the_daemon_does_not_run(
 
 
 @pytest.mark.parametrize("only", ["access", "/hits", "access/", "a/b/c"])
-def test_only_names_a_consumer(invoke: Invoke, started: list[dict[str, Any]], only: str) -> None:
+def test_only_option_requires_topic_and_group(
+    invoke: Invoke, started: list[dict[str, Any]], only: str
+) -> None:
     Path("streamq.toml").write_text(GOOD)
     result = invoke("--only", only)
 
@@ -390,7 +394,9 @@ def test_only_names_a_consumer(invoke: Invoke, started: list[dict[str, Any]], on
 
 
 @pytest.mark.parametrize("args", [("status", "--log-level", "info"), ("produce", "access", "-q")])
-def test_misplaced_global_option_names_its_position(invoke: Invoke, args: tuple[str, ...]) -> None:
+def test_misplaced_global_option_error_shows_its_position(
+    invoke: Invoke, args: tuple[str, ...]
+) -> None:
     result = invoke(*args)
 
     assert result.exit_code == 2
@@ -412,7 +418,7 @@ def test_invalid_topic_name_is_refused_before_a_send(invoke: Invoke) -> None:
     assert result.stderr.startswith("Error: 'no name!' is not a valid topic name (use ")
 
 
-def test_check_sees_a_state_directory_that_cannot_be_written(
+def test_check_reports_an_unwritable_state_directory(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.access", lambda *_, **__: False)
@@ -435,7 +441,7 @@ def test_check_sees_a_state_directory_that_cannot_be_written(
         (KeyboardInterrupt(), 130, "\n"),
     ],
 )
-def test_failure_is_one_sentence(
+def test_daemon_failure_is_printed_as_one_sentence(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, text: str
 ) -> None:
     def fail(*_args: object, **_options: object) -> int:
@@ -459,7 +465,7 @@ def test_verbose_shows_a_traceback(invoke: Invoke, monkeypatch: pytest.MonkeyPat
     assert "Traceback" in result.stderr
 
 
-def test_a_refused_start_is_json_where_the_log_is(invoke: Invoke) -> None:
+def test_refused_start_is_printed_in_the_log_format(invoke: Invoke) -> None:
     """A fatal error at startup is printed in the format of the log."""
     Path("streamq.toml").write_text('[log]\nformat = "json"\n[daemon]\nlease_tll = "1s"\nx = 1\n')
     for style in ((), ("--log-format", "auto"), ("-v",)):
@@ -493,7 +499,7 @@ def test_init_writes_a_working_configuration(invoke: Invoke) -> None:
     assert f"--config {Path('new/project/streamq.toml').absolute()}" in unit
 
 
-def test_init_writes_an_example_of_schedules_that_works(invoke: Invoke) -> None:
+def test_init_writes_a_working_example_of_schedules(invoke: Invoke) -> None:
     result = invoke("init", "project", "--example")
     assert "wrote project/reports.py" in result.stdout.splitlines()
     checked = process("-c", "project/streamq.toml", "check", "--json")
@@ -507,7 +513,7 @@ def test_init_writes_an_example_of_schedules_that_works(invoke: Invoke) -> None:
     assert "Redis does not answer" in told.stderr
 
 
-def test_init_writes_an_example_of_an_outbox_that_works(invoke: Invoke) -> None:
+def test_init_writes_a_working_example_of_an_outbox(invoke: Invoke) -> None:
     result = invoke("init", "project", "--example", "outbox")
     assert result.stdout.splitlines() == [
         f"wrote project/{name}"
@@ -574,7 +580,7 @@ def test_command_reports_that_the_embedded_server_is_down(
     )
 
 
-def test_a_socket_of_another_user_is_not_called_missing() -> None:
+def test_socket_of_another_user_is_not_reported_as_missing() -> None:
     """A command run by another user must not report that the daemon is not running."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -598,7 +604,7 @@ def test_a_socket_of_another_user_is_not_called_missing() -> None:
     assert "run the command as " in result.stderr
 
 
-def test_a_module_without_a_handler_is_named(invoke: Invoke) -> None:
+def test_check_names_a_module_without_a_handler(invoke: Invoke) -> None:
     """The error names the configured module and shows how to declare a handler."""
     Path("work.py").write_text("def obey(message): ...\n")
     Path("streamq.toml").write_text(
@@ -624,7 +630,7 @@ def test_check_names_a_slow_import(invoke: Invoke) -> None:
     assert "it took longer than 4 s" in shown.stdout
 
 
-def test_redis_does_not_answer(invoke: Invoke) -> None:
+def test_status_without_redis_exits_4(invoke: Invoke) -> None:
     Path("streamq.toml").write_text(GOOD)
 
     result = invoke("status")
@@ -651,7 +657,7 @@ def test_check_prints_all_findings(invoke: Invoke) -> None:
 @pytest.mark.parametrize(
     "verb", [("check",), (), ("--only", "orders/bill")], ids=["check", "start", "only"]
 )
-def test_module_import_failure_is_one_error(invoke: Invoke, verb: tuple[str, ...]) -> None:
+def test_module_import_failure_is_reported_once(invoke: Invoke, verb: tuple[str, ...]) -> None:
     """The handlers of a module that cannot be imported are not also reported as missing."""
     Path("streamq.toml").write_text(
         '[daemon]\nhandlers = ["broken"]\n'
@@ -694,7 +700,7 @@ def test_check_reports_an_http_address_in_use(
 
 
 @pytest.mark.parametrize("path", sorted(verbs()), ids=" ".join)
-def test_each_command_accepts_config_after_its_name(path: tuple[str, ...]) -> None:
+def test_commands_accept_config_after_their_name(path: tuple[str, ...]) -> None:
     """`streamqd topic list -c FILE` means the same as `streamqd -c FILE topic list`."""
     names = {name for param in command_at(path).params for name in param.opts}
     assert {"-c", "--config"} <= names

@@ -31,7 +31,7 @@ from streamqd.admin.condition import condition, gravity, in_words
         ("owned", "ready", 12.0, "stopped", "running"),
     ],
 )
-def test_one_word_describes_an_assignment(
+def test_condition_of_an_assignment_is_one_word(
     lease: str, worker: str, run: float | None, orders: str, word: str
 ) -> None:
     """The word combines the directives, the owner and the worker. Running is not ready."""

@@ -66,7 +66,7 @@ def place(tmp_path: Path) -> Place:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def test_an_empty_file_is_the_defaults(place: Place) -> None:
+def test_empty_config_file_means_the_defaults(place: Place) -> None:
     settings = place.load()
     assert settings.redis == config.Redis()
     assert settings.daemon.instance == socket.gethostname()
@@ -79,14 +79,14 @@ def test_an_empty_file_is_the_defaults(place: Place) -> None:
     assert settings.consumers == ()
 
 
-def test_without_a_file_the_defaults_hold() -> None:
+def test_missing_default_file_means_the_defaults() -> None:
     settings = config.load(None, {}, NOTHING)
     assert settings.source == "defaults"
     assert settings.base_dir == Path.cwd()
     assert settings.daemon.state_dir == Path.cwd() / "var"
 
 
-def test_the_file_may_be_named_by_the_environment(place: Place) -> None:
+def test_config_file_is_named_by_the_environment(place: Place) -> None:
     place.load('[daemon]\nfleet = "blue"')
     assert config.load(None, {}, {"STREAMQ_CONFIG": str(place.file)}).daemon.fleet == "blue"
 
@@ -175,7 +175,7 @@ def test_config_reads_a_whole_file(place: Place) -> None:
     assert settings.topics["mails"].stated == frozenset()
 
 
-def test_settings_cannot_be_changed(place: Place) -> None:
+def test_settings_are_immutable(place: Place) -> None:
     with pytest.raises(AttributeError):
         place.load().daemon.fleet = "other"  # type: ignore[misc]
 
@@ -187,7 +187,7 @@ def test_settings_cannot_be_changed(place: Place) -> None:
         ("timeout = 5", 5.0),
     ],
 )
-def test_none_switches_an_optional_setting_off(place: Place, setting: str, value: object) -> None:
+def test_none_disables_an_optional_setting(place: Place, setting: str, value: object) -> None:
     assert place.load(WORK + setting).consumers[0].timeout == value
 
 
@@ -221,7 +221,7 @@ def test_unreadable_config_file_is_an_error(tmp_path: Path) -> None:
         config.load(tmp_path, {}, NOTHING)
 
 
-def test_broken_toml_names_line_and_column(place: Place) -> None:
+def test_invalid_toml_error_names_line_and_column(place: Place) -> None:
     found = place.problem("[daemon]\nfleet = = 1\n")
     assert found.startswith(f"{place.file}:2:9: not valid TOML: ")
     assert "\n" not in found
@@ -402,7 +402,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("text", "said"), MISTAKES, ids=[said[:50] for _, said in MISTAKES])
-def test_one_mistake_is_one_sentence(place: Place, text: str, said: str) -> None:
+def test_config_problem_is_one_sentence(place: Place, text: str, said: str) -> None:
     found = place.problem(text)
     assert said in found
     assert "\n" not in found
@@ -432,7 +432,7 @@ def test_consumer_numbers_survive_an_invalid_consumer(place: Place) -> None:
     assert any(each.startswith("consumers[2]: consumers[1] (") for each in found)
 
 
-def test_a_problem_of_a_consumer_names_its_topic_group_and_line(place: Place) -> None:
+def test_problem_of_a_consumer_names_its_topic_group_and_line(place: Place) -> None:
     """A position such as `consumers[13]` alone is hard to find in a file."""
     other = WORK.replace('"hits"', '"bills"')
     found = place.problem(f"# a remark\n{WORK}\n[daemon]\n\n{other}max_attempts = -1")
@@ -449,14 +449,14 @@ def test_problem_lines_ignore_text_that_looks_like_a_consumer(place: Place) -> N
     assert re.search(r"\(access/hits, \S+\.toml\)$", found), found
 
 
-def test_the_message_of_the_error_has_one_line_per_problem(place: Place) -> None:
+def test_config_error_has_one_line_per_problem(place: Place) -> None:
     place.file.write_text("[daemon]\nweight = 0\nmax_partitions = -1")
     with pytest.raises(ConfigError) as raised:
         config.load(place.file, {}, NOTHING)
     assert len(str(raised.value).splitlines()) == 2
 
 
-def test_a_host_name_that_cannot_be_used_must_be_replaced() -> None:
+def test_unusable_host_name_requires_an_instance_name() -> None:
     problems = Problems()
     check(config.Settings(daemon=config.Daemon(instance="bad host")), problems, NOTHING)
     assert problems.sentences == [
@@ -467,7 +467,7 @@ def test_a_host_name_that_cannot_be_used_must_be_replaced() -> None:
     ]
 
 
-def test_instance_name_of_a_partition_keeping_command_is_refused() -> None:
+def test_instance_name_reserved_for_a_command_is_refused() -> None:
     problems = Problems()
     check(config.Settings(daemon=config.Daemon(instance="group-reset")), problems, NOTHING)
     assert problems.sentences == ["daemon.instance: group-reset is reserved for commands"]
@@ -476,7 +476,7 @@ def test_instance_name_of_a_partition_keeping_command_is_refused() -> None:
 # --- precedence ----------------------------------------------------------------------------------
 
 
-def test_command_line_over_environment_over_file_over_default(place: Place) -> None:
+def test_settings_follow_the_order_of_precedence(place: Place) -> None:
     text = '[daemon]\nfleet = "file"\nlease_ttl = "20s"\ndrain_timeout = "21s"\n'
     environ = {"STREAMQ_DAEMON__FLEET": "env", "STREAMQ_DAEMON__LEASE_TTL": "30s"}
     daemon = place.load(text, {"daemon.fleet": "line"}, environ).daemon
@@ -502,7 +502,7 @@ def test_command_line_over_environment_over_file_over_default(place: Place) -> N
         ("STREAMQ_KEYS__CONTROL", "mq", "keys", "control", "mq"),
     ],
 )
-def test_environment_variables_set_values(
+def test_environment_variables_set_settings(
     place: Place, name: str, text: str, section: str, setting: str, value: object
 ) -> None:
     assert getattr(getattr(place.load(environ={name: text}), section), setting) == value
@@ -515,12 +515,12 @@ def test_environment_variables_set_values(
         *("at /* of the sender */ timestamp", "at/**/date"),
     ],
 )
-def test_event_time_column_is_found_in_any_spelling(place: Place, at: str) -> None:
+def test_event_time_column_ignores_case(place: Place, at: str) -> None:
     text = f'[pipelines.a]\nschema = "id long,{at}, b int"\nevent_time = "at"'
     assert place.load(text).pipelines["a"].event_time == "at"
 
 
-def test_variables_reach_into_tables(place: Place) -> None:
+def test_environment_variables_set_nested_tables(place: Place) -> None:
     environ = {
         "STREAMQ_DAEMON__CRASH_BACKOFF__BASE": "2s",
         "STREAMQ_TOPICS__SHOP_ORDERS__PARTITIONS": "8",
@@ -580,7 +580,7 @@ def test_invalid_overrides_are_problems(place: Place, key: str, said: str) -> No
     assert said in place.problem(overrides={key: "x"})
 
 
-def test_a_value_from_outside_cannot_smuggle_in_other_settings(place: Place) -> None:
+def test_environment_value_cannot_inject_other_settings(place: Place) -> None:
     found = place.problem(environ={"STREAMQ_DAEMON__WEIGHT": "1\nfleet = 2"})
     assert found.startswith("daemon.weight (STREAMQ_DAEMON__WEIGHT): ")
 
@@ -641,7 +641,7 @@ def test_invalid_redis_urls_are_problems(place: Place, url: str, said: str) -> N
 SECRET_URL = "redis://me:s3cret@localhost:6379/0"
 
 
-def test_a_password_in_the_file_needs_a_private_file(place: Place) -> None:
+def test_password_in_the_file_requires_private_mode(place: Place) -> None:
     text = f'[redis]\nurl = "{SECRET_URL}"'
     assert "chmod 600" in place.problem(text, mode=0o640)
     assert "mode 0604" in place.problem(text, mode=0o604)
@@ -669,14 +669,14 @@ def test_password_is_accepted_from_environment_but_not_arguments(
         "s3cret",
     ],
 )
-def test_no_sentence_ever_holds_a_password(place: Place, url: str) -> None:
+def test_config_problems_never_contain_a_password(place: Place, url: str) -> None:
     for overrides in ({"redis.url": url}, {}):
         text = "" if overrides else f'[redis]\nurl = "{url}"'
         assert "s3cret" not in "\n".join(place.problems(text, overrides))
     assert "s3cret" not in "\n".join(place.problems('[redis]\nurl = ["s3cret"]'))
 
 
-def test_a_password_file_is_readable_by_its_owner_only(place: Place) -> None:
+def test_password_file_is_readable_by_its_owner_only(place: Place) -> None:
     text = '[redis]\nurl = "redis://localhost"\npassword_file = "secret"'
     secret = place.directory / "secret"
     assert "cannot be read (No such file or directory)" in place.problem(text)
@@ -699,7 +699,7 @@ def test_second_password_is_refused(place: Place) -> None:
     assert "but password_file is also set" in place.problem(text, mode=0o600)
 
 
-def test_tls_files_require_tls_and_each_other(place: Place) -> None:
+def test_tls_files_require_tls_and_are_set_together(place: Place) -> None:
     for name in ("ca.pem", "cert.pem", "key.pem"):
         (place.directory / name).write_text("PEM")
         (place.directory / name).chmod(0o640)
@@ -716,12 +716,12 @@ def test_tls_files_require_tls_and_each_other(place: Place) -> None:
     assert "chmod o-r" in place.problem('[redis]\nurl = "rediss://h"\n' + pair)
 
 
-def test_the_embedded_server_needs_no_credentials(place: Place) -> None:
+def test_embedded_server_refuses_credentials(place: Place) -> None:
     found = place.problem('[redis]\nusername = "me"')
     assert found.startswith('redis.username: cannot be used with redis.url = "embedded:"')
 
 
-def test_the_embedded_url_is_a_socket_in_state_dir(place: Place) -> None:
+def test_embedded_url_is_a_socket_in_state_dir(place: Place) -> None:
     settings = place.load()
     assert config.redis_url(settings) == f"unix://{place.directory}/var/redis.sock"
     assert config.resolve_url(settings).redis.url == config.redis_url(settings)
@@ -730,7 +730,7 @@ def test_the_embedded_url_is_a_socket_in_state_dir(place: Place) -> None:
     assert config.redis_url(other) == "redis://localhost:1/2"
 
 
-def test_the_embedded_url_is_quoted(place: Place) -> None:
+def test_embedded_url_is_quoted(place: Place) -> None:
     settings = place.load('[daemon]\nstate_dir = "my var?"')
     assert config.redis_url(settings).endswith("/my%20var%3F/redis.sock")
 
@@ -742,7 +742,7 @@ def runtime() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_deep_state_dir_has_the_same_short_socket_for_all(place: Place, runtime: Path) -> None:
+def test_deep_state_dir_has_one_short_socket_path(place: Place, runtime: Path) -> None:
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
     assert claimed.is_relative_to(runtime)
@@ -804,7 +804,7 @@ def test_clients_use_no_socket_before_the_first_start(place: Place) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user than the daemon")
-def test_root_finds_the_server_of_a_daemon_of_another_user(place: Place, runtime: Path) -> None:
+def test_root_finds_the_embedded_server_of_another_user(place: Place, runtime: Path) -> None:
     """The directory may also belong to the owner of state_dir."""
     settings = place.load(f'[daemon]\nstate_dir = "{"deep/" * 30}"')
     claimed = config.claim_socket_path(settings, {"XDG_RUNTIME_DIR": str(runtime)})
@@ -813,7 +813,7 @@ def test_root_finds_the_server_of_a_daemon_of_another_user(place: Place, runtime
     assert config.redis_url(settings) == f"unix://{claimed}"
 
 
-def test_impossible_state_dir_is_an_error(place: Place) -> None:
+def test_state_dir_that_cannot_be_created_is_refused(place: Place) -> None:
     settings = place.load('[daemon]\nstate_dir = "streamq.toml/x"')
     with pytest.raises(ConfigError, match=r"cannot be created \(Not a directory\); choose another"):
         config.claim_socket_path(settings, NOTHING)
@@ -829,7 +829,7 @@ def test_impossible_state_dir_is_an_error(place: Place) -> None:
         ("cannot reach redis://me:pw@h: no", "cannot reach redis://me:***@h: no"),
     ],
 )
-def test_masked_hides_passwords_in_urls(url: str, shown: str) -> None:
+def test_mask_passwords_hides_passwords_in_urls(url: str, shown: str) -> None:
     assert config.mask_passwords(url) == shown
 
 
@@ -852,7 +852,7 @@ LONG = "u" * 300
         (SECRET_URL, "redis://me:***@localhost:6379/0", "redis://me@localhost:6379/0"),
     ],
 )
-def test_no_password_of_a_url_is_shown_or_passed_on(
+def test_url_password_is_neither_shown_nor_passed_on(
     url: str, shown: str, scrubbed: str, place: Place
 ) -> None:
     """A space or a long user name does not hide the password from the check and from masking."""
@@ -866,13 +866,13 @@ def test_no_password_of_a_url_is_shown_or_passed_on(
 
 
 @pytest.mark.parametrize("url", ["redis://me@h/0", "unix:///a:b@c", "redis://h:1/0", "embedded:"])
-def test_url_without_a_password_is_unchanged(url: str) -> None:
+def test_mask_passwords_keeps_a_url_without_a_password(url: str) -> None:
     assert secrets.mask_url(url) == url
     assert not secrets.has_password(url)
 
 
 @pytest.mark.parametrize("name", ["me", LONG])
-def test_config_file_with_a_password_must_be_private(place: Place, name: str) -> None:
+def test_config_file_with_a_url_password_must_be_private(place: Place, name: str) -> None:
     """The check of the file mode recognizes the same passwords as masking."""
     with pytest.raises(ConfigError, match=r"redis\.url"):
         place.load(f'[redis]\nurl = "redis://{name}:two words@localhost:6379/0"')
@@ -886,7 +886,7 @@ def test_config_file_with_a_password_must_be_private(place: Place, name: str) ->
         *("[daemon]\nhandlers = " + "[" * 300 + "]" * 300, "x = " + "1" * 5000),
     ],
 )
-def test_a_file_that_nests_deep_is_a_mistake_like_others(place: Place, text: str) -> None:
+def test_deeply_nested_file_is_a_config_error(place: Place, text: str) -> None:
     """Deep nesting does not raise RecursionError, and the exit code is 3."""
     with pytest.raises(ConfigError):
         place.load(text)
@@ -903,7 +903,7 @@ def test_deeply_nested_environment_variable_is_refused(text: str) -> None:
 DECLARED = {"topic": "access", "group": "hits", "handler": "weblog:count_hit"}
 
 
-def test_declared_consumers_are_added(place: Place) -> None:
+def test_declared_consumers_are_added_to_the_settings(place: Place) -> None:
     class PaymentError(Exception):
         pass
 
@@ -974,13 +974,13 @@ def test_invalid_consumer_declarations_are_problems(
     assert said in found
 
 
-def test_relations_hold_after_merging_too(place: Place) -> None:
+def test_merged_consumer_settings_are_checked_together(place: Place) -> None:
     settings = place.load(WORK + 'hard_timeout = "5s"')
     with pytest.raises(ConfigError, match=r'consumers\[0\]\.hard_timeout: "5s" is not longer'):
         config.declare_consumers(settings, [{**DECLARED, "timeout": "30s"}])
 
 
-def test_a_consumer_that_no_module_declares_is_a_problem(place: Place) -> None:
+def test_consumer_without_a_declaration_is_a_problem(place: Place) -> None:
     text = '[daemon]\nhandlers = ["weblog"]\n' + WORK.replace('"weblog:count_hit"', '""')
     with pytest.raises(ConfigError, match="is missing, and no module declares one for access/hits"):
         config.declare_consumers(place.load(text), [{**DECLARED, "group": "other"}])
@@ -1026,7 +1026,7 @@ def test_risky_settings_cause_warnings(place: Place, text: str, said: str) -> No
 # --- the settings of a web framework --------------------------------------------------------------
 
 
-def test_environment_overrides_given_sections_without_a_change(tmp_path: Path) -> None:
+def test_environment_overrides_given_settings_in_a_copy(tmp_path: Path) -> None:
     given = {"redis": {"url": "redis://127.0.0.1:1/0"}, "topics": {"orders": {"partitions": 3}}}
 
     plain = config.load_given(given, "STREAMQD", environ={})
@@ -1039,7 +1039,7 @@ def test_environment_overrides_given_sections_without_a_change(tmp_path: Path) -
     assert given["redis"] == {"url": "redis://127.0.0.1:1/0"}
 
 
-def test_given_path_is_a_file_and_none_is_the_default_file(tmp_path: Path) -> None:
+def test_given_path_is_loaded_and_none_is_the_default_file(tmp_path: Path) -> None:
     file = tmp_path / "shop.toml"
     file.write_text('[redis]\nurl = "redis://127.0.0.1:1/0"\n')
 
@@ -1059,7 +1059,7 @@ def test_given_path_is_a_file_and_none_is_the_default_file(tmp_path: Path) -> No
         ("/no/such/file.toml", "file not found"),
     ],
 )
-def test_given_value_of_a_wrong_kind_is_one_sentence(given: object, told: str) -> None:
+def test_given_value_of_a_wrong_type_is_refused(given: object, told: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(told)):
         config.load_given(given, "STREAMQD", environ={})
 
@@ -1079,13 +1079,13 @@ def test_given_value_of_a_wrong_kind_is_one_sentence(given: object, told: str) -
         "ftp://tempo.example/{trace_id}",
     ],
 )
-def test_trace_url_is_a_template_of_http(place: Place, url: str) -> None:
+def test_trace_url_must_be_an_http_template(place: Place, url: str) -> None:
     found = place.problem(overrides={"console.trace_url": url})
     assert found.startswith("console.trace_url")
     assert 'write a URL such as "https://tempo.example/trace/{trace_id}"' in found
 
 
-def test_archive_of_the_console_is_absolute(place: Place) -> None:
+def test_console_archive_path_is_absolute(place: Place) -> None:
     assert "write an absolute path" in place.problem('[console]\narchive = "archive"\n')
     text = '[console]\narchive = "s3://b/a"\ntrace_url = "http://[::1]:3200/t/{trace_id}?a=b#c"\n'
     assert place.load(text).console.archive == "s3://b/a"

@@ -26,7 +26,7 @@ HOUR = 3_600_000
     ("value", "text"),
     [(None, "\u2013"), (0, "0"), (1234567, "1,234,567"), (2**63 + 1, "9,223,372,036,854,775,809")],
 )
-def test_number_is_exact_at_any_size(value, text):
+def test_numbers_are_exact_at_any_size(value, text):
     assert formats.number(value) == text
 
 
@@ -48,12 +48,12 @@ def test_sentence_keeps_a_scope_and_the_name_of_an_instance(clause, text):
 @pytest.mark.parametrize(
     ("passed", "text"), [(400, "now"), (65_000, "1m5s ago"), (-65_000, "in 1m5s"), (-100, "now")]
 )
-def test_ago_knows_past_and_future(passed, text):
+def test_ago_formats_past_and_future_times(passed, text):
     assert formats.ago(10**12 - passed, 10**12) == text
 
 
 @pytest.mark.parametrize("unix_ms", [10**30, -(10**30)])
-def test_instant_out_of_range_is_its_number(unix_ms):
+def test_instant_out_of_range_is_printed_as_a_number(unix_ms):
     assert formats.instant(unix_ms) == str(unix_ms)
 
 
@@ -65,12 +65,12 @@ def test_instant_out_of_range_is_its_number(unix_ms):
         ("<img src=x onerror=alert(1)>", "&lt;img src=x onerror=alert(1)&gt;"),
     ],
 )
-def test_prose_escapes_and_never_changes_a_name(text, html):
+def test_prose_escapes_but_never_changes_names(text, html):
     assert str(formats.prose(text)) == html
 
 
 @pytest.mark.parametrize(("share", "text"), [(0.0, "0"), (0.00001, "<0.1%"), (1.0, "100%")])
-def test_percent_never_rounds_a_share_to_nothing(share, text):
+def test_percent_never_rounds_a_share_to_zero(share, text):
     assert formats.percent(share) == text
 
 
@@ -85,11 +85,11 @@ def test_percent_never_rounds_a_share_to_nothing(share, text):
         (None, ""),
     ],
 )
-def test_an_older_instant_has_a_clock_with_its_zone(unix_ms, text):
+def test_clock_of_an_older_instant_shows_its_zone(unix_ms, text):
     assert formats.clock(unix_ms, NOON) == text
 
 
-def test_every_reason_of_a_dead_letter_has_words():
+def test_every_dead_letter_reason_has_a_description():
     found = [formats.reason(each) for each in REASONS]
 
     assert len({*found}) == len(REASONS)
@@ -109,7 +109,7 @@ def test_every_reason_of_a_dead_letter_has_words():
         ({"x": True}, "x=true"),
     ],
 )
-def test_a_value_is_printed_in_words(value, text):
+def test_values_are_printed_in_words(value, text):
     assert formats.setting(value) == text
 
 
@@ -123,7 +123,7 @@ def test_a_value_is_printed_in_words(value, text):
         ("streamqd pause orders/bill", "/topics/orders?group=bill"),
     ],
 )
-def test_advice_links_to_the_page_that_replaces_a_command(command, url):
+def test_advice_links_to_the_console_page_of_a_command(command, url):
     assert Pages(config.Settings(), VIEWS, ACTS, DOWNLOADS).page_of(command) == url
 
 
@@ -137,13 +137,13 @@ def test_advice_links_to_the_page_that_replaces_a_command(command, url):
         ("999999999999999w", 0),
     ],
 )
-def test_a_filter_states_an_age_or_a_time(text, unix_ms):
+def test_since_filter_accepts_an_age_or_a_time(text, unix_ms):
     anna = Person("anna", Role.ADMIN, "show")
     assert choice_of(Visit(None, anna, {}, {"since": text}), NOON).since_unix_ms == unix_ms
 
 
 @pytest.mark.parametrize("text", ["yesterday", "1m1h", "-1h"])
-def test_a_filter_refuses_another_text_as_a_time(text):
+def test_since_filter_refuses_other_text(text):
     anna = Person("anna", Role.ADMIN, "show")
     with pytest.raises(InvalidRequestError, match="write an age"):
         choice_of(Visit(None, anna, {}, {"since": text}), NOON)

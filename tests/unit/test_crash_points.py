@@ -17,7 +17,7 @@ USES = {
 }
 
 
-def test_every_point_is_in_the_matrix():
+def test_every_crash_point_is_in_the_matrix():
     worker = {row.point for row in [*kill_matrix.ROWS, *kill_matrix.BLOCKED]}
     worker |= {*kill_matrix.DESTROYED}
     supervisor = {row.point for row in kill_trials.ROWS}

@@ -36,7 +36,7 @@ def problem(folder: Path, text: str) -> str:
 # --- configuration ------------------------------------------------------------------------------
 
 
-def test_dead_letter_consumer_differs_from_its_namesake(tmp_path: Path):
+def test_dead_letter_consumer_is_distinct_from_its_namesake(tmp_path: Path):
     settings = load(tmp_path, READS + LETTERS)
     assert [each.name for each in settings.consumers] == ["access/hits", "access/hits@dlq"]
     assert [each.group for each in settings.consumers] == ["hits", "hits"]
@@ -53,13 +53,13 @@ def test_dead_letter_consumer_differs_from_its_namesake(tmp_path: Path):
         (LETTERS.replace('"weblog:look"', '""'), "consumers[0].handler: is missing; write handler"),
     ],
 )
-def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, said: str):
+def test_dead_letter_consumer_problem_is_one_sentence(tmp_path: Path, text: str, said: str):
     found = problem(tmp_path, text)
     assert said in found
     assert "\n" not in found
 
 
-def test_code_may_declare_a_consumer_for_topic_and_dead_letters(tmp_path: Path):
+def test_handler_may_consume_a_topic_and_its_dead_letters(tmp_path: Path):
     declared = [
         {"topic": "access", "group": "hits", "handler": "weblog:count_hit"},
         {"topic": "access", "group": "hits", "handler": "weblog:look", "source": "dlq"},
@@ -139,7 +139,7 @@ def test_dead_letter_contains_the_failure_of_its_message():
     assert (found.group, found.payload) == ("hits@dlq", b"x")
 
 
-def test_dead_letter_attempts_restart_but_replay_count_stays():
+def test_dead_letter_attempts_restart_and_replay_count_stays():
     first, third = message(FIELDS), message(FIELDS | {b"retryCount": b"2"}, retried=True)
     assert (first.attempt, first.crash_count, first.replay_count) == (1, 0, 2)
     assert (third.attempt, third.dead_letter, third.replay_count) == (3, first.dead_letter, 2)
@@ -151,7 +151,7 @@ def test_message_of_the_topic_is_never_a_dead_letter():
     assert plain.replay_count == 0
 
 
-def test_missing_fields_are_empty():
+def test_missing_dead_letter_fields_are_empty():
     found = message({b"payload": b"x", b"attempts": b"many", b"failedAt": b"9" * 19}).dead_letter
     assert found is not None
     assert (found.attempts, found.failed_at, found.exit_code) == (0, 0.0, None)

@@ -49,7 +49,7 @@ def counted(slot: WorkerSlot) -> dict[int, int]:
 
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_counts_of_delays_equal_those_of_each_run(
+def test_delay_counts_equal_one_count_per_run(
     delays: StartDelays, slot: WorkerSlot, seed: int, together: bool
 ) -> None:
     chance = random.Random(seed)
@@ -82,7 +82,7 @@ def test_counts_of_delays_equal_those_of_each_run(
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_starts_that_are_not_recorded_are_counted_exactly(
+def test_unrecorded_starts_are_counted_exactly(
     delays: StartDelays, slot: WorkerSlot, seed: int
 ) -> None:
     """The worker reads the clock before a start more than 20 ms after its last reading."""
@@ -123,7 +123,7 @@ def test_message_from_the_future_has_no_delay(delays: StartDelays, slot: WorkerS
     assert slot.histogram("delay") == ([2, *[0] * len(DELAY_BUCKETS)], 0.0)
 
 
-def test_delays_without_end_keep_within_a_word(delays: StartDelays, slot: WorkerSlot) -> None:
+def test_delay_counter_wraps_within_64_bits(delays: StartDelays, slot: WorkerSlot) -> None:
     slot.delay_histogram[-1] = 2**64 - 1
     delays.note_each(raw(*(b"1-%d" % each for each in range(1_000))), 0, [START] * 1_000)
     delays.publish(slot)
@@ -136,7 +136,7 @@ def test_ids_of_any_length_are_counted_once(delays: StartDelays, slot: WorkerSlo
     assert counted(slot) == {len(DELAY_BUCKETS): 2, bisect_right(DELAY_BUCKETS, 0.003): 1}
 
 
-def test_only_first_runs_have_a_delay(delays: StartDelays, slot: WorkerSlot) -> None:
+def test_only_first_attempts_have_a_delay(delays: StartDelays, slot: WorkerSlot) -> None:
     """Retries, messages that crashed a process and messages that waited in place have no delay."""
     kept = entry(AT_MS - 70_000)
     kept.keep(0, START)

@@ -53,7 +53,7 @@ def wrong(tally: DemoTally) -> list[str]:
     return [sentence for ok, sentence in tally.checks() if not ok]
 
 
-def test_demo_accepts_correct_figures(tally: DemoTally):
+def test_demo_accepts_correct_counts(tally: DemoTally):
     assert wrong(tally) == []
     assert tally.top("hits") == [("/a", 200, 4 * (EACH - 1))]
 
@@ -91,13 +91,13 @@ def test_demo_finds_an_unsent_line(tally: DemoTally):
 
 
 @pytest.mark.parametrize("unsettled", [1, None])
-def test_unfinished_work_is_seen(tally: DemoTally, unsettled: int | None):
+def test_demo_finds_unfinished_work(tally: DemoTally, unsettled: int | None):
     tally.unsettled = unsettled
 
     assert wrong(tally) == ["no message is unread, pending or waiting"]
 
 
-def test_folder_is_recreated_for_each_run(tmp_path: Path):
+def test_demo_recreates_its_folder_for_each_run(tmp_path: Path):
     folder = Folder(tmp_path / "demo")
     assert folder.prepare() == 10_000
     left_over = folder.path / "left-over"
@@ -109,7 +109,7 @@ def test_folder_is_recreated_for_each_run(tmp_path: Path):
     assert f"127.0.0.1:{folder.port}" in folder.config.read_text()
 
 
-def test_foreign_folder_is_not_touched(tmp_path: Path):
+def test_demo_leaves_a_foreign_folder_alone(tmp_path: Path):
     mine = tmp_path / "thesis.txt"
     mine.touch()
 
@@ -118,7 +118,7 @@ def test_foreign_folder_is_not_touched(tmp_path: Path):
     assert mine.exists()
 
 
-def test_a_folder_in_which_a_daemon_runs_is_left_alone(tmp_path: Path):
+def test_demo_leaves_the_folder_of_a_running_daemon_alone(tmp_path: Path):
     (tmp_path / MARKER).touch()
     lock_path = tmp_path / "demo.lock"
     lock_path.write_text("4711")
@@ -138,7 +138,7 @@ def test_commands_printed_by_the_demo_exist(tally: DemoTally, capsys: pytest.Cap
     assert verbs <= set(command.list_commands(None))
 
 
-def test_plain_progress_is_a_line_at_every_tenth_part(capsys: pytest.CaptureFixture[str]):
+def test_plain_progress_prints_a_line_every_ten_percent(capsys: pytest.CaptureFixture[str]):
     board = Board()
     for done in (0, 3, 25, 29, 99):
         board.show([("hits", done, 100, "handled")], 1.0)
@@ -153,7 +153,7 @@ def test_plain_progress_is_a_line_at_every_tenth_part(capsys: pytest.CaptureFixt
     ]
 
 
-def test_numbers_stand_to_the_right():
+def test_table_aligns_numbers_to_the_right():
     assert table(("n", "what"), [(1000, "a"), (5, "bc")], indent="").splitlines() == [
         "    n  what",
         "1,000  a",
@@ -162,6 +162,6 @@ def test_numbers_stand_to_the_right():
     assert table(("n", "what"), [], indent="") == "n  what"
 
 
-def test_long_texts_are_cut():
+def test_table_truncates_long_texts():
     assert shorten("abcdef", 4) == "abc…"
     assert shorten("abcd", 4) == "abcd"

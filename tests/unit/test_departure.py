@@ -21,7 +21,7 @@ def seen(
     return MemberView(Member(name, 1, cap, frozenset(offers)), 0, False, frozenset(broken))
 
 
-def test_others_share_the_assignments_of_a_leaver() -> None:
+def test_remaining_members_share_the_assignments() -> None:
     owners = dict.fromkeys(HITS, "a")
 
     taken = takers("a", [seen("b"), seen("c")], HITS, owners, {})
@@ -30,13 +30,13 @@ def test_others_share_the_assignments_of_a_leaver() -> None:
     assert {why for _, why in taken.values()} == {""}
 
 
-def test_only_assignments_of_the_leaver_are_listed() -> None:
+def test_departure_lists_only_assignments_of_the_member() -> None:
     owners = {HITS[0]: "a", HITS[1]: "b", HITS[2]: "b"}
 
     assert takers("a", [seen("b")], HITS, owners, {}) == {HITS[0]: ("b", "")}
 
 
-def test_assignments_without_another_offer_have_no_taker() -> None:
+def test_assignment_without_another_consumer_is_stranded() -> None:
     owners = {HITS[0]: "a", MAIL: "a"}
 
     taken = takers("a", [seen("b")], [*HITS, MAIL], owners, {})
@@ -44,7 +44,7 @@ def test_assignments_without_another_offer_have_no_taker() -> None:
     assert taken == {HITS[0]: ("b", ""), MAIL: ("", "no-consumer")}
 
 
-def test_assignments_beyond_all_caps_are_left() -> None:
+def test_assignments_above_all_caps_are_stranded() -> None:
     owners = {HITS[0]: "a", HITS[1]: "a", HITS[2]: "b", HITS[3]: "b"}
 
     taken = takers("a", [seen("b", cap=3)], HITS, owners, {})
@@ -52,7 +52,7 @@ def test_assignments_beyond_all_caps_are_left() -> None:
     assert sorted(taken.values()) == [("", "max-partitions"), ("b", "")]
 
 
-def test_assignments_broken_elsewhere_are_left() -> None:
+def test_assignments_broken_on_others_are_stranded() -> None:
     owners = dict.fromkeys(HITS, "a")
 
     taken = takers("a", [seen("b", broken=(HITS[2],))], HITS, owners, {})
@@ -69,7 +69,7 @@ def test_move_directive_overrides_the_balance() -> None:
     assert {to for to, _ in taken.values()} == {"c"}
 
 
-def test_last_instance_leaves_all_assignments() -> None:
+def test_last_instance_strands_all_assignments() -> None:
     assert takers("a", [], HITS, {HITS[0]: "a"}, {}) == {HITS[0]: ("", "no-consumer")}
 
 

@@ -14,7 +14,7 @@ def duplicate() -> SilenceDetector:
     return SilenceDetector("me", TTL, INTERVAL)
 
 
-def test_duplicate_with_two_heartbeats_stays(duplicate: SilenceDetector) -> None:
+def test_duplicate_with_two_heartbeats_is_lasting(duplicate: SilenceDetector) -> None:
     """The second heartbeat is the proof, because one heartbeat may be a late packet."""
     lives, stays = [], []
     for number in range(3):
@@ -27,7 +27,7 @@ def test_duplicate_with_two_heartbeats_stays(duplicate: SilenceDetector) -> None
     assert not duplicate.is_duplicate_lasting
 
 
-def test_leaving_duplicate_is_waited_for(duplicate: SilenceDetector) -> None:
+def test_leaving_duplicate_is_awaited_without_a_limit(duplicate: SilenceDetector) -> None:
     """A draining run is waited for without a limit, because it frees the name."""
     for number in range(20):
         assert not duplicate.observe_duplicate(1000 + number, 3.0 * number, leaving=number > 1)
@@ -53,7 +53,7 @@ def test_duplicate_with_one_heartbeat_is_dead(
     assert not duplicate.is_duplicate_lasting
 
 
-def test_silence_counts_only_while_observed(duplicate: SilenceDetector) -> None:
+def test_duplicate_silence_counts_only_while_observed(duplicate: SilenceDetector) -> None:
     """The server was paused for both runs, and the other run may send the next heartbeat."""
     duplicate.observe_duplicate(1000, 0.0)
     assert not duplicate.observe_duplicate(1000, 60.0)
@@ -63,7 +63,7 @@ def test_silence_counts_only_while_observed(duplicate: SilenceDetector) -> None:
     assert duplicate.observe_duplicate(1000, 78.0)
 
 
-def test_next_duplicate_is_judged_afresh(duplicate: SilenceDetector) -> None:
+def test_next_duplicate_is_judged_separately(duplicate: SilenceDetector) -> None:
     for number in range(8):
         duplicate.observe_duplicate(1000 + number, 3.0 * number)
     duplicate.forget_duplicate()

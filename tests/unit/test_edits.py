@@ -27,11 +27,11 @@ def edits(code: Path) -> Edits:
     return edits
 
 
-def test_unchanged_files_are_not_an_edit(edits: Edits):
+def test_unchanged_files_are_not_reported(edits: Edits):
     assert [edits.look() for _ in range(3)] == ["", "", ""]
 
 
-def test_a_file_that_is_still_written_is_not_taken(edits: Edits, code: Path):
+def test_file_still_being_written_is_not_reported(edits: Edits, code: Path):
     code.write_text("VERSION")
     assert edits.look() == ""
     code.write_text("VERSION = 2\n")
@@ -40,7 +40,7 @@ def test_a_file_that_is_still_written_is_not_taken(edits: Edits, code: Path):
     assert edits.look() == "", "an edit is found once"
 
 
-def test_briefly_missing_file_is_one_edit(edits: Edits, code: Path):
+def test_briefly_missing_file_is_reported_once(edits: Edits, code: Path):
     text = code.read_text()
     code.unlink()
     assert edits.look() == ""
@@ -48,14 +48,14 @@ def test_briefly_missing_file_is_one_edit(edits: Edits, code: Path):
     assert [edits.look(), edits.look(), edits.look()] == ["", str(code), ""]
 
 
-def test_deleted_and_restored_file_are_two_edits(edits: Edits, code: Path):
+def test_deleted_and_restored_file_is_reported_twice(edits: Edits, code: Path):
     code.unlink()
     assert [edits.look(), edits.look()] == ["", str(code)]
     code.write_text("VERSION = 3\n")
     assert [edits.look(), edits.look()] == ["", str(code)]
 
 
-def test_new_module_is_an_edit_but_editor_files_are_not(edits: Edits, code: Path):
+def test_new_modules_are_reported_but_not_editor_files(edits: Edits, code: Path):
     for name in (".#work.py", ".work.py.swp", "work.py~", "4913", "notes.txt"):
         (code.parent / name).write_text("draft")
     (code.parent / ".#other.py").symlink_to("nobody@nowhere")
@@ -65,7 +65,7 @@ def test_new_module_is_an_edit_but_editor_files_are_not(edits: Edits, code: Path
     assert [edits.look(), edits.look()] == ["", str(new)]
 
 
-def test_replaced_file_of_equal_size_and_time_is_an_edit(edits: Edits, code: Path):
+def test_replaced_file_of_equal_size_and_time_is_reported(edits: Edits, code: Path):
     """For example, a release is switched by a link, or a backup is restored with its time."""
     other = code.with_suffix(".new")
     other.write_text("VERSION = 2\n")
@@ -74,7 +74,7 @@ def test_replaced_file_of_equal_size_and_time_is_an_edit(edits: Edits, code: Pat
     assert [edits.look(), edits.look()] == ["", str(code)]
 
 
-def test_edit_of_a_link_target_is_found(tmp_path: Path, edits: Edits, code: Path):
+def test_edit_of_a_link_target_is_reported(tmp_path: Path, edits: Edits, code: Path):
     target = tmp_path / "elsewhere"
     target.mkdir()
     (target / "real.py").write_text("1")
@@ -84,7 +84,7 @@ def test_edit_of_a_link_target_is_found(tmp_path: Path, edits: Edits, code: Path
     assert [edits.look(), edits.look()] == ["", str(code.parent / "link.py")]
 
 
-def test_file_saved_between_import_and_watch_is_an_edit(code: Path):
+def test_file_saved_between_import_and_watch_is_reported(code: Path):
     read = time.time_ns()
     later = (read + 1_000_000) / 1e9
     os.utime(code, (later, later))

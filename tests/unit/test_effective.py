@@ -38,7 +38,7 @@ def test_file_overrides_registered_settings_one_by_one(tmp_path: Path) -> None:
     assert config.effective(stated, stored).archive == "off"
 
 
-def test_settings_of_code_win_if_not_the_default() -> None:
+def test_settings_of_code_override_registered_settings() -> None:
     built = Topic(retention=Retention(max_length=100))
     found = config.effective(built, {"retention": {"max_age": 60, "max_length": 5}})
     assert found.retention == Retention(max_age=60.0, max_length=100)
@@ -55,7 +55,7 @@ def test_unreadable_setting_is_skipped() -> None:
     assert config.effective(Topic(), {"retention": 5}) == Topic()
 
 
-def test_settings_that_trim_and_settings_that_drop() -> None:
+def test_retention_settings_trim_or_drop() -> None:
     assert not Retention().bounded
     assert Retention(ack_policy="delete").bounded
     assert Retention(max_length=0).bounded

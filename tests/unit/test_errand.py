@@ -23,7 +23,7 @@ def test_subprocess_task_returns_a_result_of_any_size():
     assert ended(errand) == TaskResult({"list": list(range(100_000))}, "")
 
 
-def test_polling_does_not_block_and_reports_a_killed_child():
+def test_subprocess_task_reports_a_killed_child():
     errand = SubprocessTask(lambda: threading.Event().wait(), title="errand", timeout=30.0)
     assert errand.poll() is None
     os.killpg(errand.pid, 9)
@@ -66,7 +66,7 @@ def test_subprocess_task_does_not_affect_its_parent():
     assert "LEFT_BEHIND" not in os.environ
 
 
-def test_no_descriptor_is_left():
+def test_subprocess_task_leaves_no_open_descriptor():
     before = psutil.Process().num_fds()
     ended(SubprocessTask(lambda: 1, title="errand", timeout=30.0))
     assert psutil.Process().num_fds() == before

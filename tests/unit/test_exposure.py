@@ -52,7 +52,7 @@ def problem(file: Path, text: str, environ: dict[str, str] = NOTHING) -> str:
         ("redis+cluster://a:7000", "a"),
     ],
 )
-def test_redis_on_another_host_without_tls_needs_consent(file: Path, url: str, named: str) -> None:
+def test_redis_on_another_host_requires_tls_or_permission(file: Path, url: str, named: str) -> None:
     found = problem(file, f'[redis]\nurl = "{url}"')
     assert found.startswith(f"redis.url: {named} is another host")
     stated = load(file, f'[redis]\nurl = "{url}"\nallow_insecure = true')
@@ -76,7 +76,7 @@ def test_local_and_tls_addresses_need_no_allow_insecure(file: Path, url: str) ->
     assert load(file, f'[redis]\nurl = "{url}"').redis.url == url
 
 
-def test_http_pages_reachable_by_other_hosts_need_a_token(file: Path, tmp_path: Path) -> None:
+def test_http_endpoint_for_other_hosts_requires_a_token(file: Path, tmp_path: Path) -> None:
     public = '[http]\nbind = "0.0.0.0:9464"\n'
     assert problem(file, public).startswith("http.bind: any client that reaches this address could")
     assert load(file, public + "allow_public = true").http.allow_public
@@ -151,7 +151,7 @@ def test_dead_letters_do_not_show_passwords() -> None:
     assert failure.traceback
 
 
-def test_inherited_environment_has_no_password() -> None:
+def test_child_environment_has_no_password() -> None:
     environ = {"STREAMQ_REDIS__URL": URL, "STREAMQ_URL": "redis://:p@h", "DATABASE_URL": URL}
     environ["STREAMQ_ARCHIVE__OPTIONS"] = '{ aws_secret_access_key = "s3cret" }'
     secrets.scrub(environ)
@@ -162,7 +162,7 @@ def test_inherited_environment_has_no_password() -> None:
     }
 
 
-def test_a_password_in_the_environment_is_warned_of(
+def test_password_in_the_environment_causes_a_warning(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = load(file, "")
@@ -173,7 +173,7 @@ def test_a_password_in_the_environment_is_warned_of(
 
 
 @pytest.mark.parametrize("text", ["a" * 200_000, "://" * 60_000, "redis://a:" + "b" * 200_000])
-def test_no_text_takes_long_to_mask(text: str) -> None:
+def test_masking_takes_linear_time(text: str) -> None:
     """Without bounds in the pattern, masking would take minutes and the test would time out."""
     for each in (text, f"{text}://", f"password={text}"):
         config.mask_passwords(each)
@@ -182,7 +182,7 @@ def test_no_text_takes_long_to_mask(text: str) -> None:
 # --- code -----------------------------------------------------------------------------------------
 
 
-def test_code_writable_by_all_users_is_not_run(
+def test_code_writable_by_all_users_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
@@ -207,7 +207,7 @@ def test_running_as_root_logs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None
     assert config.as_root() == []
 
 
-def test_log_record_with_forged_lines_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_record_with_newlines_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     forged = 'x\n{"event":"daemon.ready"}\r\x1b[2J\u2028y\x00'
     record = logging.LogRecord("app", logging.ERROR, __file__, 1, "%s", (forged,), None)
     record.event, record.fields = "redis.lost", {"error": forged, "key": forged.encode()}

@@ -26,14 +26,14 @@ VERBS = {
 RECORDS = re.compile(r"docs/internals/transcripts/|tests/")  # records of past runs
 
 
-def test_the_packages_are_those_of_the_project() -> None:
+def test_extras_table_equals_pyproject() -> None:
     """The table of extras equals pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     stated = {name: tuple(needs) for name, needs in project["optional-dependencies"].items()}
     assert {name: stated[name] for name in extras.NEEDS} == extras.NEEDS
 
 
-def test_nothing_names_a_package_that_no_index_has() -> None:
+def test_no_file_names_an_unpublished_package() -> None:
     """`pip install streamqd[…]` fails, because no index has the package."""
     files = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("streamqd/**/*.py")]
     wrong = [
@@ -45,7 +45,7 @@ def test_nothing_names_a_package_that_no_index_has() -> None:
     assert wrong == []
 
 
-def test_every_install_hint_in_the_code_is_the_same() -> None:
+def test_install_hints_in_the_code_are_equal() -> None:
     """All code uses the same hint for a missing package."""
     wrong = [
         str(path.relative_to(ROOT))
@@ -70,7 +70,7 @@ def test_every_install_hint_in_the_code_is_the_same() -> None:
         *(("report", package) for package in ("jinja2",)),
     ],
 )
-def test_pipeline_without_its_packages_names_them(verb: str, package: str, tmp_path: Path) -> None:
+def test_pipeline_error_names_the_missing_packages(verb: str, package: str, tmp_path: Path) -> None:
     """`pipeline archive` without pyarrow exits with an error before it does any work."""
     (tmp_path / "archive").mkdir()
     (tmp_path / "archive" / "_archive.json").write_text('{"format": 1, "id": "0"}')

@@ -23,7 +23,7 @@ _FIELDS: tuple[list[bytes], ...] = (
 
 
 @pytest.mark.parametrize("retried", [False, True])
-def test_entries_of_a_read_equal_constructed_entries(retried: bool) -> None:
+def test_fetched_entries_equal_constructed_entries(retried: bool) -> None:
     delivery = Delivery(Assignment("topic", 0, "group"), "instance", 1)
     raw = [[b"%d-0" % number, fields] for number, fields in enumerate(_FIELDS)]
     found, may_expire = entries_of_read(delivery, raw, retried)

@@ -36,7 +36,7 @@ def test_fingerprint_is_short_stable_and_hexadecimal() -> None:
         ("ValueError", "bank.py:charge", "orders:ship"),
     ],
 )
-def test_fingerprint_depends_on_each_part(other: tuple[str, str, str]) -> None:
+def test_fingerprint_depends_on_every_part(other: tuple[str, str, str]) -> None:
     assert fingerprint(*other) != fingerprint("ValueError", "bank.py:charge", "orders:pay")
 
 

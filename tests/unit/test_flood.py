@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from streamqd.policy.dead_letter_rate import NOTHING, DeadLetterRate, DeadLetterRateMemory
 
 
-def test_many_dead_letters_within_the_window_are_a_flood():
+def test_many_dead_letters_in_the_window_are_a_flood():
     flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
     assert [flood.record_dead_letter(at, n) for n, at in enumerate((0.0, 5.0, 10.0), 1)] == [
         False,
@@ -27,7 +27,7 @@ def test_dead_letters_among_many_successes_are_no_flood():
     assert not any(flood.record_dead_letter(number * 0.01, 3 * number) for number in range(1, 50))
 
 
-def test_just_the_share_is_a_flood():
+def test_dead_letters_at_exactly_the_share_are_a_flood():
     flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
     # Three of six messages died, counted from the first death.
     assert [flood.record_dead_letter(0.0, settled) for settled in (10, 13, 15)] == [
@@ -43,17 +43,17 @@ def test_just_the_share_is_a_flood():
     ]
 
 
-def test_with_a_share_of_nothing_only_the_number_counts():
+def test_share_of_zero_counts_dead_letters_only():
     flood = DeadLetterRate(letters=2, window=10.0, share=0.0)
     assert [flood.record_dead_letter(0.0, 1), flood.record_dead_letter(1.0, 10**9)] == [False, True]
 
 
-def test_count_restarts_after_a_flood():
+def test_dead_letter_count_restarts_after_a_flood():
     flood = DeadLetterRate(letters=2, window=10.0, share=0.5)
     assert [flood.record_dead_letter(0.0, n) for n in range(1, 7)] == [False, True] * 3
 
 
-def test_next_watch_continues_the_count():
+def test_new_flood_guard_continues_the_count():
     one = DeadLetterRate(letters=3, window=10.0, share=0.5)
     assert one.memory == NOTHING
     one.record_dead_letter(1.0, 7)
@@ -73,7 +73,7 @@ def test_next_watch_continues_the_count():
     st.integers(1, 8),
     st.floats(0, 1),
 )
-def test_flood_guard_agrees_with_a_plain_count(
+def test_flood_guard_equals_a_direct_count(
     steps: list[tuple[float, int]], letters: int, share: float
 ):
     flood = DeadLetterRate(letters, 10.0, share)

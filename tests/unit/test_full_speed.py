@@ -37,20 +37,20 @@ def test_seconds_until_full_is_computed(times: list[float], seconds: float) -> N
     assert found == pytest.approx(seconds, abs=0.5)
 
 
-def test_full_speed_is_unknown_until_it_is_steady() -> None:
+def test_full_speed_requires_a_steady_rate() -> None:
     gap = runs(0, 5)
     assert seconds_until_full(gap, 5.0, WANTED) is None
     assert seconds_until_full(gap + runs(7, 7 + STEADY_SECONDS / 2), 5.0, WANTED) is None
     assert seconds_until_full(gap + runs(7, 8 + STEADY_SECONDS), 5.0, WANTED) is not None
 
 
-def test_full_speed_that_is_lost_again_does_not_count() -> None:
+def test_full_speed_lost_again_does_not_count() -> None:
     """Entries in memory still run for a while after a connection has died."""
     times = runs(0, 6) + runs(8, 20)
     assert seconds_until_full(times, 5.0, WANTED) == pytest.approx(3.0, abs=0.5)
 
 
-def test_full_speed_is_that_of_the_slowest_window_before() -> None:
+def test_full_speed_is_the_rate_of_the_slowest_window() -> None:
     assert full_speed(runs(0, 3)) == WANTED
     stopped = runs(0, 1) + runs(1.2, 3)
     assert full_speed(stopped) == pytest.approx(0.3 * RATE, abs=1)
@@ -58,5 +58,5 @@ def test_full_speed_is_that_of_the_slowest_window_before() -> None:
     assert full_speed(hardly) == int(LEAST * len(hardly) / (hardly[-1] - hardly[0]) / 2)
 
 
-def test_runs_of_less_than_a_window_give_a_full_speed() -> None:
+def test_full_speed_works_for_less_than_one_window() -> None:
     assert full_speed(runs(0, WINDOW_SECONDS / 2)) >= 1

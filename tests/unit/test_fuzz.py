@@ -83,7 +83,9 @@ def message(fields: dict[bytes, bytes], *, retried: bool, group: str = "bill") -
 
 @quick
 @given(entries, st.booleans(), st.sampled_from(["bill", "bill@dlq"]))
-def test_a_message_can_be_looked_at(fields: dict[bytes, bytes], retried: bool, group: str) -> None:
+def test_any_message_can_be_inspected(
+    fields: dict[bytes, bytes], retried: bool, group: str
+) -> None:
     found = message(fields, retried=retried, group=group)
     for name in LOOKS:
         getattr(found, name)
@@ -116,7 +118,7 @@ def test_any_message_can_become_a_dead_letter(fields: dict[bytes, bytes], retrie
 
 
 @given(st.binary(max_size=80))
-def test_the_record_of_a_crash_can_be_read(raw: bytes) -> None:
+def test_any_crash_record_can_be_read(raw: bytes) -> None:
     what, fields = dead_letters.crash_fields(raw)
     assert what
     assert all(isinstance(each, bytes) for pair in fields.items() for each in pair)
@@ -135,7 +137,7 @@ ANNOTATIONS: list[Any] = [bytes, str, Order, dict[str, Any], list[int], int | No
 @pytest.mark.parametrize("annotation", ANNOTATIONS, ids=str)
 @settings(max_examples=examples(30))
 @given(raws)
-def test_a_payload_is_decoded_or_undecodable(codec: str, annotation: Any, raw: bytes) -> None:
+def test_any_payload_is_decoded_or_rejected(codec: str, annotation: Any, raw: bytes) -> None:
     decode = decoder(annotation, codec, "work:obey")
     with suppress(Undecodable):
         decode(raw)
@@ -153,7 +155,7 @@ def test_decoders_reject_too_deep_nesting(raw: bytes) -> None:
         _ = deep.headers
 
 
-def test_headers_are_not_without_number() -> None:
+def test_number_of_headers_is_bounded() -> None:
     few = {f"name-{number}": "v" for number in range(HEADERS_MAX)}
     assert fields_of(Outgoing(b"x", headers=few), 1 << 20)
     with pytest.raises(ValueError, match="at most 256 headers, not 257"):
@@ -165,7 +167,7 @@ def test_headers_are_not_without_number() -> None:
 
 @given(st.text(st.characters()) | st.binary())
 @example("\ud800")
-def test_printable_text_is_one_encodable_line(text: str | bytes) -> None:
+def test_printable_returns_one_encodable_line(text: str | bytes) -> None:
     shown = printable(text)
     shown.encode()
     assert len(shown.splitlines()) <= 1
@@ -193,7 +195,7 @@ requests = st.one_of(
 
 @quick
 @given(requests)
-def test_every_request_gets_an_answer(server: HttpServer, raw: bytes) -> None:
+def test_every_http_request_gets_a_response(server: HttpServer, raw: bytes) -> None:
     status = server._respond(raw).split(b" ")[1]
     assert int(status) in (200, 400, 404, 405)
 
@@ -206,7 +208,7 @@ SETTINGS = ["url", "bind", "lease_ttl", "handlers", "partitions", "topic", "grou
 
 @quick
 @given(st.binary(max_size=200))
-def test_a_file_of_bytes_is_read_or_refused(tmp_path: Path, raw: bytes) -> None:
+def test_any_config_bytes_are_read_or_refused(tmp_path: Path, raw: bytes) -> None:
     file = tmp_path / "streamq.toml"
     file.write_bytes(raw)
     _load(file, {})
@@ -226,7 +228,7 @@ def test_a_file_of_bytes_is_read_or_refused(tmp_path: Path, raw: bytes) -> None:
         max_size=3,
     ),
 )
-def test_any_configuration_is_read_or_refused(
+def test_any_config_document_is_read_or_refused(
     tmp_path: Path, tables: dict[str, Any], variables: dict[tuple[str, str], str]
 ) -> None:
     file = tmp_path / "streamq.toml"
@@ -266,7 +268,7 @@ urls = st.one_of(
 
 @settings(max_examples=examples(200))
 @given(urls)
-def test_a_url_is_understood_or_refused(url: str) -> None:
+def test_any_url_is_parsed_or_refused(url: str) -> None:
     fault = url_fault(url)
     assert fault is None or fault
     config.mask_passwords(url)
@@ -283,7 +285,7 @@ scores = st.floats(allow_nan=False) | st.integers(0, 2**53).map(float)
 
 @quick
 @given(st.lists(st.tuples(st.sampled_from(ORDERS) | raws, raws, scores), max_size=4))
-def test_orders_and_members_can_be_read(told: list[tuple[bytes, bytes, float]]) -> None:
+def test_any_directives_and_members_can_be_read(told: list[tuple[bytes, bytes, float]]) -> None:
     known = directives.read([part for name, raw, _ in told for part in (name, raw)])
     assert isinstance(known.unreadable, dict)
     heartbeats = [part for name, _, score in told for part in (name, b"%.17g" % score)]
@@ -293,7 +295,7 @@ def test_orders_and_members_can_be_read(told: list[tuple[bytes, bytes, float]]) 
 
 
 @given(raws)
-def test_a_count_of_partitions_is_never_guessed(raw: bytes) -> None:
+def test_any_partition_count_is_read_or_refused(raw: bytes) -> None:
     try:
         assert 1 <= topics.count_of("orders", raw) <= topics.PARTITIONS_MAX
     except InvalidValueError as error:
@@ -301,6 +303,6 @@ def test_a_count_of_partitions_is_never_guessed(raw: bytes) -> None:
         assert len(refused) < 300
 
 
-def test_recursion_limit_is_pythons_default() -> None:
+def test_recursion_limit_is_the_default() -> None:
     """With a raised limit, deeper values would be accepted and fail later."""
     assert sys.getrecursionlimit() <= 10_000

@@ -36,11 +36,11 @@ def row(state: str = "ready", **rates: float) -> AssignmentRow:
 
 
 @pytest.mark.parametrize(("cause", "check"), SAME)
-def test_why_and_doctor_grade_one_trouble_alike(cause: str, check: str) -> None:
+def test_why_and_doctor_assign_the_same_severity(cause: str, check: str) -> None:
     assert why.severity(cause) is SEVERITIES[check]
 
 
-def test_dead_letters_of_failing_runs_are_graded_like_failing() -> None:
+def test_dead_letters_of_failing_runs_have_their_severity() -> None:
     check = next(e for e in diagnosis.CHECKS if e.id == "partitions.dead-letters-growing")
 
     def found(acked: float) -> str:
@@ -69,6 +69,6 @@ def test_assignment_is_graded_by_cause_and_then_by_condition() -> None:
     assert why.grade(replace(row(), paused=True), "") is Severity.NOTE
 
 
-def test_a_worker_that_holds_all_keys_it_may_is_a_problem() -> None:
+def test_worker_at_its_limit_of_held_keys_is_a_problem() -> None:
     assert why.grade(row(), "keys-held") is Severity.WARNING
     assert why.grade(row("full"), "keys-held") is Severity.PROBLEM

@@ -69,7 +69,7 @@ def test_cost_by_partitions_omits_runs_with_more_groups() -> None:
     assert "4.0 µs per message with 1 and 5.0 µs with 256 (+25%)" in text
 
 
-def test_growth_page_compares_groups_on_the_same_partitions() -> None:
+def test_growth_page_compares_groups_on_equal_partitions() -> None:
     """112 more assignments cost 11.2 ms."""
     text = words(growth_page.text(RESULTS))
 
@@ -93,7 +93,7 @@ def test_growth_page_compares_with_the_smallest_amount() -> None:
     ) in text
 
 
-def test_every_figure_has_a_row() -> None:
+def test_growth_page_has_a_row_per_result() -> None:
     text = growth_page.text(RESULTS)
 
     assert "| 16x1x8 | 128 | 24.2 | 0.19 | 12.1 | 1,234 |" in text

@@ -46,12 +46,12 @@ SECTIONS = [
 
 
 @pytest.mark.parametrize(("section", "options"), SECTIONS)
-def test_every_setting_is_an_option(section: type, options: type):
+def test_every_consumer_setting_is_a_handler_option(section: type, options: type):
     assert options.__annotations__.keys() == settings_of(section).keys() - BY_DECORATION
 
 
 @pytest.mark.parametrize(("section", "options"), SECTIONS)
-def test_option_accepts_the_values_of_its_setting(section: type, options: type):
+def test_handler_option_accepts_the_values_of_its_setting(section: type, options: type):
     hints = get_type_hints(options)
     for name in options.__annotations__:
         found, setting = hints[name], settings_of(section)[name]
@@ -108,6 +108,6 @@ handler(topic="a", group="g", prefetch_bytes=1.5)
 
 
 @pytest.mark.slow
-def test_a_users_mistakes_in_options_are_found_and_nothing_else(tmp_path):
+def test_type_checker_finds_only_wrong_handler_options(tmp_path):
     errors = lines_with_errors(tmp_path, {"good.py": GOOD, "wrong.py": WRONG})
     assert errors == {"wrong.py": set(range(4, 14))}

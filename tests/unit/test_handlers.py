@@ -72,7 +72,7 @@ def test_load_finds_a_function_and_its_module_hooks(write: Write, folder: Path):
         ("return ''", ""),
     ],
 )
-def test_redact_error_decides_the_kept_error_text(write: Write, folder: Path, code: str, kept: str):
+def test_redact_error_replaces_the_error_text(write: Write, folder: Path, code: str, kept: str):
     """Whatever the hook returns, the failure is recorded, without text that it did not return."""
     name = f"r{len(code)}"
     write(name, f"def go(m): return 7\ndef redact_error(text):\n    {code}\n")
@@ -121,7 +121,7 @@ def test_load_accepts_a_static_method_with_defaults(write: Write, folder: Path):
         ("raise KeyboardInterrupt", "h3:go", "cannot import h3: KeyboardInterrupt"),
     ],
 )
-def test_unusable_handler_is_refused_in_one_sentence(
+def test_unusable_handler_error_is_one_sentence(
     write: Write, folder: Path, text: str, reference: str, sentence: str
 ):
     write("h3", text)
@@ -190,7 +190,7 @@ def test_probe_finds_declarations_without_importing_here(write: Write, folder: P
     assert "LEFT_BEHIND" not in os.environ
 
 
-def test_a_probe_reports_every_problem_once(write: Write, folder: Path):
+def test_probe_reports_every_problem_once(write: Write, folder: Path):
     write("h5", "1/0")
     write("h6", "from streamqd import handler\n@handler(topic='t', group='g')\ndef go(): pass\n")
     found = handlers.probe(["h5", "h6", "gone"], ["h6:go", "h6:other", "h5:go"], folder, 20.0)
@@ -205,9 +205,7 @@ def test_a_probe_reports_every_problem_once(write: Write, folder: Path):
     ]
 
 
-def test_a_module_that_prints_does_not_spoil_the_answer(
-    write: Write, folder: Path, capfd, monkeypatch
-):
+def test_probe_ignores_output_of_a_module(write: Write, folder: Path, capfd, monkeypatch):
     monkeypatch.setattr(sys, "stdout", os.fdopen(1, "w", closefd=False))  # as without pytest
     write("h7", "print('{\"declared\": 1}', flush=True)\ndef go(m): pass\n")
     found = handlers.probe(["h7"], ["h7:go"], folder, 20.0)
@@ -215,7 +213,7 @@ def test_a_module_that_prints_does_not_spoil_the_answer(
     assert capfd.readouterr().out == '{"declared": 1}\n'
 
 
-def test_more_declarations_than_a_pipe_holds(write: Write, folder: Path):
+def test_probe_reads_more_declarations_than_a_pipe_holds(write: Write, folder: Path):
     write(
         "h8",
         """
@@ -237,7 +235,7 @@ def test_more_declarations_than_a_pipe_holds(write: Write, folder: Path):
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "signal SIGSEGV"),
     ],
 )
-def test_module_that_kills_its_process_is_a_problem(
+def test_probe_reports_a_module_that_kills_its_process(
     write: Write, folder: Path, capfd, text: str, how: str
 ):
     write("h9", text)
@@ -248,7 +246,7 @@ def test_module_that_kills_its_process_is_a_problem(
     )
 
 
-def test_a_module_that_hangs_is_killed_after_the_timeout(write: Write, folder: Path):
+def test_probe_kills_a_hung_module_after_its_timeout(write: Write, folder: Path):
     write("h10", "import threading; threading.Event().wait()")
     found = handlers.probe(["h10"], [], folder, 0.3)
     assert found.problems == ["importing the handler modules failed: it took longer than 0.3 s"]
@@ -291,7 +289,7 @@ def raised(error: BaseException) -> BaseException:
         ("traceback", (True, True, True)),
     ],
 )
-def test_a_failure_is_described_as_far_as_is_allowed(detail: str, known: tuple[bool, ...]):
+def test_failure_details_follow_the_error_setting(detail: str, known: tuple[bool, ...]):
     failed = handlers.outcome_of(raised(RefusalError("no, because")), detail)
     assert isinstance(failed, Failed)
     assert (bool(failed.error_class), bool(failed.message), bool(failed.traceback)) == known
@@ -370,7 +368,7 @@ def misspelt() -> BaseException:
         *("no text", "lines", "unspeakable", "of main", "key", "exit", "import", "misspelt"),
     ],
 )
-def test_traceback_equals_that_of_python(error: BaseException):
+def test_traceback_equals_the_one_of_python(error: BaseException):
     trace = error.__traceback__.tb_next if error.__traceback__ else None  # omits our own call
     for _ in range(2):  # on the second call its stack is in the cache
         written = handlers.failure_of(error, "traceback").traceback
@@ -387,7 +385,7 @@ def test_traceback_names_the_right_file_for_identical_code():
         assert name in handlers.failure_of(caught.value, "traceback").traceback
 
 
-def test_long_texts_are_cut():
+def test_long_error_texts_are_truncated():
     failed = handlers.failure_of(raised(RefusalError("x" * 100_000)), "traceback")
     assert len(failed.message) == handlers.MESSAGE_CHARS_MAX
     assert len(failed.traceback) <= handlers.TRACEBACK_BYTES_MAX
@@ -395,7 +393,7 @@ def test_long_texts_are_cut():
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
-def test_every_exception_is_a_failure(error: BaseException):
+def test_every_exception_is_recorded_as_a_failure(error: BaseException):
     assert isinstance(handlers.outcome_of(raised(error), "traceback"), Failed)
 
 
@@ -408,7 +406,7 @@ def test_every_exception_is_a_failure(error: BaseException):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_decision_is_the_same_without_error_texts(error: BaseException, detail: str):
+def test_brief_outcome_equals_the_full_one_without_texts(error: BaseException, detail: str):
     whole, brief = (of(raised(error), detail) for of in (handlers.outcome_of, handlers.brief_of))
     without = {"message": "", "traceback": ""}
     if isinstance(whole, Failed):
@@ -419,7 +417,7 @@ def test_decision_is_the_same_without_error_texts(error: BaseException, detail: 
         assert brief == whole
 
 
-def test_class_without_a_module_is_still_named():
+def test_error_class_without_a_module_is_named():
     class Meta(type):
         @property
         def __module__(cls) -> str:  # type: ignore[override]
@@ -434,7 +432,7 @@ def test_class_without_a_module_is_still_named():
     assert len(handlers.Description(raised(Odd("no"))).fingerprint("h:go")) == LENGTH
 
 
-def test_raised_retry_and_dead_are_requests():
+def test_retry_and_dead_exceptions_become_requests():
     asked = handlers.outcome_of(raised(Retry(after=2.5)), "class")
     assert isinstance(asked, RetryAsked)
     assert asked.after == 2.5
@@ -458,19 +456,19 @@ def test_retry_refuses_a_wait_that_is_not_a_number():
         Retry(after="soon")  # type: ignore[arg-type]
 
 
-def test_a_handler_without_parentheses_is_explained():
+def test_decorator_without_parentheses_error_shows_usage():
     """The error shows how to write the decorator."""
     with pytest.raises(TypeError, match=r"write @handler\(topic=\.\.\., group=\.\.\.\)"):
         handler(print)  # type: ignore[call-arg, misc]
 
 
-def test_a_soft_timeout_is_a_failure_that_timed_out():
+def test_soft_timeout_is_a_failure_marked_timed_out():
     failed = handlers.outcome_of(raised(SoftTimeout("over")), "class")
     assert isinstance(failed, Failed)
     assert failed.timed_out
 
 
-def test_fingerprint_identifies_equal_failures():
+def test_equal_failures_have_equal_fingerprints():
     one = handlers.Description(raised(RefusalError("a"))).fingerprint("h:go")
     assert one == handlers.Description(raised(RefusalError("b"))).fingerprint("h:go"), (
         "the text differs, no more"
@@ -537,7 +535,7 @@ def test_explicit_settings_override_a_retry_policy(write: Write, folder: Path):
     assert consumer.breaker.on == ("h12.Down",)
 
 
-def test_error_class_has_the_name_given_by_its_package():
+def test_error_class_uses_its_public_module_name():
     names = lineage_of(redis.ConnectionError)
     assert names[:3] == (
         "redis.exceptions.ConnectionError",

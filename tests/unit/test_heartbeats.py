@@ -10,11 +10,11 @@ INTERVAL = 3.0
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.5, 1.0])
-def test_idle_heartbeat_comes_within_its_interval(jitter: float) -> None:
+def test_idle_heartbeat_is_sent_within_its_interval(jitter: float) -> None:
     assert 0.8 * INTERVAL <= heartbeats.next_heartbeat(10.0, INTERVAL, jitter) - 10.0 <= INTERVAL
 
 
-def test_wake_up_in_a_small_fleet_is_answered_immediately() -> None:
+def test_wake_up_in_a_small_fleet_sends_immediately() -> None:
     assert heartbeats.woken_heartbeat(10.0, INTERVAL, 3, 1.0) - 10.0 < 0.05
 
 

@@ -32,7 +32,7 @@ def test_held_key_is_due_on_time_with_its_entries_in_order():
     assert holds.first_entries("a", 1) == [first]
 
 
-def test_entry_that_fails_again_stays_first():
+def test_held_entry_that_fails_again_stays_first():
     holds: KeyBlocker[One] = KeyBlocker()
     holds.hold("a", One(1, "a"), 1.0)
     holds.append("a", One(2, "a"))
@@ -44,7 +44,7 @@ def test_entry_that_fails_again_stays_first():
     assert holds.entries == 2
 
 
-def test_key_is_free_without_waiting_entries():
+def test_held_key_is_free_without_waiting_entries():
     holds: KeyBlocker[One] = KeyBlocker()
     holds.hold("a", One(1, "a"), 1.0)
     holds.append("a", One(2, "a"))
@@ -84,7 +84,7 @@ def test_taken_entry_is_due_again_but_a_running_one_is_not():
     st.integers(1, 5),
     st.randoms(use_true_random=False),
 )
-def test_every_key_finishes_in_order(
+def test_every_held_key_finishes_in_order(
     stream: list[tuple[str, int]], delays: list[float], longest: int, chance: object
 ):
     """Entries arrive, fail a number of times and run when they are due. Some runs never start."""

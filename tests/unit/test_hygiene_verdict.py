@@ -62,7 +62,7 @@ def session_of(pid: int) -> int:
 
 
 @pytest.mark.parametrize("sort", ["zombie", "orphan", "lost"])
-def test_a_process_that_should_not_be_there_is_found(lead: Callable[[str], int], sort: str):
+def test_unexpected_child_process_is_found(lead: Callable[[str], int], sort: str):
     leader = lead(sort)
 
     def found() -> list[str]:
@@ -71,7 +71,7 @@ def test_a_process_that_should_not_be_there_is_found(lead: Callable[[str], int],
     wait_until(found, timeout=20.0, what=f"the {sort} is found")
 
 
-def test_a_worker_is_not_odd(lead: Callable[[str], int]):
+def test_worker_process_is_expected(lead: Callable[[str], int]):
     leader = lead("worker")
 
     def titles() -> list[str]:
@@ -91,12 +91,12 @@ def samples(**slopes: int) -> list[Sample]:
     ]  # fmt: skip
 
 
-def test_figures_that_only_waver_are_flat():
+def test_fluctuating_figures_are_flat():
     assert grown(samples(**WAVERS)) == []
 
 
 @pytest.mark.parametrize("name", WAVERS)
-def test_a_figure_that_rises_has_grown(name: str):
+def test_rising_figure_is_growth(name: str):
     (sentence,) = grown(samples(**{name: 2 * WAVERS[name]}))
     assert sentence.startswith(name)
 

@@ -41,7 +41,7 @@ class Prober:
         return answer
 
 
-def test_connection_is_dead_if_the_server_answers_a_probe(ends) -> None:
+def test_silent_connection_is_dead_if_a_new_one_is_answered(ends) -> None:
     """A silent connection is dead if the server answers a new one."""
     prober = Prober(True)
     with pytest.raises(SilentConnectionError, match="a new connection was answered") as raised:
@@ -50,7 +50,7 @@ def test_connection_is_dead_if_the_server_answers_a_probe(ends) -> None:
     assert prober.asked == 1
 
 
-def test_answer_that_is_there_is_read_without_a_probe(ends) -> None:
+def test_available_reply_is_read_without_a_probe(ends) -> None:
     """A process that was stopped for a while reads the answer that has arrived."""
     ends[1].send(b"+OK")
     prober = Prober(True)
@@ -104,7 +104,7 @@ def test_wait_for_a_reply_raises_at_its_deadline(ends) -> None:
         IdleProbe(SOON, Prober()).await_reply(ends[0], time.monotonic() + 0.1)
 
 
-def test_attempts_to_connect_get_longer_only_when_used_up() -> None:
+def test_connect_timeout_grows_only_after_a_timeout() -> None:
     """A lost login is repeated within a second, and a slow server still gets enough time."""
     attempts = Attempts()
     limits = []

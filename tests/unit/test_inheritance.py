@@ -60,7 +60,7 @@ def test_child_does_not_inherit_supervisor_variables(tmp_path: Path, frozen: boo
     assert seen == {k: v for k, v in expected.items() if k not in NOT_PASSED_ON}
 
 
-def test_frozen_objects_are_out_of_the_collectors_sight() -> None:
+def test_freeze_hides_objects_from_the_collector() -> None:
     before = gc.get_freeze_count()
     fork_hygiene.freeze()
     assert gc.get_freeze_count() > before
@@ -73,7 +73,7 @@ class Node:
         self.self = self
 
 
-def test_freeze_leaves_no_gaps_of_garbage_in_shared_memory() -> None:
+def test_freeze_does_not_collect_garbage() -> None:
     gc.disable()  # prevents automatic collection
     try:
         garbage = weakref.ref(Node())
@@ -89,13 +89,13 @@ def test_freeze_makes_garbage_collection_rarer() -> None:
 
 
 @pytest.mark.parametrize("said", [(123, 4, 5), (0, 10, 10), (50_000, 5, 5)])
-def test_user_may_set_the_collector_thresholds(said: tuple[int, int, int]) -> None:
+def test_freeze_keeps_collector_thresholds_of_the_user(said: tuple[int, int, int]) -> None:
     gc.set_threshold(*said)
     fork_hygiene.freeze()
     assert gc.get_threshold() == said
 
 
-def test_a_child_is_chosen_when_memory_runs_out(tmp_path: Path) -> None:
+def test_child_is_preferred_by_the_oom_killer(tmp_path: Path) -> None:
     target = tmp_path / "adjusted"
 
     def run(_control: socket.socket) -> int:

@@ -29,7 +29,7 @@ def page(main: str, retry: str, more: str) -> Recovered:
         ("5-0", "7-0", "mr", "m:5-0", False),
     ],
 )
-def test_only_entries_older_than_unknown_ones_are_returned(
+def test_only_entries_older_than_the_next_page_are_returned(
     main: str, retry: str, more: str, wanted: str, over: bool
 ):
     held, last = page(main, retry, more).in_order()

@@ -85,7 +85,7 @@ def test_instance_lock_refuses_a_symlink(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere").read_text() == "kept"
 
 
-def test_lock_file_still_names_its_holder(lock: InstanceLock, folder: Path) -> None:
+def test_refused_lock_names_its_holder(lock: InstanceLock, folder: Path) -> None:
     assert lock.acquire() is None
     code = (
         "import sys; from pathlib import Path; from streamqd.startup import InstanceLock;"

@@ -56,5 +56,5 @@ def test_json_escapes_invisible_characters(text: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("text", SHAPING.values(), ids=SHAPING)
-def test_characters_that_shape_letters_are_kept(text: str) -> None:
+def test_joining_characters_are_kept(text: str) -> None:
     assert printable(text) == text

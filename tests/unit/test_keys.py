@@ -18,7 +18,7 @@ def _sample(pattern: str) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(scripts.load()))
-def test_keys_of_a_script_share_a_slot(name: str) -> None:
+def test_keys_of_a_script_share_a_cluster_slot(name: str) -> None:
     keys = scripts.load()[name].keys
     # Skip keys that the script uses only outside a cluster: they may be in another slot.
     patterns = [key.pattern for key in keys if "not on a cluster" not in key.pattern]

@@ -22,7 +22,7 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger")
 
 
-def test_one_run_of_each_message_passes(ledger: Ledger):
+def test_ledger_accepts_one_run_per_message(ledger: Ledger):
     for uid in ("a", "b"):
         ledger.sent(uid, "text")
         with ledger.run(Run(uid)):
@@ -37,7 +37,7 @@ def test_one_run_of_each_message_passes(ledger: Ledger):
     ]
 
 
-def test_message_without_a_successful_run_is_lost(ledger: Ledger):
+def test_ledger_finds_a_message_without_a_success(ledger: Ledger):
     for uid in ("never", "raised", "other"):
         ledger.sent(uid, "text")
     with pytest.raises(ValueError, match="no"), ledger.run(Run("raised")):
@@ -48,7 +48,7 @@ def test_message_without_a_successful_run_is_lost(ledger: Ledger):
     assert ledger.audit("g") == Audit(lost=["never", "other", "raised"])
 
 
-def test_repeated_and_unexpected_runs_are_found(ledger: Ledger):
+def test_ledger_finds_repeated_and_unexpected_runs(ledger: Ledger):
     ledger.sent("a", "text")
     for uid in ("a", "a", "b"):
         with ledger.run(Run(uid)):
@@ -68,7 +68,7 @@ def test_ledger_keeps_records_of_a_killed_process(ledger: Ledger):
     assert (record.kind, record.uid, record.pid) == ("start", "a", pid)
 
 
-def test_a_record_that_is_being_written_is_read_later(ledger: Ledger):
+def test_ledger_reads_an_unfinished_record_later(ledger: Ledger):
     ledger.sent("a", "text")
     whole = ledger.path.read_bytes()
     with ledger.path.open("ab") as file:

@@ -122,7 +122,7 @@ def test_log_style_on_a_terminal_is_text() -> None:
         "\ud800 lone",
     ],
 )
-def test_no_value_can_forge_a_line(pipe: tuple[int, int], style: str, evil: str) -> None:
+def test_log_value_cannot_forge_a_line(pipe: tuple[int, int], style: str, evil: str) -> None:
     reader, writer = pipe
     logs.setup(role="supervisor", style=style, fd=writer)
 
@@ -156,7 +156,7 @@ def test_log_traceback_stays_within_its_event(pipe: tuple[int, int]) -> None:
     assert "ValueError" in json.loads(read_all(reader))["traceback"]
 
 
-def test_an_unregistered_event_is_a_programming_error() -> None:
+def test_unregistered_log_event_raises() -> None:
     with pytest.raises(AssertionError, match=r"lease\.aquired"):
         logs.event("lease.aquired")  # event-test: deliberately unknown
     with pytest.raises(AssertionError, match="pid"):
@@ -170,7 +170,7 @@ def test_log_lines_are_bounded(pipe: tuple[int, int]) -> None:
     assert len(read_all(reader)) < 17_000
 
 
-def test_a_value_that_cannot_be_shown_stops_nothing(pipe: tuple[int, int]) -> None:
+def test_value_without_a_text_is_logged_anyway(pipe: tuple[int, int]) -> None:
     class Hostile:
         def __str__(self) -> str:
             raise RuntimeError("no")
@@ -195,7 +195,7 @@ def _parsed(raw: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_json_keeps_letters_and_escapes_half_characters(pipe: tuple[int, int]) -> None:
+def test_json_keeps_letters_and_escapes_surrogates(pipe: tuple[int, int]) -> None:
     """A search finds "Zo\xeb" in the log, and `jq` can parse the line of a lone surrogate."""
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
@@ -243,7 +243,7 @@ def test_python_messages_are_logged_as_json() -> None:
     assert "at the end" in end["traceback"]
 
 
-def test_hooks_of_python_are_given_back(pipe: tuple[int, int]) -> None:
+def test_close_restores_the_hooks_of_python(pipe: tuple[int, int]) -> None:
     def hooks() -> list[Any]:
         return [
             *(sys.excepthook, sys.unraisablehook, threading.excepthook),
@@ -257,7 +257,7 @@ def test_hooks_of_python_are_given_back(pipe: tuple[int, int]) -> None:
     assert hooks() == before
 
 
-def test_a_line_that_cannot_be_made_is_reported_as_json(pipe: tuple[int, int]) -> None:
+def test_failed_log_record_is_reported_as_json(pipe: tuple[int, int]) -> None:
     """The report of such a line is also a JSON line."""
 
     class Hostile:
@@ -317,7 +317,7 @@ def test_unread_log_never_blocks_and_reports_its_loss(kind: str) -> None:
         os.close(writer)
 
 
-def test_a_reader_that_left_and_a_closed_descriptor_are_survived() -> None:
+def test_log_survives_a_closed_reader_and_descriptor() -> None:
     reader, writer = os.pipe()
     logs.setup(role="supervisor", style="json", fd=writer)
     os.close(reader)
@@ -330,7 +330,7 @@ def test_a_reader_that_left_and_a_closed_descriptor_are_survived() -> None:
     assert logs.count_dropped() == 1
 
 
-def test_a_file_that_others_append_to_is_not_overwritten(tmp_path: Path) -> None:
+def test_log_appends_to_a_file_shared_with_others(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("wb") as file:
         logs.setup(role="supervisor", style="json", fd=file.fileno())
@@ -359,7 +359,7 @@ sink.write("5" * 50)
 """
 
 
-def test_record_after_a_cut_one_starts_a_new_line(tmp_path: Path) -> None:
+def test_log_record_after_a_cut_one_starts_a_new_line(tmp_path: Path) -> None:
     """If two records shared a line, no reader could parse the second."""
     file = tmp_path / "log"
     subprocess.run([sys.executable, "-c", _FULL_DISK, str(file)], check=True)
@@ -367,7 +367,7 @@ def test_record_after_a_cut_one_starts_a_new_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "file", "socket"])
-def test_lines_after_the_descriptor_was_closed_are_dropped(kind: str) -> None:
+def test_log_lines_after_close_are_dropped(kind: str) -> None:
     """Each write returns and raises no error."""
     reader, writer = _endpoints(kind)
     sink = Sink(writer)
@@ -447,7 +447,7 @@ sink.write("4" * 50)
 """
 
 
-def test_log_line_cut_in_another_process_loses_no_line(tmp_path: Path) -> None:
+def test_log_line_cut_by_another_process_loses_no_line(tmp_path: Path) -> None:
     """The next process starts a new line, so its record is not part of the cut one."""
     file = tmp_path / "log"
     subprocess.run([sys.executable, "-c", _SHARED_DISK, str(file)], check=True)
@@ -491,7 +491,7 @@ def test_interrupted_log_line_is_sent_whole() -> None:
     os.close(writer)
 
 
-def test_repeated_findings_are_logged_in_a_few_lines(pipe: tuple[int, int]) -> None:
+def test_repeated_findings_are_logged_once_per_episode(pipe: tuple[int, int]) -> None:
     """Even 50,000 directives take few lines. Only a changed value is logged again."""
     reader, writer = pipe
     logs.setup(role="supervisor", style="json", fd=writer)
@@ -506,7 +506,7 @@ def test_repeated_findings_are_logged_in_a_few_lines(pipe: tuple[int, int]) -> N
     assert [line.get("more") for line in told] == [*[None] * 10, 49_990, None, None]
 
 
-def test_a_forked_child_leaves_the_parents_buffer_alone() -> None:
+def test_forked_child_drops_the_log_buffer_of_its_parent() -> None:
     reader, writer = _endpoints("pipe")
     try:
         logs.setup(role="supervisor", style="json", fd=writer)
@@ -566,7 +566,7 @@ def _user_logger(stream: io.StringIO, pattern: str) -> logging.Logger:
     return logger
 
 
-def test_records_of_handlers_carry_the_message() -> None:
+def test_handler_log_records_have_message_attributes() -> None:
     logs.mark_records("shop:sell", Assignment("access", 3, "hits"))
     stream = io.StringIO()
     logger = _user_logger(stream, "%(uid)s %(attempt)s %(handler)s %(message)s")
@@ -582,7 +582,7 @@ def test_records_of_handlers_carry_the_message() -> None:
     ]
 
 
-def test_a_handlers_own_extra_wins_and_does_not_fail() -> None:
+def test_extra_of_a_handler_overrides_message_attributes() -> None:
     logs.mark_records("shop:sell", Assignment("access", 3, "hits"))
     stream = io.StringIO()
     logger = _user_logger(stream, "%(uid)s %(order)s")

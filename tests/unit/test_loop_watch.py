@@ -39,7 +39,7 @@ def stack(*frames: str) -> str:
         ([], None),
     ],
 )
-def test_the_innermost_frame_of_the_user_blocks(frames: list[str], found: Frame | None) -> None:
+def test_blocking_frame_is_the_innermost_user_frame(frames: list[str], found: Frame | None) -> None:
     """Frames of the library and of streamqd are skipped. An installed application is named."""
     assert blocking_frame(stack(*frames)) == found
 
@@ -49,7 +49,7 @@ def test_blocking_frame_ignores_invalid_stacks() -> None:
         assert blocking_frame(text) is None
 
 
-def test_only_the_last_stack_counts() -> None:
+def test_blocking_frame_uses_the_last_stack() -> None:
     assert blocking_frame(stack("/srv/old.py:1") + stack("/srv/new.py:2")) == Frame(
         "/srv/new.py", 2, "f"
     )
@@ -88,7 +88,7 @@ def test_loop_heartbeat_runs_only_during_open_runs(
     assert slot.loop_heartbeat_ns
 
 
-def test_a_loop_that_is_shown_no_more_writes_nothing(
+def test_loop_without_a_slot_writes_no_heartbeat(
     slot: WorkerSlot, loop: eventloop.EventLoop
 ) -> None:
     loop.record_turns(slot)
@@ -103,7 +103,7 @@ def test_a_loop_that_is_shown_no_more_writes_nothing(
     assert slot.loop_heartbeat_ns == 0
 
 
-def test_blocking_place_is_kept_until_the_loop_resumes(slot: WorkerSlot) -> None:
+def test_blocking_frame_is_kept_until_the_loop_resumes(slot: WorkerSlot) -> None:
     slot.note_blocker("/srv/main.py:12 in handle")
     assert slot.blocker == "/srv/main.py:12 in handle"
     slot.note_blocker("/srv/" + "é" * 300 + "/main.py:12 in handle")

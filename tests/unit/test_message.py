@@ -17,7 +17,7 @@ def message(*fields: bytes, retried: bool = False, entry_id: bytes = ID) -> Mess
     return Message(DELIVERY, entry_id, list(fields), retried=retried)
 
 
-def test_plain_entry_has_default_bookkeeping():
+def test_plain_entry_has_default_counts():
     plain = message(b"payload", b'{"a": 1}')
     assert plain.payload == b'{"a": 1}'
     assert plain.json() == {"a": 1}
@@ -38,7 +38,7 @@ def test_payload_field_may_be_anywhere_or_missing():
     assert message().payload == b""
 
 
-def test_field_value_is_not_read_as_a_name():
+def test_field_value_is_not_parsed_as_a_name():
     odd = message(b"key", b"payload", b"payload", b"x")
     assert (odd.key, odd.payload) == (b"payload", b"x")
 
@@ -47,7 +47,7 @@ NAMES = st.sampled_from([b"payload", b"key", b"headers", b"x", b""])
 
 
 @given(st.lists(st.tuples(NAMES, NAMES | st.binary(max_size=3)), max_size=6))
-def test_duplicate_field_names_resolve_the_same_everywhere(pairs: list[tuple[bytes, bytes]]):
+def test_duplicate_field_names_return_the_last_value(pairs: list[tuple[bytes, bytes]]):
     """If a field occurs twice, each reader returns the last one."""
     flat = [part for pair in pairs for part in pair]
     found = message(*flat)
@@ -84,7 +84,7 @@ def test_headers_are_parsed_once():
     assert parsed.headers is parsed.headers
 
 
-def test_a_retried_entry_carries_its_history():
+def test_retried_entry_has_its_history():
     fields = (b"payload", b"x", b"originalId", b"1763000000000-1", b"retryCount", b"2")
     again = message(*fields, b"crashCount", b"1", b"replayCount", b"3", retried=True)
     assert (again.attempt, again.retry_count) == (3, 2)
@@ -100,7 +100,7 @@ def test_a_retried_entry_carries_its_history():
 HOSTILE = (b"retryCount", b"99", b"crashCount", b"99", b"replayCount", b"99")
 
 
-def test_counts_in_the_partition_stream_are_not_believed():
+def test_counts_in_the_partition_stream_are_ignored():
     fresh = message(b"payload", b"x", *HOSTILE)
     assert (fresh.attempt, fresh.crash_count, fresh.replay_count) == (1, 0, 0)
     assert fresh.fields[b"retryCount"] == b"99", "they stay readable, as anything else"
@@ -156,7 +156,7 @@ def test_invalid_retry_count_is_zero(written: bytes):
 
 
 @given(st.lists(st.binary(max_size=30), max_size=12), st.booleans())
-def test_bookkeeping_accepts_any_fields(values: list[bytes], retried: bool):
+def test_counts_are_read_from_any_fields(values: list[bytes], retried: bool):
     names = [b"payload", b"key", b"headers", b"originalId", b"retryCount", b"crashCount"]
     flat = [part for pair in zip(names, values, strict=False) for part in pair]
     odd = Message(DELIVERY, ID, flat, retried=retried)
@@ -167,6 +167,6 @@ def test_bookkeeping_accepts_any_fields(values: list[bytes], retried: bool):
     assert isinstance(odd.payload, bytes)
 
 
-def test_handlers_may_not_grow_the_shared_part():
+def test_delivery_is_immutable():
     with pytest.raises(AttributeError):
         DELIVERY.epoch = 1  # type: ignore[misc]

@@ -126,7 +126,9 @@ def value(view: MetricsView, name: str, **labels: str) -> float | None:
         ("redis_errors", "redis_errors"),
     ],
 )
-def test_counters_of_a_slot(view: MetricsView, slot: WorkerSlot, counter: str, metric: str) -> None:
+def test_metrics_include_slot_counters(
+    view: MetricsView, slot: WorkerSlot, counter: str, metric: str
+) -> None:
     slot.add(counter, 41)
     slot.add(counter)
     assert value(view, f"streamqd_{metric}_total", **HERE, **ME) == 42
@@ -139,7 +141,7 @@ def test_metrics_count_failures_by_result(view: MetricsView, slot: WorkerSlot) -
     assert value(view, "streamqd_failures_total", **HERE, **ME, result="timeout") == 2
 
 
-def test_counters_outlive_ownership_and_gauges_do_not(view: MetricsView, slot: WorkerSlot) -> None:
+def test_counters_outlive_ownership_but_gauges_do_not(view: MetricsView, slot: WorkerSlot) -> None:
     slot.add("acked", 9)
     slot.owned = 0
     assert value(view, "streamqd_acked_total", **HERE, **ME) == 9
@@ -157,7 +159,7 @@ def test_counters_outlive_ownership_and_gauges_do_not(view: MetricsView, slot: W
         ("trim_floor_timestamp_seconds", NOW / 1000),
     ],
 )
-def test_figures_of_a_partition(view: MetricsView, metric: str, expected: float) -> None:
+def test_metrics_include_partition_gauges(view: MetricsView, metric: str, expected: float) -> None:
     assert value(view, f"streamqd_{metric}", topic="access", partition="3") == expected
 
 
@@ -165,7 +167,7 @@ def test_figures_of_a_partition(view: MetricsView, metric: str, expected: float)
     ("metric", "expected"),
     [("pending", 5), ("lag", 7), ("waiting_retries", 5), ("retry_length", 2)],
 )
-def test_figures_of_a_group(view: MetricsView, metric: str, expected: float) -> None:
+def test_metrics_include_group_gauges(view: MetricsView, metric: str, expected: float) -> None:
     assert value(view, f"streamqd_{metric}", **HERE) == expected
 
 
@@ -176,7 +178,7 @@ def test_metrics_include_a_spark_query_position(view: MetricsView) -> None:
     assert scrape(view)["streamqd_query_idle_seconds"] == {labels: 1.5}
 
 
-def test_figures_of_an_outbox(view: MetricsView) -> None:
+def test_metrics_include_outbox_gauges(view: MetricsView) -> None:
     """The age grows without a relay, because nothing else measures it."""
     shop = frozenset({("outbox", "shop")})
     for name, expected in [("rows", 3), ("oldest_age_seconds", 2.5), ("relay_up", 1),
@@ -190,7 +192,7 @@ def test_figures_of_an_outbox(view: MetricsView) -> None:
     assert [*ages.values()] == [2.5]
 
 
-def test_age_uses_the_clock_of_the_server(view: MetricsView) -> None:
+def test_message_age_uses_the_clock_of_the_server(view: MetricsView) -> None:
     age = value(view, "streamqd_oldest_unread_age_seconds", **HERE)
     assert age == pytest.approx(90, abs=5)
     view.assignments = {ASSIGNMENT: figures(oldest="")}
@@ -203,7 +205,7 @@ def test_metrics_omit_an_unknown_lag(view: MetricsView) -> None:
     assert value(view, "streamqd_pending", **HERE) == 5
 
 
-def test_owned_partitions_are_exposed(view: MetricsView, slot: WorkerSlot) -> None:
+def test_metrics_include_owned_partitions(view: MetricsView, slot: WorkerSlot) -> None:
     owned = scrape(view)["streamqd_partitions_owned"]
     assert owned == {
         frozenset({"topic": "access", "group": "hits", **ME}.items()): 1,
@@ -211,7 +213,7 @@ def test_owned_partitions_are_exposed(view: MetricsView, slot: WorkerSlot) -> No
     }
 
 
-def test_gauges_of_a_worker(view: MetricsView, slot: WorkerSlot) -> None:
+def test_metrics_include_worker_gauges(view: MetricsView, slot: WorkerSlot) -> None:
     slot.post_batch([b"m:1-0", b"m:2-0"])
     slot.states[1] = 1
     slot.lanes[0], slot.lanes[1] = 1, now_ns() - 3_000_000_000
@@ -269,7 +271,7 @@ def test_histograms_merge_partitions_and_are_cumulative(
     assert value(view, "streamqd_handle_seconds_sum", **labels) == 2.0
 
 
-def test_histogram_of_delays_has_bounds_of_its_own(view: MetricsView, slot: WorkerSlot) -> None:
+def test_delay_histogram_has_its_own_buckets(view: MetricsView, slot: WorkerSlot) -> None:
     slot.delay_histogram[0] = 4
     slot.delay_histogram[20] = 2
     slot.delay_histogram[34] = 2_500  # sum of the delays in ms
@@ -309,7 +311,7 @@ def test_metric_names_and_texts_are_valid() -> None:
     assert not any("partition" in m.labels for m in METRICS if m.kind == "histogram")
 
 
-def test_documented_metrics_exist() -> None:
+def test_every_documented_metric_exists() -> None:
     promised = {
         *(
             "produced_total",
@@ -395,7 +397,7 @@ def test_one_module_imports_prometheus_client() -> None:
     assert set(_importers("prometheus_client")) == {"metrics/exporter.py"}
 
 
-def test_wait_of_a_worker_is_exposed(view: MetricsView, slot: WorkerSlot):
+def test_metrics_include_the_wait_of_a_worker(view: MetricsView, slot: WorkerSlot):
     waits = slot.waits
     slot.pid = 4711
     waits.hold(12, 3)
@@ -418,7 +420,7 @@ def test_wait_of_a_worker_is_exposed(view: MetricsView, slot: WorkerSlot):
     assert value(view, "streamqd_flood_stops_total", **HERE, **ME) == 1
 
 
-def test_rate_and_its_waits_are_exposed(view: MetricsView, slot: WorkerSlot):
+def test_metrics_include_the_rate_and_its_waits(view: MetricsView, slot: WorkerSlot):
     assert value(view, "streamqd_rate_limit", **HERE, **ME) is None, "there is no limit"
     slot.rate_micro = 1_500_000
     slot.add("throttled_ns", 250_000_000)

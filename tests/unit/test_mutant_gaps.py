@@ -142,7 +142,7 @@ def test_worker_keeps_its_limits_after_a_reload(limit: str) -> None:
 # --- progress -------------------------------------------------------------------------------------
 
 
-def test_a_worker_between_two_long_runs_is_not_taken_for_stuck() -> None:
+def test_worker_between_two_long_runs_is_not_stuck() -> None:
     """A worker reports progress once per batch, so a slow batch is not a stuck worker."""
     scenario = Scenario()
     assert scenario.holding.worker is not None
@@ -157,7 +157,7 @@ def test_a_worker_between_two_long_runs_is_not_taken_for_stuck() -> None:
     assert not scenario.child.killed
 
 
-def test_a_worker_that_does_nothing_at_all_is_replaced() -> None:
+def test_worker_without_any_progress_is_replaced() -> None:
     scenario = Scenario()
     assert scenario.holding.worker is not None
     scenario.holding.worker.ready_at = now = 1_000.0
@@ -214,7 +214,7 @@ def test_drain_finishes_the_running_message_and_releases() -> None:
         ("NOPERM", "releasing", None),
     ],
 )
-def test_drain_waits_only_for_calls_that_may_still_succeed(
+def test_drain_waits_only_for_calls_that_may_succeed(
     code: str, refused: str, ends: int | None
 ) -> None:
     """The drain does not wait for a call that was refused because of a bad value."""

@@ -11,7 +11,7 @@ def planned(seed: int, seconds: float = 600.0):
     return plan(seed, seconds, every=1.5, lasting=(0.5, 6.0), kinds=FAULTS)
 
 
-def test_a_seed_repeats_its_plan():
+def test_equal_seeds_give_equal_plans():
     assert planned(1) == planned(1) != planned(2)
 
 

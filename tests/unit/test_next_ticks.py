@@ -35,11 +35,11 @@ def test_next_ticks_cover_both_hours_of_the_clock_change() -> None:
     ]
 
 
-def test_the_start_is_a_tick_itself() -> None:
+def test_next_ticks_include_the_start() -> None:
     assert next_ticks(start=START, every=timedelta(hours=1)) == [START]
 
 
-def test_an_instant_is_one_tick() -> None:
+def test_next_ticks_of_an_instant_is_that_instant() -> None:
     at = datetime(2027, 1, 1, tzinfo=BERLIN)
     assert next_ticks(start=START, count=5, at=at) == [at]
 
@@ -74,16 +74,16 @@ def test_next_ticks_selects_a_schedule_by_name() -> None:
         ({"cron": "0 3 * * *", "timezone": "Berlin"}, "Europe/Berlin"),
     ],
 )
-def test_a_bad_schedule_is_explained(options: dict[str, str], told: str) -> None:
+def test_next_ticks_refuses_an_invalid_schedule(options: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         next_ticks(start=START, **options)  # type: ignore[arg-type]
 
 
-def test_a_start_without_a_time_zone_is_refused() -> None:
+def test_next_ticks_refuses_a_start_without_a_time_zone() -> None:
     with pytest.raises(ValueError, match="pass tzinfo=UTC"):
         next_ticks(start=datetime(2026, 10, 25), every="1h")  # noqa: DTZ001
 
 
-def test_a_function_without_a_schedule_is_refused() -> None:
+def test_next_ticks_refuses_a_function_without_schedules() -> None:
     with pytest.raises(ConfigError, match="put @schedule above it"):
-        next_ticks(test_an_instant_is_one_tick, start=START)
+        next_ticks(test_next_ticks_of_an_instant_is_that_instant, start=START)

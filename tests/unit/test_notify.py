@@ -28,7 +28,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
         yield listening, name
 
 
-def test_each_message_is_one_datagram(manager: tuple[socket.socket, str]) -> None:
+def test_notify_sends_one_datagram_per_message(manager: tuple[socket.socket, str]) -> None:
     listening, name = manager
     notifier = Notifier({"NOTIFY_SOCKET": name})
     assert notifier.enabled
@@ -51,7 +51,7 @@ def test_each_message_is_one_datagram(manager: tuple[socket.socket, str]) -> Non
     ]
 
 
-def test_reloading_carries_the_monotonic_clock(manager: tuple[socket.socket, str]) -> None:
+def test_reloading_includes_the_monotonic_clock(manager: tuple[socket.socket, str]) -> None:
     listening, name = manager
     before = time.monotonic_ns() // 1000
     Notifier({"NOTIFY_SOCKET": name}).reloading()
@@ -62,7 +62,7 @@ def test_reloading_carries_the_monotonic_clock(manager: tuple[socket.socket, str
     assert before <= int(value) <= time.monotonic_ns() // 1000
 
 
-def test_a_status_cannot_add_assignments(manager: tuple[socket.socket, str]) -> None:
+def test_notify_status_cannot_inject_variables(manager: tuple[socket.socket, str]) -> None:
     listening, name = manager
     Notifier({"NOTIFY_SOCKET": name}).status("fine\nMAINPID=1\r\nREADY=1")
     assert listening.recv(4096) == b"STATUS=fine MAINPID=1 READY=1"
@@ -104,7 +104,7 @@ def test_watchdog_interval_is_read_from_the_environment(
     assert Notifier(environ).watchdog_interval == interval
 
 
-def test_children_forget_the_manager() -> None:
+def test_child_process_does_not_notify_the_manager() -> None:
     environ = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "2", "HOME": "/"}
     notify.forget(environ)
     assert environ == {"HOME": "/"}

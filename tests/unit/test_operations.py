@@ -76,7 +76,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     made.close()
 
 
-def test_watchdog_needs_progress_of_both_processes(watched: Watched) -> None:
+def test_watchdog_requires_progress_of_both_processes(watched: Watched) -> None:
     assert "WATCHDOG=1" in watched.tick()  # the housekeeper has not started yet
     watched.board.housekeeper_progress_ns = now_ns()
     assert "WATCHDOG=1" in watched.tick()
@@ -95,7 +95,7 @@ def test_watchdog_is_fed_while_redis_is_down(watched: Watched) -> None:
     assert "Redis does not answer" in said
 
 
-def test_more_time_is_requested_only_in_start_and_drain(watched: Watched) -> None:
+def test_timeout_is_extended_only_during_start_and_drain(watched: Watched) -> None:
     word = f"EXTEND_TIMEOUT_USEC={EXTEND_SECONDS * 1e6:.0f}"
     assert word in watched.tick(seen=False)
     assert word not in watched.tick(seen=False)  # it is not sent in every tick
@@ -106,7 +106,7 @@ def test_more_time_is_requested_only_in_start_and_drain(watched: Watched) -> Non
     assert EXTEND_SECONDS > 2 * EXTEND_EVERY
 
 
-def test_a_drain_without_progress_is_not_waited_for(watched: Watched) -> None:
+def test_timeout_is_not_extended_without_progress(watched: Watched) -> None:
     watched.tick()
     watched.report._extend_at = 0.0
     watched.board.housekeeper_progress_ns = now_ns() - int((HOUSEKEEPER_SECONDS + 1) * 1e9)
@@ -222,7 +222,7 @@ def test_every_alert_is_tested_and_explained() -> None:
     assert set(re.findall(r"Streamqd\w+", page)) <= names
 
 
-def test_dashboard_is_complete() -> None:
+def test_dashboard_panels_and_variables_are_complete() -> None:
     board = json.loads(DASHBOARD.read_text())
     panels = board["panels"]
     variables = {one["name"] for one in board["templating"]["list"]}
@@ -246,7 +246,7 @@ def test_promtool_accepts_the_alert_rules(what: tuple[str, Path]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_metrics_page_is_complete() -> None:
+def test_metrics_page_lists_every_metric() -> None:
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     rows = dict(re.findall(r"^\| `(streamqd_\w+)` \| (\w+) \|", page, re.MULTILINE))
 
@@ -264,7 +264,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_flood_of_lines_is_held_back_and_counted(clock: list[float]) -> None:
+def test_flood_of_log_lines_is_suppressed_and_counted(clock: list[float]) -> None:
     with LogLines() as lines:
         limit = logs.Limit("message.dead_lettered", logging.WARNING, per_second=3)
         for number in range(10):
@@ -281,7 +281,7 @@ def test_a_flood_of_lines_is_held_back_and_counted(clock: list[float]) -> None:
     assert told == [("a/0/11-0", 8), ("a/0/12-0", None)]
 
 
-def test_held_back_count_is_logged_without_another_message(clock: list[float]) -> None:
+def test_suppressed_count_is_logged_without_another_line(clock: list[float]) -> None:
     with LogLines() as lines:
         limit = logs.Limit("message.dead_lettered", logging.WARNING, per_second=2)
         for _ in range(5):
@@ -300,7 +300,7 @@ def test_held_back_count_is_logged_without_another_message(clock: list[float]) -
     assert told == [(None, 3), ("a/0/2-0", None)]
 
 
-def test_line_checked_first_is_still_counted(clock: list[float]) -> None:
+def test_suppressed_line_checked_first_is_counted(clock: list[float]) -> None:
     with LogLines() as lines:
         limit = logs.Limit("message.dead_lettered", logging.WARNING, per_second=2)
         for number in range(5):
@@ -314,7 +314,7 @@ def test_line_checked_first_is_still_counted(clock: list[float]) -> None:
     assert told == [("a/0/0-0", None), ("a/0/1-0", None), ("a/0/5-0", 3)]
 
 
-def test_lines_below_the_level_are_not_counted(clock: list[float]) -> None:
+def test_suppressed_lines_below_the_level_are_not_counted(clock: list[float]) -> None:
     with LogLines() as lines:
         logging.getLogger("streamqd").setLevel("INFO")
         limit = logs.Limit("message.retried", logging.DEBUG, per_second=1)
@@ -346,7 +346,7 @@ def defaults() -> config.Settings:
     return config.load(None)
 
 
-def test_doctor_and_pages_name_the_time_after_a_drain() -> None:
+def test_doctor_and_pages_agree_on_the_stop_timeout() -> None:
     assert STOP_MARGIN_SECONDS == AFTER_DRAIN
     assert f"plus {AFTER_DRAIN:.0f} seconds" in (ROOT / "docs/reference/signals.md").read_text()
 
@@ -363,7 +363,7 @@ def test_systemd_timeouts_exceed_drain_and_boot(defaults: config.Settings) -> No
         assert float(value_of(assignment, "WatchdogSec")) >= 2 * SUPERVISOR_SECONDS
 
 
-def test_kubernetes_waits_longer_than_a_drain_and_a_boot(defaults: config.Settings) -> None:
+def test_kubernetes_timeouts_exceed_drain_and_boot(defaults: config.Settings) -> None:
     settings, deployment, *_ = documents(KUBERNETES / "streamqd.yaml")
     pod = deployment["spec"]["template"]["spec"]
     [container] = pod["containers"]
@@ -455,7 +455,7 @@ def test_manifests_for_keda_match_its_schema(kind: str) -> None:
         jsonschema.validate(manifest["spec"] | {"frog": 1}, known["spec"])
 
 
-def test_keda_reads_a_number_that_the_endpoint_has() -> None:
+def test_keda_reads_an_existing_field_of_the_endpoint() -> None:
     """The settings of KEDA's metrics-api scaler are strings, which no schema describes."""
     manifests = scaling()
     [trigger] = manifests["ScaledObject"]["spec"]["triggers"]
@@ -480,7 +480,7 @@ def test_keda_reads_a_number_that_the_endpoint_has() -> None:
     assert (settings["authMode"], secret["parameter"]) == ("bearer", "token")
 
 
-def test_the_scaling_pod_has_the_configuration_of_the_daemon(
+def test_scaling_pod_shares_the_configuration_of_the_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon, deployment, *_ = documents(KUBERNETES / "streamqd.yaml")

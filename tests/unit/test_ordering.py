@@ -57,7 +57,7 @@ def test_ordering_starts_each_key_in_order_one_at_a_time(
     )
 
 
-def test_without_keys_nothing_waits():
+def test_entries_without_keys_never_wait():
     ordering: Ordering[Entry] = Unordered()
     for number in range(3):
         ordering.add([Entry(number, b"a")])
@@ -74,7 +74,7 @@ def test_ordering_does_not_wait_for_a_slow_key():
     assert one(ordering) == behind
 
 
-def test_entries_waiting_for_a_key_can_be_surrendered():
+def test_entries_waiting_for_a_key_can_be_removed():
     ordering: Ordering[Entry] = ByKey()
     for number, key in enumerate((b"a", b"a", b"b", b"a", None)):
         ordering.add([Entry(number, key)])
@@ -90,7 +90,7 @@ def test_entries_waiting_for_a_key_can_be_surrendered():
     assert ordering.take_waiting(Entry(6, None)) == []
 
 
-def test_several_entries_are_taken_and_finish_together():
+def test_ordering_takes_and_finishes_several_entries():
     ordering: Ordering[Entry] = ByKey()
     entries = [Entry(number, key) for number, key in enumerate((b"a", None, b"a", b"b", b"a"))]
     ordering.add(entries)

@@ -53,7 +53,7 @@ def read(row: SentRow, at: int = 1) -> OutboxRow:
 
 
 @given(messages)
-def test_a_message_is_the_same_after_its_columns(message: Outgoing) -> None:
+def test_message_survives_the_columns_unchanged(message: Outgoing) -> None:
     row = read(encode("orders", to_encoded(envelope_of(message, MAX)), 1_700_000_000_000))
     assert row.fault == ""
     assert row.fields == fields_of(message, MAX)
@@ -63,7 +63,7 @@ def test_a_message_is_the_same_after_its_columns(message: Outgoing) -> None:
 
 
 @given(st.lists(hostile, min_size=len(COLUMNS) - 1, max_size=len(COLUMNS) - 1))
-def test_hostile_columns_have_a_fault_or_are_sound(values: list[Any]) -> None:
+def test_hostile_row_is_decoded_or_has_a_fault(values: list[Any]) -> None:
     row = decode((7, *values, None, None), MAX)
     assert decode_all([(7, *values, None, None)], MAX) == [row]
     assert row.id == 7
@@ -76,7 +76,7 @@ def test_hostile_columns_have_a_fault_or_are_sound(values: list[Any]) -> None:
 
 
 @given(st.sampled_from(COLUMNS[1:]), hostile)
-def test_one_hostile_column_keeps_the_others(name: str, value: Any) -> None:
+def test_hostile_column_leaves_the_others_intact(name: str, value: Any) -> None:
     good = encode("orders", to_encoded(envelope_of(Outgoing(b"x", key="k"), MAX)))
     columns = dict(zip(COLUMNS[1:], good, strict=True)) | {name: value}
     row = decode((1, *columns.values(), None, None), MAX)
@@ -90,13 +90,13 @@ def test_one_hostile_column_keeps_the_others(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(MAX + 1, None), (None, MAX + 1)])
-def test_an_oversized_row_names_its_size(sizes: tuple[int, int]) -> None:
+def test_fault_of_an_oversized_row_names_its_size(sizes: tuple[int, int]) -> None:
     good = encode("orders", to_encoded(envelope_of(b"x", MAX)))
     assert " 1,048,577 bytes" in decode((1, *good, *sizes), MAX).fault
 
 
 @given(st.integers(0, 2**48 - 1))
-def test_a_uid_is_a_uuid7_of_its_time(unix_ms: int) -> None:
+def test_uid_is_a_uuid7_of_its_time(unix_ms: int) -> None:
     uid = new_uid(unix_ms)
     assert UID.fullmatch(uid)
     assert uid[12] == "7"
@@ -111,6 +111,6 @@ def test_uids_of_one_millisecond_differ() -> None:
 
 @pytest.mark.parametrize("name", ["", "a.b.c", "a-b", "1a", 'a"', "a\n", "é", "a" * 49, ".a", "a."])
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_bad_table_name_is_refused(name: str, dialect: str) -> None:
+def test_invalid_table_name_is_refused(name: str, dialect: str) -> None:
     with pytest.raises(ValueError, match="not a valid table name"):
         OutboxTable(name, DIALECTS[dialect])

@@ -24,7 +24,7 @@ def ends(found: list[OwnerPeriod]) -> list[tuple[str, str, float | None]]:
     return [(each.owner, each.end, each.held_seconds) for each in found]
 
 
-def test_each_owner_has_its_time_and_its_end() -> None:
+def test_owner_period_has_a_start_and_an_end() -> None:
     found = periods(
         [
             acquired(1_000, "a"),
@@ -39,7 +39,7 @@ def test_each_owner_has_its_time_and_its_end() -> None:
     assert [each.until_unix_ms for each in found] == [None, 60_000, 3_000]
 
 
-def test_each_reason_of_a_release_has_words() -> None:
+def test_every_release_reason_has_a_description() -> None:
     for reason in ("shed", "drain", "broken", "failed", "unstartable", "unkillable", "", "new"):
         [found] = periods([acquired(1, "a"), released(2, "a", reason)], "", NOW)
         assert found.end in IN_WORDS
@@ -51,7 +51,7 @@ def test_reset_ends_an_ownership() -> None:
     assert ends(periods(changes, "", NOW)) == [("a", "reset", 1.0)]
 
 
-def test_changes_by_an_older_version_are_unknown_and_not_guessed() -> None:
+def test_change_by_an_older_version_has_an_unknown_end() -> None:
     # An older version released for `a`, and acquired for `b`, which this one released.
     found = periods([acquired(1_000, "a"), released(9_000, "b", "shed")], "", NOW)
     assert ends(found) == [("b", "handed-over", None), ("a", "unknown", None)]
@@ -66,7 +66,7 @@ def test_changes_by_an_older_version_are_unknown_and_not_guessed() -> None:
     assert ends(periods([acquired(1_000, "a")], "", NOW)) == [("a", "unknown", None)]
 
 
-def test_at_most_the_last_owners_are_returned() -> None:
+def test_only_the_last_owners_are_returned() -> None:
     changes = [acquired(number, f"i{number}") for number in range(50)]
     found = periods(changes, "i49", NOW)
     assert [each.owner for each in found] == [f"i{49 - at}" for at in range(OWNERS_MAX)]

@@ -106,7 +106,7 @@ def test_free_assignment_has_no_next_call(driver: StateDriver):
     assert not driver.partition.wants_exchange
 
 
-def test_acquire_is_repeated_unchanged_until_its_reply(driver: StateDriver):
+def test_acquire_is_repeated_unchanged_until_a_reply(driver: StateDriver):
     driver.partition.acquire(seen_epoch=5, dead_token="corpse")
     first = driver.next_call()
     assert first is not None
@@ -118,7 +118,7 @@ def test_acquire_is_repeated_unchanged_until_its_reply(driver: StateDriver):
 
 
 @pytest.mark.parametrize("word", ["OK", "MINE"])
-def test_acquire_succeeds_on_ok_and_on_mine(driver: StateDriver, word: str):
+def test_acquire_succeeds_on_the_replies_ok_and_mine(driver: StateDriver, word: str):
     driver.partition.acquire(seen_epoch=5)
     assert driver.answer(word, b"1763640000000", 0, b"") == "acquired"
     assert driver.partition.phase is Phase.HELD
@@ -366,7 +366,7 @@ def test_assignment_lost_before_the_worker_exit_is_lost_once(driver: StateDriver
     assert not driver.partition.on_exit(Exit(ExitCode.FENCED, None)).lost
 
 
-def test_stopped_worker_at_its_limit_is_recycled_once(driver: StateDriver):
+def test_worker_stopped_at_its_limit_is_recycled_once(driver: StateDriver):
     driver.slot.add("recycled", 3)
     driver.hold().run().quiet()
     driver.worker.stop_reason = "recycle"
@@ -436,7 +436,7 @@ def test_logged_refusal_is_not_retried_early(driver: StateDriver):
     assert not driver.partition.wants_exchange
 
 
-def test_settled_counts_only_the_current_process(driver: StateDriver):
+def test_settled_count_restarts_with_each_process(driver: StateDriver):
     driver.hold().run()
     driver.slot.add("acked", 3)
     driver.slot.add("failed", 2)
@@ -499,7 +499,7 @@ def test_standby_is_warm_after_its_own_report(driver: StateDriver):
 # --- rounds ---------------------------------------------------------------------------------------
 
 
-def test_crash_suspects_are_kept_until_they_ran(driver: StateDriver):
+def test_crash_suspects_are_kept_until_their_run(driver: StateDriver):
     """The suspects also survive an orderly exit of the worker, such as a reload."""
     driver.hold().run().mark(RUNNING, RUNNING, RUNNING, RUNNING)
     driver.partition.on_exit(Exit(None, 9))

@@ -136,7 +136,7 @@ def test_failed_removal_is_reported(tmp_path: Path) -> None:
         ("file://localhost/a", "/a"),
     ],
 )
-def test_local_folder_of_a_path_or_a_file_uri(named: str, folder: str) -> None:
+def test_local_folder_accepts_a_path_or_a_file_uri(named: str, folder: str) -> None:
     assert local_folder(named) == Path(folder)
 
 

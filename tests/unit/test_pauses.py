@@ -8,7 +8,7 @@ from streamqd.supervisor.bounded_client import SPENT_SECONDS, NodeBackoff
 
 
 @pytest.mark.fault("F16")
-def test_pauses_grow_to_a_bound_and_stop_at_an_answer() -> None:
+def test_node_backoff_grows_to_a_bound_and_resets() -> None:
     pauses = NodeBackoff(0.1, 0.35, lambda: 0.5)
     assert not pauses
     ends = [round(pauses.record_silence("a", 10.0) - 10.0, 6) for _ in range(4)]
@@ -23,7 +23,7 @@ def test_pauses_grow_to_a_bound_and_stop_at_an_answer() -> None:
 
 
 @pytest.mark.fault("F16")
-def test_reconnect_jitter_is_half_a_pause_each_way() -> None:
+def test_reconnect_jitter_is_half_of_the_pause() -> None:
     assert NodeBackoff(1.0, 1.0, lambda: 0.0).record_silence("a", 0.0) == 0.5
     assert NodeBackoff(1.0, 1.0, lambda: 1.0).record_silence("a", 0.0) == 1.5
 

@@ -135,18 +135,18 @@ class Generator:
         (optional, Signature(payload=Order)),
     ],
 )
-def test_form_of_reads_the_handler_signature(function: Callable[..., object], form: Signature):
+def test_form_of_parses_the_handler_signature(function: Callable[..., object], form: Signature):
     assert form_of(function, "h:go") == form
 
 
-def test_a_text_within_a_type_stands_for_the_message():
+def test_form_of_accepts_a_quoted_message_annotation():
     def quoted(batch): ...  # type: ignore[no-untyped-def]
 
     quoted.__annotations__["batch"] = list["Message"]
     assert form_of(quoted, "h:go") == Signature(batch=True)
 
 
-def test_a_second_parameter_can_only_be_the_message():
+def test_second_handler_parameter_must_be_the_message():
     def wrong(order: Order, other: Order) -> None: ...
 
     with pytest.raises(HandlerLoadError, match="second parameter must be the message"):
@@ -189,7 +189,7 @@ def test_generator_handler_is_refused(function: Callable[..., object]):
         form_of(function, "h:go")
 
 
-def test_settings_that_do_not_suit_a_handler_are_named():
+def test_misfits_names_settings_unfit_for_a_handler():
     base = {"topic": "t", "group": "g", "handler": "h:go"}
     several = Consumer(**base, batch=5, concurrency=4)
     (problem,) = misfits([several], {"h:go": ["batch"]})
@@ -206,7 +206,7 @@ def test_settings_that_do_not_suit_a_handler_are_named():
     assert misfits([Consumer(**base, codec="msgpack")], {"h:go": ["typed"]}) == []
 
 
-def test_more_threads_than_128_are_refused_in_one_sentence():
+def test_more_than_128_threads_are_refused():
     """The limit for coroutines is 4,096."""
     many = Consumer(topic="t", group="g", handler="h:go", concurrency=129)
     (problem,) = misfits([many], {"h:go": []})
@@ -249,13 +249,13 @@ def test_unsupported_payload_class_is_refused_at_load(kind: Any):
         decoder(kind, "json", "h:go")
 
 
-def test_optional_parts_of_a_payload_may_have_any_type():
+def test_optional_payload_fields_may_have_any_type():
     tree = decoder(Tree, "json", "h:go")(b'{"value": {"a": 1}, "branches": []}')
     assert (tree.value, tree.branches) == ({"a": 1}, [])
     assert decoder(dict[str, Hashable], "json", "h:go")(b'{"a": 1}') == {"a": 1}
 
 
-def test_bytes_and_texts_are_the_payload_itself():
+def test_bytes_and_str_receive_the_raw_payload():
     assert decoder(bytes, "json", "h:go")(b"\xff") == b"\xff"
     assert decoder(str, "json", "h:go")("ä".encode()) == "ä"
     with pytest.raises(Undecodable, match="not UTF-8 text"):
@@ -298,7 +298,7 @@ def test_error_without_msgspec_names_the_package():
 # --- verdicts -------------------------------------------------------------------------------------
 
 
-def test_return_value_may_be_a_verdict():
+def test_handler_may_return_a_verdict():
     assert error_of(Result.ACK) is None
     assert error_of(0) is None
     assert isinstance(error_of(Result.RETRY), Retry)
@@ -339,7 +339,7 @@ def test_batch_result_has_an_outcome_per_message():
     assert three in batch
 
 
-def test_failures_take_messages_and_exceptions_only():
+def test_failures_accepts_only_messages_and_exceptions():
     with pytest.raises(TypeError):
         Failures({"1-0": ValueError()})  # type: ignore[dict-item]
     with pytest.raises(TypeError):
@@ -385,7 +385,7 @@ def typed(order: Order, msg: Message) -> None:
 
 
 @pytest.mark.slow
-def test_a_strict_type_checker_accepts_a_users_module(tmp_path: Path):
+def test_strict_type_checker_accepts_typed_handlers(tmp_path: Path):
     (tmp_path / "work.py").write_text(MODULE)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "c"), "work.py"],

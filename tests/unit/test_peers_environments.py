@@ -24,7 +24,7 @@ def test_versions_name_the_package_and_its_client(tmp_path: Path) -> None:
     }
 
 
-def test_versions_name_a_client_that_is_compiled_into_a_wheel(tmp_path: Path) -> None:
+def test_versions_name_a_client_compiled_into_a_wheel(tmp_path: Path) -> None:
     lists = tmp_path / "lib/python3/site-packages/chasquimq-1.3.0.dist-info/sboms"
     lists.mkdir(parents=True)
     parts = {"components": [{"name": "fred", "version": "10.1.0"}]}
@@ -34,7 +34,7 @@ def test_versions_name_a_client_that_is_compiled_into_a_wheel(tmp_path: Path) ->
     assert found["clients"] == {"fred": "10.1.0"}
 
 
-def test_each_system_has_its_files_and_a_known_server() -> None:
+def test_every_system_has_its_files_and_a_known_server() -> None:
     for each in SYSTEMS:
         assert (HERE / "apps" / (each.app if each.node else f"{each.app}.py")).exists(), each.name
         for kind in ("in", "txt") if each.environment else ():

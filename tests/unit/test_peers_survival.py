@@ -8,7 +8,7 @@ DIED_NS = 5_000_000_000
 MS = 1_000_000
 
 
-def test_survival_counts_single_runs_as_neither_lost_nor_twice() -> None:
+def test_survival_counts_no_loss_if_every_job_ran_once() -> None:
     runs = [Run(number, DIED_NS - 1) for number in range(JOBS) if number != VICTIM]
     runs.append(Run(VICTIM, DIED_NS + 40 * MS))
 

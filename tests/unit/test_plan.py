@@ -40,11 +40,11 @@ IN_ORDER: list[Action] = [
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.combinations(IN_ORDER, 2)))
-def test_plan_keeps_the_first_of_two_actions(first: Action, second: Action) -> None:
+def test_plan_keeps_the_first_of_two_equal_actions(first: Action, second: Action) -> None:
     assert merge([first, second]) == merge([second, first]) == [first]
 
 
-def test_a_release_ranks_by_its_reason() -> None:
+def test_release_is_ranked_by_its_reason() -> None:
     assert merge(
         [
             ForkWorker(ASSIGNMENT),
@@ -57,7 +57,7 @@ def test_a_release_ranks_by_its_reason() -> None:
     ]
 
 
-def test_partitions_do_not_compete_and_forks_come_last() -> None:
+def test_plan_orders_forks_last() -> None:
     assert merge([ForkWorker(ASSIGNMENT), StopWorker(OTHER, "shed")]) == [
         StopWorker(OTHER, "shed"),
         ForkWorker(ASSIGNMENT),

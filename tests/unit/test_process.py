@@ -86,11 +86,11 @@ def parked(spawn: Start, **options: object) -> Child:
 # --- exit status ----------------------------------------------------------------------------------
 
 
-def test_child_result_is_its_exit_code(spawn: Start):
+def test_child_exits_with_the_returned_code(spawn: Start):
     assert ended(spawn(lambda _: 5)) == Exit(5, None)
 
 
-def test_an_exception_is_printed_and_is_code_1(spawn: Start, capfd, monkeypatch):
+def test_child_exits_with_1_after_an_exception(spawn: Start, capfd, monkeypatch):
     monkeypatch.setattr(sys, "stderr", os.fdopen(2, "w", closefd=False))  # as without pytest
 
     def run(_control: socket.socket) -> int:
@@ -100,7 +100,7 @@ def test_an_exception_is_printed_and_is_code_1(spawn: Start, capfd, monkeypatch)
     assert "ValueError: out of the blue" in capfd.readouterr().err
 
 
-def test_start_of_a_process_is_read_in_unix_seconds(spawn: Start):
+def test_start_time_of_a_process_is_in_unix_seconds(spawn: Start):
     tick = 1 / os.sysconf("SC_CLK_TCK")
     before = time.time()
     child = spawn(lambda control: len(control.recv(1)))
@@ -109,7 +109,7 @@ def test_start_of_a_process_is_read_in_unix_seconds(spawn: Start):
     assert before - tick <= process.started_at(child.pid) <= after + tick
 
 
-def test_start_of_a_missing_process_is_an_error(spawn: Start):
+def test_start_time_of_a_missing_process_raises(spawn: Start):
     child = spawn(lambda _: 0)
     process.wait_readable([child.pidfd], 10.0)
     child.reap()
@@ -131,7 +131,7 @@ def test_exit_status_is_described_in_words():
     assert str(Exit(None, 99)) == "signal 99"
 
 
-def test_telling_and_killing_the_dead_is_harmless(spawn: Start):
+def test_messages_and_signals_to_a_dead_child_are_ignored(spawn: Start):
     child = spawn(lambda _: 0)
     process.wait_readable([child.pidfd], 10.0)
     for _ in range(3):
@@ -227,7 +227,7 @@ def test_child_of_a_dead_parent_exits_immediately(spawn: Start):
 
 
 @pytest.mark.fault("F33")
-def test_descriptors_are_closed_but_for_those_to_keep(spawn: Start):
+def test_child_closes_other_file_descriptors(spawn: Start):
     kept, other = os.pipe()
     os.set_inheritable(other, True)
     try:
@@ -248,7 +248,7 @@ def test_descriptors_are_closed_but_for_those_to_keep(spawn: Start):
         os.close(other)
 
 
-def test_connections_are_forgotten_before_anything_else(spawn: Start):
+def test_child_detaches_connections_first(spawn: Start):
     """Closing a connection in the child would write to the parent's socket."""
     ours, theirs = socket.socketpair()
     order: list[str] = []
@@ -271,7 +271,7 @@ def test_connections_are_forgotten_before_anything_else(spawn: Start):
     theirs.close()
 
 
-def test_supervisor_state_is_not_inherited(spawn: Start, monkeypatch):
+def test_child_does_not_inherit_supervisor_state(spawn: Start, monkeypatch):
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
     monkeypatch.setenv("WATCHDOG_USEC", "1")
     monkeypatch.setenv("MINE", "1")
@@ -285,7 +285,7 @@ def test_supervisor_state_is_not_inherited(spawn: Start, monkeypatch):
     assert heard(spawn(run)) == b"['MINE'] 500"
 
 
-def test_standard_input_is_empty(spawn: Start):
+def test_child_has_an_empty_standard_input(spawn: Start):
     def run(control: socket.socket) -> int:
         control.send(b"[" + os.read(0, 10) + b"]")
         return 0
@@ -293,7 +293,7 @@ def test_standard_input_is_empty(spawn: Start):
     assert heard(spawn(run)) == b"[]"
 
 
-def test_programs_of_a_child_can_be_terminated(spawn: Start):
+def test_programs_started_by_a_child_can_be_terminated(spawn: Start):
     """An ignored signal would stay ignored in every program that a handler starts."""
 
     def run(control: socket.socket) -> int:
@@ -312,7 +312,7 @@ def test_programs_of_a_child_can_be_terminated(spawn: Start):
     assert ended(child) == Exit(0, None)
 
 
-def test_signals_meant_for_the_supervisor_do_not_touch_a_child(spawn: Start):
+def test_child_ignores_signals_of_the_supervisor(spawn: Start):
     signals = SignalQueue()
     try:
         child = spawn(echo)
@@ -331,7 +331,7 @@ def test_signals_meant_for_the_supervisor_do_not_touch_a_child(spawn: Start):
         signals.close()
 
 
-def test_stacks_are_shown_while_threads_come_and_go(spawn: Start):
+def test_stacks_are_dumped_while_threads_start_and_exit(spawn: Start):
     """Reading the stack of a running thread may crash, so a request could kill a worker."""
 
     def churn() -> None:
@@ -363,7 +363,7 @@ def test_stacks_are_shown_while_threads_come_and_go(spawn: Start):
     )  # the stack of one thread: the signal handler looks at no other one
 
 
-def test_stacks_are_kept_within_bounds_and_taken_once(spawn: Start, capfd):
+def test_stack_dump_is_bounded_and_read_once(spawn: Start, capfd):
     """The stacks do not go to standard error, where each line must be a record.
 
     A burst of requests is harmless; it must not overflow the signal stack and kill the child.
@@ -390,7 +390,7 @@ def test_stacks_are_kept_within_bounds_and_taken_once(spawn: Start, capfd):
 
 
 @pytest.mark.fault("F33")
-def test_a_process_with_threads_is_not_forked():
+def test_fork_is_refused_with_running_threads():
     leave = threading.Event()
     other = threading.Thread(target=leave.wait, name="pool-1")
     other.start()
@@ -415,7 +415,7 @@ def test_resume_wins_over_a_simultaneous_pause():
         signals.close()
 
 
-def test_signals_are_queued_in_order_and_given_back():
+def test_signals_are_queued_and_handlers_restored():
     before = signal.getsignal(signal.SIGHUP)
     signals = SignalQueue()
     try:
@@ -429,7 +429,7 @@ def test_signals_are_queued_in_order_and_given_back():
     assert signal.getsignal(signal.SIGHUP) is before
 
 
-def test_orphans_are_collected_and_own_children_left_alone(spawn: Start):
+def test_reaping_orphans_leaves_own_children_alone(spawn: Start):
     """The test runs in a child, because a process stays a subreaper until its exit."""
 
     def run(control: socket.socket) -> int:

@@ -72,7 +72,7 @@ def test_typed_value_is_decoded_by_a_typed_handler(value: Any, payload: bytes) -
         (Outgoing(b"", at=NOON_UNIX_MS / 1000), None, NOON_UNIX_MS),
     ],
 )
-def test_a_scheduled_message_has_one_time_and_a_send_id(
+def test_scheduled_message_has_a_due_time_and_a_send_id(
     item: Outgoing, delay: float | None, at_unix_ms: int | None
 ) -> None:
     found = encode(item)
@@ -91,7 +91,7 @@ def test_a_scheduled_message_has_one_time_and_a_send_id(
         (NOON, [b"expiresAt", b"%d" % NOON_UNIX_MS]),
     ],
 )
-def test_an_expiry_is_a_span_or_an_instant(expires: Any, fields: list[bytes]) -> None:
+def test_expires_is_a_duration_or_an_instant(expires: Any, fields: list[bytes]) -> None:
     assert encode(Outgoing(b"x", expires=expires)).fields == [b"payload", b"x", *fields]
 
 
@@ -135,7 +135,7 @@ def test_an_expiry_is_a_span_or_an_instant(expires: Any, fields: list[bytes]) ->
         ),
     ],
 )
-def test_unsendable_value_raises_one_sentence(
+def test_unsendable_value_error_is_one_sentence(
     item: Outgoing, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text) as caught:
@@ -167,7 +167,7 @@ def test_batch_contains_one_kind_of_message() -> None:
     assert cut(items) == [[b"1"], [b"2"], [b"3", b"4"], [b"5"]]
 
 
-def test_error_follows_the_items_before_it() -> None:
+def test_error_is_raised_after_the_items_before_it() -> None:
     def items() -> Iterator[object]:
         yield b"1"
         yield b"2"

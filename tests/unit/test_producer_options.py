@@ -79,7 +79,7 @@ def test_invalid_producer_option_is_named(kind: Any, name: str, value: object, e
         ({"create": False}, False),
     ],
 )
-def test_an_option_is_read_in_every_spelling(given: dict[str, Any], found: object):
+def test_producer_options_accept_every_spelling(given: dict[str, Any], found: object):
     assert list(options.parse_options(**given).values()) == [found]
 
 
@@ -90,7 +90,7 @@ def test_every_option_has_a_check_except_the_partitioner():
             options.parse_options(**{name: object()})
 
 
-def test_all_producers_take_texts():
+def test_producers_accept_durations_and_sizes_as_strings():
     Producer(NOWHERE, timeout="5s", dedup_window="10m", backlog_wait="1s", max_backlog=1).close()
     BufferedProducer(NOWHERE, linger="5ms", max_bytes="64MiB", block="1m", timeout="5s").close()
     AsyncProducer(NOWHERE, max_bytes="64MiB", timeout="5s")
@@ -112,7 +112,7 @@ def test_topic_that_is_not_a_string_is_refused(topic: Any):
                 call()
 
 
-def test_unknown_partition_count_is_one_error():
+def test_unknown_partition_count_error_is_one_sentence():
     with Producer(NOWHERE) as producer, pytest.raises(RedisUnavailableError) as caught:
         producer.send("access", b"x")
     assert str(caught.value).count("cannot read the partition count of topic access") == 1

@@ -13,7 +13,7 @@ PAYLOADS = st.binary(max_size=300)
 
 
 @given(PAYLOADS)
-def test_bare_payload_is_its_own_envelope(payload: bytes) -> None:
+def test_bare_payload_needs_no_envelope(payload: bytes) -> None:
     for found in (envelope_of(payload, 1000), envelope_of(Outgoing(payload), 1000)):
         assert found is payload, "no copy, and nothing that the collector would visit"
         assert to_encoded(found).fields == [b"payload", payload]

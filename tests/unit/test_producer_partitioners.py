@@ -38,7 +38,7 @@ def routed(partitioner: Any) -> Router:
         (256, 1024, 520),
     ],
 )
-def test_jump_agrees_with_the_published_values(number: int, count: int, partition: int) -> None:
+def test_jump_hash_matches_published_values(number: int, count: int, partition: int) -> None:
     assert jump(number, count) == partition
 
 
@@ -48,7 +48,7 @@ def test_consistent_choice_never_changes() -> None:
 
 
 @given(st.binary(max_size=20), st.integers(1, 50), st.integers(0, 50))
-def test_growing_moves_keys_to_new_partitions_only(key: bytes, count: int, more: int) -> None:
+def test_jump_hash_moves_keys_only_to_new_partitions(key: bytes, count: int, more: int) -> None:
     before, after = jump_partition(key, count), jump_partition(key, count + more)
 
     assert after == before or after >= count
@@ -72,7 +72,9 @@ def test_hash_and_sticky_take_the_crc32_of_a_key() -> None:
     ("partitioner", "keys"),
     [("hash", [None] * 8), ("consistent", [None] * 8), ("round-robin", [b"same"] * 8)],
 )
-def test_turns_visit_every_partition(partitioner: Partitioner, keys: list[bytes | None]) -> None:
+def test_round_robin_visits_every_partition(
+    partitioner: Partitioner, keys: list[bytes | None]
+) -> None:
     found = chosen(partitioner, keys)
 
     assert found == [(found[0] + n) % 4 for n in range(8)]
@@ -82,7 +84,7 @@ def test_turns_visit_every_partition(partitioner: Partitioner, keys: list[bytes 
     st.sampled_from(["hash", "round-robin", "sticky", "consistent"]),
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 7))),
 )
-def test_bulk_turns_equal_single_turns(
+def test_bulk_round_robin_equals_single_choices(
     partitioner: Partitioner, batches: list[tuple[int, int]]
 ) -> None:
     one, many = (Chooser(partitioner) for _ in range(2))
@@ -107,14 +109,14 @@ def test_sticky_partitioner_keeps_a_partition_per_batch() -> None:
 
 
 @pytest.mark.parametrize("partitioner", ["hash", "round-robin", "sticky", "consistent"])
-def test_a_dedup_id_meets_itself_again(partitioner: Partitioner) -> None:
+def test_equal_dedup_ids_get_the_same_partition(partitioner: Partitioner) -> None:
     choose = jump_partition if partitioner == "consistent" else crc32_partition
     keys = [None, b"k", b"l"] if partitioner == "round-robin" else [None]
 
     assert set(chosen(partitioner, keys * 3, dedup_id="order-7")) == {choose(b"order-7", 4)}
 
 
-def test_a_function_gets_the_key_and_the_number() -> None:
+def test_custom_partitioner_gets_key_and_partition_count() -> None:
     calls: list[tuple[bytes | None, int]] = []
 
     def last(key: bytes | None, partitions: int) -> int:
@@ -131,7 +133,7 @@ def test_partitioner_with_an_invalid_result_is_refused(answer: Any) -> None:
         chosen(lambda _key, _count: answer, [b"a"])
 
 
-def test_partitioner_may_differ_per_topic() -> None:
+def test_partitioner_can_be_set_per_topic() -> None:
     router = routed({"orders": lambda _key, _count: 3, "logs": "round-robin"})
 
     assert router.chooser("orders").choose(b"k", None, 4) == 3

@@ -84,9 +84,9 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
     return lines_with_errors(folder, {"good.py": GOOD, "wrong.py": WRONG})
 
 
-def test_a_users_strict_module_is_accepted(errors: dict[str, set[int]]) -> None:
+def test_type_checker_accepts_correct_producer_calls(errors: dict[str, set[int]]) -> None:
     assert errors.keys() <= {"wrong.py"}
 
 
-def test_a_users_mistakes_are_found(errors: dict[str, set[int]]) -> None:
+def test_type_checker_finds_wrong_producer_calls(errors: dict[str, set[int]]) -> None:
     assert errors["wrong.py"] == set(range(4, 13))

@@ -38,7 +38,7 @@ def test_quick_run_includes_every_test_of_the_promises_page() -> None:
     assert [each for each in named if not any(line.startswith(each) for line in listed)] == []
 
 
-def test_promises_page_has_the_measured_figures() -> None:
+def test_promises_page_shows_the_measured_figures() -> None:
     if not bounds.RESULTS.exists():
         pytest.skip("make bench NAME=bounds has not been run")
     results = json.loads(bounds.RESULTS.read_text())

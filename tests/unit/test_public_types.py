@@ -167,11 +167,11 @@ def test_public_types_pass_pyright(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_users_strict_module_is_accepted(errors: dict[str, set[int]]) -> None:
+def test_type_checker_accepts_correct_use_of_the_api(errors: dict[str, set[int]]) -> None:
     assert errors.keys() <= {"wrong.py"}
 
 
-def test_a_users_mistakes_are_found(errors: dict[str, set[int]]) -> None:
+def test_type_checker_finds_wrong_use_of_the_api(errors: dict[str, set[int]]) -> None:
     assert errors["wrong.py"] == WRONG_LINES
 
 
@@ -181,7 +181,7 @@ def imported(code: str, module: str) -> set[str]:
     return {alias.name for node in nodes if node.module == module for alias in node.names}
 
 
-def test_no_public_name_is_left_out() -> None:
+def test_type_test_uses_every_public_name() -> None:
     both = imported(GOOD, "streamqd") | imported(test_producer_types.GOOD, "streamqd")
     assert set(streamqd.__all__) - both == set(), "use the new name in GOOD"
     assert set(testing.__all__) - imported(GOOD, "streamqd.testing") == set()

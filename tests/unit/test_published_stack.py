@@ -23,12 +23,12 @@ def published(found: PublishedStack) -> bytes:
     return command[2].encode()
 
 
-def test_published_stack_is_read_back() -> None:
+def test_published_stack_round_trips() -> None:
     assert stacks.parse(published(FOUND), "k") == FOUND
     assert stacks.parse(None, "k") is None
 
 
-def test_long_stack_is_shortened_by_whole_lines() -> None:
+def test_long_stack_is_truncated_at_a_line_end() -> None:
     line = "  File ü"
     long = FOUND._replace(stack="\n".join([line] * 10_000))
     found = stacks.parse(published(long), "k")
@@ -39,7 +39,7 @@ def test_long_stack_is_shortened_by_whole_lines() -> None:
     assert BYTES_MAX - len(found.stack.encode()) <= len(line.encode()) + 1
 
 
-def test_one_endless_line_is_left_out() -> None:
+def test_stack_of_one_oversized_line_is_empty() -> None:
     found = stacks.parse(published(FOUND._replace(stack="x" * (BYTES_MAX + 1))), "k")
     assert found is not None
     assert (found.stack, found.lines_left_out) == ("", 1)
@@ -67,12 +67,12 @@ def test_stack_with_an_invalid_field_is_refused(changed: dict[str, object]) -> N
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b"\xff", b"{" * 9_999, b" " * (2 << 20)])
-def test_stack_that_is_no_object_is_refused(raw: bytes) -> None:
+def test_stack_that_is_not_a_json_object_is_refused(raw: bytes) -> None:
     with pytest.raises(InvalidValueError):
         stacks.parse(raw, "k")
 
 
-def test_stack_written_without_bounds_is_shortened_when_read() -> None:
+def test_oversized_stack_is_truncated_on_read() -> None:
     body = json.dumps(FOUND._asdict() | {"stack": "line\n" * 100_000}).encode()
     found = stacks.parse(body, "k")
     assert found is not None

@@ -52,13 +52,13 @@ def test_rate_counts_are_exact(per_second: float, seconds: int, runs: int):
     assert Clock(Rate(per_second)).fill(seconds) == runs
 
 
-def test_without_a_burst_runs_are_spread_evenly():
+def test_rate_without_a_burst_spreads_runs_evenly():
     clock = Clock(Rate(100.0))
     clock.fill(2)
     assert {b - a for a, b in zip(clock.starts, clock.starts[1:], strict=False)} == {SECOND // 100}
 
 
-def test_rate_allows_one_burst_after_a_rest():
+def test_rate_allows_one_burst_after_idle_time():
     clock = Clock(Rate(10.0, burst=5))
     assert [clock.run() for _ in range(5)] == [0] * 5
     assert clock.run() == SECOND // 10
@@ -76,7 +76,7 @@ def test_rate_counts_simultaneous_runs_separately():
     assert clock.run(2) == 2 * SECOND // 10
 
 
-def test_state_of_a_lower_rate_does_not_delay_a_higher_one():
+def test_raised_rate_ignores_the_state_of_the_lower_rate():
     slow = Clock(Rate(1 / 3600))
     slow.run()
     fast = Clock(Rate(100.0), slow.now)
@@ -101,9 +101,7 @@ RATES = st.builds(
 
 
 @given(RATES, st.lists(st.tuples(st.floats(0, 3), st.integers(1, 50)), max_size=20))
-def test_no_period_has_more_runs_than_rate_and_burst_allow(
-    rate: Rate, steps: list[tuple[float, int]]
-):
+def test_rate_and_burst_bound_the_runs_of_any_period(rate: Rate, steps: list[tuple[float, int]]):
     clock = Clock(rate)
     begun: list[tuple[int, int]] = []  # time and number of runs
     for rest, runs in steps:
@@ -131,9 +129,7 @@ def loaded(folder: Path, text: str) -> config.Settings:
     ("text", "per_second"),
     [("100/s", 100.0), ("5/m", 5 / 60), ("0.5/s", 0.5), ("36/h", 0.01), ("999999999/s", 999999999)],
 )
-def test_a_rate_is_read_from_a_file_and_from_a_declaration(
-    tmp_path: Path, text: str, per_second: float
-):
+def test_rate_is_read_from_a_file_and_a_declaration(tmp_path: Path, text: str, per_second: float):
     (stated,) = loaded(tmp_path, f'{WORK}rate = "{text}"\nrate_burst = 7').consumers
     assert stated.rate_per_second(1) == pytest.approx(per_second)
     assert stated.rate_burst == 7
@@ -152,7 +148,7 @@ def test_invalid_rate_error_shows_the_format(tmp_path: Path, text: str):
     assert 'such as "100/s", "5/m" or "0.5/s"' in problem
 
 
-def test_a_burst_without_a_rate_is_a_mistake(tmp_path: Path):
+def test_rate_burst_without_a_rate_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError) as raised:
         loaded(tmp_path, f"{WORK}rate_burst = 5")
     assert raised.value.problems == [
@@ -171,7 +167,7 @@ def test_group_rate_is_shared_by_its_partitions(tmp_path: Path):
     assert each.rate_per_second(8) == 12.0
 
 
-def test_a_rate_per_group_without_a_rate_is_a_mistake(tmp_path: Path):
+def test_rate_per_without_a_rate_is_refused(tmp_path: Path):
     """`check` reports a `rate_per` without a `rate`."""
     with pytest.raises(ConfigError) as raised:
         loaded(tmp_path, f'{WORK}rate_per = "group"')

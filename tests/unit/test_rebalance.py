@@ -95,7 +95,7 @@ def test_server_pause_resets_earlier_silence():
     )
 
 
-def test_after_a_pause_of_the_server_the_dead_are_still_found():
+def test_dead_member_is_found_after_a_server_pause():
     watch = Watch()
     watch.heartbeat(0.0, {"you": 0.0})
     back = 3 * TTL
@@ -103,7 +103,7 @@ def test_after_a_pause_of_the_server_the_dead_are_still_found():
     assert [("you" in look) for look in looks] == [True, False, False]
 
 
-def test_consecutive_wake_up_heartbeats_prove_no_silence():
+def test_rapid_heartbeats_do_not_prove_silence():
     watch = Watch()
     watch.heartbeat(0.0, {"you": -2 * TTL})
     looks = [watch.heartbeat(0.1 * number, {"you": -2 * TTL}) for number in range(1, 10)]
@@ -167,13 +167,13 @@ class Leases:
 
 
 @pytest.mark.parametrize("tick", [0.0, 1.0], ids=["a clock that stands", "a clock that goes"])
-def test_lease_of_a_dead_member_is_over_after_two_ttls(tick: float):
+def test_lease_of_a_dead_member_expires_after_two_ttls(tick: float):
     leases = Leases()
     over = [leases.look(n * HEARTBEAT, 3600.0 - tick * n * HEARTBEAT) for n in range(13)]
     assert over == [False] * 11 + [True] * 2
 
 
-def test_lease_that_may_be_renewed_is_not_over():
+def test_lease_that_may_be_renewed_is_not_expired():
     renewed, slipping, taken, untold, owned, gone = (Leases() for _ in range(6))
     untold.ttl = None
     for n in range(40):
@@ -283,7 +283,7 @@ def test_single_instance_takes_everything_immediately():
     assert fleet.shares() == {"a": 8}
 
 
-def test_three_share_eight_as_three_three_two():
+def test_three_instances_share_eight_partitions_evenly():
     fleet = Fleet("a", "b", "c")
     fleet.heartbeat()
     assert sorted(fleet.shares().values()) == [2, 3, 3]
@@ -311,7 +311,7 @@ def test_new_member_gets_its_share_gradually_after_the_delay():
     assert max(per_heartbeat) <= 2
 
 
-def test_a_change_shorter_than_the_delay_moves_nothing():
+def test_membership_change_within_the_delay_moves_nothing():
     fleet = Fleet("a", delay=2 * HEARTBEAT, hold=0.0)
     fleet.settle(5)
     fleet.moves.clear()
@@ -336,7 +336,7 @@ def test_partition_is_not_moved_within_its_hold_time():
     assert min(sheds) - acquired >= 10 * HEARTBEAT
 
 
-def test_leaving_member_keeps_its_assignments_until_their_release():
+def test_leaving_member_owns_assignments_until_released():
     fleet = Fleet("a", "b")
     fleet.heartbeat()
     fleet.leaving.add("b")
@@ -435,7 +435,7 @@ def test_patience_restarts_after_another_owner():
         )
 
 
-def test_no_more_is_taken_than_there_is_room_for():
+def test_instance_takes_no_more_than_its_cap():
     brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=0.0)
     views = dict.fromkeys(ASSIGNMENTS, FREE)
     taken = brain.decide(0.0, [member("a")], ASSIGNMENTS, {}, 0, views, room=3).acquire
@@ -488,7 +488,7 @@ def test_assignments_owned_elsewhere_count_for_the_share():
     )
 
 
-def test_moves_under_way_count_against_the_limit():
+def test_unfinished_moves_count_against_the_limit():
     brain = Rebalancer("a", 0.0, 0.0, 4, grace_seconds=0.0)
     mine = dict.fromkeys(ASSIGNMENTS, 0.0)
     live = [member("a"), member("b")]
@@ -551,7 +551,7 @@ def ordered(fleet: Fleet, assignment: Assignment, to: str, at: int = 1) -> None:
     )
 
 
-def test_ordered_move_happens_immediately_and_is_kept():
+def test_move_directive_is_applied_immediately_and_kept():
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0)
     fleet.settle(3)
     assignment = next(assignment for assignment, (owner, _) in fleet.owned.items() if owner == "a")
@@ -566,7 +566,7 @@ def test_ordered_move_happens_immediately_and_is_kept():
     assert fleet.shares() == {"a": 3, "b": 5}
 
 
-def test_move_to_an_absent_instance_waits_for_its_return():
+def test_move_directive_waits_for_an_absent_instance():
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0)
     ordered(fleet, ASSIGNMENTS[0], "c")
     fleet.settle(3)
@@ -588,7 +588,7 @@ def test_move_to_an_absent_instance_waits_for_its_return():
     ],
     ids=["broken", "leaving", "no offer"],
 )
-def test_move_to_an_unable_instance_is_ignored(target: MemberView):
+def test_move_directive_to_an_unable_instance_is_ignored(target: MemberView):
     brain = Rebalancer("a", 0.0, 0.0, 8, grace_seconds=0.0)
     chosen = Constraints({ASSIGNMENTS[0]: ("b", 1)})
     mine = {ASSIGNMENTS[0]: 0.0}
@@ -598,7 +598,7 @@ def test_move_to_an_unable_instance_is_ignored(target: MemberView):
     )
 
 
-def test_ordered_moves_respect_the_cap():
+def test_move_directives_respect_the_cap():
     members = [member("a"), member("b", cap=2)]
     moves = dict.fromkeys(ASSIGNMENTS[:3], "b")
     wanted = place(members, ASSIGNMENTS, {}, moves)
@@ -606,13 +606,13 @@ def test_ordered_moves_respect_the_cap():
     assert set(wanted) == set(ASSIGNMENTS)
 
 
-def test_moves_count_for_nothing_in_the_balancing_of_the_rest():
+def test_moved_assignments_do_not_affect_the_balance():
     wanted = place([member("a"), member("b")], ASSIGNMENTS, {}, dict.fromkeys(ASSIGNMENTS[:2], "b"))
     rest = [wanted[assignment] for assignment in ASSIGNMENTS[2:]]
     assert (rest.count("a"), rest.count("b")) == (3, 3)
 
 
-def test_drained_instance_hands_over_all_and_takes_nothing():
+def test_drained_instance_releases_all_and_takes_nothing():
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0, moves=1)
     fleet.settle(3)
     fleet.constraints = Constraints(drained={"b"})
@@ -658,7 +658,7 @@ def test_assignments_of_a_stopped_group_make_room_below_the_cap():
     assert decision.shed == sorted(ASSIGNMENTS[:2])
 
 
-def test_hurry_skips_delay_and_hold_and_still_limits_moves():
+def test_rebalance_now_skips_delay_but_limits_moves():
     fleet = Fleet("a", delay=1000.0, hold=1000.0, moves=1)
     fleet.settle(3)
     fleet.join("b")
@@ -676,7 +676,7 @@ def test_hurry_skips_delay_and_hold_and_still_limits_moves():
     assert fleet.shares()["c"] == 0, "the hurry is over"
 
 
-def test_reloads_are_done_in_turn():
+def test_instances_reload_one_after_another():
     before, after = member("a")._replace(reloaded=4), member("a")._replace(reloaded=5)
     silent, later = member("a"), member("c")._replace(reloaded=0)
     assert not may_reload("b", 5, [before, later])

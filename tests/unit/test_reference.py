@@ -75,7 +75,7 @@ def test_reference_lines_have_at_most_100_columns() -> None:
 
 
 @pytest.mark.parametrize("section", TABLES, ids=lambda section: section.__name__)
-def test_every_field_is_a_setting_with_a_sentence(section: type) -> None:
+def test_every_setting_has_a_description(section: type) -> None:
     described = settings_of(section)
     fields = {field.name for field in dataclasses.fields(section)} - {"stated", "place"}
     assert set(described) == fields
@@ -88,7 +88,7 @@ def test_every_field_is_a_setting_with_a_sentence(section: type) -> None:
 # --- config show ---------------------------------------------------------------------------------
 
 
-def test_shown_configuration_loads_as_the_same_settings(tmp_path: Path) -> None:
+def test_printed_configuration_loads_as_equal_settings(tmp_path: Path) -> None:
     settings = load(
         tmp_path,
         """
@@ -129,7 +129,7 @@ def as_toml(document: dict[str, object]) -> str:
     return text
 
 
-def test_no_password_is_shown(tmp_path: Path) -> None:
+def test_printed_configuration_has_no_password(tmp_path: Path) -> None:
     url = "redis://me:s3cret@localhost:1/2"
     settings = config.load(None, {}, {"STREAMQ_REDIS__URL": url})
     text = json.dumps(config.as_document(settings))
@@ -167,7 +167,7 @@ def test_schema_has_the_bounds_and_defaults_of_the_settings() -> None:
     assert "default" not in daemon["instance"]
 
 
-def test_the_schema_accepts_none_where_the_loader_does() -> None:
+def test_schema_accepts_none_where_the_loader_does() -> None:
     consumer = config.json_schema()["properties"]["consumers"]["items"]["properties"]
     assert {"const": "none"} in consumer["timeout"]["anyOf"]
     assert {"const": "none"} not in consumer["max_age"]["anyOf"]

@@ -31,18 +31,18 @@ LASTING = [
 ]
 
 
-def test_each_error_code_has_one_kind() -> None:
+def test_every_error_code_has_one_kind() -> None:
     words = [word for kind in RefusalKind for word in kind.value if kind is not RefusalKind.OTHER]
     assert sorted(words) == sorted({*words}) == sorted(TRANSIENT + LASTING)
 
 
 @pytest.mark.parametrize("code", TRANSIENT)
-def test_passing_errors_are_transient(code: str) -> None:
+def test_temporary_server_errors_are_transient(code: str) -> None:
     assert RedisResponseError(code, "x").transient
 
 
 @pytest.mark.parametrize("code", [*LASTING, "DELETING", "", "oom"])
-def test_other_errors_are_not_transient(code: str) -> None:
+def test_other_server_errors_are_not_transient(code: str) -> None:
     assert not RedisResponseError(code, "x").transient
 
 

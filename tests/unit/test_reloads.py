@@ -38,7 +38,7 @@ def fleet(*, asked: str = "", **infos: dict[str, Any]) -> FleetState:
     return FleetState(NOW, 15.0, heartbeats, Directives(reloads=orders))
 
 
-def test_a_reload_waits_for_the_running_message_of_a_worker() -> None:
+def test_reload_waits_for_the_running_message_of_a_worker() -> None:
     found = reloads.pending(fleet(asked="a", a={"reloading": HUNG}), "a", RUNS)
 
     assert found is not None
@@ -50,7 +50,7 @@ def test_a_reload_waits_for_the_running_message_of_a_worker() -> None:
     )
 
 
-def test_the_age_of_a_reload_by_a_signal_is_that_of_the_signal() -> None:
+def test_reload_by_a_signal_is_as_old_as_the_signal() -> None:
     raw = HUNG | {"directive_unix_ms": 0, "step": "start", "workers": 0}
     found = reloads.pending(fleet(a={"reloading": raw}), "a", RUNS)
 
@@ -76,7 +76,7 @@ def test_instance_waits_for_its_turn_to_reload() -> None:
     assert (found.waits_for, found.its_turn) == ("its turn, after a", False)
 
 
-def test_a_finished_reload_is_not_pending() -> None:
+def test_finished_reload_is_not_pending() -> None:
     state = fleet(asked="*", a={"reloaded": ASKED}, b={})
 
     assert reloads.pending(state, "a", {}) is None

@@ -65,14 +65,14 @@ def test_boot_crashes_wait_longer_and_then_open_the_breaker() -> None:
     ]
 
 
-def test_the_wait_counts_down_from_the_crash() -> None:
+def test_restart_wait_counts_from_the_crash() -> None:
     exits = [boot(10.0), boot(20.0), boot(30.0)]
     assert after(exits, now=30.25) == Restart(0.75)
     assert after(exits, now=31.0) == NOW
     assert after(exits, now=99.0) == NOW
 
 
-def test_waits_are_jittered_and_capped_by_the_backoff() -> None:
+def test_restart_waits_are_jittered_and_capped() -> None:
     exits = [boot(0.0), boot(0.0), boot(0.0)]
     policy = Backoff(kind="exponential", base=0.5, max=0.8, jitter="full")
     assert after(exits, backoff=policy, jitter=0.5) == Restart(0.4)
@@ -94,17 +94,17 @@ def test_long_run_resets_the_crash_streak() -> None:
     assert after([*exits, well, boot(201.0)]) == Restart(0.5)
 
 
-def test_ordered_exit_of_a_ready_worker_resets_the_streak() -> None:
+def test_planned_exit_of_a_ready_worker_resets_the_streak() -> None:
     exits = [boot(float(at)) for at in range(1, 6)]
     assert after([*exits, WorkerExit(7.0, ExitCause.ORDERED, lived=1.0), boot(8.0)]) == NOW
 
 
-def test_a_planned_exit_before_ready_is_not_a_crash() -> None:
+def test_planned_exit_before_ready_is_not_a_crash() -> None:
     exits = [boot(1.0), boot(2.0), WorkerExit(3.0, ExitCause.ORDERED)]
     assert after(exits) == Restart(0.5)
 
 
-def test_settled_messages_do_not_excuse_crashes_between_messages() -> None:
+def test_crashes_between_messages_count_despite_progress() -> None:
     exits = [WorkerExit(float(at), ExitCause.IDLE, lived=0.2, settled=9) for at in range(1, 6)]
     assert after(exits) == GiveUp(65.0)
 
@@ -147,7 +147,7 @@ def test_poison_message_without_crash_limit_opens_the_breaker() -> None:
     assert after(exits, max_crashes=0) == GiveUp(80.0)
 
 
-def test_crash_loop_of_one_gives_up_at_the_first_crash() -> None:
+def test_crash_loop_limit_of_one_opens_at_the_first_crash() -> None:
     assert after([boot(1.0)], crash_loop=1) == GiveUp(61.0)
 
 
@@ -166,7 +166,7 @@ histories = st.lists(
 
 
 @given(histories, st.floats(0, 1e6), st.floats(0, 1), st.integers(1, 10), st.integers(0, 5))
-def test_waits_are_bounded_and_the_breaker_closes(
+def test_breaker_waits_are_bounded_and_it_closes(
     exits: list[WorkerExit], since: float, jitter: float, crash_loop: int, max_crashes: int
 ) -> None:
     now = (exits[-1].at if exits else 0.0) + since
@@ -179,14 +179,14 @@ def test_waits_are_bounded_and_the_breaker_closes(
 
 
 @pytest.mark.parametrize("max_crashes", [0, 1, 3, 7])
-def test_the_kept_history_is_long_enough_for_the_breaker(max_crashes: int) -> None:
+def test_exit_history_is_long_enough_for_the_breaker(max_crashes: int) -> None:
     kept = history_max(crash_loop=5, max_crashes=max_crashes)
     exits = [handling(1.0)] * 1000
     assert isinstance(after(exits[-kept:], max_crashes=max_crashes), GiveUp)
 
 
 @given(histories, st.integers(1, 6), st.integers(0, 4))
-def test_a_bounded_history_suffices(
+def test_bounded_exit_history_gives_the_same_plan(
     exits: list[WorkerExit], crash_loop: int, max_crashes: int
 ) -> None:
     # An ordered exit before ready uses a place in the history but changes nothing: leave it out.

@@ -148,7 +148,7 @@ def test_plan_depends_only_on_the_observed_state(
         assert sum(each.standby is not None for each in fleet.partitions.values()) <= 1
 
 
-def test_stop_is_repeated_only_until_the_worker_has_it() -> None:
+def test_stop_is_repeated_until_the_worker_receives_it() -> None:
     fleet = Fleet()
     fleet.replacement.request(ASSIGNMENTS[0], "max_rss")
     fleet.apply(fleet.tick())
@@ -201,7 +201,7 @@ def test_other_workers_do_not_wait_for_an_exiting_standby() -> None:
     assert fleet.tick() == [ForkStandby(ASSIGNMENTS[0])]
 
 
-def test_idle_worker_stays_and_its_pace_is_reset() -> None:
+def test_idle_worker_is_kept_and_its_pace_is_reset() -> None:
     fleet = Fleet()
     partition = fleet.partitions[ASSIGNMENTS[0]]
     partition.pace = 50.0

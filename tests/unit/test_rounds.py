@@ -108,7 +108,7 @@ def test_each_of_128_messages_starts_at_most_eight_times(poisons: int):
     assert worst <= 8
 
 
-def test_a_lone_kill_costs_two_rounds():
+def test_single_kill_costs_two_rounds():
     """A kill from outside, such as by the OOM killer, is not caused by a poison message."""
     members = [f"m:{number}-0".encode() for number in range(128)]
     suspects = rounds.after_crash({}, members, 1024)
@@ -119,7 +119,7 @@ def test_a_lone_kill_costs_two_rounds():
     assert sizes == [64, 64]
 
 
-def test_a_suspect_of_two_crashes_keeps_the_smaller_round():
+def test_suspect_of_two_crashes_keeps_the_smaller_round():
     first = rounds.after_crash({}, [b"m:1-0", b"m:2-0", b"m:3-0", b"m:4-0"], 1024)
     assert set(first.values()) == {2}
     second = rounds.after_crash(first, [b"m:1-0", b"m:2-0"], 1024)
@@ -128,12 +128,12 @@ def test_a_suspect_of_two_crashes_keeps_the_smaller_round():
     assert rounds.after_crash(second, others, 1024)[b"m:1-0"] == 1
 
 
-def test_the_suspects_of_the_last_crash_are_kept_first():
+def test_suspects_of_the_last_crash_are_kept_first():
     first = rounds.after_crash({}, [b"m:1-0", b"m:2-0"], 3)
     assert [*rounds.after_crash(first, [b"m:3-0", b"m:4-0"], 3)] == [b"m:3-0", b"m:4-0", b"m:1-0"]
 
 
-def test_a_crash_narrows_only_among_known_suspects():
+def test_crash_narrows_only_the_known_suspects():
     suspects = {b"m:1-0": 2, b"m:2-0": 2}
     assert rounds.narrows(suspects, [b"m:1-0", b"m:2-0"])
     assert not rounds.narrows(suspects, [b"m:1-0"]), "alone it is charged"

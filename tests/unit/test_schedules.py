@@ -73,7 +73,7 @@ def test_skipped_local_time_fires_once_after_the_gap() -> None:
     ]
 
 
-def test_two_skipped_local_times_are_one_tick() -> None:
+def test_two_skipped_local_times_fire_once() -> None:
     twice = schedule(cron="10,40 2 * * *", timezone="Europe/Berlin")
     assert ticks(twice, "2026-03-29T00:00", 2) == [
         "2026-03-29T03:00+02:00",
@@ -81,7 +81,7 @@ def test_two_skipped_local_times_are_one_tick() -> None:
     ]
 
 
-def test_half_hourly_schedule_fires_in_both_repeated_hours() -> None:
+def test_half_hourly_schedule_fires_in_both_clock_hours() -> None:
     often = schedule(cron="*/30 * * * *", timezone="Europe/Berlin")
     assert ticks(often, "2026-10-25T01:45+02:00", 5) == [
         "2026-10-25T02:00+02:00",
@@ -100,7 +100,7 @@ def test_tick_is_not_repeated_within_the_repeated_hour() -> None:
 
 @pytest.mark.parametrize("when", [{"every": 3600.0}, {"cron": "0 * * * *"}])
 @pytest.mark.parametrize("after", [-(10**15), -1])
-def test_the_first_ticks_are_those_of_1970(when: dict[str, Any], after: int) -> None:
+def test_first_tick_is_at_the_unix_epoch(when: dict[str, Any], after: int) -> None:
     assert next_tick(Schedule("n", "t", **when), after) == 0
 
 
@@ -109,7 +109,7 @@ def test_lone_surrogate_payload_is_refused() -> None:
         record.build({"name": "n", "topic": "t", "every": "1h", "payload": "\ud800"})
 
 
-def test_a_period_is_counted_from_the_epoch() -> None:
+def test_period_is_counted_from_the_epoch() -> None:
     of = schedule(every=30.0)
     assert next_tick(of, ms("2026-11-25T10:00:10")) == ms("2026-11-25T10:00:30")
     assert next_tick(of, ms("2026-11-25T10:00:30")) == ms("2026-11-25T10:01:00")
@@ -168,7 +168,7 @@ def test_jitter_is_the_same_for_all_ticks() -> None:
     assert offset_ms(schedule(cron="0 3 * * *")) == 0
 
 
-def test_a_tick_is_written_as_utc() -> None:
+def test_tick_is_formatted_as_utc() -> None:
     assert format_tick(ms("2027-01-01T08:00:00+01:00")) == "2027-01-01T07:00:00Z"
     assert format_tick(1_500) == "1970-01-01T00:00:01.500Z"
 
@@ -176,13 +176,13 @@ def test_a_tick_is_written_as_utc() -> None:
 # --- misfires -------------------------------------------------------------------------------------
 
 
-def test_a_tick_in_time_is_sent() -> None:
+def test_tick_on_time_is_sent() -> None:
     of = schedule(every=60.0)
     assert steps(of, 60_000, 59_999) == []
     assert steps(of, 60_000, 60_200) == [TickStep(60_000, 120_000)]
 
 
-def test_ticks_that_are_a_little_late_are_all_sent() -> None:
+def test_slightly_late_ticks_are_all_sent() -> None:
     """A pause of three seconds loses no tick of a schedule with one tick per second."""
     of = schedule(every=1.0, misfire="skip")
     found = steps(of, 10_000, 13_100)
@@ -193,7 +193,7 @@ def test_ticks_that_are_a_little_late_are_all_sent() -> None:
 @pytest.mark.parametrize(
     ("misfire", "sent", "skipped"), [("once", [30_000], 20), ("skip", [], 21), ("all", 21, 0)]
 )
-def test_missed_ticks_are_treated_by_the_policy(misfire: str, sent: Any, skipped: int) -> None:
+def test_missed_ticks_follow_the_misfire_policy(misfire: str, sent: Any, skipped: int) -> None:
     of = schedule(every=1.0, misfire=misfire)
     found = steps(of, 10_000, 30_400)
     told = [each.tick for each in found if each.tick is not None]
@@ -202,7 +202,7 @@ def test_missed_ticks_are_treated_by_the_policy(misfire: str, sent: Any, skipped
     assert found[-1].following == 31_000
 
 
-def test_all_sends_the_newest_hundred() -> None:
+def test_misfire_all_sends_the_newest_hundred_ticks() -> None:
     found = steps(schedule(every=1.0, misfire="all"), 1_000, 1_000_500)
     assert len(found) == CATCH_UP_MAX
     assert [found[0].tick, found[-1].tick] == [901_000, 1_000_000]
@@ -224,7 +224,7 @@ def test_grace_of_a_fast_schedule_is_limited_by_its_next_tick() -> None:
     assert grace_ms(schedule(every=1.0, misfire_grace=2.0), 60_000) == 2_000
 
 
-def test_an_instant_that_was_missed_is_sent_once_or_skipped() -> None:
+def test_missed_instant_is_sent_once_or_skipped() -> None:
     of = schedule(at="2027-01-01T07:00:00+00:00")
     tick = ms("2027-01-01T07:00:00")
     assert steps(of, tick, tick + DAY) == [TickStep(tick, None)]
@@ -241,7 +241,7 @@ def test_an_instant_that_was_missed_is_sent_once_or_skipped() -> None:
     tick=st.integers(-(1 << 53), ms("2027-01-01")),
     late=st.integers(0, 40 * DAY),
 )
-def test_steps_always_reach_beyond_now(
+def test_steps_are_bounded_and_end_after_now(
     misfire: str, cron: str | None, tick: int, late: int
 ) -> None:
     """For any due time in Redis, the steps are bounded and distinct, and end after now."""
@@ -268,14 +268,14 @@ def test_steps_always_reach_beyond_now(
     every=st.integers(1_000, 10**9),
     key=st.none() | st.just("customer ü"),
 )
-def test_stored_record_is_read_back(payload: Any, every: int, key: str | None) -> None:
+def test_schedule_record_round_trips(payload: Any, every: int, key: str | None) -> None:
     table = {"name": "a", "topic": "t", "every": every / 1000, "payload": payload}
     [of] = declared([table | ({"key": key} if key else {})])
     assert record.read(record.text_of(of)) == of
     assert record.text_of(record.read(record.text_of(of))) == record.text_of(of)
 
 
-def test_schedules_of_one_cron_share_its_parsing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_cron_expressions_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise, 10,000 schedules would take 2.3 s of CPU."""
     made = []
 
@@ -311,7 +311,7 @@ def test_schedules_of_one_cron_share_its_parsing(monkeypatch: pytest.MonkeyPatch
         ('{"name":"a","topic":"t","every":1,"fast":1}', "unknown setting"),
     ],
 )
-def test_a_record_that_others_wrote_is_refused(text: str, clause: str) -> None:
+def test_invalid_schedule_record_is_refused(text: str, clause: str) -> None:
     with pytest.raises(ValueError, match=clause):
         record.read(text)
 
@@ -413,7 +413,7 @@ def test_schedule_table_is_parsed(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_each_mistake_is_one_sentence(tmp_path: Path, text: str, clause: str) -> None:
+def test_schedule_problem_is_one_sentence(tmp_path: Path, text: str, clause: str) -> None:
     assert clause in problem(tmp_path, text)
 
 
@@ -473,7 +473,7 @@ def test_handler_may_declare_its_schedules(tmp_path: Path) -> None:
     assert settings_.schedules[1].payload == '{"a":1}'
 
 
-def test_a_schedule_without_a_handler_is_a_problem(tmp_path: Path) -> None:
+def test_schedule_without_a_handler_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "alone.py").write_text(
         "from streamqd import schedule\n@schedule(every='5m')\ndef report(message): ...\n"
     )

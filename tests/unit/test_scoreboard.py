@@ -70,7 +70,7 @@ def test_slot_fits_the_longest_names(board: Scoreboard):
     assert board.allot(assignment).assignment == assignment
 
 
-def test_full_board_raises(board: Scoreboard):
+def test_full_scoreboard_raises(board: Scoreboard):
     for number in range(4):
         board.allot(Assignment("a", number, "g"))
     with pytest.raises(ValueError, match="all 4 slots"):
@@ -129,7 +129,7 @@ def test_parent_reads_the_batch_of_a_killed_child(slot: WorkerSlot):
     assert slot.counter("fetched") == 5
 
 
-def test_a_batch_that_was_being_written_counts_as_empty(slot: WorkerSlot):
+def test_half_written_batch_is_read_as_empty(slot: WorkerSlot):
     """Half a batch may combine new places with old states, which would charge a wrong message."""
     slot.post_batch(PLACES)
     slot.states[0] = RUNNING
@@ -150,7 +150,7 @@ def test_a_batch_that_was_being_written_counts_as_empty(slot: WorkerSlot):
     assert slot.running == []
 
 
-def test_after_a_half_written_batch_the_next_process_starts_even(slot: WorkerSlot):
+def test_generation_is_even_after_a_half_written_batch(slot: WorkerSlot):
     slot.generation = 7
     slot.clear()
     assert slot.generation % 2 == 0
@@ -171,21 +171,21 @@ def test_new_batch_clears_the_previous_states(slot: WorkerSlot):
     assert slot.unfinished == 5
 
 
-def test_an_empty_batch_is_empty(slot: WorkerSlot):
+def test_empty_batch_is_empty(slot: WorkerSlot):
     slot.post_batch(PLACES)
     slot.post_batch([])
     assert slot.batch() == Batch([], [])
     assert slot.unfinished == 0
 
 
-def test_too_many_entries_are_refused_before_a_write(slot: WorkerSlot):
+def test_oversized_batch_is_refused_before_a_write(slot: WorkerSlot):
     slot.post_batch(PLACES)
     with pytest.raises(ValueError, match=f"{ENTRIES_MAX + 1} entries"):
         slot.post_batch([b"m:1-1"] * (ENTRIES_MAX + 1))
     assert slot.unfinished == len(PLACES)
 
 
-def test_slot_fits_the_longest_places(slot: WorkerSlot):
+def test_slot_fits_the_longest_entry_ids(slot: WorkerSlot):
     longest = b"m:18446744073709551615-18446744073709551615"
     slot.post_batch([longest] * ENTRIES_MAX)
     assert slot.batch() == Batch([], [])
@@ -293,7 +293,7 @@ def test_slot_table_accepts_several_entries_together(slot: WorkerSlot):
     assert slot.unfinished == 2
 
 
-def test_clear_forgets_the_process_and_keeps_the_counters(slot: WorkerSlot):
+def test_clear_resets_the_process_but_keeps_the_counters(slot: WorkerSlot):
     slot.post_batch(PLACES)
     slot.pid, slot.state, slot.command, slot.soft_kill_seq = (
         9,
@@ -312,14 +312,14 @@ def test_clear_forgets_the_process_and_keeps_the_counters(slot: WorkerSlot):
     assert slot.run_seq == 17, "a run sequence is never used again"
 
 
-def test_waiting_is_the_state_of_fresh_memory():
+def test_zeroed_memory_means_waiting():
     assert WAITING == 0
 
 
 # --- the instance ---------------------------------------------------------------------------------
 
 
-def test_the_instance_has_flags_progress_and_counters(board: Scoreboard):
+def test_board_stores_flags_progress_and_counters(board: Scoreboard):
     board.flags = InstanceFlags.STARTED | InstanceFlags.STANDBY
     board.progress_ns = 5
     board.housekeeper_progress_ns = 6
@@ -338,7 +338,7 @@ def test_unknown_slot_counter_is_an_error(board: Scoreboard, slot: WorkerSlot):
         board.add("nonsense")
 
 
-def test_the_words_of_a_slot_do_not_overlap():
+def test_slot_fields_do_not_overlap():
     fields = [value for value in vars(WorkerSlot).values() if isinstance(value, scoreboard._Field)]
     # Two words are used by methods and have no attribute.
     own = [scoreboard._PLACES_SIZE, scoreboard._LANES]
@@ -367,7 +367,7 @@ def test_first_entry_of_a_batch_has_its_start(slot: WorkerSlot):
     assert slot.running == [RunningEntry(PLACES[0], 777, slot.run_seq)]
 
 
-def test_child_that_leaves_its_slot_writes_to_private_memory():
+def test_detached_slot_writes_to_private_memory():
     """Writes of a forked child never reach the process that owns the slot."""
     board = Scoreboard(slots=4)
     slot, other = board.allot(Assignment("a", 0, "g")), board.allot(Assignment("a", 1, "g"))

@@ -156,7 +156,7 @@ def test_scoreboard_that_is_not_a_file_is_moved_aside(
     assert board_in(memory).is_file()
 
 
-def test_board_that_cannot_be_renamed_does_not_stop_the_start(
+def test_unrenamable_board_does_not_prevent_the_start(
     memory: Path, lock: InstanceLock, told: list[str]
 ):
     """With directories in both places, the daemon starts without a file."""
@@ -173,7 +173,7 @@ def test_board_that_cannot_be_renamed_does_not_stop_the_start(
         (aside / "kept").rmdir()
 
 
-def test_random_bytes_in_a_board_never_stop_a_start(
+def test_random_bytes_in_a_board_never_prevent_a_start(
     memory: Path, lock: InstanceLock, told: list[str]
 ):
     """300 boards with random bytes in random places are used in part or renamed."""

@@ -102,7 +102,7 @@ def _is_bounded(call: list[str]) -> bool:
     return "'LIMIT'" in rest
 
 
-def test_no_script_lists_without_a_bound() -> None:
+def test_no_script_calls_an_unbounded_command() -> None:
     found = {script.name: unbounded(script.source.decode()) for script in scripts.load().values()}
     seen = {call for calls in found.values() for call in calls}
     assert seen <= BOUNDED_OTHERWISE.keys(), found
@@ -242,7 +242,7 @@ TIED: dict[str, int | str] = {
 }
 
 
-def test_every_unpacked_list_is_short_enough_for_lua() -> None:
+def test_every_unpacked_list_fits_the_lua_stack() -> None:
     """Callers pass at most as many values to a script as one `unpack` takes."""
     assert unpacked() == UNPACKED.keys(), "a list without its limit"
     limits = {
@@ -253,7 +253,7 @@ def test_every_unpacked_list_is_short_enough_for_lua() -> None:
     assert bound("_fields.WIDE") + dead_letters.ADDED_VALUES_MAX + beside <= LUA_UNPACK_MAX
 
 
-def test_every_number_of_a_script_is_tied_to_python() -> None:
+def test_every_script_constant_equals_its_python_constant() -> None:
     """A limit in a script equals the limit in the Python code of its call."""
     found = constants()
     assert found.keys() == TIED.keys(), "a number that nothing ties"
@@ -305,7 +305,7 @@ FEEDERS: dict[str, list[int]] = {
 }
 
 
-def test_every_call_limit_accepts_the_largest_part() -> None:
+def test_every_call_limit_accepts_the_largest_batch() -> None:
     """Callers never make parts that are larger than a call accepts."""
     assert checked_limits() == FEEDERS.keys(), "a limit without its callers"
     for name, sizes in FEEDERS.items():
@@ -320,7 +320,7 @@ def test_pages_of_admin_commands_are_short() -> None:
     assert statistics.DEAD_LETTERS_AT_ONCE <= 500
 
 
-def test_two_reads_fit_into_a_worker_s_table() -> None:
+def test_two_reads_fit_into_the_worker_table() -> None:
     """A read brings up to `prefetch_max` of each stream while as many run."""
     lanes = largest("concurrency")
     assert 2 * largest("prefetch_max") + lanes <= entries_of(lanes) == ENTRIES_MAX
@@ -328,7 +328,7 @@ def test_two_reads_fit_into_a_worker_s_table() -> None:
     assert 3 * largest("prefetch_max") + serial.DUE_MAX <= entries_of(1)
 
 
-def test_limits_that_belong_together_agree() -> None:
+def test_related_limits_of_both_sides_agree() -> None:
     """Each side accepts as much as the other side can hold."""
     slot = Scoreboard(1).allot(Assignment("orders", 0, "bill"))
     slot.open_table(largest("concurrency"))
@@ -348,7 +348,7 @@ def test_limits_that_belong_together_agree() -> None:
     assert call is not None, "a refence takes a full table"
 
 
-def test_assignment_of_all_suspects_fits_into_one_datagram() -> None:
+def test_start_with_all_suspects_fits_into_one_datagram() -> None:
     """A standby gets the suspects over its socket, and waits for them before it starts."""
     chance = random.Random(1)
     places = [

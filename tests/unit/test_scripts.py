@@ -115,7 +115,7 @@ def test_changed_block_changes_the_script_hash(sample: Script, folder: Path) -> 
         ("-- Repeat   safe\n", ""),
     ],
 )
-def test_a_header_that_cannot_be_read_is_refused(folder: Path, old: str, new: str) -> None:
+def test_invalid_script_header_is_refused(folder: Path, old: str, new: str) -> None:
     assert HEADER.count(old) == 1
     with pytest.raises(ContractError, match="sample"):
         scripts.parse("sample", HEADER.replace(old, new) + BODY, folder)
@@ -194,7 +194,7 @@ def test_lint_finds_nothing_in_a_good_script(sample: Script) -> None:
         ),
     ],
 )
-def test_lint_finds_each_mistake(folder: Path, old: str, new: str, problem: str) -> None:
+def test_lint_finds_every_mistake(folder: Path, old: str, new: str, problem: str) -> None:
     assert BODY.count(old) == 1
     broken = scripts.parse("sample", HEADER + BODY.replace(old, new), folder)
     assert any(problem in found for found in scripts.lint(broken)), scripts.lint(broken)
@@ -215,7 +215,7 @@ def test_lint_refuses_a_shebang(sample: Script) -> None:
     assert any("shebang" in found for found in scripts.lint(broken))
 
 
-def test_every_script_is_there_and_short() -> None:
+def test_every_script_exists_and_is_short() -> None:
     found = scripts.load()
     assert len({script.sha for script in found.values()}) == len(found)
     for name in ("lease_acquire", "message_recover", "settle_retry", "stream_trim"):
@@ -247,7 +247,7 @@ def test_builders_refuse_invalid_arguments() -> None:
             wrong()
 
 
-def test_a_charged_place_is_named_once() -> None:
+def test_charged_place_is_passed_once() -> None:
     call = messages.ack(
         Keys(), Lease(Assignment("a", 0, "g"), "t1"), [b"m:1-0", b"m:2-0"], [b"m:2-0"]
     )

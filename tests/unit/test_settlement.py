@@ -98,7 +98,7 @@ def test_fifth_failure_is_the_last() -> None:
     assert verdict(FAILED, attempt=5) == DeadVerdict("attempts")
 
 
-def test_one_attempt_means_no_retry() -> None:
+def test_max_attempts_of_one_means_no_retry() -> None:
     once = dataclasses.replace(POLICY, max_attempts=1)
     assert verdict(FAILED, attempt=1, policy=once) == DeadVerdict("attempts")
 
@@ -115,11 +115,11 @@ def test_zero_max_crashes_retries_forever() -> None:
 
 
 @pytest.mark.parametrize("crashes", range(6))
-def test_the_third_crash_buries_before_the_next_run(crashes: int) -> None:
+def test_third_crash_is_dead_lettered_before_a_run(crashes: int) -> None:
     assert before_run(crashes, POLICY) == (DeadVerdict("crashes") if crashes >= 3 else None)
 
 
-def test_without_a_maximal_age_old_messages_are_retried() -> None:
+def test_old_message_is_retried_without_max_age() -> None:
     assert isinstance(verdict(FAILED, age=1e12), RetryVerdict)
 
 
@@ -131,7 +131,7 @@ def test_retry_after_is_neither_jittered_nor_capped() -> None:
     assert verdict(RetryAsked(0.0, FAILED)) == RetryVerdict(0.0)
 
 
-def test_retry_after_respects_the_limit_of_attempts() -> None:
+def test_retry_after_respects_max_attempts() -> None:
     assert verdict(RetryAsked(1.0, FAILED), attempt=5) == DeadVerdict("attempts")
 
 
@@ -139,7 +139,7 @@ def test_retry_in_the_past_is_now() -> None:
     assert verdict(RetryAsked(-3.0, FAILED)) == RetryVerdict(0.0)
 
 
-def test_jitter_reaches_the_backoff() -> None:
+def test_jitter_is_applied_to_the_backoff() -> None:
     policy = dataclasses.replace(POLICY, backoff=Backoff(base=8.0, jitter="full"))
     assert verdict(FAILED, policy=policy, jitter=0.25) == RetryVerdict(2.0)
 
@@ -148,7 +148,7 @@ def test_jitter_reaches_the_backoff() -> None:
 
 
 @pytest.mark.parametrize("name", LINEAGE)
-def test_policy_matches_any_class_of_the_lineage(name: str) -> None:
+def test_policy_matches_any_base_class(name: str) -> None:
     dead = dataclasses.replace(POLICY, dead_on=(name,))
     assert verdict(FAILED, policy=dead) == DeadVerdict("not-retried")
     retried = dataclasses.replace(POLICY, retry_on=("KeyError", name))
@@ -160,12 +160,12 @@ def test_error_outside_retry_on_is_dead_immediately() -> None:
     assert verdict(FAILED, policy=policy) == DeadVerdict("not-retried")
 
 
-def test_part_of_a_name_does_not_match() -> None:
+def test_policy_does_not_match_a_part_of_a_name() -> None:
     policy = dataclasses.replace(POLICY, dead_on=("Payment", "shop", "oserror"))
     assert isinstance(verdict(FAILED, policy=policy), RetryVerdict)
 
 
-def test_nearest_class_of_the_lineage_decides() -> None:
+def test_most_derived_class_decides() -> None:
     policy = dataclasses.replace(POLICY, retry_on=("OSError",), dead_on=("PaymentError",))
     assert verdict(FAILED, policy=policy) == DeadVerdict("not-retried")
     policy = dataclasses.replace(POLICY, retry_on=("PaymentError",), dead_on=("OSError",))
@@ -184,7 +184,7 @@ def test_explicit_retry_ignores_the_error_class() -> None:
     assert verdict(RetryAsked(2.0, FAILED), policy=policy) == RetryVerdict(2.0)
 
 
-def test_a_time_limit_is_retried_unless_dead_on_names_it() -> None:
+def test_timeout_is_retried_unless_dead_on_names_it() -> None:
     policy = dataclasses.replace(POLICY, retry_on=("KeyError",))
     assert isinstance(verdict(TIMED_OUT, policy=policy), RetryVerdict)
     policy = dataclasses.replace(POLICY, dead_on=("SoftTimeout",))
@@ -195,7 +195,7 @@ def test_a_time_limit_is_retried_unless_dead_on_names_it() -> None:
 
 
 @pytest.mark.parametrize("outcome", [FAILED, TIMED_OUT, RetryAsked(7.0, FAILED)])
-def test_retried_message_waits_in_the_place_of_on_error(outcome: Outcome) -> None:
+def test_on_error_decides_where_a_retry_waits(outcome: Outcome) -> None:
     delay = 7.0 if isinstance(outcome, RetryAsked) else 1.0
     for on_error, keyed, expected in (
         (REQUEUE, True, RetryVerdict(delay)),
@@ -213,14 +213,14 @@ def test_retried_message_waits_in_the_place_of_on_error(outcome: Outcome) -> Non
 
 
 @pytest.mark.parametrize("on_error", [REQUEUE, BLOCK, HOLD_KEY])
-def test_nothing_else_depends_on_on_error(on_error: str) -> None:
+def test_on_error_does_not_change_other_verdicts(on_error: str) -> None:
     policy = dataclasses.replace(POLICY, on_error=on_error)
     assert verdict(ReleaseAsked(), policy=policy) == ReleaseVerdict(on_error != REQUEUE)
     assert verdict(DeadAsked("dead", FAILED), policy=policy) == DeadVerdict("dead")
     assert verdict(FAILED, attempt=5, policy=policy) == DeadVerdict("attempts")
 
 
-def test_an_exempt_failure_reaches_no_limit_but_age_and_class() -> None:
+def test_exempt_failure_respects_only_age_and_class() -> None:
     policy = RetryPolicy(max_attempts=1, max_age=10.0, backoff=Backoff())
 
     def found(outcome: Outcome, on_error: str = REQUEUE, age: float = 9.0, **more: Any) -> Verdict:

@@ -19,7 +19,7 @@ A, B, C = (Address("10.0.0.1", 7000 + number) for number in range(3))
     # From the cluster specification and from CLUSTER KEYSLOT of a server.
     [("123456789", 12739), ("foo", 12182), ("{foo}bar", 12182), ("a{}b", slot_of(b"a{}b"))],
 )
-def test_slot_of_a_key(key: str, slot: int) -> None:
+def test_slot_of_matches_redis_cluster(key: str, slot: int) -> None:
     assert slot_of(key) == slot_of(key.encode()) == slot
 
 
@@ -55,7 +55,7 @@ def test_keys_of_a_partition_and_its_groups_share_a_slot() -> None:
         (("SCRIPT", "LOAD", "return 1"), None),
     ],
 )
-def test_key_of_a_command(command: tuple[object, ...], key: object) -> None:
+def test_key_of_returns_the_key_of_a_command(command: tuple[object, ...], key: object) -> None:
     assert key_of(command) == key
 
 
@@ -90,7 +90,7 @@ def test_map_returns_the_master_of_each_slot() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, SLOTS - 1), st.sampled_from([A, B, C])), max_size=20))
-def test_moved_slots_change_nothing_else(moves: list[tuple[int, Address]]) -> None:
+def test_moved_slot_leaves_other_slots_unchanged(moves: list[tuple[int, Address]]) -> None:
     found = SlotMap([(0, 9999, A), (10_000, SLOTS - 1, B)])
     wanted = {slot: found.master_of(slot) for slot, _ in moves}
     for slot, _ in moves:

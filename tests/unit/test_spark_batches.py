@@ -51,7 +51,7 @@ def test_plan_splits_the_limit_by_backlog() -> None:
     assert reached(planned[0], (300, 0), 250) == Position((300, 0), 300)
 
 
-def test_more_partitions_than_entries_to_give() -> None:
+def test_plan_handles_a_limit_below_the_partition_count() -> None:
     facts = {("t", number): stream(5) for number in range(4)}
     planned = batches.plan([stretch(p, f) for p, f in facts.items()], facts, 2, tasks=2)
     assert [each.place[1] for each in planned] == [0, 1]
@@ -77,7 +77,7 @@ def test_batch_plan_without_a_count_has_no_limit() -> None:
     assert planned[0].limit is None
 
 
-def test_a_long_stream_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_stream_is_split_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "PIECE_ROWS", 10)
     facts = {("t", 0): stream(100), ("t", 1): stream(9)}
     planned = batches.plan([stretch(p, f) for p, f in facts.items()], facts, 1000, tasks=4)
@@ -87,7 +87,7 @@ def test_a_long_stream_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ends[-1] == (100, 0)
 
 
-def test_divided_stream_reaches_the_position_of_its_last_piece() -> None:
+def test_split_stream_ends_at_its_last_piece() -> None:
     place = ("t", 0)
     ended = [TaskEnd(0, (50, 0), 50), TaskEnd(0, (100, 0), 50), TaskEnd(1, (7, 0), 7)]
     found = batches.end_positions(
@@ -108,7 +108,9 @@ def test_waiting_lists_partitions_with_unarchived_entries() -> None:
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.integers(1, 60), st.integers(1, 4))
-def test_batch_after_batch_takes_everything_once(lengths: list[int], most: int, tasks: int) -> None:
+def test_successive_batches_read_every_entry_once(
+    lengths: list[int], most: int, tasks: int
+) -> None:
     facts = {("t", number): stream(rows) for number, rows in enumerate(lengths)}
     targets = {place: each.latest for place, each in facts.items()}
     archived: dict[TopicPartition, Position] = {}

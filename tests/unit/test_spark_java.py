@@ -53,7 +53,7 @@ def test_java_home_takes_precedence(tmp_path: Path, version: str) -> None:
     assert ensure_java(environ) == str(home)
 
 
-def test_a_java_home_that_cannot_be_used_is_refused(tmp_path: Path, bundled: Path) -> None:
+def test_unusable_java_home_is_refused(tmp_path: Path, bundled: Path) -> None:
     program(tmp_path / "home/bin/java", "11.0.2")
     environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": ""}
     with pytest.raises(JavaMissingError, match="is Java 11, but Spark needs Java 17 or later"):
@@ -70,7 +70,7 @@ def test_java_on_path_is_used_without_java_home(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "modules"), [("1.8.0_392", "x"), ("21", "java.base@21")])
-def test_an_unfit_java_on_path_is_passed_over(
+def test_unsupported_java_on_path_is_skipped(
     tmp_path: Path, bundled: Path, version: str, modules: str
 ) -> None:
     program(tmp_path / "java", version, modules)
@@ -80,21 +80,21 @@ def test_an_unfit_java_on_path_is_passed_over(
     assert found.is_relative_to(tmp_path / "cache" / "streamqd")
 
 
-def test_the_shim_leaves_out_the_absent_module_only(tmp_path: Path, bundled: Path) -> None:
+def test_shim_omits_only_the_missing_module(tmp_path: Path, bundled: Path) -> None:
     shim = java.write_shim(bundled, tmp_path / "cache")
     arguments = ["-Xmx1g", FLAG, "-cp", "a b", "$HOME", "", FLAG, "Main"]
     told = subprocess.run([str(shim), *arguments], text=True, capture_output=True, check=True)
     assert told.stdout.split("\n")[:-1] == [f"<{each}>" for each in arguments if each != FLAG]
 
 
-def test_the_shim_is_found_again_by_java_home(tmp_path: Path, bundled: Path) -> None:
+def test_shim_is_reused_through_java_home(tmp_path: Path, bundled: Path) -> None:
     environ = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path)}
     first = ensure_java(environ)
     assert ensure_java(environ) == first
     assert sorted(path.name for path in Path(first).parent.iterdir()) == ["java"]
 
 
-def test_an_old_shim_is_replaced(tmp_path: Path, bundled: Path) -> None:
+def test_old_shim_is_replaced(tmp_path: Path, bundled: Path) -> None:
     shim = java.write_shim(tmp_path / "gone", tmp_path / "cache")
     assert java.write_shim(bundled, tmp_path / "cache") == shim
     assert str(bundled) in shim.read_text()

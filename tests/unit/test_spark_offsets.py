@@ -74,7 +74,7 @@ def test_adjacent_ids_have_no_id_between_them(one: offsets.Id, other: offsets.Id
         assert offsets.predecessor(after) == one
 
 
-def test_neighbours_carry_over_from_half_to_half() -> None:
+def test_adjacent_ids_carry_between_their_halves() -> None:
     assert offsets.successor((5, offsets.PART_MAX)) == (6, 0)
     assert offsets.predecessor((6, 0)) == (5, offsets.PART_MAX)
     assert offsets.predecessor((0, 0)) == (0, 0)
@@ -93,7 +93,7 @@ def test_before_time_precedes_the_first_possible_entry() -> None:
         PLACES, st.builds(Position, IDS, st.none() | st.integers(0, 1 << 60)), max_size=8
     )
 )
-def test_offsets_survive_the_checkpoint(positions: offsets.Offsets) -> None:
+def test_offsets_round_trip_through_the_checkpoint(positions: offsets.Offsets) -> None:
     text = json.dumps(offsets.to_json(positions))
     assert offsets.from_json(json.loads(text)) == positions
     turned = dict(reversed(positions.items()))
@@ -144,7 +144,7 @@ def test_group_start_follows_its_settled_entries() -> None:
     assert offsets.find_loss(found, trimmed) is None, "the group had settled the removed entries"
 
 
-def test_start_id_has_a_count_where_it_is_certain() -> None:
+def test_start_id_has_a_count_if_it_is_certain() -> None:
     facts = Stream([(5, 0), (6, 0)]).facts()
     assert offsets.at((4, 7), facts) == Position((4, 7), 0)
     assert offsets.at((6, 0), facts) == Position((6, 0), 2)
@@ -156,7 +156,7 @@ def test_start_id_has_a_count_where_it_is_certain() -> None:
 
 
 @given(STREAMS, st.integers(0, 12), st.integers(0, 12))
-def test_a_loss_is_counted_to_the_entry(ids: list[offsets.Id], trimmed: int, read: int) -> None:
+def test_lost_entries_are_counted_exactly(ids: list[offsets.Id], trimmed: int, read: int) -> None:
     stream = Stream(ids, trimmed)
     gone = len(stream.ids) - len(stream.kept)
     read = min(read, len(stream.ids))
@@ -165,7 +165,7 @@ def test_a_loss_is_counted_to_the_entry(ids: list[offsets.Id], trimmed: int, rea
 
 
 @given(STREAMS, st.integers(0, 12), st.integers(0, 12))
-def test_after_a_loss_remaining_entries_are_read_once(
+def test_remaining_entries_are_read_once_after_a_loss(
     ids: list[offsets.Id], trimmed: int, read: int
 ) -> None:
     stream = Stream(ids, trimmed)
@@ -238,7 +238,7 @@ def test_known_number_of_lost_entries_is_reported() -> None:
 
 
 @pytest.mark.parametrize("added", [3, 5, 7])
-def test_counts_that_stand_still_skip_nothing(added: int) -> None:
+def test_unchanged_counts_skip_no_entries(added: int) -> None:
     """Before Redis 7.0, an XDEL or XADD MAXLEN of other clients can lower the count."""
     read = Position((9, 0), 5)
     facts = StreamFacts(min(added, 5), added, first=(8, 0), last=(12, 0))
@@ -275,7 +275,7 @@ def test_backlog_counts_the_remaining_entries(
 
 
 @given(STREAMS, st.integers(0, 12), IDS)
-def test_estimated_backlog_is_zero_only_without_backlog(
+def test_backlog_estimate_is_zero_only_without_backlog(
     ids: list[offsets.Id], trimmed: int, entry_id: offsets.Id
 ) -> None:
     stream = Stream(ids, trimmed)
@@ -306,7 +306,7 @@ def test_shares_are_in_proportion(counts: list[int], most: int) -> None:
             assert abs(given_out[place] - most * count / total) <= len(counts)
 
 
-def test_too_few_for_all_go_to_the_oldest() -> None:
+def test_small_limit_goes_to_the_oldest_partitions() -> None:
     places = [("access", number) for number in range(4)]
     waiting = dict.fromkeys(places, 100)
     assert offsets.shares(waiting, 2, places[::-1]) == {places[3]: 1, places[2]: 1}
@@ -321,7 +321,7 @@ def covered(parts: list[Span], stream: Stream) -> list[offsets.Id]:
 
 
 @given(STREAMS, st.integers(0, 12), st.integers(1, 9), st.data())
-def test_pieces_are_the_whole_and_nothing_twice(
+def test_pieces_cover_the_span_once(
     ids: list[offsets.Id], trimmed: int, pieces: int, data: st.DataObject
 ) -> None:
     stream = Stream(ids, trimmed)
@@ -339,14 +339,14 @@ def test_pieces_are_the_whole_and_nothing_twice(
     assert covered(parts, stream) == covered([whole], stream)
 
 
-def test_a_split_is_even_in_time() -> None:
+def test_split_is_even_in_time() -> None:
     whole = Span(PLACE, offsets.ZERO, (1400, 0), 400, 0)
     parts = offsets.split(whole, 4, (1001, 0))
     assert [part.end[0] for part in parts] == [1100, 1200, 1300, 1400]
     assert [part.rows for part in parts] == [None] * 4
 
 
-def test_density_is_that_of_the_first_entries() -> None:
+def test_density_is_measured_at_the_first_entries() -> None:
     piece = Span(PLACE, (1000, 0), (2000, 0))
     assert offsets.density(piece, (1100, 0), 50, more=True) == 500
     assert offsets.density(piece, (1100, 0), 50, more=False) == 50
@@ -374,7 +374,7 @@ def test_cuts_are_even_by_weight(weights: list[int], count: int) -> None:
         at = below
 
 
-def test_marks_cut_a_span_by_count() -> None:
+def test_cut_at_marks_splits_by_count() -> None:
     whole = Span(PLACE, (0, 0), (90, 0), 9, 0)
     marks = [Position((10 * number, 0), number) for number in range(1, 10)]
     parts = offsets.cut_at_marks(whole, marks, 3)
@@ -414,7 +414,7 @@ def test_pieces_match_the_requested_number(weights: dict[TopicPartition, int], w
         assert sum(counts.values()) == max(wanted, len(weights))
 
 
-def test_empty_span_is_none() -> None:
+def test_empty_span_is_not_planned() -> None:
     facts = Stream([(1, 0), (2, 0)]).facts()
 
     def planned(start: Position, end: Position) -> Span | None:

@@ -54,7 +54,7 @@ def test_spark_options_have_their_defaults() -> None:
     assert found.connection.redis == config.Redis(url=URL)
 
 
-def test_every_option_of_a_read() -> None:
+def test_read_options_are_parsed() -> None:
     found = read(
         failOnDataLoss="FALSE",
         maxOffsetsPerTrigger=10,
@@ -99,18 +99,18 @@ def test_every_option_of_a_read() -> None:
     )
 
 
-def test_the_address_may_come_from_the_environment() -> None:
+def test_redis_url_may_come_from_the_environment() -> None:
     found = read_options({"subscribe": "access"}, {"STREAMQ_URL": "unix:///run/redis.sock"})
     assert found.connection.redis.url == "unix:///run/redis.sock"
 
 
-def test_options_travel_between_processes() -> None:
+def test_options_can_be_pickled() -> None:
     found = read(startingOffsets='{"access": {"0": "5-1"}}')
     assert pickle.loads(pickle.dumps(found)) == found
     assert hash(found.connection) == hash(read().connection)
 
 
-def test_an_error_travels_between_processes() -> None:
+def test_options_error_can_be_pickled() -> None:
     error = OptionsError(["one", "two"])
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.problems) == ("streamq: one; two", ["one", "two"])
@@ -119,7 +119,7 @@ def test_an_error_travels_between_processes() -> None:
 # --- subscriptions --------------------------------------------------------------------------------
 
 
-def test_subscription_has_three_forms() -> None:
+def test_topics_are_selected_in_three_forms() -> None:
     assert read(subscribe=" b , a,b ").subscribe == ("b", "a")
     assert read(subscribe=None, subscribePattern="web.*").pattern == "web.*"
     found = read(subscribe=None, assign='{"access": [2, 0], "orders": [1]}')
@@ -225,7 +225,7 @@ def test_each_partition_may_have_its_own_bound() -> None:
     assert found.starting == found.ending == expected
 
 
-def test_an_offset_from_a_checkpoint_is_a_start() -> None:
+def test_checkpoint_offset_is_a_valid_start() -> None:
     positions = {("access", 0): offsets.Position((17, 3), 4711)}
     found = read(startingOffsets=json.dumps(offsets.to_json(positions)))
     assert found.starting == {("access", 0): Bound("position", positions["access", 0])}
@@ -238,7 +238,7 @@ def test_an_offset_from_a_checkpoint_is_a_start() -> None:
         assert "startingOffsets" in problems(startingOffsets=broken)[0]
 
 
-def test_times_go_before_offsets() -> None:
+def test_timestamps_override_offsets() -> None:
     by_time = '{"access": {"0": 1500}}'
     found = read(startingOffsets="latest", startingOffsetsByTimestamp=by_time)
     assert found.starting == {("access", 0): Bound("time", 1500)}
@@ -258,7 +258,7 @@ def test_times_go_before_offsets() -> None:
         ("1970-01-01", 0),
     ],
 )
-def test_text_times_without_a_zone_are_utc(text: str, unix_ms: int) -> None:
+def test_timestamp_strings_without_a_zone_are_utc(text: str, unix_ms: int) -> None:
     assert read(startingTimestamp=text).starting_default == Bound("time", unix_ms)
     each = read(endingOffsetsByTimestamp=f'{{"access": {{"0": "{text}"}}}}')
     assert each.ending == {("access", 0): Bound("time", unix_ms)}
@@ -267,7 +267,7 @@ def test_text_times_without_a_zone_are_utc(text: str, unix_ms: int) -> None:
 # --- writing --------------------------------------------------------------------------------------
 
 
-def test_options_of_a_write() -> None:
+def test_write_options_are_parsed() -> None:
     found = write(topic="out", partitions=3, idempotent="false")
     assert (found.topic, found.partitions, found.idempotent) == ("out", 3, False)
     found = write(idColumn="uid", dedupWindow="1d", batchRows=10, batchBytes="64KiB")
@@ -303,7 +303,7 @@ def test_wrong_write_option_is_reported(options: dict[str, object], sentence: st
         (False, {"holdretention": "true"}, "holdRetention applies only to streams; remove it"),
     ],
 )
-def test_option_that_a_read_ignores_is_refused(
+def test_option_without_effect_on_a_read_is_refused(
     stream: bool, given: dict[str, str], sentence: str
 ) -> None:
     """A batch read rejects the limits of streams, because it would ignore them."""
@@ -316,7 +316,7 @@ def test_option_that_a_read_ignores_is_refused(
 # --- from the configuration -----------------------------------------------------------------------
 
 
-def test_a_configuration_is_turned_into_options(tmp_path: Path) -> None:
+def test_configuration_is_converted_to_options(tmp_path: Path) -> None:
     redis = config.Redis(
         url="rediss://h:1", username="u", password_file=Path("/p"), ca_file=Path("/c")
     )
@@ -332,7 +332,7 @@ def test_embedded_server_url_uses_its_socket(tmp_path: Path) -> None:
     assert options["url"].startswith("unix:///")
 
 
-def test_without_an_address_the_configuration_counts(tmp_path: Path) -> None:
+def test_configuration_is_used_without_a_redis_url(tmp_path: Path) -> None:
     file = tmp_path / "streamq.toml"
     file.write_text('[redis]\nurl = "rediss://elsewhere:6380/2"\nusername = "spark"\n')
     environ = {"STREAMQ_CONFIG": str(file)}
@@ -347,12 +347,12 @@ def test_without_an_address_the_configuration_counts(tmp_path: Path) -> None:
     assert (own.connection.redis.url, own.connection.redis.username) == ("redis://h", None)
 
 
-def test_a_tier_is_not_an_option_of_the_source() -> None:
+def test_source_refuses_the_tier_option() -> None:
     [problem] = problems(tier="all")
     assert "streamqd.spark.read_topic" in problem
 
 
-def test_a_stream_may_start_with_its_archive() -> None:
+def test_stream_accepts_an_archive_to_start_with() -> None:
     found = read(startingOffsets="archive", archivePath="/data/archive")
     assert (found.starting_default, found.archive) == (ARCHIVE, "/data/archive")
     each = read(startingOffsets='{"access": {"0": "archive", "1": "5-0"}}', archivePath="/a")

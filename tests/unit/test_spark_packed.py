@@ -86,7 +86,7 @@ def timestamp(seconds: int, nanoseconds: int = 0) -> bytes:
         (pack({"x": DEEPEST}), None),
     ],
 )
-def test_msgpack_is_the_json_of_the_same_value(payload: bytes, text: str | None) -> None:
+def test_msgpack_is_converted_to_equal_json(payload: bytes, text: str | None) -> None:
     wanted = msgspec.msgpack.decode(payload) if text is None else json.loads(text)
     found, why = read(payload)
     assert (json.loads(found or b"null"), why) == (wanted, None)
@@ -152,11 +152,11 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("payload", "reason"), HOSTILE)
-def test_msgpack_that_has_no_json_has_a_reason(payload: bytes | None, reason: str) -> None:
+def test_msgpack_without_a_json_form_has_a_reason(payload: bytes | None, reason: str) -> None:
     assert read(payload) == (None, reason)
 
 
-def test_a_payload_harms_only_its_own_row() -> None:
+def test_invalid_payload_affects_only_its_own_row() -> None:
     payloads = [each for each, _ in HOSTILE]
     found = reader("msgpack", KIND)([b"\x80", *payloads, b"\x80"])
     assert (found.texts[0], found.texts[-1]) == (b"{}", b"{}")
@@ -165,7 +165,7 @@ def test_a_payload_harms_only_its_own_row() -> None:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_text_or_a_reason(payload: bytes) -> None:
+def test_any_payload_is_converted_or_has_a_reason(payload: bytes) -> None:
     for each in (payload, under(payload), b"\x82" + payload):
         text, _ = read(each)
         if text is not None:

@@ -105,7 +105,7 @@ def test_payload_must_be_one_strict_json_object(payload: bytes | None, reason: s
         ("null", False),
     ],
 )
-def test_a_decimal_that_spark_would_round_for_hours(value: str, huge: bool) -> None:
+def test_huge_decimal_is_rejected_before_spark(value: str, huge: bool) -> None:
     inner = StructType().add("n", DecimalType(3, 0)).add("s", StringType())
     kind = StructType().add("n", DecimalType(10, 2)).add("s", StringType())
     kind = kind.add("m", MapType(StringType(), ArrayType(inner)))
@@ -160,7 +160,7 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=12).map(b"".join) | st.dictionaries(st.text(), JSON).map(
     lambda found: json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogatepass")
 ))  # fmt: skip
-def test_the_fast_reader_proves_nothing_wrong(payload: bytes) -> None:
+def test_fast_reader_agrees_with_the_exact_reader(payload: bytes) -> None:
     """Each object of the fast reader equals that of the exact reader."""
     for each in (payload, b'{"a": ' + payload + b"}", *HARD):
         found = strict.decode_strict(each)
@@ -168,7 +168,7 @@ def test_the_fast_reader_proves_nothing_wrong(payload: bytes) -> None:
             assert strict._exact(each) == (found, None)
 
 
-def test_the_fast_reader_proves_usual_payloads() -> None:
+def test_fast_reader_decodes_usual_payloads() -> None:
     for document in ({}, {"a": "b", "c": [1.5, {"d": None}]}, {"at": "10:00:00", "url": "a://b"}):
         for separators in ((",", ":"), (", ", ": "), (" , ", " : ")):
             payload = json.dumps(document, separators=separators).encode()
@@ -184,7 +184,7 @@ def test_payload_check_accepts_any_bytes(payload: bytes) -> None:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def test_a_file_for_each_stretch_of_a_date(tmp_path: Path) -> None:
+def test_date_writer_starts_a_file_when_the_date_changes(tmp_path: Path) -> None:
     schema = pa.schema([("a", pa.int64())])
     rows = pa.RecordBatch.from_pydict({"a": [1, 2]}, schema=schema)
     writer = DateWriter(location(tmp_path), "event_date", schema)
@@ -226,7 +226,7 @@ def test_failed_task_removes_its_files(tmp_path: Path) -> None:
     assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
 
 
-def test_one_name_of_another_case_is_reported_for_a_column(tmp_path: Path) -> None:
+def test_field_names_that_differ_in_case_are_reported(tmp_path: Path) -> None:
     """A warning for each of thousands of such names would fill the memory."""
     kind = StructType().add("amount", LongType()).add("id", LongType())
     place = location(tmp_path)
@@ -258,26 +258,26 @@ def test_last_id_of_a_date_is_its_last_millisecond() -> None:
         assert (date_of(last), date_of(last + 1) > date) == (date, True)
 
 
-def test_rescued_fields_are_as_they_were() -> None:
+def test_rescued_fields_keep_their_exact_text() -> None:
     payload = b'{"a": 1, "b": 1.50, "\\u00fc": {"c" : [1e400]}, "d": null}'
     assert rescue_fields(payload, {"a"}) == '{"b": 1.50, "ü": {"c" : [1e400]}, "d": null}'
     assert rescue_fields(payload, {"a", "b", "ü", "d"}) is None
 
 
-def test_payload_nested_too_deeply_to_divide_is_rescued_whole() -> None:
+def test_deeply_nested_payload_is_rescued_whole() -> None:
     """Spark judges such rows. If one fit without being divided, the task would always fail."""
     payload = b'{"a": ' + b"[" * 5_000 + b"]" * 5_000 + b"}"
     assert rescue_fields(payload, {"b"}) == payload.decode()
 
 
-def test_a_struct_without_fields_is_refused() -> None:
+def test_struct_without_fields_is_refused() -> None:
     """Otherwise, a table would be created whose files no task can write."""
     kind = StructType().add("id", LongType()).add("a", ArrayType(StructType()))
     with pytest.raises(RequestRefusedError, match=r"a\.element is a struct without fields"):
         table_columns(kind)
 
 
-def test_text_that_is_a_number_only_for_spark_stays_undecided() -> None:
+def test_number_only_for_spark_stays_undecided() -> None:
     """Only Spark can decide whether such a text is a number."""
     texts = ["free", "see1234", "x" * 1001]
     assert convert(pa.decimal128(10, 2), texts)[1:] == ({0}, {1, 2})
@@ -285,7 +285,7 @@ def test_text_that_is_a_number_only_for_spark_stays_undecided() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us", tz="UTC")])
-def test_a_text_that_spark_may_read_as_a_time_stays_undecided(kind: Any) -> None:
+def test_time_only_for_spark_stays_undecided(kind: Any) -> None:
     """Spark removes GMT, so the second text is a time. Only Spark can decide this."""
     found = convert(kind, ["never", "GMT2025-11-20", "T10:00", None])
     assert (found.wrong, found.undecided) == ({0}, {1, 2})
@@ -326,7 +326,7 @@ def at(ms: int) -> dict[tuple[str, int], Position]:
     return {("orders", 0): Position((ms, 0))}
 
 
-def test_owed_files_are_committed_when_the_pair_is_opened(archive: Archive) -> None:
+def test_owed_files_are_committed_on_open(archive: Archive) -> None:
     table, quarantine = made(archive)
     for number in (1, 2):
         files = unfit(quarantine, f"{number}-0")
@@ -342,7 +342,7 @@ def test_owed_files_are_committed_when_the_pair_is_opened(archive: Archive) -> N
     assert again.quarantine.version == quarantine.version, "it is paid once"
 
 
-def test_bounds_of_columns_are_in_the_log(archive: Archive) -> None:
+def test_column_bounds_are_in_the_table_log(archive: Archive) -> None:
     """Without bounds in the log, every query of a column reads all files."""
     moment = dt.datetime(2025, 11, 20, 10, 0, 0, 1_001, dt.UTC)
     values: dict[str, list[Any]] = {
@@ -377,7 +377,7 @@ def test_bounds_of_columns_are_in_the_log(archive: Archive) -> None:
     assert rows.count_rows(filter=pa.compute.field("entry_time") == moment) == 1
 
 
-def test_a_column_with_the_name_of_the_ids_bounds_no_files(archive: Archive) -> None:
+def test_column_named_like_the_ids_has_no_bounds(archive: Archive) -> None:
     """A query of a bucket does not mistake this column for the ids of entries."""
     schema = pa.schema([("id_ms", pa.string()), ("timestamp", pa.timestamp("us", tz="UTC"))])
     table = archive.derived_table("odd", RESULTS, schema)
@@ -438,7 +438,7 @@ def test_missing_owed_file_is_reported(archive: Archive) -> None:
         open_pair(archive, "orders")
 
 
-def test_a_quarantine_that_was_deleted_alone_is_refused(archive: Archive) -> None:
+def test_table_without_its_quarantine_is_refused(archive: Archive) -> None:
     """With a new quarantine, the rows of the deleted one would be in neither table."""
     table, quarantine = made(archive)
     open_pair(archive, "orders")
@@ -475,7 +475,7 @@ def test_owed_file_must_be_inside_its_table(archive: Archive, path: str) -> None
         open_pair(archive, "orders")
 
 
-def test_a_table_grows_and_never_changes(archive: Archive) -> None:
+def test_table_schema_grows_but_never_changes(archive: Archive) -> None:
     table, _ = made(archive)
     more = pa.schema([("a", pa.int64()), ("b", pa.list_(pa.struct([("c", pa.string())])))])
     table.grow(more)
@@ -489,7 +489,7 @@ def test_a_table_grows_and_never_changes(archive: Archive) -> None:
             table.grow(pa.schema([wrong]))
 
 
-def test_entries_that_are_not_parsed_do_not_hide_a_loss(
+def test_unparsed_entries_do_not_hide_a_loss(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Old dates of the raw table were deleted, and as many new entries were added."""
@@ -512,7 +512,7 @@ def test_entries_that_are_not_parsed_do_not_hide_a_loss(
     reparse._check_no_loss(archive, raw)
 
 
-def test_table_that_starts_again_keeps_nothing(archive: Archive) -> None:
+def test_restarted_table_keeps_no_rows(archive: Archive) -> None:
     """A kill between the two commits leaves the quarantine for the next run."""
     table, quarantine = made(archive)
     files = unfit(quarantine, "1-0", "2-0")
@@ -530,7 +530,7 @@ def test_table_that_starts_again_keeps_nothing(archive: Archive) -> None:
     assert pair.parsed.has_just(columns)
 
 
-def test_chunks_advance_in_each_partition(
+def test_chunks_advance_in_every_partition(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A partition far ahead of the dates of a chunk keeps its position."""

@@ -30,7 +30,7 @@ def made(kind: str, column: str, value: Any) -> Any:
     return getattr(datasource, kind)((column,), value)
 
 
-def test_places_are_chosen_without_spark() -> None:
+def test_partition_filters_are_pushed_down() -> None:
     narrowing = Narrowing()
     rest = narrowing.take([made("In", "partition", [0, 2]), made("EqualTo", "Topic", "access")])
     assert rest == []
@@ -54,9 +54,7 @@ def test_unsupported_filter_is_left_to_spark() -> None:
 
 
 @given(st.sampled_from(sorted(COMPARE)), st.integers(0, 12_000), st.booleans())
-def test_time_filter_keeps_all_rows_that_spark_keeps(
-    kind: str, micros: int, elsewhere: bool
-) -> None:
+def test_time_filter_keeps_every_matching_row(kind: str, micros: int, elsewhere: bool) -> None:
     value = EPOCH + timedelta(microseconds=micros)
     if elsewhere:
         value = value.astimezone(timezone(timedelta(hours=5)))
@@ -72,7 +70,7 @@ def test_time_filter_keeps_all_rows_that_spark_keeps(
 
 
 @given(st.sampled_from(sorted(COMPARE)), st.integers(0, 12))
-def test_millisecond_filter_keeps_all_rows_that_spark_keeps(kind: str, value: int) -> None:
+def test_millisecond_filter_keeps_every_matching_row(kind: str, value: int) -> None:
     narrowing = Narrowing()
     narrowing.take([made(kind, "id_ms", value)])
     kept = narrowing.spans([WHOLE])

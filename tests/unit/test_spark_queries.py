@@ -36,7 +36,7 @@ CALLING = "An error occurred while calling z:org.apache.spark.api.python.PythonR
         (f"{LOST} {CRASHED}\nstreamqd.errors.RedisResponseError: WRONGTYPE x\n", "WRONGTYPE x"),
     ],
 )
-def test_spark_failure_becomes_one_sentence(raised: str, told: str) -> None:
+def test_spark_failure_is_reported_as_one_sentence(raised: str, told: str) -> None:
     assert sentence(Exception(raised)) == told
 
 
@@ -58,7 +58,7 @@ def test_spark_failure_becomes_one_sentence(raised: str, told: str) -> None:
         ("", PipelineError, CRASHED),
     ],
 )
-def test_an_outage_inside_spark_keeps_its_class(
+def test_outage_inside_spark_keeps_its_error_class(
     raised: str, kind: type[StreamqdError], told: str
 ) -> None:
     """An outage of Redis has the same exit code in a task as elsewhere."""

@@ -81,13 +81,13 @@ def wrong(seen: StatusView, *topics: dict[str, Any]) -> list[str]:
 # --- findings -------------------------------------------------------------------------------------
 
 
-def test_a_healthy_fleet_with_a_small_topic_gets_no_advice() -> None:
+def test_healthy_fleet_with_a_small_topic_gets_no_advice() -> None:
     """A topic of five entries gets no advice on its partitions."""
     hot = [{"key": "k", "crc32": 1, "entries": 5, "keys": 1}]
     assert wrong(living(GROUP), topic("orders", 5, 0, 0, 0, keys=hot)) == []
 
 
-def test_report_sorts_the_worst_first() -> None:
+def test_report_lists_the_worst_finding_first() -> None:
     dying = topic("orders", 10, dead_letters=7, causes=[cause(4, error_class="KeyError"), cause(3)])
     stuck = replace(GROUP, group="mail", longest_run_seconds=75.0, pending=1)
     failing = replace(GROUP, waiting_retries=12, lag=90, pending=10)
@@ -120,13 +120,13 @@ def test_report_ranks_topics_by_their_worst_finding() -> None:
 @pytest.mark.parametrize(
     ("seconds", "severity"), [(29, []), (30, ["warning"]), (299, ["warning"]), (300, ["problem"])]
 )
-def test_lag_is_judged_by_the_age_of_the_oldest(seconds: int, severity: list[str]) -> None:
+def test_lag_is_graded_by_the_oldest_message(seconds: int, severity: list[str]) -> None:
     late = replace(LATE, since_unix_ms=NOW - seconds * 1000, lag_per_second=None)
     found = judge_status(living(GROUP, lagging=[late]), [topic("orders", 1)])["findings"]
     assert [each["severity"] for each in found] == severity
 
 
-def test_condition_names_its_place_and_reason() -> None:
+def test_condition_finding_names_place_and_reason() -> None:
     broken = replace(GROUP, condition="circuit-open", condition_partitions=2, reason="OSError")
     assert wrong(living(broken), topic()) == [
         "problem: orders/billing: circuit open in 2 of 4 partitions: OSError"
@@ -135,7 +135,7 @@ def test_condition_names_its_place_and_reason() -> None:
     assert wrong(living(stopped), topic()) == ["warning: orders/billing: stopped"]
 
 
-def test_problem_names_the_fleet_if_no_instance_is_live() -> None:
+def test_finding_names_the_fleet_if_no_instance_is_live() -> None:
     free = replace(GROUP, condition="free", lag=5)
     assert wrong(replace(FLEET, groups=[free]), topic()) == [
         "problem: fleet main: no instance is alive"
@@ -143,7 +143,7 @@ def test_problem_names_the_fleet_if_no_instance_is_live() -> None:
     assert wrong(living(free), topic()) == ["problem: orders/billing: no owner"]
 
 
-def test_skew_names_the_key_or_the_number_of_partitions() -> None:
+def test_skew_finding_names_the_key_or_partition_count() -> None:
     one = [{"key": "k", "crc32": 0, "entries": 900, "keys": 3}]
     full = topic("orders", 1000, 100, 100, 100, keys=one)
     assert wrong(living(GROUP), full) == [
@@ -193,7 +193,7 @@ def document(seen: StatusView, *topics: dict[str, Any]) -> dict[str, Any]:
     return made | compare_reports(None, made)
 
 
-def test_worst_changes_come_first() -> None:
+def test_worst_changes_are_listed_first() -> None:
     before = document(living(GROUP), topic("orders", 5), topic("gone", 3))
     grown = replace(GROUP, lag=70, waiting_retries=0)
     dying = topic("orders", 5, dead_letters=4, causes=[cause(4, error_class="KeyError")])
@@ -220,7 +220,7 @@ def test_worst_changes_come_first() -> None:
         ({"made_unix_ms": 1 << 60}, "cannot be read"),
     ],
 )
-def test_a_last_report_that_cannot_serve_is_named(wrong: dict[str, Any], sentence: str) -> None:
+def test_unusable_last_report_is_named(wrong: dict[str, Any], sentence: str) -> None:
     now = document(living(GROUP), topic("orders", 5))
     found = compare_reports(now | wrong, now)
     assert found["changes"] == []
@@ -228,7 +228,7 @@ def test_a_last_report_that_cannot_serve_is_named(wrong: dict[str, Any], sentenc
     assert sentence in Reader(page(now | found)).words
 
 
-def test_only_numbers_of_the_last_report_count() -> None:
+def test_last_report_is_compared_only_by_numbers() -> None:
     now = document(living(GROUP), topic("orders", 5))
     told = {"entries of orders": "5", "a": True, "b": 1 << 60, "c": 1.5, "d" * 501: 1, EVIL: 3}
     found = compare_reports(now | {"measures": told}, now)
@@ -363,7 +363,7 @@ def test_report_page_leaves_out_plots_without_failures_or_runs() -> None:
         *((34.4, "34 s"), (137.4, "137 s"), (4398.0, "4,398 s")),
     ],
 )
-def test_run_time_has_its_unit(seconds: float | None, words: str | None) -> None:
+def test_run_time_is_shown_with_its_unit(seconds: float | None, words: str | None) -> None:
     assert run_time(seconds) == words
 
 
@@ -383,12 +383,12 @@ def test_report_shows_the_reasons_of_the_quarantine() -> None:
     assert "the quarantine holds 4,000 rows, 75% of them: " in found["text"]
 
 
-def test_report_cuts_a_long_text() -> None:
+def test_report_truncates_long_texts() -> None:
     made = document(living(GROUP), topic("x" * 100_000, 1))
     assert len(page(made)) < 40_000
 
 
-def test_times_that_no_calendar_has_are_left_out() -> None:
+def test_report_omits_times_out_of_range() -> None:
     far = (1 << 63) - 1
     beyond = [{"at_unix_ms": at, "entries": 1, "dead_letters": 0} for at in (0, far // 2)]
     made = document(living(GROUP), topic("orders", 2, timeline=beyond, width_ms=far // 60))
@@ -403,7 +403,7 @@ WIDTHS = (1, 5, 15, 60, 300, 900, 3_600, 10_800, 43_200, 86_400, 604_800, 2_419_
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("buckets", [2, 3, 17, 60])
-def test_labels_of_times_are_unique_and_apart(width: int, buckets: int) -> None:
+def test_time_labels_are_unique_and_do_not_overlap(width: int, buckets: int) -> None:
     """Buckets under a minute have labels with seconds, and the labels do not overlap."""
     first = NOW - NOW % (1000 * width)
     last = first + 1000 * width * buckets
@@ -428,7 +428,7 @@ def test_labels_of_times_are_unique_and_apart(width: int, buckets: int) -> None:
         (36_500, ["2050", "2100"]),
     ],
 )
-def test_labels_of_long_times_are_months_and_years(days: int, labels: list[str]) -> None:
+def test_labels_of_long_ranges_are_months_and_years(days: int, labels: list[str]) -> None:
     found = [*time_labels(NOW, NOW + days * 86_400_000, 5.0)]
     assert [label for _, label, _ in found] == labels
     for at, _, _ in found:
@@ -441,19 +441,19 @@ def test_labels_of_long_times_are_months_and_years(days: int, labels: list[str])
     [(1_000, "second"), (15_000, "15 seconds"), (60_000, "minute"), (900_000, "15 minutes"),
      (10_800_000, "3 hours"), (86_400_000, "day"), (2_419_200_000, "28 days"), (1, "1 ms")],
 )  # fmt: skip
-def test_width_of_a_bar_is_in_words(milliseconds: int, words: str) -> None:
+def test_width_of_a_bar_is_described_in_words(milliseconds: int, words: str) -> None:
     assert period(milliseconds) == words
 
 
 @pytest.mark.parametrize(
     ("most", "step"), [(0, 1), (1, 1), (4, 1), (5, 2), (50, 20), (99, 50), (1_234_567, 500_000)]
 )
-def test_counts_have_round_whole_steps(most: int, step: int) -> None:
+def test_count_axis_has_round_integer_steps(most: int, step: int) -> None:
     """All steps of an axis are equal, and no label has a fraction such as .40000."""
     assert count_step(most) == step
 
 
-def test_a_chart_has_separators_years_and_a_tooltip() -> None:
+def test_chart_has_separators_years_and_a_tooltip() -> None:
     drawn = bars({NOW: 1_234_567, NOW + 5_000: 0}, 5_000, "entries")
     assert ">1,500,000</text>" in drawn
     assert ">2025-11-20</text>" in drawn
@@ -468,7 +468,7 @@ def test_empty_window_is_reported() -> None:
     assert wanted in words
 
 
-def test_a_finding_of_payloads_names_the_quarantine() -> None:
+def test_payload_finding_names_the_quarantine() -> None:
     """The finding's command counts the rows of the quarantine by reason."""
     fields = {"fits": 1, "bad": 2, "rows": []}
     held = {"archive": "/data/my archive", "view": "quarantine_orders", "rows": 3}
@@ -490,7 +490,7 @@ def test_report_page_without_topics_has_a_note() -> None:
 # --- the folder -----------------------------------------------------------------------------------
 
 
-def test_a_report_is_written_and_read_again(tmp_path: Path) -> None:
+def test_report_round_trips_through_its_file(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     assert reports._last(location(out)) is None
     reports._write(location(out), hostile())
@@ -507,7 +507,7 @@ def test_folder_without_a_report_is_never_replaced(tmp_path: Path, text: str) ->
         reports._last(location(tmp_path))
 
 
-def test_where_a_report_may_go(tmp_path: Path) -> None:
+def test_report_refuses_an_unsuitable_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("file", "link"):

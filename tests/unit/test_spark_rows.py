@@ -33,7 +33,7 @@ def entry(entry_id: str, **fields: bytes) -> RawEntry:
     return [entry_id.encode(), flat]
 
 
-def test_message_entry_becomes_columns() -> None:
+def test_message_entry_is_converted_to_columns() -> None:
     headers = json.dumps({"trace": "é", "n": 1}).encode()
     found = table([entry("1795180481132-7", payload=b"\x00\xff", key=b"k", headers=headers)])
     assert found == [
@@ -55,7 +55,7 @@ def test_message_entry_becomes_columns() -> None:
     ]
 
 
-def test_empty_entry_becomes_null_columns() -> None:
+def test_empty_entry_is_converted_to_nulls() -> None:
     found = table([[b"1-0", []]], "key", "value", "headers", "fields")
     assert found == [{"key": None, "value": b"", "headers": None, "fields": None}]
 
@@ -65,11 +65,11 @@ def test_columns_have_the_requested_order() -> None:
     assert [*found[0].items()] == [("id", "5-6"), ("value", b"v")]
 
 
-def test_no_entries_are_a_batch_too() -> None:
+def test_batch_may_be_empty() -> None:
     assert table([]) == []
 
 
-def test_dead_letter_entry_becomes_columns() -> None:
+def test_dead_letter_entry_is_converted_to_columns() -> None:
     letter = entry(
         "9-0",
         payload=b"v",
@@ -110,12 +110,12 @@ def test_dead_letter_entry_becomes_columns() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"1", b"\xff", b"[" * 100_000])
-def test_headers_that_cannot_be_read_are_kept_as_a_field(raw: bytes) -> None:
+def test_unreadable_headers_are_kept_as_a_field(raw: bytes) -> None:
     found = table([entry("1-0", payload=b"", headers=raw)], "headers", "fields")
     assert found == [{"headers": None, "fields": [("headers", raw)]}]
 
 
-def test_half_characters_in_headers() -> None:
+def test_surrogates_in_headers_are_replaced() -> None:
     found = table([entry("1-0", headers=b'{"\\ud800": "\\ud800"}')], "headers")
     assert found == [{"headers": [{"key": "?", "value": b"?"}]}]
 
@@ -125,7 +125,7 @@ def test_invalid_counts_become_null(raw: bytes) -> None:
     assert table([entry("1-0", attempts=raw)], "attempts", dead=True) == [{"attempts": None}]
 
 
-def test_ids_beyond_every_clock() -> None:
+def test_largest_entry_id_has_no_timestamp() -> None:
     largest = "18446744073709551615-18446744073709551615"
     found = table([entry(largest)], "id", "id_ms", "id_seq", "timestamp")
     most = (1 << 63) - 1
@@ -155,7 +155,7 @@ HALF = st.one_of(st.integers(10**12, 10**13 - 1), st.integers(0, 2**64 - 1), st.
 
 
 @given(st.lists(st.tuples(HALF, HALF), max_size=6))
-def test_ids_of_every_length(ids: list[tuple[int, int]]) -> None:
+def test_ids_of_every_length_are_parsed(ids: list[tuple[int, int]]) -> None:
     ids.sort()
     found = table([[b"%d-%d" % each, []] for each in ids], "id", "id_ms", "id_seq", "timestamp")
     most = (1 << 63) - 1
@@ -175,14 +175,14 @@ def test_times_beyond_the_calendar_are_null(raw: bytes) -> None:
     assert [each["failed_at"] for each in found] == [None, datetime(1970, 1, 1, tzinfo=UTC)]
 
 
-def test_headers_of_some_entries_only() -> None:
+def test_headers_are_read_if_only_some_entries_have_them() -> None:
     entries = [entry("1-0", headers=b'{"a":"1"}'), entry("2-0"), entry("3-0", headers=b"{}")]
     found = table([*entries, entry("4-0", headers=b"no")], "headers", "fields")
     assert [each["headers"] for each in found] == [[{"key": "a", "value": b"1"}], None, [], None]
     assert [each["fields"] for each in found] == [None, None, None, [("headers", b"no")]]
 
 
-def test_the_types_are_those_that_spark_expects() -> None:
+def test_batch_has_the_column_types_of_spark() -> None:
     """Spark refuses a batch with any other type, order or nullability."""
     types = pytest.importorskip("pyspark.sql.types")
     pandas_types = pytest.importorskip("pyspark.sql.pandas.types")

@@ -110,11 +110,11 @@ def written_again(folder: Path) -> list[WrittenFile]:
     return writer.finish()
 
 
-def test_ids_beyond_the_calendar_belong_to_its_last_day() -> None:
+def test_ids_after_the_last_date_belong_to_it() -> None:
     assert parts.date_of((1 << 63) - 1) == "9999-12-31"
 
 
-def test_long_files_are_divided(tmp_path: Path) -> None:
+def test_long_files_are_split(tmp_path: Path) -> None:
     writer = PartWriter(location(tmp_path), 0, rows_max=10)
     for first in range(0, 100, 5):
         writer.write(table(range(first, first + 5)))
@@ -132,7 +132,7 @@ def test_buffered_rows_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert max(sizes) < 30
 
 
-def test_rows_in_disorder_are_refused(tmp_path: Path) -> None:
+def test_unordered_rows_are_refused(tmp_path: Path) -> None:
     """A file's first and last row define its range of ids."""
     writer = PartWriter(location(tmp_path), 0)
     writer.write(table([5, 6]))
@@ -140,7 +140,7 @@ def test_rows_in_disorder_are_refused(tmp_path: Path) -> None:
         writer.write(table([4]))
 
 
-def test_a_link_within_a_table_is_not_written_through(tmp_path: Path) -> None:
+def test_link_within_a_table_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "table").mkdir()
     (tmp_path / "table" / "date=1970-01-01").symlink_to(tmp_path / "elsewhere")
@@ -152,7 +152,7 @@ def test_a_link_within_a_table_is_not_written_through(tmp_path: Path) -> None:
 # --- commits --------------------------------------------------------------------------------------
 
 
-def test_a_commit_is_seen_by_every_engine(archive: Archive) -> None:
+def test_commit_is_visible_to_every_engine(archive: Archive) -> None:
     duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
     made = opened(archive)
     add(made, 0, 3)
@@ -173,7 +173,7 @@ def test_a_commit_is_seen_by_every_engine(archive: Archive) -> None:
     assert (row["headers"], row["fields"]) == ([{"key": "a", "value": b"1"}], [("sentAt", b"7")])
 
 
-def test_positions_come_from_the_newest_commit(archive: Archive) -> None:
+def test_positions_are_read_from_the_newest_commit(archive: Archive) -> None:
     made = opened(archive)
     assert made.positions == {}
     add(made, 0, 3)
@@ -214,7 +214,7 @@ def test_simultaneous_runs_commit_only_once(archive: Archive) -> None:
     assert seen(archive) == [1, 2, 3, 4, 5]
 
 
-def test_missing_short_and_broken_files_are_not_committed(archive: Archive) -> None:
+def test_missing_and_damaged_files_are_not_committed(archive: Archive) -> None:
     made = opened(archive)
     [file] = written(made, 0, 3)
     for spoilt, what in (
@@ -230,7 +230,7 @@ def test_missing_short_and_broken_files_are_not_committed(archive: Archive) -> N
 
 
 @pytest.mark.parametrize("path", ["../x.parquet", "/etc/passwd", "date=1/../../x", ""])
-def test_a_file_outside_of_its_table_is_refused(archive: Archive, path: str) -> None:
+def test_file_outside_of_its_table_is_refused(archive: Archive, path: str) -> None:
     made = opened(archive)
     [file] = written(made, 0, 3)
     with pytest.raises(RequestRefusedError, match="not a path below"):
@@ -276,7 +276,7 @@ def restored_by_spark(folder: Path, version: int, given: Any) -> None:
 
 
 @pytest.mark.parametrize("null", [None, "null"])
-def test_a_restore_of_spark_counts_too(archive: Archive, null: str | None) -> None:
+def test_restore_by_spark_resets_the_positions(archive: Archive, null: str | None) -> None:
     made = opened(archive)
     for low in (0, 3, 6):
         add(made, low, low + 3)
@@ -303,9 +303,7 @@ def storage_time(made: ArchiveTable, version: int) -> int:
         {},
     ],
 )
-def test_a_restore_that_is_not_understood_is_never_passed_over(
-    archive: Archive, given: dict[str, Any]
-) -> None:
+def test_unreadable_restore_is_refused(archive: Archive, given: dict[str, Any]) -> None:
     made = opened(archive)
     add(made, 0, 3)
     restored_by_spark(made.folder.path, 2, given)
@@ -342,7 +340,7 @@ def mapped(schema: Any, numbers: Iterator[int]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["name", "id"])
-def test_column_mapping_of_the_older_kind_is_refused_too(archive: Archive, mode: str) -> None:
+def test_older_column_mapping_is_refused(archive: Archive, mode: str) -> None:
     """Protocols before features only have a number, so the table property decides."""
     made = opened(archive)
     log = made.folder.path / "_delta_log"
@@ -359,7 +357,7 @@ def test_column_mapping_of_the_older_kind_is_refused_too(archive: Archive, mode:
         opened(archive)
 
 
-def test_files_of_a_killed_creation_are_not_a_table(tmp_path: Path) -> None:
+def test_files_of_an_interrupted_creation_are_no_table(tmp_path: Path) -> None:
     root = tmp_path / "archive"
     root.mkdir()
     (root / "_archive.json.tmp").write_text("{")
@@ -374,13 +372,13 @@ def test_files_of_a_killed_creation_are_not_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a%20b", "a#b", "a?b", "a*b", "a[b]", "a{b}", "a\\b"])
-def test_a_path_that_others_read_otherwise_is_refused(tmp_path: Path, name: str) -> None:
+def test_path_with_special_characters_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(RequestRefusedError, match=r"contains ., which has a special meaning"):
         Archive(tmp_path / name, create=True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
+def test_unusable_folder_error_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "deeper", Path("/proc/nope")):
         with pytest.raises(RequestRefusedError, match="cannot be"):
@@ -423,7 +421,7 @@ def test_unreadable_table_raises_one_sentence(archive: Archive) -> None:
             archive.table("access")
 
 
-def test_a_folder_of_something_else_is_not_taken(archive: Archive, tmp_path: Path) -> None:
+def test_folder_that_is_not_an_archive_is_refused(archive: Archive, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     with pytest.raises(RequestRefusedError, match="neither empty nor an archive"):
@@ -450,7 +448,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_is_a_sentence_and_nothing_is_lost(small_disk: Path) -> None:
+def test_full_disk_error_is_one_sentence_and_loses_nothing(small_disk: Path) -> None:
     archive = Archive(small_disk / "archive", create=True)
     made = opened(archive)
     add(made, 0, 3)
@@ -506,7 +504,7 @@ def test_topic_name_never_affects_another_archive(archive: Archive, topic: str) 
     } == (set())
 
 
-def test_a_link_in_the_archive_is_not_followed(archive: Archive, tmp_path: Path) -> None:
+def test_link_in_the_archive_is_not_followed(archive: Archive, tmp_path: Path) -> None:
     """Through a link below the root, rows would be written to another folder."""
     (tmp_path / "elsewhere").mkdir()
     (archive.root.path / "tables").mkdir()
@@ -519,7 +517,7 @@ def test_a_link_in_the_archive_is_not_followed(archive: Archive, tmp_path: Path)
 # --- few files of many ----------------------------------------------------------------------------
 
 
-def test_many_small_files_become_few_by_themselves(archive: Archive) -> None:
+def test_small_files_are_merged_automatically(archive: Archive) -> None:
     made = opened(archive)
     for low in range(compact.FAN_IN):
         add(made, low, low + 1)
@@ -543,7 +541,7 @@ def test_small_files_of_many_dates_are_compacted_in_one_commit(archive: Archive)
     assert len(seen(archive)) == dates * compact.FAN_IN
 
 
-def test_started_reader_finishes_within_the_grace(archive: Archive) -> None:
+def test_running_reader_finishes_within_the_grace_period(archive: Archive) -> None:
     made = opened(archive)
     for low in range(3):
         add(made, low, low + 1)
@@ -583,7 +581,7 @@ def test_foreign_files_are_never_purged(archive: Archive, tmp_path: Path) -> Non
     assert seen(archive) == [1]
 
 
-def test_a_file_that_cannot_be_purged_is_a_sentence(small_disk: Path) -> None:
+def test_undeletable_file_is_logged_in_one_sentence(small_disk: Path) -> None:
     archive = Archive(small_disk / "archive", create=True)
     made = opened(archive)
     [orphan] = written(made, 0, 1)
@@ -593,7 +591,7 @@ def test_a_file_that_cannot_be_purged_is_a_sentence(small_disk: Path) -> None:
     assert Path(made.locate(orphan)).exists()
 
 
-def test_compaction_tolerates_a_batch_of_another_run(archive: Archive) -> None:
+def test_compaction_tolerates_a_concurrent_commit(archive: Archive) -> None:
     made = opened(archive)
     for low in range(3):
         add(made, low, low + 1)
@@ -604,7 +602,7 @@ def test_compaction_tolerates_a_batch_of_another_run(archive: Archive) -> None:
     assert opened(archive).positions == {PLACE: Position((7, 0), 7)}
 
 
-def test_only_damage_found_by_tidying_stops_a_run(
+def test_failed_merge_stops_a_run_only_on_damage(
     archive: Archive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = opened(archive)
@@ -621,12 +619,14 @@ def test_only_damage_found_by_tidying_stops_a_run(
 
 
 @pytest.mark.parametrize("grace", [0.0, 3599.0, -1.0])
-def test_a_grace_that_is_too_short_is_refused(archive: Archive, grace: float) -> None:
+def test_too_short_grace_period_is_refused(archive: Archive, grace: float) -> None:
     with pytest.raises(RequestRefusedError, match="must be at least 1h"):
         compact.compact(config.Settings(), archive.root, grace=grace)
 
 
-def test_the_log_does_not_grow_with_age(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_log_does_not_grow_with_age(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(storage, "_CHECKPOINT", 5)
     short = {"delta.checkpointInterval": "5", "delta.logRetentionDuration": "interval 0 days"}
     monkeypatch.setattr(storage, "_CONFIGURATION", storage._CONFIGURATION | short)

@@ -46,7 +46,7 @@ def test_split_finds_the_end_of_each_statement(text: str, statements: list[str],
     assert split(text) == (statements, rest)
 
 
-def test_each_line_is_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_line_is_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["SELECT 'one\n", *["and more\n"] * 500, "';\n"]
     scanned: list[str] = []
     pieces = SqlScanner.pieces
@@ -99,7 +99,7 @@ def test_sql_password_is_refused_in_any_spelling(literal: str) -> None:
         "url",
     ],
 )
-def test_the_url_of_a_table_is_a_literal(option: str) -> None:
+def test_table_url_must_be_a_literal(option: str) -> None:
     for options in (f"topic 't', {option}", f"{option} , topic 't'"):
         with pytest.raises(RequestRefusedError, match="write one literal"):
             check(f"CREATE TABLE t USING /* by */ `streamq` OPTIONS ({options})")
@@ -123,7 +123,7 @@ def test_statement_without_a_password_is_allowed(statement: str) -> None:
     check(statement)
 
 
-def test_a_statement_that_is_not_utf_8_is_malformed() -> None:
+def test_statement_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="not UTF-8"):
         check(b"SELECT '\xe4'".decode("utf-8", "surrogateescape"))
 
@@ -131,7 +131,7 @@ def test_a_statement_that_is_not_utf_8_is_malformed() -> None:
 NO_SPARK: Any = None  # a refused statement is not passed on
 
 
-def test_no_way_in_passes_a_password_on(tmp_path: Path) -> None:
+def test_no_entry_point_accepts_a_password(tmp_path: Path) -> None:
     query = "SELECT 'redis://:secret@h'"
     with pytest.raises(RequestRefusedError, match="passwordFile"):
         Prompt(NO_SPARK, NO_SPARK, None).ask(query)
@@ -141,7 +141,7 @@ def test_no_way_in_passes_a_password_on(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_pipe_that_is_not_utf_8_is_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_that_is_not_utf8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"-- fine\nSELECT '\xe4';\n")))
     with pytest.raises(InvalidRequestError, match="not UTF-8"):
         shell.work_off(Prompt(NO_SPARK, NO_SPARK, None), "table")

@@ -116,7 +116,7 @@ def test_member_parser_bounds_its_values(info: dict[str, Any], score: bytes) -> 
     assert all(isinstance(assignment, Assignment) for assignment in seen.broken)
 
 
-def test_a_number_beyond_everything_in_a_member_is_named() -> None:
+def test_member_parser_names_an_out_of_range_number() -> None:
     """The error names the key and the field."""
     (heartbeat,) = members.heartbeats([b"one", b"5"], [b"one", b'{"owned": 1%s}' % (b"0" * 400)])
     with pytest.raises(InvalidValueError, match=r"one\.owned of the info"):
@@ -126,7 +126,7 @@ def test_a_number_beyond_everything_in_a_member_is_named() -> None:
 
 @quick
 @given(odd, odd, odd)
-def test_parsers_survive_records_that_are_not_json(name: bytes, score: bytes, info: bytes) -> None:
+def test_parsers_report_records_that_are_not_json(name: bytes, score: bytes, info: bytes) -> None:
     """Names, scores and records of any bytes are parsed without an error."""
     for heartbeat in members.heartbeats([name, score], [name, info]):
         assert members.seen_of(heartbeat).member.id.isprintable() or name
@@ -165,7 +165,7 @@ def test_topic_parsers_report_bad_values(
 
 @quick
 @given(st.lists(odd | st.just(b"orders"), max_size=5))
-def test_registry_parser_separates_invalid_names(raw: list[bytes]) -> None:
+def test_registry_parser_returns_invalid_names_separately(raw: list[bytes]) -> None:
     """An invalid name is listed separately, and hides no valid name."""
     names, bad = topics.registry(Store(Answers(raw), Keys()))  # type: ignore[arg-type]
     assert len(names) + len(bad) == len(raw)

@@ -8,7 +8,7 @@ from streamqd.store.directives import Directive, Directives, Scope
 from streamqd.supervisor.control import LOGGED_MAX, Control
 
 
-def test_unreadable_directives_log_a_bounded_number_of_lines(monkeypatch) -> None:
+def test_unreadable_directives_log_few_lines(monkeypatch) -> None:
     """The log stays bounded while valid directives are obeyed."""
     lines: list[tuple[str, str]] = []
     monkeypatch.setattr(
@@ -27,7 +27,7 @@ def test_unreadable_directives_log_a_bounded_number_of_lines(monkeypatch) -> Non
     assert [name for name, _ in lines] == ["pause.removed"] * (LOGGED_MAX + 1)
 
 
-def test_each_stack_is_requested_once_and_not_after_a_restart() -> None:
+def test_stack_is_requested_once_and_not_after_a_restart() -> None:
     assignment, other = Assignment("t", 0, "g"), Assignment("t", 1, "g")
     control = Control("one")
     control.read(Directives(stacks={assignment: Directive(1, "otto", "")}))

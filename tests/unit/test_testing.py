@@ -87,7 +87,7 @@ async def obey_later(msg: Message) -> object:
         ("release", "release", "", (1, 1)),
     ],
 )
-def test_each_result_of_a_run_gives_its_verdict(
+def test_run_returns_the_verdict_of_each_result(
     function: Any, word: str, verdict: str, reason: str, delay: Any
 ) -> None:
     backoff = {"base": 10, "jitter": "none"}
@@ -98,7 +98,7 @@ def test_each_result_of_a_run_gives_its_verdict(
     assert (found.dead_letter is not None) is (verdict == "dead")
 
 
-def test_message_equals_that_of_a_producer() -> None:
+def test_test_message_equals_that_of_a_producer() -> None:
     run(obey, {"a": "ü"}, key="k", headers={"x": "1"}, age=60, attempt=2)
     [msg] = seen
     assert (msg.json(), msg.key, msg.headers, msg.attempt) == ({"a": "ü"}, b"k", {"x": "1"}, 2)
@@ -115,7 +115,7 @@ def test_unsendable_message_cannot_be_tested() -> None:
         run(obey, object())
 
 
-def test_last_attempt_makes_the_daemons_dead_letter() -> None:
+def test_last_attempt_returns_the_dead_letter_of_the_daemon() -> None:
     found = run(obey, "fail", attempt=3)
     assert (found.verdict, found.reason, found.attempt) == ("dead", "attempts", 3)
     letter = found.dead_letter
@@ -126,7 +126,7 @@ def test_last_attempt_makes_the_daemons_dead_letter() -> None:
     assert run(obey, "fail", attempt=3, dlq_error="class").dead_letter.error == ""  # type: ignore[union-attr]
 
 
-def test_too_old_message_is_dead_and_expired_one_not_run() -> None:
+def test_old_message_is_dead_and_expired_one_is_not_run() -> None:
     assert run(obey, "fail", age=3600, retry_max_age="1h").reason == "too-old"
     assert run(obey, "fail", age=3599, retry_max_age="1h").verdict == "retry"
     seen.clear()
@@ -138,7 +138,7 @@ def test_too_old_message_is_dead_and_expired_one_not_run() -> None:
 
 
 @pytest.mark.parametrize("function", [obey, obey_later])
-def test_the_time_limit_is_an_exception_in_the_handler(function: Any) -> None:
+def test_soft_timeout_raises_in_the_handler(function: Any) -> None:
     before = signal.getsignal(signal.SIGUSR1)
     found = run(function, "wait", timeout=0.05)
     assert isinstance(found.error, SoftTimeout)
@@ -147,7 +147,7 @@ def test_the_time_limit_is_an_exception_in_the_handler(function: Any) -> None:
     assert run(function, "done", timeout=30).verdict == "ack"
 
 
-def test_a_time_limit_needs_the_main_thread() -> None:
+def test_soft_timeout_requires_the_main_thread() -> None:
     errors: list[BaseException] = []
 
     def elsewhere() -> None:
@@ -162,7 +162,7 @@ def test_a_time_limit_needs_the_main_thread() -> None:
     assert "only in the main thread" in str(errors)
 
 
-def test_typed_payloads_and_batches() -> None:
+def test_run_accepts_typed_payloads_and_batches() -> None:
     @dataclass
     class Order:
         number: int
@@ -187,7 +187,7 @@ def test_typed_payloads_and_batches() -> None:
         run_batch(batch, ["a"], on_error="block")
 
 
-def test_the_settings_are_those_of_the_handler_and_the_test_wins() -> None:
+def test_run_options_override_handler_settings() -> None:
     assert run(obey, "fail", attempt=2).delay == (20, 20)
     policy = RetryPolicy(backoff=Backoff("fixed", 4), dead_on=(OSError,))
     assert run(obey, "fail", retry=policy).reason == "not-retried"
@@ -199,7 +199,7 @@ def test_the_settings_are_those_of_the_handler_and_the_test_wins() -> None:
         run(obey, "fail", source="dlq")
 
 
-def test_topic_and_group_choose_among_declarations() -> None:
+def test_topic_and_group_select_the_declaration() -> None:
     @handler(topic="a", group="one", max_attempts=1)
     @handler(topic="b", group="two", max_attempts=9)
     def twice(msg: Message) -> None:
@@ -238,16 +238,16 @@ def test_blocked_message_stays_the_same_entry(on_error: str) -> None:
     assert len({each.message.id for each in found}) == 1
 
 
-def test_without_a_key_hold_key_has_no_order_to_keep() -> None:
+def test_hold_key_without_a_key_does_not_block() -> None:
     assert not run_to_end(obey, "fail", on_error="hold-key")[0].in_place
 
 
-def test_endless_retries_are_reported() -> None:
+def test_run_to_end_reports_endless_retries() -> None:
     with pytest.raises(AssertionError, match="neither done nor dead after 5 runs"):
         run_to_end(obey, "release", runs_max=5)
 
 
-def test_duplicate_delivery_has_the_same_uid() -> None:
+def test_run_twice_delivers_the_same_uid() -> None:
     found = run_to_end(obey, "done", duplicate=True)
     assert [each.verdict for each in found] == ["ack", "ack"]
     assert found[0].message.uid == found[1].message.uid
@@ -270,7 +270,7 @@ def write_twice(path: Path) -> Any:
     return write
 
 
-def test_a_crash_is_a_process_that_is_killed(tmp_path: Path) -> None:
+def test_crash_at_kills_the_process_of_the_handler(tmp_path: Path) -> None:
     path = tmp_path / "written"
     write = write_twice(path)
     ends = []
@@ -297,7 +297,7 @@ async def write_async(msg: Message) -> None:
     path.write_text("b")
 
 
-def test_a_coroutine_crashes_between_its_steps(tmp_path: Path) -> None:
+def test_crash_at_stops_a_coroutine_between_its_steps(tmp_path: Path) -> None:
     path = tmp_path / "written"
     assert run(write_async, str(path), crash_at=3).verdict == "crash"
     assert path.read_text() == "a"
@@ -439,7 +439,7 @@ def test_abandoned_process_is_killed(tmp_path: Path) -> None:
     assert not psutil.pid_exists(int(path.read_text()))
 
 
-def test_interrupt_of_the_tests_is_raised() -> None:
+def test_keyboard_interrupt_is_raised() -> None:
     def interrupted(msg: Message) -> None:
         raise KeyboardInterrupt
 
@@ -447,7 +447,7 @@ def test_interrupt_of_the_tests_is_raised() -> None:
         run(interrupted, "")
 
 
-def test_steps_are_counted_of_python_only() -> None:
+def test_crash_at_requires_a_python_function() -> None:
     with pytest.raises(TypeError, match="has no Python code"):
         run(print, "", crash_at=0)
 
@@ -455,7 +455,7 @@ def test_steps_are_counted_of_python_only() -> None:
 # --- idempotency ----------------------------------------------------------------------------------
 
 
-def test_change_by_a_second_run_is_found() -> None:
+def test_assert_idempotent_finds_a_change_by_a_second_run() -> None:
     total: list[str] = []
     with pytest.raises(
         AssertionError, match=r"the second run changed the result.*\['x'\].*'x', 'x'"
@@ -499,7 +499,7 @@ async def on_stop() -> None:
     hooks.append("stop")
 
 
-def test_hooks_are_run_where_there_is_a_state_dir(tmp_path: Path) -> None:
+def test_hooks_run_only_with_a_state_dir(tmp_path: Path) -> None:
     hooks.clear()
     run(obey, "done")
     assert hooks == []

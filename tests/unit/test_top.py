@@ -63,7 +63,7 @@ def columns_of(line: Line) -> int:
     [ScreenOptions(), ScreenOptions(help=True), ScreenOptions(filter="9", typing=True)],
     ids=str,
 )
-def test_frame_fills_its_screen_exactly(width: int, height: int, chosen: ScreenOptions) -> None:
+def test_frame_fills_the_screen_exactly(width: int, height: int, chosen: ScreenOptions) -> None:
     failures = [RecentFailure("json.JSONDecodeError", 3, 2.0, "access", 1, "hits", "west-1")]
     many = [assignment(n, "owner-of-a-long-name-" * 3, lag=10**n % 10**13) for n in range(40)]
     orders = Directives(pauses={Scope("access"): Directive(NOW - 5000, "alice", "why " * 60)})
@@ -75,7 +75,7 @@ def test_frame_fills_its_screen_exactly(width: int, height: int, chosen: ScreenO
     assert {columns_of(line) for line in lines} == {width}
 
 
-def test_head_shows_the_fleet_and_its_sums() -> None:
+def test_head_shows_the_fleet_and_its_totals() -> None:
     busy = assignment(lag=7, pending=2, waiting_retries=1, arriving=1.5, rates={"acked": 1200.0})
     shown = text(frame(view([busy]), ScreenOptions(), 80, 24))
 
@@ -97,13 +97,13 @@ def test_age_of_the_data_is_shown_while_redis_is_unavailable() -> None:
     assert "access/0/hits" in shown
 
 
-def test_before_the_first_answer_only_the_trouble_is_shown() -> None:
+def test_only_the_problem_is_shown_before_the_first_reply() -> None:
     assert "cannot connect" in text(
         frame(None, ScreenOptions(), 80, 24, trouble="cannot connect to h:1")
     )
 
 
-def test_pauses_come_first_in_words_and_in_rows() -> None:
+def test_pauses_are_shown_first_in_text_and_rows() -> None:
     paused = replace(assignment(7), paused=True)
     assignments = [assignment(1, lag=10_000, oldest_seconds=900.0), paused, free(2)]
     orders = Directives(
@@ -165,7 +165,7 @@ def test_top_shows_the_dead_letters_of_each_group() -> None:
     }
 
 
-def test_sums_count_partitions_without_an_owner() -> None:
+def test_totals_include_partitions_without_an_owner() -> None:
     """An assignment without an owner does not hide the dead letters of its partition."""
     told = assignment(0, partition_dead_letters=7, arriving=2.0)
     stray = free(0, group="zoo")
@@ -222,7 +222,7 @@ def test_uppercase_conditions_are_explained_above_the_table(state: str, told: st
         ({"at_unix_ms": None, "started_unix_ms": NOW - 5_000}, ""),
     ],
 )
-def test_problems_of_an_instance_are_named(more: dict[str, Any], told: str) -> None:
+def test_top_names_problems_of_an_instance(more: dict[str, Any], told: str) -> None:
     west = replace(view().instances[0], **more)
     lines = text(
         frame(view([assignment()], instances=[west]), ScreenOptions(), 120, 24)
@@ -230,7 +230,7 @@ def test_problems_of_an_instance_are_named(more: dict[str, Any], told: str) -> N
     assert [told in line for line in lines if line.startswith("!")] == ([True] if told else [])
 
 
-def test_troubles_leave_room_for_the_partitions() -> None:
+def test_problems_leave_room_for_the_partitions() -> None:
     west = view().instances[0]
     silent = [replace(west, instance=f"s{n}", state="silent") for n in range(30)]
     lines = text(
@@ -265,7 +265,7 @@ def test_slow_handlers_and_failures_are_summed_over_partitions() -> None:
     assert "TooOld" not in shown
 
 
-def test_more_columns_on_a_wider_screen() -> None:
+def test_wider_screen_shows_more_columns() -> None:
     seen = view([assignment(lag_per_second=4.0, epoch=123456)])
     narrow, wide, widest = (text(frame(seen, ScreenOptions(), w, 24)) for w in (80, 132, 200))
 
@@ -280,7 +280,7 @@ def test_more_columns_on_a_wider_screen() -> None:
     assert "123456" in widest
 
 
-def test_foreign_values_cannot_control_the_terminal() -> None:
+def test_values_from_redis_cannot_control_the_terminal() -> None:
     evil = assignment(owner="a\x1b[2Jb", topic="t\x07")
     failures = [RecentFailure("x\x1b]0;y\x07 z", 1, 1.0, "t", 0, "g", "w")]
     shown = text(frame(view([evil], fleet="f\x1b", failures=failures), ScreenOptions(), 80, 24))
@@ -288,7 +288,7 @@ def test_foreign_values_cannot_control_the_terminal() -> None:
     assert not any(unicodedata.category(one) == "Cc" for one in shown.replace("\n", ""))
 
 
-def test_all_of_256_assignments_can_be_reached() -> None:
+def test_scrolling_reaches_all_256_assignments() -> None:
     seen = view([assignment(number) for number in range(256)])
     room = rows_of(seen, 80, 24)
     chosen, reached = ScreenOptions(order="name"), set()
@@ -305,7 +305,7 @@ def test_all_of_256_assignments_can_be_reached() -> None:
     assert chosen.top == 0  # the first page follows the last one
 
 
-def test_a_frame_of_no_height_holds_everything() -> None:
+def test_frame_without_a_height_shows_everything() -> None:
     shown = text(
         frame(view([assignment(number) for number in range(300)]), ScreenOptions(), 132, None)
     )
@@ -328,7 +328,7 @@ def test_every_order_sorts_all_assignments(order: str) -> None:
     assert {each.partition for each in there} == set(range(9))
 
 
-def test_numbers_sort_from_the_greatest_names_from_a() -> None:
+def test_numbers_sort_descending_and_names_ascending() -> None:
     seen = view(
         [assignment(0, "b", lag=5), assignment(1, "a", lag=50), assignment(2, "c", lag=None)]
     )
@@ -369,7 +369,7 @@ def test_keys_are_read_from_bytes(raw: bytes, found: list[str], rest: bytes) -> 
     assert keyboard.keys(raw) == (found, rest)
 
 
-def test_a_lone_escape_is_the_esc_key() -> None:
+def test_single_escape_byte_is_the_esc_key() -> None:
     assert keyboard.flush(b"\x1b") == ["esc"]
     assert keyboard.flush(b"") == []
 
@@ -412,7 +412,7 @@ def test_keys_change_the_view() -> None:
     [(None, "-"), (0, "0"), (0.25, "0.2"), (12.6, "13"), (1204, "1,204"), (999_999, "999,999"),
      (1_234_567, "1.2M"), (123_456_789_012, "123.5G"), (2e15, "2000.0T")],
 )  # fmt: skip
-def test_numbers_stay_short(value: float | None, shown: str) -> None:
+def test_numbers_are_abbreviated(value: float | None, shown: str) -> None:
     assert number(value) == shown
     assert len(shown) <= 7
 
@@ -428,7 +428,7 @@ def test_numbers_stay_short(value: float | None, shown: str) -> None:
         (61, "1m1s"),
     ],
 )
-def test_durations_stay_short(value: float | None, shown: str) -> None:
+def test_durations_are_abbreviated(value: float | None, shown: str) -> None:
     assert words.short(value) == shown
 
 

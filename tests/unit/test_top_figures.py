@@ -12,7 +12,7 @@ from streamqd.scoreboard import BUCKETS, ENTRIES_MAX, Scoreboard
 SECOND = 1_000_000_000
 
 
-def test_failures_are_counted_by_name_the_latest_first() -> None:
+def test_failures_are_counted_by_name_latest_first() -> None:
     table = RecentFailures(memoryview(bytearray(BYTES)))
     for now, name in enumerate(("OSError", "KeyError", "OSError"), start=1):
         table.note(name, now)
@@ -20,7 +20,7 @@ def test_failures_are_counted_by_name_the_latest_first() -> None:
     assert table.recent() == [("OSError", 2, 3), ("KeyError", 1, 2)]
 
 
-def test_a_new_kind_takes_the_row_that_was_quiet_longest() -> None:
+def test_new_failure_replaces_the_least_recent_row() -> None:
     table = RecentFailures(memoryview(bytearray(BYTES)))
     for number in range(ROWS):
         table.note(f"E{number}", number + 1)
@@ -32,7 +32,7 @@ def test_a_new_kind_takes_the_row_that_was_quiet_longest() -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 500, "日" * 100, "", "a\ud800b"])
-def test_names_of_all_kinds_are_found_again(name: str) -> None:
+def test_failure_names_of_any_kind_round_trip(name: str) -> None:
     table = RecentFailures(memoryview(bytearray(BYTES)))
     table.note(name, 1)
     table.note(name, 2)
@@ -42,7 +42,7 @@ def test_names_of_all_kinds_are_found_again(name: str) -> None:
     assert len(found.name.encode()) <= 80
 
 
-def test_failures_and_places_do_not_overlap() -> None:
+def test_failure_rows_do_not_overlap_the_entry_ids() -> None:
     slot = Scoreboard(2).allot(Assignment("t", 0, "g"))
     for number in range(ROWS):
         slot.failures.note(f"{number:x}" * 80, number + 1)
@@ -52,7 +52,7 @@ def test_failures_and_places_do_not_overlap() -> None:
     assert slot.unfinished == ENTRIES_MAX
 
 
-def test_a_trend_is_the_slope_and_forgets() -> None:
+def test_trend_is_the_slope_of_recent_values() -> None:
     trend = Trend(10.0)
     trend.observe({"a": 0}, 0)
     assert trend.of("a") is None
@@ -78,7 +78,7 @@ def test_burst_is_not_growth() -> None:
     assert drift.of("a") == -50.0
 
 
-def test_steady_growth_is_reported_from_the_third_look() -> None:
+def test_steady_growth_is_reported_from_the_third_sample() -> None:
     drift = Drift(7)
     found = []
     for second in range(20):
@@ -95,7 +95,7 @@ def histogram(bucket: int, runs: int) -> list[int]:
     return counts
 
 
-def test_latency_is_of_the_last_minute() -> None:
+def test_latency_covers_the_last_minute() -> None:
     latency = Latency()
     assert latency.of(0) is None
     latency.observe(0, histogram(5, 0), 0.0, 0)
@@ -113,7 +113,7 @@ def test_latency_is_of_the_last_minute() -> None:
     assert found.p99 == round(BUCKETS[5], 6)
 
 
-def test_figures_of_many_runs_expire_a_minute_after_the_last() -> None:
+def test_latency_expires_a_minute_after_the_last_run() -> None:
     """Even figures of 10,000 runs expire within a minute, not after 14 minutes."""
     latency = Latency()
     latency.observe(0, histogram(3, 1), 0.1, 0)

@@ -41,7 +41,7 @@ from streamqd.config.topology import Address, Topology
         ("embedded:", Topology("embedded:", False)),
     ],
 )
-def test_url_is_parsed(url: str, found: Topology) -> None:
+def test_topology_url_is_parsed(url: str, found: Topology) -> None:
     assert topology.parse(url) == found
     assert url_fault(url) is None
 
@@ -64,13 +64,13 @@ def test_url_is_parsed(url: str, found: Topology) -> None:
         ("rediss+cluster://me:s3cret@h:7000/nine", "a database other than 0"),
     ],
 )
-def test_invalid_url_is_refused(url: str, said: str) -> None:
+def test_invalid_topology_url_is_refused(url: str, said: str) -> None:
     fault = url_fault(url) or ""
     assert said in fault
     assert "s3cret" not in fault
 
 
-def test_names_for_people_hold_no_password() -> None:
+def test_topology_is_printed_without_a_password() -> None:
     url = "redis+sentinel://me:s3cret@h1:1,h2:2/shop"
     assert str(topology.parse(url)) == "sentinel h1:1,h2:2 (shop)"
     assert mask_passwords(url) == "redis+sentinel://me:***@h1:1,h2:2/shop"
@@ -78,5 +78,5 @@ def test_names_for_people_hold_no_password() -> None:
     assert str(topology.parse("redis+cluster://[::1]:7000")) == "cluster [::1]:7000"
 
 
-def test_url_is_parsed_once_for_a_process_and_its_forks() -> None:
+def test_url_is_parsed_once_per_process_and_its_forks() -> None:
     assert topology.parse("redis://h:6379/3") is topology.parse("redis://h:6379/3")

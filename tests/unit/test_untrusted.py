@@ -50,7 +50,7 @@ def test_untrusted_text_is_decoded_unchanged(raw: bytes | None):
 
 
 @given(st.one_of(RAW, st.text("./\\ab-_\n\0", max_size=70).map(str.encode)))
-def test_a_name_can_never_leave_a_folder(raw: bytes | None):
+def test_untrusted_name_is_one_path_component(raw: bytes | None):
     """Names with `..`, a separator, a leading dot or a line break are rejected."""
     try:
         found = untrusted.name(raw, "k")
@@ -62,18 +62,18 @@ def test_a_name_can_never_leave_a_folder(raw: bytes | None):
 
 
 @pytest.mark.parametrize("raw", [b"..", b".", b".hidden", b"a/b", b"a\n", b"", b"x" * 65, b"\xff"])
-def test_invalid_name_is_refused(raw: bytes):
+def test_untrusted_invalid_name_is_refused(raw: bytes):
     with pytest.raises(InvalidValueError, match="a name of"):
         untrusted.name(raw, "streaming:mq:topics")
 
 
 @pytest.mark.parametrize("raw", [b"[" * 100_000, b"[]", b"", b"nul", b'"a"', b"\xff", None])
-def test_invalid_object_is_refused(raw: bytes | None):
+def test_untrusted_invalid_object_is_refused(raw: bytes | None):
     with pytest.raises(InvalidValueError, match="a JSON object"):
         untrusted.json_object(raw, "k", "f")
 
 
-def test_missing_value_may_have_a_default():
+def test_untrusted_missing_value_has_a_default():
     assert untrusted.integer(None, "k", default=7) == 7
     assert untrusted.number(None, "k", default=0.5) == 0.5
     assert untrusted.text(None, "k", default="") == ""
@@ -83,7 +83,7 @@ def test_missing_value_may_have_a_default():
 
 
 @given(st.binary())
-def test_shown_value_cannot_forge_a_line(raw: bytes):
+def test_printed_value_cannot_forge_a_line(raw: bytes):
     assert untrusted.format_value(raw).isascii()
     assert untrusted.format_value(raw).isprintable()
     assert len(untrusted.format_value(raw)) <= 4 * untrusted.SHOWN_BYTES + 5

@@ -52,7 +52,7 @@ def test_invalid_duration_error_shows_the_format(written: object) -> None:
 
 
 @pytest.mark.parametrize("written", ["30s1m", "1s1s", "1ms1h"])
-def test_units_in_disorder_are_refused(written: str) -> None:
+def test_duration_with_unordered_units_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match="repeated or out of order"):
         parse_duration(written)
 
@@ -70,12 +70,12 @@ def test_units_in_disorder_are_refused(written: str) -> None:
         (93_784.25, "1d2h3m4.25s"),
     ],
 )
-def test_durations_are_written_shortly(seconds: float, written: str) -> None:
+def test_format_duration_uses_the_shortest_form(seconds: float, written: str) -> None:
     assert format_duration(seconds) == written
 
 
 @given(st.floats(min_value=0.0005, max_value=1e9) | st.integers(0, 10**9).map(float))
-def test_a_written_duration_reads_back_exactly(seconds: float) -> None:
+def test_formatted_duration_parses_to_the_same_value(seconds: float) -> None:
     # A setting may have 15 digits after the point.
     seconds = round(seconds, 12)
     assert parse_duration(format_duration(seconds)) == seconds
@@ -117,10 +117,10 @@ def test_parse_size_refuses_a_fraction_of_a_byte() -> None:
 @pytest.mark.parametrize(
     ("size", "written"), [(0, "0B"), (1000, "1000B"), (1 << 20, "1MiB"), (3 << 29, "1536MiB")]
 )
-def test_sizes_are_written_with_binary_units(size: int, written: str) -> None:
+def test_format_size_uses_binary_units(size: int, written: str) -> None:
     assert format_size(size) == written
 
 
 @given(st.integers(0, 10**15 - 1))
-def test_a_written_size_reads_back_exactly(size: int) -> None:
+def test_formatted_size_parses_to_the_same_value(size: int) -> None:
     assert parse_size(format_size(size)) == size

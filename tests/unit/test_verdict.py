@@ -96,7 +96,7 @@ def test_message_must_be_handled_by_every_group(story: Story):
 
 
 @pytest.mark.parametrize("kind", ["unknown", ""])
-def test_an_unknown_outcome_that_was_handled_is_recovered(story: Story, kind: str):
+def test_handled_message_of_unknown_outcome_is_recovered(story: Story, kind: str):
     story.send(1, kind=kind)
     story.send(2, kind=kind)
     story.run(2)
@@ -128,7 +128,7 @@ def again(story: Story, number: int = 1, *, end: str = "", took: float = 0.01) -
     story.run(number, pid=101, at=2.0)
 
 
-def test_a_duplicate_without_a_cause_is_unexplained(story: Story):
+def test_duplicate_without_a_cause_is_unexplained(story: Story):
     again(story)
     [found] = story.judged().unexplained
     assert (found.number, found.pids) == ("1", (100, 101))
@@ -297,7 +297,7 @@ def test_no_process_settles_while_redis_is_unavailable(
 
 
 @pytest.mark.parametrize("kind", ["kill worker", *INSTANCES])
-def test_process_that_continued_has_lost_nothing(story: Story, kind: str):
+def test_strike_explains_nothing_for_a_continued_process(story: Story, kind: str):
     story.send(1)
     story.send(2)
     story.run(1, at=1.0, end="")
@@ -308,7 +308,7 @@ def test_process_that_continued_has_lost_nothing(story: Story, kind: str):
 
 
 @pytest.mark.parametrize("kind", ["kill worker", "stop worker", *INSTANCES])
-def test_run_started_long_after_a_strike_was_not_hit(story: Story, kind: str):
+def test_run_started_long_after_a_strike_is_unrelated(story: Story, kind: str):
     story.send(1)
     story.strike(kind, 100, at=1.0, lasting=1.0)
     story.run(1, at=2.0 + 2 * SLACK, end="")
@@ -346,7 +346,7 @@ def test_only_a_later_owner_repeats_pending_messages(story: Story, kind: str):
 
 @pytest.mark.parametrize("kind", ["kill worker", "stop worker", *INSTANCES])
 @pytest.mark.parametrize(("took", "explained"), [(0.001, True), (0.003, False)])
-def test_a_failure_waits_only_for_a_quick_run(
+def test_failure_waits_only_for_a_quick_run(
     story: Story, kind: str, took: float, *, explained: bool
 ):
     """A failure may be set aside together with the next one, unless its own run was slow."""
@@ -407,7 +407,7 @@ def test_run_started_late_by_a_stopped_process_is_explained(
     assert [each.number for each in report.unexplained] == (["2"] if explained else ["1", "2"])
 
 
-def test_each_repeated_run_needs_its_own_cause(story: Story):
+def test_every_repeated_run_needs_its_own_cause(story: Story):
     again(story)
     story.run(1, pid=102, at=3.0)
     story.strike("kill worker", 100, at=1.5)
@@ -441,7 +441,7 @@ def test_message_is_charged_for_strikes_on_its_runs(
     assert (report.charged, report.charged_most) == (1, crashes)
 
 
-def test_two_runs_that_were_hit_may_be_charged_twice(story: Story):
+def test_two_interrupted_runs_may_be_charged_twice(story: Story):
     story.send(1)
     for pid in (100, 101):
         story.run(1, pid, at=float(pid), end="")
@@ -461,7 +461,7 @@ def test_two_runs_that_were_hit_may_be_charged_twice(story: Story):
         ("other", 0, "m:2-0", False),
     ],
 )
-def test_a_mark_that_a_lost_owner_has_left_is_charged_once(
+def test_mark_left_by_a_lost_owner_is_charged_once(
     story: Story, group: str, partition: int, place: str, *, fine: bool
 ):
     """The lost owner was about to run the message, so the ledger has no record of it."""
@@ -508,7 +508,7 @@ def test_charged_message_must_be_the_running_one(
         ("dead", (1,), True),
     ],
 )
-def test_attempts_follow_from_the_failures(
+def test_attempts_must_match_the_failures(
     story: Story, work: str, attempts: tuple[int, ...], *, dead: bool
 ):
     def told(attempts: list[int], *, dead: bool) -> list[str]:
@@ -546,7 +546,7 @@ def disorder(story: Story) -> None:
     ("breaking", "word"),
     [(share, "two processes"), (run_late, "after a later one"), (disorder, "after a later one")],
 )
-def test_epochs_and_order_are_kept(story: Story, breaking: Break, word: str):
+def test_epochs_and_key_order_are_checked(story: Story, breaking: Break, word: str):
     for number in (1, 2, 3):
         story.send(number)
     story.run(1)
@@ -556,7 +556,7 @@ def test_epochs_and_order_are_kept(story: Story, breaking: Break, word: str):
 
 
 @pytest.mark.parametrize("how", ["raise", None])
-def test_a_failure_that_repeats_may_follow_a_suspect(story: Story, how: str | None):
+def test_repeated_failure_may_follow_a_suspect(story: Story, how: str | None):
     """The process dies in message 2, before the failure of 1 is written. Then 2 runs first."""
     story.send(1, "fail 1")
     story.send(2)
@@ -567,7 +567,7 @@ def test_a_failure_that_repeats_may_follow_a_suspect(story: Story, how: str | No
     assert bool(story.judged().disorderly) is (how is None)
 
 
-def test_a_process_that_stood_still_may_run_once_more(story: Story):
+def test_stalled_process_may_repeat_one_run(story: Story):
     for number in (1, 2, 3):
         story.send(number)
     story.run(1)
@@ -594,7 +594,7 @@ def test_unrelated_strike_excuses_no_late_run(story: Story, kind: str, at: float
     assert len(story.judged().disorderly) == 1
 
 
-def test_the_longest_wait_for_a_first_run_is_the_stall(story: Story):
+def test_stall_is_the_longest_wait_for_a_first_run(story: Story):
     story.send(1, at=1.0)
     story.send(2, at=2.0)
     story.run(1, at=1.5)

@@ -247,7 +247,7 @@ SEEDS = range(10)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_clean_run_has_no_findings(seed: int):
+def test_clean_run_has_no_findings(seed: int):
     report = Soak(seed).judged()
     assert report.faults_of_ours() == {}
     assert len(report.duplicated) == PARTITIONS * (OWNERS - 1)

@@ -34,7 +34,7 @@ def test_wait_round_trips(slot: WorkerSlot):
     assert waits.read() == Waiting(Wait.NOTHING, 0, 5, 2, 1, 2)
 
 
-def test_new_worker_waits_for_nothing_and_keeps_the_counts(slot: WorkerSlot):
+def test_new_worker_has_no_wait_and_keeps_the_counts(slot: WorkerSlot):
     waits = slot.waits
     waits.begin(Wait.FULL, 9)
     waits.hold(5, 2)
@@ -43,7 +43,7 @@ def test_new_worker_waits_for_nothing_and_keeps_the_counts(slot: WorkerSlot):
     assert waits.read() == Waiting(Wait.NOTHING, 0, 0, 0, 1, 0)
 
 
-def test_unknown_wait_kind_reads_as_nothing(slot: WorkerSlot):
+def test_unknown_wait_kind_is_read_as_no_wait(slot: WorkerSlot):
     slot.waits._words[0] = 99
     assert slot.waits.read().kind is Wait.NOTHING
 
@@ -59,7 +59,7 @@ def test_unknown_wait_kind_reads_as_nothing(slot: WorkerSlot):
         (Wait.FLOODED, "flooded"),
     ],
 )
-def test_state_of_a_ready_worker_names_its_wait(slot: WorkerSlot, kind: Wait, word: str):
+def test_state_of_a_ready_worker_is_its_wait(slot: WorkerSlot, kind: Wait, word: str):
     slot.waits.begin(kind)
     assert worker_state(slot) == word
     slot.state = WorkerState.PAUSED
@@ -80,7 +80,7 @@ def test_ready_worker_with_suspects_is_recovering(slot: WorkerSlot):
 
 
 @pytest.mark.parametrize("other", [Wait.OPEN, Wait.PROBING, Wait.RATED])
-def test_held_keys_are_the_last_reason_for_a_wait(slot: WorkerSlot, other: Wait):
+def test_held_keys_wait_has_the_lowest_priority(slot: WorkerSlot, other: Wait):
     waits = slot.waits
     report_full(waits, 9.0)
     assert waits.read()[:2] == (Wait.FULL, 9)

@@ -54,11 +54,11 @@ def test_weblog_parses_a_whole_line():
     assert request.agent == "Mozilla/5.0 (Macintosh)"
 
 
-def test_a_missing_size_counts_as_zero():
+def test_missing_size_counts_as_zero():
     assert weblog.parse(LINE.replace("203023", "-")).size == 0
 
 
-def test_a_quotation_mark_inside_the_agent_is_escaped():
+def test_quotation_mark_inside_the_agent_is_escaped():
     assert weblog.parse(LINE[:-1] + r' \"x\""').agent == r"Mozilla/5.0 (Macintosh) \"x\""
 
 
@@ -74,7 +74,7 @@ def test_a_quotation_mark_inside_the_agent_is_escaped():
     ],
     ids=["cut off", "no client", "more", "line end", "no status", "empty"],
 )
-def test_a_line_in_another_format_is_dead(line: str):
+def test_weblog_dead_letters_a_line_in_another_format(line: str):
     with pytest.raises(Dead, match="combined log format"):
         weblog.parse(line)
 
@@ -102,7 +102,7 @@ def test_repeated_message_is_counted_once(hits: Path):
     assert rows(hits, "SELECT count(*) FROM seen") == [(2,)]
 
 
-def test_the_uid_and_the_count_are_stored_together_or_not_at_all(hits: Path):
+def test_uid_and_count_are_stored_atomically(hits: Path):
     with pytest.raises(sqlite3.OperationalError):
         weblog.count("access/0/7-0", "INSERT INTO no_such_table VALUES (1)")
 

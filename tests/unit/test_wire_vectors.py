@@ -41,7 +41,7 @@ def test_producers_write_the_wire_vectors(vector: dict[str, Any]) -> None:
 
 
 @each("write")
-def test_messages_read_what_producers_write(vector: dict[str, Any]) -> None:
+def test_messages_round_trip_through_producers(vector: dict[str, Any]) -> None:
     item = outgoing(vector["send"])
     found = Message(DELIVERY, b"5-1", flat(vector["fields"]), retried=False)
     assert (found.key, found.headers) == (item.key, dict(item.headers or {}))
