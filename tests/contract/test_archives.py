@@ -23,7 +23,7 @@ def test_archive_advance_keeps_dead_letters_apart(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("entry_id", ["1-0", "1753185905123-7", "18446744073709551615-0"])
-def test_notes_the_first_id(harness: Harness, entry_id: str) -> None:
+def test_archive_advance_stores_the_first_id(harness: Harness, entry_id: str) -> None:
     assert harness.expect("archive_advance", "OK", advance(harness, entry_id)) == []
     assert harness.state() == {"trim": {"archived": entry_id.encode()}}
 
@@ -42,7 +42,7 @@ def test_archive_advance_never_moves_back(harness: Harness, noted: str, further:
     ]
 
 
-def test_leaves_the_rest_of_the_record(harness: Harness) -> None:
+def test_archive_advance_keeps_other_fields_of_the_record(harness: Harness) -> None:
     harness.do("HSET", harness.trim, "first", "3-0", "archived", "3-0")
     harness.expect("archive_advance", "OK", advance(harness, "4-0"))
     assert harness.state() == {"trim": {"first": b"3-0", "archived": b"4-0"}}
@@ -126,7 +126,7 @@ def test_pipeline_lease_is_lost_after_expiry(harness: Harness) -> None:
     harness.expect("pipeline_lease_release", "LOST", drop(harness))
 
 
-def test_pipeline_lease_ignores_another_run(harness: Harness) -> None:
+def test_pipeline_lease_is_not_released_by_another_run(harness: Harness) -> None:
     harness.expect("pipeline_lease_acquire", "OK", take(harness, "t2"))
     harness.expect("pipeline_lease_renew", "LOST", keep(harness))
     harness.expect("pipeline_lease_release", "LOST", drop(harness))

@@ -55,7 +55,7 @@ def test_group_reset_repairs_an_invalid_epoch(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("count", NO_NUMBER)
-def test_invalid_counters_count_as_zero(harness: Harness, count: str) -> None:
+def test_invalid_counters_are_read_as_zero(harness: Harness, count: str) -> None:
     """A count such as `:c=abc` once crashed the worker in a loop."""
     (place,) = harness.pending("1-0")
     harness.own("t1")
@@ -80,7 +80,7 @@ def test_invalid_counters_count_as_zero(harness: Harness, count: str) -> None:
     assert counted == [b"1", b"2"]
 
 
-def test_charge_of_a_lost_host_increments_an_invalid_count(harness: Harness) -> None:
+def test_lease_acquire_charges_despite_an_invalid_count(harness: Harness) -> None:
     """The count may not even be a number."""
     (place,) = harness.pending("1-0")
     epoch = harness.own("t1")
@@ -92,7 +92,7 @@ def test_charge_of_a_lost_host_increments_an_invalid_count(harness: Harness) -> 
 
 
 @pytest.mark.parametrize("last", [*NO_NUMBER, 2**53 - 1, 2**53, 2**63])
-def test_directives_apply_despite_an_invalid_last_time(harness: Harness, last: object) -> None:
+def test_control_change_ignores_an_invalid_last_time(harness: Harness, last: object) -> None:
     """Even with `last` = 2^53, the members read the directive of `pause`."""
     key = harness.keys.orders("default")
     harness.do("HSET", key, "last", last)
@@ -106,7 +106,7 @@ def test_directives_apply_despite_an_invalid_last_time(harness: Harness, last: o
 
 
 @pytest.mark.parametrize("floor", NO_ID)
-def test_invalid_floor_is_reported_when_it_is_needed(harness: Harness, floor: str) -> None:
+def test_invalid_floor_is_reported_without_its_group(harness: Harness, floor: str) -> None:
     """The floor is not needed while the group exists."""
     harness.do("HSET", harness.trim, f"floor:{harness.assignment.group}", floor)
     call = messages.ensure_group(harness.keys, harness.assignment, "0")
@@ -127,7 +127,7 @@ def trim(harness: Harness, *, archive: bool = False, shrink: float | None = None
 
 
 @pytest.mark.parametrize("junk", NO_ID)
-def test_trimming_continues_with_a_junk_record(harness: Harness, junk: str) -> None:
+def test_stream_trim_ignores_a_junk_record(harness: Harness, junk: str) -> None:
     """Counts restart at 0. Only a bad archive mark stops the trim, and the error names it."""
     harness.pending("1-0")
     record = ("removed", "first", "size", "shrunk", "shrink_from", "shrink_next", "floor:hits")
@@ -149,7 +149,7 @@ def test_trimming_continues_with_a_junk_record(harness: Harness, junk: str) -> N
     harness.expect("stream_trim", "OK", trim(harness, archive=True))
 
 
-def test_junk_marks_of_a_move_and_a_sink_are_handled(harness: Harness) -> None:
+def test_junk_marks_of_moves_and_sinks_are_ignored(harness: Harness) -> None:
     """A junk mark of a move counts as new, and a bad batch number is an error that names it."""
     topic, partition, _ = harness.assignment
     harness.add("1-0", stream=harness.dlq)
@@ -165,7 +165,7 @@ def test_junk_marks_of_a_move_and_a_sink_are_handled(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("score", ["inf", "-inf", "1e300"])
-def test_infinite_scores_are_handled(harness: Harness, score: str) -> None:
+def test_infinite_scores_are_accepted(harness: Harness, score: str) -> None:
     """Checks the score of a waiting retry and of a member."""
     harness.groups()
     harness.do("ZADD", harness.delayed, score, "m:1-0")
@@ -185,7 +185,7 @@ def test_infinite_scores_are_handled(harness: Harness, score: str) -> None:
     SettledReply.parse(Reply("OK", harness.expect("settle_retry", "OK", call)))
 
 
-def test_junk_item_does_not_hide_other_retries(harness: Harness) -> None:
+def test_retry_page_lists_retries_next_to_a_junk_item(harness: Harness) -> None:
     """A page of waiting retries shows the other items."""
     code = "redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack({'payload', 5, 7, 8}))"
     harness.do("EVAL", code, 1, harness.items, "m:1-0")
@@ -199,7 +199,7 @@ def test_junk_item_does_not_hide_other_retries(harness: Harness) -> None:
     assert [(each.payload_bytes, each.fields) for each in found] == [(1, {b"7": b"8"}), (-1, {})]
 
 
-def test_stream_with_exhausted_ids_can_be_measured_and_read(harness: Harness) -> None:
+def test_stream_with_exhausted_ids_is_measured_and_read(harness: Harness) -> None:
     """A partition and a retry stream whose ids are exhausted can be measured and read."""
     harness.groups()
     topic, partition, group = harness.assignment
@@ -229,7 +229,7 @@ def test_stream_with_exhausted_ids_can_be_measured_and_read(harness: Harness) ->
     harness.expect("group_delete", "OK", call)
 
 
-def test_reclaim_reaches_the_end_of_a_full_stream(harness: Harness) -> None:
+def test_message_reclaim_reaches_the_greatest_id(harness: Harness) -> None:
     """A page that starts at the greatest possible id is empty."""
     harness.groups()
     harness.add(LAST)

@@ -43,7 +43,7 @@ def test_id_successor_and_predecessor_are_exact(
     assert found == [text(after).encode(), text(before).encode()]
 
 
-def test_older_orders_ids_as_numbers(harness: Harness) -> None:
+def test_older_compares_ids_numerically(harness: Harness) -> None:
     drawn = ids()
     code = """
         local found = {}
@@ -84,7 +84,7 @@ def test_count_on_restarts_an_invalid_counter(harness: Harness) -> None:
         assert harness.do("HGET", "h", "f") == str(after).encode()
 
 
-def test_infinite_scores_are_returned_as_numbers(harness: Harness) -> None:
+def test_text_clamps_infinite_numbers(harness: Harness) -> None:
     code = "return {text(tonumber('inf')), text(tonumber('-inf')), text(1e300)}"
     most = str(2**53 - 1).encode()
     assert evaluate(harness, "_clock", code) == [most, b"-" + most, most]

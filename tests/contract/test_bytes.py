@@ -41,11 +41,11 @@ def set_aside(harness: Harness, ids: list[str]) -> None:
         )
 
 
-def test_lua_and_python_share_the_byte_bound() -> None:
+def test_byte_bound_is_equal_in_lua_and_python() -> None:
     assert f"local BYTES_MAX = {BYTES_MAX}\n".encode() in load()["message_promote"].source
 
 
-def test_promoting_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
+def test_message_promote_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
     set_aside(harness, ids)
     call = messages.promote_retries(harness.keys, ASSIGNMENT, 100)
     moved = []
@@ -59,7 +59,7 @@ def test_promoting_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None
     assert harness.do("XLEN", harness.retry) == COUNT
 
 
-def test_promoting_moves_one_item_above_the_bound(harness: Harness) -> None:
+def test_message_promote_moves_one_item_above_the_bound(harness: Harness) -> None:
     harness.groups()
     for name in ("s1", "s2"):
         fields = ["payload", 2 * BYTES_MAX * b"x"]
@@ -70,7 +70,7 @@ def test_promoting_moves_one_item_above_the_bound(harness: Harness) -> None:
         assert (done.moved, done.more) == (1, bool(left))
 
 
-def test_listing_delayed_retries_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
+def test_retry_page_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
     set_aside(harness, ids)
     places: list[str] = []
     after, sizes, more = (0, ""), [], True
@@ -85,7 +85,7 @@ def test_listing_delayed_retries_is_bounded_by_bytes(harness: Harness, ids: list
     assert sizes == [PER_CALL, PER_CALL, COUNT - 2 * PER_CALL]
 
 
-def test_deleting_old_dead_letters_is_bounded(harness: Harness) -> None:
+def test_dead_purge_is_bounded_by_bytes(harness: Harness) -> None:
     for number in range(COUNT):
         harness.add(f"{number + 1}-0", "payload", BODY, stream=harness.dlq)
     call = dead.purge_before(harness.keys, "access", 0, "99-0", 100)
@@ -94,7 +94,7 @@ def test_deleting_old_dead_letters_is_bounded(harness: Harness) -> None:
     assert harness.do("XLEN", harness.dlq) == 0
 
 
-def test_recovering_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
+def test_message_recover_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
     harness.fetch()
     harness.own("t1")
     found: list[bytes] = []
@@ -113,7 +113,7 @@ def test_recovering_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> Non
     assert sizes == [PER_CALL, PER_CALL, COUNT - 2 * PER_CALL]
 
 
-def test_recovering_returns_the_requested_count(harness: Harness) -> None:
+def test_message_recover_returns_the_requested_count(harness: Harness) -> None:
     harness.pending("1-0", "2-0")
     harness.own("t1")
     for count, more in ((1, True), (2, True), (3, False)):
@@ -121,7 +121,7 @@ def test_recovering_returns_the_requested_count(harness: Harness) -> None:
         assert Recovered.parse(harness.link.run(call)).more_main is more
 
 
-def test_reclaiming_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
+def test_message_reclaim_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
     harness.fetch(consumer="foreign")
     harness.own("t1")
     harness.link.run(messages.recover(harness.keys, Lease(ASSIGNMENT, "t1"), "s1", True, "", "", 1))
@@ -131,7 +131,7 @@ def test_reclaiming_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> Non
     assert [entry.decode() for each in taken for entry, _ in each] == ids
 
 
-def test_counting_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
+def test_stream_step_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
     """A count reads one entry, then two, then up to four at a time."""
     call = spark.step(harness.stream, "0-0", "9-0", 100)
     assert harness.expect("stream_step", "OK", call) == [7, b"7-0", 1]
@@ -142,7 +142,7 @@ def test_counting_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
     assert (snapshot.length, snapshot.unread) == (COUNT, -1)
 
 
-def test_counting_slightly_exceeds_the_byte_bound(harness: Harness) -> None:
+def test_stream_step_exceeds_the_byte_bound_by_one_read(harness: Harness) -> None:
     costs.backlog(harness, 40, "x" * (BYTES_MAX // 16))
     call = spark.step(harness.stream, "0-0", "9999999999999-0", 100)
     assert harness.expect("stream_step", "OK", call)[0] == 1 + 2 + 4 + 4 + 4 + 4
@@ -158,12 +158,12 @@ def test_counting_slightly_exceeds_the_byte_bound(harness: Harness) -> None:
         ([BYTES_MAX // 2] * 3, [[BYTES_MAX // 2] * 2, [BYTES_MAX // 2]]),
     ],
 )
-def test_settled_entries_are_cut_into_portions(sizes: list[int], parts: list[list[int]]) -> None:
+def test_portions_split_entries_by_size(sizes: list[int], parts: list[list[int]]) -> None:
     assert list(portions(sizes, int, 5)) == parts
 
 
 @pytest.mark.parametrize("drops", [False, True], ids=["trim", "drop"])
-def test_freeing_is_bounded_by_bytes(harness: Harness, drops: bool) -> None:
+def test_stream_drop_is_bounded_by_bytes(harness: Harness, drops: bool) -> None:
     harness.groups()
     costs.backlog(harness, 300, "x" * (256 << 10))
     if not drops:
@@ -178,7 +178,7 @@ def test_freeing_is_bounded_by_bytes(harness: Harness, drops: bool) -> None:
     assert max(removed) <= 65, "64 would be 16 MiB, and one more may go"
 
 
-def test_freeing_reports_remaining_entries(harness: Harness) -> None:
+def test_stream_drop_reports_remaining_entries(harness: Harness) -> None:
     harness.groups()
     costs.backlog(harness, 1200, "x" * (32 << 10))
     harness.do("XGROUP", "SETID", harness.stream, ASSIGNMENT.group, "$")
@@ -192,7 +192,7 @@ def test_freeing_reports_remaining_entries(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("large", [16 << 10, 256 << 10, 1 << 20])
-def test_freeing_handles_entries_of_mixed_sizes(harness: Harness, large: int) -> None:
+def test_stream_drop_handles_entries_of_mixed_sizes(harness: Harness, large: int) -> None:
     """The size of the first entry does not predict the size of the next ones."""
     harness.groups()
     for count, size in ((150, 10), ((64 << 20) // large, large), (3000, 10)):
@@ -208,7 +208,7 @@ def test_freeing_handles_entries_of_mixed_sizes(harness: Harness, large: int) ->
     assert len(freed) <= 12, "and goes on"
 
 
-def test_freeing_without_the_right_to_ask(harness: Harness) -> None:
+def test_stream_drop_works_without_memory_permission(harness: Harness) -> None:
     """Without the permission for MEMORY USAGE, the parts are small."""
     harness.groups()
     costs.backlog(harness, 250, "x" * 100_000)
@@ -222,7 +222,7 @@ def test_freeing_without_the_right_to_ask(harness: Harness) -> None:
     assert [each.more for each in found] == [True, True, True, False]
 
 
-def test_a_worker_settles_in_portions() -> None:
+def test_worker_settles_large_batches_in_portions() -> None:
     body = [b"payload", BODY]
     size = sum(map(len, body))
     items = [

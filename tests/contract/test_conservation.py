@@ -77,7 +77,7 @@ def scenario(harness: Harness, tmp_path: Path) -> Scenario:
     return Scenario(harness, tmp_path / "ledger")
 
 
-def test_conservation_check_finds_all_and_writes_nothing(scenario: Scenario):
+def test_conservation_check_accounts_for_all_read_only(scenario: Scenario):
     harness = scenario.harness
     scenario.end(1)
     scenario.ack(1)
@@ -154,7 +154,7 @@ def test_pending_entry_without_a_body_is_a_violation(scenario: Scenario):
 
 
 @pytest.mark.parametrize("half", ["delayed", "items"])
-def test_half_of_a_delayed_message_is_seen(scenario: Scenario, half: str):
+def test_delayed_message_without_its_other_half_is_found(scenario: Scenario, half: str):
     scenario.retry(1)
     scenario.harness.do("DEL", getattr(scenario.harness, half))
     assert any("without a body: ['delayed'" in each for each in scenario.blamed())
@@ -179,7 +179,7 @@ def test_check_fails_when_the_group_is_missing(scenario: Scenario):
 # --- charges, and deliberate losses ---------------------------------------------------------------
 
 
-def test_crashes_are_read_from_counters_and_fields(scenario: Scenario):
+def test_crash_counts_come_from_counters_and_fields(scenario: Scenario):
     harness, group = scenario.harness, scenario.harness.assignment.group
     harness.do("HSET", harness.attempts, "m:1-0:c", 2, "m:4-0:f", 3)
     scenario.bury(3, crashCount=b"1", crashes=b"1")
@@ -200,7 +200,7 @@ def losing(harness: Harness, tmp_path: Path) -> Scenario:
 
 
 @pytest.mark.parametrize(("counted", "fine"), [(0, False), (1, True), (2, False)])
-def test_unread_losses_must_match_the_counter(losing: Scenario, counted: int, *, fine: bool):
+def test_unread_losses_must_equal_the_counter(losing: Scenario, counted: int, *, fine: bool):
     harness = losing.harness
     harness.do("XGROUP", "SETID", harness.stream, harness.assignment.group, "5-0")
     harness.do("HSET", harness.trim, f"dropped_unread:{harness.assignment.group}", counted)
@@ -209,7 +209,7 @@ def test_unread_losses_must_match_the_counter(losing: Scenario, counted: int, *,
 
 
 @pytest.mark.parametrize("counted", [False, True])
-def test_pending_losses_are_allowed_before_and_after_counting(losing: Scenario, *, counted: bool):
+def test_pending_losses_are_allowed_around_their_counting(losing: Scenario, *, counted: bool):
     harness = losing.harness
     harness.do("XTRIM", harness.stream, "MINID", "2-0")
     if counted:

@@ -27,7 +27,7 @@ def found(harness: Harness) -> Directives:
     return directives.read(harness.do("HGETALL", harness.keys.orders("default")))
 
 
-def test_directive_is_written_with_its_time(harness: Harness) -> None:
+def test_control_change_stores_the_directive_with_its_time(harness: Harness) -> None:
     with harness.instant() as now:
         at = changed(harness, change(harness, "pause:access/3/*", why='disk "full"')).at_unix_ms
     assert now == at
@@ -36,7 +36,7 @@ def test_directive_is_written_with_its_time(harness: Harness) -> None:
     )
 
 
-def test_times_grow_also_when_the_clock_does_not(harness: Harness) -> None:
+def test_directive_times_increase_despite_the_clock(harness: Harness) -> None:
     ahead = harness.now_unix_ms() + 3_600_000
     harness.do("HSET", harness.keys.orders("default"), "last", ahead)
     assert changed(harness, change(harness, "rebalance")).at_unix_ms == ahead + 1
@@ -48,7 +48,7 @@ def test_times_grow_also_when_the_clock_does_not(harness: Harness) -> None:
         assert now == at, odd
 
 
-def test_obsolete_directives_are_removed(harness: Harness) -> None:
+def test_control_change_removes_obsolete_directives(harness: Harness) -> None:
     for name in ("drain:a", "drain:b", "drain:c"):
         changed(harness, change(harness, name))
     assert changed(harness, change(harness, remove=["drain:a", "drain:b", "drain:x"])).removed == 2
@@ -121,7 +121,7 @@ def test_unreadable_directive_is_reported_and_kept(name: str, value: object) -> 
     assert list(seen.drains) == ["a"]
 
 
-def test_widest_pause_wins() -> None:
+def test_pause_of_returns_the_widest_pause() -> None:
     order = Directive(1, "ops", "")
     pauses = {Scope("a", 0, "g"): order, Scope("a", None, "g"): order}
     seen = Directives(pauses=pauses)

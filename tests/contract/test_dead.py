@@ -47,7 +47,7 @@ def die(harness: Harness, *ids: str) -> list[str]:
     return [letter.decode() for letter in letters]
 
 
-def test_replays_into_the_groups_retry_stream(harness: Harness) -> None:
+def test_dead_replay_writes_to_the_retry_stream(harness: Harness) -> None:
     letter = die(harness, "1-0")[0]
     before = harness.state()
     new_id = harness.expect("dead_replay", "OK", replay(harness, letter))[0].decode()
@@ -210,7 +210,7 @@ def test_dead_replay_refuses_a_moving_dead_letter(harness: Harness) -> None:
     assert harness.expect("dead_replay", "MOVING", replay(harness, letter, None)) == [b"other/1"]
 
 
-def test_purging_takes_the_marks_along(harness: Harness) -> None:
+def test_dead_purge_deletes_the_marks(harness: Harness) -> None:
     letters = die(harness, "1-0", "2-0", "3-0")
     for letter in letters:
         harness.expect("dead_mark", "OK", mark(harness, letter))
@@ -238,7 +238,7 @@ def test_dead_deliver_delivers_a_dead_letter_once(harness: Harness, group: str |
     harness.expect("dead_deliver", "OK", deliver(harness, group, name="dlq:access:0:2-0"))
 
 
-def test_nothing_is_delivered_to_a_group_that_is_not_there(harness: Harness) -> None:
+def test_dead_deliver_refuses_a_missing_group(harness: Harness) -> None:
     harness.expect("dead_deliver", "NOGROUP", deliver(harness, "hits"))
     harness.groups()
     harness.expect("dead_deliver", "NOGROUP", deliver(harness, "audit"))
@@ -251,7 +251,7 @@ def test_dead_deliver_rejects_invalid_arguments() -> None:
             dead.deliver(Keys(), "access", 0, group, fields, "n", 60.0)
 
 
-def test_python_and_lua_drop_the_same_dead_letter_fields() -> None:
+def test_dead_letter_fields_are_equal_in_python_and_lua() -> None:
     text = (Path(__file__).parents[2] / "lua" / "dead_replay.lua").read_text()
     table = re.search(r"DEAD_ONLY = \{(.*?)\}", text, re.DOTALL)
     assert table

@@ -45,7 +45,7 @@ def test_every_script_has_a_scenario() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(scripts.load()))
-def test_script_keeps_the_rules_of_the_house(name: str) -> None:
+def test_script_passes_the_lint(name: str) -> None:
     assert scripts.lint(scripts.get(name)) == []
 
 
@@ -56,7 +56,7 @@ def test_script_compiles_to_the_hash_of_its_source(harness: Harness, name: str) 
 
 
 @pytest.mark.parametrize("scenario", CASES)
-def test_scenario_succeeds(harness: Harness, scenario: Scenario) -> None:
+def test_every_scenario_succeeds(harness: Harness, scenario: Scenario) -> None:
     call = scenario(harness)
     before = harness.dump()
     assert harness.link.run(call).word in ("OK", "MINE", "LATE", "CREATED", "ADDED")
@@ -65,7 +65,7 @@ def test_scenario_succeeds(harness: Harness, scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize(("scenario", "key"), BROKEN)
-def test_wrong_type_is_found_before_the_first_write(
+def test_wrong_type_is_refused_before_the_first_write(
     harness: Harness, scenario: Scenario, key: str
 ) -> None:
     call = scenario(harness)
@@ -131,7 +131,7 @@ def failed_snapshot(server: Server) -> Iterator[None]:
 @pytest.mark.usefixtures("failed_snapshot")
 @pytest.mark.parametrize("code", REFUSALS)
 @pytest.mark.parametrize("scenario", CASES)
-def test_scripts_are_refused_whole_when_writes_are_refused(
+def test_script_is_refused_whole_without_write_access(
     harness: Harness, scenario: Scenario, code: str
 ) -> None:
     """A script is refused as a whole, unless it has nothing to write."""
@@ -151,7 +151,7 @@ def test_scripts_are_refused_whole_when_writes_are_refused(
     assert word == ("" if scenario in READ_ONLY else code)
 
 
-def test_every_word_has_a_test() -> None:
+def test_every_reply_word_has_a_test() -> None:
     """Some test expects each word of each header, by `expect("script", "WORD", …)`."""
     demanded: set[tuple[str, str]] = set()
     in_entries: set[tuple[str, str]] = set()

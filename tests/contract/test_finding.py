@@ -34,7 +34,7 @@ def bury(harness: Harness, *letters: tuple[str, str]) -> None:
         harness.do("XADD", harness.dlq, "*", "payload", "p", "originalId", original, "group", group)
 
 
-def test_copies_come_without_their_bodies(harness: Harness) -> None:
+def test_message_find_returns_copies_without_bodies(harness: Harness) -> None:
     """The copies of a message are found by its first id."""
     assert find(harness) == ([], "")
     bury(harness, ("1-0", "hits"), ("2-0", "hits"), ("1-0", "agents"))
@@ -64,7 +64,7 @@ def test_send_is_found_by_its_send_id(harness: Harness) -> None:
     )
 
 
-def test_search_continues_where_it_stopped(harness: Harness) -> None:
+def test_message_find_continues_at_its_cursor(harness: Harness) -> None:
     """The work of one call is bounded by entries and by bytes."""
     for number in range(2 * tracing.FIND_AT_ONCE):
         harness.do(
@@ -88,7 +88,7 @@ def test_search_continues_where_it_stopped(harness: Harness) -> None:
     assert after
 
 
-def test_search_and_count_stop_at_the_greatest_id(harness: Harness) -> None:
+def test_message_find_and_count_stop_at_the_greatest_id(harness: Harness) -> None:
     """Nothing comes after the greatest id, and no error is raised."""
     for number in range(7):
         harness.do("XADD", harness.dlq, f"{number + 1}-0", "originalId", "1-0", "group", "hits")
@@ -100,7 +100,7 @@ def test_search_and_count_stop_at_the_greatest_id(harness: Harness) -> None:
     assert count(harness, known).of("hits") == 8
 
 
-def test_page_contains_the_entries_within_its_bounds(harness: Harness) -> None:
+def test_stream_page_returns_entries_within_its_bounds(harness: Harness) -> None:
     """Rows, bounds and order are those of XRANGE and XREVRANGE."""
     for number in range(1, 8):
         harness.add(f"{number}-0", "payload", str(number))
@@ -148,7 +148,7 @@ def test_many_dead_letters_are_counted_over_several_calls(harness: Harness) -> N
     assert known.of("hits") == statistics.DEAD_LETTERS_AT_ONCE + 100
 
 
-def test_more_groups_than_there_can_be_are_not_counted(harness: Harness) -> None:
+def test_number_of_counted_groups_is_bounded(harness: Harness) -> None:
     """Foreign entries among the dead letters cost a bounded amount of work."""
     names = [(f"{n}-0", f"g{n}") for n in range(statistics.GROUPS_MAX + 1)]
     bury(harness, *names)

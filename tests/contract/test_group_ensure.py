@@ -13,7 +13,7 @@ def ensure(harness: Harness, start: str = "0") -> Call:
     return messages.ensure_group(harness.keys, harness.assignment, start)
 
 
-def test_makes_streams_and_groups(harness: Harness) -> None:
+def test_group_ensure_creates_streams_and_groups(harness: Harness) -> None:
     assert harness.expect("group_ensure", "CREATED", ensure(harness)) == [b"0-0"]
     empty = Stream({}, {"hits": ("0-0", {})})
     assert harness.state() == {"stream": empty, "retry": empty}
@@ -36,7 +36,7 @@ def test_group_ensure_repeated_changes_nothing(harness: Harness) -> None:
     assert harness.dump() == before
 
 
-def test_mends_the_retry_side_alone(harness: Harness) -> None:
+def test_group_ensure_recreates_only_the_retry_group(harness: Harness) -> None:
     harness.groups()
     harness.do("DEL", harness.retry)
     before = harness.state()

@@ -76,7 +76,7 @@ def test_group_restore_reads_a_new_stream_from_its_start(harness: Harness) -> No
     assert harness.fetch() == [b"1-0"]
 
 
-def test_settling_in_a_missing_group_is_an_error(harness: Harness) -> None:
+def test_settling_in_a_missing_group_returns_nogroup(harness: Harness) -> None:
     """If the answer were GONE, as for a settled entry, a failed message would be lost."""
     items = harness.pending("1-0", "2-0")
     harness.own("t1")

@@ -84,7 +84,7 @@ def test_group_reset_to_latest_skips_all_messages(busy: Harness) -> None:
     assert positions(busy, "stream") == {"hits": ("3-0", {})}
 
 
-def test_group_reset_beyond_the_end_is_the_end(busy: Harness) -> None:
+def test_group_reset_beyond_the_end_stops_at_the_end(busy: Harness) -> None:
     """New entries must not be skipped."""
     assert busy.expect("group_reset", "OK", reset(busy, "99-0"))[1] == b"3-0"
     busy.add("4-0")
@@ -154,14 +154,14 @@ def test_group_reset_does_not_create_a_group(harness: Harness) -> None:
     harness.expect("group_reset", "NOGROUP", reset(harness, "0-0"))
 
 
-def test_group_lost_after_reset_returns_to_the_reset_position(busy: Harness) -> None:
+def test_group_lost_after_reset_restarts_at_its_position(busy: Harness) -> None:
     busy.expect("group_reset", "OK", reset(busy, "1-0"))
     busy.do("XGROUP", "DESTROY", busy.stream, "hits")
     busy.groups()
     assert busy.fetch() == [b"2-0", b"3-0"]
 
 
-def test_reset_and_delete_leave_other_groups_alone(busy: Harness) -> None:
+def test_group_reset_and_delete_keep_other_groups(busy: Harness) -> None:
     busy.do("XGROUP", "CREATE", busy.stream, "agents", "1-0")
     busy.expect("group_reset", "OK", reset(busy, "0-0", drop=True))
     busy.expect("group_delete", "OK", delete(busy, force=True))
@@ -253,7 +253,7 @@ def test_group_reset_refuses_a_growing_topic_between_parts(full_hands: Harness) 
     full_hands.expect("group_reset", "OWNED", reset(full_hands, "0-0", force=True, limit=2))
 
 
-def test_retries_that_are_dropped_are_forgotten_in_parts(full_hands: Harness) -> None:
+def test_group_reset_drops_retries_in_parts(full_hands: Harness) -> None:
     call = reset(full_hands, "0-0", drop=True, limit=3)
 
     assert full_hands.expect("group_reset", "MORE", call) == [b"5-0", b"0-0", 3]
@@ -293,7 +293,7 @@ def test_group_delete_without_force_keeps_pending_entries(full_hands: Harness) -
     assert full_hands.dump() == before
 
 
-def test_parts_are_forgotten_when_memory_is_full(full_hands: Harness) -> None:
+def test_group_reset_and_delete_work_with_full_memory(full_hands: Harness) -> None:
     with full_hands.full_memory():
         full_hands.expect("group_reset", "MORE", reset(full_hands, "0-0", limit=2))
         full_hands.expect("group_delete", "MORE", delete(full_hands, force=True, limit=2))
@@ -341,13 +341,13 @@ def test_group_delete_refuses_unsettled_entries(harness: Harness, kind: str) -> 
     assert rest == [int("pending" in kind), int(kind == "delayed"), int(kind == "retry unread")]
 
 
-def test_unread_messages_do_not_hold_a_group(harness: Harness) -> None:
+def test_group_delete_accepts_unread_messages(harness: Harness) -> None:
     harness.groups()
     harness.add("1-0")
     harness.expect("group_delete", "OK", delete(harness))
 
 
-def test_group_delete_again_changes_nothing(busy: Harness) -> None:
+def test_group_delete_repeated_changes_nothing(busy: Harness) -> None:
     busy.expect("group_delete", "OK", delete(busy, force=True))
     before = busy.dump()
     busy.expect("group_delete", "OK", delete(busy))

@@ -59,7 +59,7 @@ def test_growth_passes_through_its_phases(harness: Harness) -> None:
     harness.expect("growth_finish", "GONE", growth.end(keys, "access", "t1"))
 
 
-def test_repeated_phases_change_nothing(harness: Harness) -> None:
+def test_growth_phase_repeated_changes_nothing(harness: Harness) -> None:
     topics.create(harness.store, "access", Topic(partitions=2))
     calls = [
         begin(harness),
@@ -89,7 +89,7 @@ def test_growth_rejects_invalid_changes(harness: Harness) -> None:
     )
 
 
-def test_late_copies_change_nothing(harness: Harness) -> None:
+def test_late_growth_call_changes_nothing(harness: Harness) -> None:
     """The growth is over, and the topic may have grown again since."""
     topics.create(harness.store, "access", Topic(partitions=2))
     calls = [

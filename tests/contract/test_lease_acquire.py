@@ -36,7 +36,7 @@ def test_lease_acquire_takes_a_new_assignment(harness: Harness) -> None:
     assert TTL * 1000 - 1000 < harness.do("PTTL", harness.lease) <= TTL * 1000
 
 
-def test_takes_a_released_assignment_with_a_greater_epoch(harness: Harness) -> None:
+def test_lease_acquire_after_a_release_raises_the_epoch(harness: Harness) -> None:
     epoch = harness.own("t1")
     harness.link.run(leases.release(harness.keys, harness.leased("t1")))
     ahead = epoch + 10**9  # a fence from before the server's clock was set back

@@ -23,7 +23,7 @@ def refence(
     return leases.refence(harness.keys, harness.leased(old), new, TTL, charged, context, done or [])
 
 
-def test_replaces_the_token_and_the_lease(harness: Harness) -> None:
+def test_lease_refence_replaces_the_token_and_the_lease(harness: Harness) -> None:
     epoch = harness.own("t1")
     harness.do("HSET", harness.fence, "mark", "m:1-0", "session", "s1", "quarantine", "1")
     before = harness.state()
@@ -90,7 +90,7 @@ def test_lease_refence_works_without_the_group(harness: Harness) -> None:
     assert sorted(harness.state()) == ["fence", "lease"]
 
 
-def test_sets_an_expired_lease(harness: Harness) -> None:
+def test_lease_refence_restores_an_expired_lease(harness: Harness) -> None:
     harness.own("t1")
     harness.do("DEL", harness.lease)
     harness.expect("lease_refence", "OK", refence(harness))
@@ -134,7 +134,7 @@ def test_lease_refence_deletes_counters_of_done_entries_only(harness: Harness, o
     assert harness.state().get("attempts") == (kept or None)
 
 
-def test_few_counters_among_many_places(harness: Harness) -> None:
+def test_lease_refence_finds_few_counters_for_many_places(harness: Harness) -> None:
     main = harness.pending(*(f"{n}-0" for n in range(1, 513)))
     harness.own("t1")
     for field in (b"m:512-0:f", b"m:1-0:last", b"m:600-0:c"):
@@ -164,6 +164,6 @@ def test_lease_refence_acknowledges_a_full_table_in_one_call(harness: Harness) -
     assert harness.do("EXISTS", harness.attempts) == 0
 
 
-def test_refuses_more_places_than_a_worker_can_hold(harness: Harness) -> None:
+def test_lease_refence_bounds_the_number_of_places(harness: Harness) -> None:
     with pytest.raises(ContractError, match=f"{ENTRIES_MAX + 1} places"):
         refence(harness, done=[b"m:1-0"] * (ENTRIES_MAX + 1))

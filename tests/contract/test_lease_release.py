@@ -18,7 +18,7 @@ def view(harness: Harness) -> leases.LeaseView:
     )
 
 
-def test_frees_the_assignment_and_keeps_the_epoch(harness: Harness) -> None:
+def test_lease_release_keeps_the_epoch(harness: Harness) -> None:
     harness.own("t1")
     harness.do("HSET", harness.fence, "mark", "m:1-0", "session", "s1", "quarantine", "1")
     harness.do("HSET", harness.fence, "accused", "m:1-0 m:2-0")
@@ -35,7 +35,7 @@ def test_lease_release_repeated_is_refused(harness: Harness) -> None:
     assert Holder.parse(Reply("FENCED", rest)) == (epoch, "")
 
 
-def test_frees_an_assignment_whose_lease_has_expired(harness: Harness) -> None:
+def test_lease_release_accepts_an_expired_lease(harness: Harness) -> None:
     harness.own("t1")
     harness.do("DEL", harness.lease)
     harness.expect("lease_release", "OK", release(harness))
@@ -54,7 +54,7 @@ def test_lease_release_leaves_another_owner_alone(harness: Harness) -> None:
     harness.expect("lease_release", "FENCED", release(harness))
 
 
-def test_view_reads_fence_and_lease(harness: Harness) -> None:
+def test_owner_view_reads_fence_and_lease(harness: Harness) -> None:
     assert view(harness) == ("", 0, "", 0, False, None)
     epoch = harness.own("t1")
     seen = view(harness)

@@ -12,7 +12,7 @@ def renew(harness: Harness, token: str = "t1", ttl: float = TTL) -> Call:
     return leases.renew(harness.keys, harness.leased(token), ttl)
 
 
-def test_gives_the_lease_a_new_life(harness: Harness) -> None:
+def test_lease_renew_extends_the_lease(harness: Harness) -> None:
     harness.own("t1")
     before = harness.state()
     harness.expect("lease_renew", "OK", renew(harness, ttl=60.0))
@@ -30,7 +30,7 @@ def test_lease_renew_restores_an_expired_lease_with_its_epoch(harness: Harness) 
     harness.expect("lease_renew", "OK", renew(harness))
 
 
-def test_finds_a_lease_that_contradicts_the_fence(harness: Harness) -> None:
+def test_lease_renew_refuses_a_lease_of_another_token(harness: Harness) -> None:
     harness.own("t1")
     harness.do("SET", harness.lease, "t2", "PX", 60_000)
     harness.expect("lease_renew", "LOST", renew(harness))

@@ -99,7 +99,7 @@ def test_heartbeat_replaces_an_unreadable_description(harness: Harness) -> None:
         harness.do("FLUSHALL")
 
 
-def test_heartbeat_forgets_members_silent_for_long(harness: Harness) -> None:
+def test_heartbeat_removes_members_silent_for_long(harness: Harness) -> None:
     for name in ("old", "older"):
         silent_for(harness, name, 20 * STALE + 1)
         harness.do("HSET", harness.keys.info("default"), name, "{}")

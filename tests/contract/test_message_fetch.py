@@ -52,7 +52,7 @@ def test_message_fetch_refuses_an_earlier_connection(harness: Harness) -> None:
     harness.expect("message_fetch", "SESSION", fetch(harness))
 
 
-def test_without_a_session_nothing_is_read(harness: Harness) -> None:
+def test_message_fetch_requires_a_session(harness: Harness) -> None:
     harness.groups()
     harness.own("t1")
     harness.add("1-0")

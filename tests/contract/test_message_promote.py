@@ -82,7 +82,7 @@ def test_message_promote_removes_a_member_without_an_item(harness: Harness) -> N
     assert "delayed" not in harness.state()
 
 
-def test_promoted_retry_reaches_only_its_group(harness: Harness) -> None:
+def test_message_promote_writes_a_retry_to_its_group(harness: Harness) -> None:
     """A retry is written to the stream of its group. Other groups never see it."""
     other = Harness(harness.link, harness.keys, Assignment("access", 0, "audit"))
     harness.groups()
@@ -94,7 +94,7 @@ def test_promoted_retry_reaches_only_its_group(harness: Harness) -> None:
     assert harness.fetch() == []
 
 
-def test_scheduled_sends_reach_every_group(harness: Harness) -> None:
+def test_message_promote_writes_a_send_for_every_group(harness: Harness) -> None:
     other = Harness(harness.link, harness.keys, Assignment("access", 0, "audit"))
     harness.groups()
     other.groups()
@@ -108,7 +108,7 @@ def test_scheduled_sends_reach_every_group(harness: Harness) -> None:
     assert sorted(entry) == ["payload", "sendId", "sentAt"]
 
 
-def test_wakes_a_reader_of_the_retry_stream(harness: Harness) -> None:
+def test_message_promote_wakes_a_retry_stream_reader(harness: Harness) -> None:
     harness.groups()
     delay(harness, ("m:1-0", 1))
     run(harness, promote(harness))

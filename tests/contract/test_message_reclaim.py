@@ -69,7 +69,7 @@ def test_message_reclaim_takes_entries_of_other_clients(harness: Harness) -> Non
     assert changed["stream"].groups["hits"] == ("3-0", {"1-0": "w", "2-0": "w", "3-0": "w"})
 
 
-def test_leaves_the_owners_own_entries(harness: Harness) -> None:
+def test_message_reclaim_leaves_entries_of_the_owner(harness: Harness) -> None:
     """Entries of the owner are idle too, but a handler is working on them."""
     harness.pending("1-0")
     own(harness)
@@ -129,7 +129,7 @@ def test_message_reclaim_page_skips_the_owner(harness: Harness) -> None:
     assert [page.next for page in found] == [(b"a", b"2-0"), (b"z", b"7-0"), None]
 
 
-def test_many_consumers_make_several_pages(harness: Harness) -> None:
+def test_message_reclaim_pages_over_many_consumers(harness: Harness) -> None:
     """At least one entry of each consumer is examined, and the pages end."""
     harness.groups()
     count = LOOKED_MAX + 40
@@ -167,7 +167,7 @@ def test_message_reclaim_settles_missing_entries(harness: Harness, how: str) -> 
     assert harness.state()["stream"].groups["hits"] == ("2-0", {"2-0": "w"})
 
 
-def test_takes_from_the_retry_stream(harness: Harness) -> None:
+def test_message_reclaim_takes_retry_stream_entries(harness: Harness) -> None:
     harness.groups()
     left_by(harness, "foreign", "1-0", stream=harness.retry)
     left_by(harness, "foreign", "1-0")
@@ -178,7 +178,7 @@ def test_takes_from_the_retry_stream(harness: Harness) -> None:
     assert harness.state()["stream"].groups["hits"] == ("1-0", {"1-0": "foreign"})
 
 
-def test_does_not_count_as_a_delivery(harness: Harness) -> None:
+def test_message_reclaim_does_not_count_as_a_delivery(harness: Harness) -> None:
     harness.groups()
     left_by(harness, "foreign", "1-0")
     own(harness)

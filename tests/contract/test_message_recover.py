@@ -25,7 +25,7 @@ def recover(
     return messages.recover(harness.keys, harness.leased(token), session, first, *after, count)
 
 
-def test_opens_a_session_and_lists_nothing(harness: Harness) -> None:
+def test_message_recover_opens_a_session(harness: Harness) -> None:
     harness.groups()
     harness.own("t1")
     before = harness.state()
@@ -143,7 +143,7 @@ def test_message_recover_reports_a_missing_group(harness: Harness, lost: str) ->
     harness.expect_error("NOGROUP", recover(harness))
 
 
-def test_earlier_fetch_is_refused_or_listed_by_recover(
+def test_message_recover_lists_or_refuses_an_earlier_fetch(
     harness: Harness, new_link: Callable[..., Connection]
 ) -> None:
     """A read that executes late, after the listing, delivers nothing unnoticed."""

@@ -8,7 +8,7 @@ from tests.contract.harness import TTL, Harness
 WHY = {b"group": b"hits", b"reason": b"attempts"}
 
 
-def test_dead_letters_are_never_trimmed(harness: Harness) -> None:
+def test_stream_trim_never_trims_dead_letters(harness: Harness) -> None:
     """Only a purge or a replay removes a dead letter."""
     harness.groups()
     harness.own("t1")
@@ -24,7 +24,7 @@ def test_dead_letters_are_never_trimmed(harness: Harness) -> None:
     assert harness.do("XLEN", harness.dlq) == total
 
 
-def test_death_charges_one_of_many_pending_messages(harness: Harness) -> None:
+def test_lease_refence_charges_one_of_many_pending(harness: Harness) -> None:
     places = harness.pending("1-0", "2-0", "3-0")
     retried = harness.pending_retry("1-0")
     harness.own("t1")

@@ -79,7 +79,7 @@ def fenced(harness: Harness, epoch: int = 5) -> None:
 # --- one relay ------------------------------------------------------------------------------------
 
 
-def test_outbox_acquire_sets_a_later_epoch_each_time(harness: Harness) -> None:
+def test_outbox_acquire_increases_the_epoch(harness: Harness) -> None:
     with harness.instant() as now:
         epoch = int(harness.expect("outbox_acquire", "OK", take(harness))[0])
     assert now == epoch
@@ -94,12 +94,12 @@ def test_outbox_acquire_sets_a_later_epoch_each_time(harness: Harness) -> None:
     assert 0 < harness.do("PTTL", harness.keys.outbox_lease(NAME)) <= TTL * 1000
 
 
-def test_outbox_acquire_survives_a_clock_that_is_set_back(harness: Harness) -> None:
+def test_outbox_acquire_increases_the_epoch_despite_the_clock(harness: Harness) -> None:
     harness.do("HSET", harness.keys.outbox(NAME), "epoch", 9 * 10**12)
     assert int(harness.expect("outbox_acquire", "OK", take(harness))[0]) == 9 * 10**12 + 1
 
 
-def test_outbox_acquire_refuses_while_another_relay_holds_it(harness: Harness) -> None:
+def test_outbox_acquire_refuses_a_held_outbox(harness: Harness) -> None:
     harness.expect("outbox_acquire", "OK", take(harness))
     token, ttl_ms, owner = harness.expect("outbox_acquire", "HELD", take(harness, "t2"))
     assert (token, owner) == (b"t1", b"host of t1")
@@ -110,12 +110,12 @@ def test_outbox_acquire_refuses_while_another_relay_holds_it(harness: Harness) -
     harness.expect("outbox_acquire", "OK", take(harness, "t3"))
 
 
-def test_outbox_acquire_names_an_unreadable_epoch(harness: Harness) -> None:
+def test_outbox_acquire_reports_an_unreadable_epoch(harness: Harness) -> None:
     harness.do("HSET", harness.keys.outbox(NAME), "epoch", "soon")
     harness.expect_error("BADVALUE", take(harness))
 
 
-def test_outbox_renew_publishes_figures_and_the_lease_again(harness: Harness) -> None:
+def test_outbox_renew_writes_figures_and_restores_the_lease(harness: Harness) -> None:
     epoch = int(harness.expect("outbox_acquire", "OK", take(harness))[0])
     harness.do("DEL", harness.keys.outbox_lease(NAME))
     with harness.instant() as now:
@@ -135,7 +135,7 @@ def test_outbox_renew_publishes_figures_and_the_lease_again(harness: Harness) ->
         keep(harness, colour=1)
 
 
-def test_outbox_renew_and_drop_refuse_a_relay_that_was_replaced(harness: Harness) -> None:
+def test_outbox_renew_and_release_refuse_a_replaced_relay(harness: Harness) -> None:
     harness.expect("outbox_renew", "FENCED", keep(harness))
     harness.expect("outbox_acquire", "OK", take(harness))
     harness.expect("outbox_acquire", "OK", take(harness, "t2", dead="t1"))
@@ -148,7 +148,7 @@ def test_outbox_renew_and_drop_refuse_a_relay_that_was_replaced(harness: Harness
     assert int(harness.expect("outbox_acquire", "OK", take(harness))[0]) > int(epoch)
 
 
-def test_outbox_release_leaves_the_lease_of_another(harness: Harness) -> None:
+def test_outbox_release_keeps_the_lease_of_another_relay(harness: Harness) -> None:
     harness.expect("outbox_acquire", "OK", take(harness))
     harness.do("SET", harness.keys.outbox_lease(NAME), "t2")
     harness.expect("outbox_release", "OK", drop(harness))
@@ -183,14 +183,14 @@ def test_outbox_calls_refuse_a_changed_partition_count(
     assert harness.expect("outbox_publish", "FENCED", publish(harness, rows(1), epoch=4)) == [b"5"]
 
 
-def test_outbox_calls_name_an_unreadable_epoch(harness: Harness) -> None:
+def test_outbox_calls_report_an_unreadable_epoch(harness: Harness) -> None:
     fenced(harness)
     harness.do("HSET", harness.keys.outbox_record("access", 0, NAME), "epoch", "x")
     harness.expect_error("BADVALUE", fence(harness, 6))
     harness.expect_error("BADVALUE", publish(harness, rows(1)))
 
 
-def test_rows_of_another_client_are_named() -> None:
+def test_outbox_rows_parser_refuses_invalid_rows() -> None:
     for raw in (b"x" * 48, b"0" * 47, b"\xff" * 48):
         with pytest.raises(InvalidValueError, match="rows"):
             outbox.rows_of(raw, "the record")
@@ -199,14 +199,14 @@ def test_rows_of_another_client_are_named() -> None:
 # --- publishing -----------------------------------------------------------------------------------
 
 
-def test_outbox_publish_refuses_without_a_fence_of_this_epoch(harness: Harness) -> None:
+def test_outbox_publish_requires_a_fence_of_its_epoch(harness: Harness) -> None:
     register(harness)
     harness.expect("outbox_publish", "UNFENCED", publish(harness, rows(1)))
     harness.expect("outbox_fence", "OK", fence(harness, 5))
     harness.expect("outbox_publish", "UNFENCED", publish(harness, rows(1), epoch=6))
 
 
-def test_outbox_publish_skips_recorded_rows_and_records_its_own(harness: Harness) -> None:
+def test_outbox_publish_skips_recorded_rows(harness: Harness) -> None:
     fenced(harness)
     assert harness.expect("outbox_publish", "OK", publish(harness, rows(1, 2))) == [2, 2, b""]
     before = harness.dump()
@@ -217,7 +217,7 @@ def test_outbox_publish_skips_recorded_rows_and_records_its_own(harness: Harness
     assert recorded(harness) == [uid(2), uid(3)]
 
 
-def test_outbox_publish_writes_a_row_once_that_a_batch_has_twice(harness: Harness) -> None:
+def test_outbox_publish_writes_a_duplicate_row_once(harness: Harness) -> None:
     fenced(harness)
     assert harness.expect("outbox_publish", "OK", publish(harness, rows(1, 1, 2))) == [3, 2, b""]
     assert payloads(harness) == [b"1", b"2"]
@@ -238,7 +238,7 @@ def test_outbox_publish_delays_rows_until_they_are_due(harness: Harness) -> None
     assert harness.expect("outbox_publish", "OK", publish(harness, some)) == [3, 0, b""]
 
 
-def test_outbox_publish_to_a_full_stream_records_written_rows(harness: Harness) -> None:
+def test_outbox_publish_records_rows_before_a_full_stream(harness: Harness) -> None:
     fenced(harness)
     harness.expect("outbox_publish", "OK", publish(harness, rows(1)))
     harness.do("DEL", harness.stream)
@@ -255,7 +255,7 @@ def test_outbox_publish_to_a_full_stream_records_written_rows(harness: Harness) 
     assert harness.dump() == before
 
 
-def test_outbox_publish_writes_as_many_as_fit(harness: Harness) -> None:
+def test_outbox_publish_writes_the_rows_that_fit(harness: Harness) -> None:
     fenced(harness)
     harness.groups()
     harness.expect("outbox_publish", "OK", publish(harness, rows(1, 2)))
@@ -279,7 +279,7 @@ def test_outbox_publish_writes_as_many_as_fit(harness: Harness) -> None:
 
 
 @pytest.mark.fault("F21")
-def test_recorded_rows_are_settled_while_memory_is_full(harness: Harness) -> None:
+def test_outbox_publish_settles_rows_with_full_memory(harness: Harness) -> None:
     fenced(harness)
     harness.expect("outbox_publish", "OK", publish(harness, rows(1, 2)))
     with harness.full_memory():
@@ -287,19 +287,19 @@ def test_recorded_rows_are_settled_while_memory_is_full(harness: Harness) -> Non
         harness.expect_error("OOM", publish(harness, rows(2, 3)))
 
 
-def test_on_a_cluster_the_count_of_an_outbox_is_not_compared(harness: Harness) -> None:
+def test_outbox_publish_skips_count_check_on_a_cluster(harness: Harness) -> None:
     call = outbox.fence(harness.keys, NAME, "access", 0, 5, 2, None)
     harness.expect("outbox_fence", "OK", call)
     call = outbox.publish(harness.keys, NAME, "access", 0, rows(1), 5, 2, None)
     harness.expect("outbox_publish", "OK", call)
 
 
-def test_outbox_publish_refuses_no_rows_and_half_of_a_pair(harness: Harness) -> None:
+def test_outbox_publish_refuses_empty_and_incomplete_calls(harness: Harness) -> None:
     for some in ([], [OutgoingRow(1, uid(1), None, [b"payload"])]):
         with pytest.raises(ContractError):
             publish(harness, some)
 
 
-def test_published_reads_a_full_answer() -> None:
+def test_published_parses_the_full_reply() -> None:
     assert Published.parse(Reply("OK", [2, 1, b""])) == Published(2, 1, None, full=False)
     assert Published.parse(Reply("OK", [2, 1, 7])) == Published(2, 1, None, full=True)

@@ -23,7 +23,7 @@ def changes(harness: Harness) -> list[tuple[str, int, str, str]]:
     return [tuple(each[1:]) for each in found]  # type: ignore[misc]
 
 
-def test_each_change_of_owner_is_recorded(harness: Harness) -> None:
+def test_every_owner_change_is_recorded(harness: Harness) -> None:
     with harness.instant() as now:
         first = take(harness, "t1", 0, "a")
     [entry] = harness.do(*leases.changes(harness.keys, harness.assignment))
@@ -43,7 +43,7 @@ def test_each_change_of_owner_is_recorded(harness: Harness) -> None:
     ]
 
 
-def test_repeats_renewals_and_refences_record_nothing(harness: Harness) -> None:
+def test_repeats_renewals_and_refences_are_not_recorded(harness: Harness) -> None:
     epoch = take(harness, "t1", 0, "a")
     before = changes(harness)
     again = leases.acquire(harness.keys, harness.leased("t1"), TTL, "a")
@@ -58,7 +58,7 @@ def test_repeats_renewals_and_refences_record_nothing(harness: Harness) -> None:
     assert changes(harness) == before
 
 
-def test_release_after_a_refence_has_the_present_epoch(harness: Harness) -> None:
+def test_release_after_a_refence_records_the_current_epoch(harness: Harness) -> None:
     take(harness, "t1", 0, "a")
     call = leases.refence(harness.keys, harness.leased("t1"), "t2", TTL, None, b"", [])
     epoch = int(harness.expect("lease_refence", "OK", call)[0])
@@ -66,7 +66,7 @@ def test_release_after_a_refence_has_the_present_epoch(harness: Harness) -> None
     assert changes(harness)[-1] == ("released", epoch, "a", "")
 
 
-def test_only_the_last_changes_are_kept(harness: Harness) -> None:
+def test_only_the_last_owner_changes_are_kept(harness: Harness) -> None:
     epoch = 0
     for number in range(CHANGES_MAX):
         epoch = take(harness, f"t{number}", epoch, "a")
@@ -86,7 +86,7 @@ def reset(harness: Harness, token: str, at_once: int) -> Any:
 
 
 @pytest.mark.parametrize("at_once", [10, 1], ids=["in one call", "in several calls"])
-def test_reset_of_an_owned_group_is_recorded_once(harness: Harness, at_once: int) -> None:
+def test_group_reset_with_an_owner_is_recorded_once(harness: Harness, at_once: int) -> None:
     harness.pending("1-0", "2-0")
     epoch = take(harness, "t1", 0, "a")
     word = "MORE"
@@ -98,7 +98,7 @@ def test_reset_of_an_owned_group_is_recorded_once(harness: Harness, at_once: int
     assert len(changes(harness)) == 2
 
 
-def test_group_delete_removes_the_recorded_changes(harness: Harness) -> None:
+def test_group_delete_removes_the_owner_changes(harness: Harness) -> None:
     harness.groups()
     take(harness, "t1", 0, "a")
     call = groups.delete(harness.keys, harness.assignment, force=True, token="d1")
@@ -106,7 +106,7 @@ def test_group_delete_removes_the_recorded_changes(harness: Harness) -> None:
     assert harness.do("EXISTS", harness.epochs) == 0
 
 
-def test_history_of_another_type_never_keeps_an_owner_out(harness: Harness) -> None:
+def test_owner_change_ignores_a_history_of_a_wrong_type(harness: Harness) -> None:
     harness.do("SET", harness.epochs, "x")
     epoch = take(harness, "t1", 0, "a")
     harness.expect("lease_release", "OK", leases.release(harness.keys, harness.leased("t1")))

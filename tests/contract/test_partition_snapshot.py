@@ -19,12 +19,12 @@ def snapshot(harness: Harness, limit: int = 1000) -> Snapshot:
     return found
 
 
-def test_snapshot_of_an_empty_assignment_is_zero(harness: Harness) -> None:
+def test_partition_snapshot_of_an_empty_assignment_is_zero(harness: Harness) -> None:
     harness.groups()
     assert snapshot(harness) == (0,) * 8
 
 
-def test_snapshot_counts_every_place(harness: Harness) -> None:
+def test_partition_snapshot_counts_every_place(harness: Harness) -> None:
     harness.pending("1-0", "2-0", "3-0")
     harness.do("XACK", harness.stream, "hits", "1-0")
     for n in range(4, 8):
@@ -50,7 +50,7 @@ def test_snapshot_counts_every_place(harness: Harness) -> None:
     )
 
 
-def test_counts_unread_over_pages_and_up_to_the_limit(harness: Harness) -> None:
+def test_partition_snapshot_counts_unread_up_to_a_limit(harness: Harness) -> None:
     harness.groups()
     harness.link.pipeline([("XADD", harness.stream, f"{n}-0", "payload", n) for n in range(1, 251)])
     assert snapshot(harness, 250).unread == 250
@@ -59,7 +59,7 @@ def test_counts_unread_over_pages_and_up_to_the_limit(harness: Harness) -> None:
     assert snapshot(harness, 249).unread == 249
 
 
-def test_snapshot_reports_a_missing_group(harness: Harness) -> None:
+def test_partition_snapshot_reports_a_missing_group(harness: Harness) -> None:
     call = messages.snapshot(harness.keys, harness.assignment)
     harness.expect("partition_snapshot", "NOGROUP", call)
     harness.groups()

@@ -50,7 +50,7 @@ def test_publish_forgets_a_dedup_id_after_its_window(harness: Harness) -> None:
     assert len(harness.state()["stream"].entries) == 2
 
 
-def test_refuses_when_too_many_wait(harness: Harness) -> None:
+def test_publish_refuses_above_max_backlog(harness: Harness) -> None:
     harness.groups()
     fill(harness, 10)
     assert harness.expect("message_publish", "FULL", publish(harness, max_backlog=10)) == [10]
@@ -79,12 +79,12 @@ def test_publish_counts_the_backlog_of_the_slowest_group(harness: Harness, slow:
     harness.expect("message_publish", "OK", publish(harness, "", 4))
 
 
-def test_without_a_group_everything_waits(harness: Harness) -> None:
+def test_publish_without_a_group_counts_all_entries(harness: Harness) -> None:
     harness.expect("message_publish", "OK", publish(harness, "", max_backlog=1))
     assert harness.expect("message_publish", "FULL", publish(harness, "", max_backlog=1)) == [1]
 
 
-def test_publish_survives_a_wrong_server_figure(harness: Harness) -> None:
+def test_publish_ignores_a_wrong_entries_read_counter(harness: Harness) -> None:
     fill(harness, 10)
     harness.do("XGROUP", "CREATE", harness.stream, "hits", "10-0")
     with contextlib.suppress(RedisResponseError):  # Redis 6.2 has no such figure
@@ -105,14 +105,14 @@ def test_publish_estimates_an_unknown_lag(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("read", ["0-0", "99-0", "100-0"])
-def test_publish_counts_unread_entries_of_one_millisecond(harness: Harness, read: str) -> None:
+def test_publish_counts_unread_entries_of_equal_time(harness: Harness, read: str) -> None:
     harness.add("100-0")
     harness.add("100-1")
     harness.do("XGROUP", "CREATE", harness.stream, "hits", read)
     assert harness.expect("message_publish", "FULL", publish(harness, "", 1))[0] in (1, 2)
 
 
-def test_without_a_dedup_id_each_is_written(harness: Harness) -> None:
+def test_publish_without_a_dedup_id_writes_each_message(harness: Harness) -> None:
     for _ in range(2):
         harness.expect("message_publish", "OK", publish(harness, ""))
     state = harness.state()
@@ -149,14 +149,14 @@ def written(harness: Harness) -> list[dict[str, bytes]]:
     return list(state["stream"].entries.values()) if "stream" in state else []
 
 
-def test_append_writes_payloads_in_their_order(harness: Harness) -> None:
+def test_append_writes_payloads_in_order(harness: Harness) -> None:
     register(harness)
     ids = harness.expect("message_append", "OK", append(harness, b"a", b"", b"\r\n"))
     assert [each.decode() for each in ids] == list(harness.state()["stream"].entries)
     assert [each["payload"] for each in written(harness)] == [b"a", b"", b"\r\n"]
 
 
-def test_append_writes_messages_of_any_width_in_their_order(harness: Harness) -> None:
+def test_append_writes_messages_of_any_width_in_order(harness: Harness) -> None:
     register(harness)
     harness.expect("message_append", "OK", append(harness, b"a", FIELDS, b"3"))
     assert written(harness) == [{"payload": b"a"}, BODY, {"payload": b"3"}]
@@ -191,7 +191,7 @@ def test_append_refuses_a_retired_topic(harness: Harness) -> None:
     assert harness.expect("message_append", "MOVED", append(harness, b"a")) == [b""]
 
 
-def test_on_a_cluster_the_count_is_not_compared(harness: Harness) -> None:
+def test_append_skips_the_count_check_on_a_cluster(harness: Harness) -> None:
     call = publishing.append(harness.keys, "access", 0, 2, None, alone=True)
     harness.expect("message_append", "OK", call._replace(argv=(*call.argv, b"a")))
     assert [each["payload"] for each in written(harness)] == [b"a"]
@@ -205,7 +205,7 @@ def test_append_to_a_full_stream_returns_the_written_ids(harness: Harness) -> No
     assert [each["payload"] for each in written(harness)][1:] == [b"a"]
 
 
-def test_publish_of_many_writes_as_many_as_fit(harness: Harness) -> None:
+def test_append_writes_the_messages_that_fit(harness: Harness) -> None:
     fill(harness, 3)
     messages = [[b"payload", b"%d" % number] for number in range(4)]
     call = publishing.append(harness.keys, "access", 0, 0, None, max_backlog=5, alone=False)
@@ -230,7 +230,7 @@ def test_schedule_writes_a_delayed_send(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("at_unix_ms", [0, 1_000, 4_000_000_000_123])
-def test_schedules_for_an_instant(harness: Harness, at_unix_ms: int) -> None:
+def test_schedule_accepts_an_instant(harness: Harness, at_unix_ms: int) -> None:
     call = publishing.schedule(
         harness.keys, "access", 0, None, "send-1", FIELDS, at_unix_ms=at_unix_ms
     )
@@ -245,7 +245,7 @@ def test_schedule_repeated_schedules_once(harness: Harness) -> None:
     assert harness.dump() == before
 
 
-def test_without_a_dedup_id_each_is_scheduled(harness: Harness) -> None:
+def test_schedule_without_a_dedup_id_stores_each_message(harness: Harness) -> None:
     for send_id in ("send-1", "send-2"):
         harness.expect("message_schedule", "OK", schedule(harness, send_id))
     state = harness.state()
@@ -265,7 +265,7 @@ def test_schedule_writes_a_dedup_id_once(harness: Harness) -> None:
     assert harness.expect("message_schedule", "OK", schedule(harness, "send-1", "order-1")) == due
 
 
-def test_dedup_id_covers_sends_and_scheduled_sends(harness: Harness) -> None:
+def test_dedup_id_is_shared_by_publish_and_schedule(harness: Harness) -> None:
     entry_id = harness.expect("message_publish", "OK", publish(harness))[0][0]
     assert harness.expect("message_schedule", "DUPLICATE", schedule(harness, "s", "order-1")) == [
         entry_id

@@ -97,7 +97,7 @@ def test_query_position_releases_entries_without_a_request(harness: Harness) -> 
     assert harness.expect("stream_trim", "OK", trim_all(harness))[0] == 2
 
 
-def test_query_without_hold_does_not_count_as_a_group(harness: Harness) -> None:
+def test_query_position_without_hold_is_not_a_group(harness: Harness) -> None:
     """A topic without groups is trimmed only on request, even if such a query reads it."""
     fill(harness, "1-0", "2-0")
     harness.expect("query_position", "OK", position(harness, "2-0", 2))

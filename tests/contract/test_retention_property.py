@@ -156,7 +156,7 @@ def test_retention_never_removes_a_needed_entry(harness: Harness, seed: int) -> 
     assert harness.do("XLEN", harness.stream) == 0
 
 
-def test_drop_settles_only_its_dropped_entries(harness: Harness) -> None:
+def test_stream_drop_settles_only_its_dropped_entries(harness: Harness) -> None:
     """Entries that are still in the partition stay pending."""
     chance = random.Random(7)
     history = History(harness, chance)

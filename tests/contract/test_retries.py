@@ -73,7 +73,7 @@ def test_retry_pages_neither_skip_nor_repeat(harness: Harness, vanish: bool) -> 
     assert seen == wanted
 
 
-def test_retry_calls_are_bounded(harness: Harness) -> None:
+def test_retry_calls_refuse_too_many_or_no_items(harness: Harness) -> None:
     with pytest.raises(ContractError, match="257"):
         retries.page(harness.keys, harness.assignment, (0, ""), 257)
     with pytest.raises(ContractError, match="0 retries"):
@@ -96,7 +96,7 @@ def test_retry_make_due_makes_retries_due_now(harness: Harness) -> None:
     assert len(harness.fetch(stream=harness.retry)) == 1
 
 
-def test_retry_make_due_keeps_a_due_retry_in_place(harness: Harness) -> None:
+def test_retry_make_due_keeps_the_time_of_a_due_retry(harness: Harness) -> None:
     harness.do("ZADD", harness.delayed, 5, "m:1-0")
     before = harness.dump()
     call = retries.make_due(harness.keys, harness.assignment, ["m:1-0"])

@@ -298,7 +298,7 @@ def test_overlap_treats_a_trimmed_message_as_finished(harness: Harness) -> None:
     assert fire(harness, SECOND, group="hits") == ["FIRED"]
 
 
-def test_overlap_applies_within_one_call(harness: Harness) -> None:
+def test_overlap_applies_to_ticks_of_one_call(harness: Harness) -> None:
     kept_schedule(harness)
     harness.groups()
     assert fire(harness, tick(), SECOND, group="hits") == ["FIRED", "OVERLAP"]
@@ -330,7 +330,7 @@ def test_schedule_page_has_due_ticks_and_the_next_due_time(harness: Harness) -> 
     assert rest[2] == str(later).encode()
 
 
-def test_schedule_page_of_an_empty_place_is_empty(harness: Harness) -> None:
+def test_schedule_page_of_an_empty_partition_is_empty(harness: Harness) -> None:
     assert harness.expect("schedule_page", "OK", calls.page(harness.keys, PLACE, 10))[1:] == [
         [],
         b"",
@@ -354,14 +354,14 @@ def test_schedule_declare_repeated_changes_nothing(harness: Harness) -> None:
     harness.expect("schedule_declare", "SAME", call)
 
 
-def test_schedule_declare_of_a_later_file_replaces(harness: Harness) -> None:
+def test_schedule_declare_by_a_later_file_replaces(harness: Harness) -> None:
     kept_schedule(harness)
     call = declare(harness, "h2", since_unix_ms=2, next_unix_ms=TICK + 5)
     harness.expect("schedule_declare", "REPLACED", call)
     assert (field(harness, "hash"), due(harness)) == (b"h2", {"tick": TICK + 5})
 
 
-def test_schedule_declare_of_an_earlier_file_is_refused(harness: Harness) -> None:
+def test_schedule_declare_by_an_earlier_file_is_refused(harness: Harness) -> None:
     kept_schedule(harness)
     call = declare(harness, "h2")
     assert harness.expect("schedule_declare", "OTHER", call) == [b"h1"]
@@ -453,7 +453,7 @@ def test_schedule_release_without_a_due_time_works(harness: Harness, raw: str) -
     assert (due(harness), field(harness, "held")) == ({}, None)
 
 
-def test_nothing_is_held_that_is_not_there(harness: Harness) -> None:
+def test_schedule_hold_reports_a_missing_schedule(harness: Harness) -> None:
     harness.expect("schedule_hold", "GONE", calls.hold(harness.keys, PLACE, "tick", PAUSED))
 
 

@@ -26,7 +26,7 @@ def test_settle_ack_acknowledges_in_both_streams(harness: Harness) -> None:
     }
 
 
-def test_equal_ids_of_the_two_streams_are_two_entries(harness: Harness) -> None:
+def test_settle_ack_distinguishes_equal_ids_of_two_streams(harness: Harness) -> None:
     harness.pending("1-0")
     harness.pending_retry("1-0")
     harness.own("t1")
@@ -57,7 +57,7 @@ def test_settle_ack_deletes_counters_of_charged_entries(harness: Harness) -> Non
     assert set(harness.state()["attempts"]) == left
 
 
-def test_without_counters_the_attempts_key_is_not_named(harness: Harness) -> None:
+def test_settle_ack_without_counters_names_no_attempts_key(harness: Harness) -> None:
     """While its slot moves, a missing key causes TRYAGAIN."""
     call = ack(harness, [b"m:1-0"])
     assert harness.attempts not in call.argv

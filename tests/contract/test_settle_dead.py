@@ -148,6 +148,6 @@ def test_settle_dead_refuses_an_invalid_place(harness: Harness) -> None:
     )
 
 
-def test_too_many_items_are_refused_here() -> None:
+def test_settle_dead_refuses_too_many_items() -> None:
     with pytest.raises(ContractError, match="257"):
         messages.dead(Keys(), Lease(ASSIGNMENT, "t1"), [(b"m:1-0", WHY)] * 257)

@@ -81,7 +81,7 @@ def test_settle_note_repeated_or_late_changes_nothing(harness: Harness):
     assert harness.dump() == before
 
 
-def test_ten_is_more_than_nine(harness: Harness):
+def test_settle_note_compares_counts_numerically(harness: Harness):
     (place,) = harness.pending("1-0")
     harness.own("t1")
     for failures in (9, 10):

@@ -21,7 +21,7 @@ def retry(
     return messages.retry(harness.keys, harness.leased("t1"), items, adjacent=adjacent)
 
 
-def test_moves_the_body_with_changed_fields(harness: Harness) -> None:
+def test_settle_retry_moves_the_body_with_changed_fields(harness: Harness) -> None:
     harness.groups()
     harness.add("1-0", "payload", b"\x00\xff\r\n", "key", "k", "retryCount", "7", "own", "field")
     harness.fetch()
@@ -113,7 +113,7 @@ def test_settle_retry_ignores_a_duplicate_place(harness: Harness) -> None:
     harness.expect_entries("settle_retry", ["MOVED", "GONE"], retry(harness, item, item))
 
 
-def test_neighbours_are_found_together(harness: Harness) -> None:
+def test_settle_retry_looks_up_adjacent_entries_together(harness: Harness) -> None:
     """Neighbors of each stream share one lookup. Separate ones would each traverse a node."""
     ids = [f"{number}-0" for number in range(1, 9)]
     harness.pending(*ids)
@@ -147,7 +147,7 @@ def test_settle_retry_finds_entries_that_are_not_adjacent(harness: Harness) -> N
     assert state["stream"].groups["hits"] == ("7-0", {"2-0": "w", "5-0": "w"})
 
 
-def test_settle_retry_of_adjacent_entries_needs_the_group(harness: Harness) -> None:
+def test_settle_retry_of_adjacent_entries_requires_the_group(harness: Harness) -> None:
     harness.pending("1-0", "2-0")
     harness.own("t1")
     harness.do("XGROUP", "DESTROY", harness.stream, "hits")
@@ -187,7 +187,7 @@ def test_settle_retry_reports_unknown_entries_as_gone(harness: Harness) -> None:
     harness.expect_entries("settle_retry", ["GONE", "GONE", "GONE"], retry(harness, *items))
 
 
-def test_settle_retry_needs_the_group(harness: Harness) -> None:
+def test_settle_retry_requires_the_group(harness: Harness) -> None:
     """The owner recreates the group, and then settles the entry."""
     harness.pending("1-0")
     harness.own("t1")
@@ -276,7 +276,7 @@ def test_settle_retry_accepts_an_empty_call(harness: Harness) -> None:
     harness.expect_entries("settle_retry", [], retry(harness))
 
 
-def test_too_many_items_are_refused_here() -> None:
+def test_settle_retry_refuses_too_many_items() -> None:
     items = [(b"m:1-0", 5.0, CHANGED)] * 257
     with pytest.raises(ContractError, match="257"):
         messages.retry(Keys(), Lease(ASSIGNMENT, "t1"), items)

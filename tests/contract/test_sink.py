@@ -70,7 +70,7 @@ def test_sink_finish_refuses_an_older_driver(harness: Harness) -> None:
     assert harness.expect("sink_start", "STARTED", begin(harness, 4))[0] == b"4"
 
 
-def test_ending_twice_is_ending_once(harness: Harness) -> None:
+def test_sink_finish_repeated_changes_nothing(harness: Harness) -> None:
     harness.expect("sink_start", "OK", begin(harness, 4))
     harness.expect("sink_finish", "OK", end(harness, 4))
     before = harness.dump()
@@ -81,7 +81,7 @@ def test_ending_twice_is_ending_once(harness: Harness) -> None:
 # --- moving rows ----------------------------------------------------------------------------------
 
 
-def test_rows_are_moved_in_their_order(harness: Harness) -> None:
+def test_sink_publish_moves_rows_in_order(harness: Harness) -> None:
     key = stage(harness, b"a", b"b", b"c")
     assert harness.expect("sink_publish", "OK", publish(harness)) == [3, 0]
     assert [fields for _, fields in harness.do("XRANGE", harness.stream, "-", "+")] == [
@@ -101,14 +101,14 @@ def test_sink_publish_repeated_finds_the_emptied_stream(harness: Harness) -> Non
     harness.expect("sink_publish", "GONE", publish(harness))
 
 
-def test_many_rows_go_in_pieces(harness: Harness) -> None:
+def test_sink_publish_moves_many_rows_in_parts(harness: Harness) -> None:
     stage(harness, *(b"%d" % number for number in range(spark.ROWS_MAX + 7)))
     assert harness.expect("sink_publish", "OK", publish(harness)) == [spark.ROWS_MAX, 7]
     assert harness.expect("sink_publish", "OK", publish(harness)) == [7, 0]
     assert published(harness) == [b"%d" % number for number in range(spark.ROWS_MAX + 7)]
 
 
-def test_large_rows_go_a_few_at_a_time(harness: Harness) -> None:
+def test_sink_publish_bounds_parts_by_bytes(harness: Harness) -> None:
     stage(harness, *(b"%d" % number * 300_000 for number in range(5)))
     lefts = [harness.expect("sink_publish", "OK", publish(harness))[1] for _ in range(3)]
     assert lefts == [3, 1, 0]

@@ -51,14 +51,14 @@ def test_stream_drop_by_age_drops_unread_entries(harness: Harness) -> None:
     assert harness.fetch(1) == [b"201-0"]
 
 
-def test_length_drops_the_oldest_and_keeps_the_bound(harness: Harness) -> None:
+def test_stream_drop_by_length_keeps_that_many(harness: Harness) -> None:
     fill(harness, 350)
     assert dropped(harness, drop_before="0-0", max_length=400) == (0, {"hits": 0})
     assert dropped(harness, drop_before="0-0", max_length=120) == (200, {"hits": 200})
     assert length(harness) == 150, "whole nodes only: never below the bound"
 
 
-def test_nothing_beyond_the_limits_writes_nothing(harness: Harness) -> None:
+def test_stream_drop_within_the_limits_writes_nothing(harness: Harness) -> None:
     fill(harness, 350)
     before = harness.dump()
     assert dropped(harness, drop_before="1-0", max_length=350).removed == 0
@@ -210,7 +210,7 @@ def test_stream_drop_refuses_without_an_expected_group(harness: Harness) -> None
     assert harness.expect("stream_drop", "MISSING_GROUP", call) == [b"audit"]
 
 
-def test_full_memory_is_freed(harness: Harness) -> None:
+def test_stream_drop_works_with_full_memory(harness: Harness) -> None:
     fill(harness, 350)
     with harness.full_memory():
         assert dropped(harness).removed == 350

@@ -26,7 +26,7 @@ def test_stream_step_advances_by_count(harness: Harness) -> None:
     assert step(harness, "1-3", LAST, 9) == (3, "9-0")
 
 
-def test_does_not_go_beyond_the_bound(harness: Harness) -> None:
+def test_stream_step_stops_at_its_bound(harness: Harness) -> None:
     for each in ("1-0", "2-0", "3-0"):
         harness.add(each)
     assert step(harness, "0-0", "2-0", 9) == (2, "2-0")

@@ -95,7 +95,7 @@ def test_stream_trim_never_removes_unread_entries(harness: Harness) -> None:
     assert length(harness) == 250
 
 
-def test_floors_are_compared_as_numbers(harness: Harness) -> None:
+def test_stream_trim_compares_floors_numerically(harness: Harness) -> None:
     """If they were compared as text, 10-0 would come before 9-0."""
     fill(harness, 110, acked=110)
     harness.do("XGROUP", "CREATE", harness.stream, "audit", "9-0")
@@ -104,7 +104,7 @@ def test_floors_are_compared_as_numbers(harness: Harness) -> None:
     assert trimmed(harness) == (100, "109-1", "audit")
 
 
-def test_age_keeps_entries_from_an_id_on(harness: Harness) -> None:
+def test_stream_trim_by_age_keeps_entries_from_an_id(harness: Harness) -> None:
     fill(harness, 350, acked=350)
     assert trimmed(harness, keep_from="0-0") == (0, "350-1", "hits")
     assert trimmed(harness, keep_from="250-0").removed == 200
@@ -148,9 +148,7 @@ def test_stream_trim_removes_a_node_above_the_limit(harness: Harness, large_node
     assert trimmed(harness, keep_from="0-0", max_length=0, limit=NODE).removed == large_nodes
 
 
-def test_stream_trim_keeps_a_large_node_that_is_needed_in_part(
-    harness: Harness, large_nodes: int
-) -> None:
+def test_stream_trim_keeps_a_partly_needed_large_node(harness: Harness, large_nodes: int) -> None:
     fill(harness, 2 * large_nodes, acked=large_nodes - 1)
     assert trimmed(harness, limit=NODE).removed == 0
     assert trimmed(harness, keep_from="0-0", max_length=large_nodes + 1, limit=NODE).removed == 0
@@ -164,7 +162,7 @@ def test_stream_trim_keeps_a_large_node_that_is_needed_in_part(
     )
 
 
-def test_part_of_a_node_is_not_trimmed(harness: Harness) -> None:
+def test_stream_trim_keeps_a_partly_needed_node(harness: Harness) -> None:
     """Trimming a part of a node would free no memory."""
     fill(harness, 50, acked=49)
     assert trimmed(harness).removed == 0
@@ -241,7 +239,7 @@ def test_stream_trim_of_a_retry_stream_writes_no_record(harness: Harness) -> Non
     harness.expect("stream_trim", "NO_GROUPS", call)
 
 
-def test_full_memory_is_freed(harness: Harness) -> None:
+def test_stream_trim_works_with_full_memory(harness: Harness) -> None:
     """With full memory, the trim and its record are accepted."""
     fill(harness, 350, acked=350)
     with harness.full_memory():
@@ -271,7 +269,7 @@ def test_stream_trim_by_bytes_respects_the_floor(harness: Harness) -> None:
     assert found == (100, "121-0", "hits", "121-0", False)
 
 
-def test_bytes_and_length_the_narrower_counts(harness: Harness) -> None:
+def test_stream_trim_applies_the_tighter_of_bytes_and_length(harness: Harness) -> None:
     fill(harness, 350, acked=350)
     assert trimmed(harness, keep_from="0-0", max_bytes=1 << 40, max_length=150).removed == 200
     assert trimmed(harness, keep_from="0-0", max_bytes=1, max_length=1000).removed == 150

@@ -102,8 +102,8 @@ LOST_AND_LATE = (
         ("if open == '1' then", "if open == 'never' then"),
         tests={
             "contract/test_message_recover.py": [
-                "test_opens_a_session_and_lists_nothing",
-                "test_earlier_fetch_is_refused_or_listed_by_recover",
+                "test_message_recover_opens_a_session",
+                "test_message_recover_lists_or_refuses_an_earlier_fetch",
             ]
         },
     ),
@@ -378,7 +378,7 @@ DEATH = (
                 "  end\n"
             ),
         ),
-        tests={"contract/test_mutant_gaps.py": ("test_death_charges_one_of_many_pending_messages")},
+        tests={"contract/test_mutant_gaps.py": ("test_lease_refence_charges_one_of_many_pending")},
     ),
     mutant(
         "a crash that charges the first of several running",
@@ -544,7 +544,7 @@ LIMITS = (
         ("redis.pcall('RPUSH'", "redis.call('RPUSH'"),
         tests={
             "contract/test_owner_changes.py": (
-                "test_history_of_another_type_never_keeps_an_owner_out"
+                "test_owner_change_ignores_a_history_of_a_wrong_type"
             )
         },
     ),
@@ -553,7 +553,7 @@ LIMITS = (
         "Redis keeps a bounded number of changes of owner",
         "lua/_owner_changes.lua",
         ("if type(length) == 'number' and length > CHANGES_MAX then", "if false then"),
-        tests={"contract/test_owner_changes.py": "test_only_the_last_changes_are_kept"},
+        tests={"contract/test_owner_changes.py": "test_only_the_last_owner_changes_are_kept"},
     ),
     mutant(
         "a stack that is requested again by each heartbeat",
@@ -685,7 +685,9 @@ SETTLING = (
             '"target": Keys.retry_stream,',
             '"target": lambda keys, topic, partition, _: keys.stream(topic, partition),',
         ),
-        tests={"contract/test_message_promote.py": "test_promoted_retry_reaches_only_its_group"},
+        tests={
+            "contract/test_message_promote.py": "test_message_promote_writes_a_retry_to_its_group"
+        },
     ),
     mutant(
         "retries that do not wait",
@@ -702,7 +704,7 @@ SETTLING = (
         tests={
             "contract/test_dead.py": [
                 "test_dead_replay_repeated_finds_no_dead_letter",
-                "test_replays_into_the_groups_retry_stream",
+                "test_dead_replay_writes_to_the_retry_stream",
             ]
         },
     ),
@@ -728,7 +730,7 @@ SETTLING = (
         "a dead letter stays until it is purged or replayed (T9)",
         "lua/settle_dead.lua",
         ("'XADD', dlq, '*', 'failedAt'", "'XADD', dlq, 'MAXLEN', '~', 1000, '*', 'failedAt'"),
-        tests={"contract/test_mutant_gaps.py": "test_dead_letters_are_never_trimmed"},
+        tests={"contract/test_mutant_gaps.py": "test_stream_trim_never_trims_dead_letters"},
     ),
 )
 
@@ -926,7 +928,7 @@ AROUND = (
         "a message is not written to a partition in which max_backlog wait",
         "lua/_write.lua",
         (" and written < room", ""),
-        tests={"contract/test_publishing.py": "test_publish_of_many_writes_as_many_as_fit"},
+        tests={"contract/test_publishing.py": "test_append_writes_the_messages_that_fit"},
     ),
 )
 
@@ -996,7 +998,7 @@ SCHEDULES = (
         tests={
             "contract/test_schedules.py": [
                 "test_overlap_skips_a_tick_while_a_message_is_unfinished",
-                "test_overlap_applies_within_one_call",
+                "test_overlap_applies_to_ticks_of_one_call",
             ]
         },
     ),
@@ -1020,7 +1022,7 @@ SCHEDULES = (
         "lua/schedule_declare.lua",
         ("if not newer and now - seen <= takeover_ms then", "if false then"),
         tests={
-            "contract/test_schedules.py": "test_schedule_declare_of_an_earlier_file_is_refused",
+            "contract/test_schedules.py": "test_schedule_declare_by_an_earlier_file_is_refused",
             "integration/test_schedules.py": "test_later_release_wins_while_both_run",
         },
     ),
@@ -1137,9 +1139,7 @@ OUTBOX = (
         "lua/outbox_publish.lua",
         ("if added > 0 then", "if false then"),
         tests={
-            "contract/test_outbox.py": (
-                "test_outbox_publish_skips_recorded_rows_and_records_its_own"
-            ),
+            "contract/test_outbox.py": ("test_outbox_publish_skips_recorded_rows"),
         },
     ),
     mutant(
@@ -1148,9 +1148,7 @@ OUTBOX = (
         "lua/outbox_publish.lua",
         ("    kept[#kept + 1] = row\n", ""),
         tests={
-            "contract/test_outbox.py": (
-                "test_outbox_publish_to_a_full_stream_records_written_rows"
-            ),
+            "contract/test_outbox.py": ("test_outbox_publish_records_rows_before_a_full_stream"),
         },
     ),
     mutant(
@@ -1158,7 +1156,7 @@ OUTBOX = (
         "a row is not written to a partition in which max_backlog wait",
         "lua/outbox_publish.lua",
         ("  elseif not stopped and added == room then\n", "  elseif false then\n"),
-        tests={"contract/test_outbox.py": "test_outbox_publish_writes_as_many_as_fit"},
+        tests={"contract/test_outbox.py": "test_outbox_publish_writes_the_rows_that_fit"},
     ),
     mutant(
         "rows of an earlier relay that are not deleted first",
