@@ -63,8 +63,9 @@ def blocks(*languages: str) -> list[tuple[str, Fence]]:
 
 
 def current(page: Path) -> str:
-    """Return the text of a page without its table of renamed names, which contains old ones."""
-    return re.sub(r"^\| Name \| Old \| New \|\n(\|.*\n)+", "", page.read_text(), flags=re.MULTILINE)
+    """Return the text of a page without its tables of renamed names, which contain old ones."""
+    renamed = r"^\|(?: \w+ \|)? Old \| New \|\n(\|.*\n)+"
+    return re.sub(renamed, "", page.read_text(), flags=re.MULTILINE)
 
 
 def spans() -> Iterator[tuple[str, str]]:
