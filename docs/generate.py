@@ -13,7 +13,7 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -177,11 +177,10 @@ def lua() -> str:
         parts.append(_table(head, (row[:columns] for row in keys)))
         if script.args:
             parts.append(_table(("Argument", "Type", "Meaning"), arguments))
-        answers = ((f"`{word}`", _reply_cell(text)) for word, text in script.returns.items())
-        parts.append(_table(("Reply", "Meaning"), answers))
+        parts.append("\n".join(["Replies:", "", *_replies(script.returns)]))
         if script.entry_returns:
-            each = ((f"`{word}`", _reply_cell(text)) for word, text in script.entry_returns.items())
-            parts.append(_table(("For each entry", "Meaning"), each))
+            words = _replies(script.entry_returns)
+            parts.append("\n".join(["The word for each entry:", "", *words]))
         parts.append(f"Cost: {script.cost}  \nRepeat: {script.repeat}")
     return _page(
         "Lua scripts",
@@ -189,6 +188,7 @@ def lua() -> str:
         """
 Each transition of a message or a lease is one Lua script. A script completes the transition, or
 rejects it and writes nothing. A reply is a word with its values, and `[2]` is the second element.
+*Repeat* is the effect of a second call with the same arguments, for example after a lost reply.
 
 In key names, the letter `p` and the prefixes are literal (the prefixes are
 [settings](../reference/keys.md)). The rest stands for a value: `T` is the topic, `i` the partition,
@@ -209,7 +209,7 @@ def _transition(summary: str) -> str:
 
 
 _KEY_NAME = re.compile(r"(?:streaming:mq|stream:topic):\S*[^\s,]")
-_POSITION = re.compile(r"\s+(?=\[\d\])")
+_POSITION = re.compile(r"\s*\[(\d+(?:\.\.)?)\] ")
 
 
 def _key_cells(pattern: str) -> tuple[str, str]:
@@ -221,10 +221,13 @@ def _key_cells(pattern: str) -> tuple[str, str]:
     return " or ".join(f"`{name}`" for name in names), remark
 
 
-def _reply_cell(text: str) -> str:
-    """Return the meaning of a reply, with each position as code in a sentence of its own."""
-    parts = [re.sub(r"^(\[\d\]) ", r"`\1`: ", part) for part in _POSITION.split(text)]
-    return ". ".join(part.rstrip(".") for part in parts)
+def _replies(meanings: Mapping[str, str]) -> Iterator[str]:
+    """Return list items: each word with its meaning, and below it the values of the reply."""
+    for word, text in meanings.items():
+        meaning, *values = _POSITION.split(text)
+        yield f"- `{word}`: {meaning}" if meaning else f"- `{word}`:"
+        for position, value in zip(values[::2], values[1::2], strict=True):
+            yield f"    - `[{position}]`: {value.rstrip(';')}"
 
 
 def keys() -> str:

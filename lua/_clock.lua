@@ -1,4 +1,4 @@
--- The only clock, and the only way to format a number.
+-- The server's clock, and the format of numbers. No script uses another clock or another format.
 --
 -- Durations arrive as arguments and become instants here, so host clocks are never compared. Lua's
 -- own conversion keeps 14 digits and turns a current time into 1.79e+12, so `text` formats all

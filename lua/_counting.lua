@@ -1,4 +1,5 @@
--- Count entries. Counting copies their bodies too. Needs _byte_limit and _ranges.
+-- Count entries. The server copies their bodies for this, so a count stops after BYTES_MAX too.
+-- Needs _byte_limit and _ranges.
 
 -- Entries per read. A call can exceed the bound by this many bodies.
 local PIECE = 4

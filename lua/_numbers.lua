@@ -11,7 +11,7 @@ local function whole(raw)
   return number and number <= WHOLE_MAX and number or nil
 end
 
--- The error of a call that cannot work without the value.
+-- Return the error of a call that cannot work without the value.
 local function bad_value(key, field, wanted)
   return redis.error_reply('BADVALUE ' .. field .. ' of ' .. key .. ' is not ' .. wanted)
 end

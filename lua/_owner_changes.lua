@@ -1,5 +1,5 @@
--- The last changes of owner of an assignment, for operators. No script reads them. A key of another
--- type, or a user without RPUSH, costs the history but never the assignment.
+-- The last changes of owner of an assignment, for operators. No script reads them. If the key has
+-- another type, or the user may not run RPUSH, the change takes place without a record.
 
 local CHANGES_MAX = 40  -- about 20 owners in 2 KiB
 

@@ -1,6 +1,6 @@
--- Forget the pending entries of a group in several calls. If the group were destroyed, the server
--- would free them all in one command, and serve no other client during it. Between the calls, a
--- lease keeps the partition from other owners. Needs _clock, _numbers and _places.
+-- Forget the pending entries of a group in several calls. XGROUP DESTROY would free them all in one
+-- command, during which the server serves no other client. Between the calls, a lease keeps other
+-- owners away from the partition. Needs _clock, _numbers and _places.
 
 local function keep(fence, lease, token, ttl_ms, keeper)
   -- HDEL first: it is accepted when memory is full, and so is every write after it.

@@ -1,6 +1,6 @@
--- Check whether a group still has to finish a message of the partition: unread, pending, or set
--- aside for its retry. Of the retries that have already run once, only the first LOOKED_AT are
--- examined. Needs _groups, _ids.
+-- Check whether a group still has to finish a message of the partition: the message is unread,
+-- pending or a waiting retry. A retried message is found by its copy, and only the first LOOKED_AT
+-- copies of each kind are examined. Needs _groups, _ids.
 
 local LOOKED_AT = 64
 

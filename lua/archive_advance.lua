@@ -1,7 +1,7 @@
 -- archive_advance: not archived -> archived
 --
--- Record up to which entry a partition is archived, or up to which dead letter. The mark only moves
--- forward, so a slower archive or a late copy of this call changes nothing.
+-- Record the last archived entry of a partition, or its last archived dead letter. The record only
+-- moves forward, so a slower archive or a late copy of this call changes nothing.
 --
 -- KEYS[1]  trim    HASH  streaming:mq:trim:{T:p:i}
 --

@@ -10,7 +10,7 @@
 -- ARGV[1]  group    str     consumer group
 --
 -- Returns  OK       [2] figures of the partition: {pending, oldest pending id or '', unread or ''
---                   if unknown, oldest unread id or '', length} [3] the same of the retry stream
+--                   if unknown, oldest unread id or '', length} [3] the same for the retry stream
 --                   [4] waiting retries [5] next due time, unix ms, or ''
 -- Returns  NOGROUP  the group does not exist on the partition
 --

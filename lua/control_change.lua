@@ -1,8 +1,8 @@
 -- control_change: any -> any
 --
 -- Write a directive of an operator for a fleet, remove directives that no longer apply, or both.
--- Every directive gets the time at which it was given. The times in a fleet only grow, so that an
--- instance can distinguish a new directive from an applied one.
+-- Each directive contains the time at which it was written. These times only grow within a fleet,
+-- so that an instance can distinguish a new directive from one that it has applied.
 --
 -- KEYS[1]  control    HASH  streaming:mq:control:{F}     directive -> JSON
 --
@@ -13,7 +13,7 @@
 --
 -- Returns  OK    written                         [2] time, unix ms [3] number removed
 -- Returns  FULL  there are already `directives_max` directives; nothing was written
---                                                [2] how many
+--                                                [2] number of directives
 --
 -- Cost     O(n), n = directives removed
 -- Repeat   not idempotent: a repeated reload or rebalance is applied twice. Works when memory is

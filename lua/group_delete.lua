@@ -19,7 +19,8 @@
 -- ARGV[3]  token     token   of the deleting client, which holds the partition until all is done
 -- ARGV[4]  ttl_ms    int     how long it holds the partition, from this call
 -- ARGV[5]  at_once   int     maximum number of pending entries removed with the group
--- ARGV[6]  part      int     number of pending entries forgotten per call while there are more
+-- ARGV[6]  part      int     number of pending entries forgotten per call, if there are more than
+--                            `at_once`
 --
 -- Returns  OK         removed, or nothing to remove
 -- Returns  MORE       some pending entries were forgotten: call again

@@ -1,8 +1,9 @@
 -- group_ensure: absent -> present, for a group on a partition and on its retry stream
 --
--- A group that was lost (destroyed, or its stream was deleted) comes back just before the oldest
--- message that it had not finished when the partition was last trimmed. A group's position is
--- exclusive, so that is the predecessor of its floor. A new group starts at `start`.
+-- Create a group if it does not exist. A new group starts at `start`. A lost group (destroyed, or
+-- its stream was deleted) starts just before the oldest message that it had not finished when the
+-- partition was last trimmed. A group's position is exclusive, so this is the predecessor of its
+-- floor.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  retry   STREAM  stream:topic:{T:p:i}:retry:G

@@ -24,7 +24,8 @@
 -- ARGV[6]  token     token   of the resetting client, which holds the partition until all is done
 -- ARGV[7]  ttl_ms    int     how long it holds the partition, from this call
 -- ARGV[8]  at_once   int     maximum number of pending entries forgotten in one step
--- ARGV[9]  part      int     number of pending entries forgotten per call while there are more
+-- ARGV[9]  part      int     number of pending entries forgotten per call, if there are more than
+--                            `at_once`
 --
 -- Returns  OK       [2] previous position [3] new position [4] pending entries forgotten [5]
 --                   waiting retries dropped [6] upper bound of the entries dropped from the retry

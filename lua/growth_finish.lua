@@ -1,12 +1,13 @@
 -- growth_finish: settling -> fixed partition count
 --
--- Forget a growth. Every group that existed at its start now reads the new partitions.
+-- Remove the record of a growth. Every group that existed at its start now reads the new
+-- partitions.
 --
 -- KEYS[1]  meta   HASH   streaming:mq:topic:{T}:meta
 --
 -- ARGV[1]  token  token  of the growth
 --
--- Returns  OK    forgotten
+-- Returns  OK    removed
 -- Returns  GONE  no such growth is in progress
 --
 -- Cost     O(1)

@@ -1,7 +1,7 @@
 -- growth_switch: growing -> grown, for producers
 --
--- From here on every message is routed by the new count. Writes that were routed by the old count
--- compare it with this key, and are rejected.
+-- Switch producers to the new partition count. Every write compares its partition count with this
+-- key, so writes that were routed by the old count are rejected from this step on.
 --
 -- KEYS[1]  meta        HASH   streaming:mq:topic:{T}:meta
 -- KEYS[2]  partitions  SET    streaming:mq:topic:{T}:partitions

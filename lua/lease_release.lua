@@ -1,6 +1,6 @@
 -- lease_release: held -> free
 --
--- Give the partition back cleanly: nothing is inherited and no entry is charged. The epoch stays,
+-- Release the partition cleanly: nothing is inherited, and no entry is charged. The epoch stays,
 -- so that the next owner's is greater. The token must not be used again after this call was sent.
 -- Otherwise a late copy of the call would release a partition that is in use.
 --
@@ -9,7 +9,7 @@
 -- KEYS[3]  epochs  LIST    streaming:mq:epochs:{T:p:i}:G
 --
 -- ARGV[1]  token   token   the owner's
--- ARGV[2]  reason  str     why it lets go, for the history; '' = unknown
+-- ARGV[2]  reason  str     reason of the release, for the history; '' = unknown
 --
 -- Returns  OK      free
 -- Returns  FENCED  not, or no longer, the owner     [2] epoch [3] owner

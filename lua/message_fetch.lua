@@ -1,10 +1,10 @@
 -- message_fetch: unread -> in-flight, while the server's memory is full
 --
--- Read retries and new entries for the owner. Usually a transaction under WATCH does that, which is
--- faster. But most servers reject every command of a transaction while their memory is full, and
--- only further reading allows entries to be trimmed. The session is compared because a late copy
--- from an abandoned connection would move entries that no worker looks for. A missing group raises
--- the server's own error NOGROUP, as a read does.
+-- Read retries and new entries for the owner. Usually, a transaction under WATCH does this, because
+-- it is faster. But most servers reject every command of a transaction while their memory is full,
+-- and entries can be trimmed only after they have been read. The session is compared because a late
+-- copy from an abandoned connection would move entries that no worker looks for. A missing group
+-- raises the server's own error NOGROUP, as a read does.
 --
 -- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream   STREAM  stream:topic:{T:p:i}
@@ -20,7 +20,7 @@
 -- Returns  FENCED   another owner, or none     [2] epoch [3] owner
 --
 -- Cost     O(count x size of a body)
--- Repeat   the second call reads the next entries; after a lost reply message_recover lists the
+-- Repeat   the second call reads the next entries; after a lost reply, message_recover lists the
 --          entries that the first one read. Works when memory is full
 -- @include _fence
 -- @include _groups

@@ -1,8 +1,8 @@
 -- message_find: read-only
 --
--- Find the entries of a message in a stream by one field: its original id in a retry stream, dead
--- letters and replays, or the id of its send. Entries are examined here, so that no body is
--- transferred.
+-- Find the entries of a message in a stream by one field. `originalId` finds its copies in a retry
+-- stream, among dead letters and among replays. `sendId` finds the entry of a delayed send. Entries
+-- are examined here, so that no body is transferred.
 --
 -- KEYS[1]  stream    STREAM  any stream of a partition
 --

@@ -1,8 +1,8 @@
 -- message_publish: nothing -> ready
 --
 -- Write messages as message_append does, with a dedup id or a backlog limit. A message whose dedup
--- id was used before is not written. With a limit, messages are written while the backlog is
--- smaller.
+-- id was used before is not written. With a limit, messages are written only while the backlog
+-- is smaller than the limit.
 --
 -- The backlog is that of the group with the most unfinished entries, pending and unread. Entries
 -- that only wait for trimming do not count. Without a group, all entries count. If the server does
@@ -17,8 +17,8 @@
 -- ARGV[2]  window_ms    int     how long the dedup id is remembered
 -- ARGV[3]  max_backlog  int     write none if the backlog is this large, -1 = no limit
 -- ARGV[4]  alone        flag    1 = each message is only its payload
--- ARGV[5..] messages    list    the payloads; without `alone`, for each message: the count of its
---                               names and values, then these
+-- ARGV[5..] messages    list    the payloads; without `alone`, for each message: the number
+--                               of its names and values, then the names and values
 --
 -- Returns  OK         written, all or the first ones  [2] their ids; the last may be an error [3]
 --                     the backlog that left no room for the others, or ''

@@ -8,7 +8,7 @@
 --   '' and an idle time of -1. No list of consumers includes it, so all pending entries are
 --   searched for it if the server counts more of them than the consumers have.
 -- - Each call examines one page of the other clients' entries, busy or not, and returns where the
---   next page starts. For a request of idle entries alone, the server would scan all others.
+--   next page starts. If a call requested only idle entries, the server would scan all others.
 -- - A missing group raises the server's own error NOGROUP, as a read does.
 -- - The session is compared. A late copy from an abandoned connection would otherwise take over
 --   entries after the list of pending ones was read, and no worker would handle them.
@@ -32,7 +32,7 @@
 --
 -- Cost     O(c + (count + 512) x log n) + at most 512 KiB of bodies plus one more, n = pending
 --          entries, c = consumers
--- Repeat   safe. After a lost reply message_recover lists the taken entries
+-- Repeat   safe. After a lost reply, message_recover lists the taken entries
 -- @include _byte_limit
 -- @include _fence
 -- @include _groups

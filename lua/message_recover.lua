@@ -2,7 +2,7 @@
 --
 -- List the pending entries of the owner, oldest first, with bodies and counters. The first page
 -- opens a session: after that write to the fence, a late fetch from an earlier connection either
--- fails or its entries are in this list. An entry whose body is trimmed or deleted (a missing
+-- fails, or its entries are in this list. An entry whose body is trimmed or deleted (a missing
 -- entry) comes without fields. A missing group raises the server's own error NOGROUP, as a read
 -- does.
 --

@@ -1,9 +1,9 @@
 -- missing_settle: in-flight, entry missing -> settled, counted
 --
 -- Settle the pending entries of a group that are no longer in the partition. Partitions are trimmed
--- from the old end only, so an entry older than the first one never comes back. Only for a topic
--- that may drop unsettled entries. In any other topic another client has trimmed the stream, and
--- the owner, which may still have the body, settles the entry.
+-- from the old end only, so an entry older than the first one never comes back. Call this only for
+-- a topic that may drop unsettled entries. In any other topic, an entry is missing because another
+-- client trimmed the stream. Its owner may still have the body, and settles it.
 --
 -- KEYS[1]  stream    STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  attempts  HASH    streaming:mq:attempts:{T:p:i}:G

@@ -10,7 +10,7 @@
 -- ARGV[1]  token   token   the relay's: host, process and random part
 -- ARGV[2]  ttl_ms  int     lifetime of the lease
 -- ARGV[3]  owner   str     where the relay runs, for operators
--- ARGV[4]  above   int     the epoch will be greater than this one. 0 = no condition
+-- ARGV[4]  above   int     the new epoch is greater than this number. 0 = no condition
 -- ARGV[5]  dead    str     token of a relay whose process has exited, or ''
 --
 -- Returns  OK    held                    [2] epoch

@@ -2,8 +2,8 @@
 --
 -- Write rows of an outbox to one partition, in order and each once, and replace the record of the
 -- partition by these rows. Rows in the record were written by an earlier call and are skipped. The
--- relay sends the next rows of the partition only after it has deleted these from its table. So
--- the record needs to hold only the last batch.
+-- relay sends the next rows of the partition only after it has deleted these from its table, so
+-- the record of the last batch is enough.
 --
 -- KEYS[1]  stream     STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  record     HASH    streaming:mq:outbox:{T:p:i}:N

@@ -9,10 +9,10 @@
 -- KEYS[4]  trim       HASH    streaming:mq:trim:{T:p:i}
 --
 -- Returns  OK  [2] length [3] entries ever added [4] first id or '' [5] last id ever issued or ''
---              [6] dead letters of all groups [7] scheduled [8] first id that trimming kept or ''
---              [9] due time of the first delayed send, unix ms, or '' [10] for each position of a
---              Spark query: group, unread or '' if unknown, milliseconds since its last report [11]
---              1 = the server counts entries ever added, 0 = [3] leaves out entries that other
+--              [6] dead letters of all groups [7] delayed sends [8] first id that trimming kept or
+--              '' [9] due time of the first delayed send, unix ms, or '' [10] for each position of
+--              a Spark query: group, unread or '' if unknown, milliseconds since its last report
+--              [11] 1 = the server counts entries ever added, 0 = they leave out entries that other
 --              clients removed
 --
 -- Cost     O(log n + g) + size of two bodies, n = delayed sends, g = groups

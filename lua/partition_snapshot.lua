@@ -1,6 +1,7 @@
 -- partition_snapshot: read-only
 --
--- Count the messages of a group on a partition by state, at one instant: the conservation check.
+-- Count the messages of a group on a partition by state, at one instant. `run --burst` exits when
+-- none is left, and tests check that no message is lost or in two states.
 --
 -- KEYS[1]  stream     STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  retry      STREAM  stream:topic:{T:p:i}:retry:G
@@ -11,9 +12,10 @@
 -- ARGV[1]  group      str     consumer group
 -- ARGV[2]  limit      int     count at most this many unread entries per stream
 --
--- Returns  OK       [2] length [3] unread [4] pending [5] delayed [6] retry unread [7] retry
---                   pending [8] dead letters of all groups [9] scheduled; unread -1 = more than
---                   `limit`, or more than one call can count
+-- Returns  OK       [2] length [3] unread, -1 = more than `limit`, or more than one call can count
+--                   [4] pending [5] waiting retries [6] unread in the retry stream, -1 as above
+--                   [7] pending in the retry stream [8] dead letters of all groups [9] delayed
+--                   sends
 -- Returns  NOGROUP  the group is missing on one of the streams
 --
 -- Cost     O(limit x log n) + at most 1 MiB of bodies plus eight more, n = entries

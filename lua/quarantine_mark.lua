@@ -1,8 +1,8 @@
 -- quarantine_mark: inherited -> recorded, one round at a time
 --
 -- Record the entries about to run, so that the next owner can identify an entry that takes down the
--- whole host. Acknowledges the previous entries in the same step. Without places, the quarantine is
--- over. The session is compared because a late copy from an abandoned connection would record an
+-- whole host. The same step acknowledges the previous entries. Without places, the quarantine ends.
+-- The session is compared because a late copy from an abandoned connection would record an
 -- entry that is not running.
 --
 -- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G

@@ -1,9 +1,9 @@
 -- query_position: one position -> another, of a Spark query on a partition
 --
--- Show how far a Spark query has read a partition, as the position of a group that no client reads
--- with. Every Redis tool then shows it, with its lag. The idle time of its only consumer is the
--- time since the query last reported. Spark continues from its own checkpoint, which does not
--- depend on this position.
+-- Show how far a Spark query has read a partition, as the position of a group. No client reads with
+-- this group, but every Redis tool shows its position and its lag. The idle time of its only
+-- consumer is the time since the query last reported. Spark continues from its own checkpoint,
+-- which does not depend on this position.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  trim    HASH    streaming:mq:trim:{T:p:i}

@@ -1,8 +1,8 @@
 -- schedule_declare: absent, or another specification -> due
 --
 -- Store a schedule. An unchanged specification changes nothing. If two files declare a schedule
--- differently, the file that was read later wins. The earlier one wins only if no instance has
--- declared the later one for `takeover_ms`.
+-- differently, the file that was read later applies. The earlier one applies only if no instance
+-- has declared the later one for `takeover_ms`.
 --
 -- KEYS[1]  due          ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
 -- KEYS[2]  schedules    HASH  streaming:mq:schedule:{T:p:i}        name -> specification, …

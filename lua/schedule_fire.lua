@@ -62,7 +62,7 @@ local moved, written = {}, {}
 local function decide(step)
   local name = step.name
   local score = moved[name] or redis.call('ZSCORE', due, name)
-  local number = score and tonumber(score)  -- compared as answered: 1.5 moves on as well
+  local number = score and tonumber(score)  -- not rounded: a score of 1.5 advances too
   local hash, seen = unpack(redis.call('HMGET', schedules, name .. ':hash', name .. ':seen'))
   local id, sent = unpack(redis.call('HMGET', last, name .. ':id', name .. ':tick'))
   if not number or tonumber(text(number)) ~= tonumber(step.due) then

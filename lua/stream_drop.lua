@@ -1,9 +1,9 @@
 -- stream_drop: unsettled, beyond a limit that allows the loss -> gone, counted
 --
--- Remove the oldest entries in whole nodes, even if a group has not read or finished them. Only
--- for a topic whose settings explicitly allow it. Entries that are not archived stay, if the topic
--- requires an archive. The entries that each group had not read are counted here. Its pending
--- entries stay pending, and are counted when `missing_settle` settles them.
+-- Remove the oldest entries in whole nodes, even if a group has not read or finished them. Call
+-- this only for a topic whose settings explicitly allow it. Entries that are not archived stay, if
+-- the topic requires an archive. The entries that each group had not read are counted here. Its
+-- pending entries stay pending, and are counted when `missing_settle` settles them.
 --
 -- KEYS[1]  stream       STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  trim         HASH    streaming:mq:trim:{T:p:i}       the record

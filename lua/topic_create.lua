@@ -1,7 +1,8 @@
 -- topic_create: absent -> present
 --
--- Set a topic's partition count, once: the first call wins. The registry of topics is in another
--- slot. Every producer adds the topic's name there when it starts, in a separate call.
+-- Create a topic with its partition count and settings. The first call decides them. The registry
+-- of topics is in another slot, so every producer adds the topic's name there in a separate call
+-- when it starts.
 --
 -- KEYS[1]  meta        HASH  streaming:mq:topic:{T}:meta
 -- KEYS[2]  partitions  SET   streaming:mq:topic:{T}:partitions

@@ -1,8 +1,8 @@
 -- topic_retire: present -> being deleted
 --
--- From here on clients see no partitions of the topic, and it cannot be created. `deleting` keeps
--- the partition count for the process that removes the rest. Removing the whole key completes the
--- deletion.
+-- Start the deletion of a topic. From this step on, clients see no partitions of the topic, and it
+-- cannot be created. `deleting` keeps the partition count for the process that removes the rest.
+-- Removing the whole key completes the deletion.
 --
 -- KEYS[1]  meta  HASH  streaming:mq:topic:{T}:meta
 --
