@@ -338,7 +338,7 @@ def test_a_limit_of_the_backlog_needs_no_more(
             producer.send(topic, b"b", partition=0)
 
 
-# --- the worst effects of each user: the table of docs/SECURITY.md --------------------------------
+# --- the worst effects of each user: the lists of docs/SECURITY.md --------------------------------
 
 STREAM = "stream:topic:{access:p:0}"
 META = "streaming:mq:topic:{access}:meta"
@@ -444,7 +444,7 @@ MAY_NOT = {
 def test_each_user_is_limited_as_documented(
     server: Server, link: Connection, granted: None, topic: str, name: str
 ) -> None:
-    """Trying each command confirms each cell of the table in docs/SECURITY.md."""
+    """Trying each command confirms each line of the lists in docs/SECURITY.md."""
     if not users.has_selectors(link) and name.startswith("producer"):
         pytest.skip("Redis 6.2 has no selectors, so its users may do more (see SECURITY.md)")
     other = connect(as_user(server, users.read(name).user), timeout=10.0, name="test:worst")

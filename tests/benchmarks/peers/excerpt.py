@@ -45,20 +45,20 @@ UNITS = ("", " ms", " ms", " µs", " MiB")
 ENGLISH = """\
 {table}
 
-Medians of {rounds} rounds on {date}, {cores} cores ({cpu}), {server}{killed}: \
-[Benchmarks](docs/explanation/benchmarks.md).
+Each figure is the median of {rounds} rounds on {date} ({cores} cores, {cpu}, {server}){killed}.
+[Benchmarks](docs/explanation/benchmarks.md) shows all systems and figures.
 """
 CHINESE = """\
 {table}
 
-{rounds} 轮测试的中位数（{date}，{cores} 核 {cpu}，{server}）{killed}。
+数据为 {rounds} 轮测试的中位数（{date}，{cores} 核 {cpu}，{server}）{killed}。
 全部系统与数据见[基准测试](explanation/benchmarks.md)。
 """  # noqa: RUF001 - Chinese punctuation
 CHINESE_HEADS = ("消息/秒", "延迟 p50", "延迟 p99", "每条消息的工作进程 CPU", "每个工作进程内存")
-KILLED_HEAD = "killed worker's message reruns, tuned"
-KILLED_TEXT = ", and one run of `make bench NAME=survival` for the last column"
+KILLED_HEAD = "message of a killed worker runs again"
+KILLED_TEXT = ". The last column is from one run of `make bench NAME=survival`"
 KILLED_CHINESE_TEXT = "，最后一列为 `make bench NAME=survival` 的单次结果"  # noqa: RUF001
-KILLED_CHINESE_HEAD = "被杀进程的消息重新执行时间（调优后）"  # noqa: RUF001
+KILLED_CHINESE_HEAD = "工作进程被杀后，其消息重新执行"  # noqa: RUF001
 # Parts of cells, as the Chinese page writes them.
 CHINESE_CELLS = {
     "FastStream, batch handler (": "FastStream，批量处理函数 (",  # noqa: RUF001
