@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import inspect
+import itertools
 import re
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import streamqd
@@ -61,7 +64,7 @@ def _described(name: str, thing: Any) -> Iterator[str]:
 
 
 def _members(name: str, owner: type) -> Iterator[str]:
-    attributes = []
+    attributes = [f"- `{field}`: {text}" for field, text in _field_docs(owner)]
     methods = []
     for member, found in sorted(vars(owner).items()):
         if member.startswith("_"):
@@ -75,6 +78,26 @@ def _members(name: str, owner: type) -> Iterator[str]:
     if attributes:
         yield "Attributes:\n\n" + "\n".join(attributes)
     yield from methods
+
+
+def _field_docs(owner: type) -> Iterator[tuple[str, str]]:
+    """The names of the fields that are followed by a docstring, with this docstring on one line."""
+    for field, after in itertools.pairwise(_class_bodies()[owner.__name__]):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
+            yield field.target.id, " ".join(str(after.value.value).split())
+
+
+@cache
+def _class_bodies() -> dict[str, list[ast.stmt]]:
+    """The bodies of all classes by name. `inspect` finds no class that sets its `__module__`."""
+    trees = (ast.parse(path.read_text()) for path in Path(streamqd.__path__[0]).rglob("*.py"))
+    nodes = (node for tree in trees for node in tree.body)
+    return {node.name: node.body for node in nodes if isinstance(node, ast.ClassDef)}
 
 
 def _signature(name: str, thing: Any) -> str:

@@ -23,41 +23,42 @@ REASONS = (
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """The reason why a message was dead-lettered, as recorded by the group that gave up.
+    """The details of a dead letter, as recorded by the group that dead-lettered the message.
 
-    Unknown strings are '', and unknown numbers are 0 or None. The group's `dlq_error` setting
-    controls how much of an exception is kept.
+    Unknown strings are '', and unknown numbers are 0 or None. The `dlq_error` setting of the
+    consumer controls how much of the exception is stored.
     """
 
     group: str
-    """The group that gave it up. Other groups may have handled the same message."""
+    """The group that dead-lettered it. Other groups may have handled the same message."""
     reason: str
-    """A stable word: dead, undecodable, attempts, crashes, too-old, too-large … or canceled."""
+    """One of attempts, crashes, dead, undecodable, too-old, too-large, not-retried, canceled."""
     error_class: str
-    """The qualified name of the exception's class, '' after crashes."""
+    """The qualified name of the exception's class, or '' after a crash."""
     error: str
     """The message of the exception, or a description of the process's exit."""
     traceback: str
+    """The traceback of the exception."""
     attempts: int
     """The number of failed runs."""
     crashes: int
     """The number of runs that crashed their process."""
     handler: str
-    """`module:function`."""
+    """The handler, as `module:function`."""
     instance: str
-    """The instance on which it was given up."""
+    """The instance that dead-lettered the message."""
     fingerprint: str
-    """A fingerprint that is equal for equal failures. `dlq stats` groups by it."""
+    """The short name of the failure. `streamqd dlq stats` counts dead letters by it."""
     failed_at: float
-    """The time at which it was given up, unix seconds by the server's clock."""
+    """The time at which it was dead-lettered, unix seconds by the server's clock."""
     signal: str
-    """The name or number of the signal that killed the process, '' for none."""
+    """The name or number of the signal that killed the process, or ''."""
     exit_code: int | None
-    """The exit code of the process, None if it did not exit on its own."""
+    """The exit code of the process, or None if it did not exit on its own."""
 
     @classmethod
     def read(cls, fields: Mapping[bytes, bytes]) -> DeadLetter:
-        """Read the fields of an entry of the dead-letter stream. Never raises."""
+        """Return the details in the fields of a dead-letter entry. Never raises."""
 
         def text(name: bytes) -> str:
             return fields.get(name, b"").decode("utf-8", "replace")

@@ -17,7 +17,7 @@ class StreamqdError(Exception):
 class ConfigError(StreamqdError):
     """The configuration cannot be used. `problems` lists all problems, not only the first.
 
-    `salvaged` contains the settings that could be read, with defaults for the rest, or None if no
+    `salvaged` contains the settings that could be read and defaults for the rest. It is None if no
     setting could be read.
     """
 
@@ -32,10 +32,10 @@ class HandlerLoadError(StreamqdError):
 
 
 class RedisUnavailableError(StreamqdError):
-    """Redis did not answer. Wait and try again.
+    """Redis did not answer. Try again later.
 
-    With `sent` False, the command never left this process, so nothing happened. With `sent` True,
-    Redis may have run the command, so the outcome is unknown.
+    If `sent` is False, the command was not sent, so nothing was changed. If `sent` is True, the
+    outcome is unknown, because Redis may have run the command.
     """
 
     def __init__(self, message: str, *, sent: bool) -> None:
@@ -44,14 +44,14 @@ class RedisUnavailableError(StreamqdError):
 
 
 class SilentConnectionError(RedisUnavailableError):
-    """A connection is dead: it got no answer, but the server answered a new one.
+    """A connection is broken: Redis did not answer on it, but answered on a new one.
 
     `sent` shows whether the command may have run, as for `RedisUnavailableError`.
     """
 
 
 class OutcomeUnknownError(RedisUnavailableError):
-    """The message may or may not have been written. With a `dedup_id` you can safely resend it."""
+    """The message may or may not have been written. With a `dedup_id`, you can safely resend it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, sent=True)
@@ -111,9 +111,9 @@ class RedisResponseError(StreamqdError):
 class BatchOutcomeUnknownError(OutcomeUnknownError):
     """The connection was lost in the middle of `send_many`.
 
-    `ids` contains the confirmed uids, in the order of the items and starting with the first. None
-    stands for a message that Redis rejected. `unknown` is the number of items after `ids` that may
-    have been written. Later items were not sent.
+    `ids` contains the uids of the confirmed messages, in the order of the items. An element is None
+    if Redis rejected the message. `unknown` is the number of items after these that may have been
+    written. Later items were not sent.
     """
 
     def __init__(self, message: str, ids: list[str | None], unknown: int) -> None:
@@ -125,8 +125,8 @@ class BatchOutcomeUnknownError(OutcomeUnknownError):
 class BatchRejectedError(RedisResponseError):
     """Redis rejected messages of `send_many`, for example because its memory is full.
 
-    `ids` contains the uids, in the order of the items and starting with the first. None stands for
-    a message that was rejected and not written. The items after `ids` were not sent.
+    `ids` contains the uids of the messages, in the order of the items. An element is None if Redis
+    rejected the message. Items after these were not sent.
     """
 
     def __init__(self, code: str, message: str, ids: list[str | None]) -> None:
@@ -135,14 +135,14 @@ class BatchRejectedError(RedisResponseError):
 
 
 class ContractError(StreamqdError):
-    """A script's reply violates its contract. This is a bug in streamqd. Please report it."""
+    """A Lua script returned an invalid reply. This is a bug in streamqd. Please report it."""
 
 
 class InvalidValueError(StreamqdError):
-    """A value in Redis is not valid for its key and field: another client wrote it.
+    """A value in Redis is not valid, because another client wrote it.
 
-    `key` and `field` name the location. `field` is '' if the key has no fields. `found` is the
-    value in printable form, and `wanted` describes a valid value.
+    `key` and `field` are the place of the value. `field` is '' if the key has no fields. `found` is
+    the value in printable form, and `wanted` describes a valid value.
     """
 
     def __init__(self, key: str, field: str, found: str, wanted: str) -> None:
@@ -155,11 +155,11 @@ class InvalidValueError(StreamqdError):
 
 
 class RequestRefusedError(StreamqdError):
-    """The request names something that does not exist, or is not allowed in the current state."""
+    """The target of the request does not exist, or the current state does not allow the request."""
 
 
 class InvalidRequestError(RequestRefusedError):
-    """The request is not valid in any state. Correct it as the message describes."""
+    """The request is never valid. Correct it as the message describes."""
 
 
 class TopicNotFoundError(RequestRefusedError):
@@ -173,8 +173,8 @@ class MessageTooLargeError(StreamqdError):
 class BacklogFullError(StreamqdError):
     """Too many messages wait in the partition (`max_backlog`). Consume them, or send later.
 
-    After `send_many`, `ids` contains the uids, in the order of the items and starting with the
-    first. None stands for a message that was rejected. The items after `ids` were not sent.
+    After `send_many`, `ids` contains the uids of the messages, in the order of the items. An
+    element is None if the message was rejected. Items after these were not sent.
     """
 
     def __init__(self, message: str, ids: list[str | None] | None = None) -> None:
@@ -183,11 +183,11 @@ class BacklogFullError(StreamqdError):
 
 
 class BufferFullError(StreamqdError):
-    """The producer's buffer is full, and the message was not accepted. Send it again later."""
+    """The buffer of the producer is full, and the message was not accepted. Send it again later."""
 
 
 class DatabaseUnavailableError(StreamqdError):
-    """The database of an outbox did not answer. Wait and try again.
+    """The database of an outbox did not answer. Try again later.
 
     A write may or may not have been committed.
     """
@@ -201,7 +201,7 @@ class DatabaseResponseError(DatabaseUnavailableError):
 
 
 class SparkError(StreamqdError):
-    """A Spark job lacks a requirement or cannot continue. The message contains the remedy."""
+    """A Spark job cannot start or continue. The message contains the remedy."""
 
 
 class StartupError(StreamqdError):

@@ -83,7 +83,7 @@ class Message:
 
     @cached_property
     def fields(self) -> dict[bytes, bytes]:
-        """All fields of the entry, as stored. If a name occurs twice, the last field counts."""
+        """All fields of the entry, as stored. If a name occurs twice, the last value counts."""
         return dict(zip(self._fields[::2], self._fields[1::2], strict=False))
 
     @property
@@ -101,7 +101,7 @@ class Message:
 
     @property
     def id(self) -> str:
-        """The ID of this entry, `ms-seq`. A retried message has a new ID, as in `original_id`."""
+        """The ID of this entry, `ms-seq`. A retry has a new one, and keeps its `original_id`."""
         return self.id_bytes.decode()
 
     @property
@@ -116,7 +116,7 @@ class Message:
 
     @property
     def group(self) -> str:
-        """The consumer group of this run, which is `<name>@dlq` for dead letters."""
+        """The consumer group of this run. For dead letters, it is `NAME@dlq`."""
         return self._delivery.assignment.group
 
     @property
@@ -126,7 +126,7 @@ class Message:
 
     @property
     def key(self) -> bytes | None:
-        """The key that chose the partition, or None."""
+        """The key that determined the partition, or None."""
         fields = self._fields
         if len(fields) > 3 and fields[2] == b"key" and fields.count(b"key") < 2:
             return fields[3]  # the place where producers put the key
@@ -160,7 +160,7 @@ class Message:
 
     @property
     def replay_count(self) -> int:
-        """The number of times that an operator replayed it from the dead letters."""
+        """The number of times that an operator replayed the message from the dead letters."""
         return self._count(REPLAY_COUNT, believed=self._delivery.assignment.reads_dead_letters)
 
     @cached_property
@@ -170,14 +170,14 @@ class Message:
 
     @cached_property
     def dead_letter(self) -> DeadLetter | None:
-        """The dead letter's details, for a consumer with `source = "dlq"`, or None for others."""
+        """The details of the dead letter. None for consumers without `source = "dlq"`."""
         return (
             DeadLetter.read(self.fields) if self._delivery.assignment.reads_dead_letters else None
         )
 
     @property
     def original_id(self) -> str:
-        """The ID of the first write. A producer's `originalId` counts if it is an entry ID."""
+        """The ID of the first write: the field `originalId` if it is an entry ID, else `id`."""
         written = self._field(ORIGINAL_ID)
         if written is None or not _ENTRY_ID.fullmatch(written):
             return self.id_bytes.decode()
@@ -187,7 +187,7 @@ class Message:
     def origin(self) -> tuple[str, int]:
         """The topic and partition of the first write.
 
-        They differ from the current ones only for a dead letter that was moved here.
+        They differ from `topic` and `partition` only after a replay from another partition.
         """
         assignment, topic = self._delivery.assignment, self._field(ORIGINAL_TOPIC)
         if topic is None:
@@ -200,7 +200,7 @@ class Message:
 
     @property
     def uid(self) -> str:
-        """`topic/partition/original_id`. It is the same on every run, so it identifies repeats."""
+        """`topic/partition/original_id`. It is the same in every run of the message."""
         topic, partition = self.origin
         return f"{topic}/{partition}/{self.original_id}"
 
@@ -211,7 +211,7 @@ class Message:
 
     @property
     def expires_at(self) -> float | None:
-        """The time after which it is no longer handled, unix seconds, or None without an expiry.
+        """The time after which the message is dropped, unix seconds, or None if it does not expire.
 
         A dead letter does not expire.
         """
@@ -235,15 +235,15 @@ class Message:
     def json(self) -> Any:
         """Return the payload as parsed JSON.
 
-        Raises ValueError when it is not valid JSON, or nested too deeply.
+        Raises ValueError when the payload is not valid JSON, or nested too deeply.
         """
         return _parse_json("payload", self.payload)
 
     def progress(self) -> None:
         """Report progress of this run. `why` and `status --json` show the time of the last report.
 
-        It is cheap, and it does not extend a limit: `timeout` and `hard_timeout` count from the
-        start of the run. A long run does not need progress reports to keep its message.
+        The call is cheap. It does not extend `timeout` or `hard_timeout`, which count from the
+        start of the run. A long run keeps its message even without progress reports.
         """
         self._delivery.progress()
 

@@ -32,20 +32,19 @@ BATCHED, EACH = "batched", "each"  # how messages are acknowledged
 class Uid(str):
     """The uid of one message, `topic/partition/id`: a string with the three parts as attributes.
 
-    `id` is the entry ID, or for a delayed send its send ID. `partition` is the partition number,
-    not the `partition` method of a string.
+    `partition` is the partition number, not the `partition` method of a string.
     """
 
     __slots__ = ()
 
     @property
     def topic(self) -> str:
-        """The topic to which the message was sent."""
+        """The topic of the message."""
         return self.split("/", 1)[0]
 
     @property
     def partition(self) -> int:  # type: ignore[override]
-        """The number of the partition to which the message was sent."""
+        """The number of the partition to which the message was sent, starting at 0."""
         return int(self.split("/", 2)[1])
 
     @property
@@ -57,8 +56,8 @@ class Uid(str):
     def is_duplicate(self) -> bool:
         """True if this send wrote nothing, because its `dedup_id` was used before.
 
-        The uid is then that of the earlier message. After a lost reply the producer repeats the
-        send, so the earlier message can also be from its own first attempt.
+        The uid is then that of the earlier message. Because the producer repeats a send after a
+        lost reply, the earlier message can be that of its own first attempt.
         """
         return isinstance(self, _DuplicateUid)
 
@@ -111,7 +110,7 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The waits of a failed message before its retries. Durations are in seconds."""
+    """The delays before the retries of a failed message, as in `consumers.backoff`, in seconds."""
 
     kind: str = "exponential"  # fixed | linear | exponential
     base: float = 1.0
@@ -121,13 +120,12 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """The rules by which failed messages are retried or dead-lettered. Counts are handler runs.
+    """The rules by which failed messages are retried or dead-lettered.
 
-    For `max_attempts` and `max_crashes`, 0 means no limit. A message that fails more than `max_age`
-    seconds after its first write is dead-lettered. `retry_on` and `dead_on` contain exception
-    classes or their names. If both omit an exception, it is retried when `retry_on` is empty, and
-    dead-lettered otherwise. `on_error` sets where a message waits for its next run: requeue, block
-    or hold-key.
+    The fields are the settings of a consumer with the same names. `max_age` is `retry_max_age` in
+    seconds. For `max_attempts` and `max_crashes`, 0 means no limit. `retry_on` and `dead_on`
+    contain exception classes or their names. An exception that is in neither is retried if
+    `retry_on` is empty, and dead-lettered otherwise.
     """
 
     max_attempts: int = 5

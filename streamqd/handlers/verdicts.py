@@ -17,10 +17,10 @@ _PACKAGE = "streamqd.handlers"
 class Retry(Exception):  # noqa: N818 - a verdict that a handler raises, not an error
     """Raise this in a handler to run the message again, `after` seconds from now.
 
-    Without `after`, the wait is the policy's backoff. The run counts as a failed attempt.
+    Without `after`, the delay is the backoff of the consumer. The run counts as a failed attempt.
 
-    Raises TypeError when `after` is not a number, and ValueError unless it is 0 seconds to one
-    year.
+    Raises TypeError if `after` is not a number, and ValueError if it is not between 0 seconds and
+    one year.
     """
 
     __module__ = _PACKAGE
@@ -43,22 +43,22 @@ class Dead(Exception):  # noqa: N818 - a verdict that a handler raises, not an e
 class Release(Exception):  # noqa: N818 - a verdict that a handler raises, not an error
     """Raise this in a handler to run the message later, without counting an attempt.
 
-    The worker finishes its running messages, waits for one second without reading, and starts
-    again with the oldest unhandled message. This delays the whole partition, so use it for a
-    problem that affects all messages. To delay only one message, raise `Retry`.
+    The worker finishes its running messages, waits for one second, and continues with the oldest
+    unhandled message. This delays the whole partition, so use it for a problem that affects all
+    messages. To delay only one message, raise `Retry`.
     """
 
     __module__ = _PACKAGE
 
 
 class SoftTimeout(Exception):  # noqa: N818 - named after the setting that it enforces
-    """Raised inside a handler that overran its `timeout`. It counts as a failed attempt."""
+    """Raised inside a handler that exceeds its `timeout`. The run counts as a failed attempt."""
 
     __module__ = _PACKAGE
 
 
 class Undecodable(Exception):  # noqa: N818 - a verdict, as Dead is
-    """The payload does not match the handler's annotation. Its message is dead-lettered now."""
+    """The payload does not match the annotation of the handler. The message is dead-lettered."""
 
     __module__ = _PACKAGE
 

@@ -21,15 +21,17 @@ class Outbox:
     """A sender that inserts messages into a table of your database, in your transaction.
 
     After the commit, the relay of the outbox moves the message to Redis. After a rollback, the
-    message does not exist. An outbox has no connection: it may be shared by threads, tasks and
-    forked children, and it never connects to Redis.
+    message does not exist. An `Outbox` has no connection and never connects to Redis. Threads,
+    tasks and forked children can share it.
 
-    `table` is the name of the table, which `streamqd outbox create` creates. `settings` (from
-    `config.load`) are those of the command line by default: the file in STREAMQ_CONFIG, or else
-    ./streamq.toml if it exists. With `traces`, each send has an OpenTelemetry span, whose context
-    travels in the headers. With None, the setting `telemetry.traces` decides.
+    `table` is a table that `streamqd outbox create` created. `settings`, as returned by
+    `config.load`, defaults to the settings of the command line: those of the file in
+    STREAMQ_CONFIG, or of ./streamq.toml if it exists. With `traces`, each send creates an
+    OpenTelemetry span and writes its context to the headers. With None, the setting
+    `telemetry.traces` applies.
 
-    Raises TypeError or ValueError for an invalid table name, and ConfigError.
+    Raises TypeError or ValueError for an invalid table name, and ConfigError for an invalid
+    configuration.
     """
 
     def __init__(
@@ -64,15 +66,20 @@ class Outbox:
     ) -> str:
         """Insert one message in the open transaction, and return its ID for `streamqd trace`.
 
-        `connection` is one of psycopg, sqlite3, PyMySQL or Django, or a session or connection of
-        SQLAlchemy. One INSERT is executed. Commits, rollbacks and savepoints are up to the caller.
-        The other arguments are those of `Producer.send`. `delay` counts from now, by this host's
-        clock. A message without a key is routed by its ID. If the partition does not exist, the
-        relay moves the row to the dead-letter table.
+        `connection` is a connection of psycopg, sqlite3, PyMySQL or Django, or a session or
+        connection of SQLAlchemy. The call executes one INSERT. It leaves commits, rollbacks and
+        savepoints to the caller. The other arguments are those of `Producer.send`. `delay` counts
+        from now, by the clock of this host. A message without a key is routed by its ID. If the
+        partition does not exist, the relay moves the row to the dead-letter table.
 
-        Raises RequestRefusedError when the connection commits each statement, MessageTooLargeError,
-        and TypeError or ValueError for a message that cannot be encoded. In these cases, nothing
-        was inserted. Database errors are raised unchanged, in the classes of its driver.
+        Raises:
+
+        - RequestRefusedError if the connection is in autocommit mode.
+        - MessageTooLargeError if the message exceeds `max_message_bytes`.
+        - TypeError or ValueError if the message cannot be encoded.
+        - the errors of the database driver, unchanged.
+
+        In the first three cases, nothing was inserted.
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires)
         with self._span(topic) as span:

@@ -32,13 +32,13 @@ class AsyncProducer:
     """A producer for the tasks of one event loop.
 
     Use it as an asynchronous context manager, or await `close`. It takes the options of `Producer`.
-    At most `max_messages` messages with `max_bytes` in total are in flight, and a further `send`
-    waits for its turn. The writing thread calls the `partitioner`. A message that waits
-    `backlog_wait` for room delays only its own partition.
+    At most `max_messages` messages with `max_bytes` in total are in flight. When this limit is
+    reached, `send` waits. A separate thread writes the messages and calls the `partitioner`. A
+    message that waits `backlog_wait` for room delays only its own partition.
 
-    A canceled send may or may not be written, and other sends are not affected. Use the producer
-    only in the event loop that used it first. In a forked child it is empty, and works in an event
-    loop of the child.
+    If you cancel a task during `send`, its message may or may not be written. Other sends are not
+    affected. Use the producer only in the event loop that used it first. A forked child does not
+    inherit messages in flight, and can use the producer in one event loop of its own.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class AsyncProducer:
         expires: float | timedelta | datetime | None = None,
         dedup_id: str | None = None,
     ) -> Uid:
-        """Write one message and return its uid. Arguments and errors as for `Producer.send`."""
+        """Write one message and return its uid. Arguments and errors are as for `Producer.send`."""
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
         if self._sender.spans is None:
             return await self._send(topic, item)

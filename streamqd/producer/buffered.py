@@ -25,10 +25,10 @@ from streamqd.producer.sender import Sender
 class Receipt(Future[Uid]):
     """The future of a message's uid, as returned by `BufferedProducer.send`.
 
-    `result` raises the errors that `Producer.send` would raise. In a child that was forked after
-    the send, it raises OutcomeUnknownError, because the message belongs to the parent. `cancel`
-    works until the write of the message starts. Callbacks run in the writing thread. Keep them
-    short, and never wait for another receipt in a callback.
+    `result` raises the same errors as `Producer.send`. In a child that was forked after the send,
+    it raises OutcomeUnknownError, because the message belongs to the parent. `cancel` works until
+    the thread starts to write the message. Callbacks run in the writing thread. Keep them short,
+    and never wait for another receipt in a callback.
     """
 
     # A future consists of ten objects with its lock. They are created at first use, because most
@@ -49,7 +49,7 @@ class Receipt(Future[Uid]):
         return outcome if isinstance(outcome, Uid) else super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the outcome. Return the error of the send, None if it succeeded."""
+        """Wait for the outcome. Return the error of the send, or None if it succeeded."""
         self._check_process()
         return super().exception(timeout)
 
@@ -112,16 +112,18 @@ class BufferedProducer:
 
     1. `send` encodes the message, puts it into the buffer and returns a Receipt.
     2. The thread waits for `linger` after the first message, or until `max_batch` messages wait.
-    3. It writes the buffered messages, in one transaction per topic, and sets the receipts' uids.
-    4. `flush` waits for all earlier messages. `close` and the exit of the `with` block flush too.
+    3. It writes the buffered messages, in one transaction per topic, and sets the uids of their
+       receipts.
+    4. `flush` waits until all earlier messages are written. `close` and the end of a `with` block
+       flush too.
 
-    The buffer takes at most `max_messages` with `max_bytes` in total. When it is full, `send` waits
-    for room, for `block` at most, and then raises BufferFullError. With `block=0` it raises
-    immediately. All other options are those of `Producer`. The writing thread calls the
+    The buffer contains at most `max_messages` with `max_bytes` in total. When it is full, `send`
+    waits for room for up to `block`, and then raises BufferFullError. With `block=0`, it raises the
+    error immediately. All other options are those of `Producer`. The writing thread calls the
     `partitioner`. A message that waits `backlog_wait` for room delays only its own partition.
 
-    It is thread-safe. In a forked child it is empty, and works with a connection and a thread of
-    the child. Unsent messages stay with the parent, and the child logs a warning.
+    In a forked child, the buffer is empty, and the producer uses a new connection and a new thread.
+    The parent sends the messages that were in the buffer. The child logs a warning.
     """
 
     def __init__(
@@ -200,24 +202,25 @@ class BufferedProducer:
         return receipt
 
     def cancel(self, uid: str) -> bool:
-        """Cancel a delayed send, given the result of its receipt. Waits for Redis.
+        """Cancel the delayed send with the uid from its receipt. Waits for Redis.
 
         Argument, result and errors are as for `Producer.cancel`.
         """
         return self._sender.cancel(uid)
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Write all earlier messages. Return False if it takes longer than `timeout` seconds.
+        """Write all earlier messages. Return False if this takes longer than `timeout` seconds.
 
-        It returns when the outcome of each message is known, even if a write failed.
+        `flush` waits until the outcome of each message is known. It also returns True if writes
+        failed: their receipts raise the errors.
         """
         return self._buffer.flush(timeout)
 
     def close(self, timeout: float | None = None) -> bool:
         """Flush, then stop the thread and close the connection. A second call changes nothing.
 
-        After `timeout` seconds, messages whose write has not started are given up: their receipts
-        raise RedisUnavailableError, and `close` returns False.
+        After `timeout` seconds, `close` returns False and gives up the messages that it has not
+        started to write. Their receipts raise RedisUnavailableError.
         """
         atexit.unregister(self.close)
         self._buffer.close()

@@ -32,29 +32,30 @@ class Producer:
     connection. A producer that was created before a fork also works in the child, over a new
     connection.
 
-    `url` is the Redis server, and `settings` (from `config.load`) are all other settings. Without
-    both, the producer uses the settings of the command line: the file in STREAMQ_CONFIG, or else
-    ./streamq.toml if it exists, overridden by the variables STREAMQ_SECTION__KEY.
+    `url` is the address of Redis. `settings`, as returned by `config.load`, contains all other
+    settings. If you pass neither, the producer uses the same settings as the command line: those of
+    the file in STREAMQ_CONFIG, or of ./streamq.toml if it exists, overridden by the variables
+    STREAMQ_SECTION__SETTING.
 
     Options (a duration is a number of seconds, a string such as "5m" or a timedelta):
 
-    - `create`: Register a topic at the first send, with the partition count of the settings, or
-      else one partition. With False, sending to an unknown topic raises TopicNotFoundError.
+    - `create`: Register an unknown topic at the first send, with the partition count of the
+      settings, or else one partition. With False, the send raises TopicNotFoundError.
       Default: True.
-    - `timeout`: Time limit of one `send`: connecting, all repetitions and the wait for other
-      threads. `backlog_wait` is added to it. Default: 5 seconds.
-    - `dedup_window`: Time for which a `dedup_id` is remembered. Default: 600 seconds.
+    - `timeout`: Time limit of one `send`, including connecting, all repetitions and the wait for
+      other threads, but not `backlog_wait`. Default: 5 seconds.
+    - `dedup_window`: How long a `dedup_id` is remembered. Default: 600 seconds.
     - `partitioner`: "hash" (CRC-32 of the key), "round-robin", "sticky", "consistent", or a
-      function of the key (bytes or None) and the number of partitions. A mapping sets it per topic,
-      and other topics use "hash". Default: "hash".
+      function of the key (bytes or None) and the number of partitions. To set it per topic, pass a
+      mapping. Topics that are not in it use "hash". Default: "hash".
     - `max_backlog`: Number of waiting messages at which a partition accepts no more. A send then
       raises BacklogFullError. Default: None, no limit.
-    - `backlog_wait`: Time that a send waits for room ahead of BacklogFullError. Default: 0.
+    - `backlog_wait`: How long a send waits for room before it raises BacklogFullError. Default: 0.
     - `traces`: Create an OpenTelemetry span for each call of `send`, `send_many` or `send_chunks`,
-      and send its context in the headers. This needs the extra otel. Default: None, the setting
-      `telemetry.traces`.
+      and send its context in the headers. Requires the otel extra. Default: None, which uses the
+      setting `telemetry.traces`.
 
-    Raises TypeError or ValueError, with the option's name, for an invalid option.
+    Raises TypeError or ValueError for an invalid option.
     """
 
     def __init__(
@@ -93,23 +94,29 @@ class Producer:
 
         A bytes value is written unchanged, a str as UTF-8, and any other value as JSON. Messages
         with the same key go to the same partition. A message without a key is routed by its
-        `dedup_id`. Without both, partitions take turns. If the `dedup_id` was used before within
-        the window, the message is not written again, and the uid of the first one is returned, with
-        `is_duplicate` True.
+        `dedup_id`. A message without either goes to each partition in turn.
 
-        With `delay` (seconds or timedelta) or `at` (unix seconds or a datetime with a time zone),
-        the message becomes readable later. Pass its uid to `cancel` or `streamqd delayed`. After
-        `expires` it is no longer handled: a datetime, or seconds or a timedelta after it became
-        readable.
+        If the `dedup_id` was used within the window, the message is not written again. The call
+        then returns the uid of the first message, with `is_duplicate` True.
 
-        Raises OutcomeUnknownError if the reply was lost. With a `dedup_id`, the send is repeated,
-        and raises it only if the replies of all repetitions were lost. Raises RedisUnavailableError
-        if Redis could not be reached. Nothing was written. Raises RedisResponseError if Redis
-        rejected the message, for example because its memory is full. Raises BacklogFullError if
-        `max_backlog` messages wait in the partition. Raises MessageTooLargeError if the message
-        exceeds `max_message_bytes`. Raises TopicNotFoundError if the topic is not registered.
-        Raises RequestRefusedError if `partition` does not exist. Raises TypeError or ValueError if
-        the message cannot be encoded.
+        With `delay` (seconds or a timedelta) or `at` (unix seconds or a datetime with a time zone),
+        the message is delivered later. To cancel it, pass its uid to `cancel` or to
+        `streamqd delayed cancel`.
+
+        A message that has not been handled by the time in `expires` is dropped. `expires` is a
+        datetime, or seconds or a timedelta after the delivery.
+
+        Raises:
+
+        - OutcomeUnknownError if the reply was lost. With a `dedup_id`, the send is repeated, and
+          the error is raised only if the replies of all repetitions were lost.
+        - RedisUnavailableError if Redis could not be reached. Nothing was written.
+        - RedisResponseError if Redis rejected the message, for example because its memory is full.
+        - BacklogFullError if `max_backlog` messages wait in the partition.
+        - MessageTooLargeError if the message exceeds `max_message_bytes`.
+        - TopicNotFoundError if the topic is not registered and `create` is False.
+        - RequestRefusedError if `partition` does not exist.
+        - TypeError or ValueError if the message cannot be encoded.
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
         if self._sender.spans is None:
@@ -129,14 +136,13 @@ class Producer:
         """Write many messages in pipelined chunks, and return their uids in order.
 
         An item is a value as for `send`, or an `Outgoing`. Messages are written in the order of
-        the items, in chunks. Each chunk waits for the reply to the previous one. During this wait
-        the next chunk is encoded, so up to one chunk of items may be consumed but not sent.
+        the items, in chunks of 512 messages or 1 MiB. Each chunk waits for the reply to the
+        previous one. During this wait, the next chunk is encoded, so up to one chunk of items may
+        be consumed but not sent. `timeout` limits each chunk, without the time that `items` takes.
 
-        If an error occurs, all messages before it are written, and the error reports them.
-        BatchOutcomeUnknownError, BatchRejectedError and BacklogFullError contain the uids. If an
-        item cannot be encoded or `items` itself raises, the earlier items are written, and the
-        error is raised with a note that contains their number. `timeout` limits each chunk (512
-        messages or 1 MiB), without the time that `items` takes.
+        If an error occurs, all messages before it were written. BatchOutcomeUnknownError,
+        BatchRejectedError and BacklogFullError contain their uids. If an item cannot be encoded or
+        `items` itself raises, a note on the error contains the number of written messages.
         """
         if self._sender.spans is None:
             return self._send_many(topic, items)
@@ -163,9 +169,8 @@ class Producer:
     ) -> Iterator[list[Uid]]:
         """Write many messages as `send_many` does, and yield the uids of each confirmed chunk.
 
-        A raised BatchOutcomeUnknownError, BatchRejectedError or BacklogFullError contains only the
-        uids of the failed chunk. `delay` (seconds) applies to all items that do not set `delay` or
-        `at`.
+        BatchOutcomeUnknownError, BatchRejectedError and BacklogFullError contain only the uids of
+        the failed chunk. `delay` (seconds) applies to all items that do not set `delay` or `at`.
         """
         if delay is not None:
             items = (_with_delay(item, delay) for item in items)
@@ -188,15 +193,18 @@ class Producer:
                 raise failure
 
     def cancel(self, uid: str) -> bool:
-        """Cancel a delayed send: pass the value that `send` returned.
+        """Cancel the delayed send with the uid that `send` returned.
 
-        Return True if it is now canceled and will never be delivered. Return False if no such send
-        waits: it was delivered, canceled before, or never sent. A canceled send keeps its
-        `dedup_id`.
+        Return True if the send is now canceled and will never be delivered. Return False if it is
+        not waiting, because it was delivered, canceled before, or never sent. The `dedup_id` of a
+        canceled send stays in use.
 
-        Raises ValueError for a string that is not a uid, OutcomeUnknownError when the reply was
-        lost (a second call is safe), RedisUnavailableError when nothing was changed, and
-        RedisResponseError.
+        Raises:
+
+        - ValueError if `uid` is not a uid.
+        - OutcomeUnknownError if the reply was lost. You can safely repeat the call.
+        - RedisUnavailableError if Redis could not be reached. Nothing was changed.
+        - RedisResponseError if Redis returned an error.
         """
         return self._sender.cancel(uid)
 

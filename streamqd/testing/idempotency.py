@@ -32,12 +32,12 @@ def assert_idempotent(
 ) -> None:
     """Run a handler twice for the same message, as after a crash before the acknowledgment.
 
-    `observe` must return equal values after both runs. Effects in memory are lost with the process,
-    so observe a file or a database.
+    `observe` returns a value that shows the effects of the handler. It must be equal after both
+    runs. Effects in memory are lost with the process, so observe a file or a database.
 
-    With `reset`, which must undo all effects, the process is also killed at each of the first 500
-    steps of the handler. The run after each crash must lead to the same value. A step is one
-    executed line of the handler.
+    With `reset`, a function that undoes all effects, the handler also runs in a process that is
+    killed at each of its first 500 steps. The run after each crash must lead to the same value. A
+    step is one executed line of the handler.
 
     Raises AssertionError with the difference, or if a run does not succeed.
     """

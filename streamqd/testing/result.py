@@ -22,23 +22,22 @@ class Run:
     attempt: int
     """The number of the run, from 1. Crashes and releases do not count."""
     crashes: int
-    """The number of processes that the message killed, including this run."""
+    """The number of processes that the message crashed, including this run."""
     verdict: Verdict
-    """ack: done. retry: runs again after a wait. dead: dead-lettered. release: runs again without
-    counting an attempt. crash: the process died, and the next one runs the message again. expired:
-    acknowledged without a run."""
+    """ack: the message was acknowledged. retry: it runs again after a delay. dead: it was
+    dead-lettered. release: it runs again without counting an attempt. crash: the process crashed,
+    and the next one runs the message again. expired: it was acknowledged without a run."""
     reason: str = ""
-    """The reason of a dead letter, a stable word: attempts, dead, undecodable, crashes, too-old …
-    Empty for other verdicts."""
+    """The reason of a dead letter, such as `attempts` or `undecodable`. '' for other verdicts."""
     error: BaseException | None = None
     """The exception that the handler raised or returned."""
     delay: tuple[float, float] | None = None
-    """The shortest and the longest wait before the next run, in seconds. Jitter chooses between
-    them. None if the message does not run again."""
+    """The shortest and the longest delay before the next run, in seconds. They differ because of
+    jitter. None if the message does not run again."""
     in_place: bool = False
-    """True if the message keeps its place during the wait: `on_error` is block or hold-key."""
+    """True if other messages wait for the retry: `on_error` is block or hold-key."""
     dead_letter: DeadLetter | None = None
     """The dead letter of a dead message."""
     at: float = 0.0
-    """The start of the run, in seconds after the first write of the message, by the test's
-    clock."""
+    """The start of the run, in seconds after the first write of the message, by the clock of the
+    test."""

@@ -24,18 +24,18 @@ LOG_LINES = 40  # last lines that the error of a failed daemon quotes
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The files of a daemon that exited after all messages were handled."""
+    """The files of a daemon that handled all messages and exited. `streamqd_daemon` returns it."""
 
     __module__ = "streamqd.testing"
 
     state_dir: Path
-    """Its `daemon.state_dir`, the same directory as in the `on_start` context."""
+    """The `daemon.state_dir` of the daemon. `on_start` hooks get the same directory."""
     log: str
-    """Its log, one JSON object per line, mixed with the output of the handlers."""
+    """The log of the daemon, one JSON object per line, mixed with the output of the handlers."""
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The events of the log, in order. Their field `event` contains the name."""
+        """The events of the log, in order. The `event` field of each contains its name."""
         lines = (json.loads(each) for each in self.log.splitlines() if each.startswith("{"))
         return [each for each in lines if "event" in each]
 

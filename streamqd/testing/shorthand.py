@@ -29,10 +29,9 @@ def run(
     state_dir: Path | None = None,
     **settings: Unpack[TestedOptions],
 ) -> Run:
-    """Run a handler once, for one message, as the daemon would. See Worker for the arguments.
+    """Run a handler once, for one message, as the daemon would.
 
-    `payload` is a payload or an Outgoing, as for a producer. Raises the errors of Worker,
-    `Worker.message` and `Worker.run`.
+    The arguments and errors are those of `Worker`, `Worker.message` and `Worker.run`.
     """
     with Worker(handler, topic=topic, group=group, state_dir=state_dir, **settings) as worker:
         message = worker.message(
@@ -73,7 +72,7 @@ def run_to_end(
 ) -> list[Run]:
     """Run a handler until its message is acknowledged or dead-lettered, without waiting.
 
-    See `Worker.run_to_end` for the arguments.
+    The arguments and errors are those of `Worker`, `Worker.message` and `Worker.run_to_end`.
     """
     with Worker(handler, topic=topic, group=group, state_dir=state_dir, **settings) as worker:
         return worker.run_to_end(

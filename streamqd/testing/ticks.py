@@ -25,10 +25,10 @@ def next_ticks(
 ) -> list[datetime]:
     """Return the first `count` ticks of a schedule at or after `start`, in its time zone.
 
-    Pass a handler with `@schedule` (and the `name` if it has several), the options of a schedule,
-    or both. Options override `@schedule`. The list is shorter if no more ticks follow. Ticks are
-    without jitter, like `x-scheduled-for`. Raises ValueError for a `start` without a time zone, and
-    ConfigError with every problem.
+    Pass a handler with `@schedule`, the options of a schedule, or both. If the handler has several
+    schedules, also pass the `name` of one. Options override `@schedule`. The list is shorter if the
+    schedule has fewer ticks. Ticks do not include jitter, like the `x-scheduled-for` header. Raises
+    ValueError if `start` has no time zone, and ConfigError if the schedule is invalid.
     """
     if start.tzinfo is None:
         raise ValueError(f"start {start} has no time zone; pass tzinfo=UTC, or another zone")

@@ -44,9 +44,10 @@ RUNS_MAX = 100
 class Worker:
     """Runs a handler in the same way as a worker of the daemon. Use it in a `with` block.
 
-    `settings` are options of @handler, and override its declaration. `topic` and `group` choose
-    among several declarations. With a `state_dir`, the `on_start` and `on_stop` hooks of the
-    handler's module run, too. Raises ConfigError and HandlerLoadError, as the daemon's start does.
+    `settings` are options of `@handler`, and override those of the decorator. If the handler has
+    several declarations, `topic` and `group` select one. With a `state_dir`, the `on_start` and
+    `on_stop` hooks of the handler's module also run. Raises ConfigError or HandlerLoadError if the
+    daemon could not start with this handler.
     """
 
     __module__ = "streamqd.testing"
@@ -100,10 +101,10 @@ class Worker:
         attempt: int = 1,
         age: float = 0.0,
     ) -> Message:
-        """Return a message with a payload, or from an Outgoing, as a producer would send it.
+        """Return a message as a producer would send it. `payload` may be an Outgoing.
 
         The message was first written `age` seconds ago, and its first `attempt` - 1 runs failed.
-        Raises the errors of `Producer.send` for an invalid message.
+        For an invalid message, raises the errors of `Producer.send`.
         """
         if not isinstance(payload, Outgoing):
             payload = Outgoing(payload, key, headers, expires=expires)
@@ -114,15 +115,15 @@ class Worker:
     # --- runs ---
 
     def run(self, message: Message, *, crashes: int = 0, crash_at: CrashAt | None = None) -> Run:
-        """Run the handler for a message made by `message`, which may have run before.
+        """Run the handler once for a message from `Worker.message`, which may have run before.
 
-        `crashes` is the number of earlier crashes counted against it. With `crash_at`, the handler
-        runs in a child process that is killed at that step, or with "end" after the handler. A step
-        is one executed line of the handler, counted from 0. Raises ValueError when the handler has
-        fewer steps.
+        `crashes` is the number of earlier crashes counted against the message. With `crash_at`, the
+        handler runs in a child process that is killed at this step, or after the handler with
+        "end". A step is one executed line of the handler, counted from 0. Raises ValueError if the
+        handler has fewer steps.
 
         A handler that calls `os._exit` or `os.abort`, or sends a fatal signal to its own process,
-        counts as crashed. The tests continue.
+        counts as crashed. The test process continues.
         """
         return self._run([message], crashes, crash_at, self._now)[0]
 
@@ -146,9 +147,10 @@ class Worker:
     ) -> list[Run]:
         """Run the handler until the message is acknowledged or dead-lettered, without waiting.
 
-        `crash_at` applies to the first run. With `duplicate`, an acknowledged message runs again.
-        `jitter`, from 0 to 1, replaces the random part of a delay: 0 is the shortest, 1 the
-        longest. Raises AssertionError when neither happens within `runs_max` runs.
+        `crash_at` applies to the first run. With `duplicate`, the message runs once more after it
+        was acknowledged. `jitter`, from 0 to 1, replaces the random part of a delay: 0 is the
+        shortest, 1 the longest. Raises AssertionError if the message is neither acknowledged nor
+        dead-lettered within `runs_max` runs.
         """
         story: list[Run] = []
         charged = 0
