@@ -126,13 +126,14 @@ The housekeeper serves HTTP endpoints at the address `http.bind` (default `127.0
 | Path | Response |
 | --- | --- |
 | `/metrics` | The metrics below, for Prometheus. |
-| `/livez` | 200 if supervisor and housekeeper make progress. Independent of Redis. |
+| `/livez` | 200 if the supervisor and the housekeeper make progress, even without Redis. |
 | `/startupz` | 200 once startup is complete. |
-| `/readyz` | 200 while working or on standby, with Redis. After `streamqd drain`, it stays ready. |
+| `/readyz` | 200 if the instance works or is on standby, and Redis answers. |
 | `/status` | The partitions of this instance and their state, as JSON. |
 | `/` | A short page with the state of this instance and links to these paths. |
 
-The three health endpoints return 200 or 503, with the reasons as JSON.
+The three health endpoints return 200 or 503, and the reasons as JSON. An instance that is drained
+by `streamqd drain` is on standby, so `/readyz` stays ready.
 """,
         _table(("Metric", "Kind", "Labels", "Meaning"), rows),
         """

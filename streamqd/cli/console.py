@@ -22,7 +22,7 @@ ROLES = ("viewer", "operator", "admin")
 @click.option(
     "--port",
     type=click.IntRange(0, 65_535),
-    help=("Override the port of console.bind. 0: a free port."),
+    help="Override the port of console.bind. 0 selects a free port.",
 )
 @click.option("--read-only", is_flag=True, help="Treat every user as a viewer.")
 @click.option(

@@ -457,9 +457,9 @@ def export(
 ) -> CommandResult | int:
     """Write dead letters with all fields as JSON lines.
 
-    Without a filter, all dead letters of the topic are written, and none is removed. A
-    field that is not UTF-8 becomes {"base64": …}. With --out, --json prints the result of the
-    command. Without --out, standard output contains only the lines.
+    Without a filter, the command writes all dead letters of the topic. It removes none. A field
+    that is not UTF-8 becomes {"base64": …}. With --out, --json prints the result of the command.
+    Without --out, standard output contains only the lines.
     """
     if out is not None and out.exists():
         confirm(f"{out} exists. Replace it?", yes)

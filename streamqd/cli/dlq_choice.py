@@ -43,11 +43,12 @@ _FILTERS = (
         help="Only dead letters with this cause, as shown by `dlq stats`.",
     ),
     click.option(
-        "--class", "error_class", metavar="NAME", help="Only this exception class."
+        "--class", "error_class", metavar="NAME",
+        help="Only dead letters of this exception class.",
     ),
     click.option(
         "--reason", type=click.Choice(REASONS), metavar="WORD",
-        help="Only this reason.",
+        help="Only dead letters with this reason.",
     ),
     click.option("-k", "--key", help="Only messages with this key."),
     click.option(

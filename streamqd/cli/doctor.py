@@ -41,7 +41,7 @@ _NEEDED_BY = {
     "--only",
     metavar="CHECK",
     multiple=True,
-    help="Run only this check or area of checks. May be repeated.",
+    help="Run only this check, or all checks of this area. May be repeated.",
 )
 @click.option(
     "--unit",
@@ -64,9 +64,9 @@ def doctor(
 ) -> int | None:
     """Find problems and print their fixes.
 
-    Without a subcommand, doctor runs all checks, which --list shows. It connects to the databases
-    of the configured outboxes, and changes nothing. The exit code is 1 if it finds a problem or a
-    warning, and 4 if Redis does not reply.
+    Without a subcommand, doctor runs all checks. To list them, pass --list. The checks also connect
+    to the databases of the configured outboxes. They change nothing. The exit code is 1 if doctor
+    finds a problem or a warning, and 4 if Redis does not reply.
     """
     if ctx.invoked_subcommand is not None:
         if only or unit or as_list or as_json:
@@ -157,9 +157,10 @@ def _finding(found: Finding) -> None:
 def stream(session: Session, *, topic: str, abandoned_after: float) -> CommandResult:
     """Show why messages of TOPIC are still in memory.
 
-    NEEDED BY is the group (or @archive) that still needs messages beyond the retention, or
-    `retention`. NEEDED counts the oldest needed message and all later ones, and SINCE is the age of
-    the oldest one. The exit code is 1 if there is a problem.
+    NEEDED BY is the group (or @archive) that still needs messages beyond the retention limits. It
+    is `retention` if only the limits keep messages. NEEDED counts the oldest needed message and all
+    later ones. SINCE is the age of the oldest needed message. The exit code is 1 if there is a
+    problem.
     """
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)

@@ -163,7 +163,7 @@ def move(
 
     The owner finishes its current message and hands the partition over. The partition stays with
     the new instance until it is moved again, or until `streamqd rebalance` discards the move. While
-    the instance cannot own it, it is placed like any other partition.
+    the instance cannot own it, any other instance may own it.
     """
     assignment = read_assignment(name)
     fleet = session.fleet
@@ -209,7 +209,7 @@ def _show_rebalanced(done: directives.Rebalanced, _waited: bool) -> None:
 
 @click.command(short_help="Move all partitions off an instance.")
 @click.argument("instance")
-@click.option("--undo", is_flag=True, help="Let the instance own partitions again.")
+@click.option("--undo", is_flag=True, help="Undo the drain. The instance can own partitions again.")
 @reason_option
 @directing
 def drain(
@@ -217,10 +217,10 @@ def drain(
 ) -> DirectiveResult:
     """Move all partitions off an instance.
 
-    The instance finishes its current messages and then stays on standby until --undo, even after a
-    restart.
-    Partitions that no other instance has a consumer for wait until the drain is undone. --dry-run
-    shows the new owner of each partition, and the partitions without one.
+    The instance finishes its current messages and releases its partitions. It then stays on standby
+    until --undo, even after a restart.
+    If no other instance has a consumer for a partition, the partition waits until the drain is
+    undone. --dry-run shows the new owner of each partition, and the partitions without one.
 
     To stop a daemon, you do not need a drain: SIGTERM also releases its partitions.
     """
@@ -289,10 +289,10 @@ def show_departure(departure: Departure) -> None:
 def forget(session: Session, *, instance: str, dry_run: bool, yes: bool) -> CommandResult:
     """Remove a dead instance from the fleet.
 
-    Until then, or until another instance removes it after 20 * lease_ttl, `status` shows it as
-    silent. The command watches for heartbeats for half of lease_ttl. It rejects a live instance,
-    and an instance whose leases have not expired. The next owner of a partition handles its
-    unfinished messages. If the instance starts again, it rejoins the fleet.
+    `status` shows a dead instance as silent, until this command or another instance removes it
+    (after 20 * lease_ttl). The command waits for a heartbeat for half of lease_ttl. It rejects an
+    instance that is live, or whose leases have not expired. Unfinished messages are handled by the
+    next owners of the partitions. If the instance starts again, it rejoins the fleet.
 
     \b
     Example:

@@ -37,9 +37,9 @@ def group() -> None:
 def list_(session: Session, *, topic: str | None) -> CommandResult:
     """Show the groups of one topic, or of all topics.
 
-    LAG counts unread messages (`+`: at least that many), PENDING counts messages delivered but not
-    acknowledged, and RETRIES counts messages that wait for their next attempt. OLDEST is the age of
-    the oldest unread or pending message.
+    LAG counts unread messages, PENDING counts messages delivered but not acknowledged, and RETRIES
+    counts messages that wait for their next attempt. A `+` after a number means at least that many.
+    OLDEST is the age of the oldest unread or pending message.
     """
     rows = groups.list_groups(session.store, topic)
     now = server_unix_ms(session.link)
@@ -70,9 +70,10 @@ def _show_groups(rows: Sequence[groups.GroupRow], now: int) -> None:
 def describe(session: Session, *, topic: str, name: str) -> CommandResult:
     """Show one group, partition by partition.
 
-    POSITION is the ID of the last delivered message (`start`: none yet, `before ID`: set by an
-    operator). LAG counts the messages after it (`+`: at least that many). OLDEST
-    UNREAD and OLDEST PENDING are the ages of these messages.
+    POSITION is the ID of the last delivered message. `start` means that none was delivered yet, and
+    `before ID` that an operator set the position. LAG counts the messages after the position. A `+`
+    after a number means at least that many. OLDEST UNREAD and OLDEST PENDING are the ages of these
+    messages.
     """
     detail = groups.describe(session.store, topic, name)
     return CommandResult(detail, lambda: _show_group(detail))
@@ -108,7 +109,7 @@ def _show_group(detail: groups.GroupDetail) -> None:
 @click.argument("name", metavar="GROUP")
 @click.option(
     "--to", required=True, metavar="earliest|latest|ID|TIME",
-    help="The first message to read: an ID, a time (RFC 3339), or how long ago, such as 2h.",
+    help="First message to read: an ID, a time (RFC 3339), or a time ago, such as 2h.",
 )  # fmt: skip
 @click.option(
     "-p", "--partition", "partitions", type=click.IntRange(0), multiple=True,
@@ -118,7 +119,11 @@ def _show_group(detail: groups.GroupDetail) -> None:
     "--keep-retries/--drop-retries", default=True, show_default=True,
     help="Keep or drop messages that wait for their next attempt.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Take partitions away from their owners.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Reset the group even if its partitions are owned. The owners lose them.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the effect, but change nothing.")
 @yes_option
 @answering
@@ -136,13 +141,14 @@ def reset(
 ) -> CommandResult:
     """Set the position from which a group reads.
 
-    Pending messages are released. Messages after the new position are read again, and messages
-    before it count as handled. The command fails if an instance owns a partition of the group, so
-    run `streamqd group stop` first. With --force, the owner loses the partition, and its worker can
-    no longer record results. --dry-run works at any time.
+    Pending messages are released. The group then reads all messages after the new position, and
+    messages before it count as handled. The command fails if an instance owns a partition of the
+    group, so run `streamqd group stop` first. With --force, the owner loses the partition, and its
+    worker can no longer record results. --dry-run works at any time.
 
-    BEFORE and NOW are the last message read: `start` means none yet, `end` means all messages, and
-    `before ID` is the place just before that message.
+    BEFORE and NOW are the old and the new position, as the ID of the last message read. `start`
+    means that no message was read, `end` means all messages, and `before ID` means all messages
+    before this one.
 
     \b
     Example:
@@ -190,7 +196,7 @@ def _show_reset(session: Session, done: groups.GroupReset, dry_run: bool) -> Non
 @click.option(
     "--force",
     is_flag=True,
-    help="Delete it even if it is owned, has unfinished messages, or its topic is growing.",
+    help="Delete the group even if it is owned, has unfinished messages, or its topic is growing.",
 )
 @yes_option
 @answering

@@ -111,7 +111,7 @@ def _print_entries(messages: Iterable[admin_tail.TailedEntry], as_json: bool) ->
 
 @click.command(short_help="Show messages delivered but not acknowledged.")
 @click.argument("topic")
-@click.option("-g", "--group", help="Required if several groups read the topic.")
+@click.option("-g", "--group", help="Group. Required if several groups read the topic.")
 @click.option(
     "-s",
     "--sort",
@@ -175,7 +175,7 @@ def _only_group(session: Session, topic: str) -> str:
 _DUE = "now_unix_ms total rows cursor unreadable"  # the fields of --json
 _ATTEMPT = click.option(
     "--attempt", "attempt_min", type=click.IntRange(1), default=1,
-    help="Only retries with this attempt next, or a later one.",
+    help="Only retries whose next attempt has this number, or a higher one.",
 )  # fmt: skip
 
 
@@ -200,7 +200,7 @@ def _id_arguments(metavar: str, noun: str) -> Callable[[Command], Command]:
     def add(command: Command) -> Command:
         help_of_all = f"All {noun} that match the filters."
         for option in (
-            click.option("--dry-run", is_flag=True, help="Count them, but change nothing."),
+            click.option("--dry-run", is_flag=True, help="Count the messages, but change nothing."),
             click.option("--all", "every", is_flag=True, help=help_of_all),
             click.argument("ids", metavar=metavar, nargs=-1),
         ):
@@ -267,8 +267,8 @@ def list_sends(
     \b
       streamqd delayed list orders --due-within 1h
 
-    The ID consists of the partition and the send ID, the last part of the uid that the producer's
-    send returned. When the message is delivered, it gets another uid.
+    An ID consists of the partition and the send ID. The send ID is the last part of the uid that
+    the producer returned. When the message is delivered, it gets another uid.
     """
     choice = _choice(session, **filters)
     seen = sends.messages(session.store, topic).page(choice, limit=limit, cursor=cursor)
@@ -344,8 +344,8 @@ def send_now(
     \b
       streamqd delayed now orders --all --key customer-7
 
-    Pass their IDs, or --all with optional filters. The housekeeper of a running daemon sends them
-    within seconds. The exit code is 8 if one of the IDs is no longer waiting.
+    Pass the IDs of the delayed sends, or --all with optional filters. The housekeeper of a running
+    daemon delivers the messages within seconds. The exit code is 8 if a send is no longer waiting.
     """
     choice = _require_choice(session, ids, every, "delayed sends", filters)
     if dry_run:
@@ -377,9 +377,10 @@ def cancel_sends(
     \b
       streamqd delayed cancel orders 3:0f3e9ac1b2d44e58a6c7d8e9f0a1b2c3
 
-    Pass their IDs, or --all with optional filters. Each send is either canceled or already sent,
-    never both. For a sent message, the command prints its uid. The exit code is 8 if one of the IDs
-    was not canceled. A dedup_id stays in use until it expires.
+    Pass the IDs of the delayed sends, or --all with optional filters. Each message is either
+    canceled or delivered, never both. For a delivered message, the command prints its uid. The exit
+    code is 8 if a send was not canceled. The dedup_id of a canceled send stays in use until it
+    expires.
     """
     choice = _require_choice(session, ids, every, "delayed sends", filters)
     if dry_run:
@@ -508,7 +509,7 @@ def retry_now(
 ) -> CommandResult:
     """Run waiting retries now.
 
-    Pass their IDs, or --all with optional filters.
+    Pass the IDs of the retries, or --all with optional filters.
     """
     choice = _require_choice(session, ids, every, "retry IDs", filters)
     rows = retries.select_rows(session.store, topic, group, choice)
@@ -525,7 +526,9 @@ def retry_now(
 @_id_arguments("[ID]...", "retries")
 @_filters
 @_ATTEMPT
-@click.option("--drop", is_flag=True, help="Drop them without dead letters.")
+@click.option(
+    "--drop", is_flag=True, help="Drop the retries instead of turning them into dead letters."
+)
 @yes_option
 @answering
 def cancel_retries(
@@ -542,9 +545,9 @@ def cancel_retries(
 ) -> CommandResult:
     """Cancel waiting retries, and turn them into dead letters.
 
-    Pass their IDs, or --all with optional filters. The dead letters have the reason `canceled` and
-    can be replayed like any others. For a group that reads dead letters (NAME@dlq), the retries are
-    dropped, because their dead letters still exist.
+    Pass the IDs of the retries, or --all with optional filters. The dead letters have the reason
+    `canceled` and can be replayed like any others. For a group that reads dead letters (NAME@dlq),
+    the retries are dropped, because their dead letters still exist.
     """
     drop = drop or group.endswith(LETTERS)
     choice = _require_choice(session, ids, every, "retry IDs", filters)

@@ -121,7 +121,9 @@ def outbox() -> None:
 
 @outbox.command()
 @outbox_options
-@click.option("--sql", is_flag=True, help="Print the statements. Connect to no database.")
+@click.option(
+    "--sql", is_flag=True, help="Print the SQL statements without connecting to a database."
+)
 @click.option(
     "--no-notify", is_flag=True,
     help="Do not create the PostgreSQL trigger that notifies the relay of each commit.",
@@ -136,7 +138,7 @@ def create(
     sql: bool,
     no_notify: bool,
 ) -> CommandResult:
-    """Create the table, and the table of rows that cannot be sent.
+    """Create the table of an outbox and its dead-letter table.
 
     Existing tables are checked, not changed. The exit code is 1 if the relay cannot use them.
 
@@ -175,8 +177,8 @@ def check(
 ) -> CommandResult:
     """Check the tables, columns and permissions of an outbox.
 
-    The relay's statements run on no rows, so nothing changes. The exit code is 1 if the outbox
-    cannot be used.
+    The command runs the statements of the relay on no rows, so it changes nothing. The exit code is
+    1 if the relay cannot use the outbox.
 
     \b
     Example:

@@ -48,7 +48,7 @@ class OutboxState:
 
 @outbox.command()
 @outbox_options
-@click.option("--burst", is_flag=True, help="Exit when no row is left that can be sent.")
+@click.option("--burst", is_flag=True, help="Exit when all rows that can be sent now are sent.")
 @connected
 def run(
     session: Session, *, name: str | None, database: str | None, table: str | None, burst: bool
@@ -56,8 +56,8 @@ def run(
     """Relay the messages of one outbox to Redis.
 
     A daemon does the same for each outbox of its configuration. While another relay owns the
-    outbox, this one waits and takes over when the other one stops. SIGTERM and Ctrl-C finish the
-    current batch. While Redis or the database is unavailable, the relay waits.
+    outbox, this relay waits, and takes over when that relay stops. While Redis or the database is
+    unavailable, the relay waits. On SIGTERM or Ctrl-C, it finishes the current batch and exits.
 
     With --burst, the exit code is 1 if rows are left that cannot be sent now, for example because
     of max_backlog, and 4 if the database or Redis returns an error.

@@ -99,7 +99,7 @@ def pipeline() -> None:
 @pipeline.command()
 @TOPICS
 @ARCHIVE
-@click.option("--every", type=DURATION, help="Repeat with this pause between runs.")
+@click.option("--every", type=DURATION, help="Repeat the run after this time. Default: run once.")
 @click.option(
     "--batch-rows", type=click.IntRange(1, 10_000_000), default=4_000_000, show_default=True,
     help="Maximum number of entries per batch.",
@@ -228,7 +228,7 @@ def compact(
 @ARCHIVE
 @click.option(
     "--quarantine-only", is_flag=True,
-    help="Parse only the entries in the quarantine. Those that fit move to the parsed table.",
+    help="Parse only entries in the quarantine. Entries that fit now move to the parsed table.",
 )  # fmt: skip
 @click.option(
     "--allow-loss", is_flag=True,
@@ -248,9 +248,10 @@ def reparse(
 ) -> CommandResult:
     """Parse archived entries again with the topic's current schema.
 
-    Without --quarantine-only, both derived tables are written again, also with columns of other
-    types. The first commit replaces all rows, and readers see the tables grow. If the command is
-    killed, run it again.
+    Without --quarantine-only, the command writes the parsed table and the quarantine again. The
+    types of columns can change. The first commit removes all old rows, and later commits add the
+    new ones, so readers see incomplete tables while the command runs. If the command is killed, run
+    it again.
     """
     from streamqd.spark.pipelines.reparse import reparse as run_again
 
@@ -278,7 +279,8 @@ def _show_compacted(done: Iterable[Compacted]) -> None:
 @MAYBE_ARCHIVE
 @click.option(
     "--from", "tier", type=click.Choice(["all", "hot", "cold", "dlq"]), default="all",
-    show_default=True, help="Read archive and Redis, Redis, the archive, or the dead letters.",
+    show_default=True,
+    help="all: read the archive and Redis. hot: Redis. cold: the archive. dlq: dead letters.",
 )  # fmt: skip
 @click.option(
     "--to-topic",
@@ -302,7 +304,7 @@ def _show_compacted(done: Iterable[Compacted]) -> None:
 @click.option("--rate", type=RATE, metavar="N/s", help="Maximum rate, such as 50/s.")
 @click.option(
     "--name", default="",
-    help="Name of this replay. Replays with the same name send no message twice within 30 days.",
+    help="Name of this replay. Replays with the same name do not send a message twice in 30 days.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Count the messages, but send nothing.")
 @spark_options
@@ -417,7 +419,7 @@ def _utc(moment: tuple[float, bool] | None) -> dt.datetime | None:
 @MAYBE_ARCHIVE
 @click.option(
     "-o", "--out", type=DIRECTORY, required=True,
-    help="Directory or URL of the report. An earlier report there is compared and replaced.",
+    help="Directory or URL of the report. An earlier report is compared and then replaced.",
 )  # fmt: skip
 @SINCE
 @UNTIL
@@ -444,8 +446,8 @@ def report(
 ) -> CommandResult:
     """Write an HTML report on topics.
 
-    The report shows problems, the most severe first, and the contents of the topics. The directory
-    contains report.html, a self-contained page, and report.json with the numbers.
+    The report shows the problems of the topics, the most severe first, and their contents. The
+    output directory contains report.html, a self-contained page, and report.json with the numbers.
     """
     from streamqd.spark import need_spark
 
@@ -483,7 +485,7 @@ def _show_report(document: dict[str, Any], out: Path | str) -> None:
 @click.option(
     "--stream",
     is_flag=True,
-    help="Query the topics as streams: read to the current end, then stop.",
+    help="Query the topics as streams. The query stops at the current end of the topics.",
 )
 @click.option("-f", "--follow", is_flag=True, help="With --stream: continue until Ctrl-C.")
 @click.option(
@@ -492,11 +494,11 @@ def _show_report(document: dict[str, Any], out: Path | str) -> None:
 )  # fmt: skip
 @click.option(
     "--from", "start", type=click.Choice(["earliest", "latest"]), default="earliest",
-    show_default=True, help="With --stream: the position to start from without a checkpoint.",
+    show_default=True, help="With --stream: position at which a query without a checkpoint starts.",
 )  # fmt: skip
 @click.option(
     "--to-topic", "target", metavar="TOPIC", default="",
-    help="With --stream: send the rows, as key and value, to this topic.",
+    help="With --stream: send the rows to this topic, with their columns key and value.",
 )  # fmt: skip
 @click.option(
     "--partitions",
@@ -505,7 +507,7 @@ def _show_report(document: dict[str, Any], out: Path | str) -> None:
 )
 @click.option(
     "--into", metavar="TABLE", default="",
-    help="With --stream: add the rows to this archive table. It is created if missing.",
+    help="With --stream: add the rows to this table of the archive. Creates a missing table.",
 )  # fmt: skip
 @click.option(
     "--checkpoint", type=FOLDER,

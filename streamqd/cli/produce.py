@@ -103,7 +103,7 @@ class Produced:
 )  # fmt: skip
 @click.option(
     "--expires", type=DURATION, metavar="DURATION",
-    help="Drop a message that is not handled within this time after its delivery.",
+    help="Drop the message if it is not handled within this time after its delivery.",
 )  # fmt: skip
 @click.option(
     "--dedup-id", metavar="ID",
@@ -148,7 +148,7 @@ def produce(
 
     Without PAYLOAD, each line of --from or standard input is a message. Empty lines are skipped. At
     the first line that cannot be sent, the command prints the number of sent messages and exits
-    with code 2. An unknown topic may be a typo, so it needs a confirmation or --create.
+    with code 2. The command asks before it creates a topic that is not in the configuration.
     """
     if payload is not None and source is not None:
         raise click.UsageError("PAYLOAD cannot be used with --from")

@@ -338,7 +338,7 @@ line to ~/.bashrc (zsh_source and ~/.zshrc for zsh; fish_source for fish):
 @click.option(
     "--color/--no-color",
     default=None,
-    help="Use colors on a terminal, unless NO_COLOR is set. Pipes and JSON have no colors.",
+    help="Use colors or not. Default: colors on a terminal, unless NO_COLOR is set.",
 )
 @click.option("--burst", is_flag=True, help="Daemon: exit when no messages are left.")
 @click.option(

@@ -56,13 +56,13 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def scale(
     session: Session, *, names: tuple[str, ...], target: int, within: float, bind: str | None
 ) -> CommandResult | int:
-    """Show the backlog and the useful workers of each group.
+    """Show each group's backlog and how many workers it can use.
 
-    WANTED is the number of workers that the group can use: its partitions with a backlog, but at
-    most one for each --target messages, and 0 for a paused or stopped group. The command reads all
-    numbers from Redis, so it works even if no instance is running. With --bind, an autoscaler can
-    start instances when there is a backlog, and stop all of them when there is none. The [http]
-    settings token_file, hosts and allow_public apply to that address.
+    WANTED is the number of workers that the group can use. This is one for each partition with a
+    backlog, but at most one for each --target messages. It is 0 for a paused or stopped group. The
+    command reads all numbers from Redis, so it works even if no instance is running. With --bind,
+    an autoscaler can start instances when there is a backlog, and stop all of them when there is
+    none. The settings http.token_file, http.hosts and http.allow_public apply to that address.
 
     \b
     Examples:

@@ -254,7 +254,7 @@ def edit(session: Session, *, name: str, dry_run: bool, **given: Any) -> Command
 def pause(session: Session, *, names: tuple[str, ...], dry_run: bool) -> CommandResult:
     """Pause schedules until `streamqd schedule resume`.
 
-    A pause also survives deploys. Each schedule keeps its due time. If one schedule cannot be
+    A pause survives deploys. Each schedule keeps its due time. If one schedule cannot be
     paused, the command pauses none and exits with code 8.
     """
     done = schedules.pause(session.store, names, dry_run=dry_run)
@@ -269,8 +269,8 @@ def pause(session: Session, *, names: tuple[str, ...], dry_run: bool) -> Command
 def resume(session: Session, *, names: tuple[str, ...], dry_run: bool) -> CommandResult:
     """Resume paused schedules.
 
-    `misfire` decides which missed ticks are sent. If a schedule is inactive for another
-    reason, the command resumes none and exits with code 8.
+    The `misfire` setting of a schedule controls which missed ticks are sent. If a schedule is
+    inactive for another reason, the command resumes none and exits with code 8.
     """
     done = schedules.resume(session.store, names, dry_run=dry_run)
     return _changed_each(session, done, "resume", "resumed")
@@ -319,8 +319,8 @@ def remove(session: Session, *, names: tuple[str, ...], dry_run: bool, yes: bool
 def prune(session: Session, *, dry_run: bool, yes: bool) -> CommandResult:
     """Remove schedules that no instance declares.
 
-    The command removes schedules that were not declared for 10 minutes. It also removes schedules
-    of deleted topics. Paused schedules are kept, and so are schedules that an operator added.
+    The command removes schedules that no instance has declared for 10 minutes, and schedules of
+    deleted topics. It keeps paused schedules, and schedules that an operator added.
     """
     rows = schedules.find_prunable(session.store)
     return _remove(session, rows, "prune", dry_run, yes)

@@ -24,7 +24,7 @@ EXIT_NO_STACK = 1
 @click.argument("name", metavar="TOPIC/PARTITION/GROUP")
 @click.option(
     "--timeout", type=DURATION, default=f"{ANSWER_SECONDS:.0f}s",
-    help=f"Limit for the answer. Default: {ANSWER_SECONDS:.0f}s.",
+    help=f"Maximum time to wait for the trace. Default: {ANSWER_SECONDS:.0f}s.",
 )  # fmt: skip
 @answering
 def stack(session: Session, *, name: str, timeout: float) -> CommandResult:
@@ -33,11 +33,11 @@ def stack(session: Session, *, name: str, timeout: float) -> CommandResult:
     \b
       streamqd stack orders/3/bill
 
-    The worker keeps running. The owner reads the stacks of all threads, innermost frame first, with
-    files, lines and functions, but without values. If C code holds the interpreter, the stack
-    contains only the main thread and the thread of the event loop. The owner also logs the stack
-    (`stack.dumped`) and keeps it in Redis for 5 minutes, at most 32 KiB. The exit code is 1 if no
-    stack arrives, for example because the owner runs an older version.
+    The worker keeps running. The trace contains the stacks of all threads, innermost frame first.
+    It shows files, lines and functions, but no values. If C code holds the GIL, it contains only
+    the main thread and the thread of the event loop. The owner also logs the trace (`stack.dumped`)
+    and stores up to 32 KiB of it in Redis for 5 minutes. The exit code is 1 if no trace arrives,
+    for example because the owner runs an older version.
     """
     assignment, fleet, reader = read_assignment(name), session.fleet, ViewReader(session.store)
     at = stacks.request(fleet, assignment).at_unix_ms or 0

@@ -32,12 +32,12 @@ from streamqd.words import age, count
 def status(session: Session, *, topic: str | None) -> CommandResult:
     """Show instances, groups and problems.
 
-    With TOPIC, the command shows its groups and partitions. There is a row for each group, with
-    totals. STATE is the most severe state of its partitions, with the number of partitions in this
-    state. `running 12s` means that one message has been running for 12 seconds. MSG/S is an average
-    of about the last 10 seconds. DLQ counts the group's dead letters (`-`: not counted). LAG,
-    PENDING, RETRIES and OLDEST are as in `partitions`. HEARTBEAT is the age of an instance's last
-    heartbeat, and UPTIME the time since its start.
+    With TOPIC, the command shows the groups and partitions of this topic. The row of a group has
+    the totals of its partitions. STATE is the most severe state of its partitions, with the number
+    of partitions in this state. `running 12s` means that one message has been running for 12
+    seconds. MSG/S is an average of about the last 10 seconds. DLQ counts the group's dead letters
+    (`-`: not counted). LAG, PENDING, RETRIES and OLDEST are as in `partitions`. HEARTBEAT is the
+    age of an instance's last heartbeat, and UPTIME the time since its start.
 
     \b
     Examples:

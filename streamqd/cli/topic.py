@@ -144,9 +144,14 @@ def _lags(groups: list[topics.GroupLag]) -> str:
 def settings(session: Session, *, name: str, assignments: tuple[str, ...]) -> CommandResult:
     """Show or change the settings of a topic.
 
-    A change applies to the registered settings. For example: `streamqd topic settings access
-    retention.max_age=24h archive=required`. The value `none` removes a limit. A registered setting
-    applies to every daemon whose configuration does not set it.
+    Without NAME=VALUE, the command shows the settings. Otherwise, it changes the settings that are
+    registered in Redis. A registered setting applies to every daemon whose configuration does not
+    set it. The value `none` removes a limit.
+
+    Example:
+
+    \b
+      streamqd topic settings access retention.max_age=24h archive=required
     """
     configured = session.settings.topics.get(name)
     topics.partition_count(session.store, name)
@@ -185,10 +190,10 @@ def _show_settings(seen: topics_settings.TopicSettings) -> None:
 
 @topic.command()
 @click.argument("name", metavar="TOPIC")
-@click.option("--force", is_flag=True, help="Delete it even if its partitions are owned.")
+@click.option("--force", is_flag=True, help="Delete the topic even if its partitions are owned.")
 @click.option(
     "--while-consumed", is_flag=True,
-    help="Delete it even if a live instance has a consumer for it, and creates it again, empty.",
+    help="Delete the topic even if a live instance has a consumer for it and will create it again.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show the effect, but delete nothing.")
 @yes_option

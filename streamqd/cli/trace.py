@@ -31,10 +31,10 @@ def trace(session: Session, *, uid: str, folder: Path | str | None) -> CommandRe
     """Show the state of one message in every group.
 
     UID is TOPIC/PARTITION/ID, as returned by the producer, passed to handlers as `message.uid`, and
-    shown by `dlq` and `retry`. A delayed send keeps its own uid after it was written. An outbox
-    message has the uid TOPIC/outbox/UID, as returned by `Outbox.send`. To find a delayed send or an
-    outbox message, the command searches 20,000 entries of each partition after the time of the
-    send, and the newest 10,000.
+    shown by `dlq` and `retry`. For a delayed send, pass the uid that the producer returned, even
+    after the message was delivered. The uid of an outbox message is TOPIC/outbox/ID, as returned by
+    `Outbox.send`. To find a delayed send or an outbox message, the command searches 20,000 entries
+    of each partition after the time of the send, and the newest 10,000.
 
     In each group, the message is unread, pending, running, waiting for its next attempt, a dead
     letter, or acknowledged. If nothing proves that the message was written, the output is "handled,

@@ -25,8 +25,9 @@ def why(session: Session, *, place: str, with_owners: bool) -> CommandResult:
     """Explain why a topic or partition makes no progress.
 
     For a topic, the command prints one sentence for each group and cause, with the affected
-    partitions. For a partition, it prints one sentence for each group, or only for GROUP, and
-    further findings below it. The exit code is 1 if something blocks progress, otherwise 0.
+    partitions. For a partition, it prints one sentence for each group, and further findings below
+    it. To limit the output to one group, pass GROUP. The exit code is 1 if something blocks
+    progress, otherwise 0.
 
     \b
     Examples:

@@ -238,29 +238,33 @@ def _timer(name: str, source: Source, text: str) -> Metric:
 
 
 METRICS: tuple[Metric, ...] = (
-    _counter("produced", _partition(lambda p: p.added), "Entries ever written to the partition."),
-    _counter("consumed", _slot("fetched"), "Entries fetched for handling, retries included."),
+    _counter(
+        "produced",
+        _partition(lambda p: p.added),
+        "Entries written to the partition since its creation.",
+    ),
+    _counter("consumed", _slot("fetched"), "Entries fetched for handling, including retries."),
     _counter("acked", _slot("acked"), "Entries acknowledged."),
     _counter("retried", _slot("retried"), "Failed runs that led to a retry."),
     _counter("dead_lettered", _slot("dead_lettered"), "Messages moved to the dead-letter stream."),
     _counter(
         "given_up",
         _slot("given_up"),
-        "Dead letters that a dead-letter consumer failed to handle. They stay dead letters.",
+        "Dead letters that a dead-letter consumer failed to handle. They are kept.",
     ),
     _counter(
-        "released", _slot("released"), "Entries released without a run by a drain or handover."
+        "released", _slot("released"), "Entries that a drain or handover released before they ran."
     ),
     _counter(
         "failures",
         Source((*ASSIGNMENT, "result"), _failures),
         "Handler runs that raised an exception (result error) or exceeded timeout (timeout).",
     ),
-    _counter("crashes", _slot("crashes"), "Worker processes that died."),
+    _counter("crashes", _slot("crashes"), "Worker processes that crashed."),
     _counter(
         "assignment_errors",
         _slot("assignment_errors"),
-        "The supervisor's internal errors on the partition and group, which it then released.",
+        "Internal errors of the supervisor after which it released the partition.",
     ),
     _counter(
         "loop_blocked",
@@ -268,8 +272,10 @@ METRICS: tuple[Metric, ...] = (
         "Number of times that a coroutine blocked the event loop of its worker for"
         " loop_blocked_after.",
     ),
-    _counter("charged", _slot("charged"), "Crashes charged to the message that was running."),
-    _counter("restarts", _slot("restarts"), "Worker processes started to replace an earlier one."),
+    _counter("charged", _slot("charged"), "Crashes counted against the message that was running."),
+    _counter(
+        "restarts", _slot("restarts"), "Worker processes that were started to replace another one."
+    ),
     _counter(
         "recycled",
         _slot("recycled"),
@@ -279,16 +285,16 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "missing_entries",
         _slot("missing_entries"),
-        "Pending entries that another client had trimmed.",
+        "Pending entries that were missing because another client had trimmed them.",
     ),
-    _counter("expired", _slot("expired"), "Messages not handled because they had expired."),
+    _counter("expired", _slot("expired"), "Messages that expired before they were handled."),
     _counter(
         "reclaimed", _slot("reclaimed"), "Entries taken over from other clients in the group."
     ),
     _counter(
         "deferred",
         _slot("deferred"),
-        "Messages whose result was written late because the server rejected writes.",
+        "Failed messages whose retry or dead letter was late, because Redis rejected writes.",
     ),
     _counter("received_bytes", _slot("bytes"), "Approximate bytes of the fetched entries."),
     _counter("redis_round_trips", _slot("round_trips"), "Round trips of the workers to Redis."),
@@ -306,7 +312,7 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "rebalance_moves",
         Source((*INSTANCE, "result"), _moves),
-        "Partitions taken (acquired) or handed over (shed) by rebalancing.",
+        "Partitions that rebalancing moved to this instance (acquired) or away from it (shed).",
     ),
     _counter(
         "partitions_given_up",
@@ -317,12 +323,16 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "late_renewals",
         _board("renew_late"),
-        "Leases that had expired and were renewed without a change of owner.",
+        "Leases that were renewed after they expired, without a change of owner.",
     ),
     _counter(
-        "groups_restored", _board("groups_restored"), "Missing groups that were created again."
+        "groups_restored",
+        _board("groups_restored"),
+        "Missing groups that this instance created again.",
     ),
-    _counter("housekeeper_restarts", _board("housekeeper_restarts"), "Housekeeper restarts."),
+    _counter(
+        "housekeeper_restarts", _board("housekeeper_restarts"), "Restarts of the housekeeper."
+    ),
     _counter(
         "housekeeper_failures",
         _tally("failures", (*INSTANCE, "task")),
@@ -346,57 +356,56 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "schedules_fired",
         _tally("schedules_fired", TOPIC),
-        "Messages of schedules that this instance has sent to the topic.",
+        "Messages of schedules that this instance sent to the topic.",
     ),
     _counter(
         "schedules_skipped",
         _tally("schedules_skipped", (*TOPIC, "reason")),
-        "Ticks of schedules that were not sent, because no housekeeper was running or the"
-        " schedule was not active (reason misfire), or because the last message was not finished"
-        " (overlap).",
+        "Ticks of schedules that sent no message. Reason misfire: no housekeeper was running, or"
+        " the schedule was not active. Reason overlap: the last message was not finished.",
     ),
     _counter(
         "schedules_late_seconds",
         _thousandths("schedules_late_ms", TOPIC),
-        "Sum of the delays of all messages of schedules.",
+        "Sum of the delays between the due time of a schedule and its message.",
     ),
     _counter(
         "trimmed",
         _tally("trimmed", PARTITION),
-        "Entries of the partition that this instance has trimmed.",
+        "Entries that this instance trimmed from the partition.",
     ),
     _counter(
         "dlq_expired",
         _tally("expired", PARTITION),
-        "Dead letters that this instance deleted because they were older than dlq_retention.",
+        "Dead letters that this instance deleted, because they were older than dlq_retention.",
     ),
     _counter(
         "dropped_unacked",
         _tally("dropped", (*GROUP, "result")),
-        "Entries lost to retention.drop_unacked_*: never read by the group (result unread), or"
-        " read and not acknowledged (pending).",
+        "Entries that retention.drop_unacked_* removed before the group read them (result unread)"
+        " or acknowledged them (result pending).",
     ),
     _counter(
         "outbox_sent",
         _outbox(lambda _, each: each.sent),
-        "Rows that the outbox relay has sent. A relay counts from its start. Several"
-        " instances may report one outbox.",
+        "Rows that the relay of the outbox sent since its start. Several instances can report the"
+        " same outbox.",
     ),
     _counter(
         "outbox_dead",
         _outbox(lambda _, each: each.dead),
-        "Rows that the outbox relay could not send and moved to the dead-letter table. A relay"
-        " counts from its start.",
+        "Rows that the relay of the outbox moved to the dead-letter table since its start, because"
+        " it could not send them.",
     ),
     _gauge(
         "outbox_rows",
         _outbox(lambda _, each: each.rows),
-        "Rows in the outbox table, counted by its relay up to 10,000.",
+        "Rows in the outbox table. Its relay counts up to 10,000.",
     ),
     _gauge(
         "outbox_oldest_age_seconds",
         _outbox(lambda view, each: each.oldest_age(view.now_unix_ms())),
-        "Age of the oldest outbox row, 0 when there is none. It grows while no relay runs.",
+        "Age of the oldest outbox row, or 0 if the table is empty. It grows while no relay runs.",
     ),
     _gauge(
         "outbox_relay_up",
@@ -404,7 +413,7 @@ METRICS: tuple[Metric, ...] = (
         "1 while a relay owns the outbox.",
     ),
     _gauge("topic_length", _partition(lambda p: p.length), "Entries in the partition."),
-    _gauge("dlq_length", _partition(lambda p: p.dead), "Dead letters stored, of all groups."),
+    _gauge("dlq_length", _partition(lambda p: p.dead), "Dead letters of the partition."),
     _gauge(
         "delayed_sends",
         _partition(lambda p: p.delayed_sends),
@@ -413,19 +422,19 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "trim_floor_timestamp_seconds",
         _partition(_trim_floor),
-        "Time part of the first id that trimming kept.",
+        "Time of the oldest entry that trimming kept.",
     ),
     _gauge(
         "retention_held_seconds",
         Source(GROUP, _held_seconds),
-        "Age of the oldest entry past the retention limit that is still needed by a group, or by"
-        " @archive (label group). Absent while no entry is held.",
+        "Age of the oldest entry beyond the retention limit that a group still needs. For the"
+        " archive, the label group is @archive. Absent while no such entry exists.",
     ),
     _gauge(
         "query_lag",
         _query(lambda q: q.lag),
-        "Entries that a Spark query has not read, by the position that it reports. Absent while the"
-        " server cannot count them. At most 100 queries per partition, the latest to report.",
+        "Entries after the position that a Spark query last reported. Absent while Redis cannot"
+        " count them. A partition has at most 100 queries, those that reported last.",
     ),
     _gauge(
         "query_idle_seconds",
@@ -436,12 +445,12 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "lag",
         _group(lambda _, u: u.lag),
-        "Entries not yet delivered. Absent while the server cannot count them.",
+        "Entries not yet delivered. Absent while Redis cannot count them.",
     ),
     _gauge(
         "oldest_unread_age_seconds",
         _group(lambda v, u: v.age(u.oldest_unread_unix_ms())),
-        "Age of the oldest entry not yet delivered, 0 when there is none.",
+        "Age of the oldest entry not yet delivered, or 0 if there is none.",
     ),
     _gauge(
         "waiting_retries", _group(lambda _, u: u.waiting_retries), "Retries that are not due yet."
@@ -457,7 +466,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "longest_run_seconds",
         _per_assignment(_longest_run),
-        "Run time so far of the message that has been running longest.",
+        "Current run time of the message that has been running longest.",
     ),
     _gauge(
         "epoch", _per_assignment(lambda slot: slot.epoch), "Epoch (fencing number) of the owner."
@@ -466,12 +475,12 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "worker_crash_loop",
         _slots(lambda slot: float(slot.state == WorkerState.BROKEN)),
-        "1 while a partition waits after its workers crashed in a loop.",
+        "1 while a partition waits because its workers crashed in a loop.",
     ),
     _gauge(
         "worker_resident_memory_bytes",
         _per_assignment(lambda slot: slot.rss),
-        "The worker's resident memory.",
+        "Resident memory of the worker.",
     ),
     _gauge(
         "partitions_owned",
@@ -481,8 +490,8 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "partitions_unowned",
         _instance(lambda view: view.board.unowned),
-        "Partitions of this instance's consumers that had no owner at the last check, without those"
-        " of stopped groups.",
+        "Partitions of this instance's consumers that had no owner at the last check. Partitions of"
+        " stopped groups do not count.",
     ),
     _gauge(
         "redis_up", _instance(lambda v: float(v.redis_up)), "1 while Redis answers the housekeeper."
@@ -502,15 +511,14 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "build_info",
         Source(("version", "python"), _build),
-        "Always 1. The labels contain the versions.",
+        "Always 1. The labels are the versions of streamqd and Python.",
     ),
     _timer("handle", _histogram("handle"), "Run time of the handler."),
     _timer(
         "delay",
         _histogram("delay", _DELAY_BOUNDS),
         "Time from the write of an entry to the start of its first run, by the clock of Redis."
-        " For a delayed send, it starts when the housekeeper writes the message to its partition,"
-        " right after it becomes due. Retries are not included.",
+        " A delayed send is written to its partition when it becomes due. Retries do not count.",
     ),
     _timer(
         "ack_latency",
