@@ -35,7 +35,7 @@ NEAR, FAR = QUICK_RUN_NS // ACK_SHARE, 50 * MILLISECOND
         (0, ACK_DELAY_NS + 1, FAR, True),
     ],
 )
-def test_finished_runs_are_settled_before_the_next_if_due(
+def test_must_settle_first_depends_on_time_and_cost(
     ran: int, waited: int, settling: int, *, due: bool
 ):
     assert must_settle_first(ran, waited, settling) is due
@@ -55,7 +55,7 @@ async def one(message: Message) -> None:
 @pytest.mark.parametrize(
     "settings", [{}, {"handler": f"{__name__}:many", "batch": 1}], ids=["one by one", "in batches"]
 )
-def test_long_run_is_acknowledged_before_the_next_run_ends(
+def test_long_run_is_acknowledged_during_the_next_run(
     link: Connection, keys: Keys, life: Life, settings: dict[str, Any]
 ):
     """The next run may take hours, and its host may be lost during that time."""
@@ -92,7 +92,7 @@ EACH: dict[str, Any] = {"ack": "each"}
     ],
     ids=["one by one", "in batches", "in threads", "in coroutines"],
 )
-def test_lane_acknowledges_a_run_before_the_next_one(
+def test_lane_acknowledges_each_run_before_its_next(
     link: Connection, keys: Keys, life: Life, lanes: int, settings: dict[str, Any]
 ):
     """This holds for quick runs too. A lost host therefore repeats only the runs of its lanes."""

@@ -88,7 +88,7 @@ def test_acl_user_has_exactly_the_commands_of_its_code(
     assert allowed - used - BESIDE.keys() == set(), f"nothing needs them: etc/acl/{name}.acl"
 
 
-def test_acl_producer_has_exactly_the_commands_sent(known: set[str]) -> None:
+def test_acl_producer_has_exactly_the_commands_it_sends(known: set[str]) -> None:
     sent = used_by(known, "producer") | usage.of_scripts(PUBLISHING)
     plain, with_scripts = users.read("producer").commands, users.read("producer-scripts").commands
 
@@ -117,7 +117,7 @@ def test_acl_users_cannot_change_the_server_or_flush_data() -> None:
 
 
 @pytest.mark.parametrize("name", users.NAMES)
-def test_a_user_without_a_password_cannot_log_in(
+def test_acl_user_without_a_password_cannot_log_in(
     server: Server, link: Connection, new_link: Callable[..., Connection], name: str
 ) -> None:
     older = not users.has_selectors(link)
@@ -181,7 +181,7 @@ UNCHECKED = {"client|setname", "select", "multi", "exec", "asking", "cluster|slo
 UNCHECKED |= BESIDE.keys()
 
 
-def test_every_right_that_a_daemon_loses_is_named(
+def test_every_missing_permission_of_a_daemon_is_named(
     server: Server, link: Connection, granted: None, keys: Keys
 ) -> None:
     found = users.read("daemon")
@@ -199,7 +199,7 @@ def test_every_right_that_a_daemon_loses_is_named(
 
 
 @pytest.mark.parametrize("command", ["multi", "exec", "discard"])
-def test_no_transactions_no_work(
+def test_permission_check_fails_without_transactions(
     server: Server, link: Connection, granted: None, keys: Keys, command: str
 ) -> None:
     users.grant(link, without=command)
@@ -236,7 +236,7 @@ def sender(server: Server, granted: None) -> Iterator[Callable[..., Producer]]:
 SCRIPTED = ({"dedup_id": "one"}, {"delay": 60.0})
 
 
-def test_a_producer_of_plain_messages_names_the_file_for_others(
+def test_plain_producer_error_names_the_acl_file_for_scripts(
     sender: Callable[[str], Producer],
     topic: str,
     link: Connection,
@@ -275,7 +275,7 @@ def test_producer_may_run_scripts_that_a_daemon_loaded(
     assert producer.cancel(producer.send(topic, b"d", delay=60))
 
 
-def test_a_producer_waits_until_a_daemon_has_loaded_the_scripts(
+def test_producer_waits_until_a_daemon_loads_the_scripts(
     sender: Callable[..., Producer],
     topic: str,
     link: Connection,
@@ -306,7 +306,7 @@ def test_a_producer_waits_until_a_daemon_has_loaded_the_scripts(
     assert sorted(flat[1] for _, flat in entries) == [b"0", b"1"] + [b"2"] * 600
 
 
-def test_the_command_sends_as_a_user_that_may_only_send(
+def test_produce_works_with_the_producer_permissions(
     server: Server, granted: None, topic: str, tmp_path: Path
 ) -> None:
     """The check for a mistyped topic needs no permission that a producer lacks."""
@@ -320,7 +320,7 @@ def test_the_command_sends_as_a_user_that_may_only_send(
     assert "topic acess does not exist; not a terminal: pass --create" in slip.stderr
 
 
-def test_a_limit_of_the_backlog_needs_no_more(
+def test_max_backlog_needs_no_further_permissions(
     server: Server,
     granted: None,
     topic: str,
@@ -441,7 +441,7 @@ MAY_NOT = {
 
 
 @pytest.mark.parametrize("name", users.NAMES)
-def test_each_user_is_limited_as_documented(
+def test_acl_users_are_limited_as_documented(
     server: Server, link: Connection, granted: None, topic: str, name: str
 ) -> None:
     """Trying each command confirms each line of the lists in docs/SECURITY.md."""
@@ -474,7 +474,7 @@ CHANGING = (
 )
 
 
-def test_a_viewer_sees_everything_and_changes_nothing(
+def test_acl_viewer_reads_everything_and_changes_nothing(
     server: Server, link: Connection, granted: None, topic: str, keys: Keys, tmp_path: Path
 ) -> None:
     """Redis refuses each command that changes data."""
@@ -534,7 +534,7 @@ def test_compose_server_accepts_only_its_password(
     stranger.close()
 
 
-def test_the_files_name_the_default_prefixes() -> None:
+def test_acl_files_contain_the_default_prefixes() -> None:
     keys = Keys()
     for name in users.NAMES:
         for pattern in users.read(name).keys:

@@ -58,7 +58,7 @@ def bury(harness: Harness, entry_id: str, **context: str) -> str:
 # --- topics ---------------------------------------------------------------------------------------
 
 
-def test_creating_a_topic_twice(store: Store) -> None:
+def test_topic_create_repeated_reports_the_existing_topic(store: Store) -> None:
     made = admin_topics.create(store, "orders", config.Topic(partitions=2))
     again = admin_topics.create(store, "orders", config.Topic(partitions=2))
 
@@ -84,7 +84,7 @@ def test_missing_topic_suggests_a_similar_name(store: Store, at: At) -> None:
         admin_topics.partition_count(store, "zzz")
 
 
-def test_listing_and_describing_topics(store: Store, keys: Keys, at: At) -> None:
+def test_topics_are_listed_and_described(store: Store, keys: Keys, at: At) -> None:
     for group in ("hits", "agents"):
         at(0, group).groups()
     at(1).add("5-0")
@@ -133,7 +133,7 @@ def test_partitions_show_owner_lag_and_pending(store: Store, at: At) -> None:
     assert seen.idle_topics == []
 
 
-def test_partitions_can_be_narrowed(store: Store, at: At) -> None:
+def test_partitions_can_be_filtered_by_topic_and_group(store: Store, at: At) -> None:
     topics.create(store, "other", config.Topic())
     for group in ("hits", "agents"):
         at(0, group).groups()
@@ -160,7 +160,7 @@ def test_unknown_lag_is_counted_despite_the_byte_bound(store: Store, at: At) -> 
 
 
 @pytest.mark.parametrize(("count", "lag"), [(1_000, 1_000), (1_001, None)])
-def test_unknown_lag_is_exact_or_absent(
+def test_unknown_lag_is_counted_exactly_or_omitted(
     link: Connection, store: Store, at: At, count: int, lag: int | None
 ) -> None:
     at(0).groups()
@@ -203,7 +203,7 @@ def all_pages(link: Connection, keys: Keys, order: str, limit: int) -> list[str]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
-def test_pending_pages_are_merged_by_id_and_fit_together(
+def test_pending_pages_merge_partitions_by_id(
     link: Connection, keys: Keys, at: At, limit: int
 ) -> None:
     at(0).pending("1-0", "4-0", "4-1")
@@ -217,7 +217,7 @@ def test_pending_pages_are_merged_by_id_and_fit_together(
     ]
 
 
-def test_pending_is_ranked_by_deliveries_and_by_idle_time(
+def test_pending_is_sorted_by_deliveries_or_idle_time(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
     at(0).pending("1-0", "2-0")
@@ -239,7 +239,9 @@ def test_pending_is_ranked_by_deliveries_and_by_idle_time(
     assert pending.messages(store, "access", "hits").page(limit=1).total == 3
 
 
-def test_pending_of_many_is_complete(link: Connection, keys: Keys, at: At, monkeypatch) -> None:
+def test_pending_lists_many_entries_completely(
+    link: Connection, keys: Keys, at: At, monkeypatch
+) -> None:
     monkeypatch.setattr(pending, "PAGE", 7)
     ids = [f"{number}-0" for number in range(1, 51)]
     at(0).pending(*ids)
@@ -251,7 +253,9 @@ def test_pending_of_many_is_complete(link: Connection, keys: Keys, at: At, monke
         assert all_pages(link, keys, order, 9) == [f"0/m:{each}" for each in ids]
 
 
-def test_bounded_ranking_reports_that_it_is_incomplete(store: Store, at: At, monkeypatch) -> None:
+def test_bounded_pending_sort_reports_that_it_is_incomplete(
+    store: Store, at: At, monkeypatch
+) -> None:
     at(0).pending(*[f"{number}-0" for number in range(1, 31)])
     monkeypatch.setattr(pending, "PAGE", 5)
     monkeypatch.setattr(pending, "SCAN_MAX", 10)
@@ -441,7 +445,7 @@ def test_replay_works_in_bounded_batches(link: Connection, store: Store, at: At)
     assert link.execute("XLEN", harness.retry) == 250
 
 
-def test_purge_deletes_the_chosen_dead_letters(store: Store, at: At) -> None:
+def test_purge_deletes_the_selected_dead_letters(store: Store, at: At) -> None:
     harness = at(0)
     for entry_id, group in (
         *(("1000-0", "hits"), ("2000-0", "hits")),
@@ -475,7 +479,7 @@ def test_tail_shows_the_last_messages_in_order(store: Store, at: At) -> None:
     assert [(each.partition, each.id) for each in one] == [(1, "25-0"), (1, "28-0")]
 
 
-def test_following_misses_nothing_between_two_reads(store: Store, at: At) -> None:
+def test_tail_follow_misses_nothing_between_two_reads(store: Store, at: At) -> None:
     at(0).add("1-0")
     watched = tail.Tail(store, "access")
     at(0).add("2-0")
@@ -498,7 +502,7 @@ def test_tail_follow_does_not_repeat_messages(store: Store, at: At) -> None:
     assert [each.id for each in next(watched.follow())] == ["2-0"]
 
 
-def test_tailing_a_partition_that_is_not_there(store: Store, at: At) -> None:
+def test_tail_refuses_a_missing_partition(store: Store, at: At) -> None:
     with pytest.raises(RequestRefusedError, match="partition 3 of topic access not found"):
         tail.Tail(store, "access", 3)
 
@@ -577,7 +581,7 @@ def test_status_summarizes_the_fleet(link: Connection, store: Store, keys: Keys,
     assert len(seen.problems) == 4
 
 
-def test_status_combines_one_problem_of_many_partitions(
+def test_status_groups_one_problem_of_many_partitions(
     link: Connection, store: Store, keys: Keys
 ) -> None:
     topics.create(store, "wide", config.Topic(partitions=40))

@@ -331,7 +331,7 @@ def test_commands_survive_an_invalid_reply_about_one_partition(
 
 
 @pytest.mark.parametrize("order", ["id", "idle"])
-def test_page_may_stop_at_the_last_possible_id(
+def test_commands_page_up_to_the_greatest_id(
     doctor_case: DoctorCase, link: Connection, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
     """The server refuses a range after the last id, which must not crash the command."""

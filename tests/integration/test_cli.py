@@ -79,7 +79,7 @@ def process(file: Path, *args: str, **options: Any) -> Iterator[subprocess.Popen
     ],
     ids=" ".join,
 )
-def test_empty_server_is_reported(run: Run, args: tuple[str, ...], text: str) -> None:
+def test_status_reports_an_empty_server(run: Run, args: tuple[str, ...], text: str) -> None:
     assert run(*args).stdout == text
 
 
@@ -170,7 +170,7 @@ def test_topic_describe_shows_its_partitions(run: Run, at: At) -> None:
 # --- partitions, pending, status ------------------------------------------------------------------
 
 
-def test_partitions_in_a_table_and_in_json(run: Run, at: At) -> None:
+def test_partitions_are_printed_as_table_and_json(run: Run, at: At) -> None:
     epoch = at(0).own("t1", owner="west-1")
     for number in range(3):
         at(number).groups()
@@ -234,7 +234,7 @@ def test_pending_requires_a_group_if_there_are_several(run: Run, at: At) -> None
     run("pending", "access", "--group", "hits")
 
 
-def test_status_without_an_instance(run: Run, at: At) -> None:
+def test_status_reports_a_missing_instance(run: Run, at: At) -> None:
     shown = run("status").stdout
 
     assert shown.startswith("fleet default: no instances, no groups\n")
@@ -253,7 +253,7 @@ def test_status_without_an_instance(run: Run, at: At) -> None:
     ]
 
 
-def test_status_has_a_row_with_exact_totals_for_each_group(
+def test_status_shows_exact_totals_for_each_group(
     run: Run, at: At, link: Connection, keys: Keys
 ) -> None:
     """`status` shows real states in a row for each group, for all topics or one.
@@ -333,7 +333,7 @@ def test_produce_sends_one_message_per_line(
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_standard_input_may_be_gzipped(run: Run, pack: Any) -> None:
+def test_produce_accepts_gzipped_standard_input(run: Run, pack: Any) -> None:
     result = run("produce", "orders", "--from", "-", "--json", typed=pack(b"one\ntwo\n"))
 
     sent = document(result)
@@ -350,7 +350,7 @@ def test_standard_input_may_be_gzipped(run: Run, pack: Any) -> None:
     }
 
 
-def test_produce_key_from_an_expression(run: Run, link: Connection, keys: Keys) -> None:
+def test_produce_reads_the_key_from_a_regex(run: Run, link: Connection, keys: Keys) -> None:
     text = "GET /a 1\nnonsense\nGET /b 2\nGET /a 3\n"
     result = run("produce", "orders", "--from", "-", "--key-regex", r"GET (\S+)", typed=text)
 
@@ -363,7 +363,7 @@ def test_produce_key_from_an_expression(run: Run, link: Connection, keys: Keys) 
             assert "key" not in fields
 
 
-def test_produce_rejects_a_key_with_half_a_character(run: Run) -> None:
+def test_produce_rejects_a_key_with_a_surrogate(run: Run) -> None:
     text = '{"u": "a"}\n{"u": "\\ud800"}\n'
     result = run(
         *("produce", "orders", "--from", "-", "--format", "jsonl", "--key-field", "u"),
@@ -374,7 +374,7 @@ def test_produce_rejects_a_key_with_half_a_character(run: Run) -> None:
     assert r"has a u that is not a valid key: the key contains '\ud800', half of" in result.stderr
 
 
-def test_produce_key_from_a_json_field(run: Run, link: Connection, keys: Keys) -> None:
+def test_produce_reads_the_key_from_a_json_field(run: Run, link: Connection, keys: Keys) -> None:
     text = '{"u": "a", "x":  1}\n{"u": 7}\n{"u": null}\n[1]\n{"u": {"b": 1}}\n'
     result = run(
         *("produce", "orders", "--from", "-", "--format", "jsonl", "--key-field", "u"), typed=text
@@ -426,7 +426,7 @@ def test_produce_refuses_a_too_long_line(
     assert len(entries(link, keys, "orders", 3)) == 1
 
 
-def test_produce_file_becomes_one_message(
+def test_produce_sends_a_file_as_one_message(
     run: Run, link: Connection, keys: Keys, tmp_path: Path
 ) -> None:
     """The payload has all bytes of a file (even if it looks like gzip) or of standard input."""
@@ -443,7 +443,7 @@ def test_produce_file_becomes_one_message(
     assert "cannot be read" in folder.stderr
 
 
-def test_produce_passes_on_when_and_how_often(run: Run, link: Connection, keys: Keys) -> None:
+def test_produce_accepts_at_expires_and_dedup_id(run: Run, link: Connection, keys: Keys) -> None:
     """`--at`, `--expires` and `--dedup-id` work as in `send`. Mistakes exit with code 2."""
     again = ("produce", "images", "x", "--create", "--dedup-id", "x-1", "--expires", "1h")
     assert "1 message sent to images" in run(*again).stdout
@@ -479,14 +479,14 @@ def test_produce_accepts_partition_and_delay(run: Run, link: Connection, keys: K
     assert "partition 3 of topic orders not found" in refused.stderr
 
 
-def test_no_create_prevents_a_new_topic(run: Run, store: Store) -> None:
+def test_produce_no_create_prevents_a_new_topic(run: Run, store: Store) -> None:
     refused = run("produce", "orders", "--from", "-", "--no-create", typed="a\n", code=8)
 
     assert "streamqd topic create orders" in refused.stderr
     assert topics.names(store) == []
 
 
-def test_lost_connection_is_reported_with_counts(
+def test_produce_reports_counts_after_a_lost_connection(
     run: Run,
     proxy: FaultProxy,
     file: Path,
@@ -511,7 +511,7 @@ def test_lost_connection_is_reported_with_counts(
     assert len(entries(link, keys, "orders", 1)) in (20, 30)
 
 
-def test_ten_thousand_lines_are_cheap(
+def test_produce_of_ten_thousand_lines_uses_little_cpu(
     run: Run, link: Connection, keys: Keys, tmp_path: Path
 ) -> None:
     line = '1.2.3.4 - - [10/Oct/2000:13:55:36 +0000] "GET /i HTTP/1.1" 200 2326 "-" "Mozilla"\n'
@@ -560,7 +560,7 @@ def test_tail_follows_until_interrupted(file: Path, link: Connection, keys: Keys
         assert started.stderr.read().strip() == b""
 
 
-def test_tail_exits_quietly_when_its_reader_closes(file: Path, link: Connection, at: At) -> None:
+def test_tail_exits_silently_when_its_reader_closes(file: Path, link: Connection, at: At) -> None:
     for number in range(1, 2001):
         at(0).add(f"{number}-0", "payload", "x" * 100)
     with process(file, "tail", "access", "-n", "2000") as started:
@@ -661,7 +661,7 @@ def test_irreversible_command_needs_yes(run: Run, at: At) -> None:
     assert at(0).dump() == before
 
 
-def test_purging_by_age_and_by_name(run: Run, at: At) -> None:
+def test_dlq_purge_selects_by_age_and_by_name(run: Run, at: At) -> None:
     names = [bury(at(number), "1-0") for number in range(3)]
 
     assert run("dlq", "purge", "access", "--older-than", "1h").stdout == (
@@ -692,7 +692,7 @@ def test_dlq_purge_asks_for_confirmation_on_a_terminal(
     assert at(0).do("XLEN", at(0).dlq) == left
 
 
-def test_purging_while_nothing_is_there(run: Run, at: At) -> None:
+def test_dlq_purge_without_dead_letters_is_done(run: Run, at: At) -> None:
     done = document(run("dlq", "purge", "access", "--all", "--json"))
 
     assert (done["topic"], done["purged"], done["result"]) == ("access", 0, "done")
@@ -701,7 +701,7 @@ def test_purging_while_nothing_is_there(run: Run, at: At) -> None:
 # --- check ----------------------------------------------------------------------------------------
 
 
-def test_check_judges_the_server(
+def test_check_reports_problems_of_the_server(
     file: Path, server: Server, link: Connection, store: Store
 ) -> None:
     topics.create(store, "orders", config.Topic(partitions=5))
@@ -722,7 +722,7 @@ def test_check_judges_the_server(
     assert ("permissions", "ok") in texts
 
 
-def test_status_counts_many_dead_letters_of_a_group(run: Run, at: At, link: Connection) -> None:
+def test_status_counts_many_dead_letters(run: Run, at: At, link: Connection) -> None:
     """The column DLQ shows a number, even for 31,744 dead letters."""
     at(0, "hits").groups()
     stream = at(0, "hits").dlq
@@ -735,7 +735,7 @@ def test_status_counts_many_dead_letters_of_a_group(run: Run, at: At, link: Conn
 
 
 @pytest.mark.parametrize("password", [None, "wrong"])
-def test_a_refused_login_names_the_address_once(
+def test_refused_login_error_names_the_address_once(
     tmp_path: Path, server: Server, link: Connection, password: str | None
 ) -> None:
     """The error contains the server's answer and the address once."""
@@ -822,7 +822,7 @@ def test_check_names_every_key_of_a_wrong_type(file: Path, link: Connection, key
         assert any(key in text for text in texts), key
 
 
-def test_check_names_a_pipeline_of_no_topic(file: Path, store: Store) -> None:
+def test_check_names_a_pipeline_without_a_topic(file: Path, store: Store) -> None:
     topics.create(store, "access", config.Topic())
     with file.open("a") as more:
         more.write("".join(f"[pipelines.{each}]\n" for each in ("orders", "access", "order")))

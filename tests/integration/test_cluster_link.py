@@ -67,9 +67,7 @@ def open_link(cluster: Cluster) -> Iterator[Open]:
 # --- routing --------------------------------------------------------------------------------------
 
 
-def test_replies_have_the_order_of_the_commands_on_any_node(
-    open_link: Open, cluster: Cluster
-) -> None:
+def test_cluster_replies_keep_the_order_of_the_commands(open_link: Open, cluster: Cluster) -> None:
     link = open_link()
     names = [f"k{number}" for number in range(60)]
     assert {link.node_of(name) for name in names} == {""}, "nothing is known before the first use"
@@ -83,7 +81,7 @@ def test_replies_have_the_order_of_the_commands_on_any_node(
     }
 
 
-def test_scripts_share_writes_and_are_loaded_on_each_node(open_link: Open, keys: Keys) -> None:
+def test_cluster_scripts_are_loaded_on_each_node(open_link: Open, keys: Keys) -> None:
     link = open_link()
     assignments = [Assignment("orders", number, "bill") for number in range(12)]
     for reply in link.run_many(
@@ -113,7 +111,7 @@ def test_cluster_command_with_two_slots_is_refused(open_link: Open) -> None:
     assert caught.value.code == "CROSSSLOT"
 
 
-def test_together_cuts_keys_by_their_slots(open_link: Open) -> None:
+def test_together_groups_keys_by_slot(open_link: Open) -> None:
     assert open_link().together(["{a}1", "b", "{a}2"]) == [["{a}1", "{a}2"], ["b"]]
     assert open_link().together([]) == []
 
@@ -141,7 +139,9 @@ def test_cluster_command_follows_a_moved_slot_once(open_link: Open, cluster: Clu
 
 
 @pytest.mark.fault("F24")
-def test_moved_fence_keeps_its_owner(open_link: Open, cluster: Cluster, keys: Keys) -> None:
+def test_cluster_slot_move_keeps_the_owner_of_a_fence(
+    open_link: Open, cluster: Cluster, keys: Keys
+) -> None:
     assignment = Assignment("moving", 1, "bill")
     fence = keys.fence(*assignment)
     open_link().run(leases.acquire(keys, Lease(assignment, "t" * 32, 0), 60.0, "me"))
@@ -198,7 +198,7 @@ def test_cluster_finds_each_key_during_a_slot_migration(
 
 
 @pytest.mark.fault("F16")
-def test_hung_node_fails_only_its_own_commands(open_link: Open, cluster: Cluster) -> None:
+def test_hung_cluster_node_fails_only_its_own_commands(open_link: Open, cluster: Cluster) -> None:
     link = open_link(timeout=0.5)
     names = [f"k{number}" for number in range(30)]
     link.pipeline([("SET", name, name) for name in names])
@@ -324,7 +324,7 @@ def test_batch_keeps_its_order_on_every_cluster_node(
         assert [int(entry[1][1]) for entry in entries] == list(range(number, 600, 6))
 
 
-def test_scheduled_and_deduplicated_messages_work_on_a_cluster(
+def test_cluster_supports_delays_and_dedup_ids(
     new_producer: Callable[..., Producer], open_link: Open, keys: Keys
 ) -> None:
     producer = new_producer(max_backlog=1000)
@@ -334,7 +334,7 @@ def test_scheduled_and_deduplicated_messages_work_on_a_cluster(
     assert open_link().execute("ZCARD", keys.scheduled("orders", 1)) == 1
 
 
-def test_next_write_notices_a_recreated_topic(
+def test_cluster_producer_notices_a_recreated_topic(
     new_producer: Callable[..., Producer], open_link: Open, keys: Keys
 ) -> None:
     producer, link = new_producer(), open_link()
@@ -349,7 +349,7 @@ def test_next_write_notices_a_recreated_topic(
 
 
 @pytest.mark.fault("F12")
-def test_dead_node_makes_only_its_own_outcomes_unknown(
+def test_dead_node_makes_only_its_outcomes_unknown(
     new_producer: Callable[..., Producer], open_link: Open, cluster: Cluster, keys: Keys
 ) -> None:
     producer, link = new_producer(timeout=0.4), open_link()
@@ -400,7 +400,7 @@ def test_spark_source_reads_each_partition_from_its_node(
         cluster.end_move(stream, target)
 
 
-def test_the_source_for_spark_keeps_few_connections(cluster: Cluster) -> None:
+def test_spark_source_opens_few_connections(cluster: Cluster) -> None:
     """This holds for partitions of many slots, and after a change of the password."""
     options = read_options({"url": cluster.url, "subscribe": "orders"}, {}).connection
     for number in range(5 * streams.LINKS_MAX):
@@ -424,7 +424,7 @@ def test_the_source_for_spark_keeps_few_connections(cluster: Cluster) -> None:
 
 
 @pytest.mark.fault("F36")
-def test_tls_with_client_certificates(tmp_path: Path) -> None:
+def test_cluster_link_uses_client_certificates(tmp_path: Path) -> None:
     folder, binary = needed(tls.certificates, tmp_path), needed(find_binary, "redis7")
     with Cluster(binary, masters=2, replicas=0, certificates=folder) as cluster:
         settings = tls.settings(cluster.url, folder)

@@ -87,7 +87,7 @@ def test_scripts_are_loaded_into_a_promoted_replica_too(cluster: Cluster, link: 
     wait_until(taught, what="the new master is taught, although nothing of ours is there")
 
 
-def test_a_script_loaded_between_two_calls_doubles_no_message(
+def test_script_loaded_between_two_calls_repeats_no_message(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The calls of a chunk are not atomic on a cluster, so only unexecuted calls are repeated."""

@@ -58,7 +58,7 @@ def take(batch: list[Message]) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 13])
-def test_last_batch_is_cut_to_max_messages(harness: Harness, life: Life, limit: int):
+def test_last_batch_is_truncated_to_max_messages(harness: Harness, life: Life, limit: int):
     for number in range(1, 21):
         harness.add(f"{number}-0")
     _sizes.clear()
@@ -129,9 +129,7 @@ async def give_way(_message: Message) -> None:
 
 
 @pytest.mark.parametrize("count", [600, 1024])
-def test_128_coroutines_settle_messages_that_have_counters(
-    harness: Harness, life: Life, count: int
-):
+def test_128_coroutines_settle_messages_with_counters(harness: Harness, life: Life, count: int):
     """A worker survives when all acknowledgments clear counters at the same time."""
     for number in range(1, count + 1):
         harness.add(f"{number}-0")
@@ -224,7 +222,7 @@ def test_inherited_entries_of_a_lost_host_run_in_marked_rounds(harness: Harness,
     assert settled(harness)
 
 
-def test_the_accused_of_a_lost_round_run_alone(harness: Harness, life: Life):
+def test_suspects_of_a_lost_round_run_alone(harness: Harness, life: Life):
     for number in range(1, 6):
         harness.add(f"{number}-0")
     harness.fetch(5)
@@ -257,7 +255,7 @@ def test_concurrent_worker_runs_suspects_alone(harness: Harness, life: Life, slo
 
 
 @pytest.mark.parametrize("several", [{}, SEVERAL], ids=["one at a time", "four at a time"])
-def test_suspect_runs_once_it_is_listed(
+def test_suspect_runs_as_soon_as_it_is_listed(
     harness: Harness, life: Life, slot: WorkerSlot, several: dict[str, Any]
 ):
     """The takeover after a crash must not wait until all pending entries are listed."""
@@ -273,7 +271,7 @@ def test_suspect_runs_once_it_is_listed(
     assert len(calls) == 100
 
 
-def test_fenced_worker_finishes_its_runs_and_starts_none(
+def test_fenced_worker_finishes_its_runs_but_starts_none(
     harness: Harness, life: Life, slot: WorkerSlot
 ):
     for number in range(1, 41):
@@ -419,9 +417,7 @@ def trace() -> None:
     assert Path.__fspath__.__code__ in traced
 
 
-def test_threads_leave_an_interpreter_that_can_be_traced(
-    harness: Harness, life: Life, slot: WorkerSlot
-):
+def test_interpreter_can_be_traced_during_threads(harness: Harness, life: Life, slot: WorkerSlot):
     """Debuggers and coverage tools trace the interpreter."""
     for number in range(1, 5):
         harness.add(f"{number}-0")
@@ -472,7 +468,7 @@ def test_slot_page_lists_each_concurrent_run(harness: Harness, life: Life, slot:
     assert settled(harness)
 
 
-def test_acknowledgments_that_have_waited_ride_on_a_read(
+def test_overdue_acknowledgments_are_sent_with_a_read(
     harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
     """Every finished message counts as overdue here. Only start and stop call scripts."""
@@ -487,7 +483,7 @@ def test_acknowledgments_that_have_waited_ride_on_a_read(
     assert int(called) <= 5
 
 
-def test_held_key_runs_again_if_reads_carry_acknowledgments(
+def test_held_key_runs_if_reads_send_acknowledgments(
     harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
     """The fetched entries take no lane from due messages, for any length of the stream."""

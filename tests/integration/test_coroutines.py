@@ -59,7 +59,7 @@ _refused: list[asyncio.Task[Any] | None] = []
     [SEVERAL, {**SEVERAL, "timeout": 60.0}, {}, {"timeout": 60.0}],
     ids=["several", "several with a limit", "one by one", "one by one with a limit"],
 )
-def test_failing_task_factory_fails_only_its_run(
+def test_failing_task_factory_fails_only_one_run(
     harness: Harness, life: Life, slot: WorkerSlot, settings: dict[str, Any]
 ):
     for number in range(1, 13):
@@ -87,7 +87,7 @@ def slept(loop: EventLoop, seconds: float) -> float:
     return time.monotonic() - began
 
 
-def test_timers_are_as_precise_as_the_system(monkeypatch: pytest.MonkeyPatch):
+def test_timers_have_sub_millisecond_precision(monkeypatch: pytest.MonkeyPatch):
     """The rest of a wait below one millisecond uses a timer with a finer resolution."""
     waits: list[float] = []
     select = PreciseSelector.select
@@ -206,7 +206,7 @@ async def fail_first(message: Message) -> None:
         _retried.append(_slots[-1].counter("retried"))
 
 
-def test_a_failure_is_settled_before_the_next_read(
+def test_coroutine_failure_is_settled_before_the_next_read(
     harness: Harness, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
     """This holds even if each read fetches so few that lanes are free and a read is always due."""

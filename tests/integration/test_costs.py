@@ -111,7 +111,7 @@ def test_recovery_costs_one_call_per_page(handled: Handling, harness: Harness, p
 @pytest.mark.parametrize(
     ("work", "what"), [(fail, "Messages that fail"), (bury, "Messages that are dead-lettered")]
 )
-def test_verdicts_are_settled_together(
+def test_verdicts_of_a_batch_are_settled_together(
     handled: Handling, harness: Harness, page: Page, work: Work, what: str
 ) -> None:
     cost = handled.more(work, seed=lambda count: backlog(harness, count))
@@ -223,7 +223,7 @@ def test_send_costs_one_round_trip(
     page.holds(what, cost, assignments=100, per="send")
 
 
-def test_many_messages_cost_a_round_trip_per_chunk(
+def test_send_many_costs_one_round_trip_per_chunk(
     acting: config.Settings, meter: Meter, page: Page
 ) -> None:
     with Producer(settings=acting) as producer:
@@ -235,7 +235,7 @@ def test_many_messages_cost_a_round_trip_per_chunk(
     page.holds("send_many", cost, assignments=10 * CHUNK / 1000, per="1,000 messages")
 
 
-def test_a_buffer_writes_as_much_as_send_many(
+def test_buffered_producer_costs_the_same_as_send_many(
     acting: config.Settings, meter: Meter, page: Page
 ) -> None:
     with BufferedProducer(settings=acting, linger="1h", max_batch=CHUNK) as producer:
@@ -249,7 +249,7 @@ def test_a_buffer_writes_as_much_as_send_many(
     page.holds("BufferedProducer", cost, assignments=10 * CHUNK / 1000, per="1,000 messages")
 
 
-def test_tasks_that_send_together_share_round_trips(acting: config.Settings, meter: Meter) -> None:
+def test_concurrent_async_sends_share_round_trips(acting: config.Settings, meter: Meter) -> None:
     reached, opened = threading.Event(), threading.Event()
 
     def held(_key: bytes | None, _partitions: int) -> int:

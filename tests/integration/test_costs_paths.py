@@ -127,7 +127,7 @@ def test_batch_handler_costs_the_same_as_a_message_handler(
     )
 
 
-def test_key_order_costs_nothing_without_failures(
+def test_key_ordering_costs_nothing_without_failures(
     handled: Handling, harness: Harness, page: Page
 ) -> None:
     cost = handled.more(seed=lambda count: backlog(harness, count), on_error="hold-key")
@@ -213,7 +213,7 @@ def promote(promoter: Promoter[Assignment] | Promoter[Place], target: Assignment
         pass
 
 
-def test_due_retries_are_promoted_by_pages_and_read_again(
+def test_due_retries_are_promoted_in_pages_and_read_again(
     handled: Handling, harness: Harness, ours: Connection, view: MetricsView, page: Page
 ) -> None:
     due = -FULL / 1000 - 10  # each is due a millisecond after the one before

@@ -84,7 +84,7 @@ def test_unarchived_dead_letters_stay_if_an_archive_is_required(
         assert harness.do("XLEN", harness.dlq) == left
 
 
-def test_registered_dlq_retention_applies_by_default(harness: Harness, view: MetricsView) -> None:
+def test_registered_dlq_retention_is_the_default(harness: Harness, view: MetricsView) -> None:
     topics.create(harness.store, "kept", Topic(partitions=1, dlq_retention=60.0))
     other = Harness(harness.link, harness.keys, Assignment("kept", 0, "hits"))
     view.board.allot(other.assignment).owned = 1
@@ -99,7 +99,7 @@ def test_registered_dlq_retention_applies_by_default(harness: Harness, view: Met
     assert [each.do("XLEN", each.dlq) for each in (harness, other)] == [1, 0]
 
 
-def test_many_go_in_bounded_steps(
+def test_dead_letters_expire_in_bounded_steps(
     harness: Harness, view: MetricsView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letter_expirer, "ROUNDS_MAX", 2)

@@ -238,7 +238,7 @@ def test_replay_limit_counts_replayed_dead_letters(
     assert sum(steps) == 113, "the last batch, which the limit cut, is counted too"
 
 
-def test_replay_pace_is_even() -> None:
+def test_replay_with_a_rate_is_evenly_paced() -> None:
     times = iter((100.0, 100.0, 103.0, 103.05))
     throttle = ReplayPace(20.0, clock=lambda: next(times))
 
@@ -261,7 +261,7 @@ def test_replay_with_a_rate_uses_small_batches(store: Store, at: At) -> None:
 # --- choosing -------------------------------------------------------------------------------------
 
 
-def test_dead_letter_filters_select(store: Store, at: At) -> None:
+def test_dead_letter_filters_select_matching_dead_letters(store: Store, at: At) -> None:
     harness = at(0)
     harness.groups()
     base = {"payload": "x", "group": "hits", "reason": "attempts", "errorClass": "shop.BankError"}
@@ -339,7 +339,7 @@ def judge_moved(link: Connection, keys: Keys, at: At, count: int) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY, Fault.CUT_REPLY])
 @pytest.mark.parametrize("nth", range(1, 10))
-def test_interrupted_move_is_finished_by_the_next_replay(
+def test_interrupted_replay_is_finished_by_the_next_one(
     link: Connection,
     store: Store,
     keys: Keys,
@@ -374,7 +374,7 @@ def test_interrupted_move_is_finished_by_the_next_replay(
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_late_step_of_a_move_changes_nothing(
+def test_late_step_of_a_replay_changes_nothing(
     link: Connection, store: Store, keys: Keys, at: At, proxy: FaultProxy, nth: int
 ) -> None:
     plain(at(0), 1)
@@ -508,7 +508,7 @@ def test_purge_leaves_unarchived_dead_letters_if_required(
 # --- causes, plan ---------------------------------------------------------------------------------
 
 
-def test_similar_dead_letters_are_one_cause(store: Store, at: At) -> None:
+def test_similar_dead_letters_have_one_cause(store: Store, at: At) -> None:
     trace = 'Traceback (most recent call last):\n  File "/srv/{}.py", line {}, in pay\nE: {}\n'
     for number, (file, line) in enumerate((("bank", 1), ("bank", 99), ("till", 1))):
         bury(
@@ -537,7 +537,7 @@ def test_similar_dead_letters_are_one_cause(store: Store, at: At) -> None:
     assert [each.frame for each in dead_letters.causes(store, TOPIC).causes] == ["till.py:pay"]
 
 
-def test_last_counts_only_the_newest_dead_letters(store: Store, at: At) -> None:
+def test_last_option_counts_only_the_newest_dead_letters(store: Store, at: At) -> None:
     plain(at(0), 5)
     few = dead_letters.causes(store, TOPIC, last=3)
     assert (few.looked_at, few.complete, few.total) == (3, False, 5)
@@ -584,7 +584,7 @@ def test_replay_plan_matches_the_replay(link: Connection, store: Store, keys: Ke
     assert done.refused == plan.refused
 
 
-def test_plan_within_a_budget_states_lower_bounds(store: Store, at: At) -> None:
+def test_replay_plan_within_a_budget_states_lower_bounds(store: Store, at: At) -> None:
     plain(at(0), 100)
     plain(at(1), 50, reason="dead")
     dead_only = MessageFilter(reason="dead")
@@ -623,7 +623,7 @@ def test_count_within_a_budget_states_a_lower_bound(store: Store, at: At) -> Non
     )
 
 
-def test_survey_counts_causes_and_returns_the_first_page(store: Store, at: At) -> None:
+def test_survey_returns_causes_and_the_first_page(store: Store, at: At) -> None:
     plain(at(0), 100)
     plain(at(1), 50, reason="dead")
     every = dead_letters.messages
@@ -685,7 +685,7 @@ def test_replay_reports_examined_dead_letters_and_can_stop(store: Store, at: At)
     assert sum(examined) == PAGE_MAX + 105
 
 
-def test_replay_plan_notes_new_workers(link: Connection, store: Store, at: At) -> None:
+def test_replay_plan_reports_workers_started_since(link: Connection, store: Store, at: At) -> None:
     bury(at(0), "1-0")
     soon = server_unix_ms(link) + 60_000
     link.execute("HSET", at(0).fence, "since", soon)
@@ -707,7 +707,7 @@ def test_replay_plan_notes_new_workers(link: Connection, store: Store, at: At) -
 # --- export, audit --------------------------------------------------------------------------------
 
 
-def test_export_keeps_all_bytes(link: Connection, store: Store, keys: Keys, at: At) -> None:
+def test_export_preserves_all_bytes(link: Connection, store: Store, keys: Keys, at: At) -> None:
     odd = {
         b"payload": b"\x00\xff\n",
         b"key": b"\xfe",
@@ -799,7 +799,7 @@ def test_replay_reports_a_missing_audit_entry(
     assert (done.replayed, done.result, done.audited) == (1, "done", False)
 
 
-def test_dead_letter_filter_states_its_choice() -> None:
+def test_dead_letter_filter_lists_its_audit_arguments() -> None:
     assert MessageFilter().audit_arguments() == {}
     assert not MessageFilter().narrows
     some = MessageFilter(key=b"\xff", headers=(("a", "b"),))

@@ -112,7 +112,7 @@ def test_delayed_list_pages_within_one_millisecond(
         (("-k", "k", "-p", "2"), []),
     ],
 )
-def test_delayed_filters_select(
+def test_delayed_filters_select_matching_messages(
     verb: Run, send: Callable[..., list[str]], words: tuple[str, ...], chosen: list[int]
 ) -> None:
     """`delayed list` filters by partition, key and due time."""
@@ -137,7 +137,7 @@ def test_delayed_show_prints_the_whole_message(verb: Run, send: Callable[..., li
     assert "\x1b" not in shown
 
 
-def test_due_times_are_counted_as_by_hand(
+def test_due_time_counts_equal_a_direct_count(
     store: Store, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
     """Each bucket includes its end, and its cursor is its start."""
@@ -233,7 +233,9 @@ def test_commands_accept_the_uid_of_a_delayed_send(
     assert verb("cancel", "access", second).stdout == "1 delayed send canceled\n"
 
 
-def test_all_is_asked_for(verb: Run, send: Callable[..., list[str]], run: Run) -> None:
+def test_delayed_cancel_all_asks_for_confirmation(
+    verb: Run, send: Callable[..., list[str]], run: Run
+) -> None:
     """An irreversible command asks first, has a dry run, and is in the audit log."""
     send(*(later(f"m{n}", key=f"k{n % 2}", partition=n % 3) for n in range(200)))
     assert verb("cancel", "access", "--all", "--dry-run").stdout == (
@@ -340,7 +342,7 @@ def test_delayed_list_isolates_an_unreadable_item(
 
 
 @given(raw=st.binary(max_size=40))
-def test_items_are_read_or_refused(raw: bytes) -> None:
+def test_delayed_items_are_parsed_or_rejected(raw: bytes) -> None:
     """Any item is parsed, or rejected with its key and field."""
     try:
         fields = scheduled.fields_of(raw, "items", "s")

@@ -43,7 +43,7 @@ def write(harness: Harness, count: int, **fields: str) -> None:
 TRACE = 'Traceback (most recent call last):\n  File "/srv/bank.py", line 1, in pay\nE: x\n'
 
 
-def test_stats_show_recent_dead_letters_by_cause(dlq: Run, at: At, link: Connection) -> None:
+def test_dlq_stats_shows_recent_dead_letters_by_cause(dlq: Run, at: At, link: Connection) -> None:
     yesterday = server_unix_ms(link) - 30 * 3_600_000
     at(0).add(f"{yesterday}-0", "payload", "x", "group", "hits", stream=at(0).dlq)
     for number in range(3):
@@ -110,7 +110,7 @@ def test_dlq_replay_dry_run_shows_the_effects(dlq: Run, at: At, file: Path, stor
     assert dead_letters.total(store, "access") == 2
 
 
-def test_replaying_by_filter_and_target(
+def test_dlq_replay_accepts_filters_and_a_target(
     dlq: Run, at: At, link: Connection, store: Store, keys: Keys
 ) -> None:
     topics.create(store, "other", config.Topic(partitions=1))
@@ -262,7 +262,7 @@ def test_dlq_export_failing_keeps_the_old_file(
     ]
 
 
-def test_replay_without_redis_reports_its_progress(
+def test_dlq_replay_reports_its_progress_after_an_outage(
     dlq: Run, at: At, file: Path, proxy: FaultProxy, link: Connection, store: Store
 ) -> None:
     write(at(1), 1)
@@ -314,7 +314,7 @@ def test_dlq_replay_stops_cleanly_on_ctrl_c(
     assert dead_letters.total(store, "access") == 60 - done["replayed"]
 
 
-def test_audit_log_names_user_and_command(dlq: Run, at: At) -> None:
+def test_dlq_audit_names_user_and_command(dlq: Run, at: At) -> None:
     assert dlq("audit", "access").stdout == "nothing in the audit log of access\n"
     assert "did you mean access" in dlq("audit", "acces", code=8).stderr
     write(at(0), 2)
@@ -348,7 +348,7 @@ def test_audit_log_names_user_and_command(dlq: Run, at: At) -> None:
     ],
     ids=" ".join,
 )
-def test_unknown_group_is_refused(dlq: Run, at: At, words: tuple[str, ...]) -> None:
+def test_dlq_refuses_an_unknown_group(dlq: Run, at: At, words: tuple[str, ...]) -> None:
     at(0).groups()
     bury(at(0), "1-0")
     verb, *rest = words

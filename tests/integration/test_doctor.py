@@ -115,7 +115,7 @@ def test_doctor_list_needs_no_server(doctor_case: DoctorCase) -> None:
     assert shown.splitlines()[1].startswith("permissions.missing  problem")
 
 
-def test_every_check_has_a_test() -> None:
+def test_every_doctor_check_has_a_test() -> None:
     """Each test seeds the fault of its check, runs only this check, and requires its finding."""
     text = "".join(path.read_text() for path in TESTS.glob("test_doctor_*.py"))
     asked = re.findall(r'(?:finding\(|select_checks\(\[)"([a-z.-]+)"', text)

@@ -134,7 +134,7 @@ def test_doctor_finds_an_instance_that_cannot_fork(doctor_case: DoctorCase) -> N
     doctor_case.silent("fleet.limited")
 
 
-def test_doctor_finds_a_reload_that_waits(doctor_case: DoctorCase) -> None:
+def test_doctor_finds_a_waiting_reload(doctor_case: DoctorCase) -> None:
     reload = {"directive_unix_ms": 0, "assignment": [TOPIC, 0, GROUP], "step": "finish"}
     doctor_case.heartbeat(reloading=reload | {"since_unix_ms": doctor_case.ago(5)})
     doctor_case.silent("fleet.reload-waiting")
@@ -162,7 +162,7 @@ def test_doctor_names_a_failed_assignment_and_its_instance(doctor_case: DoctorCa
     doctor_case.silent("fleet.crash-loop")
 
 
-def test_refused_scoreboard_file_is_named_until_deleted(doctor_case: DoctorCase) -> None:
+def test_doctor_names_a_refused_scoreboard_file(doctor_case: DoctorCase) -> None:
     """Doctor names a scoreboard file that an instance could not use and renamed."""
     doctor_case.silent("fleet.scoreboard-refused")
     doctor_case.publish(refused_board="/run/streamqd/one 1.refused")
@@ -284,7 +284,7 @@ def test_doctor_finds_an_expired_lease(doctor_case: DoctorCase) -> None:
     assert found["evidence"]["partitions"] == [0]
 
 
-def test_quarantine_without_end(doctor_case: DoctorCase) -> None:
+def test_doctor_finds_an_endless_quarantine(doctor_case: DoctorCase) -> None:
     fence = doctor_case.harness.fence
     doctor_case.do("HSET", fence, "quarantine", 1)
     doctor_case.silent("fleet.quarantine-stuck")

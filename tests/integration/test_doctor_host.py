@@ -99,7 +99,7 @@ def test_doctor_assumes_the_systemd_default_stop_timeout(doctor_case: DoctorCase
         ("3 fortnights", None),
     ],
 )
-def test_time_spans_of_systemd(text: str, seconds: float | None) -> None:
+def test_read_span_parses_systemd_time_spans(text: str, seconds: float | None) -> None:
     assert host.read_span(text) == seconds
 
 

@@ -246,7 +246,7 @@ def test_doctor_finds_a_held_floor(doctor_case: DoctorCase) -> None:
     doctor_case.silent("partitions.floor-held")
 
 
-def test_doctor_finds_an_archive_that_lags(doctor_case: DoctorCase) -> None:
+def test_doctor_finds_a_lagging_archive(doctor_case: DoctorCase) -> None:
     entry = f"{doctor_case.ago(7200)}-0"
     doctor_case.harness.add(entry, "payload", "x")
     doctor_case.write(topic='archive = "required"\nretention = { max_age = "1h" }')
@@ -312,14 +312,14 @@ def test_doctor_finds_a_message_without_a_due_time(doctor_case: DoctorCase) -> N
     assert f"ZADD {doctor_case.harness.scheduled} 0 send-1" in found["fix"]
 
 
-def test_doctor_finds_equal_numbers_of_stuck_and_lost_retries(doctor_case: DoctorCase) -> None:
+def test_doctor_distinguishes_stuck_and_lost_retries(doctor_case: DoctorCase) -> None:
     doctor_case.do("ZADD", doctor_case.harness.delayed, doctor_case.ago(-60), "m:1-0")
     doctor_case.do("HSET", doctor_case.harness.items, "m:2-0", "x")
     doctor_case.finding("partitions.waiting-lost")
     doctor_case.finding("partitions.waiting-stuck")
 
 
-def test_too_many_to_compare_are_counted(doctor_case: DoctorCase) -> None:
+def test_doctor_counts_retries_above_the_comparison_limit(doctor_case: DoctorCase) -> None:
     pairs = [part for n in range(1_100) for part in (f"m:{n}-0", "x")]
     doctor_case.do("HSET", doctor_case.harness.items, *pairs)
     assert "1,100 messages" in doctor_case.finding("partitions.waiting-stuck")["text"]
@@ -398,7 +398,7 @@ def busy_store(doctor_case: DoctorCase, word: str, work: Callable[[], object]) -
     return Store(cast(Connection, Busy(doctor_case.link, word, work)), doctor_case.keys)
 
 
-def test_doctor_tolerates_delayed_messages_that_move(doctor_case: DoctorCase) -> None:
+def test_doctor_tolerates_concurrent_promotions(doctor_case: DoctorCase) -> None:
     pair = doctor_case.harness.delayed, doctor_case.harness.items
     doctor_case.do("ZADD", pair[0], 1, "m:1-0")
     busy = busy_store(doctor_case, "HKEYS", lambda: doctor_case.do("HSET", pair[1], "m:1-0", "x"))
@@ -444,7 +444,7 @@ def test_doctor_finds_a_partition_without_free_ids(doctor_case: DoctorCase) -> N
     assert "create a topic under another name" in found["fix"]
 
 
-def test_entries_that_no_consumer_has(doctor_case: DoctorCase) -> None:
+def test_doctor_finds_entries_without_a_consumer(doctor_case: DoctorCase) -> None:
     """XNACK of Redis 8.8 leaves such entries. Here the consumer '' has the same effect."""
     doctor_case.harness.add("1-0", "payload", "x")
     doctor_case.harness.add("2-0", "payload", "x")

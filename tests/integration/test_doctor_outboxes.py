@@ -91,14 +91,14 @@ def clinic(
 CHECKS = ("no-relay", "failing", "waiting", "dead-rows", "database", "bloat", "shared-table")
 
 
-def test_a_healthy_outbox_has_no_findings(clinic: Clinic) -> None:
+def test_doctor_accepts_a_healthy_outbox(clinic: Clinic) -> None:
     clinic.relay(rows=3, oldest_ms=2000)
     clinic.send(3)
     for check in CHECKS:
         clinic.silent(f"outboxes.{check}")
 
 
-def test_an_outbox_without_a_relay_is_a_problem(clinic: Clinic) -> None:
+def test_doctor_finds_an_outbox_without_a_relay(clinic: Clinic) -> None:
     clinic.send(3, age=7200)
     found = clinic.finding("outboxes.no-relay")
     assert found["severity"] == "problem"
@@ -107,7 +107,7 @@ def test_an_outbox_without_a_relay_is_a_problem(clinic: Clinic) -> None:
     assert found["evidence"]["rows"] == 3
 
 
-def test_the_last_error_of_a_relay_that_left_is_named(clinic: Clinic) -> None:
+def test_doctor_names_the_last_error_of_a_stopped_relay(clinic: Clinic) -> None:
     clinic.relay(error="no login", cause="refused", failing_ms=1)
     clinic.leave()
     assert clinic.finding("outboxes.no-relay")["text"] == (
@@ -115,7 +115,7 @@ def test_the_last_error_of_a_relay_that_left_is_named(clinic: Clinic) -> None:
     )
 
 
-def test_outbox_of_another_configuration_is_found_by_its_relay(clinic: Clinic) -> None:
+def test_doctor_finds_an_unconfigured_outbox_by_its_relay(clinic: Clinic) -> None:
     clinic.relay()
     clinic.relay("other", rows=2, oldest_ms=1000)
     clinic.silent("outboxes.no-relay")
@@ -125,7 +125,7 @@ def test_outbox_of_another_configuration_is_found_by_its_relay(clinic: Clinic) -
     assert "--database" in found["fix"]
 
 
-def test_a_relay_that_keeps_failing_is_a_problem(clinic: Clinic) -> None:
+def test_doctor_finds_a_failing_relay(clinic: Clinic) -> None:
     clinic.send(2, age=60)
     clinic.relay(error="the database did not answer", cause="database", failing_ms=1000)
     clinic.silent("outboxes.failing")
@@ -139,14 +139,14 @@ def test_a_relay_that_keeps_failing_is_a_problem(clinic: Clinic) -> None:
     assert "`streamqd outbox check shop`" in found["fix"]
 
 
-def test_a_relay_that_waits_for_room_is_a_warning(clinic: Clinic) -> None:
+def test_doctor_warns_about_a_relay_that_waits_for_room(clinic: Clinic) -> None:
     clinic.relay(error="access/0: full", cause="backlog", topic=TOPIC, failing_ms=3 * 3_600_000)
     found = clinic.finding("outboxes.failing")
     assert found["severity"] == "warning"
     assert f"`streamqd why {TOPIC}`" in found["fix"]
 
 
-def test_rows_that_age_beside_a_working_relay_are_a_warning(clinic: Clinic) -> None:
+def test_doctor_warns_about_old_rows_of_a_working_relay(clinic: Clinic) -> None:
     clinic.relay()
     clinic.send(2, age=200)
     clinic.silent("outboxes.waiting")
@@ -154,7 +154,7 @@ def test_rows_that_age_beside_a_working_relay_are_a_warning(clinic: Clinic) -> N
     assert "3 rows wait, the oldest 2 h" in clinic.finding("outboxes.waiting")["text"]
 
 
-def test_dead_rows_are_counted_and_the_newest_error_is_shown(clinic: Clinic) -> None:
+def test_doctor_counts_dead_rows_and_shows_the_last_error(clinic: Clinic) -> None:
     clinic.relay(dead=7)
     clinic.silent("outboxes.dead-rows")
     clinic.bury("first")
@@ -165,7 +165,7 @@ def test_dead_rows_are_counted_and_the_newest_error_is_shown(clinic: Clinic) -> 
     )
 
 
-def test_a_database_that_does_not_answer_is_one_finding(clinic: Clinic) -> None:
+def test_doctor_reports_an_unavailable_database_once(clinic: Clinic) -> None:
     path = Path(clinic.url_of_database.removeprefix("sqlite:///"))
     path.unlink()
     found = clinic.finding("outboxes.database")
@@ -183,7 +183,7 @@ def test_a_database_that_does_not_answer_is_one_finding(clinic: Clinic) -> None:
     ]
 
 
-def test_a_locked_table_is_one_finding(
+def test_doctor_reports_a_locked_table_once(
     tmp_path: Path,
     server: Server,
     link: Connection,
@@ -205,7 +205,7 @@ def test_a_locked_table_is_one_finding(
     clinic.silent("outboxes.database")
 
 
-def test_a_variable_that_is_missing_is_one_finding(
+def test_doctor_reports_a_missing_variable_once(
     clinic: Clinic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DATABASE_URL", raising=False)
@@ -215,7 +215,7 @@ def test_a_variable_that_is_missing_is_one_finding(
     assert "environment variable DATABASE_URL is not set" in found["text"]
 
 
-def test_two_relays_of_one_table_are_a_problem(clinic: Clinic) -> None:
+def test_doctor_finds_two_relays_of_one_table(clinic: Clinic) -> None:
     clinic.relay(table="a")
     clinic.relay("copy", table="b")
     clinic.silent("outboxes.shared-table")
@@ -224,7 +224,7 @@ def test_two_relays_of_one_table_are_a_problem(clinic: Clinic) -> None:
     assert "the outboxes copy and shop use the same table" in found["text"]
 
 
-def test_deleted_rows_that_are_not_vacuumed_are_a_warning(
+def test_doctor_warns_about_rows_that_need_a_vacuum(
     tmp_path: Path,
     server: Server,
     link: Connection,
@@ -255,7 +255,7 @@ def test_deleted_rows_that_are_not_vacuumed_are_a_warning(
     )
 
 
-def test_the_space_of_a_table_is_read_in_each_database(
+def test_doctor_reads_the_table_size_in_each_database(
     tmp_path: Path,
     server: Server,
     link: Connection,
@@ -300,7 +300,7 @@ def test_why_names_an_outbox_without_a_relay(clinic: Clinic) -> None:
     assert [each["word"] for each in answers[0]["causes"]] == ["outbox-no-relay"]
 
 
-def test_why_names_a_configured_outbox_that_no_relay_ever_held(clinic: Clinic) -> None:
+def test_why_names_an_outbox_that_never_had_a_relay(clinic: Clinic) -> None:
     found = clinic.why(TOPIC)
     assert found.exit_code == 1
     assert "rows for access may wait in its table" in one_line(found)
@@ -338,7 +338,7 @@ def test_why_names_the_obstacle_of_a_relay(
     assert advice in one_line(found)
 
 
-def test_why_leaves_out_outboxes_of_other_topics(clinic: Clinic) -> None:
+def test_why_omits_outboxes_of_other_topics(clinic: Clinic) -> None:
     """One outbox has no record in the topic, and the other one waits for another topic."""
     clinic.relay(
         rows=5, error="other/1: full", cause="backlog", topic="other", failing_ms=3 * 3_600_000
@@ -350,7 +350,7 @@ def test_why_leaves_out_outboxes_of_other_topics(clinic: Clinic) -> None:
     assert "outbox" not in found.stdout
 
 
-def test_why_shows_an_outbox_after_the_own_cause_of_a_group(clinic: Clinic) -> None:
+def test_why_lists_an_outbox_after_causes_of_the_group(clinic: Clinic) -> None:
     clinic.relay(rows=12, oldest_ms=5000)
     clinic.leave()
     assert CliRunner().invoke(cli, ["--config", str(clinic.path), "pause", TOPIC]).exit_code == 0
@@ -359,7 +359,7 @@ def test_why_shows_an_outbox_after_the_own_cause_of_a_group(clinic: Clinic) -> N
     assert (words[0], words[-1]) == ("paused", "outbox-no-relay")
 
 
-def test_why_names_an_unreadable_outbox_and_answers(clinic: Clinic) -> None:
+def test_why_reports_an_unreadable_outbox_without_failing(clinic: Clinic) -> None:
     clinic.relay()
     clinic.store.execute("HSET", clinic.keys.outbox(NAME), "rows", "many")
     found = clinic.why(f"{TOPIC}/0/{GROUP}", "--json")

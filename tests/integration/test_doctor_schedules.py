@@ -92,7 +92,7 @@ def test_doctor_finds_a_schedule_that_does_not_fire(doctor_case: DoctorCase) -> 
     assert "were due up to 6" in doctor_case.finding("schedules.late")["text"]
 
 
-def test_overlap_with_a_group_that_does_not_read_the_topic(doctor_case: DoctorCase) -> None:
+def test_doctor_finds_overlap_with_an_unknown_group(doctor_case: DoctorCase) -> None:
     """A misspelt group would let the messages of slow ticks pile up."""
 
     def declare(group: str, since: int) -> None:
@@ -109,7 +109,7 @@ def test_overlap_with_a_group_that_does_not_read_the_topic(doctor_case: DoctorCa
     assert "so no tick is ever skipped" in result["text"]
 
 
-def test_overlap_of_a_topic_without_a_partition_count(doctor_case: DoctorCase) -> None:
+def test_doctor_skips_overlap_of_an_unreadable_topic(doctor_case: DoctorCase) -> None:
     """An unreadable topic prevents only the checks of its own schedules."""
     declared = [Schedule("nightly", TOPIC, every=3600.0, overlap="skip:hist")]
     Reconciler(doctor_case.store, "default", declared, 2, {}).run()

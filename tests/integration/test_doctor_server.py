@@ -67,7 +67,7 @@ def test_doctor_finds_an_eviction_policy(doctor_case: DoctorCase, setting: Set) 
     assert doctor_case.finding("server.eviction")["severity"] == "warning"
 
 
-def test_no_append_only_file(doctor_case: DoctorCase) -> None:
+def test_doctor_finds_a_disabled_append_only_file(doctor_case: DoctorCase) -> None:
     found = doctor_case.finding("server.persistence")
     assert found["evidence"]["aof_enabled"] == "0"
     assert found["evidence"]["appendfsync"] == "always"
@@ -333,7 +333,7 @@ def test_doctor_finds_a_disk_with_slow_syncs(slow_disk: SlowDisk, tmp_path: Path
     assert found["evidence"]["aof_delayed_fsync"] == 0
 
 
-def test_writes_that_waited_for_the_disk_are_named(slow_disk: SlowDisk, tmp_path: Path) -> None:
+def test_doctor_names_writes_delayed_by_the_disk(slow_disk: SlowDisk, tmp_path: Path) -> None:
     """The server counts writes that waited more than 2 s."""
     server = slow_disk(3.0, appendfsync="everysec")
     with writing(server) as link:
@@ -345,7 +345,9 @@ def test_writes_that_waited_for_the_disk_are_named(slow_disk: SlowDisk, tmp_path
     assert "waited more than 2 s for a sync" in found["text"]
 
 
-def test_slow_syncs_of_each_write_are_named(slow_disk: SlowDisk, tmp_path: Path) -> None:
+def test_doctor_names_slow_syncs_with_appendfsync_always(
+    slow_disk: SlowDisk, tmp_path: Path
+) -> None:
     """With appendfsync always each write waits and nothing is lost."""
     server = slow_disk(0.2, appendfsync="always", latency_monitor_threshold="50")
     with writing(server) as link:

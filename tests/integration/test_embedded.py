@@ -149,7 +149,7 @@ def test_embedded_server_is_private_to_its_user(running: EmbeddedServer) -> None
     assert {path.name for path in files if _mode(path) & 0o077} == set()
 
 
-def test_settings_for_data_that_must_not_be_lost(running: EmbeddedServer) -> None:
+def test_embedded_server_has_durable_settings(running: EmbeddedServer) -> None:
     link = connect(running.settings, timeout=5.0, name="test")
     facts = server_facts(link)
     assert facts.aof
@@ -215,13 +215,13 @@ def test_embedded_server_receives_signals_blocked_by_us(make: Make) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def test_stopped_process_can_be_stopped(running: EmbeddedServer) -> None:
+def test_embedded_server_stops_while_suspended(running: EmbeddedServer) -> None:
     assert running.pid is not None
     os.kill(running.pid, signal.SIGSTOP)
     assert running.stop(20)
 
 
-def test_deaf_process_is_killed_and_the_data_is_there(running: EmbeddedServer, make: Make) -> None:
+def test_embedded_server_without_a_response_is_killed(running: EmbeddedServer, make: Make) -> None:
     _ask(running, "SET", "a", "1")
     busy = connect(running.settings, timeout=5.0, name="test:busy")
     busy.node.post([("EVAL", "while true do end", "0")])
@@ -240,7 +240,7 @@ def test_deaf_process_is_killed_and_the_data_is_there(running: EmbeddedServer, m
 # --- crashes --------------------------------------------------------------------------------------
 
 
-def test_killed_embedded_server_restarts_with_its_data(running: EmbeddedServer) -> None:
+def test_embedded_server_restarts_with_its_data_after_a_kill(running: EmbeddedServer) -> None:
     for count in range(1, 101):
         assert _ask(running, "INCR", "n") == count
     wait_until(lambda: _has_written_all(running))
@@ -256,7 +256,7 @@ def test_killed_embedded_server_restarts_with_its_data(running: EmbeddedServer) 
     assert _ask(running, "GET", "n") == b"100"
 
 
-def test_ctrl_c_does_not_reach_the_embedded_server(holder: subprocess.Popen[str]) -> None:
+def test_embedded_server_ignores_ctrl_c(holder: subprocess.Popen[str]) -> None:
     pid = int(_read(holder))
     os.killpg(holder.pid, signal.SIGINT)
     assert _read(holder) == "interrupted"
@@ -288,7 +288,7 @@ def test_embedded_server_exits_with_a_killed_supervisor(
     assert _ask(server, "GET", "a") == b"1"
 
 
-def test_second_daemon_is_refused(holder: subprocess.Popen[str], make: Make) -> None:
+def test_embedded_server_refuses_a_second_daemon(holder: subprocess.Popen[str], make: Make) -> None:
     _read(holder)
     server = make()
     started = time.monotonic()
@@ -299,7 +299,7 @@ def test_second_daemon_is_refused(holder: subprocess.Popen[str], make: Make) -> 
     assert _ask(server, "PING") == b"PONG", "the first one is not disturbed"
 
 
-def test_forked_child_does_not_own_the_embedded_server(running: EmbeddedServer) -> None:
+def test_embedded_server_is_not_stopped_by_a_forked_child(running: EmbeddedServer) -> None:
     child = os.fork()
     if child == 0:
         code = 1

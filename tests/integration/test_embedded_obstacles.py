@@ -35,7 +35,7 @@ def idle(state_dir: Path) -> Iterator[EmbeddedServer]:
     made.stop(10)
 
 
-def test_stale_socket_is_replaced(state_dir: Path, idle: EmbeddedServer) -> None:
+def test_embedded_server_replaces_a_stale_socket(state_dir: Path, idle: EmbeddedServer) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(state_dir / "redis.sock"))
     idle.start()
@@ -53,38 +53,44 @@ def test_embedded_server_leaves_another_socket_alone(state_dir: Path, idle: Embe
     idle.start()
 
 
-def test_file_instead_of_a_socket_is_left_alone(state_dir: Path, idle: EmbeddedServer) -> None:
+def test_embedded_server_leaves_a_file_at_its_socket_path(
+    state_dir: Path, idle: EmbeddedServer
+) -> None:
     (state_dir / "redis.sock").write_text("precious")
     with pytest.raises(ConfigError, match="not a socket"):
         idle.start()
     assert (state_dir / "redis.sock").read_text() == "precious"
 
 
-def test_directory_writable_for_any_user_is_refused(state_dir: Path, idle: EmbeddedServer) -> None:
+def test_embedded_server_refuses_a_world_writable_directory(
+    state_dir: Path, idle: EmbeddedServer
+) -> None:
     state_dir.chmod(0o777)
     with pytest.raises(ConfigError, match="writable by any user"):
         idle.start()
 
 
-def test_data_directory_that_is_a_link(state_dir: Path, idle: EmbeddedServer) -> None:
+def test_embedded_server_refuses_a_linked_data_directory(
+    state_dir: Path, idle: EmbeddedServer
+) -> None:
     with tempfile.TemporaryDirectory() as elsewhere:
         (state_dir / "redis").symlink_to(elsewhere)
         with pytest.raises(ConfigError, match="not owned by this user"):
             idle.start()
 
 
-def test_state_directory_that_cannot_be_made(state_dir: Path) -> None:
+def test_embedded_server_refuses_an_impossible_state_dir(state_dir: Path) -> None:
     (state_dir / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
         EmbeddedServer(state_dir / "file" / "var").start()
 
 
-def test_path_too_long_for_a_socket(state_dir: Path) -> None:
+def test_embedded_server_refuses_a_too_long_socket_path(state_dir: Path) -> None:
     with pytest.raises(ConfigError, match="too long"):
         EmbeddedServer(state_dir / ("x" * 100)).start()
 
 
-def test_path_with_odd_characters(state_dir: Path) -> None:
+def test_embedded_server_accepts_a_path_with_special_chars(state_dir: Path) -> None:
     server = EmbeddedServer(state_dir / 'a "b" \\n\n %41 é')
     try:
         server.start()
@@ -95,7 +101,7 @@ def test_path_with_odd_characters(state_dir: Path) -> None:
         server.stop(1)
 
 
-def test_data_that_cannot_be_read(idle: EmbeddedServer) -> None:
+def test_embedded_server_reports_unreadable_data(idle: EmbeddedServer) -> None:
     idle.folder.mkdir(mode=0o700)
     # Single file (6.2) and folder with a manifest (7.0 and later).
     (idle.folder / "appendonly.aof").write_bytes(b"*1\r\nnonsense\r\n*1\r\n")
@@ -108,7 +114,7 @@ def test_data_that_cannot_be_read(idle: EmbeddedServer) -> None:
     assert not idle.running
 
 
-def test_failed_start_leaves_no_lock(
+def test_embedded_server_leaves_no_lock_after_a_failed_start(
     idle: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, state_dir: Path
 ) -> None:
     monkeypatch.setattr(embedded, "find_server", lambda: state_dir / "no-such-program")
@@ -120,7 +126,7 @@ def test_failed_start_leaves_no_lock(
         EmbeddedServer(state_dir).start()
 
 
-def test_wait_for_a_server_that_does_not_come(idle: EmbeddedServer) -> None:
+def test_wait_ready_raises_if_the_server_does_not_answer(idle: EmbeddedServer) -> None:
     idle.start()
     idle.wait_ready(20)
     assert idle.pid is not None
@@ -133,7 +139,7 @@ def test_wait_for_a_server_that_does_not_come(idle: EmbeddedServer) -> None:
         os.kill(idle.pid, signal.SIGCONT)
 
 
-def test_large_log_is_set_aside(state_dir: Path, idle: EmbeddedServer) -> None:
+def test_embedded_server_rotates_a_large_log(state_dir: Path, idle: EmbeddedServer) -> None:
     idle.folder.mkdir(mode=0o700)
     idle.log_path.write_bytes(b"x" * ((1 << 20) + 1))
     idle.start()
@@ -153,7 +159,7 @@ def test_embedded_server_without_a_program_is_an_error(monkeypatch: pytest.Monke
         embedded.find_server()
 
 
-def test_program_on_path_when_none_is_bundled(
+def test_embedded_server_falls_back_to_the_program_on_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.undo()

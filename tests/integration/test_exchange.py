@@ -129,7 +129,7 @@ def test_refused_renewal_is_not_repeated_immediately(
     assert refused.phase is Phase.FREE
 
 
-def test_an_assignment_that_went_in_the_middle_of_a_round_is_left_out(talk: Talk) -> None:
+def test_renewals_skip_an_assignment_lost_during_a_round(talk: Talk) -> None:
     talk.own()
     talk.renew_all()
     assert talk.tick()
@@ -143,7 +143,7 @@ def test_an_assignment_that_went_in_the_middle_of_a_round_is_left_out(talk: Talk
 # --- another run with our name --------------------------------------------------------------------
 
 
-def test_duplicate_instance_is_reported_once_and_awaited(link: Connection, keys: Keys) -> None:
+def test_duplicate_instance_is_reported_once(link: Connection, keys: Keys) -> None:
     """The event names the other run. While that run drains, the instance waits for its exit."""
     member = Membership(Daemon(instance="west-1", lease_ttl=10.0), keys, "lock")
 

@@ -120,7 +120,7 @@ SEQ = "18446744073709551615"
         ("1000w", f"{NOW - 604_800_001_000 + 999}-{SEQ}"),
     ],
 )
-def test_where_a_group_can_be_sent(text: str, after: str) -> None:
+def test_group_position_accepts_each_form(text: str, after: str) -> None:
     assert groups.position(text, NOW) == after
 
 
@@ -400,7 +400,7 @@ def test_retry_cancel_dead_letters_the_retries(run: Run, at: At) -> None:
     ]
 
 
-def test_resets_and_deletions_of_a_group_are_in_the_audit_log(run: Run, at: At) -> None:
+def test_group_reset_and_delete_are_in_the_audit_log(run: Run, at: At) -> None:
     at(0).groups()
     at(0).pending("1-0", "2-0")
     reset = ("group", "reset", "access", "hits", "--to", "earliest", "-p", "0")

@@ -84,7 +84,9 @@ def settle(at: At, group: str) -> None:
     ("count", "why"),
     [(1, "cannot shrink"), (3, "choose 4"), (5, "choose 4 or 6"), (8192, "4096")],
 )
-def test_counts_that_are_refused(store: Store, at: At, count: int, why: str) -> None:
+def test_growth_refuses_an_invalid_partition_count(
+    store: Store, at: At, count: int, why: str
+) -> None:
     backlog(at, "hits")
     before = at(0).dump()
     with pytest.raises(RequestRefusedError, match=why):
@@ -92,7 +94,7 @@ def test_counts_that_are_refused(store: Store, at: At, count: int, why: str) -> 
     assert at(0).dump() == before
 
 
-def test_topic_without_groups_grows_immediately(store: Store, at: At) -> None:
+def test_growth_without_groups_finishes_immediately(store: Store, at: At) -> None:
     assert growth.grow(store, "access", 4) == growth.Progress("access", 2, 4, True, [])
     assert topics.partition_count(store, "access") == 4
     before = at(0).dump()
@@ -102,7 +104,7 @@ def test_topic_without_groups_grows_immediately(store: Store, at: At) -> None:
         growth.grow(store, "acces", 4)
 
 
-def test_a_growth_does_not_wait_for_a_spark_query(store: Store, at: At) -> None:
+def test_growth_does_not_wait_for_a_spark_query(store: Store, at: At) -> None:
     """The query's position is shown. Order by key is the responsibility of the query."""
     for number in range(2):
         at(number).add("1-0")
@@ -226,7 +228,7 @@ def grow_now(link: Connection, keys: Keys) -> None:
     assert growth.grow(Store(link, keys), "access", 4).done
 
 
-def test_a_producer_that_knew_the_old_count_writes_by_the_new(
+def test_producer_with_the_old_count_uses_the_new_one(
     link: Connection, keys: Keys, at: At, producer: Producer
 ) -> None:
     producer.send("access", b"1", key=MOVES)
@@ -256,7 +258,7 @@ def test_growth_reroutes_scripted_sends(
         assert waiting == [1, 0, 1, 0]
 
 
-def test_chunk_is_rerouted_after_growth(
+def test_growth_reroutes_a_prepared_chunk(
     link: Connection, keys: Keys, at: At, producer: Producer
 ) -> None:
     def items() -> Iterator[Outgoing]:
@@ -278,7 +280,7 @@ def test_chunk_is_rerouted_after_growth(
     assert len(ids) == 4
 
 
-def test_a_new_connection_follows_a_growth(
+def test_producer_notices_a_growth_after_a_reconnect(
     link: Connection, keys: Keys, at: At, producer: Producer
 ) -> None:
     producer.send("access", b"1", key=MOVES)
@@ -290,7 +292,7 @@ def test_a_new_connection_follows_a_growth(
     assert lengths(link, keys) == [1, 0, 1, 0]
 
 
-def test_topics_by_turns_all_follow_a_growth(
+def test_producer_of_several_topics_notices_a_growth(
     link: Connection, keys: Keys, at: At, producer: Producer
 ) -> None:
     for number in range(12):
@@ -382,7 +384,7 @@ def misordered(path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_thousand_keys_keep_their_order_during_a_growth(
+def test_growth_keeps_the_order_of_a_thousand_keys(
     tmp_path: Path, fresh_server: ProcessServer
 ) -> None:
     daemon = Daemon(tmp_path, fresh_server.url, partitions=4, groups=("fast", "slow"), code=ORDER)

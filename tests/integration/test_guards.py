@@ -86,7 +86,7 @@ def other(life: Life) -> Any:
 
 
 @KINDS
-def test_a_dependency_that_is_down_costs_no_message_an_attempt(
+def test_outage_of_a_dependency_costs_no_attempt(
     harness: Harness, life: Life, slot: WorkerSlot, other: Connection, kind: dict[str, Any]
 ):
     """This holds even if a message has only one attempt."""
@@ -273,7 +273,7 @@ def test_circuit_probe_waits_for_earlier_runs(
     assert slot.counter("acked") == 20
 
 
-def test_circuit_is_not_probed_by_a_question(life: Life, slot: WorkerSlot):
+def test_circuit_is_not_probed_by_a_state_check(life: Life, slot: WorkerSlot):
     """Quarantine and lanes ask the breaker more often than they start a run."""
     worker = life.worker("t1", **OPENS | {"breaker": replace(BREAKER, probe_every=1e-9)})
     guards = guards_of(worker.context)
@@ -356,7 +356,7 @@ def test_other_error_class_does_not_affect_the_circuit(
     assert slot.waits.read().opened == 1
 
 
-def test_one_failing_message_is_dead_lettered_not_guarded(
+def test_single_failing_message_keeps_the_circuit_closed(
     harness: Harness, life: Life, slot: WorkerSlot, other: Connection
 ):
     """The circuit stays closed, because the other messages succeed."""
@@ -427,7 +427,7 @@ def test_flood_of_dead_letters_pauses_the_partition(
 
 
 @pytest.mark.parametrize("lost", ["PUBLISH", "HEXISTS"])
-def test_a_resume_while_the_connection_is_lost_is_not_undone(
+def test_resume_during_a_lost_connection_is_kept(
     harness: Harness, new_life: Callable[[str], Life], slot: WorkerSlot, other: Connection,
     proxy: FaultProxy, lost: str,
 ):  # fmt: skip
@@ -490,7 +490,7 @@ def test_flood_guard_ignores_retries(
     assert slot.counter("dead_lettered") == 5
 
 
-def test_worker_waits_for_the_window_if_no_pause_can_be_written(
+def test_flood_guard_waits_if_no_pause_can_be_written(
     harness: Harness, life: Life, slot: WorkerSlot
 ):
     for number in range(directives.DIRECTIVES_MAX + 1):

@@ -168,7 +168,7 @@ def test_flood_guard_counts_successes_across_workers(twenty: Harness, life: Life
 
 
 @pytest.mark.parametrize("kind", [ONE, SEVERAL, BATCH], ids=["one", "four", "batches"])
-def test_messages_dead_lettered_without_a_run_are_a_flood_too(
+def test_flood_guard_counts_dead_letters_without_a_run(
     harness: Harness, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
     """The messages are larger than any producer may send."""
@@ -210,7 +210,7 @@ def test_error_without_retry_does_not_open_the_circuit(
     assert slot.waits.read().opened == 0
 
 
-def test_single_message_blocks_its_partition_until_too_old(
+def test_blocked_message_is_retried_until_too_old(
     harness: Harness, life: Life, slot: WorkerSlot, other: Connection
 ):
     harness.do("XADD", harness.stream, "*", "payload", "x")

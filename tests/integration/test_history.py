@@ -75,7 +75,7 @@ def entries(store: Store, since: int = 0) -> list[Interval]:
     return list(history.read(store, FLEET, since))
 
 
-def test_an_entry_has_the_sums_since_the_last_one(store: Store, view: MetricsView) -> None:
+def test_history_entry_has_the_sums_since_the_last_one(store: Store, view: MetricsView) -> None:
     first, second = view.board.slots()[:2]
     counted(first, acked=1_000)  # counted before this housekeeper starts
     writer = writer_of(store, view)
@@ -115,7 +115,7 @@ def test_an_entry_has_the_sums_since_the_last_one(store: Store, view: MetricsVie
     assert entries(store)[1].by_assignment() == [one, two]
 
 
-def test_group_that_reads_dead_letters_is_read(store: Store) -> None:
+def test_history_reads_a_group_of_dead_letters(store: Store) -> None:
     """Its name has an @, which the names of configured groups cannot have."""
     rows = [HistoryRow("orders", "tickets@dlq", lag=1), HistoryRow("orders", "billing", lag=2)]
     assignments = [HistoryRow("orders", "tickets@dlq", 0, "shop:ticket", lag=1)]
@@ -128,7 +128,7 @@ def test_group_that_reads_dead_letters_is_read(store: Store) -> None:
     assert list(entry.assignments) == assignments
 
 
-def test_entry_of_many_assignments_keeps_the_busiest(store: Store) -> None:
+def test_history_entry_keeps_the_busiest_assignments(store: Store) -> None:
     assignments = [HistoryRow("orders", "billing", number, lag=number) for number in range(1_200)]
     history.append(store, FLEET, Interval("", "web-1", 1, 60.0, assignments=assignments), 86_400)
     [entry] = entries(store)
@@ -136,7 +136,7 @@ def test_entry_of_many_assignments_keeps_the_busiest(store: Store) -> None:
     assert min(each.lag for each in entry.assignments) == 200
 
 
-def test_row_of_an_assignment_takes_about_110_bytes(store: Store) -> None:
+def test_history_row_takes_about_110_bytes(store: Store) -> None:
     """The reference of `daemon.history` states this size. Runs and delays fill five buckets."""
     counts = dict.fromkeys(history.COUNTS, 0) | {"added": 6_000, "acked": 6_000, "failed": 12}
     handled = {10: 400, 11: 3_000, 12: 2_000, 13: 590, 17: 10}
@@ -153,7 +153,7 @@ def test_row_of_an_assignment_takes_about_110_bytes(store: Store) -> None:
     assert list(entry.assignments) == assignments
 
 
-def test_entry_of_an_older_version_has_unknown_delays(store: Store) -> None:
+def test_history_entry_of_an_older_version_has_no_delays(store: Store) -> None:
     assignments = '[["orders","billing","shop:bill",[[0,1,1,1,1,1,1,1,1,3,4]]]]'
     fields = ("instance", "web-1", "until", 1, "seconds", "60", "rows", "[]", "units", assignments)
     store.execute("XADD", store.keys.history(FLEET), "*", *fields)
@@ -177,9 +177,7 @@ def test_history_entry_is_written_after_each_server_minute(store: Store, view: M
     assert len(entries(store)) == 1
 
 
-def test_messages_count_from_a_partitions_first_measurement(
-    store: Store, view: MetricsView
-) -> None:
+def test_history_counts_from_the_first_measurement(store: Store, view: MetricsView) -> None:
     """The housekeeper is new, and one partition leaves it within a minute."""
     writer = writer_of(store, view)
     writer.run()  # nothing is measured yet
@@ -198,7 +196,7 @@ def test_messages_count_from_a_partitions_first_measurement(
     assert entry.measured == {("orders", "billing"): 1}
 
 
-def test_a_group_without_a_partition_here_is_not_measured(store: Store, view: MetricsView) -> None:
+def test_history_skips_a_group_without_a_local_partition(store: Store, view: MetricsView) -> None:
     figures(view, added=3)
     writer = writer_of(store, view)
     counted(view.board.slots()[0], acked=3)
@@ -210,7 +208,7 @@ def test_a_group_without_a_partition_here_is_not_measured(store: Store, view: Me
     assert entry.measured == {}
 
 
-def test_unwritten_figures_are_in_the_next_history_entry(store: Store, view: MetricsView) -> None:
+def test_history_entry_includes_unwritten_figures(store: Store, view: MetricsView) -> None:
     writer = writer_of(store, view)
     counted(view.board.slots()[0], acked=3)
     store.execute("SET", store.keys.history(FLEET), "not a stream")
@@ -223,7 +221,7 @@ def test_unwritten_figures_are_in_the_next_history_entry(store: Store, view: Met
     assert entry.rows[0].counts["acked"] == 7
 
 
-def test_old_entries_go(store: Store) -> None:
+def test_history_deletes_old_entries(store: Store) -> None:
     rows = [HistoryRow("orders", "billing", lag=1)]
     now = int(store.execute("TIME")[0]) * 1000
     for minute in range(500):
@@ -248,7 +246,7 @@ def test_history_is_read_in_pages_and_after_an_id(store: Store) -> None:
     assert [each.id for each in later] == [each.id for each in found[-2:]]
 
 
-def test_the_busiest_rows_are_kept(store: Store) -> None:
+def test_history_keeps_the_busiest_rows(store: Store) -> None:
     rows = [HistoryRow(f"topic-{number}", "g", lag=number) for number in range(1, 1_200)]
     history.append(store, FLEET, Interval("", "web-1", 1, 60.0, rows), 86_400)
     [entry] = entries(store)
@@ -294,9 +292,7 @@ def test_the_busiest_rows_are_kept(store: Store) -> None:
         {"units": json.dumps([["orders", "billing", "h", [[0] * 9] * 1_001]])},
     ],
 )
-def test_an_unreadable_entry_is_named_and_the_others_are_read(
-    store: Store, changed: dict[str, str | bytes]
-) -> None:
+def test_history_names_an_unreadable_entry(store: Store, changed: dict[str, str | bytes]) -> None:
     good = Interval("", "web-1", 1, 60.0, [HistoryRow("orders", "billing", lag=1)])
     history.append(store, FLEET, good, 86_400)
     fields = {"instance": "web-1", "until": "1", "seconds": "60", "rows": "[]"} | changed

@@ -160,7 +160,7 @@ def test_promoter_skips_assignments_without_delayed_messages(
     assert run() == (2, 1), "figures older than the last answer are ignored"
 
 
-def test_many_due_retries_are_moved_in_bounded_runs(
+def test_promoter_moves_many_due_retries_in_bounded_runs(
     harness: Harness, view: MetricsView, slot: WorkerSlot
 ) -> None:
     total = promoter.PAGE * promoter.ROUNDS_MAX + 10
@@ -340,7 +340,7 @@ def test_metrics_scrape_succeeds_during_trimming(
     assert not view.held
 
 
-def test_age_trims_and_no_retention_does_not(
+def test_trimmer_trims_only_with_a_retention(
     harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     harness.groups()
@@ -403,7 +403,7 @@ def test_trimmer_waits_for_a_missing_group_and_logs_once(
     assert harness.do("XLEN", harness.stream) == 0
 
 
-def test_retry_streams_keep_nothing_acknowledged(
+def test_trimmer_removes_acknowledged_retry_entries(
     harness: Harness, view: MetricsView, slot: WorkerSlot, server: Server
 ) -> None:
     harness.groups()
@@ -524,7 +524,7 @@ def test_housekeeper_measures_publishes_and_serves(
     assert [path for path in links if running.get(f"/{path}")[0] == 404] == []
 
 
-def test_outboxes_are_measured_apart(store: Store, view: MetricsView) -> None:
+def test_housekeeper_isolates_an_unreadable_outbox(store: Store, view: MetricsView) -> None:
     """An unreadable outbox has no figures, and the others keep theirs."""
     keys, bad = store.keys, logs.bad_values()
     names = ["shop", "frog", "list", "empty"]
@@ -603,7 +603,7 @@ def test_health_endpoints_report_reasons(
     assert "supervisor" in running.reasons("/livez")[0]
 
 
-def test_duplicate_instance_publishes_no_summary(
+def test_housekeeper_of_a_duplicate_publishes_no_summary(
     server: Server, harness: Harness, board: Scoreboard, begin: Callable[[Settings], Running]
 ) -> None:
     """A second daemon with the same name must not replace the summary of the first."""
@@ -618,7 +618,7 @@ def test_duplicate_instance_publishes_no_summary(
     wait_until(lambda: harness.do("EXISTS", summary))
 
 
-def test_stalled_worker_is_not_ready(
+def test_readiness_fails_with_a_stalled_worker(
     view: MetricsView, board: Scoreboard, slot: WorkerSlot, harness: Harness
 ) -> None:
     harness.groups()
@@ -636,7 +636,7 @@ def test_stalled_worker_is_not_ready(
     assert health.ready(view) == [], "a handler may run for hours"
 
 
-def test_retries_are_promoted_when_due_and_not_earlier(
+def test_housekeeper_promotes_retries_when_due(
     harness: Harness, slot: WorkerSlot, server: Server, begin: Callable[[Settings], Running]
 ) -> None:
     places = harness.pending("1-0", "2-0", "3-0")
@@ -686,7 +686,7 @@ def test_housekeeper_task_continues_after_a_bad_key(
 
 
 @pytest.mark.parametrize("fault", ["killed", "paused"])
-def test_redis_may_go_and_come_back(
+def test_housekeeper_recovers_after_a_redis_outage(
     fresh_server: ProcessServer,
     board: Scoreboard,
     slot: WorkerSlot,

@@ -90,7 +90,7 @@ def get(server: HttpServer, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def test_pages_and_their_statuses(start: Started) -> None:
+def test_http_returns_page_bodies_and_status_codes(start: Started) -> None:
     server = start()
     assert get(server, "/") == (200, b"front")
     assert get(server, "/?refresh=1") == (200, b"front")
@@ -99,12 +99,12 @@ def test_pages_and_their_statuses(start: Started) -> None:
     assert get(server, "/big") == (200, BIG)
 
 
-def test_headers_reach_the_page(start: Started) -> None:
+def test_http_passes_headers_to_the_page(start: Started) -> None:
     _, body = exchange(start(), b"GET /echo HTTP/1.1\r\nHost: x\r\nAccept:  text/plain \r\n\r\n")
     assert json.loads(body) == {"host": "x", "accept": "text/plain"}
 
 
-def test_head_has_no_body(start: Started) -> None:
+def test_http_head_returns_no_body(start: Started) -> None:
     status, body = exchange(start(), b"HEAD / HTTP/1.1\r\n\r\n")
     assert (status, body) == ("HTTP/1.1 200 OK", b"")
 
@@ -173,7 +173,7 @@ def test_http_drops_a_client_that_does_not_read(
         assert 0 < received < len(BIG)
 
 
-def test_many_silent_clients_cannot_shut_others_out(start: Started) -> None:
+def test_http_serves_others_despite_many_silent_clients(start: Started) -> None:
     server = start()
     crowd = [dial(server) for _ in range(http.CONNECTIONS_MAX + 30)]
     try:

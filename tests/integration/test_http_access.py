@@ -78,7 +78,7 @@ def test_http_metrics_require_the_token(guarded: HttpServer, given: str | None) 
 
 
 @pytest.mark.parametrize("given", ["Bearer t0ken of the pages", "bearer  t0ken of the pages "])
-def test_with_the_token_there_are(guarded: HttpServer, given: str) -> None:
+def test_http_metrics_are_returned_with_the_token(guarded: HttpServer, given: str) -> None:
     assert get(guarded, "/metrics", given) == (200, "figures", "")
 
 
@@ -94,7 +94,7 @@ def test_http_token_is_reloaded_and_required(guarded: HttpServer, token: Path) -
     assert get(guarded, "/metrics", "Bearer another")[0] == 401
 
 
-def test_health_needs_no_token_and_names_nothing(guarded: HttpServer) -> None:
+def test_http_health_needs_no_token_and_hides_names(guarded: HttpServer) -> None:
     assert get(guarded, "/livez")[:2] == (200, '{"ok": true}\n')
     status, body, _ = get(guarded, "/readyz")
     assert (status, json.loads(body)) == (503, {"ok": False})

@@ -30,7 +30,7 @@ IN_SCRIPT_62 = (
 # --- answers and refusals -------------------------------------------------------------------------
 
 
-def test_replies_are_raw_bytes(link: Connection) -> None:
+def test_replies_are_returned_as_bytes(link: Connection) -> None:
     link.execute("HSET", "h", "name", b"\xff\x00")
     assert link.execute("HGETALL", "h") == [b"name", b"\xff\x00"]
     assert link.execute("GET", "nothing") is None
@@ -179,7 +179,7 @@ def test_unknown_script_is_loaded_once(link: Connection) -> None:
 
 
 @pytest.mark.fault("F20")
-def test_many_scripts_keep_their_places(link: Connection) -> None:
+def test_script_replies_keep_their_order(link: Connection) -> None:
     link.execute("SCRIPT", "FLUSH")
     link.run(writer("a", "0"))
     bad = writer("a", "v", name="broken", command="HGET")
@@ -196,7 +196,7 @@ def test_many_scripts_keep_their_places(link: Connection) -> None:
 # --- address and login ----------------------------------------------------------------------------
 
 
-def test_login_from_a_file_that_changes(
+def test_login_rereads_a_changed_password_file(
     link: Connection, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
@@ -231,7 +231,7 @@ def test_login_from_a_file_that_changes(
         link.execute("ACL", "DELUSER", "ann")
 
 
-def test_address_shows_no_credentials() -> None:
+def test_connection_address_has_no_credentials() -> None:
     link = connect(config.Redis(url="redis://ann:secret@127.0.0.1:1/0"), timeout=1.0, name="test")
     assert link.address == "127.0.0.1:1"
     with pytest.raises(RedisUnavailableError) as caught:
@@ -249,7 +249,7 @@ def test_address_shows_no_credentials() -> None:
         "embedded:",
     ],
 )
-def test_url_that_would_change_how_we_talk(url: str) -> None:
+def test_url_with_protocol_options_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r"redis\.url"):
         connect(config.Redis(url=url), timeout=1.0, name="test")
 

@@ -60,7 +60,7 @@ def test_connection_to_a_missing_socket_is_a_known_failure(tmp_path: Path) -> No
     assert not caught.value.sent
 
 
-def test_connecting_is_tried_once() -> None:
+def test_connect_is_not_repeated() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         link = connect(
@@ -75,7 +75,7 @@ def test_connecting_is_tried_once() -> None:
             listener.accept()
 
 
-def test_lost_reply_is_reported_and_nothing_is_repeated(
+def test_lost_reply_is_reported_without_a_repetition(
     proxy: FaultProxy, proxied: Connection, link: Connection
 ) -> None:
     for count, fault in enumerate((Fault.DROP_REPLY, Fault.CUT_REPLY, Fault.DROP_REPLY), 1):
@@ -92,7 +92,7 @@ def test_lost_reply_is_reported_and_nothing_is_repeated(
 
 @pytest.mark.fault("F13")
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_lost_reply_anywhere_in_a_pipeline(
+def test_lost_reply_anywhere_in_a_pipeline_is_reported(
     proxy: FaultProxy, proxied: Connection, link: Connection, nth: int
 ) -> None:
     trigger = proxy.arm(Fault.DROP_REPLY, command="INCR", nth=nth)
@@ -127,7 +127,7 @@ def test_silent_server_raises_after_the_timeout(proxy: FaultProxy, link: Connect
     hasty.close()
 
 
-def test_timeout_spans_the_whole_exchange(proxy: FaultProxy, link: Connection) -> None:
+def test_timeout_covers_the_whole_exchange(proxy: FaultProxy, link: Connection) -> None:
     """Replies that arrive one by one, each in time, must not exceed the timeout together."""
     hasty = connect(proxy.settings, timeout=0.5, name="test:hasty")
     started = time.monotonic()
@@ -157,7 +157,7 @@ def test_paused_server_raises_after_the_timeout(new_server: Callable[..., Proces
     link.close()
 
 
-def test_half_a_command_was_not_sent(new_server: Callable[..., ProcessServer]) -> None:
+def test_incomplete_command_counts_as_not_sent(new_server: Callable[..., ProcessServer]) -> None:
     server = new_server()
     link = connect(server.settings, timeout=0.3, name="test")
     large = b"x" * (16 << 20)  # more than the socket's buffers hold
@@ -203,7 +203,7 @@ def test_connection_lost_while_idle_is_replaced_silently(
     assert idle.node.opened == 2
 
 
-def test_unread_reply_is_never_taken_for_an_answer(link: Connection) -> None:
+def test_unread_reply_closes_the_connection(link: Connection) -> None:
     sock = link.node.socket()
     sock.sendall(b"*2\r\n$4\r\nECHO\r\n$5\r\nwrong\r\n")
     wait_until(lambda: wait_readable(sock, 0), what="the reply has come")
@@ -238,7 +238,7 @@ def test_closed_link_opens_again(link: Connection) -> None:
     assert link.node.opened == 2
 
 
-def test_transport_never_connects_again(link: Connection) -> None:
+def test_transport_never_reconnects(link: Connection) -> None:
     """A command cannot be sent on any connection except its own."""
     transport = link.node.ready()
     link.close()
@@ -302,7 +302,7 @@ def test_forked_child_without_detach_is_an_error(link: Connection) -> None:
     assert link.execute("CLIENT", "ID") == number
 
 
-def test_second_half_of_many_scripts_lost_counts_as_sent(
+def test_lost_second_half_of_many_scripts_counts_as_sent(
     proxy: FaultProxy, proxied: Connection, link: Connection
 ) -> None:
     link.execute("SCRIPT", "FLUSH")
@@ -355,7 +355,7 @@ while struck < 2_000:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_unread_reply_is_not_used_for_a_later_command(
+def test_unread_reply_is_not_returned_to_a_later_command(
     link: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal handler may raise between sending and reading."""
@@ -394,7 +394,9 @@ def test_connection_reports_a_refusal_at_accept() -> None:
             thread.join()
 
 
-def test_unwatchable_fence_stops_reads(server: ProcessServer, link: Connection, keys: Keys) -> None:
+def test_fence_without_watch_permission_stops_reads(
+    server: ProcessServer, link: Connection, keys: Keys
+) -> None:
     """With a permission revoked from a running worker, its reads would continue without a fence."""
     assignment = Assignment("access", 0, "hits")
     link.execute("HSET", keys.fence(*assignment), "token", "ours")
@@ -420,7 +422,7 @@ def test_discarded_transaction_has_the_code_of_its_cause(code: str) -> None:
     assert code_of(previous) == "EXECABORT"
 
 
-def test_a_transaction_whose_exec_has_not_left_is_not_sent() -> None:
+def test_transaction_without_exec_counts_as_not_sent() -> None:
     """The server executes no part of a transaction without EXEC."""
     ours, theirs = socket.socketpair()
     with ours, theirs:

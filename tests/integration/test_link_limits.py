@@ -100,7 +100,7 @@ def test_full_socket_backlog_raises_within_the_timeout(
     link.close()
 
 
-def test_freed_socket_backlog_lets_the_connection_through(
+def test_freed_socket_backlog_accepts_the_connection(
     new_server: Callable[..., ProcessServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = new_server()
@@ -155,7 +155,7 @@ def test_hung_address_leaves_time_for_the_next(
         assert_in_time(link)
 
 
-def test_sentinels_and_a_master_that_hang(binary: Path) -> None:
+def test_hung_sentinels_and_master_raise_within_the_timeout(binary: Path) -> None:
     """Two sentinels are silent, and one names a master that is silent too."""
     with Sentinels(binary, replicas=0, sentinels=1) as made, deaf() as one, deaf() as two:
         hosts = f"127.0.0.1:{one},127.0.0.1:{two},127.0.0.1:{made.sentinels[0].port}"

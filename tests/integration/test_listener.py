@@ -57,7 +57,7 @@ def watched(link: Connection, keys: Keys) -> Watched:
     return Watched(link, keys)
 
 
-def test_worker_that_misses_an_entry_is_woken(watched: Watched) -> None:
+def test_listener_wakes_a_worker_that_missed_an_entry(watched: Watched) -> None:
     """The first check finds the worker, and the second check confirms it."""
     for assignment in ASSIGNMENTS:
         watched.wait(assignment)
@@ -69,7 +69,7 @@ def test_worker_that_misses_an_entry_is_woken(watched: Watched) -> None:
     assert (watched.look(), watched.wakes) == (None, 1), "once is enough"
 
 
-def test_worker_that_hears_in_time_is_not_woken(watched: Watched) -> None:
+def test_listener_does_not_wake_a_worker_that_read_in_time(watched: Watched) -> None:
     one, other = ASSIGNMENTS[:2]
     watched.wait(one)
     watched.wait(other)

@@ -57,14 +57,14 @@ def names(store: Store, listed: Listed, choice: MessageFilter = EVERY, **how: An
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("limit", [1, 5, COUNT])
-def test_pages_fit_together(store: Store, kind: str, limit: int) -> None:
+def test_message_pages_list_each_message_once(store: Store, kind: str, limit: int) -> None:
     whole = names(store, KINDS[kind], limit=100)
     assert len(set(whole)) == len(whole) == COUNT
     assert names(store, KINDS[kind], limit=limit) == whole
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_page_stops_at_its_budget_and_continues(store: Store, kind: str) -> None:
+def test_message_page_stops_at_its_budget_and_continues(store: Store, kind: str) -> None:
     """A filter that rejects everything examines no more than the budget per page."""
     cursor, pages = "", 0
     while cursor or not pages:
@@ -75,14 +75,14 @@ def test_page_stops_at_its_budget_and_continues(store: Store, kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_filter_by_time_selects_one_message(store: Store, kind: str) -> None:
+def test_time_filter_selects_one_message(store: Store, kind: str) -> None:
     whole = names(store, KINDS[kind], limit=100)
     only = MessageFilter(since_unix_ms=6, until_unix_ms=7)
     assert names(store, KINDS[kind], only) == [each for each in whole if "6" in each]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_filter_by_partition_is_checked(store: Store, kind: str) -> None:
+def test_partition_filter_selects_or_refuses_a_partition(store: Store, kind: str) -> None:
     found = names(store, KINDS[kind], MessageFilter(partition=1), limit=3)
     assert len(found) == COUNT // 3
     with pytest.raises(RequestRefusedError, match="partition 3 of topic"):
@@ -102,7 +102,7 @@ def test_cursor_of_another_list_is_malformed(store: Store, kind: str) -> None:
         KINDS[kind](store).page(cursor="5/1:send5")
 
 
-def test_unreadable_partition_hides_no_other(store: Store, run: Run, keys: Keys) -> None:
+def test_unreadable_partition_does_not_hide_others(store: Store, run: Run, keys: Keys) -> None:
     """The other partitions are listed, and the key is named once."""
     broken = keys.dlq("access", 1)
     store.execute("DEL", broken)

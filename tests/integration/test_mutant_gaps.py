@@ -277,7 +277,7 @@ def started() -> Iterator[Callable[[support.Daemon], support.Daemon]]:
         daemon.close()
 
 
-def test_the_embedded_server_outlives_the_drain(
+def test_embedded_server_runs_until_the_end_of_a_drain(
     state_dir: Path, started: Callable[[support.Daemon], support.Daemon]
 ):
     daemon = support.Daemon(
@@ -301,7 +301,7 @@ def test_the_embedded_server_outlives_the_drain(
     assert names.index("lease.released") < names.index("embedded.stopped")
 
 
-def test_a_reload_hands_over_when_the_old_worker_is_quiet(
+def test_reload_hands_over_when_the_old_worker_is_idle(
     server: Server,
     link: Connection,
     tmp_path: Path,

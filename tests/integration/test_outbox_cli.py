@@ -47,7 +47,7 @@ def shop(text: str, tmp_path: Path) -> Path:
     return file
 
 
-def test_create_may_be_repeated_and_check_agrees(
+def test_create_can_be_repeated_and_passes_the_check(
     invoke: Invoke, database_url: str, tmp_path: Path
 ) -> None:
     shop('database = "${DATABASE_URL}"', tmp_path)
@@ -64,7 +64,7 @@ def test_create_may_be_repeated_and_check_agrees(
     assert json.loads(checked.stdout)["problems"] == []
 
 
-def test_the_printed_statements_create_the_tables(
+def test_printed_statements_create_the_tables(
     invoke: Invoke, database_server: DatabaseServer, database_url: str
 ) -> None:
     env = {"URL": database_url}
@@ -75,7 +75,7 @@ def test_the_printed_statements_create_the_tables(
     assert checked.exit_code == 0, checked.output
 
 
-def test_wrong_columns_are_named(
+def test_check_names_wrong_columns(
     invoke: Invoke, database_server: DatabaseServer, database_url: str
 ) -> None:
     env = {"URL": database_url}
@@ -110,7 +110,7 @@ FOREIGN_KEYS = {
 }
 
 
-def test_a_key_that_the_database_does_not_generate_is_a_problem(
+def test_check_finds_a_key_without_a_generated_value(
     invoke: Invoke, database_server: DatabaseServer, database_url: str
 ) -> None:
     """A row with the ID NULL would never be sent, and a row without a number never deleted."""
@@ -122,7 +122,7 @@ def test_a_key_that_the_database_does_not_generate_is_a_problem(
     assert "the column id of streamqd_outbox is not a primary key that the database" in found.stdout
 
 
-def test_a_key_of_a_sequence_can_be_used(
+def test_check_accepts_a_key_with_a_sequence(
     invoke: Invoke, new_database_server: Callable[[str], DatabaseServer]
 ) -> None:
     server = new_database_server("postgresql")
@@ -138,7 +138,7 @@ def test_a_key_of_a_sequence_can_be_used(
     assert found.exit_code == 0, found.output
 
 
-def test_uids_without_a_unique_index_are_noted(
+def test_check_warns_about_uids_without_a_unique_index(
     invoke: Invoke, database_server: DatabaseServer, database_url: str
 ) -> None:
     env = {"URL": database_url}
@@ -153,7 +153,7 @@ def test_uids_without_a_unique_index_are_noted(
     assert "one uid" not in found.stdout
 
 
-def test_commits_that_a_crash_can_lose_are_noted(
+def test_check_warns_about_asynchronous_commits(
     invoke: Invoke, new_database_server: Callable[[str], DatabaseServer]
 ) -> None:
     server = new_database_server("postgresql")
@@ -171,7 +171,7 @@ def test_commits_that_a_crash_can_lose_are_noted(
 
 
 @pytest.mark.parametrize("database_server", ["mysql"], indirect=True)
-def test_a_table_without_transactions_is_a_problem(
+def test_check_refuses_a_table_without_transactions(
     invoke: Invoke, database_server: DatabaseServer, database_url: str
 ) -> None:
     env = {"URL": database_url}
@@ -184,7 +184,7 @@ def test_a_table_without_transactions_is_a_problem(
 
 
 @pytest.mark.parametrize("database_server", ["postgresql"], indirect=True)
-def test_missing_permissions_are_named(
+def test_check_names_missing_database_permissions(
     invoke: Invoke, database_server: PostgreSQL, database_url: str
 ) -> None:
     with contextlib.closing(database_server.connect(database_url, autocommit=True)) as owner:
@@ -207,7 +207,7 @@ def test_missing_permissions_are_named(
 
 
 @pytest.mark.parametrize("database_server", ["postgresql"], indirect=True)
-def test_a_relay_without_a_trigger_is_noted(invoke: Invoke, database_url: str) -> None:
+def test_check_warns_about_a_missing_trigger(invoke: Invoke, database_url: str) -> None:
     env = {"URL": database_url}
     created = invoke("outbox", "create", "--database", "${URL}", "--no-notify", env=env)
     assert "no trigger notifies the relay" in created.stdout
@@ -216,7 +216,7 @@ def test_a_relay_without_a_trigger_is_noted(invoke: Invoke, database_url: str) -
 
 
 @pytest.mark.parametrize("database_server", ["postgresql", "mysql"], indirect=True)
-def test_an_unknown_database_names_the_remedy(database_url: str) -> None:
+def test_unknown_database_error_names_the_remedy(database_url: str) -> None:
     name = database_url.rpartition("?")[0].rpartition("/")[2]
     with pytest.raises(DatabaseResponseError, match="create the database, or correct the URL"):
         connect(database_url.replace(f"/{name}?", "/absent?"))
@@ -229,7 +229,7 @@ def test_an_unknown_database_names_the_remedy(database_url: str) -> None:
         pytest.param("mysql://u:secret@127.0.0.1:1/x", marks=optional.need("pymysql")),
     ],
 )
-def test_an_absent_server_is_unavailable_without_its_password(url: str) -> None:
+def test_missing_server_error_hides_the_password(url: str) -> None:
     with pytest.raises(DatabaseUnavailableError, match="cannot be reached") as unavailable:
         connect(url)
     assert not isinstance(unavailable.value, DatabaseResponseError)
@@ -237,7 +237,7 @@ def test_an_absent_server_is_unavailable_without_its_password(url: str) -> None:
     assert "\n" not in str(unavailable.value)
 
 
-def test_a_missing_file_of_sqlite_is_not_created(tmp_path: Path) -> None:
+def test_missing_sqlite_file_is_not_created(tmp_path: Path) -> None:
     path = tmp_path / "absent.db"
     with pytest.raises(DatabaseResponseError, match="streamqd outbox create"):
         connect(f"sqlite:///{path}")
@@ -278,7 +278,9 @@ def test_a_missing_file_of_sqlite_is_not_created(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_settings_are_problems_without_secrets(text: str, problem: str, tmp_path: Path) -> None:
+def test_invalid_outbox_settings_are_reported_without_secrets(
+    text: str, problem: str, tmp_path: Path
+) -> None:
     (tmp_path / "p").write_text("secret")
     (tmp_path / "p").chmod(0o600)
     with pytest.raises(ConfigError) as refused:
@@ -287,7 +289,7 @@ def test_bad_settings_are_problems_without_secrets(text: str, problem: str, tmp_
     assert "secret" not in str(refused.value)
 
 
-def test_a_readable_file_must_not_hold_a_password(tmp_path: Path) -> None:
+def test_readable_config_file_must_not_contain_a_password(tmp_path: Path) -> None:
     file = shop('database = "postgresql://u:secret@h/x"', tmp_path)
     assert config.load(file, environ={}).outboxes[0].url() == "postgresql://u:secret@h/x"
     file.chmod(0o644)
@@ -299,7 +301,7 @@ def test_a_readable_file_must_not_hold_a_password(tmp_path: Path) -> None:
     assert loaded.outboxes[0].url({"PW": "secret"}) == "postgresql://u:secret@h/x"
 
 
-def test_outputs_mask_the_password(invoke: Invoke, tmp_path: Path) -> None:
+def test_outbox_commands_mask_the_password(invoke: Invoke, tmp_path: Path) -> None:
     file = shop('database = "postgresql://u:secret@h/x"', tmp_path)
     shown = invoke("config", "show")
     assert "postgresql://u:***@h/x" in shown.stdout
@@ -307,7 +309,7 @@ def test_outputs_mask_the_password(invoke: Invoke, tmp_path: Path) -> None:
     assert "secret" not in repr(config.load(file, environ={}))
 
 
-def test_a_missing_variable_is_found_at_its_use(invoke: Invoke, tmp_path: Path) -> None:
+def test_missing_variable_is_reported_when_it_is_used(invoke: Invoke, tmp_path: Path) -> None:
     loaded = config.load(shop('database = "${DATABASE_URL}"', tmp_path), environ={})
     assert (
         loaded.outboxes[0]
@@ -321,14 +323,14 @@ def test_a_missing_variable_is_found_at_its_use(invoke: Invoke, tmp_path: Path) 
     )
 
 
-def test_a_credential_is_the_password(tmp_path: Path) -> None:
+def test_password_is_read_from_a_systemd_credential(tmp_path: Path) -> None:
     (tmp_path / "outbox-shop-password").write_text("from systemd\n")
     loaded = config.load(shop('database = "mysql://u@h/x"', tmp_path), environ={})
     environ = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
     assert loaded.outboxes[0].password(environ) == "from systemd"
 
 
-def test_a_relative_file_is_in_the_folder_of_the_settings(tmp_path: Path) -> None:
+def test_relative_sqlite_file_is_next_to_the_config_file(tmp_path: Path) -> None:
     folder = tmp_path / "a b%20"
     folder.mkdir()
     loaded = config.load(shop('database = "sqlite:///x.db"', folder), environ={})
@@ -336,7 +338,7 @@ def test_a_relative_file_is_in_the_folder_of_the_settings(tmp_path: Path) -> Non
         assert (folder / "x.db").exists()
 
 
-def test_a_table_of_the_command_line_has_one_name(tmp_path: Path) -> None:
+def test_outbox_name_of_the_command_line_is_stable(tmp_path: Path) -> None:
     shop(f'database = "sqlite:///{tmp_path}/shop.db"', tmp_path)
     session = Session(tmp_path / "streamq.toml")
 

@@ -34,7 +34,7 @@ def database(database_url: str) -> Iterator[Database]:
         yield made
 
 
-def test_a_committed_message_is_the_oldest_row(
+def test_committed_message_is_the_oldest_row(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     with contextlib.closing(database_server.connect(database_url)) as application:
@@ -63,7 +63,7 @@ def test_a_committed_message_is_the_oldest_row(
     assert database.dead_count(10) == 1
 
 
-def test_a_second_row_with_a_uid_is_refused_by_the_database(
+def test_database_refuses_a_second_row_with_the_same_uid(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     made = database_server.connect(database_url, autocommit=True)
@@ -78,7 +78,7 @@ def test_a_second_row_with_a_uid_is_refused_by_the_database(
     assert database.backlog(10)[0] == 1
 
 
-def test_two_urls_of_one_table_have_one_identity(
+def test_two_urls_of_one_table_have_the_same_identity(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     same, other = {
@@ -106,7 +106,7 @@ def test_two_urls_of_one_table_have_one_identity(
 
 
 @pytest.mark.parametrize("database_server", ["postgresql"], indirect=True)
-def test_the_relay_deletes_durably_where_the_server_does_not(
+def test_relay_connection_never_commits_asynchronously(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     made = database_server.connect(database_url, autocommit=True)
@@ -121,7 +121,7 @@ def test_the_relay_deletes_durably_where_the_server_does_not(
     assert database.rows("SHOW synchronous_commit") == [(b"remote_apply",)]
 
 
-def test_a_rolled_back_message_does_not_exist(
+def test_rolled_back_message_has_no_row(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     with contextlib.closing(database_server.connect(database_url)) as application:
@@ -140,12 +140,12 @@ def test_wait_returns_when_its_descriptor_is_readable(database: Database) -> Non
         os.close(write)
 
 
-def test_a_missing_table_names_its_remedy(database_url: str) -> None:
+def test_missing_table_names_its_remedy(database_url: str) -> None:
     with connect(database_url) as made, pytest.raises(DatabaseResponseError, match="outbox create"):
         made.oldest(1)
 
 
-def test_a_table_made_again_keeps_its_new_rows(
+def test_recreated_table_keeps_its_new_rows(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     with contextlib.closing(database_server.connect(database_url)) as application:
@@ -165,7 +165,7 @@ def test_a_table_made_again_keeps_its_new_rows(
     assert database.oldest(1) == [new]
 
 
-def test_a_table_made_again_loses_no_row_to_the_dead_ones(
+def test_recreated_table_keeps_rows_despite_old_dead_rows(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     with contextlib.closing(database_server.connect(database_url)) as application:
@@ -184,7 +184,7 @@ def test_a_table_made_again_loses_no_row_to_the_dead_ones(
 
 
 @pytest.mark.parametrize("database_server", ["postgresql", "mysql"], indirect=True)
-def test_a_row_that_another_relay_deletes_is_not_buried(
+def test_row_deleted_by_another_relay_is_not_marked_dead(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     waiting = {
@@ -205,7 +205,7 @@ def test_a_row_that_another_relay_deletes_is_not_buried(
     assert database.dead(1) == []
 
 
-def test_sent_rows_that_a_trigger_keeps_are_an_error(
+def test_sent_row_kept_by_a_trigger_is_an_error(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     if database.dialect == "mysql":
@@ -231,7 +231,7 @@ def test_sent_rows_that_a_trigger_keeps_are_an_error(
         database.delete([row])
 
 
-def test_a_uid_that_was_inserted_as_bytes_is_deleted(
+def test_row_with_a_uid_in_bytes_is_deleted(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     if database.dialect != "sqlite":
@@ -247,7 +247,7 @@ def test_a_uid_that_was_inserted_as_bytes_is_deleted(
     assert database.oldest(1) == []
 
 
-def test_more_rows_than_one_statement_takes_are_deleted(
+def test_more_rows_than_fit_into_one_statement_are_deleted(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     with contextlib.closing(database_server.connect(database_url)) as application:
@@ -278,7 +278,7 @@ def test_large_rows_are_read_in_several_batches(
         assert [row.payload[:1] for row in database.oldest(10)] == [b"c"]
 
 
-def test_an_oversized_row_is_not_loaded(
+def test_oversized_row_is_not_loaded(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     large = Outbox(settings=config.Settings(daemon=config.Daemon(max_message_bytes=6 << 20)))
@@ -295,7 +295,7 @@ def test_an_oversized_row_is_not_loaded(
     assert [each.uid for each in database.dead(10)] == [bad.uid]
 
 
-def test_hostile_rows_harm_no_other_row(
+def test_hostile_row_does_not_affect_other_rows(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     marker = "?" if database.dialect == "sqlite" else "%s"
@@ -333,7 +333,7 @@ def test_hostile_rows_harm_no_other_row(
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql"])
-def test_a_killed_server_is_unavailable_until_it_is_back(dialect: str) -> None:
+def test_killed_database_is_unavailable_until_its_restart(dialect: str) -> None:
     server: Any = servers.needed(databases.start, dialect)
     try:
         with connect(server.new()) as database:
@@ -373,7 +373,7 @@ def test_killed_connection_interrupts_the_wait(
 
 
 @pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
-def test_a_file_that_is_replaced_is_opened_again(
+def test_replaced_sqlite_file_is_reopened(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     """Otherwise, the relay could read the old file forever and send no row of the new one."""
@@ -392,7 +392,7 @@ def test_a_file_that_is_replaced_is_opened_again(
 
 
 @pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
-def test_a_locked_file_is_unavailable(
+def test_locked_sqlite_file_is_unavailable(
     database: Database,
     database_server: DatabaseServer,
     database_url: str,

@@ -151,7 +151,7 @@ def test_relay_delays_rows_until_they_are_due(shop: Shop) -> None:
     assert shop.store.execute("ZCARD", shop.store.keys.scheduled("orders", 0)) == 1
 
 
-def test_relay_buries_rows_that_cannot_be_sent(shop: Shop) -> None:
+def test_relay_marks_unsendable_rows_dead(shop: Shop) -> None:
     shop.topic()
     shop.send(b"1", topic="nowhere")
     shop.send(b"2", partition=7)
@@ -182,7 +182,7 @@ def published(shop: Shop, epoch: int, row: OutboxRow | None = None) -> OutboxRow
     return row
 
 
-def test_rows_of_a_dead_relay_are_not_sent_again(shop: Shop) -> None:
+def test_rows_of_a_dead_relay_are_not_sent_twice(shop: Shop) -> None:
     shop.topic(partitions=1)
     shop.send(b"1", b"2", b"3")
     published(shop, 5)
@@ -201,7 +201,7 @@ def test_rows_of_a_killed_relay_are_sent_once_to_a_grown_topic(shop: Shop) -> No
     assert shop.payloads() == [b"1", b"2", b"3"]
 
 
-def test_a_recorded_row_that_is_not_the_oldest_is_deleted_first(shop: Shop) -> None:
+def test_recorded_row_is_deleted_even_if_not_the_oldest(shop: Shop) -> None:
     """The next batch replaces its record, which is the only proof that it was sent."""
     shop.topic(partitions=1)
     shop.send(b"2", b"3")
@@ -215,7 +215,7 @@ def test_a_recorded_row_that_is_not_the_oldest_is_deleted_first(shop: Shop) -> N
     assert shop.payloads() == [b"2", b"3", b"4"]
 
 
-def test_rows_read_before_the_fence_are_read_again(
+def test_relay_rereads_rows_read_before_the_fence(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier relay sends and deletes both rows between the read and the fence."""
@@ -241,7 +241,7 @@ def test_rows_read_before_the_fence_are_read_again(
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_a_delete_without_an_answer_sends_no_row_twice(
+def test_delete_with_a_lost_reply_sends_no_row_twice(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
     shop.topic(partitions=1)
@@ -262,7 +262,7 @@ def test_a_delete_without_an_answer_sends_no_row_twice(
     assert shop.payloads() == [b"1", b"2", b"3"]
 
 
-def test_a_publish_whose_reply_is_lost_costs_a_new_epoch(
+def test_publish_with_a_lost_reply_raises_the_epoch(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.topic(partitions=1)
@@ -287,7 +287,7 @@ def test_a_publish_whose_reply_is_lost_costs_a_new_epoch(
     assert store is not shop.store
 
 
-def test_topic_grown_between_two_batches_gets_each_row_once(
+def test_growth_between_two_batches_sends_each_row_once(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.topic(partitions=1)
@@ -304,7 +304,7 @@ def test_topic_grown_between_two_batches_gets_each_row_once(
     assert shop.payloads() == [b"%d" % number for number in range(10)]
 
 
-def test_a_full_partition_holds_only_its_own_rows(shop: Shop) -> None:
+def test_full_partition_delays_only_its_own_rows(shop: Shop) -> None:
     shop.topic(partitions=2)
     shop.send(*(b"0-%d" % number for number in range(9)), partition=0)
     shop.send(b"1-0", partition=1)
@@ -324,7 +324,7 @@ def test_a_full_partition_holds_only_its_own_rows(shop: Shop) -> None:
     assert len(shop.payloads()) == 7
 
 
-def test_an_unreadable_record_holds_only_its_own_topic(shop: Shop) -> None:
+def test_unreadable_record_delays_only_its_own_topic(shop: Shop) -> None:
     shop.topic(partitions=1)
     shop.topic("other", partitions=1)
     key = shop.store.keys.outbox_record("orders", 0, NAME)
@@ -351,7 +351,7 @@ TEXT_KEYS = {
 }
 
 
-def test_a_table_with_other_ids_is_one_lasting_obstacle(shop: Shop) -> None:
+def test_relay_waits_at_a_table_with_other_ids(shop: Shop) -> None:
     """The relay does not exit, and it sends no row that it cannot delete."""
     shop.topic()
     for statement in (*shop.database.table.drop(), *shop.database.table.create()):
@@ -370,7 +370,7 @@ def test_a_table_with_other_ids_is_one_lasting_obstacle(shop: Shop) -> None:
     assert shop.payloads() == []
 
 
-def test_a_burst_exits_when_rows_are_blocked(shop: Shop) -> None:
+def test_burst_exits_if_rows_are_blocked(shop: Shop) -> None:
     shop.topic(partitions=1)
     shop.topic("other", partitions=1)
     shop.send(b"1", b"2", b"3", b"4")
@@ -386,9 +386,7 @@ def test_a_burst_exits_when_rows_are_blocked(shop: Shop) -> None:
     assert not shop.view().relayed
 
 
-def test_a_burst_exits_although_a_relay_is_stuck(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_burst_exits_if_another_relay_is_stuck(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.topic(partitions=1)
     shop.send(b"1", b"2")
     holder = shop.relay(max_backlog=1)
@@ -403,7 +401,7 @@ def test_a_burst_exits_although_a_relay_is_stuck(
     assert "and its rows wait: orders/0: max_backlog is reached" in burst.left
 
 
-def test_a_second_row_with_a_uid_is_buried(shop: Shop) -> None:
+def test_second_row_with_the_same_uid_is_marked_dead(shop: Shop) -> None:
     """Tables that were not made by `outbox create` may lack the unique index."""
     shop.topic(partitions=1)
     for statement in (*shop.database.table.drop(), *shop.database.table.create()):
@@ -419,7 +417,7 @@ def test_a_second_row_with_a_uid_is_buried(shop: Shop) -> None:
     assert dead.error == f"another row has the uid {uid}; give each row a unique uid"
 
 
-def test_two_outboxes_of_one_table_have_one_relay(shop: Shop) -> None:
+def test_two_outboxes_of_one_table_use_one_relay(shop: Shop) -> None:
     shop.topic(partitions=1)
     first, second = shop.relay(lease_ttl=60), shop.relay(name="copy", lease_ttl=60)
     first._turn()
@@ -445,7 +443,7 @@ def test_two_outboxes_of_one_table_have_one_relay(shop: Shop) -> None:
     assert outbox.views(shop.store, ["copy"])[0].error == ""
 
 
-def test_two_outboxes_that_start_together_both_yield(shop: Shop) -> None:
+def test_two_outboxes_started_together_both_yield(shop: Shop) -> None:
     """Each one publishes its table before it looks for the other one."""
     shop.topic(partitions=1)
     shop.send(b"1")
@@ -496,7 +494,7 @@ def test_rows_are_deleted_after_a_replica_has_them(
         assert copy.execute("XLEN", stream) == 2  # the copy confirmed the rows before the deletion
 
 
-def test_a_crash_of_the_database_brings_no_sent_row_back(server: Server, store: Store) -> None:
+def test_database_crash_restores_no_sent_row(server: Server, store: Store) -> None:
     """With synchronous_commit = off, rows of three batches return, but one batch is recorded."""
     started: Any = servers.needed(databases.start, "postgresql")
     with contextlib.ExitStack() as stack:
@@ -523,7 +521,7 @@ def test_a_crash_of_the_database_brings_no_sent_row_back(server: Server, store: 
         assert shop.payloads() == [b"1", b"2", b"3"]
 
 
-def test_standby_relay_takes_over_and_the_old_one_sends_nothing(shop: Shop) -> None:
+def test_replaced_relay_sends_nothing_after_a_takeover(shop: Shop) -> None:
     shop.topic(partitions=1)
     shop.send(b"1")
     first, second = shop.relay(lease_ttl=60), shop.relay(lease_ttl=60)
@@ -545,7 +543,7 @@ def test_standby_relay_takes_over_and_the_old_one_sends_nothing(shop: Shop) -> N
     assert shop.payloads() == [b"1", b"2", b"3"]
 
 
-def test_a_deleted_topic_leaves_no_record(shop: Shop) -> None:
+def test_deleted_topic_leaves_no_outbox_record(shop: Shop) -> None:
     from streamqd.admin import topics_deletion
 
     shop.topic(partitions=2)
@@ -561,9 +559,7 @@ def test_a_deleted_topic_leaves_no_record(shop: Shop) -> None:
     assert shop.store.execute("EXISTS", keys.outbox_record("orders", 0, NAME)) == 1
 
 
-def test_max_messages_of_a_call_is_bounded_by_bytes(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relay_bounds_each_call_by_bytes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.topic(partitions=1)
     shop.send(*(bytes([number]) * 400_000 for number in range(6)), key="k")
     sizes = []

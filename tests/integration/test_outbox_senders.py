@@ -70,7 +70,7 @@ def payloads(database: Database) -> list[bytes]:
 # --- drivers --------------------------------------------------------------------------------------
 
 
-def test_a_savepoint_takes_its_message_back(application: Any, database: Database) -> None:
+def test_rolled_back_savepoint_removes_its_message(application: Any, database: Database) -> None:
     cursor = application.cursor()
     if database.dialect == "sqlite":
         cursor.execute("BEGIN")
@@ -86,7 +86,7 @@ def test_a_savepoint_takes_its_message_back(application: Any, database: Database
     assert payloads(database) == [b"kept", b"kept too"]
 
 
-def test_a_closed_connection_leaves_nothing(
+def test_closed_connection_leaves_no_row(
     database: Database, database_server: DatabaseServer, database_url: str
 ) -> None:
     with contextlib.closing(database_server.connect(database_url)) as application:
@@ -110,7 +110,7 @@ def test_autocommit_is_refused_outside_a_transaction(
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Connection.autocommit is of Python 3.12")
 @pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
-def test_sqlite_autocommit_attribute_decides(application: Any, database: Database) -> None:
+def test_sqlite_autocommit_attribute_is_respected(application: Any, database: Database) -> None:
     application.autocommit = True
     with pytest.raises(RequestRefusedError):
         outbox.send(application, "orders", b"x")
@@ -120,7 +120,7 @@ def test_sqlite_autocommit_attribute_decides(application: Any, database: Databas
     assert payloads(database) == [b"kept"]
 
 
-def test_a_refused_message_leaves_the_transaction(application: Any, database: Database) -> None:
+def test_refused_message_keeps_the_transaction_usable(application: Any, database: Database) -> None:
     outbox.send(application, "orders", b"kept")
     with pytest.raises(MessageTooLargeError):
         outbox.send(application, "orders", b"x" * ((1 << 20) + 1))
@@ -141,18 +141,18 @@ def test_a_refused_message_leaves_the_transaction(application: Any, database: Da
 
 
 @pytest.mark.parametrize("wrong", [None, "orders", object(), sqlalchemy.create_engine("sqlite://")])
-def test_another_object_is_refused_with_the_choices(wrong: object) -> None:
+def test_unsupported_connection_error_names_the_choices(wrong: object) -> None:
     with pytest.raises(TypeError, match="cannot be used; pass a connection of psycopg"):
         outbox.send(wrong, "orders", b"x")
 
 
-def test_a_synchronous_connection_cannot_be_awaited(application: Any) -> None:
+def test_send_async_refuses_a_synchronous_connection(application: Any) -> None:
     with pytest.raises(TypeError, match="is not asynchronous; call send"):
         asyncio.run(outbox.send_async(application, "orders", b"x"))
 
 
 @pytest.mark.parametrize("database_server", ["postgresql"], indirect=True)
-def test_an_async_connection_of_psycopg(database: Database, database_url: str) -> None:
+def test_send_async_accepts_a_psycopg_connection(database: Database, database_url: str) -> None:
     async def work() -> None:
         made = await psycopg.AsyncConnection.connect(database_url)
         async with made:
@@ -179,7 +179,9 @@ def test_commit_interrupts_the_wait_of_the_relay(application: Any, database: Dat
 
 
 @pytest.mark.parametrize("database_server", ["postgresql"], indirect=True)
-def test_a_table_of_another_schema(database: Database, application: Any, database_url: str) -> None:
+def test_table_of_another_schema_is_used(
+    database: Database, application: Any, database_url: str
+) -> None:
     database.run("CREATE SCHEMA app")
     with connect(database_url, table="app.box") as other:
         create(other)
@@ -193,7 +195,7 @@ def test_a_table_of_another_schema(database: Database, application: Any, databas
 # --- SQLAlchemy -----------------------------------------------------------------------------------
 
 
-def test_a_session_commits_and_rolls_back_its_message(
+def test_sqlalchemy_session_commits_and_rolls_back(
     engine: Callable[..., sqlalchemy.Engine], database: Database
 ) -> None:
     with orm.Session(engine()) as session:
@@ -209,7 +211,7 @@ def test_a_session_commits_and_rolls_back_its_message(
 
 
 @pytest.mark.parametrize("database_server", ["sqlite"], indirect=True)
-def test_the_savepoint_recipe_of_sqlite_is_accepted(
+def test_sqlalchemy_savepoint_recipe_of_sqlite_works(
     engine: Callable[..., sqlalchemy.Engine], database: Database
 ) -> None:
     made = engine()
@@ -232,7 +234,7 @@ def test_the_savepoint_recipe_of_sqlite_is_accepted(
     assert payloads(database) == [b"kept"]
 
 
-def test_a_scoped_session_is_accepted(
+def test_sqlalchemy_scoped_session_is_accepted(
     engine: Callable[..., sqlalchemy.Engine], database: Database
 ) -> None:
     session = orm.scoped_session(orm.sessionmaker(engine()))
@@ -242,7 +244,7 @@ def test_a_scoped_session_is_accepted(
     assert payloads(database) == [b"kept"]
 
 
-def test_an_engine_in_autocommit_is_refused(
+def test_sqlalchemy_engine_in_autocommit_is_refused(
     engine: Callable[..., sqlalchemy.Engine], database: Database
 ) -> None:
     for made in (
@@ -255,7 +257,9 @@ def test_an_engine_in_autocommit_is_refused(
 
 
 @pytest.mark.parametrize("database_server", ["postgresql", "sqlite"], indirect=True)
-def test_an_async_session_commits_and_rolls_back(database: Database, database_url: str) -> None:
+def test_sqlalchemy_async_session_commits_and_rolls_back(
+    database: Database, database_url: str
+) -> None:
     scheme = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+aiosqlite"}[database.dialect]
     url = f"{scheme}://{database_url.partition('://')[2]}"
 
@@ -285,7 +289,7 @@ def test_an_async_session_commits_and_rolls_back(database: Database, database_ur
 
 
 @pytest.mark.parametrize("database_server", ["postgresql", "sqlite"], indirect=True)
-def test_django_sends_within_atomic_only(database: Database, database_url: str) -> None:
+def test_django_send_requires_atomic(database: Database, database_url: str) -> None:
     if not django.conf.settings.configured:
         django.conf.settings.configure()
         django.setup()

@@ -29,7 +29,7 @@ connection.commit()
 """
 
 
-def test_a_send_has_a_span_whose_context_is_in_the_row(tmp_path: Path) -> None:
+def test_outbox_row_has_the_context_of_its_span(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
     with connect(f"sqlite:///{path}", create=True) as database, collecting() as collector:
         create(database)

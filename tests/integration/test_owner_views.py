@@ -37,7 +37,7 @@ class Watching:
         return self._link.pipeline_each(commands)
 
 
-def test_view_of_an_unchanged_owner_reads_only_the_lease(link: Connection, keys: Keys) -> None:
+def test_owner_view_of_a_known_owner_reads_only_the_lease(link: Connection, keys: Keys) -> None:
     harness, watching = Harness(link, keys), Watching(link, keys)
     epoch = harness.own("t1")
     first = watching.look()
@@ -49,7 +49,7 @@ def test_view_of_an_unchanged_owner_reads_only_the_lease(link: Connection, keys:
     assert watching.asked == ["GET", "HMGET", "PTTL"], "the fence of a free unit is read again"
 
 
-def test_view_reads_the_lease_ttl_of_a_silent_owner(link: Connection, keys: Keys) -> None:
+def test_owner_view_reads_the_lease_ttl_of_a_silent_owner(link: Connection, keys: Keys) -> None:
     harness, watching = Harness(link, keys), Watching(link, keys)
     harness.own("t1")
     watching.look()
@@ -61,7 +61,7 @@ def test_view_reads_the_lease_ttl_of_a_silent_owner(link: Connection, keys: Keys
     assert 0 < (seen or 0) <= 5
 
 
-def test_each_change_of_a_holder_is_seen_by_the_next_look(link: Connection, keys: Keys) -> None:
+def test_owner_view_detects_every_change_of_owner(link: Connection, keys: Keys) -> None:
     harness, watching = Harness(link, keys), Watching(link, keys)
     harness.own("t1")
     before = watching.look()[ASSIGNMENT]
@@ -81,7 +81,7 @@ def test_each_change_of_a_holder_is_seen_by_the_next_look(link: Connection, keys
     assert watching.look()[ASSIGNMENT].epoch == 0
 
 
-def test_view_omits_an_unknown_assignment(link: Connection, keys: Keys) -> None:
+def test_owner_view_omits_an_unknown_assignment(link: Connection, keys: Keys) -> None:
     harness, watching = Harness(link, keys), Watching(link, keys)
     harness.own("t1")
     watching.look()

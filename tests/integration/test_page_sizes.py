@@ -64,7 +64,7 @@ def test_page_of_large_entries_stops_at_the_byte_bound(link: Connection, listed:
 
 
 @pytest.mark.parametrize("listed", [newest, onwards])
-def test_a_page_of_small_entries_has_page_max_rows(link: Connection, listed: Any) -> None:
+def test_page_of_small_entries_has_page_max_rows(link: Connection, listed: Any) -> None:
     """Small entries are bounded by rows."""
     store = filled(link, [10] * COUNT)
     assert listed(store) == [f"{number}-0" for number in range(1, COUNT + 1)]
@@ -72,7 +72,7 @@ def test_a_page_of_small_entries_has_page_max_rows(link: Connection, listed: Any
 
 
 @pytest.mark.parametrize("listed", [newest, onwards])
-def test_page_exceeds_the_byte_bound_by_one_body_at_most(link: Connection, listed: Any) -> None:
+def test_page_exceeds_the_byte_bound_by_at_most_one_body(link: Connection, listed: Any) -> None:
     """This holds even if earlier small entries suggest a page of 64 entries."""
     sizes = ([10] * 20 + [8 * BYTES_MAX] * 3) * 3
     store = filled(link, sizes)

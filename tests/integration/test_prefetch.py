@@ -27,7 +27,7 @@ def test_slow_handler_limits_prefetched_messages(
     assert in_flight == [4] * 4 + [1] * 8, "the first read knows nothing of the handler yet"
 
 
-def test_acknowledging_read_fetches_nothing_for_slow_runs(
+def test_read_with_acknowledgments_fetches_nothing_extra(
     harness: Harness, life: Life, slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch
 ):
     """Every run counts as long here, and every finished message as overdue for its settlement."""
@@ -53,7 +53,7 @@ def test_acknowledging_read_fetches_nothing_for_slow_runs(
     assert max(in_flight[-20:]) <= 2 * 4, "the running messages, and one read for a free lane"
 
 
-def test_unstarted_messages_pass_to_the_next_owner_immediately(
+def test_next_owner_gets_unstarted_messages_immediately(
     harness: Harness, life: Life, slot: WorkerSlot
 ):
     """When the partition moves, a slow message does not hold other messages of its read."""

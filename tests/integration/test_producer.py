@@ -78,7 +78,7 @@ def with_topic(url: str, topic: str, partitions: int) -> config.Settings:
         (b"", b""),
     ],
 )
-def test_values_are_written_as_bytes_text_or_json(producer, link, keys, value, payload):
+def test_send_writes_values_as_bytes_text_or_json(producer, link, keys, value, payload):
     producer.send("access", value)
 
     assert entries(link, keys, "access") == [{"payload": payload}]
@@ -88,9 +88,7 @@ def test_values_are_written_as_bytes_text_or_json(producer, link, keys, value, p
 @pytest.mark.parametrize(
     ("options", "said"), [({}, {}), ({"max_backlog": 9}, {}), ({}, {"dedup_id": "1"})]
 )
-def test_payload_alone_writes_the_same_entry_from_each_call(
-    server, link, keys, payload, options, said
-):
+def test_each_send_method_writes_the_same_plain_entry(server, link, keys, payload, options, said):
     with Producer(server.url, **options) as producer:
         producer.send("access", payload, **said)
         producer.send_many("access", [payload, Outgoing(payload)])
@@ -98,7 +96,7 @@ def test_payload_alone_writes_the_same_entry_from_each_call(
     assert entries(link, keys, "access") == [{"payload": payload}] * 3
 
 
-def test_an_entry_holds_payload_key_and_headers_and_nothing_else(producer, link, keys):
+def test_entry_has_only_payload_key_and_headers(producer, link, keys):
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
     sent = producer.send("access", b"x", key="user-1", headers={"traceparent": trace})
@@ -110,7 +108,7 @@ def test_an_entry_holds_payload_key_and_headers_and_nothing_else(producer, link,
     assert link.execute("XRANGE", keys.stream("access", 0), sent.id, sent.id)
 
 
-def test_send_returns_the_uid_that_the_handler_sees(server, link, keys):
+def test_send_returns_the_uid_of_the_message(server, link, keys):
     """`send` and `send_many` return `topic/partition/id`, never the same value twice."""
     create(link, keys, "access", 4)
     with Producer(server.url) as producer:
@@ -170,7 +168,7 @@ def test_producer_routes_keys_by_crc32(producer, link, keys):
         assert found == {b"k%d" % n for n in range(40) if zlib.crc32(b"k%d" % n) % 4 == partition}
 
 
-def test_an_empty_key_is_a_key(producer, link, keys):
+def test_empty_key_is_a_valid_key(producer, link, keys):
     create(link, keys, "access", 4)
     for _ in range(3):
         producer.send("access", b"x", key="")
@@ -182,7 +180,7 @@ def test_an_empty_key_is_a_key(producer, link, keys):
     ]
 
 
-def test_without_a_key_partitions_take_turns(producer, link, keys):
+def test_messages_without_a_key_use_partitions_in_turn(producer, link, keys):
     create(link, keys, "access", 4)
 
     producer.send_many("access", [b"%d" % n for n in range(10)])
@@ -193,7 +191,7 @@ def test_without_a_key_partitions_take_turns(producer, link, keys):
     assert lengths == [3, 3, 3, 3]
 
 
-def test_a_named_partition_is_used_or_refused(producer, link, keys):
+def test_explicit_partition_is_used_or_refused(producer, link, keys):
     create(link, keys, "access", 2)
     producer.send("access", b"x", partition=1)
 
@@ -226,7 +224,7 @@ def test_dedup_ids_spread_over_the_partitions(producer, link, keys):
 # --- topics ---------------------------------------------------------------------------------------
 
 
-def test_first_send_registers_the_configured_partition_count(server, store: Store):
+def test_first_send_registers_the_partition_count(server, store: Store):
     with Producer(settings=with_topic(server.url, "access", 3)) as producer:
         producer.send("access", b"x")
 
@@ -235,7 +233,7 @@ def test_first_send_registers_the_configured_partition_count(server, store: Stor
 
 
 @pytest.mark.parametrize("delay", [None, 60.0])
-def test_no_send_watches_a_key(producer, link, delay):
+def test_send_watches_no_key(producer, link, delay):
     """The script that writes compares the count itself, so nothing is kept between sends."""
     link.execute("CONFIG", "RESETSTAT")
 
@@ -245,7 +243,7 @@ def test_no_send_watches_a_key(producer, link, delay):
     assert "cmdstat_watch:" not in link.execute("INFO", "commandstats").decode()
 
 
-def test_without_create_an_unknown_topic_is_missing(server, store: Store):
+def test_send_without_create_refuses_an_unknown_topic(server, store: Store):
     with (
         Producer(server.url, create=False) as producer,
         pytest.raises(TopicNotFoundError, match="create"),
@@ -271,9 +269,7 @@ def test_producer_warns_about_a_different_configured_count(server, link, keys, c
     ]
 
 
-def test_a_producer_repairs_a_registration_that_stopped_half_way(
-    producer, link, store: Store, keys
-):
+def test_producer_completes_an_interrupted_registration(producer, link, store: Store, keys):
     create(link, keys, "access", 2)
     link.execute("DEL", keys.registry())
 
@@ -282,7 +278,7 @@ def test_a_producer_repairs_a_registration_that_stopped_half_way(
     assert topics.names(store) == ["access"]
 
 
-def test_producer_never_guesses_an_unreadable_count(proxy, link, keys):
+def test_producer_refuses_an_unreadable_partition_count(proxy, link, keys):
     create(link, keys, "access", 4)
     proxy.arm(Fault.DROP_REPLY, command="HGET")
     with Producer(proxy.url) as producer:
@@ -294,7 +290,7 @@ def test_producer_never_guesses_an_unreadable_count(proxy, link, keys):
     assert [len(entries(link, keys, "access", n)) for n in range(4)] == [0, 0, 0, 1]
 
 
-def test_plain_sends_need_no_right_to_load_scripts(server, link, keys):
+def test_plain_send_needs_no_permission_to_load_scripts(server, link, keys):
     create(link, keys, "access", 2)
     ScriptLoader(link).run()
     rights = ["+xadd", "+hget", "+client|setname", "~stream:*", "~streaming:*"]
@@ -322,7 +318,7 @@ def test_plain_sends_need_no_right_to_load_scripts(server, link, keys):
 # --- delayed --------------------------------------------------------------------------------------
 
 
-def test_a_delayed_message_waits_outside_of_the_stream(producer, link, keys):
+def test_delayed_message_is_stored_outside_the_stream(producer, link, keys):
     sent = producer.send("access", b"x", key="k", delay=60)
 
     assert entries(link, keys, "access") == []
@@ -334,7 +330,7 @@ def test_a_delayed_message_waits_outside_of_the_stream(producer, link, keys):
     assert 55 <= float(due) / 1000 - int(seconds) <= 61
 
 
-def test_delay_and_dedup_go_together(producer, link, keys):
+def test_delay_and_dedup_id_can_be_combined(producer, link, keys):
     first = producer.send("access", b"x", delay=60, dedup_id="a")
     second = producer.send("access", b"y", delay=60, dedup_id="a")
 
@@ -351,7 +347,7 @@ def pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.fault("F12")
-def test_a_lost_answer_is_an_unknown_outcome_and_is_not_repeated(proxy, link, keys):
+def test_send_with_a_lost_reply_is_not_repeated(proxy, link, keys):
     with Producer(proxy.url) as producer:
         producer.send("access", b"first")
         proxy.arm(Fault.DROP_REPLY, command="EVALSHA")
@@ -367,7 +363,7 @@ def test_a_lost_answer_is_an_unknown_outcome_and_is_not_repeated(proxy, link, ke
 
 
 @pytest.mark.fault("F12")
-def test_dedup_id_makes_a_send_with_a_lost_reply_write_once(proxy, link, keys):
+def test_dedup_id_repeats_a_lost_send_without_a_duplicate(proxy, link, keys):
     with Producer(proxy.url) as producer:
         producer.send("access", b"first")
         trigger = proxy.arm(Fault.DROP_REPLY, wanted=lambda args: args[0] in (b"EVAL", b"EVALSHA"))
@@ -390,7 +386,7 @@ def test_dedup_id_prevents_a_second_execution_of_the_script(proxy, link, keys):
     assert [f"access/0/{raw_id.decode()}" for raw_id, _ in found][1:] == [sent]
 
 
-def test_when_every_answer_is_lost_even_a_dedup_id_does_not_help(proxy, link, keys, monkeypatch):
+def test_dedup_id_raises_if_every_reply_is_lost(proxy, link, keys, monkeypatch):
     monkeypatch.setattr("streamqd.producer.sender.PAUSES", (0.0, 0.0))
     with Producer(proxy.url) as producer:
         producer.send("access", b"warm", dedup_id="1")
@@ -415,7 +411,7 @@ def test_unknown_outcome_stays_unknown_while_redis_is_down(proxy, link, keys, mo
 
 
 @pytest.mark.parametrize("delay", [5, 3600])
-def test_a_long_delay_makes_repeating_safe(proxy, link, keys, delay):
+def test_send_with_a_long_delay_is_repeated(proxy, link, keys, delay):
     with Producer(proxy.url) as producer:
         producer.send("access", b"warm", delay=delay)
         trigger = proxy.arm(Fault.DROP_REPLY, command="EVALSHA")
@@ -429,7 +425,7 @@ def test_a_long_delay_makes_repeating_safe(proxy, link, keys, delay):
     assert link.execute("ZCARD", keys.scheduled("access", 0)) == 2
 
 
-def test_a_command_that_never_left_is_sent_again(proxy, link, keys):
+def test_unsent_command_is_repeated(proxy, link, keys):
     with Producer(proxy.url) as producer:
         producer.send("access", b"first")
         proxy.cut()
@@ -462,7 +458,7 @@ def test_refused_connection_is_a_known_failure(proxy, link, keys, monkeypatch):
 # --- many messages --------------------------------------------------------------------------------
 
 
-def test_many_messages_keep_their_order_and_get_their_ids(producer, link, keys):
+def test_send_many_keeps_the_order_and_returns_ids(producer, link, keys):
     ids = producer.send_many("access", (b"%d" % n for n in range(1300)))
 
     found = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
@@ -470,7 +466,7 @@ def test_many_messages_keep_their_order_and_get_their_ids(producer, link, keys):
     assert [fields[1] for _, fields in found] == [b"%d" % n for n in range(1300)]
 
 
-def test_many_messages_travel_in_bounded_chunks(proxy, link, keys):
+def test_send_many_writes_bounded_chunks(proxy, link, keys):
     with Producer(proxy.url) as producer:
         chunks = list(producer.send_chunks("access", (b"x" for _ in range(1100))))
         large = list(producer.send_chunks("access", (b"y" * 400_000 for _ in range(6))))
@@ -479,7 +475,7 @@ def test_many_messages_travel_in_bounded_chunks(proxy, link, keys):
     assert [len(chunk) for chunk in large] == [3, 3]
 
 
-def test_items_may_have_keys_headers_and_partitions(producer, link, keys):
+def test_send_many_accepts_keys_headers_and_partitions(producer, link, keys):
     create(link, keys, "access", 2)
 
     producer.send_many(
@@ -499,7 +495,7 @@ def test_items_may_have_keys_headers_and_partitions(producer, link, keys):
 
 
 @pytest.mark.fault("F13")
-def test_lost_connection_reports_confirmed_messages(proxy, link, keys):
+def test_send_many_reports_confirmed_ids_after_a_lost_reply(proxy, link, keys):
     with Producer(proxy.url) as producer:
         producer.send("access", b"warm")
         proxy.arm(Fault.CUT_REPLY, command="EVALSHA", nth=2)
@@ -515,7 +511,7 @@ def test_lost_connection_reports_confirmed_messages(proxy, link, keys):
 
 
 @pytest.mark.fault("F21")
-def test_full_memory_reports_written_messages(producer, link, keys):
+def test_send_many_reports_written_ids_with_full_memory(producer, link, keys):
     producer.send("access", b"warm")
     link.execute("CONFIG", "SET", "maxmemory", "1")
     try:
@@ -543,7 +539,7 @@ def test_full_memory_reports_written_messages(producer, link, keys):
         ([RedisResponseError("OOM", "x"), RedisResponseError("OOM", "x")], 1, [None, None]),
     ],
 )
-def test_chunk_is_repeated_only_if_all_of_its_part_was_refused(
+def test_chunk_is_repeated_only_if_it_was_refused_whole(
     producer, link, keys, monkeypatch, first, tries, ids
 ):
     """A cluster that moves slots refuses a part of a pipeline for a time."""
@@ -565,7 +561,7 @@ def test_chunk_is_repeated_only_if_all_of_its_part_was_refused(
     assert (got, 2 - len(answers)) == (ids, tries)
 
 
-def test_producer_writes_the_items_before_a_bad_item(producer, link, keys):
+def test_send_many_writes_the_items_before_an_invalid_one(producer, link, keys):
     def items() -> Iterator[object]:
         yield from (b"0", b"1", object(), b"3")
 
@@ -607,7 +603,9 @@ def test_producer_reconnects_in_a_forked_child(producer, link, keys, fork):
     }
 
 
-def test_without_arguments_the_environment_decides(server, store: Store, monkeypatch, tmp_path):
+def test_producer_reads_the_environment_without_arguments(
+    server, store: Store, monkeypatch, tmp_path
+):
     file = tmp_path / "streamq.toml"
     file.write_text(f'[redis]\nurl = "{server.url}"\n[topics.access]\npartitions = 2\n')
     monkeypatch.setenv("STREAMQ_CONFIG", str(file))
@@ -637,7 +635,9 @@ def test_producer_reads_the_default_configuration_file(
     assert [each["topic"] for each in json.loads(shown.stdout)["rows"]] == ["access"], shown.stdout
 
 
-def test_named_configuration_file_precedes_the_default(server, store: Store, monkeypatch, tmp_path):
+def test_explicit_configuration_file_overrides_the_default(
+    server, store: Store, monkeypatch, tmp_path
+):
     """The precedence is the same as on the command line."""
     (tmp_path / "streamq.toml").write_text('[redis]\nurl = "redis://nowhere.invalid:1/0"\n')
     named = tmp_path / "named.toml"

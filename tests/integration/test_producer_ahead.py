@@ -101,7 +101,7 @@ def test_send_chunks_encodes_no_chunk_ahead(producer, link, keys):
     assert len(payloads(link, keys)) == 1 + CHUNK
 
 
-def test_failing_item_keeps_the_chunk_in_progress(producer, link, keys):
+def test_failing_item_does_not_drop_the_chunk_in_progress(producer, link, keys):
     def fail() -> None:
         raise LookupError("the source is gone")
 

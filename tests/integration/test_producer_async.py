@@ -39,7 +39,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(asyncio.wait_for(work, 30))
 
 
-def test_a_send_answers_the_id(server, link, keys):
+def test_async_send_returns_the_ids(server, link, keys):
     async def work() -> list[str]:
         async with AsyncProducer(server.url) as producer:
             one = await producer.send("access", b"1", key="k")
@@ -53,7 +53,7 @@ def test_a_send_answers_the_id(server, link, keys):
     assert payloads(link, keys) == [b"%d" % n for n in range(1, 1200)]
 
 
-def test_tasks_under_way_together_are_written_together(server, link, store: Store, keys, gate):
+def test_concurrent_async_sends_are_written_together(server, link, store: Store, keys, gate):
     async def work() -> list[str]:
         async with AsyncProducer(server.url, partitioner=gate) as producer:
             first = asyncio.create_task(producer.send("access", b"first"))
@@ -85,7 +85,7 @@ def test_async_send_does_not_block_the_event_loop(server, link, keys, gate):
     assert run(work())
 
 
-def test_more_than_there_is_room_for_take_turns(server, link, keys):
+def test_async_sends_above_max_messages_take_turns(server, link, keys):
     async def work() -> None:
         async with AsyncProducer(server.url, max_messages=3) as producer:
             await asyncio.gather(*(producer.send("access", b"%d" % n) for n in range(100)))
@@ -122,7 +122,7 @@ def test_async_canceled_send_does_not_affect_others(server, link, keys, gate):
     assert [f"access/0/{raw_id.decode()}" for raw_id, _ in found][1:] == ids
 
 
-def test_a_timeout_is_a_cancellation(server, link, keys, gate):
+def test_async_send_timeout_cancels_the_message(server, link, keys, gate):
     async def work() -> None:
         async with AsyncProducer(server.url, partitioner=gate) as producer:
             with pytest.raises(asyncio.TimeoutError):
@@ -135,7 +135,7 @@ def test_a_timeout_is_a_cancellation(server, link, keys, gate):
     assert payloads(link, keys)[-1] == b"2"
 
 
-def test_a_lost_answer_is_unknown_and_not_repeated(proxy, link, keys):
+def test_async_send_with_a_lost_reply_is_not_repeated(proxy, link, keys):
     async def work() -> None:
         async with AsyncProducer(proxy.url) as producer:
             await producer.send("access", b"warm")
@@ -153,7 +153,7 @@ def test_a_lost_answer_is_unknown_and_not_repeated(proxy, link, keys):
     assert payloads(link, keys) == [b"warm", b"1", *(b"%d" % n for n in range(1024)), b"last"]
 
 
-def test_errors_are_those_of_the_producer(server, link, keys):
+def test_async_producer_raises_the_errors_of_the_producer(server, link, keys):
     async def work() -> None:
         async with AsyncProducer(server.url, create=False) as producer:
             with pytest.raises(TopicNotFoundError):
@@ -176,7 +176,7 @@ def test_errors_are_those_of_the_producer(server, link, keys):
     assert payloads(link, keys) == [b"1", b"2"]
 
 
-def test_a_limit_of_the_backlog_holds_here_too(server, link, keys):
+def test_async_producer_respects_max_backlog(server, link, keys):
     async def work() -> None:
         async with AsyncProducer(server.url, max_backlog=2) as producer:
             with pytest.raises(BacklogFullError) as caught:
@@ -245,7 +245,7 @@ def test_async_producer_works_in_a_forked_child(server, link, keys):
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_a_fork_while_sends_wait_for_room_stops_no_child(server, link, keys, gate):
+def test_fork_during_waiting_async_sends_blocks_no_child(server, link, keys, gate):
     parent = os.getpid()
 
     def choose(key: bytes | None, partitions: int) -> int:

@@ -52,7 +52,7 @@ def test_full_partition_delays_only_its_own_messages(server, link, keys):
     assert payloads(link, keys) == [b"first", b"second", b"third"]
 
 
-def test_expired_backlog_wait_refuses_later_messages_too(server, link, keys):
+def test_expired_backlog_wait_also_refuses_later_messages(server, link, keys):
     crowd(link, keys, server.url)
     with BufferedProducer(server.url, linger=0, max_backlog=1, backlog_wait="50ms") as producer:
         receipts = [producer.send("access", b"x", partition=0) for _ in range(20)]
@@ -95,7 +95,7 @@ def moving(_key: bytes | None, partitions: int) -> int:
     return partitions - 2
 
 
-def test_tasks_do_not_wait_for_a_partition_that_is_not_theirs(server, link, keys):
+def test_tasks_wait_only_for_their_own_partition(server, link, keys):
     crowd(link, keys, server.url)
 
     async def work() -> None:

@@ -71,7 +71,7 @@ def gate() -> Iterator[Gate]:
 # --- batches --------------------------------------------------------------------------------------
 
 
-def test_buffered_messages_keep_order_and_receipts_have_ids(server, link, keys):
+def test_buffered_messages_keep_order_and_return_ids(server, link, keys):
     with BufferedProducer(server.url) as producer:
         receipts = [producer.send("access", b"%d" % n) for n in range(2000)]
 
@@ -103,7 +103,7 @@ def test_buffered_message_is_sent_after_linger(server, link, keys):
         assert payloads(link, keys) == [b"x"]
 
 
-def test_every_option_of_a_send_holds(server, link, keys):
+def test_buffered_send_accepts_every_option_of_send(server, link, keys):
     with BufferedProducer(server.url, linger=NEVER) as producer:
         plain = producer.send("access", b"1", key="k", headers={"a": "b"})
         first = producer.send("access", b"2", dedup_id="x")
@@ -210,7 +210,7 @@ def test_buffered_send_with_dedup_id_repeats_after_a_lost_reply(proxy, link, key
     ]
 
 
-def test_partitioner_cannot_stop_the_writing_thread(server, link, keys):
+def test_failing_partitioner_does_not_stop_the_buffer(server, link, keys):
     def choose(key: bytes | None, _partitions: int) -> int:
         return sys.exit("no") if key == b"bad" else 0
 
@@ -220,7 +220,7 @@ def test_partitioner_cannot_stop_the_writing_thread(server, link, keys):
         assert producer.send("access", b"2").result(10)
 
 
-def test_a_canceled_message_is_not_sent(server, link, keys, gate):
+def test_canceled_buffered_message_is_not_sent(server, link, keys, gate):
     with BufferedProducer(server.url, linger=0, max_batch=1, partitioner=gate) as producer:
         first, second = producer.send("access", b"1"), producer.send("access", b"2")
         third = producer.send("access", b"3")
@@ -263,7 +263,7 @@ def test_receipt_behaves_like_a_future(server, gate, written):
         assert "finished" in repr(sends[3])
 
 
-def test_receipts_are_safe_to_use_while_written(server):
+def test_receipts_are_thread_safe_during_a_write(server):
     called: list[Receipt] = []
     with BufferedProducer(server.url, linger=0, max_batch=8) as producer:
         receipts = []
@@ -280,7 +280,7 @@ def test_receipts_are_safe_to_use_while_written(server):
 
 
 @pytest.mark.parametrize("limits", [{"max_messages": 2}, {"max_bytes": 20}])
-def test_a_full_buffer_raises_or_blocks_send(server, link, keys, gate, limits):
+def test_full_buffer_raises_or_blocks(server, link, keys, gate, limits):
     with BufferedProducer(server.url, linger=0, block=0, partitioner=gate, **limits) as producer:
         producer.send("access", b"1")
         producer.send("access", b"2")
@@ -292,7 +292,7 @@ def test_a_full_buffer_raises_or_blocks_send(server, link, keys, gate, limits):
     assert payloads(link, keys) == [b"1", b"2", b"4"]
 
 
-def test_send_waits_for_room(server, link, keys):
+def test_buffered_send_waits_for_room(server, link, keys):
     # It would linger forever. A send that waits for room triggers the write.
     with BufferedProducer(server.url, linger=NEVER, max_messages=3, block="1m") as producer:
         for n in range(10):
@@ -399,7 +399,7 @@ def test_fork_during_a_buffered_send_does_not_block(server, link, keys):
     assert (written.count(b"parent"), written.count(b"child")) == (1000, 20)
 
 
-def test_the_connection_is_closed_with_the_thread(server, link):
+def test_buffered_producer_closes_its_connection(server, link):
     def connected() -> int:
         return link.execute("CLIENT", "LIST").count(b"name=streamqd:producer")
 

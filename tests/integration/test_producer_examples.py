@@ -44,7 +44,7 @@ def test_producer_example_reports_a_missing_redis(tmp_path: Path) -> None:
     assert ended.stdout == "0 written, 1 not\n"
 
 
-def test_orders_are_sent_by_many_tasks(server, link: Connection, keys: Keys) -> None:
+def test_async_example_sends_orders_from_many_tasks(server, link: Connection, keys: Keys) -> None:
     first = run("produce_async", server.url, "200")
     again = run("produce_async", server.url, "200")
 

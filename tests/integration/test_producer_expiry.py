@@ -42,7 +42,7 @@ def handle_batch(messages: list[Message]) -> None:
             _end[-1]()
 
 
-def test_batch_contains_no_expired_message(harness: Harness, life: Life) -> None:
+def test_batch_handler_gets_no_expired_message(harness: Harness, life: Life) -> None:
     harness.do("XADD", harness.stream, "*", "payload", "late", "expiresAt", "1000")
     harness.do("XADD", harness.stream, "*", "payload", "last")
     _seen.clear()
@@ -97,7 +97,7 @@ def test_unreadable_expiry_is_ignored(harness: Harness, life: Life, end: str) ->
     assert handled(life) == [b"x", b"last"]
 
 
-def test_pending_message_expires(harness: Harness, life: Life) -> None:
+def test_pending_message_expires_before_its_run(harness: Harness, life: Life) -> None:
     harness.do("XADD", harness.stream, "*", "payload", "x", "expiresAt", "1000")
     harness.fetch(1)
     harness.do("XADD", harness.stream, "*", "payload", "last")

@@ -79,7 +79,7 @@ def test_consistent_keys_move_only_to_new_partitions(server, link, keys):
     assert expected[3]
 
 
-def test_an_error_of_a_partitioner_reaches_the_sender(server, link, keys):
+def test_error_of_a_partitioner_is_raised_by_send(server, link, keys):
     def choose(key: bytes | None, partitions: int) -> int:
         raise LookupError("no such customer")
 
@@ -90,7 +90,7 @@ def test_an_error_of_a_partitioner_reaches_the_sender(server, link, keys):
 # --- instants -------------------------------------------------------------------------------------
 
 
-def test_an_instant_is_kept_to_the_millisecond(server, link, keys):
+def test_send_at_keeps_the_millisecond(server, link, keys):
     noon = datetime(2040, 1, 1, 12, 0, 0, 123_000, tzinfo=UTC)
     with Producer(server.url) as producer:
         first = producer.send("access", b"x", at=noon)
@@ -116,7 +116,7 @@ def group(link: Connection, keys: Keys) -> None:
     link.execute("XGROUP", "CREATE", keys.stream("access", 0), GROUP, "0", "MKSTREAM")
 
 
-def test_a_full_partition_refuses_until_there_is_room(server, link, keys):
+def test_full_partition_refuses_until_there_is_room(server, link, keys):
     group(link, keys)
     with Producer(server.url, max_backlog=3) as producer:
         producer.send_many("access", [b"1", b"2", b"3"])
@@ -128,7 +128,7 @@ def test_a_full_partition_refuses_until_there_is_room(server, link, keys):
     assert payloads(link, keys) == [b"1", b"2", b"3", b"5"]
 
 
-def test_send_many_reports_which_messages_found_room(server, link, keys):
+def test_send_many_reports_the_messages_that_were_written(server, link, keys):
     create(link, keys, 2)
     with Producer(server.url, max_backlog=2) as producer:
         items = [Outgoing(b"%d" % n, partition=n % 2 if n < 4 else 0) for n in range(6)]
@@ -138,7 +138,7 @@ def test_send_many_reports_which_messages_found_room(server, link, keys):
     assert [each is not None for each in caught.value.ids] == [True] * 4 + [False] * 2
 
 
-def test_a_producer_waits_for_room_and_keeps_the_order(server, link, keys, new_link):
+def test_producer_waits_for_room_and_keeps_the_order(server, link, keys, new_link):
     group(link, keys)
     reader = new_link()
     read: list[bytes] = []
@@ -174,7 +174,7 @@ def test_backlog_wait_raises_after_its_timeout(server, link, keys):
             producer.send("access", b"2")
 
 
-def test_a_lost_answer_is_unknown_with_a_limit_too(proxy, link, keys):
+def test_send_with_max_backlog_is_not_repeated_after_a_loss(proxy, link, keys):
     with Producer(proxy.url, max_backlog=10) as producer:
         producer.send("access", b"warm")
         proxy.arm(Fault.DROP_REPLY, command="EVALSHA")
@@ -206,7 +206,7 @@ def test_max_backlog_must_be_at_least_one(server: Any, wrong: int) -> None:
         Producer(server.url, max_backlog=wrong)
 
 
-def test_items_of_several_kinds_are_written_in_order(server, link, keys):
+def test_send_many_writes_mixed_items_in_order(server, link, keys):
     with Producer(server.url) as producer:
         ids = producer.send_many(
             "access",

@@ -108,7 +108,7 @@ def turns(life: Life) -> Turns:
 
 
 @KINDS
-def test_leaked_lock_descriptor_keeps_no_turn(
+def test_leaked_lock_descriptor_does_not_keep_the_turn(
     harness: Harness, life: Life, turns: Turns, kind: dict[str, Any]
 ):
     """One leaks, for example, into a process forked without Python's fork hooks."""
@@ -128,7 +128,7 @@ def test_leaked_lock_descriptor_keeps_no_turn(
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_has_no_part_in_the_turn(harness: Harness, life: Life, turns: Turns):
+def test_forked_child_does_not_keep_the_turn(harness: Harness, life: Life, turns: Turns):
     """The worker's exit releases the turn, even after a kill. The child does not keep it."""
     told, tell = os.pipe()
 
@@ -148,7 +148,7 @@ def test_a_forked_child_has_no_part_in_the_turn(harness: Harness, life: Life, tu
 
 @KINDS
 @pytest.mark.parametrize("end", ["max_messages", "fenced", "stop"])
-def test_exiting_worker_gives_its_turn_back_first(
+def test_exiting_worker_releases_its_turn_before_on_stop(
     harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, kind: dict[str, Any], end: str
 ):
     """The worker also has no turn in `on_stop`, which may take long."""
@@ -217,7 +217,7 @@ HOLDS: dict[str, tuple[Callable[[WorkerSlot, Life], None], dict[str, Any]]] = {
 @pytest.mark.fault("F27")
 @KINDS
 @pytest.mark.parametrize("held_by", HOLDS)
-def test_halted_worker_has_no_mark_and_no_turn(
+def test_waiting_worker_has_no_mark_and_no_turn(
     harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
     kind: dict[str, Any], held_by: str,
 ):  # fmt: skip
@@ -360,7 +360,7 @@ def test_finished_held_message_loses_its_mark(
     ],
     ids=["lanes", "a batch"],
 )
-def test_rest_of_a_round_has_no_mark_and_turn_during_a_rate_wait(
+def test_round_has_no_mark_and_turn_during_a_rate_wait(
     harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
     kind: dict[str, Any], alone: str, started: list[str], first_mark: bytes,
 ):  # fmt: skip
@@ -390,7 +390,7 @@ def test_rest_of_a_round_has_no_mark_and_turn_during_a_rate_wait(
     assert seen == [(NO_MESSAGE, True)]
 
 
-def test_held_member_leaves_mark_and_turn_to_running_members(
+def test_held_member_has_no_mark_during_other_runs(
     harness: Harness, life: Life, turns: Turns, look: Callable[[], bytes],
     monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
@@ -424,7 +424,7 @@ def test_held_member_leaves_mark_and_turn_to_running_members(
 @pytest.mark.parametrize(
     "kind", [ONE, SEVERAL | {"order": "key"}], ids=["one at a time", "four at a time"]
 )
-def test_held_suspect_runs_alone_again(
+def test_held_suspect_runs_alone_on_its_retry(
     harness: Harness, life: Life, keys: Keys, turns: Turns, kind: dict[str, Any]
 ):
     """This holds even if the last started entry is not a suspect."""

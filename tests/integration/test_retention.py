@@ -70,7 +70,7 @@ def length(harness: Harness) -> int:
 # --- policies -------------------------------------------------------------------------------------
 
 
-def test_bytes_bound_the_memory_of_a_partition(harness: Harness, view: MetricsView) -> None:
+def test_max_bytes_bounds_the_memory_of_a_partition(harness: Harness, view: MetricsView) -> None:
     write(harness, 3_000, size=1_000, read=3_000)
     trimmer_of(harness, view, Topic(retention=Retention(max_bytes=1_000_000))).run()
     left = harness.do("MEMORY", "USAGE", harness.stream, "SAMPLES", 0)
@@ -94,7 +94,7 @@ def test_shrink_keeps_entries_since_the_last_round(harness: Harness, view: Metri
     assert length(harness) == 0
 
 
-def test_deleting_on_all_acknowledgments_leaves_nothing(
+def test_ack_policy_delete_leaves_no_acknowledged_entry(
     harness: Harness, view: MetricsView
 ) -> None:
     harness.do("XGROUP", "CREATE", harness.stream, "audit", "0", "MKSTREAM")
@@ -128,7 +128,7 @@ def test_trimmer_reports_the_group_that_holds_entries(harness: Harness, view: Me
     assert view.held == {}, "a lost unit is shown by its new owner"
 
 
-def test_a_topic_that_no_group_reads(harness: Harness, view: MetricsView) -> None:
+def test_retention_trims_a_topic_without_groups(harness: Harness, view: MetricsView) -> None:
     """Its partitions have no owner, so each instance with the topic in its file trims it."""
     for slot, _ in view.owned_slots():
         slot.owned = 0
@@ -147,9 +147,7 @@ def test_a_topic_that_no_group_reads(harness: Harness, view: MetricsView) -> Non
 # --- effective settings ---------------------------------------------------------------------------
 
 
-def test_registered_settings_hold_where_the_file_is_silent(
-    harness: Harness, view: MetricsView
-) -> None:
+def test_registered_retention_applies_by_default(harness: Harness, view: MetricsView) -> None:
     stored = Topic(archive="required", retention=Retention(max_length=0))
     registry.create(harness.store, "access", stored)
     write(harness, 300, read=300)
@@ -161,7 +159,7 @@ def test_registered_settings_hold_where_the_file_is_silent(
     assert length(harness) == 0
 
 
-def test_changed_settings_are_read_again(
+def test_trimmer_rereads_changed_settings(
     harness: Harness, view: MetricsView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.create(harness.store, "access", Topic())
@@ -205,7 +203,7 @@ def test_trimmer_continues_after_a_bad_topic(harness: Harness, view: MetricsView
 # --- allowed losses -------------------------------------------------------------------------------
 
 
-def test_dropped_messages_are_counted_and_logged(
+def test_retention_counts_and_logs_dropped_messages(
     harness: Harness, view: MetricsView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention_enforcer, "PAGE", 200)
@@ -256,7 +254,7 @@ def test_retention_by_age_keeps_fresh_entries(harness: Harness, view: MetricsVie
     assert length(harness) == 100
 
 
-def test_without_the_setting_nothing_is_lost(harness: Harness, view: MetricsView) -> None:
+def test_retention_drops_nothing_by_default(harness: Harness, view: MetricsView) -> None:
     write(harness, 300)
     trimmer_of(harness, view, Topic(retention=Retention(max_length=0, max_age=1.0))).run()
     assert length(harness) == 300
@@ -276,7 +274,7 @@ def test_retention_settles_drops_of_a_dead_housekeeper(harness: Harness, view: M
     assert len(harness.state()["stream"].groups["hits"][1]) == 50
 
 
-def test_a_missing_group_holds_a_drop_too(
+def test_retention_waits_for_a_missing_group(
     harness: Harness, view: MetricsView, server: Server
 ) -> None:
     write(harness, 300)

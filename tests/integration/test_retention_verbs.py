@@ -76,7 +76,7 @@ def test_trim_dry_run_counts_by_each_limit(
     assert harness.dump() == before
 
 
-def test_trim_takes_the_limits_of_the_topic(harness: Harness, run: Run, file: Path) -> None:
+def test_trim_uses_the_limits_of_the_topic(harness: Harness, run: Run, file: Path) -> None:
     fill(harness, 350, acked=350)
     told = run("trim", "access", "--yes", code=8).stderr
     assert "has no retention" in told
@@ -109,7 +109,7 @@ def test_trim_asks_for_confirmation_or_refuses(harness: Harness, run: Run, file:
     assert length(harness) == 300
 
 
-def test_trim_without_any_group(harness: Harness, run: Run, file: Path) -> None:
+def test_trim_refuses_a_topic_without_groups(harness: Harness, run: Run, file: Path) -> None:
     harness.link.pipeline([("XADD", harness.stream, f"{n}-0", "payload", n) for n in range(1, 301)])
     for more in ("--yes", "--dry-run"):
         told = run("trim", "access", "--max-length", "100", more, code=8).stderr
@@ -218,7 +218,7 @@ def test_doctor_stream_names_the_archive(harness: Harness, run: Run, file: Path)
     assert "pipeline archive" in problem["advice"]
 
 
-def test_missing_groups_and_none(
+def test_doctor_stream_reports_missing_groups(
     harness: Harness, run: Run, file: Path, link: Connection, keys: Keys
 ) -> None:
     retain(
@@ -277,7 +277,7 @@ def test_doctor_stream_works_without_memory_permission(
     assert (found["messages"], found["bytes"], found["dead_letter_bytes"]) == (50, None, None)
 
 
-def test_unreadable_topic_settings_are_reported(harness: Harness, run: Run) -> None:
+def test_doctor_stream_reports_unreadable_settings(harness: Harness, run: Run) -> None:
     harness.do("HSET", harness.keys.meta("access"), "settings", "no JSON")
     assert "settings of" in run("doctor", "stream", "access", code=1).stderr
     assert "JSON" in run("trim", "access", "--max-length", "0", "--yes", code=8).stderr

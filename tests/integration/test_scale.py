@@ -81,7 +81,7 @@ def test_scale_counts_delivered_messages_until_finished(at: At, scale: Scale) ->
     assert scale()["total"]["backlog"] == 2
 
 
-def test_scale_counts_work_ahead_of_its_due_time(at: At, keys: Keys, scale: Scale) -> None:
+def test_scale_counts_work_before_its_due_time(at: At, keys: Keys, scale: Scale) -> None:
     """Instances are started ahead of a retry, a delayed send and a schedule."""
     harness = at(0)
     write(harness, 0)
@@ -129,7 +129,7 @@ def test_scale_wants_no_worker_for_a_paused_group(at: At, scale: Scale, run: Run
     }
 
 
-def test_groups_are_chosen_by_name(at: At, scale: Scale, run: Run) -> None:
+def test_scale_selects_groups_by_name(at: At, scale: Scale, run: Run) -> None:
     for group in ("hits", "bills"):
         write(at(0, group), 1)
 
@@ -211,7 +211,7 @@ def test_scale_endpoint_equals_the_command(at: At, file: Path, scale: Scale) -> 
     assert served["total"]["wanted"] == 1
 
 
-def test_without_redis_the_answer_is_503_and_a_sentence(tmp_path: Path) -> None:
+def test_scale_endpoint_returns_503_without_redis(tmp_path: Path) -> None:
     """An autoscaler must not take an outage for an empty queue."""
     file = tmp_path / "streamq.toml"
     file.write_text(toml({"redis": {"url": f"unix://{tmp_path}/none.sock"}}))

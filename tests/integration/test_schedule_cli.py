@@ -98,7 +98,7 @@ def fire(store: Store) -> None:
 # --- adding and editing ---------------------------------------------------------------------------
 
 
-def test_an_added_schedule_fires(verb: Run, store: Store) -> None:
+def test_added_schedule_fires(verb: Run, store: Store) -> None:
     told = verb(
         "add", "tick", "--topic", TOPIC, "--every", "1h", "--payload", '{"kind":"full"}'
     ).stdout
@@ -120,7 +120,7 @@ def test_schedule_add_repeated_changes_nothing(added: Run) -> None:
     assert row(added)["due_unix_ms"] == due
 
 
-def test_an_add_that_was_interrupted_is_finished(verb: Run, store: Store) -> None:
+def test_schedule_add_repeated_finishes_an_interrupted_one(verb: Run, store: Store) -> None:
     partition = admin.record.partition_of(Schedule("tick", TOPIC, every=3600.0), 4)
     line = calls.IndexLine("default", calls.OPERATOR, (TOPIC, partition))
     calls.enter(store, "tick", line, new=True)
@@ -141,14 +141,16 @@ def test_an_add_that_was_interrupted_is_finished(verb: Run, store: Store) -> Non
         (("--topic", TOPIC, "--cron", "0 3 * * *", "--timezone", "Berlin"), 2, "Europe/Berlin"),
     ],
 )
-def test_a_bad_setting_adds_nothing(
+def test_schedule_add_with_an_invalid_setting_adds_nothing(
     verb: Run, words: tuple[str, ...], code: int, told: str
 ) -> None:
     assert told in verb("add", "tick", *words, code=code).stderr
     assert document(verb("list", "--json"))["rows"] == []
 
 
-def test_a_topic_has_a_most_of_schedules(added: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedule_add_refuses_too_many_per_topic(
+    added: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admin, "PER_TOPIC_MAX", 1)
     told = added("add", "other", "--topic", TOPIC, "--every", "1h", code=8).stderr
     assert "1 is the maximum" in told
@@ -180,7 +182,7 @@ def test_schedule_edit_moves_to_a_new_topic(added: Run, store: Store, paused: bo
     assert len(document(added("list", "--json"))["rows"]) == 1
 
 
-def test_an_edit_finishes_a_move_that_was_interrupted(added: Run, store: Store) -> None:
+def test_schedule_edit_finishes_an_interrupted_move(added: Run, store: Store) -> None:
     before = calls.index(store, ["tick"])["tick"]
     assert isinstance(before, calls.IndexLine)
     store.run(calls.hold(store.keys, before.place, "tick", calls.MOVING))
@@ -193,7 +195,7 @@ def test_an_edit_finishes_a_move_that_was_interrupted(added: Run, store: Store) 
     assert (found["topic"], found["state"]) == ("others", "active")
 
 
-def test_a_schedule_of_a_file_is_not_edited_or_removed(verb: Run, store: Store) -> None:
+def test_schedule_of_a_file_cannot_be_edited_or_removed(verb: Run, store: Store) -> None:
     reconcile(store, "filed")
     assert "edit it there and reload" in verb("edit", "filed", "--every", "2h", code=8).stderr
     told = verb("remove", "filed", "--yes", code=8).stderr
@@ -204,7 +206,7 @@ def test_a_schedule_of_a_file_is_not_edited_or_removed(verb: Run, store: Store) 
     assert verb("remove", "filed", "--yes").stdout == "1 schedule removed\n"
 
 
-def test_a_file_does_not_take_a_name_of_an_operator(added: Run, store: Store) -> None:
+def test_file_does_not_replace_a_schedule_of_an_operator(added: Run, store: Store) -> None:
     reconcile(store, "tick")
     assert row(added)["origin"] == "operator"
 
@@ -225,20 +227,20 @@ def test_paused_schedule_sends_nothing_until_resumed(added: Run, store: Store) -
     assert row(added)["skipped"] == 5
 
 
-def test_a_deploy_does_not_resume_a_paused_schedule(verb: Run, store: Store) -> None:
+def test_deploy_does_not_resume_a_paused_schedule(verb: Run, store: Store) -> None:
     reconcile(store, "filed")
     verb("pause", "filed")
     reconcile(store, "filed")
     assert row(verb, "filed")["state"] == "paused"
 
 
-def test_of_several_schedules_all_are_paused_or_none(added: Run) -> None:
+def test_schedule_pause_pauses_all_named_or_none(added: Run) -> None:
     told = added("pause", "tick", "tock", code=8).stderr
     assert "schedule tock does not exist; did you mean tick?" in told
     assert row(added)["state"] == "active"
 
 
-def test_an_orphan_is_not_resumed(verb: Run, store: Store) -> None:
+def test_orphaned_schedule_cannot_be_resumed(verb: Run, store: Store) -> None:
     reconcile(store, "filed")
     unseen(store, "filed", 601)
     assert "no instance declares it" in verb("resume", "filed", code=8).stderr
@@ -271,7 +273,7 @@ def test_schedule_run_does_not_count_as_a_tick(
 # --- removing -------------------------------------------------------------------------------------
 
 
-def test_a_removed_schedule_leaves_nothing(added: Run, store: Store) -> None:
+def test_schedule_remove_leaves_nothing(added: Run, store: Store) -> None:
     assert added("remove", "tick", "--dry-run").stdout == "would remove 1 schedule\ntick (active)\n"
     assert "pass --yes" in added("remove", "tick", code=8).stderr
     added("remove", "tick", "--yes")
@@ -280,7 +282,7 @@ def test_a_removed_schedule_leaves_nothing(added: Run, store: Store) -> None:
     assert "does not exist" in added("remove", "tick", "--yes", code=8).stderr
 
 
-def test_a_schedule_is_removed_and_added_again(added: Run, store: Store) -> None:
+def test_schedule_can_be_removed_and_added_again(added: Run, store: Store) -> None:
     make_due(store, server_unix_ms(store) // 3_600_000 * 3_600_000)
     fire(store)
     added("remove", "tick", "--yes")
@@ -289,7 +291,7 @@ def test_a_schedule_is_removed_and_added_again(added: Run, store: Store) -> None
     assert len(sent(store)) == 1
 
 
-def test_orphans_and_names_without_a_schedule_are_pruned(added: Run, store: Store) -> None:
+def test_schedule_prune_removes_orphans_and_unused_names(added: Run, store: Store) -> None:
     reconcile(store, "kept", "orphan")
     added("add", "left", "--topic", "others", "--every", "1h")
     unseen(store, "orphan", 601)
@@ -304,7 +306,7 @@ def test_orphans_and_names_without_a_schedule_are_pruned(added: Run, store: Stor
     assert document(added("prune", "--json"))["changed"] == {}
 
 
-def test_a_name_without_a_schedule_is_removed(verb: Run, store: Store) -> None:
+def test_schedule_remove_accepts_a_name_without_a_schedule(verb: Run, store: Store) -> None:
     verb("add", "left", "--topic", "others", "--every", "1h")
     lose(store, "left")
     told = verb("add", "left", "--topic", TOPIC, "--every", "1h", code=8).stderr
@@ -313,7 +315,7 @@ def test_a_name_without_a_schedule_is_removed(verb: Run, store: Store) -> None:
     verb("add", "left", "--topic", TOPIC, "--every", "1h")
 
 
-def test_a_line_that_cannot_be_read_is_named_and_removed(added: Run, store: Store) -> None:
+def test_unreadable_schedule_name_is_reported_and_removed(added: Run, store: Store) -> None:
     store.execute("HSET", store.keys.schedule_index(), "tick", "x", "bad\n", "y")
     seen = added("list", "--json")
     assert len(document(seen)["unreadable"]) == 2
@@ -332,9 +334,7 @@ def test_schedule_list_survives_a_key_of_a_wrong_type(added: Run, store: Store) 
 
 
 @pytest.mark.parametrize("part", ["tick", "ran"])
-def test_schedule_list_survives_a_tick_beyond_all_calendars(
-    added: Run, store: Store, part: str
-) -> None:
+def test_schedule_list_survives_an_out_of_range_tick(added: Run, store: Store, part: str) -> None:
     """Such a tick must not make `schedule list` fail with an error about a year."""
     added("add", "other", "--topic", "others", "--every", "1h")
     line = calls.index(store, ["tick"])["tick"]
@@ -348,7 +348,7 @@ def test_schedule_list_survives_a_tick_beyond_all_calendars(
 # --- listing --------------------------------------------------------------------------------------
 
 
-def test_schedules_are_listed_in_pages(verb: Run) -> None:
+def test_schedule_list_is_paged(verb: Run) -> None:
     for name in ("a", "b", "c"):
         verb("add", name, "--topic", "others" if name == "b" else TOPIC, "--every", "1h")
     found: list[str] = []
@@ -378,7 +378,7 @@ def test_schedule_next_ticks_handle_the_clock_change(verb: Run) -> None:
     assert days == [f"2026-10-{day}" for day in (25, 26, 27, 28, 29)]
 
 
-def test_commands_are_in_the_audit_log(added: Run, run: Run, store: Store) -> None:
+def test_schedule_commands_are_in_the_audit_log(added: Run, run: Run, store: Store) -> None:
     added("pause", "tick")
     added("resume", "tick")
     added("edit", "tick", "--every", "2h")
@@ -416,7 +416,7 @@ def test_audit_lists_schedule_names_without_brackets(added: Run, run: Run) -> No
     ],
     ids=" ".join,
 )
-def test_a_dry_run_changes_nothing(added: Run, store: Store, words: tuple[str, ...]) -> None:
+def test_schedule_dry_run_changes_nothing(added: Run, store: Store, words: tuple[str, ...]) -> None:
     harness = Harness(store.connection, store.keys)
     before = harness.dump()
     added(*words, "--dry-run")

@@ -78,7 +78,7 @@ ROLES = (housekeeper, housekeeper, housekeeper, deployer, deployer, operator)
 
 
 @pytest.mark.parametrize("seconds", [3.0, pytest.param(15.0, marks=pytest.mark.slow)])
-def test_no_tick_is_sent_twice_in_a_storm(
+def test_concurrent_changes_send_no_tick_twice(
     server: Server, link: Connection, keys: Keys, seconds: float
 ) -> None:
     """Three housekeepers, two racing deployers and an operator act at the same time."""

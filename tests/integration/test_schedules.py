@@ -103,14 +103,14 @@ def test_declared_schedule_is_stored_with_its_topic(store: Store) -> None:
     assert calls.places(store) == [(TOPIC, 0)]
 
 
-def test_a_deploy_touches_nothing(store: Store) -> None:
+def test_unchanged_declaration_changes_nothing(store: Store) -> None:
     reconcile(store, schedule())
     make_due(store, 12_345)
     reconcile(store, schedule(), since=99)
     assert one(store).due_unix_ms == 12_345
 
 
-def test_an_edit_computes_the_next_tick_from_now(store: Store) -> None:
+def test_edited_schedule_fires_from_now(store: Store) -> None:
     reconcile(store, schedule())
     reconcile(store, schedule(every=7200.0), since=2)
     due = one(store).due_unix_ms or 0
@@ -127,7 +127,7 @@ def test_edit_after_a_clock_step_back_does_not_repeat_a_tick(store: Store) -> No
     assert one(store).due_unix_ms == ahead + 3_600_000
 
 
-def test_two_releases_fire_the_union(store: Store) -> None:
+def test_two_releases_fire_all_their_schedules(store: Store) -> None:
     old, new = (schedule("a"), schedule("b")), (schedule("b"), schedule("c"))
     for _ in range(2):
         reconcile(store, *old, since=1)
@@ -159,7 +159,7 @@ def test_undeclared_schedule_stops_until_declared_again(store: Store) -> None:
     assert len(sent(store)) == 1
 
 
-def test_two_fleets_do_not_share_a_name(store: Store, caplog: Any) -> None:
+def test_two_fleets_cannot_declare_the_same_name(store: Store, caplog: Any) -> None:
     """The second fleet is refused and changes nothing, with any schedule."""
     reconcile(store, schedule(), fleet="blue")
     before, mine = Harness(store.connection, store.keys).dump(), one(store)
@@ -192,7 +192,7 @@ def test_two_fleets_fire_each_schedule_once(store: Store) -> None:
         assert line.fleet == fleet
 
 
-def test_a_partition_that_is_not_there_is_refused(store: Store) -> None:
+def test_schedule_for_a_missing_partition_is_refused(store: Store) -> None:
     reconcile(store, schedule(partition=3))
     assert calls.index(store, ["tick"]) == {}
 
@@ -220,7 +220,7 @@ def test_unreadable_schedule_does_not_block_others(store: Store, kind: str) -> N
         assert (one(store, name).due_unix_ms or 0) - server_unix_ms(store) <= 60_000
 
 
-def test_an_instant_that_has_passed_is_not_sent(store: Store) -> None:
+def test_past_instant_is_not_sent(store: Store) -> None:
     reconcile(store, schedule(every=None, at="2020-01-01T00:00:00+00:00"))
     assert one(store).due_unix_ms is None
     fire(store)
@@ -230,7 +230,7 @@ def test_an_instant_that_has_passed_is_not_sent(store: Store) -> None:
 # --- firing ---------------------------------------------------------------------------------------
 
 
-def test_a_tick_is_sent_once_by_two_housekeepers(store: Store) -> None:
+def test_two_housekeepers_send_a_tick_once(store: Store) -> None:
     reconcile(store, schedule())
     make_due(store, hour_ago(store))
     outcomes = [*fire(store), *fire(store)]
@@ -258,7 +258,7 @@ def test_newest_missed_tick_is_sent(store: Store) -> None:
     assert when == firing.record.format_tick(hour_ago(store, 1))
 
 
-def test_unreadable_specification_is_held(store: Store) -> None:
+def test_unreadable_specification_holds_only_its_schedule(store: Store) -> None:
     """Other schedules fire, and an instance that declares the schedule replaces it."""
     reconcile(store, schedule(), schedule("other"))
     for name in ("tick", "other"):
@@ -272,7 +272,7 @@ def test_unreadable_specification_is_held(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", [b"\xff\x00", b"a:hash", b"x" * 1000])
-def test_a_due_time_without_a_specification_is_held(store: Store, name: bytes) -> None:
+def test_due_time_without_a_specification_is_removed(store: Store, name: bytes) -> None:
     reconcile(store, schedule())
     store.execute("ZADD", store.keys.schedules_due(TOPIC, 0), 5, name)
     make_due(store, hour_ago(store))
@@ -293,7 +293,7 @@ def test_invalid_due_time_fires_once(store: Store, score: str) -> None:
     assert one(store).due_unix_ms == hour_ago(store, 0)
 
 
-def test_a_place_of_a_wrong_type_harms_only_itself(store: Store) -> None:
+def test_schedule_key_of_a_wrong_type_affects_no_other_topic(store: Store) -> None:
     reconcile(store, schedule(), schedule("other", topic="others"))
     store.execute("DEL", store.keys.schedules_due("others", 0))
     store.execute("SET", store.keys.schedules_due("others", 0), "x")
@@ -310,7 +310,7 @@ def test_schedule_does_not_recreate_a_deleted_topic(store: Store) -> None:
     assert store.execute("EXISTS", store.keys.stream(TOPIC, 0)) == 0
 
 
-def test_many_are_sent_in_pages(store: Store) -> None:
+def test_many_due_schedules_fire_in_pages(store: Store) -> None:
     names = [f"s{at}" for at in range(300)]
     reconcile(store, *(schedule(each) for each in names))
     for each in names:
@@ -361,7 +361,7 @@ def test_schedule_moves_with_its_key_in_a_grown_topic(store: Store) -> None:
             assert read_stored(store, [(name, (TOPIC, number))]) == [None]
 
 
-def test_counts_and_the_last_tick_move_with_a_schedule(store: Store) -> None:
+def test_schedule_move_keeps_counts_and_the_last_tick(store: Store) -> None:
     """Without its last tick, an edit after a clock was set back would send the tick again."""
     reconcile(store, schedule(misfire="skip"))
     make_due(store, hour_ago(store, 20))
@@ -377,7 +377,7 @@ def test_counts_and_the_last_tick_move_with_a_schedule(store: Store) -> None:
     assert one(store).due_unix_ms == ahead + 3_600_000
 
 
-def test_a_second_copy_of_a_schedule_sends_nothing(store: Store) -> None:
+def test_second_copy_of_a_schedule_sends_nothing(store: Store) -> None:
     """An old release reads the index before a new one moves it, and declares it afterwards.
 
     Otherwise, both copies would send each tick until the second is an orphan after 10 minutes.
@@ -403,7 +403,7 @@ STEPS = ("hold", "declare", "drop")
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("paused", [False, True])
-def test_interrupted_move_is_finished(
+def test_interrupted_schedule_move_is_finished(
     store: Store, monkeypatch: pytest.MonkeyPatch, step: str, paused: bool
 ) -> None:
     """After a kill at any step of a move, no tick is sent twice and none is lost."""
@@ -428,7 +428,7 @@ def test_interrupted_move_is_finished(
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("paused", [False, True])
-def test_a_move_by_growth_of_a_dead_housekeeper_is_finished(
+def test_interrupted_schedule_move_by_growth_is_finished(
     store: Store, monkeypatch: pytest.MonkeyPatch, step: str, paused: bool
 ) -> None:
     """This includes a schedule that an operator added."""
@@ -517,7 +517,7 @@ def test_schedule_move_survives_a_topic_delete(store: Store, deleted: str) -> No
     assert one(store).due_unix_ms == hour_ago(store, 0)
 
 
-def test_failed_declaration_affects_only_its_place(
+def test_failed_declaration_affects_only_its_partition(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The housekeeper's task does not fail, and it declares all other schedules."""
@@ -544,7 +544,7 @@ def test_schedules_start_despite_topic_meta_of_a_wrong_type(store: Store) -> Non
     assert calls.places(store) == [("others", 0)]
 
 
-def test_a_move_that_redis_refuses_does_not_stop_the_others(store: Store) -> None:
+def test_refused_schedule_move_does_not_stop_the_others(store: Store) -> None:
     """Moves after a key of a wrong type are finished."""
     reconcile(store, schedule("a", topic="broken"), schedule("b"))
     for name, topic in (("a", "broken"), ("b", TOPIC)):

@@ -51,7 +51,7 @@ def test_sentinel_link_accepts_a_database(settings: config.Redis, sentinels: Sen
     link.close()
 
 
-def test_sentinels_have_a_login_of_their_own(settings: config.Redis) -> None:
+def test_sentinel_link_uses_a_separate_login(settings: config.Redis) -> None:
     link = connect(replace(settings, sentinel_password_file=None), timeout=2.0, name="test")
     with pytest.raises(RedisUnavailableError, match=r"NOAUTH|Authentication") as caught:
         link.execute("PING")
@@ -120,7 +120,7 @@ def test_plain_url_of_a_sentinel_is_reported(settings: config.Redis, sentinels: 
 
 
 @pytest.mark.fault("F36")
-def test_tls_with_client_certificates(tmp_path: Path) -> None:
+def test_sentinel_link_uses_client_certificates(tmp_path: Path) -> None:
     """Sentinels and servers require certificates."""
     folder, binary = needed(tls.certificates, tmp_path), needed(find_binary, "redis7")
     with Sentinels(binary, replicas=0, sentinels=1, certificates=folder) as made:

@@ -164,7 +164,7 @@ def test_stream_reads_the_archive_and_then_redis(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_limits_hold_in_both_phases(shop: Shop, compacted: bool) -> None:
+def test_limits_apply_to_archive_and_redis(shop: Shop, compacted: bool) -> None:
     shop.need_counts()
     shop.fill(0, 1, 300)
     shop.fill(1, 1, 100)
@@ -200,7 +200,7 @@ def test_compacted_files_have_bounded_row_groups(
     assert [groups.row_group(n).num_rows for n in range(groups.num_row_groups)] == [64] * 4 + [44]
 
 
-def test_archive_grows_while_a_stream_reads_it(shop: Shop) -> None:
+def test_stream_reads_a_growing_archive(shop: Shop) -> None:
     """Entries are archived and trimmed between the batches, and during each one."""
     shop.fill(0, 1, 100)
     shop.archive(rows_max=30)
@@ -257,7 +257,7 @@ def test_entries_trimmed_during_a_task_are_read_from_the_archive(
 
 
 @pytest.mark.parametrize("archived", [False, True])
-def test_only_trimmed_entries_are_lost_without_failing(
+def test_stream_without_fail_on_loss_skips_trimmed_entries(
     shop: Shop, archived: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The start has no count, so only a gap between two pages shows a loss during a task."""
@@ -311,7 +311,7 @@ def test_available_now_stops_at_its_target(shop: Shop) -> None:
     assert flat(batches) == sorted(numbered(0, 1, 200))
 
 
-def test_other_starts_reach_into_the_archive(shop: Shop) -> None:
+def test_starts_by_time_or_id_can_be_in_the_archive(shop: Shop) -> None:
     shop.fill(0, 1, 100)
     shop.fill(1, 1, 9)
     shop.archive()
@@ -346,7 +346,9 @@ def test_new_partition_is_read_from_the_archive(shop: Shop) -> None:
 # --- missing entries ------------------------------------------------------------------------------
 
 
-def test_entries_in_neither_are_a_loss(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+def test_entries_in_neither_archive_nor_redis_are_a_loss(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
     shop.fill(0, 1, 100)
     shop.archive()
     shop.fill(0, 101, 200)
@@ -422,7 +424,7 @@ def test_start_by_time_without_a_table_is_the_oldest_entry(shop: Shop, store: St
     assert found == sorted(numbered(0, 11, 100) + numbered(0, 21, 30))
 
 
-def test_stream_that_has_left_the_archive_needs_only_redis(
+def test_stream_after_its_archive_needs_only_redis(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: object) -> Any:
@@ -447,7 +449,7 @@ def test_stream_that_has_left_the_archive_needs_only_redis(
             each.latestOffset(end, ALL)
 
 
-def test_stream_in_the_archive_continues_with_its_last_look(
+def test_stream_continues_if_the_archive_is_unavailable(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def away(*_: object) -> Any:
@@ -480,7 +482,7 @@ def test_lag_includes_archived_entries(shop: Shop) -> None:
     assert read == 450
 
 
-def test_limit_holds_in_a_file_with_a_dense_end(shop: Shop) -> None:
+def test_limit_applies_to_a_file_with_a_dense_end(shop: Shop) -> None:
     """By time, few of the rows are after the start."""
     day = 86_400_000
     shop.add(0, *(f"{day * number}-0" for number in range(1, 11)))
@@ -504,12 +506,12 @@ def test_topic_without_a_table_starts_in_redis(shop: Shop) -> None:
             reader.partitions(BEGIN, end)
 
 
-def test_missing_archive_is_one_sentence(shop: Shop) -> None:
+def test_missing_archive_error_is_one_sentence(shop: Shop) -> None:
     with pytest.raises(RequestRefusedError, match="is not an archive; create it with"):
         shop.reader().latestOffset(BEGIN, ALL)
 
 
-def test_missing_file_is_one_sentence(shop: Shop) -> None:
+def test_missing_archive_file_error_is_one_sentence(shop: Shop) -> None:
     shop.fill(0, 1, 10)
     table = shop.archive()
     reader = shop.reader()
@@ -526,7 +528,7 @@ def test_missing_file_is_one_sentence(shop: Shop) -> None:
             shop.reader().latestOffset(BEGIN, streaming.ReadMaxRows(5))
 
 
-def test_archive_in_a_store_has_the_options_of_the_configuration(
+def test_archive_in_a_bucket_uses_the_configured_options(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("moto")
@@ -580,7 +582,7 @@ def strange_ids() -> Iterator[Id]:
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_walk_finds_each_row_by_its_number(
+def test_walk_finds_every_row_by_its_number(
     shop: Shop, compacted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This holds for all IDs that a server accepts, sorted or not."""

@@ -94,7 +94,7 @@ def seen(archive: Archive, store: BucketServer) -> list[int]:
     return sorted(table.to_pyarrow_table(columns=["id_ms"])["id_ms"].to_pylist())
 
 
-def test_archive_in_a_bucket_reads_like_one_on_a_disk(store: BucketServer, url: str) -> None:
+def test_archive_in_a_bucket_equals_one_on_disk(store: BucketServer, url: str) -> None:
     archive = Archive(url, create=True, options=store.options)
     made = opened(archive)
     add(made, 0, 3)
@@ -113,7 +113,7 @@ def test_archive_in_a_bucket_reads_like_one_on_a_disk(store: BucketServer, url: 
         Archive(f"{url}/tables", create=True, options=store.options)
 
 
-def test_a_directory_made_in_a_console_is_empty(store: BucketServer, url: str) -> None:
+def test_directory_marker_counts_as_an_empty_directory(store: BucketServer, url: str) -> None:
     """The object `NAME/` does not count as content, so an archive can be created there."""
     system = pa.fs.S3FileSystem(
         access_key=KEY, secret_key=SECRET, endpoint_override=store.url, region="us-east-1"
@@ -140,7 +140,7 @@ def test_engines_read_an_archive_in_a_bucket(store: BucketServer, url: str) -> N
     assert count == 3
 
 
-def test_one_of_two_writers_is_refused_by_the_store(store: BucketServer, url: str) -> None:
+def test_bucket_refuses_one_of_two_concurrent_commits(store: BucketServer, url: str) -> None:
     """Both start from the same state. The commit is a conditional PUT, and only one is accepted."""
     archive = Archive(url, create=True, options=store.options)
     add(opened(archive), 0, 2)
@@ -166,7 +166,7 @@ def test_one_of_two_writers_is_refused_by_the_store(store: BucketServer, url: st
     assert seen(archive, store) == [1, 2, 3, 4, 5]
 
 
-def test_two_creations_of_a_table_make_one(store: BucketServer, url: str) -> None:
+def test_concurrent_creations_make_one_table(store: BucketServer, url: str) -> None:
     archive = Archive(url, create=True, options=store.options)
     ready, made = threading.Barrier(2), []
 
@@ -191,7 +191,7 @@ def test_two_creations_of_a_table_make_one(store: BucketServer, url: str) -> Non
     ("method", "path"),
     [("PUT", COMMITS), ("PUT", r"\.parquet"), ("POST", r"\.parquet"), ("GET", r"\.json")],
 )
-def test_a_throttled_request_is_sent_again(
+def test_throttled_request_is_repeated(
     store: BucketServer, url: str, method: str, path: str
 ) -> None:
     archive = Archive(url, create=True, options=store.options)
@@ -202,7 +202,7 @@ def test_a_throttled_request_is_sent_again(
     assert seen(archive, store) == [1, 2, 3, 4]
 
 
-def test_a_commit_whose_reply_is_lost_counts_once(store: BucketServer, url: str) -> None:
+def test_commit_with_a_lost_reply_counts_once(store: BucketServer, url: str) -> None:
     """The store has the commit, and the client that sends it again finds its own commit there."""
     archive = Archive(url, create=True, options=store.options)
     made = opened(archive)
@@ -214,9 +214,7 @@ def test_a_commit_whose_reply_is_lost_counts_once(store: BucketServer, url: str)
     assert opened(archive).positions == made.positions
 
 
-def test_a_commit_that_never_arrives_leaves_the_table_as_it_was(
-    store: BucketServer, url: str
-) -> None:
+def test_failed_commit_leaves_the_table_unchanged(store: BucketServer, url: str) -> None:
     archive = Archive(url, create=True, options=store.options)
     made = opened(archive)
     add(made, 0, 2)
@@ -232,7 +230,7 @@ def test_a_commit_that_never_arrives_leaves_the_table_as_it_was(
     assert seen(archive, store) == [1, 2, 3, 4]
 
 
-def test_a_part_that_cannot_be_written_leaves_no_object(store: BucketServer, url: str) -> None:
+def test_failed_upload_leaves_no_object(store: BucketServer, url: str) -> None:
     archive = Archive(url, create=True, options=store.options)
     made = opened(archive)
     store.fail("PUT", r"\.parquet", Trouble.EXPIRED, times=1000)
@@ -244,7 +242,7 @@ def test_a_part_that_cannot_be_written_leaves_no_object(store: BucketServer, url
     assert seen(archive, store) == [1, 2]
 
 
-def test_credentials_are_in_no_error(store: BucketServer, url: str) -> None:
+def test_errors_contain_no_credentials(store: BucketServer, url: str) -> None:
     """The server repeats the credentials in its answers, as S3 does with the ID of the key."""
     archive = Archive(url, create=True, options=store.options)
     made = opened(archive)
@@ -268,7 +266,7 @@ def test_credentials_are_in_no_error(store: BucketServer, url: str) -> None:
     assert KEY not in repr(archive.root)
 
 
-def test_a_password_in_an_endpoint_is_in_no_error() -> None:
+def test_errors_contain_no_password_of_an_endpoint() -> None:
     made = location("s3://bucket/a", {"aws_endpoint_url": "http://me:hush-hush@127.0.0.1:1"})
     told = made.describe_error(
         OSError("Error performing HEAD http://me:hush-hush@127.0.0.1:1/a in 1 ms")
@@ -293,7 +291,7 @@ def test_small_files_in_a_bucket_are_merged_and_purged(store: BucketServer, url:
 
 
 @pytest.mark.parametrize("name", ["../a.parquet", "..%2Fa.parquet", "b/..%252F..%252Fa.parquet"])
-def test_a_name_does_not_lead_out_of_a_directory(store: BucketServer, url: str, name: str) -> None:
+def test_object_name_stays_within_its_directory(store: BucketServer, url: str, name: str) -> None:
     outside = location(url, store.options)
     outside.write("a.parquet", b"kept")
     folder = outside.within("inside")
@@ -304,7 +302,7 @@ def test_a_name_does_not_lead_out_of_a_directory(store: BucketServer, url: str, 
     assert outside.read("a.parquet") == b"kept"
 
 
-def test_a_merge_whose_reply_is_lost_changes_no_row(store: BucketServer, url: str) -> None:
+def test_merge_with_a_lost_reply_changes_no_row(store: BucketServer, url: str) -> None:
     archive = Archive(url, create=True, options=store.options)
     made = opened(archive)
     for low in range(compact.FAN_IN):
@@ -316,7 +314,7 @@ def test_a_merge_whose_reply_is_lost_changes_no_row(store: BucketServer, url: st
     assert seen(archive, store) == [*range(1, compact.FAN_IN + 2)]
 
 
-def test_the_log_in_a_bucket_does_not_grow_with_age(
+def test_table_log_in_a_bucket_does_not_grow_with_age(
     store: BucketServer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "_CHECKPOINT", 5)
@@ -342,7 +340,7 @@ def test_owed_files_in_a_bucket_are_committed_later(store: BucketServer, url: st
     assert again.quarantine.positions == {("orders", 0): Position((1, 0))}
 
 
-def test_report_in_a_bucket_is_written_and_read_again(store: BucketServer, url: str) -> None:
+def test_report_round_trips_through_a_bucket(store: BucketServer, url: str) -> None:
     pytest.importorskip("pyspark")
     pytest.importorskip("jinja2")
     from streamqd.spark.pipelines import report as reports
@@ -366,7 +364,7 @@ def test_report_in_a_bucket_is_written_and_read_again(store: BucketServer, url: 
     assert KEY not in str(caught.value)
 
 
-def test_commands_without_spark_take_a_bucket(
+def test_commands_without_spark_accept_a_bucket(
     store: BucketServer, url: str, server: Server, link: Connection, keys: Keys, tmp_path: Path
 ) -> None:
     """The options come from the configuration, and the commands print the URL."""
@@ -427,7 +425,7 @@ def test_credentials_from_environment_profile_or_options_work(
     assert seen(archive, store) == [1, 2]
 
 
-def test_given_credentials_need_no_service_of_the_host(
+def test_explicit_credentials_use_no_metadata_service(
     store: BucketServer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No client asks Amazon's metadata service for its region, because other hosts have none."""
@@ -454,7 +452,7 @@ def test_given_credentials_need_no_service_of_the_host(
         ("hdfs://host/a", None),
     ],
 )
-def test_store_url_has_one_form(named: str, found: str | None) -> None:
+def test_store_url_is_normalized(named: str, found: str | None) -> None:
     assert store_url(named) == found
 
 
@@ -477,7 +475,9 @@ def test_store_url_rejects_other_addresses(named: str) -> None:
         ("abfss://box@acc.dfs.core.windows.net/a", {"azure_storage_account_key": "a2V5"}),
     ],
 )
-def test_options_of_other_stores_reach_their_client(named: str, options: dict[str, str]) -> None:
+def test_options_of_other_stores_are_passed_to_their_client(
+    named: str, options: dict[str, str]
+) -> None:
     """Only the parsing is tested: no trustworthy server of these stores is a Python package."""
     made = location(named, options)
     assert isinstance(made, BucketFolder)
@@ -485,7 +485,7 @@ def test_options_of_other_stores_reach_their_client(named: str, options: dict[st
     assert str(made.within("tables", "access")) == f"{named}/tables/access"
 
 
-def test_options_of_the_configuration_are_checked_and_hidden(tmp_path: Path) -> None:
+def test_configured_store_options_are_checked_and_masked(tmp_path: Path) -> None:
     file = tmp_path / "streamq.toml"
 
     def loaded(text: str, mode: int = 0o600) -> Any:

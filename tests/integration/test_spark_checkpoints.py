@@ -16,7 +16,7 @@ from streamqd.store.client import Connection
 from tests.support.servers import Server
 
 
-def test_checkpoint_is_held_by_one_run_under_any_path(
+def test_checkpoint_is_locked_under_any_path(
     server: Server, link: Connection, tmp_path: Path
 ) -> None:
     link.execute("PING")
@@ -31,7 +31,7 @@ def test_checkpoint_is_held_by_one_run_under_any_path(
         pass
 
 
-def test_checkpoint_belongs_to_one_query(tmp_path: Path) -> None:
+def test_checkpoint_refuses_another_query(tmp_path: Path) -> None:
     query = {"query": "SELECT 1", "mode": "append"}
     bind(tmp_path, query)
     bind(tmp_path, query)

@@ -101,7 +101,7 @@ def shop(server: Server, link: Connection, keys: Keys, tmp_path: Path) -> Shop:
     return Shop(server, link, keys, tmp_path / "archive")
 
 
-def test_batch_after_batch_everything_once(shop: Shop) -> None:
+def test_successive_batches_archive_every_entry_once(shop: Shop) -> None:
     shop.fill(0, 1, 30)
     shop.fill(1, 1, 10)
     reader = shop.reader(maxOffsetsPerTrigger=16)
@@ -132,7 +132,7 @@ def test_archive_trusts_the_table_over_the_checkpoint(shop: Shop) -> None:
         assert ends == {("access", 0): Position((6, 0), 6)}
 
 
-def test_a_long_stream_is_divided(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_stream_is_archived_in_parts(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "PIECE_ROWS", 10)
     shop.fill(0, 1, 200)
     shop.batch(shop.reader())
@@ -154,7 +154,7 @@ def test_archive_reports_or_skips_missing_entries(shop: Shop) -> None:
     assert shop.table.positions[("access", 0)] == Position((9, 0), 9)
 
 
-def test_a_second_try_of_a_task_is_not_in_the_table(shop: Shop) -> None:
+def test_repeated_task_is_not_committed_twice(shop: Shop) -> None:
     shop.fill(0, 1, 4)
     reader = shop.reader()
     shop.rows(reader, {"batch": 0}, {"batch": 1})
@@ -259,7 +259,7 @@ def test_checkpoint_in_an_object_store_is_refused_before_a_write(
     ],
 )
 @pytest.mark.parametrize("address", ["hdfs://host/a", "s3:/bucket/a", "s3://key:secret@bucket/a"])
-def test_address_of_no_directory_is_refused_before_a_write(
+def test_address_without_a_directory_is_refused_before_a_write(
     shop: Shop,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -323,7 +323,7 @@ def test_compaction_continues_after_a_failed_table(shop: Shop, tmp_path: Path) -
     assert "the pipeline archive of access is being run by" in refused.stderr
 
 
-def test_a_message_is_looked_up_in_the_archive_without_spark(shop: Shop) -> None:
+def test_message_is_found_in_the_archive_without_spark(shop: Shop) -> None:
     """`trace --archive` prints the file that contains a message, or reports that none does."""
     from streamqd.spark.pipelines.lookup import look
 
@@ -343,7 +343,7 @@ def test_a_message_is_looked_up_in_the_archive_without_spark(shop: Shop) -> None
         look(f"{folder}/nowhere", "access", 0, "1001-0")
 
 
-def test_damaged_file_gives_one_sentence_in_a_lookup(shop: Shop) -> None:
+def test_lookup_in_a_damaged_file_raises_one_sentence(shop: Shop) -> None:
     """An error of Arrow is not an OSError, but it must not be printed with its traceback."""
     from streamqd.spark.pipelines.lookup import look
 
@@ -360,7 +360,7 @@ def test_damaged_file_gives_one_sentence_in_a_lookup(shop: Shop) -> None:
 @pytest.mark.parametrize(
     "path", ["../a.parquet", "..%2Fa.parquet", "..%252Fa.parquet", "/a.parquet"]
 )
-def test_a_file_outside_of_its_table_is_refused(shop: Shop, path: str) -> None:
+def test_lookup_refuses_a_file_outside_of_its_table(shop: Shop, path: str) -> None:
     shop.add(0, "1000-0")
     shop.batch(shop.reader())
     log = Path(shop.table.folder.path, "_delta_log")

@@ -192,7 +192,7 @@ def test_dead_letters_are_archived_once_and_survive_removal(case: HistoryCase) -
     assert len({str(row["date"]) for row in case.rows(DEAD, "access")}) == 2
 
 
-def test_row_of_a_dead_letter_has_its_failure(case: HistoryCase) -> None:
+def test_dead_letter_row_has_its_failure(case: HistoryCase) -> None:
     fields = {
         "originalId": "5-1",
         "failedAt": str(START),
@@ -233,7 +233,7 @@ def test_damaged_file_of_dead_letters_is_not_reported_to_redis(case: HistoryCase
     assert case.mark("access", 0) is not None
 
 
-def test_bad_dead_letters_and_history_harm_only_themselves(case: HistoryCase) -> None:
+def test_invalid_dead_letters_and_history_affect_no_others(case: HistoryCase) -> None:
     topics.create(case.store, "orders", Topic(partitions=1))
     for topic in ("access", "orders"):
         case.bury(topic, 0, 3)
@@ -350,7 +350,7 @@ def test_dead_letters_after_a_failover_are_archived(case: HistoryCase, later: bo
 
 
 @pytest.mark.parametrize("field", ["dlq", "trim"])
-def test_wrong_dead_letter_key_harms_only_dead_letters(case: HistoryCase, field: str) -> None:
+def test_dead_letter_key_of_a_wrong_type_affects_no_history(case: HistoryCase, field: str) -> None:
     """Another client wrote a key of another type, or a field that is not an ID."""
     topics.create(case.store, "orders", Topic(partitions=1))
     case.bury("orders", 0, 2)
@@ -379,7 +379,7 @@ def test_two_archives_do_not_share_positions(case: HistoryCase, tmp_path: Path) 
     assert other.archived_letters() == case.letters
 
 
-def test_dead_letters_of_a_recreated_topic_follow(case: HistoryCase) -> None:
+def test_dead_letters_of_a_recreated_topic_are_archived(case: HistoryCase) -> None:
     case.bury("access", 0, 2)
     case.run()
     case.link.execute("DEL", case.keys.dlq("access", 0), case.keys.trim("access", 0))
@@ -444,7 +444,7 @@ def test_minutes_are_archived_once_with_their_quantiles(case: HistoryCase) -> No
     assert row["minute"].timestamp() == START // MINUTE * 60
 
 
-def test_rows_count_for_the_minutes_that_their_entry_covers(case: HistoryCase) -> None:
+def test_history_rows_have_the_minutes_of_their_entry(case: HistoryCase) -> None:
     """A housekeeper starts and exits within the next minute. Another writes after an outage."""
     first = START // MINUTE * MINUTE
     for until, seconds, acked in ((first + 60_120, 10.0, 5), (first + 80_000, 20.0, 7)):
@@ -470,7 +470,7 @@ def test_rows_count_for_the_minutes_that_their_entry_covers(case: HistoryCase) -
     assert [row["covered_seconds"] for row in rows] == [10.0, 20.0, 60.0, 60.0, 60.0]
 
 
-def test_rows_have_the_quantiles_of_delays(case: HistoryCase) -> None:
+def test_history_rows_have_the_quantiles_of_delays(case: HistoryCase) -> None:
     case.minute(
         "web-1", 0, assignment(0, 100, delays={0: 90, 11: 9, 33: 1}), assignment(1, 1, delays={})
     )
@@ -485,7 +485,7 @@ def test_rows_have_the_quantiles_of_delays(case: HistoryCase) -> None:
     assert (rows["web-2", 0]["delay"], rows["web-2", 0]["delay_p99"]) == (None, None)
 
 
-def test_table_of_an_older_version_gets_the_columns_of_delays(case: HistoryCase) -> None:
+def test_older_table_gets_the_columns_of_delays(case: HistoryCase) -> None:
     old_table(case)
     case.minute("web-1", 2, assignment(0, 7, delays={3: 7}))
     case.run()
@@ -522,7 +522,7 @@ def old_table(case: HistoryCase) -> None:
     table.append(writer.finish(), {(FLEET, 0): Position(offsets.read_id(entry.id))})
 
 
-def test_rest_of_a_group_has_no_partition(case: HistoryCase) -> None:
+def test_history_row_of_an_older_version_has_no_partition(case: HistoryCase) -> None:
     """Entries of an older version have only sums of groups."""
     counts = dict.fromkeys(history.COUNTS, 0) | {"acked": 10, "failed": 2}
     row = HistoryRow("access", "hits", None, "", counts, 5, 900, {3: 10})
@@ -539,7 +539,7 @@ def test_rest_of_a_group_has_no_partition(case: HistoryCase) -> None:
 
 
 @pytest.mark.parametrize("assignments", ["[[1]]", r'[["t","g","\ud800",[[0,1,1,0,0,0,0,0,0]]]]'])
-def test_unreadable_entry_of_the_history_is_left_out(case: HistoryCase, assignments: str) -> None:
+def test_unreadable_history_entry_is_skipped(case: HistoryCase, assignments: str) -> None:
     case.minute("web-1", 0, assignment(0, 1))
     fields = (
         "instance",
@@ -565,7 +565,7 @@ def test_unreadable_entry_of_the_history_is_left_out(case: HistoryCase, assignme
     assert "entries that cannot be read" in text
 
 
-def test_only_one_run_archives_the_history(case: HistoryCase) -> None:
+def test_concurrent_runs_archive_the_history_once(case: HistoryCase) -> None:
     case.minute("web-1", 0, assignment(0, 1))
     archiver = Archiver(case.settings, case.folder, unasked, lambda _: None)
     name = f"history:{archiver.archive.id[:12]}"

@@ -97,7 +97,7 @@ def test_unlimited_batch_reaches_the_end(shop: Shop) -> None:
     assert len(rows(reader, at("0-0", "0-0"), end)) == 30
 
 
-def test_offset_without_new_entries_is_the_same_text(shop: Shop) -> None:
+def test_offset_without_new_entries_is_unchanged(shop: Shop) -> None:
     shop.fill(0, 1, 30)
     reader = shop.reader()
     start = json.loads('{"access": {"0": "30-0", "1": "0-0"}}')
@@ -106,7 +106,7 @@ def test_offset_without_new_entries_is_the_same_text(shop: Shop) -> None:
     assert json.dumps(reader.latestOffset(start, ALL)) == json.dumps(start)
 
 
-def test_a_limited_batch_is_shared_by_backlog(shop: Shop) -> None:
+def test_limited_batch_is_split_by_backlog(shop: Shop) -> None:
     shop.fill(0, 1, 300)
     shop.fill(1, 1, 100)
     reader = shop.reader(maxOffsetsPerTrigger=40)
@@ -155,7 +155,7 @@ def test_new_partition_is_read_from_its_first_entry(shop: Shop) -> None:
     assert rows(reader, start, end) == [f"2:{number}-0" for number in range(1, 6)]
 
 
-def test_too_few_entries_wait_for_more(shop: Shop) -> None:
+def test_small_batch_waits_for_min_offsets_or_max_delay(shop: Shop) -> None:
     reader = shop.reader(minOffsetsPerTrigger=10, maxTriggerDelay="1h")
     start = at("0-0", "0-0")
     shop.fill(0, 1, 3)
@@ -170,7 +170,7 @@ def test_too_few_entries_wait_for_more(shop: Shop) -> None:
     assert impatient.latestOffset(at("11-0", "1-0"), ALL) == at("12-0", "1-0")
 
 
-def test_loss_is_reported_once(shop: Shop, link: Connection, keys: Keys) -> None:
+def test_lost_entries_are_reported_once(shop: Shop, link: Connection, keys: Keys) -> None:
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
     shop.fill(0, 1, 100)
@@ -185,7 +185,7 @@ def test_loss_is_reported_once(shop: Shop, link: Connection, keys: Keys) -> None
         strict.partitions(start, end)
 
 
-def test_entries_are_read_though_the_counts_are_equal(shop: Shop) -> None:
+def test_recreated_stream_of_equal_count_is_read(shop: Shop) -> None:
     """A new stream has issued as many entries as were read. Its later entries are read."""
     shop.fill(0, 6, 15)
     start = at("10-0", "0-0")
@@ -195,7 +195,7 @@ def test_entries_are_read_though_the_counts_are_equal(shop: Shop) -> None:
     assert rows(reader, start, end) == [f"0:{number}-0" for number in range(11, 16)]
 
 
-def test_foreign_trimming_does_not_skip_entries(shop: Shop) -> None:
+def test_trimming_by_other_clients_skips_no_entries(shop: Shop) -> None:
     """This also holds without counts (Redis 6.2), and no entry is read twice."""
     key = shop.keys.stream("access", 0)
     shop.fill(0, 1, 10)
@@ -215,7 +215,7 @@ def test_foreign_trimming_does_not_skip_entries(shop: Shop) -> None:
     assert set(found) >= {f"0:{number}-0" for number in range(9, 17)}
 
 
-def test_positions_of_partitions_no_longer_read_are_kept(shop: Shop) -> None:
+def test_positions_of_unread_partitions_are_kept(shop: Shop) -> None:
     shop.fill(0, 1, 5)
     shop.grow(3)
     start = at("0-0", "0-0", "7-0")
@@ -396,7 +396,7 @@ def test_unknown_topic_is_an_error(shop: Shop) -> None:
         reader.latestOffset(at("0-0", "0-0"), ALL)
 
 
-def test_a_batch_can_be_cut_into_pieces(shop: Shop) -> None:
+def test_batch_is_split_into_pieces(shop: Shop) -> None:
     shop.fill(0, 1, 100)
     for options, count in (({"minPartitions": 4}, 4), ({"maxRecordsPerPartition": 30}, 4)):
         reader = shop.reader(**options)
@@ -405,7 +405,7 @@ def test_a_batch_can_be_cut_into_pieces(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("count", [2_000, 20_000])
-def test_pieces_are_even_where_time_is_not(shop: Shop, count: int) -> None:
+def test_pieces_are_even_despite_uneven_times(shop: Shop, count: int) -> None:
     """Divided by time, one old entry and many new ones would give one task almost all entries."""
     shop.fill(0, 1, 1)
     burst = 1_795_180_000_000
@@ -422,9 +422,7 @@ def test_pieces_are_even_where_time_is_not(shop: Shop, count: int) -> None:
     assert len(capped.partitions(start, end)) == 5
 
 
-def test_dense_entries_without_a_count_take_few_steps(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dense_entries_are_split_in_few_steps(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ids suggest only one entry after the start. Steps and tasks do not depend on this."""
     count, burst = 20_000, 1_795_180_000_000
     shop.fill(0, 1, 1)
@@ -456,7 +454,9 @@ def test_dense_entries_without_a_count_take_few_steps(
         assert len(walked) <= 800, options
 
 
-def test_even_entries_are_cut_without_a_count(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evenly_spaced_entries_are_split_without_a_count(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shop.fill(0, 1, 20_000)
     monkeypatch.setattr(Catalog, "walk", None)
     reader = shop.reader(minPartitions=4)

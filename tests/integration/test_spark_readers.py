@@ -45,7 +45,7 @@ def by_duckdb(folder: str) -> list[int]:
 READERS: tuple[Callable[[str], list[int]], ...] = (by_pyarrow, by_polars, by_pandas, by_duckdb)
 
 
-def test_every_reader_sees_whole_batches_once(tmp_path: Path) -> None:
+def test_every_engine_reads_whole_batches_once(tmp_path: Path) -> None:
     chance = random.Random(7)
     archive = Archive(tmp_path / "archive", create=True)
     folder = str(archive.folder("access"))

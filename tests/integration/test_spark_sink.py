@@ -123,7 +123,7 @@ def test_sink_writes_a_batch_with_another_layout_once(shop: Shop, key: bool) -> 
     assert sum(map(len, shop.written())) == 52
 
 
-def test_the_rows_of_a_task_keep_their_order(shop: Shop) -> None:
+def test_sink_keeps_the_order_of_the_rows_of_a_task(shop: Shop) -> None:
     names = [f"{number:04}" for number in range(4 * ROWS_MAX + 50)]
     shop.batch([rows(*names[:600], key=False), rows(*names[600:], key=False)])
     assert shop.all_written() == [name.encode() for name in names]
@@ -211,7 +211,7 @@ def test_sink_publishes_a_batch_of_two_drivers_once(
     assert shop.all_written() == sorted([*BODIES, b"next"])
 
 
-def test_speculation_and_tasks_that_were_tried_again(shop: Shop) -> None:
+def test_sink_ignores_speculative_and_repeated_tasks(shop: Shop) -> None:
     """Only the attempts that Spark names count, and rows of the others are removed."""
     made = rows(*LETTERS)
     shop.stage(made[:13], task=0)  # its executor was lost
@@ -253,7 +253,9 @@ def test_sink_accepts_batches_without_rows(shop: Shop) -> None:
     assert shop.all_written() == [b"a", b"a", b"b"]
 
 
-def test_partitions_that_were_added_in_between(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sink_keeps_partitions_of_rows_despite_a_growth(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise, rows of a key would go to its old partition after rows in the new one.
 
     Decided rows keep the partition for which they were staged, and each row is there once.
@@ -307,7 +309,7 @@ def half_published(
             shop.publish(parts, batch=batch)
 
 
-def test_an_old_checkpoint_is_refused(shop: Shop) -> None:
+def test_sink_refuses_an_old_checkpoint(shop: Shop) -> None:
     shop.batch([rows("a")], batch=9)
     with pytest.raises(staging.NotPublishedError, match="this query already published batch 9"):
         shop.batch([rows("a")], batch=8)
@@ -414,7 +416,7 @@ def test_sink_reports_no_loss_to_the_slower_driver(shop: Shop) -> None:
     assert shop.all_written() == BODIES
 
 
-def test_staged_rows_that_redis_lost(shop: Shop) -> None:
+def test_sink_refuses_to_publish_after_losing_staged_rows(shop: Shop) -> None:
     parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
     shop.link.execute("DEL", shop.left_over()[0])
     with pytest.raises(staging.NotPublishedError, match="of the staged rows, so nothing"):
@@ -491,7 +493,7 @@ def test_sink_writes_once_after_a_lost_reply(shop: Shop) -> None:
     assert shop.all_written() == BODIES
 
 
-def test_rows_come_twice_to_the_server_and_are_staged_once(shop: Shop) -> None:
+def test_sink_stages_repeated_rows_once(shop: Shop) -> None:
     """The answer was lost after the rows were written."""
     stage = staging.Stage(shop.options(), QUERY, 3)
     twice = streams.persist
@@ -568,9 +570,7 @@ def test_sink_handles_rows_for_a_removed_partition(
     assert shop.left_over() == []
 
 
-def test_rows_that_are_staged_after_their_topic_was_deleted(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sink_stages_rows_of_a_deleted_topic(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task continues with its known partition count, and the stream would have no reader."""
     late = staging.Stage(shop.options(), QUERY, 3)
     counts = sink.deliver(rows(*LETTERS), shop.options(), 0, late.send)
@@ -623,7 +623,7 @@ def test_sink_keeps_the_proof_of_a_published_batch(shop: Shop) -> None:
     assert not set(proofs) & set(shop.staged())
 
 
-def test_rows_of_a_killed_driver_go_when_the_query_starts(
+def test_sink_removes_rows_of_a_killed_driver_on_start(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are removed before the batch is finished. Rows of tasks of the same run are kept."""
@@ -684,7 +684,7 @@ def test_sink_accepts_a_map_of_headers(shop: Shop) -> None:
     assert json.loads(row.fields[3]) == {"a": "1", "b": ""}
 
 
-def test_rows_that_cannot_be_messages(shop: Shop) -> None:
+def test_sink_refuses_rows_without_required_values(shop: Shop) -> None:
     with pytest.raises(ValueError, match="a row has no topic"):
         list(outgoing.rows_of(batch(value=["v"], topic=[None]), shop.options(topic="")))
     with pytest.raises(ValueError, match="a row has no value in uid"):
@@ -715,7 +715,7 @@ def test_sink_creates_a_topic_with_the_option(shop: Shop, store: Store) -> None:
         sink.prepare(shop.options(topic="nowhere"))
 
 
-def test_an_id_is_written_once(shop: Shop) -> None:
+def test_sink_writes_an_id_once(shop: Shop) -> None:
     made = [
         outgoing.Row("out", None, None, str(number), [b"payload", b"%d" % number])
         for number in range(10)

@@ -117,13 +117,13 @@ def test_group_start_precedes_its_pending_entries(shop: Shop, link: Connection, 
     assert catalog.starts(facts, LATEST)[PLACE].id == (2, 0)
 
 
-def test_starts_must_name_all(shop: Shop) -> None:
+def test_starts_must_name_every_partition(shop: Shop) -> None:
     catalog = shop.catalog(startingOffsets='{"access": {"0": "1-0"}}')
     with pytest.raises(RequestRefusedError, match="lacks 1 partitions, such as access 1"):
         catalog.starts(catalog.facts(catalog.places()), LATEST)
 
 
-def test_walks_count_in_short_steps(shop: Shop) -> None:
+def test_walk_counts_entries_in_short_steps(shop: Shop) -> None:
     shop.add(*(f"{n}-0" for n in range(1, 2501)))
     shop.add("1-0", "2-0", partition=1)
     catalog = shop.catalog()
@@ -150,7 +150,7 @@ def test_reader_keeps_the_order_for_every_fetch_size(shop: Shop, size: int) -> N
     assert ids_of(shop.options(fetchSize=size), inner) == ["6-0", "7-1", "8-2", "9-0"]
 
 
-def test_fetches_are_bounded_by_bytes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_bounds_each_fetch_by_bytes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first, small fetch, no fetch requests more than fits."""
     shop.add(*(f"{n}-0" for n in range(1, 301)), size=1000)
     asked: list[int] = []
@@ -232,7 +232,7 @@ def test_limited_read_overtaken_by_trimming_reads_to_the_end(shop: Shop) -> None
     assert (reader.rows, reader.end) == (80, (100, 0))
 
 
-def test_progress_is_added_up(shop: Shop, link: Connection) -> None:
+def test_reader_adds_up_its_progress(shop: Shop, link: Connection) -> None:
     shop.add(*(f"{n}-0" for n in range(1, 51)))
     ids_of(shop.options(progressKey="p"), shop.span(shop.catalog()))
     ids_of(shop.options(progressKey="p"), shop.span(shop.catalog()))
@@ -242,7 +242,7 @@ def test_progress_is_added_up(shop: Shop, link: Connection) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY, Fault.CUT_REPLY])
 @pytest.mark.parametrize("rows", [50, BATCH_ROWS + 50], ids=["at the end", "meanwhile"])
-def test_a_report_of_progress_that_is_not_answered_fails_no_task(
+def test_failed_progress_report_fails_no_task(
     shop: Shop, link: Connection, server: Server, fault: Fault, rows: int
 ) -> None:
     if not isinstance(server, ProcessServer):
@@ -256,7 +256,7 @@ def test_a_report_of_progress_that_is_not_answered_fails_no_task(
     assert int(link.execute("HGET", "p", "access/0") or 0) <= rows, "nothing counts twice"
 
 
-def test_a_lost_connection_is_opened_again(shop: Shop, link: Connection) -> None:
+def test_reader_reconnects_after_a_lost_connection(shop: Shop, link: Connection) -> None:
     shop.add(*(f"{n}-0" for n in range(1, 101)))
     options = shop.options(fetchSize=10, retryIntervalMs=1)
     found = EntryReader(options, shop.span(Catalog(options)))._pages()

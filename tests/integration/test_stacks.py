@@ -40,7 +40,7 @@ def given(fleet: Fleet, link: Connection, assignment: Assignment, age: float) ->
     link.execute("HSET", fleet.store.keys.orders("default"), f"stack:{assignment}", body)
 
 
-def test_a_stack_needs_a_live_owner(fleet: Fleet, run: Run, link: Connection, keys: Keys) -> None:
+def test_stack_requires_a_live_owner(fleet: Fleet, run: Run, link: Connection, keys: Keys) -> None:
     assert "no instance owns orders/2/bill" in run("stack", "orders/2/bill", code=8).stderr
     assert "b is not in this fleet" in run("stack", "orders/1/bill", code=8).stderr
     assert "numbered 0 to 2" in run("stack", "orders/3/bill", code=8).stderr
@@ -48,7 +48,7 @@ def test_a_stack_needs_a_live_owner(fleet: Fleet, run: Run, link: Connection, ke
     assert ordered(link, keys).stacks == {}
 
 
-def test_a_stack_that_never_arrives_is_exit_code_1(
+def test_stack_without_an_answer_exits_1(
     fleet: Fleet, run: Run, link: Connection, keys: Keys
 ) -> None:
     said = run("stack", str(ASSIGNMENT), "--timeout", "200ms", code=1)
@@ -65,14 +65,12 @@ def test_a_stack_that_never_arrives_is_exit_code_1(
     assert "stack" not in run("status").stdout
 
 
-def test_a_dry_run_of_a_request_writes_nothing(fleet: Fleet, link: Connection, keys: Keys) -> None:
+def test_stack_dry_run_writes_nothing(fleet: Fleet, link: Connection, keys: Keys) -> None:
     assert stacks.request(fleet, ASSIGNMENT, dry_run=True).notes == ["a owns it"]
     assert ordered(link, keys).stacks == {}
 
 
-def test_requests_are_bounded_and_old_ones_removed(
-    fleet: Fleet, link: Connection, keys: Keys
-) -> None:
+def test_stack_requests_are_bounded_and_expire(fleet: Fleet, link: Connection, keys: Keys) -> None:
     """Requests must not fill the directives of the fleet, or a pause is refused."""
     others = [Assignment("orders", number, "other") for number in range(stacks.REQUESTS_MAX)]
     for each in others:
@@ -85,7 +83,9 @@ def test_requests_are_bounded_and_old_ones_removed(
     assert {*ordered(link, keys).stacks} == {ASSIGNMENT, *others[1:]}
 
 
-def test_a_view_tells_a_waiting_request_from_a_missed_one(fleet: Fleet, link: Connection) -> None:
+def test_stack_view_distinguishes_waiting_and_missed_requests(
+    fleet: Fleet, link: Connection
+) -> None:
     def view() -> tuple[bool, bool, bool]:
         state = published.fleet_state(fleet)
         found = stacks.read(ViewReader(fleet.store), state, ASSIGNMENT, state.now_unix_ms)

@@ -132,7 +132,7 @@ def test_figures_of_an_assignment_are_complete(harness: Harness) -> None:
     assert figures.oldest_unix_ms() == 1
 
 
-def test_lag_is_the_servers_or_unknown(harness: Harness, server: Server) -> None:
+def test_lag_is_taken_from_the_server_or_unknown(harness: Harness, server: Server) -> None:
     harness.pending("1-0", "2-0")
     assert of_assignment(harness).lag == 0
     harness.add("3-0")
@@ -146,7 +146,7 @@ def test_lag_is_known_before_the_first_delivery(harness: Harness) -> None:
     assert of_assignment(harness).lag == 3
 
 
-def test_group_created_midstream_has_no_lag_until_caught_up(harness: Harness) -> None:
+def test_lag_of_a_midstream_group_is_unknown_until_caught_up(harness: Harness) -> None:
     for number in range(1, 5):
         harness.add(f"{number}-0")
     harness.do("XGROUP", "CREATE", harness.stream, ASSIGNMENT.group, "2-0")
@@ -166,7 +166,7 @@ def test_figures_report_a_key_of_a_wrong_type(harness: Harness) -> None:
         assert caught.value.code == "WRONGTYPE"
 
 
-def test_measuring_changes_nothing_even_when_memory_is_full(harness: Harness) -> None:
+def test_measuring_with_full_memory_changes_nothing(harness: Harness) -> None:
     harness.pending("1-0")
     before = harness.dump()
     with harness.full_memory():

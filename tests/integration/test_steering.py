@@ -318,7 +318,7 @@ def test_reload_accepts_some_or_all_instances(
     assert set(ordered(link, keys).reloads) == {"*", "a"}
 
 
-def test_orders_are_listed_and_cleared(
+def test_directives_are_listed_and_cleared(
     run: Run, heartbeat: SendHeartbeat, link: Connection, keys: Keys
 ) -> None:
     heartbeat("a")
@@ -415,7 +415,7 @@ def test_invalid_stop_directive_is_ignored(link: Connection, keys: Keys, name: s
     assert (found.stops, set(found.unreadable)) == ({}, {name})
 
 
-def test_without_redis_nothing_is_ordered(tmp_path: Path) -> None:
+def test_control_commands_without_redis_exit_4(tmp_path: Path) -> None:
     path = tmp_path / "streamq.toml"
     path.write_text(f'[redis]\nurl = "redis://127.0.0.1:{free_port()}"\n')
     for words in (["pause", "orders"], ["reload"], ["rebalance"], ["control", "list"]):

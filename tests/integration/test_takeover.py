@@ -17,7 +17,7 @@ UNREAD = 40
 
 
 @pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
-def test_reading_continues_during_a_long_scan(
+def test_worker_reads_during_a_long_reclaim_scan(
     harness: Harness, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
     """Only the first and the last of many entries are idle. The consumer handles the others."""

@@ -190,7 +190,7 @@ def test_throttled_lanes_fetch_no_messages(
 
 
 @pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
-def test_a_stop_does_not_wait_for_the_rate(
+def test_stop_does_not_wait_for_the_rate(
     harness: Harness, life: Life, slot: WorkerSlot, kind: dict[str, Any]
 ):
     fill(harness, 5)

@@ -79,7 +79,7 @@ def test_topic_settings_accepts_configuration_syntax(run: Run, at: At) -> None:
         ("retention=5", "is not a table"),
     ],
 )
-def test_settings_that_are_refused(run: Run, at: At, assignment: str, why: str) -> None:
+def test_topic_settings_refuses_invalid_values(run: Run, at: At, assignment: str, why: str) -> None:
     before = at(0).dump()
     assert why in run("topic", "settings", "access", assignment, code=2).stderr
     assert at(0).dump() == before
@@ -119,7 +119,7 @@ def test_topic_settings_keeps_unknown_fields(run: Run, at: At) -> None:
 # --- delete ---------------------------------------------------------------------------------------
 
 
-def test_nothing_of_a_deleted_topic_is_left(
+def test_topic_delete_leaves_no_key(
     run: Run, at: At, link: Connection, store: Store, keys: Keys
 ) -> None:
     topics.create(store, "access.p", config.Topic())
@@ -302,7 +302,7 @@ def test_topic_views_write_nothing(
     assert at(0).dump() == before
 
 
-def test_growing_to_the_present_number_changes_nothing(run: Run, at: At) -> None:
+def test_growth_to_the_current_count_changes_nothing(run: Run, at: At) -> None:
     """The command must not ask for confirmation or warn that a topic cannot shrink."""
     at(0)
     said = run("topic", "grow", "access", "3").stdout

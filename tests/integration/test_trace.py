@@ -123,7 +123,7 @@ def test_trace_shows_a_message_blocked_in_place(run: Run, handed_out: Harness) -
     assert ", attempt 3, which runs in 1m" in run("trace", UID).stdout
 
 
-def test_waiting_ready_and_run_again(run: Run, handed_out: Harness) -> None:
+def test_trace_shows_each_state_of_a_retry(run: Run, handed_out: Harness) -> None:
     """Its retries are found, even by their ids in the retry stream."""
     harness = handed_out
     # The fields of a worker. Only its letters have class and message in separate fields.
@@ -154,7 +154,7 @@ def test_waiting_ready_and_run_again(run: Run, handed_out: Harness) -> None:
     assert (row["state"], row["place"], row["attempt"]) == ("waiting", f"r:{again.decode()}", 4)
 
 
-def test_dead_replayed_and_dead_again(run: Run, handed_out: Harness) -> None:
+def test_trace_shows_a_dead_letter_and_its_replay(run: Run, handed_out: Harness) -> None:
     """A dead letter is named, and a replay to every group is found."""
     harness = handed_out
     letter = FAILED | {b"group": b"hits", b"reason": b"attempts", b"attempts": b"5"}
@@ -206,7 +206,7 @@ def test_trace_shows_where_to_search_for_a_removed_entry(run: Run, handed_out: H
     )
 
 
-def test_a_message_that_was_never_written_is_not_found(run: Run, handed_out: Harness) -> None:
+def test_trace_does_not_find_an_unwritten_message(run: Run, handed_out: Harness) -> None:
     """Retention alone proves nothing. If nothing was removed, a wrong digit is refused."""
     harness = handed_out
     harness.do("XACK", harness.stream, "hits", "999-0", "1000-0", "1001-0")
@@ -220,9 +220,7 @@ def test_a_message_that_was_never_written_is_not_found(run: Run, handed_out: Har
     assert refused in run("trace", "access/0/998-0", code=8).stderr
 
 
-def test_a_gap_in_the_kept_part_of_a_partition_was_never_written(
-    run: Run, handed_out: Harness
-) -> None:
+def test_trace_reports_an_id_in_a_gap_as_unwritten(run: Run, handed_out: Harness) -> None:
     """Trimming takes the oldest, and the server keeps the greatest id that was deleted."""
     harness = handed_out
     harness.do("XACK", harness.stream, "hits", "999-0", "1000-0", "1001-0")
@@ -336,7 +334,7 @@ def test_trace_of_an_outbox_isolates_an_unreadable_partition(
     assert document(run("trace", f"access/outbox/{uid}", "--json"))["partition"] == 1
 
 
-def test_trace_reports_that_a_topic_was_trimmed_after_a_row(run: Run, at: At) -> None:
+def test_trace_reports_a_topic_trimmed_after_a_row(run: Run, at: At) -> None:
     harness = at(0)
     harness.groups()
     unix_ms = harness.now_unix_ms()
@@ -358,7 +356,7 @@ def test_trace_reports_that_a_topic_was_trimmed_after_a_row(run: Run, at: At) ->
         ('["x-schedule"]', "", "in the partition\n"),
     ],
 )
-def test_schedule_that_sent_the_message(
+def test_trace_shows_the_schedule_of_a_message(
     run: Run, at: At, headers: str, schedule: str, line: str
 ) -> None:
     harness = at(0)
@@ -449,7 +447,7 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
         ('{"traceparent":7}', "trace_id", "", ""),
     ],
 )
-def test_origin_that_the_headers_state(
+def test_trace_shows_the_origin_from_the_headers(
     run: Run, at: At, headers: str, field: str, value: str, line: str
 ) -> None:
     harness = at(0)

@@ -65,7 +65,7 @@ def typed(file: Path, tmp_path: Path) -> Typed:
         (("--since", "1h", "--until", "2h"), ["--since must be before --until"]),
     ],
 )
-def test_a_filter_that_cannot_match_is_a_mistake(
+def test_dlq_refuses_a_reason_that_does_not_exist(
     run: Run, at: At, verb: str, words: tuple[str, ...], told: list[str]
 ) -> None:
     """A word that can match no dead letter is wrong usage, and the right words are named."""
@@ -97,7 +97,7 @@ def test_dlq_list_at_80_columns_shows_the_error(typed: Typed, at: At) -> None:
     assert all(len(line) <= 80 for line in shown.split("\n"))
 
 
-def test_tries_include_crashed_runs(run: Run, at: At) -> None:
+def test_dlq_tries_include_crashed_runs(run: Run, at: At) -> None:
     """A dead letter that killed two processes and failed once has three tries."""
     bury(at(0), "1-0", reason="crashes", attempts="1", crashes="2", errorMessage="signal SIGSEGV")
     head, row = run("dlq", "list", "access").stdout.splitlines()
@@ -122,7 +122,7 @@ def test_error_of_a_retry_fits_80_columns(typed: Typed, at: At) -> None:
     assert error in typed("retry", "list", "access", "hits").shown
 
 
-def test_the_state_of_a_group_is_shown_in_80_columns(typed: Typed, at: At) -> None:
+def test_group_state_fits_80_columns(typed: Typed, at: At) -> None:
     """A narrow terminal always shows the state of a group."""
     at(0, "invoices-of-the-north").groups()
     shown = typed("status").shown
@@ -156,7 +156,7 @@ def test_malformed_input_exits_2_everywhere(run: Run, at: At, words: tuple[str, 
     assert "Error: " in result.stderr
 
 
-def test_a_partition_that_is_not_there_is_refused(run: Run, at: At) -> None:
+def test_every_command_refuses_a_missing_partition(run: Run, at: At) -> None:
     """Every command rejects a partition beyond the last."""
     at(0).groups()
     for words in (
@@ -171,7 +171,7 @@ def test_a_partition_that_is_not_there_is_refused(run: Run, at: At) -> None:
     assert run("retry", "list", "access", "hits", "-k", "x").stdout == "nothing matches\n"
 
 
-def test_without_a_terminal_the_error_names_the_option(run: Run, at: At, link: Connection) -> None:
+def test_error_without_a_terminal_names_the_option(run: Run, at: At, link: Connection) -> None:
     """A command that would ask names the option that answers."""
     bury(at(0), "1-0")
     assert "not a terminal; pass --yes" in run("dlq", "purge", "access", "--all", code=8).stderr
@@ -189,7 +189,7 @@ def payloads(
     return sorted(flat[flat.index(b"payload") + 1] for page in found for _, flat in page)
 
 
-def test_a_payload_is_an_argument(run: Run, at: At, link: Connection, keys: Keys) -> None:
+def test_produce_accepts_a_payload_argument(run: Run, at: At, link: Connection, keys: Keys) -> None:
     """`produce TOPIC PAYLOAD` sends one message with any content."""
     at(0)
     run("produce", "access", '{"id": 1}\n\nend', "--key", "k", "--format", "lines")
@@ -199,7 +199,9 @@ def test_a_payload_is_an_argument(run: Run, at: At, link: Connection, keys: Keys
     assert "the payload is not JSON" in told.stderr
 
 
-def test_standard_input_is_the_default(run: Run, at: At, link: Connection, keys: Keys) -> None:
+def test_produce_reads_standard_input_by_default(
+    run: Run, at: At, link: Connection, keys: Keys
+) -> None:
     """Without a payload and --from, lines come from standard input."""
     at(0)
     run("produce", "access", typed="one\ntwo\n")
@@ -207,7 +209,7 @@ def test_standard_input_is_the_default(run: Run, at: At, link: Connection, keys:
     assert payloads(link, keys) == [b"one", b"three", b"two"]
 
 
-def test_misspelled_topic_is_not_created(
+def test_produce_does_not_create_a_misspelled_topic(
     run: Run, at: At, link: Connection, store: Store, keys: Keys
 ) -> None:
     """Without a terminal, a new topic needs `--create`, and a similar name is suggested."""
@@ -228,7 +230,7 @@ def test_misspelled_topic_is_not_created(
         {"consumers": [{"topic": "orders", "group": "bill", "handler": "shop:bill"}]},
     ],
 )
-def test_configured_topic_is_created(
+def test_produce_creates_a_configured_topic(
     run: Run, file: Path, server: Server, link: Connection, keys: Keys, section: dict[str, object]
 ) -> None:
     """The first message creates a topic that the configuration names."""
@@ -248,7 +250,7 @@ def test_produce_on_a_terminal_confirms_a_new_topic(
     assert topics.names(store) == there
 
 
-def test_lines_are_typed_into_a_terminal(
+def test_produce_reads_lines_typed_into_a_terminal(
     typed: Typed, at: At, link: Connection, keys: Keys
 ) -> None:
     """In a terminal, lines are read until Ctrl-D."""
@@ -276,7 +278,7 @@ def test_tail_since_shows_messages_from_that_time(run: Run, at: At, link: Connec
     assert "is not a valid time" in run("tail", "access", "--since", "nope", code=2).stderr
 
 
-def test_tail_since_and_follow(typed: Typed, at: At, link: Connection) -> None:
+def test_tail_since_can_be_combined_with_follow(typed: Typed, at: At, link: Connection) -> None:
     """--since and --follow together miss nothing and show nothing twice."""
     now = server_unix_ms(link)
     at(0).add(f"{now - 5000}-0", "payload", "before")
@@ -289,7 +291,7 @@ def test_tail_since_and_follow(typed: Typed, at: At, link: Connection) -> None:
 # --- moving and draining --------------------------------------------------------------------------
 
 
-def test_move_takes_the_instance_as_drain_does(run: Run, at: At) -> None:
+def test_move_and_drain_check_the_instance_equally(run: Run, at: At) -> None:
     at(0).groups()
     assignment = "access/0/hits"
     refused = run("move", assignment, "web-9", code=8).stderr
@@ -322,7 +324,7 @@ def test_terminal_output_has_colors(
 
 
 @pytest.mark.parametrize("options", [(), ("--color",)])
-def test_pipes_and_documents_get_no_colors(
+def test_pipes_and_json_have_no_colors(
     run: Run, typed: Typed, at: At, options: tuple[str, ...]
 ) -> None:
     """Pipes and JSON never have colors."""
@@ -411,7 +413,9 @@ def test_shell_completion_completes_names(file: Path, at: At, link: Connection, 
         assert [each.value for each in late.get_completions(words, "ac")] == ["access"]
 
 
-def test_completion_never_holds_a_shell(complete: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_shell_completion_does_not_block_without_a_server(
+    complete: Callable[..., list[str]], tmp_path: Path
+) -> None:
     """With a silent or missing server, completion returns nothing within its time limit."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

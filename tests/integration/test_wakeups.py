@@ -61,7 +61,7 @@ def test_reclaim_request_interrupts_the_long_poll(
 
 @pytest.mark.parametrize("retried", [False, True])
 @pytest.mark.parametrize("kind", [{}, {"concurrency": 4, "order": "none"}])
-def test_foreign_reads_interrupt_the_long_poll_once(
+def test_reads_of_other_clients_interrupt_the_poll_once(
     link: Connection, keys: Keys, life: Life, slot: WorkerSlot, kind: dict[str, Any], retried: bool
 ):
     """The poll must not return each time because of entries that other consumers have read."""
@@ -99,7 +99,9 @@ def test_foreign_reads_interrupt_the_long_poll_once(
     assert unread[0] <= 5 + 2
 
 
-def test_a_supervisor_that_is_woken_listens_on(link: Connection, server: Server) -> None:
+def test_supervisor_keeps_its_subscription_after_a_wake_up(
+    link: Connection, server: Server
+) -> None:
     """A published wake-up must not cause a reconnect."""
     listener = PubSubListener(connect(server.settings, timeout=5.0, name="test:wakes"), "wake")
     listener.listen(time.monotonic(), 5.0)

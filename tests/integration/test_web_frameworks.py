@@ -74,7 +74,7 @@ def test_fastapi_route_gets_the_producer_of_the_lifespan(server: Server, link: C
     assert [uid.rpartition("/")[0] for uid in uids] == ["orders/0", "orders/0"]
 
 
-def test_fastapi_starts_and_answers_503_while_redis_is_away() -> None:
+def test_fastapi_returns_503_while_redis_is_unavailable() -> None:
     away = {"redis": {"url": f"redis://127.0.0.1:{free_port()}/0"}}
 
     with TestClient(fastapi_app(away)) as client:
@@ -98,14 +98,14 @@ def test_starlette_mounts_share_the_producer(server: Server, link: Connection) -
     assert sent(link) == [{"id": 1}]
 
 
-def test_missing_lifespan_names_the_remedy() -> None:
+def test_fastapi_error_without_a_lifespan_names_the_remedy() -> None:
     app = Starlette(routes=[Route("/orders", orders, methods=["POST"])])
 
     with TestClient(app) as client, pytest.raises(RuntimeError, match="lifespan=producer_lifespan"):
         client.post("/orders", json={})
 
 
-def test_wrong_settings_stop_the_start(server: Server) -> None:
+def test_fastapi_refuses_to_start_with_wrong_settings(server: Server) -> None:
     app = Starlette(lifespan=producer_lifespan({"redis": {"urll": server.url}}))
 
     with pytest.raises(ConfigError, match=r"redis\.urll"), TestClient(app):
@@ -139,7 +139,7 @@ def test_flask_extension_sends_and_inserts(
     assert sent(link) == [{"id": 7, "outbox": f"orders/outbox/{uid}"}]
 
 
-def test_flask_applications_have_producers_of_their_own(server: Server) -> None:
+def test_flask_applications_have_separate_producers(server: Server) -> None:
     streamqd = Streamqd()
     apps = [Flask(name) for name in ("one", "two", "without")]
     for app in apps[:2]:

@@ -344,7 +344,7 @@ def test_inherited_entries_may_exceed_one_page(bench: Bench):
 
 
 @pytest.mark.fault("F7")
-def test_inherited_entries_after_a_crash_are_marked_before_runs(bench: Bench):
+def test_inherited_entries_are_marked_before_their_runs(bench: Bench):
     ids = add(bench, "gate", "ok")
     bench.harness.fetch(10)
     bench.harness.do("DEL", bench.harness.lease)
@@ -364,7 +364,7 @@ def test_inherited_entries_after_a_crash_are_marked_before_runs(bench: Bench):
     assert bench.runs() == ids
 
 
-def test_an_entry_that_crashed_too_often_is_buried_unread(bench: Bench):
+def test_entry_with_too_many_crashes_is_dead_lettered_unread(bench: Bench):
     ids = add(bench, "exit", "ok")
     bench.harness.fetch(10)
     context = {"what": "signal SIGKILL", "signal": "SIGKILL", "pid": 4711}
@@ -417,7 +417,7 @@ def test_missing_entries_are_settled_and_counted(bench: Bench):
     assert bench.slot.counter("missing_entries") == 3
 
 
-def test_foreign_acknowledgment_during_a_run_is_harmless(bench: Bench):
+def test_acknowledgment_by_another_client_is_tolerated(bench: Bench):
     """The message still runs, and acknowledges nothing."""
     (entry,) = add(bench, "gate")
     bench.start()
@@ -496,7 +496,7 @@ def test_missing_group_exits_with_its_own_code(bench: Bench, which: str):
 # --- boot, hooks, limits --------------------------------------------------------------------------
 
 
-def test_a_hook_that_refuses_is_a_failed_boot(bench: Bench):
+def test_failing_on_start_is_a_failed_boot(bench: Bench):
     """An error of `on_start` contains the file and the line."""
     (bench.folder / "refuse").touch()
     add(bench, "ok")
@@ -518,7 +518,7 @@ def test_on_stop_error_changes_no_outcome(bench: Bench):
     assert bench.runs() == ids
 
 
-def test_a_module_that_does_not_import_is_a_failed_boot(bench: Bench):
+def test_failed_import_is_a_failed_boot(bench: Bench):
     (bench.folder / "work.py").write_text("1/0")
     bench.start()
     ended = bench.ended()

@@ -236,7 +236,7 @@ def test_refused_item_does_not_block_its_batch(harness: Harness, slot: WorkerSlo
     assert sorted(harness.state()["delayed"]) == ["m:1-0", "m:2-0"]
 
 
-def test_delays_are_judged_after_a_settlement_which_may_be_slow(
+def test_delays_are_judged_after_a_slow_settlement(
     harness: Harness, life: Life, monkeypatch: pytest.MonkeyPatch
 ):
     """Otherwise, a slow reply of Redis before a start would not count as a delay."""
@@ -266,7 +266,7 @@ def test_delays_are_judged_after_a_settlement_which_may_be_slow(
 
 
 @pytest.mark.parametrize(("listed", "reads"), [(False, 1), (True, 2)])
-def test_failed_entries_of_two_reads_are_found_by_one_read(
+def test_failed_entries_of_two_reads_are_read_together(
     harness: Harness, slot: WorkerSlot, listed: bool, reads: int
 ):
     """Other entries may lie between listed ones, and each listed entry is still found."""
@@ -366,7 +366,7 @@ def test_pause_during_an_outage_takes_effect(
 # --- limits of held messages ----------------------------------------------------------------------
 
 
-def test_reclaimed_entries_respect_the_room(harness: Harness, life: Life, slot: WorkerSlot):
+def test_reclaimed_entries_respect_the_held_limit(harness: Harness, life: Life, slot: WorkerSlot):
     harness.link.pipeline([("XADD", harness.stream, "*", "payload", "x")] * 1500)
     assert len(harness.fetch(1500, consumer="legacy")) == 1500
     slot.reclaim_requested = 1
@@ -391,9 +391,7 @@ def test_reclaimed_entries_respect_the_room(harness: Harness, life: Life, slot: 
     assert slot.counter("deferred") == slot.counter("reclaimed")
 
 
-def test_inherited_entries_that_are_parked_do_not_pile_up(
-    harness: Harness, life: Life, slot: WorkerSlot
-):
+def test_parked_inherited_entries_are_bounded(harness: Harness, life: Life, slot: WorkerSlot):
     for number in range(1, 9):
         harness.add(f"{number}-0", "payload", "bad")
     harness.fetch()
@@ -416,7 +414,7 @@ def test_inherited_entries_that_are_parked_do_not_pile_up(
 
 
 @pytest.mark.fault("F21")
-def test_acknowledgments_are_sent_without_room(harness: Harness, life: Life):
+def test_acknowledgments_are_sent_with_full_memory(harness: Harness, life: Life):
     """Only the acknowledgments can free the missing memory."""
     harness.add("1-0", "payload", "bad", stream=harness.retry)
     harness.add("1-0")
@@ -440,7 +438,7 @@ def test_acknowledgments_are_sent_without_room(harness: Harness, life: Life):
     assert pending == [0]
 
 
-def test_oversized_message_without_room_is_not_handled(harness: Harness, life: Life):
+def test_oversized_message_with_full_memory_is_not_handled(harness: Harness, life: Life):
     harness.add("1-0", "payload", "x" * (life.settings.daemon.max_message_bytes + 1))
     harness.add("2-0")
     runs: list[str] = []
@@ -494,7 +492,7 @@ def test_message_age_uses_the_server_clock(
     assert len(harness.state()["items"]) == 1
 
 
-def test_the_servers_clock_is_read_again_when_the_reading_is_old(harness: Harness, life: Life):
+def test_server_clock_is_reread_after_its_interval(harness: Harness, life: Life):
     worker = life.worker("t1", retry_max_age=60.0)
     clock = worker.context.clock
     assert not clock.is_old(1 << 60)
@@ -541,7 +539,7 @@ def test_parked_items_are_retried_at_exit(harness: Harness, slot: WorkerSlot):
 
 @pytest.mark.parametrize("end", [None, ValueError("no")], ids=["done", "failed"])
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_run_settles_over_a_new_connection_if_the_old_one_hangs(
+def test_run_settles_on_a_new_connection_if_the_old_hangs(
     harness: Harness,
     new_life: Callable[[str], Life],
     proxy: FaultProxy,
@@ -600,7 +598,9 @@ def test_inherited_entries_run_in_order_over_all_pages(harness: Harness, life: L
 
 @pytest.mark.fault("F30")
 @pytest.mark.parametrize("how", ["inherited", "reclaimed", "unread"])
-def test_held_bytes_are_bounded(harness: Harness, life: Life, slot: WorkerSlot, how: str):
+def test_bytes_of_held_messages_are_bounded(
+    harness: Harness, life: Life, slot: WorkerSlot, how: str
+):
     for number in range(1, 41):
         harness.add(f"{number}-0", "payload", b"x" * 10_000)
     if how != "unread":
@@ -620,7 +620,7 @@ def test_held_bytes_are_bounded(harness: Harness, life: Life, slot: WorkerSlot, 
 # --- limits ---------------------------------------------------------------------------------------
 
 
-def test_a_soft_limit_is_raised_once_in_a_run(harness: Harness, life: Life, slot: WorkerSlot):
+def test_soft_limit_is_raised_once_per_run(harness: Harness, life: Life, slot: WorkerSlot):
     harness.add("1-0")
 
     def work(_message: Message) -> None:

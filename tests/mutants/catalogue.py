@@ -181,7 +181,7 @@ DEATH = (
         ("elapsed > quick_ns or now - settler", "now - settler"),
         tests={
             "integration/test_acknowledging.py": (
-                "test_long_run_is_acknowledged_before_the_next_run_ends[one by one]"
+                "test_long_run_is_acknowledged_during_the_next_run[one by one]"
             )
         },
     ),
@@ -192,7 +192,7 @@ DEATH = (
         ("if self._ack_each and self._settler.since_ns:", "if False:"),
         tests={
             "integration/test_acknowledging.py": (
-                "test_lane_acknowledges_a_run_before_the_next_one[in threads]"
+                "test_lane_acknowledges_each_run_before_its_next[in threads]"
             )
         },
     ),
@@ -231,7 +231,7 @@ DEATH = (
         ("entry.crash_count > 0 or entry.place in self.accused", "entry.crash_count > 0"),
         tests={
             "integration/test_quarantine.py": (
-                "test_exiting_worker_gives_its_turn_back_first[stop-one at a time]"
+                "test_exiting_worker_releases_its_turn_before_on_stop[stop-one at a time]"
             )
         },
     ),
@@ -263,9 +263,7 @@ DEATH = (
         "streamqd/worker/recovery.py",
         ("self._quarantine.begin(*left)", "self._quarantine.begin(left[0])"),
         tests={
-            "integration/test_quarantine.py": (
-                "test_held_member_leaves_mark_and_turn_to_running_members"
-            )
+            "integration/test_quarantine.py": ("test_held_member_has_no_mark_during_other_runs")
         },
     ),
     mutant(
@@ -274,9 +272,7 @@ DEATH = (
         "streamqd/worker/quarantine.py",
         ("if self._session and not self._runs:", "if self._session:"),
         tests={
-            "integration/test_quarantine.py": (
-                "test_held_member_leaves_mark_and_turn_to_running_members"
-            )
+            "integration/test_quarantine.py": ("test_held_member_has_no_mark_during_other_runs")
         },
     ),
     mutant(
@@ -286,7 +282,7 @@ DEATH = (
         ("self._is_trusted(now) and not self.held_ns(now, runs) and", "self._is_trusted(now) and"),
         tests={
             "integration/test_quarantine.py": (
-                "test_rest_of_a_round_has_no_mark_and_turn_during_a_rate_wait[a batch]"
+                "test_round_has_no_mark_and_turn_during_a_rate_wait[a batch]"
             )
         },
     ),
@@ -492,7 +488,7 @@ LIMITS = (
         ("    elif partition.is_quiet:\n", "    elif partition.child is not None:\n"),
         tests={
             "integration/test_mutant_gaps.py": (
-                "test_a_reload_hands_over_when_the_old_worker_is_quiet"
+                "test_reload_hands_over_when_the_old_worker_is_idle"
             )
         },
     ),
@@ -508,14 +504,16 @@ LIMITS = (
                 "            self.drain.on_signal(number, timeout)\n"
             ),
         ),
-        tests={"integration/test_mutant_gaps.py": "test_the_embedded_server_outlives_the_drain"},
+        tests={
+            "integration/test_mutant_gaps.py": "test_embedded_server_runs_until_the_end_of_a_drain"
+        },
     ),
     mutant(
         "an embedded server that Ctrl-C in a terminal stops",
         "the embedded server runs until every message is settled",
         "streamqd/embedded.py",
         ("                    start_new_session=True,\n", ""),
-        tests={"integration/test_embedded.py": "test_ctrl_c_does_not_reach_the_embedded_server"},
+        tests={"integration/test_embedded.py": "test_embedded_server_ignores_ctrl_c"},
     ),
     mutant(
         "a housekeeper that takes any signal for the supervisor's death",
@@ -571,7 +569,7 @@ LIMITS = (
         "a pause is accepted, whatever else was requested",
         "streamqd/admin/stacks.py",
         ("if len(others) - len(old) >= REQUESTS_MAX:", "if False:"),
-        tests={"integration/test_stacks.py": "test_requests_are_bounded_and_old_ones_removed"},
+        tests={"integration/test_stacks.py": "test_stack_requests_are_bounded_and_expire"},
     ),
 )
 
@@ -722,7 +720,7 @@ SETTLING = (
         ("if earlier then\n", "if false then\n"),
         tests={
             "contract/test_dead.py": "test_dead_deliver_delivers_a_dead_letter_once",
-            "integration/test_dead_replay.py": "test_late_step_of_a_move_changes_nothing",
+            "integration/test_dead_replay.py": "test_late_step_of_a_replay_changes_nothing",
         },
     ),
     mutant(
@@ -913,7 +911,7 @@ AROUND = (
         ("if present ~= partitions and", "if not present and"),
         tests={
             "contract/test_publishing.py": "test_append_refuses_a_changed_partition_count",
-            "integration/test_growth.py": "test_topics_by_turns_all_follow_a_growth",
+            "integration/test_growth.py": "test_producer_of_several_topics_notices_a_growth",
         },
     ),
     mutant(
@@ -1085,7 +1083,7 @@ SCHEDULES = (
         ),
         tests={
             "integration/test_schedules.py": (
-                "test_a_move_by_growth_of_a_dead_housekeeper_is_finished"
+                "test_interrupted_schedule_move_by_growth_is_finished"
             )
         },
     ),
@@ -1097,7 +1095,7 @@ SCHEDULES = (
             "self._at_home(place, self._readable_schedules(place, rows))",
             "self._readable_schedules(place, rows)",
         ),
-        tests={"integration/test_schedules.py": "test_a_second_copy_of_a_schedule_sends_nothing"},
+        tests={"integration/test_schedules.py": "test_second_copy_of_a_schedule_sends_nothing"},
     ),
     mutant(
         "an hour that comes twice",
@@ -1164,7 +1162,7 @@ OUTBOX = (
         "streamqd/outbox/relay.py",
         ("self._settled += [OutboxRow(each.id, each.uid) for each in recorded]", "del recorded"),
         tests={
-            _RELAY: ("test_a_recorded_row_that_is_not_the_oldest_is_deleted_first[sqlite]"),
+            _RELAY: ("test_recorded_row_is_deleted_even_if_not_the_oldest[sqlite]"),
         },
     ),
     mutant(
@@ -1172,14 +1170,14 @@ OUTBOX = (
         "a call that is executed late is refused",
         "streamqd/outbox/relay.py",
         ("            # epoch it would be refused.\n            self._epoch = 0\n", ""),
-        tests={_RELAY: "test_a_publish_whose_reply_is_lost_costs_a_new_epoch[sqlite]"},
+        tests={_RELAY: "test_publish_with_a_lost_reply_raises_the_epoch[sqlite]"},
     ),
     mutant(
         "rows that were read before the fence",
         "the relay fences, then reads the rows again",
         "streamqd/outbox/relay.py",
         ("                found.again = True\n        except", "        except"),
-        tests={_RELAY: "test_rows_read_before_the_fence_are_read_again[sqlite]"},
+        tests={_RELAY: "test_relay_rereads_rows_read_before_the_fence[sqlite]"},
     ),
 )
 
