@@ -6,17 +6,20 @@ import http.client
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote, urlsplit
 
 import pytest
 
 from streamqd import process
 from tests.support.daemon import ROOT, Daemon
+from tests.support.waiting import wait_until
 
 CHROMIUM = Path(os.environ.get("STREAMQD_CHROMIUM", "/usr/bin/chromium"))
 CHROMIUM_OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
@@ -25,6 +28,7 @@ NO_BROWSER = pytest.mark.skipif(
     reason=f"no browser: {CHROMIUM} is not installed",
 )
 START_SECONDS = 30.0
+EVENTS = 10  # events of a live page while the commands are counted
 
 
 class ConsoleProcess:
@@ -139,6 +143,47 @@ class LiveReader:
         self._link.sock and self._link.sock.shutdown(2)
         self._thread.join()
         self._link.close()
+
+
+class CommandRates(NamedTuple):
+    """What consoles send to Redis: commands in the median event of a page, and per second.
+
+    Some facts are read every ten seconds, so the median event of an idle machine has no such read.
+    On a busy machine an event takes longer and contains more of them, but there are fewer events
+    per second. More pages cost more only if both rates are higher.
+    """
+
+    per_event: float
+    per_second: float
+
+    def ratio(self, other: CommandRates) -> float:
+        """Return how many times as high as the other ones these rates are."""
+        return min(mine / theirs for mine, theirs in zip(self, other, strict=True))
+
+
+def command_rates(
+    daemon: Daemon, console: ConsoleProcess, cookie: str, pages: list[str]
+) -> CommandRates:
+    """Count the commands during EVENTS events while a browser shows each of the pages."""
+    readers = [LiveReader(console, cookie, page) for page in pages]
+    first, *_ = readers
+    try:
+        wait_until(lambda: all(each.parts for each in readers), timeout=60)
+        goals = [each.parts + EVENTS for each in readers]
+        sent, parts, since = [commands_sent(daemon)], first.parts, time.monotonic()
+        per_event = []
+        for _ in range(EVENTS):
+            wait_until(lambda seen=parts: first.parts > seen, timeout=120)
+            sent.append(commands_sent(daemon))
+            events, parts = first.parts - parts, first.parts
+            per_event.append((sent[-1] - sent[-2]) / events)
+        per_second = (sent[-1] - sent[0]) / (time.monotonic() - since)
+        pairs = list(zip(readers, goals, strict=True))
+        wait_until(lambda: all(each.parts >= goal for each, goal in pairs), timeout=120)
+        return CommandRates(statistics.median(per_event), per_second)
+    finally:
+        for each in readers:
+            each.close()
 
 
 def commands_sent(daemon: Daemon) -> int:

@@ -15,9 +15,8 @@ import psutil
 
 from streamqd.admin import dead_letters, tail
 from streamqd.console.views import ACTS, VIEWS
-from tests.support.console import ConsoleProcess, LiveReader, commands_sent
+from tests.support.console import ConsoleProcess, command_rates, commands_sent
 from tests.support.daemon import Daemon
-from tests.support.waiting import wait_until
 
 TOPICS = (
     *("orders", "payments", "emails", "parcels", "invoices"),
@@ -26,7 +25,6 @@ TOPICS = (
 GROUP, PARTITIONS = "bill", 2
 WRITE = 1_000  # commands of a pipeline
 VISITS = 3  # visits of each page
-EVENTS = 10  # events of a live page while the commands are counted
 SLOW_MS = 50
 PAINT_MS = 1_000
 COMMANDS_MAX = 3_000  # most commands of a page, which examines at most 10,000 entries
@@ -179,19 +177,6 @@ def slow(daemon: Daemon) -> list[tuple[float, str]]:
     return [(row[2] / 1000, " ".join(str(word)[:80] for word in row[3][:6])) for row in own]
 
 
-def _per_event(daemon: Daemon, console: ConsoleProcess, cookie: str, pages: int) -> float:
-    """Return the commands of the console for each event, with this number of open pages."""
-    readers = [LiveReader(console, cookie) for _ in range(pages)]
-    try:
-        wait_until(lambda: all(each.parts for each in readers), timeout=60)
-        first, began = commands_sent(daemon), readers[0].parts
-        wait_until(lambda: all(each.parts >= began + EVENTS for each in readers), timeout=120)
-        return (commands_sent(daemon) - first) / (readers[0].parts - began)
-    finally:
-        for each in readers:
-            each.close()
-
-
 def measure(daemon: Daemon, browser: Any) -> dict[str, Any]:
     """Open every view and 50 live pages. Return times, commands per event, and memory."""
     with ConsoleProcess(daemon.config_path) as console:
@@ -206,12 +191,16 @@ def measure(daemon: Daemon, browser: Any) -> dict[str, Any]:
             print(f"{name}: {views[name]}", flush=True)
         cookie = "; ".join(f"{each['name']}={each['value']}" for each in context.cookies())
         context.close()
-        one, fifty = (_per_event(daemon, console, cookie, pages) for pages in (1, 50))
+        one, fifty = (command_rates(daemon, console, cookie, ["/"] * pages) for pages in (1, 50))
         rss = psutil.Process(console.process.pid).memory_info().rss / 2**20
-    print(f"{one:.1f} commands an event with 1 page, {fifty:.1f} with 50; RSS {rss:.0f} MiB")
+    print(f"{one} with 1 page, {fifty} with 50; RSS {rss:.0f} MiB")
     return {
         "views": views,
-        "commands_per_event": {"1 page": round(one, 1), "50 pages": round(fifty, 1)},
+        "commands_per_event": {
+            "1 page": round(one.per_event, 1),
+            "50 pages": round(fifty.per_event, 1),
+        },
+        "cost_of_50_pages": round(fifty.ratio(one), 2),
         "rss_mib": round(rss),
         "slow_commands": slow(daemon),
     }
