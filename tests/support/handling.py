@@ -26,7 +26,6 @@ FULL = 10 * BATCH  # messages of ten more reads
 PAGE = 128  # entries of one settling script
 RECOVERED = 64  # entries of one recovery
 PROMOTED = 32  # entries of one promotion
-PATIENCE = 60.0  # seconds for thousands of messages on a busy machine
 
 # With less time, quick messages are settled one by one; with more, they are unsettled too long.
 MS = 1_000_000
@@ -89,7 +88,7 @@ class Handling:
         with self._meter.measuring() as cost:
             if first is not None:
                 first()
-            assert self._life.run(one, work, PATIENCE) == ExitCode.RECYCLE
+            assert self._life.run(one, work) == ExitCode.RECYCLE
         return cost
 
     def more(self, work: Work = nothing, *, seed: Seed, **given: Any) -> Cost:

@@ -28,7 +28,7 @@ from tests.support import users
 
 Work = Callable[[Message], object]
 
-PATIENCE = 5.0  # longest life of a worker in seconds; a healthy one takes milliseconds
+PATIENCE = 60.0  # longest life of a worker in seconds; on an idle host, a few milliseconds
 NEVER = (1 << 63) - 1
 _work: list[Work] = []
 
@@ -73,10 +73,10 @@ class Life:
         orders = Grant(Lease(ASSIGNMENT, token, 7), cautious, suspects or {})
         return assemble(orders, self.settings, consumer, self.slot, self._own)
 
-    def run(self, worker: WorkerLoop, work: Work, patience: float = PATIENCE) -> int:
-        """Run a worker until it exits, or for `patience` seconds; return its exit code."""
+    def run(self, worker: WorkerLoop, work: Work) -> int:
+        """Run a worker until it exits, but not longer than PATIENCE; return its exit code."""
         self.slot.command = WorkerCommand.NONE
-        timer = threading.Timer(patience, self.stop)
+        timer = threading.Timer(PATIENCE, self.stop)
         timer.start()
         _work.append(work)
         try:
