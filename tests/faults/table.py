@@ -47,7 +47,7 @@ ROWS = (
     ),
     Row(
         "F2",
-        "A worker dies after a handler has returned and before it is acknowledged.",
+        "A worker dies after a handler has returned, before its message is acknowledged.",
         "The supervisor acknowledges the message in the step that sets the new token, so it does"
         " not run again.",
         no_speed="as F1: the process is replaced in the same way",
@@ -230,8 +230,8 @@ ROWS = (
         "F27",
         "A message kills the whole host.",
         "Inherited entries run in rounds under a durable mark. After a second loss, the entries"
-        " that the marks name are accused and run alone. The killer is charged at its third"
-        " host and becomes a dead letter. No other message is charged.",
+        " that the marks name are accused and run alone. The message that kills its hosts is"
+        " charged at the third loss and becomes a dead letter. No other message is charged.",
         no_speed="not measured: three hosts are lost, each as in F7",
     ),
     Row(
@@ -322,7 +322,7 @@ ROWS = (
         "F39",
         "The relay of an outbox dies, pauses for longer than its lease, or loses Redis or its"
         " database.",
-        "Each committed row is in its topic once, and no row that was rolled back. Rows of a key"
+        "Each committed row is in its topic once. No rolled-back row is in a topic. Rows of a key"
         " keep their order. Another relay takes over. Rows wait in the database while Redis or the"
         " relay is unavailable.",
         no_speed="not measured: the backlog is in the database",
