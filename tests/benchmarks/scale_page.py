@@ -75,13 +75,22 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _heading(sizes: dict[str, float]) -> str:
-    return (
-        f"{sizes['backlog']:,} messages of backlog, {sizes['delayed']:,} waiting retries and as"
-        f" many delayed sends, half of them due immediately; {sizes['dead']:,} dead letters,"
-        f" half of them expired; {sizes['pending']:,} pending messages, half of them of a dead"
-        f" consumer; {sizes['failing']:,} messages that fail twice; of {sizes['bytes']:,} bytes"
-        f" each. {sizes['keep']:,} messages are retained.\n\n{_table(('phase', 'load'), PHASES)}"
-        "\n\nCPU is in milliseconds per second."
+    delayed, bodies = f"{sizes['delayed']:,}", f"{sizes['bytes']:,} bytes"
+    stored = (
+        f"a backlog of {sizes['backlog']:,} messages",
+        f"{delayed} waiting retries and {delayed} delayed sends, half of them due immediately",
+        f"{sizes['dead']:,} dead letters, half of them expired",
+        f"{sizes['pending']:,} pending messages, half of them of a dead consumer",
+        f"{sizes['failing']:,} messages that fail twice",
+    )
+    return "\n\n".join(
+        (
+            f"The server stores these messages of {bodies}, and retains {sizes['keep']:,} of them:",
+            "\n".join(f"- {each}" for each in stored),
+            "Each run has these phases:",
+            _table(("phase", "load"), PHASES),
+            "CPU is in milliseconds per second.",
+        )
     )
 
 
