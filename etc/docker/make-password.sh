@@ -1,6 +1,6 @@
 #!/bin/sh
-# Write redis-password for the daemon, and users.acl for the server, which contains only the hash.
-# Run it as root. To change the password, run it again.
+# Create a password: redis-password for the daemon, and users.acl with its hash for the server.
+# Run this script as root. To change the password, run it again.
 set -eu
 cd "$(dirname "$0")"
 umask 077
@@ -13,7 +13,7 @@ printf '%s\n' "$password" >redis-password
     sed "s/\$/ #$hash/" ../acl/daemon.acl
 } >users.acl
 chmod 0444 users.acl
-# The daemon rejects a password file that other users can read. 10001 is the user of the image.
+# The daemon (user 10001 in the image) rejects a password file that other users can read.
 chmod 0400 redis-password
 chown 10001:10001 redis-password
 echo "wrote redis-password and users.acl"

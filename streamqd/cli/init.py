@@ -17,27 +17,28 @@ from streamqd.cli.session import Session, pass_session
 from streamqd.errors import RequestRefusedError
 
 CONFIG = """\
-# Run `streamqd check` to test this file. `streamqd config schema` describes all settings.
+# To check this file, run `streamqd check`. To see all settings, run `streamqd config schema`.
 
 [redis]
-# The daemon runs its own Redis or Valkey server in state_dir. Or set "rediss://host:6379/0".
+# With "embedded:", the daemon starts its own Redis or Valkey server, with its data in state_dir.
+# To use another server, set its address, such as "rediss://host:6379/0".
 url = "embedded:"
 
 [daemon]
 state_dir = "./var"
-handlers = ["weblog"]          # modules to import; weblog.py is in this directory
+handlers = ["weblog"]          # the module weblog.py in this directory
 
 [topics.access]
-partitions = 4                 # one worker process per partition and group; can grow, not shrink
+partitions = 4                 # each has one worker process per group; can grow, but not shrink
 retention = { max_age = "24h" } # trim older messages that all groups have handled
 
-[[consumers]]                  # overrides the arguments of @handler
+[[consumers]]                  # these settings override the arguments of @handler
 topic = "access"
 group = "hits"
 max_attempts = 5
 backoff = { kind = "exponential", base = "1s", max = "5m", jitter = "full" }
-timeout = "10s"                # per run: raises an exception in the handler
-hard_timeout = "20s"           # per run: kills the worker process
+timeout = "10s"                # raise an exception in the handler if a run takes longer
+hard_timeout = "20s"           # kill the worker process if a run takes longer
 """
 
 EXAMPLE_CONFIG = """\
@@ -63,17 +64,17 @@ from streamqd import Message, handler, schedule
 @schedule(cron="0 3 * * *", timezone="Europe/Berlin", payload={"kind": "full"})
 @handler(topic="reports", group="build")
 def nightly(msg: Message) -> None:
-    """Build one report for each tick (due time) of `nightly`, or of `minutely` in streamq.toml.
+    """Build one report for each tick (due time) of the schedules `nightly` and `minutely`.
 
-    The two headers together are unique for each tick, so use them as an idempotency key. A message
-    that is delivered again after a crash has the same headers.
+    `minutely` is in streamq.toml. The two headers together are different for each tick. A message
+    that is delivered again after a crash has the same headers, so use them as an idempotency key.
     """
     name, tick = msg.headers["x-schedule"], msg.headers["x-scheduled-for"]
     print(f"report of {name} for {tick}: {msg.json()!r}")
 '''
 
 HANDLER = '''\
-"""Handlers of this project. Each partition runs in its own process."""
+"""Handlers of this project. Each partition has its own worker process."""
 
 from __future__ import annotations
 
@@ -84,9 +85,10 @@ from streamqd import Dead, Message, handler
 def count_hit(msg: Message) -> None:
     """Handle one line of an access log.
 
-    If the function returns, the message is acknowledged. An exception schedules a retry. `Dead`
-    stores the message as a dead letter, without a retry. After a crash, a message can be delivered
-    again, with the same `msg.uid`.
+    If the function returns, the message is acknowledged. If it raises an exception, the message is
+    retried. If it raises `Dead`, the message becomes a dead letter without a retry.
+
+    After a crash, a message can be delivered again, with the same `msg.uid`.
     """
     line = msg.text()
     if not line.strip():
@@ -96,15 +98,16 @@ def count_hit(msg: Message) -> None:
 '''
 
 OUTBOX_CONFIG = """\
-# Run `streamqd check` to test this file. `streamqd config schema` describes all settings.
+# To check this file, run `streamqd check`. To see all settings, run `streamqd config schema`.
 
 [redis]
-# The daemon runs its own Redis or Valkey server in state_dir. Or set "rediss://host:6379/0".
+# With "embedded:", the daemon starts its own Redis or Valkey server, with its data in state_dir.
+# To use another server, set its address, such as "rediss://host:6379/0".
 url = "embedded:"
 
 [daemon]
 state_dir = "./var"
-handlers = ["billing"]         # modules to import; billing.py is in this directory
+handlers = ["billing"]         # the module billing.py in this directory
 
 [topics.orders]
 partitions = 2
@@ -115,7 +118,7 @@ database = "sqlite:///shop.db" # or "postgresql://…", "mysql://…", "${DATABA
 """
 
 SHOP = '''\
-"""A shop. An order and its message commit together, or not at all.
+"""A shop that commits each order together with its message, or neither of them.
 
 Usage: python shop.py PRICE...
 """
@@ -175,7 +178,8 @@ def bill(msg: Message) -> None:
 RULE, END = "# ---- adapt from here ", "# ---- to here "
 
 HEAD = """\
-# streamqd under systemd. Copy to /etc/systemd/system/, then:
+# A systemd service that runs the daemon of this project. Copy this file to /etc/systemd/system/,
+# then run:
 #   systemctl daemon-reload && systemctl enable --now streamqd
 
 """
@@ -187,6 +191,8 @@ User={user}
 WorkingDirectory={directory}
 BindPaths={writable}
 ProtectHome=read-only
+# If Redis has a password, write it to /etc/credstore/streamqd-redis-password, which only root can
+# read. The password does not appear in the environment or on the command line.
 {credential}
 """
 
