@@ -95,7 +95,7 @@ def test_edits_take_effect_however_they_are_saved(new_daemon: NewDaemon):
     ],
     ids=["syntax", "import", "name"],
 )
-def test_a_broken_edit_is_logged_once_and_the_old_code_stays(
+def test_broken_edit_is_logged_once_and_keeps_the_old_code(
     new_daemon: NewDaemon, broken: str, said: tuple[str, ...]
 ):
     daemon = new_daemon()
@@ -116,7 +116,7 @@ def test_a_broken_edit_is_logged_once_and_the_old_code_stays(
         assert daemon.stop() == 0
 
 
-def test_deleted_restored_and_new_modules_are_watched(new_daemon: NewDaemon):
+def test_deleted_restored_and_new_modules_cause_a_reload(new_daemon: NewDaemon):
     """The imports of a handler from its directory are watched, even before they exist."""
     daemon = new_daemon()
     code = daemon.module_path.read_text().replace('VERSION = "1"', "from words import VERSION")
@@ -151,7 +151,7 @@ def test_deleted_restored_and_new_modules_are_watched(new_daemon: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_a_link_set_to_another_file_counts_as_an_edit(new_daemon: NewDaemon):
+def test_link_changed_to_another_file_counts_as_an_edit(new_daemon: NewDaemon):
     daemon = new_daemon()
     releases = daemon.folder / "releases"
     releases.mkdir()
@@ -175,7 +175,7 @@ def test_a_link_set_to_another_file_counts_as_an_edit(new_daemon: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_the_configuration_is_watched_too(new_daemon: NewDaemon):
+def test_configuration_file_is_watched(new_daemon: NewDaemon):
     daemon = new_daemon()
     with watching(daemon):
         old = daemon.pids()
@@ -203,7 +203,7 @@ def test_the_configuration_is_watched_too(new_daemon: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_a_restarted_watcher_sees_edits_from_its_absence(new_daemon: NewDaemon):
+def test_restarted_watcher_finds_edits_made_before_its_start(new_daemon: NewDaemon):
     daemon = new_daemon()
     with watching(daemon):
         psutil.Process(daemon.titles()["streamqd: watcher"]).kill()
@@ -214,7 +214,7 @@ def test_a_restarted_watcher_sees_edits_from_its_absence(new_daemon: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_reload_is_opt_in_and_refused_with_burst_or_a_command(new_daemon: NewDaemon):
+def test_autoreload_is_refused_with_burst_or_a_command(new_daemon: NewDaemon):
     daemon = new_daemon()
     with daemon:
         assert "streamqd: watcher" not in daemon.titles()

@@ -88,7 +88,7 @@ def plants() -> list[tuple[str, list[Plant]]]:
     return of_hashes + list(of_the_fleet())
 
 
-def test_a_running_instance_survives_every_bad_value(new_daemon: Make) -> None:
+def test_running_instance_survives_every_bad_value(new_daemon: Make) -> None:
     """One field after another becomes bad, until all fields of all keys are bad."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "2s"})
     with daemon:
@@ -125,7 +125,7 @@ def test_a_running_instance_survives_every_bad_value(new_daemon: Make) -> None:
 
 
 @pytest.mark.parametrize("raw", ODD, ids=lambda raw: str(raw)[:8])
-def test_an_instance_starts_despite_bad_values(new_daemon: Make, raw: Any) -> None:
+def test_instance_starts_despite_bad_values(new_daemon: Make, raw: Any) -> None:
     """The bad values are three partition counts, a trim record and a fence."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "2s"})
     bad = ["bad1", "bad2", "bad3"]
@@ -156,7 +156,7 @@ def test_an_instance_starts_despite_bad_values(new_daemon: Make, raw: Any) -> No
 
 @pytest.mark.parametrize("name", ["members", "info", "orders"])
 @pytest.mark.parametrize(("command", "found"), [("SET", "a string"), ("SADD", "a set")])
-def test_a_start_names_a_fleet_key_of_a_wrong_type(
+def test_start_names_a_fleet_key_of_a_wrong_type(
     new_daemon: Make, name: str, command: str, found: str
 ) -> None:
     """An event names the key. Otherwise, the log would only contain the SHA of a script."""
@@ -209,7 +209,7 @@ def test_other_topics_start_if_a_meta_key_has_a_wrong_type(
         assert daemon.stop() == 0
 
 
-def test_an_unreadable_fence_stops_only_its_partition(new_daemon: Make) -> None:
+def test_unreadable_fence_stops_only_its_partition(new_daemon: Make) -> None:
     """The next owner serves all other partitions, and this one after the fence is repaired."""
     daemon = new_daemon(partitions=3, daemon={"lease_ttl": "2s"})
     daemon.start()
@@ -231,7 +231,7 @@ def test_an_unreadable_fence_stops_only_its_partition(new_daemon: Make) -> None:
         assert daemon.stop() == 0
 
 
-def test_50000_junk_directives_take_a_few_log_lines(new_daemon: Make) -> None:
+def test_50000_junk_directives_cause_few_log_lines(new_daemon: Make) -> None:
     """Log lines are limited, and the daemon continues to handle messages."""
     daemon = new_daemon(partitions=1, daemon={"lease_ttl": "2s"})
     with daemon:
@@ -249,7 +249,7 @@ def test_50000_junk_directives_take_a_few_log_lines(new_daemon: Make) -> None:
         assert daemon.running
 
 
-def test_a_partition_at_the_highest_id_stops_no_other(new_daemon: Make) -> None:
+def test_partition_at_the_greatest_id_affects_no_other(new_daemon: Make) -> None:
     """After an XADD with the highest possible ID, the housekeeper and other partitions work."""
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "2s"})
     with daemon:
@@ -270,7 +270,7 @@ def test_a_partition_at_the_highest_id_stops_no_other(new_daemon: Make) -> None:
         assert daemon.stop() == 0
 
 
-def test_a_topic_with_a_deleted_meta_key_is_registered_again(new_daemon: Make) -> None:
+def test_topic_with_a_deleted_meta_key_is_registered_again(new_daemon: Make) -> None:
     """It returns within seconds with its former partition count, so producers can send again."""
     daemon = new_daemon(partitions=3, daemon={"lease_ttl": "2s"})
     with daemon:
@@ -301,7 +301,7 @@ def _lease_of_wrong_type(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_crash_with_bad_epoch, _lease_of_wrong_type])
-def test_a_drain_does_not_wait_for_a_lasting_bad_value(
+def test_drain_does_not_wait_for_a_lasting_bad_value(
     new_daemon: Make, spoil: Callable[[Daemon], None]
 ) -> None:
     """A drain exits with code 0, because no handler is running."""

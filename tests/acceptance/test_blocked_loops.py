@@ -64,7 +64,7 @@ def seconds_of_block(folder: Path, event: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("options", [SEVERAL, {}], ids=["several", "one"])
-def test_a_blocked_loop_is_reported_with_its_code(
+def test_blocked_loop_is_reported_with_its_code(
     new_daemon: NewDaemon, options: dict[str, Any]
 ) -> None:
     """One of 50 coroutines blocks for 3 s, or a worker's only coroutine does."""
@@ -86,7 +86,7 @@ def test_a_blocked_loop_is_reported_with_its_code(
         assert len(daemon.events("loop.blocked")) <= 2, "after 1, 2 and 4 seconds, and it took 3"
 
 
-def test_a_loop_blocked_forever_in_c_is_reported_ever_less_often(
+def test_loop_blocked_in_c_code_is_reported_less_and_less(
     new_daemon: NewDaemon,
 ) -> None:
     """The C code holds the interpreter's lock, so no thread of the worker can report it."""
@@ -109,7 +109,7 @@ def test_a_loop_blocked_forever_in_c_is_reported_ever_less_often(
         assert [each["about"] for each in found] == [f"{TOPIC}/0/{GROUP}"]
 
 
-def test_a_loop_blocked_by_a_thread_names_no_code_of_the_handler(
+def test_loop_blocked_by_a_thread_names_no_handler_code(
     new_daemon: NewDaemon,
 ) -> None:
     """The loop waits for another thread, so no line of the handler is blamed."""
@@ -120,7 +120,7 @@ def test_a_loop_blocked_by_a_thread_names_no_code_of_the_handler(
         assert event["seconds"] >= 2
 
 
-def test_no_loop_is_reported_if_loop_blocked_after_is_0(new_daemon: NewDaemon) -> None:
+def test_loop_blocked_after_0_disables_the_report(new_daemon: NewDaemon) -> None:
     with new_daemon(
         code=COMMON + SLEEPS, consumer=SEVERAL, daemon={"loop_blocked_after": 0}
     ) as daemon:

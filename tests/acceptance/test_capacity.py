@@ -69,7 +69,7 @@ def kill_workers(daemon: Daemon, count: int) -> None:
 
 
 @pytest.mark.promise
-def test_partitions_without_workers_are_released_and_taken_back(new_daemon: NewDaemon):
+def test_partitions_without_workers_move_away_and_back(new_daemon: NewDaemon):
     """The other instance takes them immediately, and this one takes them back when it can."""
     one, two = pair(new_daemon)
     with two, one:
@@ -129,7 +129,7 @@ def _seconds(event: dict[str, object]) -> float:
     return int(minutes) * 60 + float(seconds)
 
 
-def test_an_instance_under_a_low_limit_serves_part_of_its_share(new_daemon: NewDaemon):
+def test_instance_with_a_low_limit_serves_a_part_of_its_share(new_daemon: NewDaemon):
     """If `ulimit -n` is too low for its share, the other instance serves the rest."""
     one, two = pair(new_daemon)
     one.within = ["prlimit", f"--nofile={KEPT_DESCRIPTORS + 20}", "--"]

@@ -91,7 +91,7 @@ def halted(daemon: Daemon) -> int:
     return sum(each["worker"] == "halted" for each in assignments)
 
 
-def test_an_outage_costs_each_partition_its_failures(new_daemon: NewDaemon):
+def test_outage_costs_each_partition_only_a_few_failures(new_daemon: NewDaemon):
     """The outage reaches all four partitions at the same time."""
     daemon = configured(new_daemon, "1h")
     (daemon.folder / "down").touch()
@@ -117,7 +117,7 @@ def test_an_outage_costs_each_partition_its_failures(new_daemon: NewDaemon):
     assert len(told(daemon, "begin")) == MOST
 
 
-def test_an_open_circuit_stops_only_its_partition(new_daemon: NewDaemon):
+def test_open_circuit_stops_only_its_partition(new_daemon: NewDaemon):
     daemon = configured(new_daemon, "1h")
     with daemon:
         daemon.send(["bad"] * EACH, partition=0)
@@ -132,7 +132,7 @@ def test_an_open_circuit_stops_only_its_partition(new_daemon: NewDaemon):
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
-def test_one_message_at_a_time_probes_until_one_succeeds(new_daemon: NewDaemon, lanes: int):
+def test_circuit_probes_one_message_at_a_time(new_daemon: NewDaemon, lanes: int):
     daemon = configured(new_daemon, "100ms", concurrency=lanes, order="key")
     spent = FAILURES + 2 * (lanes - 1)  # per partition: other lanes may run when it opens
     (daemon.folder / "down").touch()
@@ -154,7 +154,7 @@ def test_one_message_at_a_time_probes_until_one_succeeds(new_daemon: NewDaemon, 
             assert [each.what for each in own[first : last + 1]] == ["begin", "fail"] * len(probes)
 
 
-def test_a_killed_probe_leaves_the_circuit_to_the_next_worker(new_daemon: NewDaemon):
+def test_killed_probe_passes_the_circuit_to_the_next_worker(new_daemon: NewDaemon):
     daemon = configured(new_daemon, "100ms")
     (daemon.folder / "down").touch()
 

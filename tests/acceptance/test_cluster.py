@@ -71,7 +71,7 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return run
 
 
-def test_a_topic_on_all_nodes_is_handled_completely(make: Make, cluster: Cluster) -> None:
+def test_topic_on_all_cluster_nodes_is_handled(make: Make, cluster: Cluster) -> None:
     daemon = make(partitions=6, consumer={"max_attempts": 2, "backoff": {"base": "10ms"}})
     with daemon:
         assert set(nodes_of(cluster, daemon).values()) == set(cluster.masters)
@@ -89,7 +89,7 @@ def test_a_topic_on_all_nodes_is_handled_completely(make: Make, cluster: Cluster
     assert len(slots) > 6, "partitions, topic, registry and fleet are in slots of their own"
 
 
-def test_commands_read_all_nodes(
+def test_commands_read_all_cluster_nodes(
     make: Make, cluster: Cluster, verb: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`check` skips the handlers, because they are not under test."""
@@ -119,7 +119,7 @@ def test_commands_read_all_nodes(
     assert left == [daemon.keys.audit(TOPIC)], "and who has deleted it"
 
 
-def test_the_users_of_etc_acl_suffice_on_a_cluster(make: Make, cluster: Cluster) -> None:
+def test_acl_users_work_on_a_cluster(make: Make, cluster: Cluster) -> None:
     daemon = make(partitions=4, consumer={"max_attempts": 2, "backoff": {"base": "10ms"}})
     daemon.write_config(redis={"url": cluster.url, "username": users.read("daemon").user})
     nodes = [connect(node.settings, timeout=5.0, name="test:users") for node in cluster.nodes]
@@ -146,7 +146,7 @@ def owners(daemon: Daemon) -> Any:
 
 
 @pytest.mark.fault("F16", "F18")
-def test_a_master_that_is_killed_is_replaced_by_its_replica(make: Make, cluster: Cluster) -> None:
+def test_killed_cluster_master_is_replaced_by_its_replica(make: Make, cluster: Cluster) -> None:
     daemon = make(partitions=6)
     with daemon:
         epochs = daemon.epochs()
@@ -179,7 +179,7 @@ def offset(node: Node) -> int:
 
 @pytest.mark.fault("F9", "F16")
 @pytest.mark.parametrize("coverage", ["no", "yes"])
-def test_a_node_that_hangs_stops_only_its_partitions(
+def test_hung_cluster_node_stops_only_its_partitions(
     make: Make, cluster: Cluster, coverage: str
 ) -> None:
     """Its replica is down, too, so no node takes over. The other partitions keep their leases.
@@ -229,9 +229,7 @@ def test_a_node_that_hangs_stops_only_its_partitions(
 
 
 @pytest.mark.fault("F24", "F16")
-def test_a_slot_that_moves_for_longer_than_a_ttl_costs_nothing(
-    make: Make, cluster: Cluster
-) -> None:
+def test_slow_slot_migration_repeats_and_loses_nothing(make: Make, cluster: Cluster) -> None:
     """The move stops with half of the keys moved. The replies are TRYAGAIN, ASK, then MOVED."""
     ttl = 2.0
     daemon = make(partitions=3, daemon={"lease_ttl": f"{ttl}s"})

@@ -70,7 +70,7 @@ def consumer(**changed: object) -> dict[str, object]:
 
 
 @each_kind
-def test_a_kill_repeats_only_running_messages_and_charges_none(new_daemon: NewDaemon, kind: str):
+def test_kill_repeats_only_running_messages_uncharged(new_daemon: NewDaemon, kind: str):
     with new_daemon(consumer=consumer(), code=KINDS[kind]) as daemon:
         uids = daemon.send(["spin 100"] * 100 + ["await go"] * 8 + ["spin 100"] * 100)
         running = set(uids[100:108])
@@ -128,7 +128,7 @@ def test_kills_at_random_moments_lose_nothing(
 
 
 @each_kind
-def test_messages_of_one_key_keep_their_order(
+def test_messages_of_a_key_keep_their_order(
     new_daemon: NewDaemon, chance: random.Random, kind: str
 ):
     with new_daemon(consumer=consumer(order="key"), code=KINDS[kind]) as daemon:
@@ -166,7 +166,7 @@ def test_order_partition_keeps_the_order_of_the_partition(new_daemon: NewDaemon)
 
 
 @each_kind
-def test_one_slow_message_does_not_hold_up_the_others(new_daemon: NewDaemon, kind: str):
+def test_slow_message_does_not_delay_others(new_daemon: NewDaemon, kind: str):
     with new_daemon(consumer=consumer(concurrency=2), code=KINDS[kind]) as daemon:
         (slow,) = daemon.send(["await go"])
         daemon.wait_run(slow)
@@ -182,7 +182,7 @@ def test_one_slow_message_does_not_hold_up_the_others(new_daemon: NewDaemon, kin
 
 
 @each_kind
-def test_a_drain_finishes_running_messages_and_spends_no_attempt(new_daemon: NewDaemon, kind: str):
+def test_drain_finishes_running_messages(new_daemon: NewDaemon, kind: str):
     daemon = new_daemon(consumer=consumer(), code=KINDS[kind])
     with daemon:
         uids = daemon.send(["await go"] * 8 + ["spin 10"] * 2000)
@@ -204,7 +204,7 @@ def test_a_drain_finishes_running_messages_and_spends_no_attempt(new_daemon: New
 
 
 @each_kind
-def test_a_pause_lets_runs_finish_and_starts_no_others(new_daemon: NewDaemon, kind: str):
+def test_pause_finishes_runs_and_starts_none(new_daemon: NewDaemon, kind: str):
     with new_daemon(consumer=consumer(concurrency=2), code=KINDS[kind]) as daemon:
         uids = daemon.send(["await go"] * 2 + ["spin 10"] * 20)
         for uid in uids[:2]:
@@ -222,7 +222,7 @@ def test_a_pause_lets_runs_finish_and_starts_no_others(new_daemon: NewDaemon, ki
 @pytest.mark.promise
 @pytest.mark.fault("F1")
 @each_kind
-def test_a_message_that_kills_its_process_is_found_among_others(new_daemon: NewDaemon, kind: str):
+def test_message_that_kills_its_process_is_identified(new_daemon: NewDaemon, kind: str):
     with new_daemon(consumer=consumer(max_crashes=2), code=KINDS[kind]) as daemon:
         daemon.pause()
         uids = daemon.send(["await go"] * 4 + ["exit 9"] + ["await go"] * 20)
@@ -246,7 +246,7 @@ def test_a_message_that_kills_its_process_is_found_among_others(new_daemon: NewD
 
 
 @each_kind
-def test_the_soft_limit_applies_to_each_run(new_daemon: NewDaemon, kind: str):
+def test_soft_limit_applies_to_each_run(new_daemon: NewDaemon, kind: str):
     settings = consumer(timeout="300ms", max_attempts=1)
     with new_daemon(consumer=settings, code=KINDS[kind]) as daemon:
         uids = daemon.send(["spin 10", "await never", "await never", "spin 10"])
@@ -263,7 +263,7 @@ def test_the_soft_limit_applies_to_each_run(new_daemon: NewDaemon, kind: str):
         assert daemon.events("worker.crashed") == []
 
 
-def test_the_hard_limit_charges_only_the_run_that_exceeds_it(new_daemon: NewDaemon):
+def test_hard_limit_charges_only_its_own_run(new_daemon: NewDaemon):
     settings = consumer(hard_timeout="1s", max_crashes=1)
     with new_daemon(consumer=settings, code=KINDS["threads"]) as daemon:
         (stuck,) = daemon.send(["hold"])
@@ -281,7 +281,7 @@ def test_the_hard_limit_charges_only_the_run_that_exceeds_it(new_daemon: NewDaem
 
 
 @each_kind
-def test_a_released_message_runs_again_without_an_attempt(new_daemon: NewDaemon, kind: str):
+def test_released_message_runs_again_without_an_attempt(new_daemon: NewDaemon, kind: str):
     with new_daemon(consumer=consumer(), code=KINDS[kind]) as daemon:
         uids = daemon.send(["spin 10", "release", "spin 10"])
         daemon.wait_settled()
@@ -307,7 +307,7 @@ async def obey(message: Message) -> None:
 
 
 @pytest.mark.slow
-def test_a_busy_worker_killed_60_times_never_stops_its_daemon(new_daemon: NewDaemon):
+def test_busy_worker_killed_60_times_never_stops_the_daemon(new_daemon: NewDaemon):
     """The next worker takes over any state of the slot table."""
     dice = random.Random(1)
     restart = {"crash_backoff": FAST, "crash_loop": 1000}
@@ -348,7 +348,7 @@ def obey(message: Message) -> None:
 """
 
 
-def test_threads_of_a_handler_send_with_one_producer(new_daemon: NewDaemon):
+def test_handler_threads_share_one_producer(new_daemon: NewDaemon):
     """Runs in four threads use one producer of their module, and send each message once."""
     daemon = new_daemon(consumer=consumer(concurrency=4))
     code = COMMON + PRODUCING.format(config=str(daemon.config_path))

@@ -45,7 +45,7 @@ def has_begun(daemon: Daemon, runs: int) -> bool:
     return daemon.ledger.count("start") >= runs
 
 
-def test_every_missing_message_was_handled_or_is_counted_as_lost(
+def test_every_missing_message_is_handled_or_counted_as_lost(
     fresh_server: ProcessServer, tmp_path: Path
 ):
     """Two groups get twice as many messages as they can handle. Every fifth expires after 50 ms."""

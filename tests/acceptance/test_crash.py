@@ -37,7 +37,7 @@ def uid_of(charged: str, partition: int) -> str:
 
 
 @pytest.mark.fault("F1")
-def test_a_killed_worker_is_replaced_and_only_its_run_is_charged(
+def test_killed_worker_is_replaced_and_its_run_charged(
     new_daemon: NewDaemon,
 ):
     gate = "go"
@@ -78,9 +78,7 @@ def test_a_killed_worker_is_replaced_and_only_its_run_is_charged(
 
 @pytest.mark.slow
 @pytest.mark.fault("F1", "F2")
-def test_random_kills_lose_nothing_and_repeat_only_charged_runs(
-    new_daemon: NewDaemon, chance: random.Random
-):
+def test_random_kills_repeat_only_charged_runs(new_daemon: NewDaemon, chance: random.Random):
     kills, partitions = 24, 2
     daemon = new_daemon(
         partitions=partitions,
@@ -144,7 +142,7 @@ def test_random_kills_lose_nothing_and_repeat_only_charged_runs(
         ("kill", {"signal": "SIGKILL"}, "signal SIGKILL"),
     ],
 )
-def test_a_message_that_kills_its_process_is_dead_lettered_alone(
+def test_message_that_kills_its_process_dies_alone(
     new_daemon: NewDaemon, payload: str, cause: dict[str, str], name: str
 ):
     with new_daemon(consumer=GREEDY | {"max_crashes": 3}) as daemon:
@@ -231,7 +229,7 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.mark.fault("F6")
-def test_a_successor_of_a_killed_supervisor_resumes_immediately(
+def test_successor_of_a_killed_supervisor_resumes_immediately(
     new_daemon: NewDaemon, chance: random.Random
 ):
     daemon = new_daemon(partitions=4)
@@ -273,9 +271,7 @@ def test_a_successor_of_a_killed_supervisor_resumes_immediately(
 
 
 @pytest.mark.fault("F6")
-def test_a_killed_supervisor_stops_its_server_and_loses_nothing(
-    new_daemon: NewDaemon, chance: random.Random
-):
+def test_killed_supervisor_stops_its_embedded_server(new_daemon: NewDaemon, chance: random.Random):
     daemon = new_daemon(partitions=2, redis_url="embedded:")
     with daemon:
         uids = daemon.send(f"sleep {chance.uniform(0, 0.01):.4f}" for _ in range(600))
@@ -300,7 +296,7 @@ def test_a_killed_supervisor_stops_its_server_and_loses_nothing(
 
 
 @pytest.mark.fault("F6", "F37")
-def test_supervisor_kill_also_kills_stuck_workers_and_children(
+def test_supervisor_kill_kills_stuck_workers_and_children(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(partitions=3)
@@ -340,7 +336,7 @@ def test_workers_of_a_killed_supervisor_exit_without_housekeeper(
 # --- the housekeeper ------------------------------------------------------------------------------
 
 
-def test_a_killed_housekeeper_is_replaced_and_no_lease_is_lost(new_daemon: NewDaemon):
+def test_killed_housekeeper_is_replaced_without_a_lost_lease(new_daemon: NewDaemon):
     daemon = new_daemon(partitions=2, http="unix:./http.sock", daemon={"lease_ttl": "1s"})
     with daemon:
         address = daemon.folder / "http.sock"

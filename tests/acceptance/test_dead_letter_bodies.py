@@ -24,7 +24,7 @@ def run(daemon: Daemon, *args: str, code: int = 0) -> Any:
 
 
 @pytest.mark.parametrize(("policy", "end"), [("hash", "dead"), ("none", "exit 9")])
-def test_a_dead_letter_without_a_body_is_not_replayed(
+def test_dead_letter_without_a_body_is_not_replayed(
     new_daemon: NewDaemon, policy: str, end: str
 ) -> None:
     body = end
@@ -52,7 +52,7 @@ def test_a_dead_letter_without_a_body_is_not_replayed(
 
 
 @pytest.mark.parametrize("consumer", [{}, {"concurrency": 3, "order": "none"}], ids=["one", "many"])
-def test_an_oversized_message_is_dead_lettered_unhandled(
+def test_oversized_message_is_dead_lettered_unhandled(
     new_daemon: NewDaemon, consumer: dict[str, Any]
 ) -> None:
     with new_daemon(daemon={"max_message_bytes": "4KiB"}, consumer=consumer) as daemon:
@@ -87,7 +87,7 @@ def test_an_oversized_message_is_dead_lettered_unhandled(
         assert daemon.letters() == []
 
 
-def test_an_inherited_oversized_message_is_dead_lettered(new_daemon: NewDaemon) -> None:
+def test_inherited_oversized_message_is_dead_lettered(new_daemon: NewDaemon) -> None:
     daemon = new_daemon(consumer={"max_crashes": 5})
     with daemon:
         stream = daemon.keys.stream(TOPIC, 0)

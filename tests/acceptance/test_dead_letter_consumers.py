@@ -108,7 +108,7 @@ def settled(daemon: Daemon, letters: int) -> bool:
     return seen[1:6] == (0, 0, 0, 0, 0) and seen.retry_pending == 0 and seen.dead == letters
 
 
-def test_dead_letters_are_handled_retried_given_up_and_kept(make: NewDaemon):
+def test_dead_letters_are_handled_retried_and_given_up(make: NewDaemon):
     # One letter succeeds at the first attempt, one at the third, one never.
     with make() as daemon:
         plain, twice, never = daemon.send(["plain", "twice", "never"])
@@ -147,7 +147,7 @@ def test_dead_letters_are_handled_retried_given_up_and_kept(make: NewDaemon):
         assert counters(daemon, "acked") == {GROUP: 0.0, READER: 3.0}
 
 
-def test_the_age_of_a_dead_letter_counts_from_its_death(make: NewDaemon):
+def test_age_of_a_dead_letter_counts_from_its_death(make: NewDaemon):
     with make(retry_max_age="1h") as daemon:
         fields = ("payload", "never", "originalId", "1000-0")  # sent in 1970
         daemon.link.execute("XADD", daemon.keys.stream(*PLACE), "*", *fields)
@@ -156,7 +156,7 @@ def test_the_age_of_a_dead_letter_counts_from_its_death(make: NewDaemon):
         assert attempts(daemon, f"{TOPIC}/0/1000-0") == [1, 2, 3]
 
 
-def test_views_name_the_reader_and_its_retries_can_be_canceled(make: NewDaemon):
+def test_retries_of_a_dead_letter_group_can_be_canceled(make: NewDaemon):
     with make(max_attempts=0, backoff={**QUICK, "base": "1h", "max": "2h"}) as daemon:
         (uid,) = daemon.send(["never"])
         daemon.wait_for(
@@ -185,7 +185,7 @@ def test_views_name_the_reader_and_its_retries_can_be_canceled(make: NewDaemon):
 
 
 @pytest.mark.parametrize("victim", ["worker", "daemon"])
-def test_dead_letters_survive_a_kill_and_a_killer_is_given_up(make: NewDaemon, victim: str):
+def test_dead_letters_survive_a_killed_process(make: NewDaemon, victim: str):
     daemon = make()
     with daemon:
         hold, plain, last = daemon.send(["hold", "plain", "exit"])
@@ -210,7 +210,7 @@ def test_dead_letters_survive_a_kill_and_a_killer_is_given_up(make: NewDaemon, v
         assert not daemon.link.execute("EXISTS", daemon.keys.attempts(*PLACE, READER))
 
 
-def test_dead_letters_purged_or_replayed_in_flight_are_missing(make: NewDaemon):
+def test_dead_letters_purged_in_flight_count_as_missing(make: NewDaemon):
     daemon = make()
     daemon.start("--only", f"{TOPIC}/{GROUP}")
     replayed, purged, kept = daemon.send(["replayed", "purged", "kept"])
@@ -240,7 +240,7 @@ def test_dead_letters_purged_or_replayed_in_flight_are_missing(make: NewDaemon):
     assert [each["place"] for each in missing_entries] == [f"m:{each}" for each in ids[:2]]
 
 
-def test_reset_and_delete_of_a_reader_affect_no_other_group(make: NewDaemon):
+def test_reset_of_a_dead_letter_group_affects_no_other_group(make: NewDaemon):
     daemon = make()
     with daemon:
         sent = daemon.send(["one", "two", "three"])
@@ -272,7 +272,7 @@ def test_reset_and_delete_of_a_reader_affect_no_other_group(make: NewDaemon):
     assert not link.execute("HEXISTS", keys.meta(TOPIC), f"group:{READER}")
 
 
-def test_a_topic_grows_while_its_reader_waits_for_a_retry(make: NewDaemon):
+def test_topic_grows_during_a_dead_letter_retry(make: NewDaemon):
     with make(backoff={**QUICK, "base": "1h", "max": "2h"}) as daemon:
         with Producer(settings=config.load(daemon.config_path)) as before:
             late = before.send(TOPIC, "never")
@@ -295,7 +295,7 @@ def test_a_topic_grows_while_its_reader_waits_for_a_retry(make: NewDaemon):
         assert attempts(daemon, late) == [1]
 
 
-def test_a_reader_of_an_unknown_topic_is_refused(make: NewDaemon):
+def test_dead_letter_consumer_of_an_unknown_topic_is_refused(make: NewDaemon):
     daemon = make()
     reader = daemon.tables["consumers"][1] | {"topic": "oders"}
     daemon.write_config(consumers=[daemon.tables["consumers"][0], reader])

@@ -52,7 +52,7 @@ def told(daemon: Daemon, *args: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_causes_dry_run_fix_and_replay_work_together(new_daemon: NewDaemon) -> None:
+def test_dead_letters_are_replayed_after_a_fix(new_daemon: NewDaemon) -> None:
     consumer = {"max_attempts": 1, "max_crashes": 1}
     with new_daemon(partitions=2, consumer=consumer, code=BROKEN) as daemon:
         sent = daemon.send(["{nope}", "{no}", '{"cost": 1}', "exit", "fine"])

@@ -123,7 +123,7 @@ def dead(daemon: Daemon) -> dict[bytes, bytes]:
 # --- the outbox -----------------------------------------------------------------------------------
 
 
-def test_an_enqueued_task_is_a_row_of_the_transaction(new_project: Make) -> None:
+def test_enqueued_task_is_a_row_of_the_transaction(new_project: Make) -> None:
     project = new_project()
 
     said = project.run(
@@ -160,9 +160,7 @@ asyncio.run(invoice.aenqueue(4))
 
 
 @pytest.mark.parametrize("django", ["this", "six"])
-def test_send_inserts_a_message_on_every_supported_django(
-    tmp_path: Path, server: Server, django: str
-) -> None:
+def test_send_works_on_every_supported_django(tmp_path: Path, server: Server, django: str) -> None:
     """Django 5.2 has no tasks, and the app, `send` and `fresh_connections` work with it."""
     python = Path(sys.executable) if django == "this" else django_environment.interpreter()
     project = Project(tmp_path, python, server.url, "del TASKS\n")
@@ -187,7 +185,7 @@ with transaction.atomic():
     assert uid.startswith("orders/outbox/")
 
 
-def test_migration_creates_tables_that_the_relay_reads(
+def test_migration_creates_the_tables_of_the_relay(
     tmp_path: Path, server: Server, python: Path, database_url: str
 ) -> None:
     """The tables, an inserted row, a dead-lettered row and the rollback work on each database."""
@@ -211,7 +209,7 @@ def test_migration_creates_tables_that_the_relay_reads(
         assert database.oldest(1) == []
 
 
-def test_a_task_that_cannot_be_sent_is_refused_with_one_sentence(new_project: Make) -> None:
+def test_unsendable_task_error_is_one_sentence(new_project: Make) -> None:
     project = new_project('TASKS["default"]["QUEUES"] = ["default", "mails"]\n')
 
     said = project.run(
@@ -273,9 +271,7 @@ for attempt in (
         ('INSTALLED_APPS.remove("streamqd.django"); import django.tasks.checks', "E001"),
     ],
 )
-def test_wrong_settings_of_the_backend_are_reported_by_check(
-    new_project: Make, settings: str, told: str
-) -> None:
+def test_check_reports_wrong_backend_settings(new_project: Make, settings: str, told: str) -> None:
     project = new_project()
     with (project.folder / "shop" / "settings.py").open("a") as file:
         file.write(settings + "\n")
@@ -283,7 +279,7 @@ def test_wrong_settings_of_the_backend_are_reported_by_check(
     assert told in project.manage("check", code=1)
 
 
-def test_a_wrong_setting_of_streamqd_is_one_sentence(new_project: Make) -> None:
+def test_wrong_streamqd_setting_error_is_one_sentence(new_project: Make) -> None:
     project = new_project("STREAMQD = {'redis': {'urll': 'x'}}\n")
 
     assert "redis.urll" in project.run(ORDER + "invoice.enqueue(1)", returns=1).splitlines()[-1]
@@ -292,7 +288,7 @@ def test_a_wrong_setting_of_streamqd_is_one_sentence(new_project: Make) -> None:
 # --- the daemon with its relay ---
 
 
-def test_a_committed_task_runs_once_and_a_rolled_back_one_never(
+def test_committed_task_runs_once_and_rolled_back_one_never(
     new_project: Make, worker: Daemon, shop_url: str
 ) -> None:
     """The path leads from `manage.py` through the table, the relay, Redis and a worker."""
@@ -325,7 +321,7 @@ with transaction.atomic():
     assert sorted(project.runs()) == [f"attempt {n} {uid}" for n in (1, 2)] + committed
 
 
-def test_task_committed_during_an_outage_is_sent_after_it(
+def test_task_committed_during_an_outage_is_sent_later(
     new_project: Make, worker: Daemon, fresh_server: ProcessServer, shop_url: str
 ) -> None:
     """The daemon runs during the outage and logs no error."""
@@ -345,7 +341,7 @@ def test_task_committed_during_an_outage_is_sent_after_it(
     assert project.runs() == ["invoice Ann"]
 
 
-def test_a_process_killed_after_the_commit_loses_no_task(
+def test_process_killed_after_its_commit_loses_no_task(
     new_project: Make, worker: Daemon, shop_url: str
 ) -> None:
     project = new_project(databases(shop_url))
@@ -371,9 +367,7 @@ with transaction.atomic():
 # --- the worker -----------------------------------------------------------------------------------
 
 
-def test_a_direct_task_is_sent_at_the_commit_and_runs_once(
-    new_project: Make, worker: Daemon
-) -> None:
+def test_direct_task_is_sent_on_commit_and_runs_once(new_project: Make, worker: Daemon) -> None:
     project = new_project(DIRECT)
     with worker:
         said = project.run(
@@ -438,7 +432,7 @@ def test_failed_tasks_and_hostile_messages_become_dead_letters(
     assert not (worker.folder / "owned").exists()
 
 
-def test_a_transaction_left_open_does_not_reach_the_next_task(
+def test_open_transaction_does_not_leak_into_the_next_task(
     new_project: Make, worker: Daemon
 ) -> None:
     project = new_project(DIRECT + 'DATABASES["default"]["CONN_MAX_AGE"] = None\n')
@@ -455,7 +449,7 @@ def test_a_transaction_left_open_does_not_reach_the_next_task(
     assert project.runs() == ["count 0", "async ('next',) {} 0", "count 0"]
 
 
-def test_a_worker_without_settings_names_the_variable(new_project: Make, worker: Daemon) -> None:
+def test_worker_without_settings_names_the_variable(new_project: Make, worker: Daemon) -> None:
     new_project(DIRECT)
     del worker.environment["DJANGO_SETTINGS_MODULE"]
 

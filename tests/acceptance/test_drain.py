@@ -27,9 +27,7 @@ BACKLOG = 2000  # messages; too many for any stop to find them all handled
 @pytest.mark.slow
 @pytest.mark.fault("F31")
 @pytest.mark.timeout(180)
-def test_stops_at_random_moments_lose_repeat_and_charge_nothing(
-    new_daemon: NewDaemon, chance: random.Random
-):
+def test_random_stops_lose_repeat_and_charge_nothing(new_daemon: NewDaemon, chance: random.Random):
     daemon = new_daemon(partitions=8, consumer=GREEDY)
     with daemon:
         uids: list[str] = []
@@ -102,7 +100,7 @@ def waiting(daemon: Daemon) -> set[str]:
 
 
 @pytest.mark.fault("F31")
-def test_a_drain_finishes_the_run_and_ignores_a_second_sigterm(
+def test_drain_ignores_a_second_sigterm(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(daemon={"drain_timeout": "20s"})
@@ -135,9 +133,7 @@ def test_a_drain_finishes_the_run_and_ignores_a_second_sigterm(
 
 @pytest.mark.fault("F31")
 @pytest.mark.parametrize("payload", ["sleep 600", "hold"])
-def test_at_the_deadline_a_running_message_is_released_uncharged(
-    new_daemon: NewDaemon, payload: str
-):
+def test_drain_deadline_releases_a_running_message_uncharged(new_daemon: NewDaemon, payload: str):
     daemon = new_daemon(daemon={"drain_timeout": "500ms"}, consumer={"max_crashes": 1})
     with daemon:
         uids = daemon.send(["ok", payload, "ok"])
@@ -159,7 +155,7 @@ def test_at_the_deadline_a_running_message_is_released_uncharged(
 
 
 @pytest.mark.fault("F31")
-def test_a_second_interrupt_shortens_the_drain(new_daemon: NewDaemon):
+def test_second_interrupt_shortens_the_drain(new_daemon: NewDaemon):
     daemon = new_daemon(daemon={"drain_timeout": "600s"})
     with daemon:
         uids = daemon.send(["await never", "ok"])
@@ -180,7 +176,7 @@ def test_a_second_interrupt_shortens_the_drain(new_daemon: NewDaemon):
 
 
 @pytest.mark.fault("F31")
-def test_a_third_interrupt_kills(new_daemon: NewDaemon):
+def test_third_interrupt_kills_the_workers(new_daemon: NewDaemon):
     daemon = new_daemon(daemon={"drain_timeout": "600s"})
     with daemon:
         uids = daemon.send(["hold", "ok"])
@@ -222,7 +218,7 @@ def test_sigquit_kills_immediately_and_messages_stay_pending(new_daemon: NewDaem
 
 
 @pytest.mark.fault("F31")
-def test_a_signal_to_the_workers_alone_is_ignored(new_daemon: NewDaemon):
+def test_signal_to_workers_only_is_ignored(new_daemon: NewDaemon):
     """A terminal or service manager signals every process. Only the supervisor reacts."""
     daemon = new_daemon()
     with daemon:

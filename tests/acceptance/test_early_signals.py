@@ -34,7 +34,7 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_daemon_exits_with_0_and_starts_nothing(config: Path, number: int) -> None:
+def test_daemon_signaled_during_its_imports_exits_0(config: Path, number: int) -> None:
     done = run(number, "-c", config)
 
     assert done.returncode == 0, done.stderr
@@ -43,7 +43,7 @@ def test_the_daemon_exits_with_0_and_starts_nothing(config: Path, number: int) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_terminates_a_command(config: Path, number: int) -> None:
+def test_command_signaled_during_its_imports_exits(config: Path, number: int) -> None:
     done = run(number, "-c", config, "config", "show")
 
     assert done.returncode == -number
@@ -60,7 +60,9 @@ cli.main()
 
 
 @pytest.mark.parametrize("arguments", [[], ["config", "show"]])
-def test_garbage_is_collected_again_after_the_imports(config: Path, arguments: list[str]) -> None:
+def test_garbage_collection_is_enabled_after_the_imports(
+    config: Path, arguments: list[str]
+) -> None:
     command = [sys.executable, "-c", COLLECTION, "-c", config, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
 

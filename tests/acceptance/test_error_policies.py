@@ -177,7 +177,7 @@ def test_healthy_keys_finish_before_a_held_key_is_retried(new_daemon: NewDaemon)
     assert told(daemon)[2001:] == [("end", "held", 1, 2), ("end", "held", 2, 1)]
 
 
-def test_a_blocked_partition_keeps_order_over_crash_and_takeover(new_daemon: NewDaemon):
+def test_blocked_partition_keeps_order_over_crash_and_takeover(new_daemon: NewDaemon):
     messages = [("", [number, 0, ""]) for number in range(1, 61)]
     messages[19] = ("", [20, 3, "exit"])
     messages[39] = ("", [40, 1, "wait"])
@@ -223,7 +223,7 @@ def test_a_blocked_partition_keeps_order_over_crash_and_takeover(new_daemon: New
 # --- guards ---------------------------------------------------------------------------------------
 
 
-def test_an_outage_of_a_dependency_dead_letters_no_message(new_daemon: NewDaemon):
+def test_outage_of_a_dependency_dead_letters_no_message(new_daemon: NewDaemon):
     code = LINES.replace("failing = ", 'failing = Path("down").exists() or ')
     consumer = {
         "max_attempts": 1,
@@ -253,7 +253,7 @@ def test_an_outage_of_a_dependency_dead_letters_no_message(new_daemon: NewDaemon
     assert sum(what == "fail" for what, *_ in seen) <= most, "one message at a time, now and then"
 
 
-def test_the_flood_guard_pauses_a_bad_release_until_it_is_fixed(
+def test_flood_guard_pauses_a_bad_release_until_it_is_fixed(
     new_daemon: NewDaemon,
 ):
     guard = {"dead_letters": 20, "window": "1m", "share": 0.5}
@@ -323,7 +323,7 @@ def serving(server: socketserver.BaseServer) -> Iterator[socketserver.BaseServer
         server.server_close()
 
 
-def test_the_examples_behave_as_documented(new_daemon: NewDaemon):
+def test_examples_behave_as_documented(new_daemon: NewDaemon):
     daemon = new_daemon(groups=[])
     names = ("webhooks", "statements", "profiles", "gateway")
     modules = [f"streamqd.examples.{name}" for name in names]

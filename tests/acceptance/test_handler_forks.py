@@ -89,7 +89,7 @@ def lines(daemon: Daemon, name: str) -> list[str]:
 
 
 @every_shape
-def test_a_child_that_returns_from_the_handler_exits(new_daemon: NewDaemon, shape: str):
+def test_forked_child_exits_on_return_from_the_handler(new_daemon: NewDaemon, shape: str):
     """The child settles no message, and logs why it exits. The worker continues."""
     daemon = new_daemon(
         code=FORKING, consumer={"backoff": {"kind": "fixed", "base": "10ms"}} | SHAPES[shape]
@@ -120,7 +120,7 @@ def test_a_child_that_returns_from_the_handler_exits(new_daemon: NewDaemon, shap
 
 
 @every_shape
-def test_intended_child_processes_of_a_handler_work(new_daemon: NewDaemon, shape: str):
+def test_multiprocessing_and_subprocess_work_in_a_handler(new_daemon: NewDaemon, shape: str):
     """A `multiprocessing` process runs its function and exits, and so does a subprocess."""
     daemon = new_daemon(code=FORKING, consumer=SHAPES[shape])
     with daemon:
@@ -132,7 +132,7 @@ def test_intended_child_processes_of_a_handler_work(new_daemon: NewDaemon, shape
         assert daemon.stop() == 0
 
 
-def test_a_child_of_on_start_never_acts_as_a_worker(new_daemon: NewDaemon):
+def test_forked_child_of_on_start_never_acts_as_a_worker(new_daemon: NewDaemon):
     """`on_start` may fork, too."""
     code = FORKING + "\n\ndef on_start(context):\n    os.fork()\n"
     with new_daemon(code=code, consumer={"handler": "work:plain"}) as daemon:

@@ -97,7 +97,7 @@ def test_handler_logs_are_written_without_setup(new_daemon: NewDaemon, shape: st
     assert not [line for line in logged(daemon) if line["level"] == "debug"]
 
 
-def test_a_batch_record_names_its_first_and_last_message(new_daemon: NewDaemon):
+def test_batch_log_record_names_its_first_and_last_message(new_daemon: NewDaemon):
     """A record of a batch handler identifies its messages."""
     with new_daemon(code=LOGGING, consumer={"handler": "work:batch"}) as daemon:
         uids = daemon.send(["ok"] * 40)
@@ -123,7 +123,7 @@ def test_handler_logs_follow_log_level(new_daemon: NewDaemon):
         assert any("%d things" in line["msg"] for line in logged(daemon)), "it is not lost"
 
 
-def test_handler_text_cannot_start_a_log_line(new_daemon: NewDaemon):
+def test_handler_text_cannot_forge_a_log_line(new_daemon: NewDaemon):
     """A handler's record cannot imitate a line of the daemon or control a terminal."""
     daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain"})
     daemon.write_config(log={"format": "text"})
@@ -162,7 +162,7 @@ def on_start(context):
 
 
 @pytest.mark.parametrize("how", OWN)
-def test_the_logging_setup_of_a_handler_takes_precedence(new_daemon: NewDaemon, how: str):
+def test_logging_setup_of_a_handler_takes_precedence(new_daemon: NewDaemon, how: str):
     """If a handler configures logging itself, its records go only there."""
     code = LOGGING + "\n\n" + OWN[how] + "\n"
     with new_daemon(code=code, consumer={"handler": "work:plain"}) as daemon:
@@ -195,7 +195,7 @@ def listed(daemon: Daemon, *options: str) -> str:
     ).stdout
 
 
-def test_the_first_failure_shows_its_error_and_location(new_daemon: NewDaemon):
+def test_first_failure_is_logged_with_its_location(new_daemon: NewDaemon):
     """The log, `retry list` and its --json show the error, file and line of a failure."""
     daemon = new_daemon(code=LOGGING, consumer={"handler": "work:plain", "backoff": LATER})
     with daemon:
@@ -237,9 +237,7 @@ def test_log_level_debug_adds_the_traceback(new_daemon: NewDaemon):
     ("setting", "error", "at"),
     [("none", "", False), ("class", "ValueError", True), ("redact", "ValueError: #", True)],
 )
-def test_errors_that_must_not_be_kept_are_not_logged(
-    new_daemon: NewDaemon, setting: str, error: str, at: bool
-):
+def test_redacted_errors_are_not_logged(new_daemon: NewDaemon, setting: str, error: str, at: bool):
     """`dlq_error` and `redact_error` apply to the log and to the stored error of a retry."""
     code, consumer = LOGGING, {"handler": "work:plain", "backoff": LATER}
     if setting == "redact":
@@ -261,7 +259,7 @@ def test_errors_that_must_not_be_kept_are_not_logged(
         assert daemon.stop() == 0
 
 
-def test_a_long_error_is_truncated(new_daemon: NewDaemon):
+def test_long_error_is_truncated(new_daemon: NewDaemon):
     """A waiting retry keeps at most 500 bytes of its error."""
     code = LOGGING.replace('ValueError("the card was declined")', 'ValueError("\\u00e4" * 50_000)')
     with new_daemon(code=code, consumer={"handler": "work:plain", "backoff": LATER}) as daemon:
@@ -273,7 +271,7 @@ def test_a_long_error_is_truncated(new_daemon: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_a_print_into_a_closed_pipe_fails_no_message(new_daemon: NewDaemon):
+def test_print_to_a_closed_pipe_fails_no_message(new_daemon: NewDaemon):
     """With `streamqd | head -2`, the text is lost, but every message is acknowledged."""
     code = """
 def obey(message):

@@ -112,7 +112,7 @@ def idle_of(daemon: Daemon) -> list[float]:
 @pytest.mark.parametrize(
     ("kind", "more"), [({}, 100), ({"concurrency": 4, "order": "none"}, 1000)], ids=["one", "four"]
 )
-def test_the_old_worker_works_until_its_successor_is_warm(
+def test_old_worker_continues_until_its_successor_is_warm(
     hooked: NewDaemon, kind: dict[str, object], more: int
 ):
     daemon = hooked(consumer=kind)
@@ -148,7 +148,7 @@ def test_the_old_worker_works_until_its_successor_is_warm(
         assert sorted(each.pid for each in daemon.ledger.records("stop")) == sorted([old, new])
 
 
-def test_on_stop_of_the_old_worker_does_not_delay_the_new_one(hooked: NewDaemon):
+def test_on_stop_of_the_old_worker_does_not_delay_the_new(hooked: NewDaemon):
     daemon = hooked(partitions=2)
     with daemon:
         old = daemon.pids()
@@ -208,7 +208,7 @@ def test_workers_recycled_together_leave_no_partition_waiting(hooked: NewDaemon)
         assert daemon.stop() == 0
 
 
-def test_planning_twice_changes_no_state_of_a_busy_supervisor(hooked: NewDaemon):
+def test_planning_twice_changes_no_supervisor_state(hooked: NewDaemon):
     daemon = hooked(
         partitions=3,
         consumer={"max_messages": 20, "hard_timeout": "200ms", "max_crashes": 1},
@@ -254,7 +254,7 @@ def test_workers_are_replaced_one_partition_at_a_time(hooked: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_the_successor_of_a_paused_worker_is_paused(hooked: NewDaemon):
+def test_successor_of_a_paused_worker_is_paused(hooked: NewDaemon):
     daemon = hooked()
     with daemon:
         old = daemon.pids()[0]
@@ -284,7 +284,7 @@ def on_stop():
 """
 
 
-def test_a_cold_handover_never_has_two_processes_at_once(new_daemon: NewDaemon):
+def test_cold_handover_never_runs_two_processes_at_a_time(new_daemon: NewDaemon):
     daemon = new_daemon(consumer={"handover": "cold"})
     daemon.write_code(daemon.module_path.read_text() + ALONE)
     with daemon:
@@ -302,7 +302,7 @@ def test_a_cold_handover_never_has_two_processes_at_once(new_daemon: NewDaemon):
 # --- failures -------------------------------------------------------------------------------------
 
 
-def test_a_standby_that_does_not_start_stops_the_reload(
+def test_failed_standby_stops_the_reload(
     hooked: NewDaemon,
 ):
     daemon = hooked(partitions=2, daemon=LOOP)
@@ -333,7 +333,7 @@ def test_a_standby_that_does_not_start_stops_the_reload(
         assert daemon.stop() == 0
 
 
-def test_a_standby_that_does_not_start_keeps_an_overaged_worker(hooked: NewDaemon):
+def test_failed_standby_keeps_a_worker_over_max_age(hooked: NewDaemon):
     daemon = hooked(daemon=LOOP, consumer={"max_age": "1s"})
     with daemon:
         old = daemon.pids()[0]
@@ -349,7 +349,7 @@ def test_a_standby_that_does_not_start_keeps_an_overaged_worker(hooked: NewDaemo
         assert daemon.stop() == 0
 
 
-def test_a_standby_that_is_killed_while_it_waits_costs_nothing(hooked: NewDaemon):
+def test_killed_standby_costs_nothing(hooked: NewDaemon):
     daemon = hooked()
     with daemon:
         (uid,) = daemon.send(["await go"])
@@ -369,7 +369,7 @@ def test_a_standby_that_is_killed_while_it_waits_costs_nothing(hooked: NewDaemon
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_a_worker_killed_in_a_handover_is_charged_and_replaced(hooked: NewDaemon, warm: bool):
+def test_worker_killed_in_a_handover_is_replaced(hooked: NewDaemon, warm: bool):
     daemon = hooked()
     with daemon:
         old = daemon.pids()[0]
@@ -395,7 +395,7 @@ def test_a_worker_killed_in_a_handover_is_charged_and_replaced(hooked: NewDaemon
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_a_drain_in_a_handover_runs_on_stop_of_a_warm_standby(hooked: NewDaemon, warm: bool):
+def test_drain_in_a_handover_runs_on_stop_of_a_warm_standby(hooked: NewDaemon, warm: bool):
     daemon = hooked()
     with daemon:
         (uid,) = daemon.send(["await go"])
@@ -418,7 +418,7 @@ def test_a_drain_in_a_handover_runs_on_stop_of_a_warm_standby(hooked: NewDaemon,
         )
 
 
-def test_a_standby_does_not_take_over_a_lost_assignment(hooked: NewDaemon):
+def test_standby_does_not_take_over_a_lost_assignment(hooked: NewDaemon):
     daemon = hooked(daemon={"lease_ttl": "5s"})
     with daemon:
         uids = daemon.send(["await go"] + ["ok"] * 3)
@@ -443,7 +443,7 @@ def test_a_standby_does_not_take_over_a_lost_assignment(hooked: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_a_lease_loss_found_by_the_worker_is_logged_once(hooked: NewDaemon):
+def test_lease_loss_found_by_the_worker_is_logged_once(hooked: NewDaemon):
     daemon = hooked(daemon={"lease_ttl": "60s"})  # no renewal is due before the worker's read
     with daemon:
         (assignment,) = daemon.assignments()
@@ -458,7 +458,7 @@ def test_a_lease_loss_found_by_the_worker_is_logged_once(hooked: NewDaemon):
         assert len(daemon.events("lease.lost")) == 1
 
 
-def test_a_killed_supervisor_leaves_no_standby(hooked: NewDaemon):
+def test_killed_supervisor_leaves_no_standby(hooked: NewDaemon):
     daemon = hooked()
     with daemon:
         (uid,) = daemon.send(["await go"])
@@ -469,7 +469,7 @@ def test_a_killed_supervisor_leaves_no_standby(hooked: NewDaemon):
         daemon.wait_gone(5.0)
 
 
-def test_a_killed_supervisor_leaves_no_program_of_a_standby(hooked: NewDaemon):
+def test_killed_supervisor_leaves_no_program_of_a_standby(hooked: NewDaemon):
     """The kernel kills only the standby, but the program that it started must go, too."""
     daemon = hooked()
     daemon.write_code(daemon.module_path.read_text() + PROGRAM)
@@ -488,7 +488,7 @@ def test_a_killed_supervisor_leaves_no_program_of_a_standby(hooked: NewDaemon):
         daemon.wait_gone(5.0)
 
 
-def test_a_successor_also_runs_messages_of_a_lost_host_alone(
+def test_successor_runs_messages_of_a_lost_host_alone(
     hooked: NewDaemon,
 ):
     daemon = hooked(daemon={"lease_ttl": "5s"})
@@ -517,7 +517,7 @@ def test_a_successor_also_runs_messages_of_a_lost_host_alone(
 # --- limits ---------------------------------------------------------------------------------------
 
 
-def test_max_messages_of_1_gives_every_message_its_own_process(hooked: NewDaemon):
+def test_max_messages_of_1_runs_each_message_in_a_process(hooked: NewDaemon):
     daemon = hooked(consumer={"max_messages": 1})
     with daemon:
         daemon.send(["ok"] * 12)
@@ -531,7 +531,7 @@ def test_max_messages_of_1_gives_every_message_its_own_process(hooked: NewDaemon
         assert daemon.stop() == 0
 
 
-def test_max_rss_below_one_message_slows_down_and_never_stops(hooked: NewDaemon):
+def test_max_rss_below_one_message_never_stops_the_partition(hooked: NewDaemon):
     """The first message puts every worker over the limit, so each handles at least one."""
     daemon = hooked(consumer={"max_rss": "1MiB"})
     with daemon:
@@ -549,7 +549,7 @@ def test_max_rss_below_one_message_slows_down_and_never_stops(hooked: NewDaemon)
         assert daemon.stop() == 0
 
 
-def test_a_first_message_over_max_rss_is_logged(hooked: NewDaemon):
+def test_first_message_over_max_rss_is_logged(hooked: NewDaemon):
     daemon = hooked(consumer={"max_rss": "1MiB"})
     fat = (
         "\n\ndef _fat(_message, path):\n    _leak(_message, 8000000)\n    _await(_message, path)\n"
@@ -565,7 +565,7 @@ def test_a_first_message_over_max_rss_is_logged(hooked: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_an_idle_worker_over_max_age_is_replaced(hooked: NewDaemon):
+def test_idle_worker_over_max_age_is_replaced(hooked: NewDaemon):
     daemon = hooked(consumer={"max_age": "1s"})
     with daemon:
         first = daemon.pids()[0]
@@ -594,7 +594,7 @@ _WORDS["stuck"] = _stuck
 
 
 @pytest.mark.fault("F4")
-def test_a_c_call_holding_the_interpreter_is_killed_and_charged(
+def test_c_call_holding_the_gil_is_killed_and_charged(
     hooked: NewDaemon,
 ):
     daemon = hooked(

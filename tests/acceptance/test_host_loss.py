@@ -66,7 +66,7 @@ def runs(daemon: Daemon) -> Counter[str]:
 
 
 @pytest.mark.fault("F7", "F27")
-def test_a_message_that_kills_its_host_is_found_and_charged(new_host: NewDaemon):
+def test_message_that_kills_its_host_is_charged(new_host: NewDaemon):
     daemon = new_host()
     uids = daemon.send(["ok", "sleep 0.03", "lose", "ok", "ok"])
     killer = uids[2]
@@ -88,7 +88,7 @@ def test_a_message_that_kills_its_host_is_found_and_charged(new_host: NewDaemon)
 
 
 @pytest.mark.fault("F27")
-def test_a_host_killer_is_distinguished_from_concurrent_runs(
+def test_message_that_kills_its_host_is_identified(
     new_host: NewDaemon,
 ):
     """Long messages of other partitions run whenever the host is lost."""
@@ -106,7 +106,7 @@ def test_a_host_killer_is_distinguished_from_concurrent_runs(
     assert daemon.traces() == []
 
 
-def test_a_message_that_kills_all_processes_charges_no_other(new_host: NewDaemon):
+def test_message_that_kills_all_processes_charges_no_other(new_host: NewDaemon):
     """The scoreboard names several running messages, so none is charged for the kill."""
     daemon = new_host(partitions=3)
     (killer,) = daemon.send(["lose 0.5"], 0)
@@ -152,7 +152,7 @@ def test_throttled_messages_are_not_suspected_of_a_lost_host(new_daemon: NewDaem
 
 
 @pytest.mark.fault("F7", "F27")
-def test_a_message_that_kills_two_hosts_is_found(
+def test_message_that_kills_two_hosts_is_charged(
     new_host: NewDaemon,
 ):
     """Hosts restart when both are lost, so the message moves between them."""
@@ -193,7 +193,7 @@ def append_only_files(server: ProcessServer) -> list[Path]:
 
 @pytest.mark.fault("F7", "F14")
 @pytest.mark.parametrize("appendfsync", quick.first(1, ["always", "everysec"]))
-def test_simultaneous_loss_of_host_and_server_loses_nothing(
+def test_simultaneous_host_and_server_loss_loses_nothing(
     new_host: NewDaemon, fresh_server: ProcessServer, chance: random.Random, appendfsync: str
 ):
     fresh_server.kill()
@@ -223,9 +223,7 @@ def test_simultaneous_loss_of_host_and_server_loses_nothing(
 
 
 @pytest.mark.fault("F7", "F14")
-def test_a_power_cut_loses_only_writes_that_were_not_on_disk(
-    new_host: NewDaemon, fresh_server: ProcessServer
-):
+def test_power_cut_loses_only_writes_not_on_disk(new_host: NewDaemon, fresh_server: ProcessServer):
     """The end of the append-only file is cut off, as by a power cut with `everysec`."""
     daemon = new_host(redis_url=fresh_server.url)
     daemon.start()
@@ -275,7 +273,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
 @pytest.mark.fault("F27")
 @pytest.mark.parametrize("partitions", quick.first(1, [3, 1]))
 @pytest.mark.parametrize("shape", quick.first(1, TOGETHER))
-def test_a_message_is_dead_lettered_alone_after_three_lost_hosts(
+def test_message_is_dead_lettered_after_three_lost_hosts(
     new_host: NewDaemon, shape: str, partitions: int
 ):
     """Three hosts run many messages each. When one is lost, the next one takes over."""

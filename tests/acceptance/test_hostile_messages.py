@@ -123,7 +123,7 @@ def entries(chance: random.Random) -> Iterator[list[bytes]]:
         yield fields
 
 
-def test_every_entry_is_handled_or_dead_lettered_without_a_crash(
+def test_hostile_entries_are_handled_or_dead_lettered(
     new_daemon: NewDaemon, chance: random.Random
 ) -> None:
     daemon = new_daemon(code=CODE, groups=CONSUMERS)

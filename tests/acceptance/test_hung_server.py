@@ -42,7 +42,7 @@ def judge(verb: str, said: str) -> None:
     assert "Traceback" not in said, (verb, said)
 
 
-def test_a_hung_external_server_is_reported_by_every_command(
+def test_hung_server_is_reported_by_every_command(
     fresh_server: ProcessServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The server accepts connections and sends nothing."""
@@ -63,7 +63,7 @@ def test_a_hung_external_server_is_reported_by_every_command(
         daemon.close()
 
 
-def test_a_hung_embedded_server_is_reported(tmp_path: Path):
+def test_hung_embedded_server_is_reported(tmp_path: Path):
     """The daemon is running, but its embedded server is stopped."""
     daemon = Daemon(tmp_path, "embedded:")
     with daemon:
@@ -82,7 +82,7 @@ def test_a_hung_embedded_server_is_reported(tmp_path: Path):
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["never started", "its socket is left"])
-def test_a_missing_daemon_is_reported(tmp_path: Path, killed: bool):
+def test_missing_daemon_is_reported_by_status(tmp_path: Path, killed: bool):
     """A daemon that does not run is still reported as missing."""
     daemon = Daemon(tmp_path, "embedded:")
     if killed:

@@ -15,7 +15,7 @@ RECYCLES = 100
 
 
 @pytest.mark.fault("F33")
-def test_recycles_under_a_storm_of_signals_leak_nothing(
+def test_recycles_during_many_signals_leak_nothing(
     new_daemon: Callable[..., Daemon], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Handlers with threads, a TLS client and gRPC leave no deadlock, zombie or open descriptor."""

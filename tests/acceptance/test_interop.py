@@ -104,7 +104,7 @@ def check(seen: dict[str, dict[str, Any]]) -> None:
     assert len({told["partition"] for told in seen.values()}) > 1
 
 
-def test_entries_of_redis_cli_are_handled(
+def test_entries_written_by_redis_cli_are_handled(
     running: tuple[Daemon, ProcessServer], tmp_path: Path
 ) -> None:
     daemon, server = running
@@ -143,7 +143,7 @@ def test_entries_of_redis_cli_are_handled(
     assert daemon.stop() == 0
 
 
-def test_entries_of_node_redis_are_handled(
+def test_entries_written_by_node_redis_are_handled(
     running: tuple[Daemon, ProcessServer], tmp_path: Path
 ) -> None:
     daemon, server = running

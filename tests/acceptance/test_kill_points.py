@@ -91,7 +91,7 @@ def judge(daemon: Daemon, cases: dict[int, Case], costs: dict[int, Cost]) -> Non
 
 @pytest.mark.fault("F1", "F2")
 @every_way
-def test_a_worker_killed_at_any_point_has_the_modeled_cost(
+def test_worker_killed_at_any_point_has_the_modeled_cost(
     new_struck: NewDaemon, strikes: Strikes, rows: list[Row], consumer: dict[str, Any]
 ):
     daemon = new_struck(partitions=len(rows), consumer=consumer)
@@ -157,9 +157,7 @@ def judge_rounds(daemon: Daemon, uids: list[str]) -> None:
 
 
 @pytest.mark.fault("F1", "F27")
-def test_a_worker_killed_at_any_step_of_a_round_charges_none(
-    new_struck: NewDaemon, strikes: Strikes
-):
+def test_worker_killed_at_any_step_of_a_round_charges_none(new_struck: NewDaemon, strikes: Strikes):
     code = PAYLOAD_HANDLER.read_text() + BATCHES
     daemon = new_struck(partitions=len(STEPS), consumer=IN_BATCHES, code=code)
     uids = inherit_rounds(daemon)
@@ -178,7 +176,7 @@ def test_a_worker_killed_at_any_step_of_a_round_charges_none(
 
 
 @pytest.mark.fault("F7", "F27")
-def test_a_host_lost_at_any_step_of_a_round_charges_none(new_struck: NewDaemon, strikes: Strikes):
+def test_host_lost_at_any_step_of_a_round_charges_none(new_struck: NewDaemon, strikes: Strikes):
     code = PAYLOAD_HANDLER.read_text() + BATCHES
     a, b = (
         new_struck(partitions=len(STEPS), consumer=IN_BATCHES, code=code, name=name)
@@ -209,7 +207,7 @@ def test_a_host_lost_at_any_step_of_a_round_charges_none(new_struck: NewDaemon, 
 
 @pytest.mark.parametrize("act", ["KILL", "STOP"])
 @pytest.mark.parametrize("point", kill_matrix.DESTROYED)
-def test_a_worker_struck_while_restoring_a_group_loses_nothing(
+def test_worker_killed_while_restoring_a_group_loses_nothing(
     new_struck: NewDaemon, strikes: Strikes, point: str, act: str
 ):
     """Nothing is lost. Once the group is restored, no finished message runs again.
@@ -247,7 +245,7 @@ def test_a_worker_struck_while_restoring_a_group_loses_nothing(
 
 @pytest.mark.fault("F8")
 @every_way
-def test_an_instance_paused_at_any_point_has_the_modeled_cost(
+def test_instance_paused_at_any_point_has_the_modeled_cost(
     new_struck: NewDaemon, strikes: Strikes, rows: list[Row], consumer: dict[str, Any]
 ):
     a, b = (
@@ -373,7 +371,7 @@ def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
 
 @pytest.mark.fault("F12")
 @every_way
-def test_any_lost_reply_to_a_worker_repeats_no_message(
+def test_lost_reply_to_a_worker_repeats_no_message(
     new_struck: NewDaemon, fresh_server: ProcessServer, strikes: Strikes, proxy: FaultProxy,
     rows: list[Row], consumer: dict[str, Any],
 ):  # fmt: skip

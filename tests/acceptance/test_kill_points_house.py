@@ -50,14 +50,14 @@ def new_housekeepers(server: Server, link: Connection, tmp_path: Path) -> Iterat
 
 
 @pytest.mark.fault("F1")
-def test_a_housekeeper_killed_at_any_point_costs_nothing(new_housekeepers: NewHouses):
+def test_housekeeper_killed_at_any_point_costs_nothing(new_housekeepers: NewHouses):
     kill_housekeepers.run_killed(
         new_housekeepers([each for each in POINTS if not each.endswith("-calls")])
     )
 
 
 @pytest.mark.fault("F8")
-def test_an_instance_paused_in_its_housekeeper_costs_nothing(
+def test_instance_paused_in_its_housekeeper_costs_nothing(
     new_housekeepers: NewHouses,
 ):
     kill_housekeepers.run_paused(
@@ -86,7 +86,7 @@ def teach(link: Connection) -> None:
 
 
 @pytest.mark.fault("F12")
-def test_any_lost_reply_to_a_housekeeper_costs_nothing(fresh_server: ProcessServer, tmp_path: Path):
+def test_lost_reply_to_a_housekeeper_costs_nothing(fresh_server: ProcessServer, tmp_path: Path):
     with FaultProxy(fresh_server.socket_path) as proxy:
         housekeeper = HousekeeperTrial(tmp_path, proxy.url)
         try:
@@ -125,17 +125,17 @@ def new_trials(server: Server, link: Connection, tmp_path: Path) -> Iterator[New
         yield make
 
 
-def test_a_command_killed_after_its_reply_can_be_repeated(new_trials: NewTrials):
+def test_command_killed_after_its_reply_can_be_repeated(new_trials: NewTrials):
     kill_commands.run_killed(new_trials("-called"))
 
 
-def test_a_paused_command_can_be_repeated_before_it_resumes(new_trials: NewTrials):
+def test_paused_command_can_be_repeated_before_it_resumes(new_trials: NewTrials):
     kill_commands.run_paused(new_trials("-calls"))
 
 
 @pytest.mark.fault("F12")
 @pytest.mark.parametrize("name", SCRIPTS["command"])
-def test_a_command_with_a_lost_reply_can_be_repeated(
+def test_command_with_a_lost_reply_can_be_repeated(
     fresh_server: ProcessServer, tmp_path: Path, name: str
 ):
     with FaultProxy(fresh_server.socket_path) as proxy:
@@ -172,7 +172,7 @@ def send(settings: config.Settings, options: dict[str, object]) -> None:
 @pytest.mark.parametrize("act", ["KILL", "STOP"])
 @pytest.mark.parametrize("point", PRODUCER)
 @pytest.mark.parametrize("way", SENDS, ids=["plain", "dedup", "delay"])
-def test_a_killed_or_paused_send_can_be_repeated(
+def test_killed_or_paused_send_can_be_repeated(
     new_daemon: Callable[..., Daemon], tmp_path: Path, way: Send, point: str, act: str
 ):
     daemon = new_daemon()

@@ -49,9 +49,9 @@ def new_trials(
         yield make
 
 
-def test_a_relay_killed_at_any_point_sends_each_row_once(new_trials: NewTrials) -> None:
+def test_relay_killed_at_any_point_sends_each_row_once(new_trials: NewTrials) -> None:
     kill_relays.run_killed(new_trials("KILL"))
 
 
-def test_a_relay_paused_at_any_point_sends_each_row_once(new_trials: NewTrials) -> None:
+def test_relay_paused_at_any_point_sends_each_row_once(new_trials: NewTrials) -> None:
     kill_relays.run_paused(new_trials("STOP"))

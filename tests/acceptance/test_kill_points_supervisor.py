@@ -45,7 +45,7 @@ def rounds(rows: list[Row]) -> list[list[Row]]:
 
 @pytest.mark.fault("F6")
 @pytest.mark.parametrize("rows", rounds(LAST), ids=lambda rows: rows[0].point)
-def test_a_supervisor_killed_at_any_point_has_the_modeled_cost(
+def test_supervisor_killed_at_any_point_has_the_modeled_cost(
     new_trials: NewTrials, rows: list[Row]
 ):
     kill_trials.run_killed(new_trials(rows))
@@ -53,16 +53,14 @@ def test_a_supervisor_killed_at_any_point_has_the_modeled_cost(
 
 @pytest.mark.fault("F8")
 @pytest.mark.parametrize("rows", rounds(LATE), ids=lambda rows: rows[0].point)
-def test_an_instance_paused_in_its_supervisor_costs_as_modeled(
+def test_instance_paused_in_its_supervisor_has_the_modeled_cost(
     new_trials: NewTrials, rows: list[Row]
 ):
     kill_trials.run_paused(new_trials(rows))
 
 
 @pytest.mark.fault("F12")
-def test_any_lost_reply_to_a_supervisor_repeats_no_message(
-    fresh_server: ProcessServer, tmp_path: Path
-):
+def test_lost_reply_to_a_supervisor_repeats_no_message(fresh_server: ProcessServer, tmp_path: Path):
     """Each script loses a reply once, in a life with a start, a charged crash and a stop."""
     by_sha = {script.sha.encode(): script for script in scripts.load().values()}
     names = {row.point.rpartition("-")[0] for row in ROWS if row.point.endswith("-called")}

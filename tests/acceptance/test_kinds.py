@@ -70,7 +70,7 @@ async def obey(message: Message) -> object:
 """
 
 
-def test_coroutines_run_one_at_a_time_on_one_loop(new_daemon: NewDaemon):
+def test_coroutines_without_concurrency_run_one_at_a_time(new_daemon: NewDaemon):
     with new_daemon(code=ASYNC, consumer={"backoff": FAST}) as daemon:
         uids = daemon.send(["ok", "ticks", "returns ack"] * 20)
         daemon.wait_settled()
@@ -80,7 +80,7 @@ def test_coroutines_run_one_at_a_time_on_one_loop(new_daemon: NewDaemon):
         assert (daemon.folder / "stopped").read_text() == "True"
 
 
-def test_a_coroutine_returns_or_raises_every_verdict(new_daemon: NewDaemon):
+def test_coroutine_may_return_or_raise_every_verdict(new_daemon: NewDaemon):
     with new_daemon(code=ASYNC, consumer={"backoff": FAST, "max_attempts": 2}) as daemon:
         uids = daemon.send(["fail", "returns retry", "returns dead", "release", "ok"])
         daemon.wait_settled()
@@ -93,7 +93,7 @@ def test_a_coroutine_returns_or_raises_every_verdict(new_daemon: NewDaemon):
         assert "in obey" in failed["traceback"]
 
 
-def test_the_soft_limit_interrupts_a_waiting_coroutine(new_daemon: NewDaemon):
+def test_soft_limit_interrupts_a_waiting_coroutine(new_daemon: NewDaemon):
     settings = {"backoff": FAST, "max_attempts": 1, "timeout": "200ms"}
     with new_daemon(code=ASYNC, consumer=settings) as daemon:
         uids = daemon.send(["ok", "await never", "catch", "nested", "ok"])
@@ -108,7 +108,7 @@ def test_the_soft_limit_interrupts_a_waiting_coroutine(new_daemon: NewDaemon):
         assert daemon.pids() == worker
 
 
-def test_a_coroutine_that_kills_its_process_is_charged(new_daemon: NewDaemon):
+def test_coroutine_that_kills_its_process_is_charged(new_daemon: NewDaemon):
     with new_daemon(code=ASYNC, consumer={"max_crashes": 2}) as daemon:
         uids = daemon.send(["ok", "exit", "ok"])
         daemon.wait_settled()
@@ -145,7 +145,7 @@ def obey(batch: list[Message]) -> None:
 """
 
 
-def test_a_batch_can_fail_in_part(new_daemon: NewDaemon):
+def test_batch_may_fail_in_part(new_daemon: NewDaemon):
     settings = {"backoff": FAST, "max_attempts": 2, "batch": 10}
     with new_daemon(code=BATCH, consumer=settings) as daemon:
         daemon.pause()
@@ -162,7 +162,7 @@ def test_a_batch_can_fail_in_part(new_daemon: NewDaemon):
         assert "10 0" in sizes, "a batch was full"
 
 
-def test_a_batch_that_raises_fails_as_a_whole(new_daemon: NewDaemon):
+def test_batch_that_raises_fails_as_a_whole(new_daemon: NewDaemon):
     with new_daemon(code=BATCH, consumer={"backoff": FAST}) as daemon:
         daemon.pause()
         uids = daemon.send(["all", "ok", "ok"])
@@ -173,7 +173,7 @@ def test_a_batch_that_raises_fails_as_a_whole(new_daemon: NewDaemon):
         assert daemon.letters() == []
 
 
-def test_a_batch_that_kills_its_process_charges_one_message(new_daemon: NewDaemon):
+def test_batch_that_kills_its_process_charges_one_message(new_daemon: NewDaemon):
     greedy = {"max_crashes": 2, "prefetch_bytes": "256MiB"}  # one read fetches them all
     with new_daemon(code=BATCH, consumer=greedy) as daemon:
         daemon.pause()
@@ -225,7 +225,7 @@ def obey(order: Order, msg: Message) -> None:
 """
 
 
-def test_an_undecodable_payload_is_dead_lettered_immediately(new_daemon: NewDaemon):
+def test_undecodable_payload_is_dead_lettered_immediately(new_daemon: NewDaemon):
     with new_daemon(code=TYPED) as daemon:
         uids = daemon.send(['{"id": 7, "lines": ["a"]}', '{"id": "x", "lines": []}', "{"])
         daemon.wait_settled()
@@ -274,7 +274,7 @@ def test_an_undecodable_payload_is_dead_lettered_immediately(new_daemon: NewDaem
         ),
     ],
 )
-def test_an_unsuitable_handler_is_refused_at_the_start(
+def test_unsuitable_handler_is_refused_at_the_start(
     new_daemon: NewDaemon, code: str, settings: dict[str, object], sentence: str
 ):
     daemon = new_daemon(code=code, consumer=settings)

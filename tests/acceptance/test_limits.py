@@ -22,7 +22,7 @@ CRASH_LOOP = 7
 # --- time -----------------------------------------------------------------------------------------
 
 
-def test_the_soft_limit_raises_and_counts_as_a_failed_attempt(
+def test_soft_limit_counts_as_a_failed_attempt(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(
@@ -70,7 +70,7 @@ def test_the_soft_limit_raises_and_counts_as_a_failed_attempt(
 
 
 @pytest.mark.fault("F4")
-def test_the_hard_limit_kills_and_charges_only_a_stuck_handler(
+def test_hard_limit_kills_and_charges_only_a_stuck_handler(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(
@@ -99,7 +99,7 @@ def test_the_hard_limit_kills_and_charges_only_a_stuck_handler(
         assert daemon.stop() == 0
 
 
-def test_a_handler_under_its_limits_is_left_alone(new_daemon: NewDaemon):
+def test_handler_within_its_limits_is_not_interrupted(new_daemon: NewDaemon):
     """All short runs together exceed the limit, but no single run does."""
     daemon = new_daemon(consumer={"timeout": "1s", "hard_timeout": "2s"})
     with daemon:
@@ -174,7 +174,7 @@ def on_start(context):
 
 
 @pytest.mark.parametrize(("age", "more"), [("1s", SLOW_BIRTH), (1.0, "")])
-def test_max_age_replaces_workers_and_a_short_one_makes_progress(
+def test_short_max_age_replaces_workers_and_makes_progress(
     new_daemon: NewDaemon, age: str | float, more: str
 ):
     daemon = new_daemon(consumer={"max_age": age})
@@ -209,7 +209,7 @@ def sick(daemon: Daemon, *partitions: int) -> None:
 
 
 @pytest.mark.fault("F3")
-def test_if_no_worker_can_start_the_daemon_exits_with_the_cause(new_daemon: NewDaemon):
+def test_daemon_exits_with_the_cause_if_no_worker_starts(new_daemon: NewDaemon):
     """The cause is in the last lines, too, which operators read first."""
     daemon = new_daemon(
         partitions=2,
@@ -254,7 +254,7 @@ def seconds_between(earlier: str, later: str) -> float:
 
 
 @pytest.mark.fault("F3")
-def test_a_crash_loop_pauses_and_retries_only_its_partition(
+def test_crash_loop_pauses_and_retries_only_its_partition(
     new_daemon: NewDaemon,
 ):
     # The end of the cooldown is enough for a retry: the next heartbeat is minutes away.
@@ -289,7 +289,7 @@ def obey(message):
 """
 
 
-def test_code_that_dies_at_every_message_dead_letters_few(new_daemon: NewDaemon):
+def test_crash_at_every_message_dead_letters_only_a_few(new_daemon: NewDaemon):
     """The crash-loop breaker must stop a bad deployment, not a stream of dead letters."""
     daemon = new_daemon(daemon=LOOP, consumer={"max_crashes": 3})
     daemon.write_code(daemon.module_path.read_text() + DIES_AT_EVERY_MESSAGE)
@@ -312,7 +312,7 @@ def test_code_that_dies_at_every_message_dead_letters_few(new_daemon: NewDaemon)
 
 
 @pytest.mark.fault("F3")
-def test_a_worker_that_exceeds_boot_timeout_is_a_failed_start(
+def test_worker_over_boot_timeout_is_a_failed_start(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(daemon=LOOP | {"boot_timeout": "1s", "crash_loop": 1})

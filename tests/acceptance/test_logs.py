@@ -120,7 +120,7 @@ def test_every_line_on_standard_error_is_json(new_daemon: NewDaemon) -> None:
 
 
 @pytest.mark.parametrize("how", ["dlq_error", "redact_error"])
-def test_no_payload_reaches_the_log(new_daemon: NewDaemon, how: str) -> None:
+def test_payloads_are_never_logged(new_daemon: NewDaemon, how: str) -> None:
     """An error that quotes its payload is not logged if the consumer forbids it."""
     hook = f"\n\ndef redact_error(text):\n    return text.replace({SECRET!r}, '#')\n"
     daemon = new_daemon(
@@ -214,7 +214,7 @@ def deaf(server: object, link: object, tmp_path: Path) -> Iterator[Deaf]:
 
 
 @pytest.mark.fault("F34")
-def test_a_daemon_with_an_unread_log_keeps_working(deaf: Deaf) -> None:
+def test_daemon_with_an_unread_log_keeps_working(deaf: Deaf) -> None:
     deaf.start()
     deaf.wait_for(lambda: len(deaf.pids()) == 2, what="both workers are there")
     uids = deaf.send(["ok", "fail", "dead", "ok"] * 10)

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.timeout(180)]
 COMMAND = [sys.executable, "-m", "streamqd.examples.demo"]
 
 
-def test_run_handles_every_real_line_and_exits(tmp_path: Path):
+def test_make_run_handles_every_line_and_exits(tmp_path: Path):
     done = subprocess.run(
         [*COMMAND, "--dir", str(tmp_path / "demo")],
         stdout=subprocess.PIPE,
@@ -40,7 +40,7 @@ def test_run_handles_every_real_line_and_exits(tmp_path: Path):
     assert ["796", "200", "/favicon.ico"] in words
 
 
-def test_serve_runs_until_interrupted_and_leaves_no_process(tmp_path: Path):
+def test_make_serve_leaves_no_process_after_an_interrupt(tmp_path: Path):
     output = tmp_path / "output"
     with output.open("wb") as file:
         process = subprocess.Popen(

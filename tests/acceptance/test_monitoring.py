@@ -194,7 +194,7 @@ def test_prometheus_evaluates_metrics_rules_and_dashboard(
         assert prometheus.get("query", query=query)["result"] != [] or empty, query
 
 
-def test_partitions_without_an_owner_are_counted(new_daemon: NewDaemon) -> None:
+def test_metrics_count_partitions_without_an_owner(new_daemon: NewDaemon) -> None:
     """`max_partitions` leaves partitions without an owner. A stopped group needs no owner."""
     port = free_port()
     daemon = new_daemon(partitions=3, http=f"127.0.0.1:{port}", daemon={"max_partitions": 1})
@@ -214,7 +214,7 @@ def test_partitions_without_an_owner_are_counted(new_daemon: NewDaemon) -> None:
         assert daemon.stop() == 0
 
 
-def test_labels_are_bounded_by_the_configuration(
+def test_metric_labels_are_bounded_by_the_configuration(
     watched: tuple[Daemon, Prometheus, int],
 ) -> None:
     daemon, _, port = watched

@@ -44,7 +44,7 @@ def hosts(tmp_path: Path, name_server: socket.socket) -> Path:
 
 
 @pytest.mark.fault("F36")
-def test_a_silent_name_server_delays_nothing_else(
+def test_silent_name_server_delays_nothing_else(
     new_server: Callable[..., ProcessServer], hosts: Path, tmp_path: Path
 ) -> None:
     server = new_server(tcp=True)

@@ -14,7 +14,7 @@ from tests.support.trial import Trial
 SEED = int(os.environ.get("TEST_SEED") or "1")
 
 
-def test_under_faults_nothing_is_lost_and_repeats_have_a_cause(
+def test_random_faults_lose_nothing_and_explain_every_repeat(
     fresh_server: ProcessServer, tmp_path: Path
 ):
     planned = plan(SEED, 9.0, every=0.4, lasting=(1.0, 5.0), kinds=FAULTS)
@@ -30,7 +30,7 @@ def test_under_faults_nothing_is_lost_and_repeats_have_a_cause(
 
 
 @pytest.mark.promise
-def test_without_faults_nothing_is_handled_twice(fresh_server: ProcessServer, tmp_path: Path):
+def test_rolling_operations_repeat_no_message(fresh_server: ProcessServer, tmp_path: Path):
     """Rolling restarts, rebalances, reloads and recycles do not count as faults."""
     planned = plan(SEED, 4.0, every=0.4, lasting=(0.2, 0.6), kinds=PEACE)
     consumer = {"max_messages": 15}

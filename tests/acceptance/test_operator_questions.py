@@ -284,7 +284,7 @@ def test_status_shows_the_lag_and_its_start(new_daemon: NewDaemon, server: Serve
 # --- what happens if I stop this host? ------------------------------------------------------------
 
 
-def test_a_drain_dry_run_names_takers_and_stranded_groups(new_daemon: NewDaemon) -> None:
+def test_drain_dry_run_names_takers_and_stranded_groups(new_daemon: NewDaemon) -> None:
     one = new_daemon(partitions=2, groups=["bill", "mail"], name="a")
     with one:
         assert "the last instance" in ask(one, "drain", "a", "--dry-run")[1]
@@ -317,7 +317,7 @@ def test_a_drain_dry_run_names_takers_and_stranded_groups(new_daemon: NewDaemon)
 # --- the runbook ------------------------------------------------------------------------------
 
 
-def test_the_runbook_names_existing_commands() -> None:
+def test_runbook_names_existing_commands() -> None:
     commands = re.findall(r"^streamqd (.+?)(?: *#.*)?$", PAGE.read_text(), re.MULTILINE)
     assert len(commands) >= 6
     for line in commands:
@@ -332,5 +332,5 @@ def test_the_runbook_names_existing_commands() -> None:
         assert {word for word in line.split() if word.startswith("--")} <= options, line
 
 
-def test_the_runbook_is_linked() -> None:
+def test_runbook_is_linked() -> None:
     assert "on-call-runbook.md" in Path(ROOT / "docs" / "index.md").read_text()

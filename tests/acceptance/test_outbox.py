@@ -77,7 +77,7 @@ def away(server: ProcessServer, seconds: float) -> Iterator[None]:
         pytest.param(1250, 30.0, 1.0, id="full", marks=pytest.mark.slow),
     ],
 )
-def test_a_storm_of_faults_sends_each_committed_row_once(
+def test_random_faults_send_each_committed_row_once(
     new_site: NewSite,
     fresh_server: ProcessServer,
     database: databases.DatabaseServer,
@@ -138,7 +138,7 @@ def _stop_past_its_lease(site: OutboxSite) -> None:
 
 
 @pytest.mark.fault("F39")
-def test_a_relay_stopped_past_its_lease_sends_nothing_twice(new_site: NewSite) -> None:
+def test_relay_paused_past_its_lease_sends_nothing_twice(new_site: NewSite) -> None:
     site = new_site(batch=10)
     site.start(), site.start()
     site.wait_holder()
@@ -158,7 +158,7 @@ def test_a_relay_stopped_past_its_lease_sends_nothing_twice(new_site: NewSite) -
     )
 
 
-def test_a_process_killed_right_after_its_commit_loses_nothing(new_site: NewSite) -> None:
+def test_process_killed_after_its_commit_loses_no_row(new_site: NewSite) -> None:
     site = new_site()
     if site.database.dialect == "sqlite":
         pytest.skip("a fork with threads of the suite; SQLite has no server to outlive it")
@@ -167,7 +167,7 @@ def test_a_process_killed_right_after_its_commit_loses_nothing(new_site: NewSite
     assert site.check() == 5
 
 
-def test_a_burst_with_blocked_rows_exits_with_a_sentence(new_site: NewSite) -> None:
+def test_burst_with_blocked_rows_names_the_cause(new_site: NewSite) -> None:
     site = new_site(max_backlog=2, poll="100ms", partitions=1)
     with contextlib.closing(site.database.connect(site.url)) as application:
         for number in range(3):
@@ -182,7 +182,7 @@ def test_a_burst_with_blocked_rows_exits_with_a_sentence(new_site: NewSite) -> N
     assert site.left() == 1
 
 
-def test_status_counts_rows_while_redis_is_away(
+def test_outbox_status_counts_rows_without_redis(
     new_site: NewSite, fresh_server: ProcessServer
 ) -> None:
     site = new_site()
@@ -199,7 +199,7 @@ def test_status_counts_rows_while_redis_is_away(
     assert done.stderr.startswith("Error: cannot connect to unix://")
 
 
-def test_a_burst_without_a_table_exits_with_a_sentence(new_site: NewSite) -> None:
+def test_burst_without_a_table_names_the_cause(new_site: NewSite) -> None:
     site = new_site(table="absent")
     command = site.command("outbox", "run", "--burst")
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -208,7 +208,7 @@ def test_a_burst_without_a_table_exits_with_a_sentence(new_site: NewSite) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_a_cluster_gets_each_row_once(
+def test_relay_sends_each_row_once_to_a_cluster(
     binary: Path,
     new_database_server: Callable[[str], databases.DatabaseServer],
     tmp_path: Path,
@@ -240,7 +240,7 @@ def test_a_cluster_gets_each_row_once(
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_commit_wakes_the_relay(new_site: NewSite) -> None:
+def test_commit_wakes_the_relay(new_site: NewSite) -> None:
     """The test prints the latency. A poll of 60 s would exceed every wait of this test.
 
     Only PostgreSQL sends notifications.
@@ -261,7 +261,7 @@ def test_a_commit_wakes_the_relay(new_site: NewSite) -> None:
     print(f"from COMMIT to the entry: p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms")
 
 
-def test_the_daemon_relays_and_drains(
+def test_daemon_relays_rows_and_drains(
     new_daemon: Callable[..., Daemon],
     new_database_server: Callable[[str], databases.DatabaseServer],
 ) -> None:

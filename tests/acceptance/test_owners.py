@@ -34,7 +34,7 @@ def ends(daemon: Daemon) -> list[tuple[str, str]]:
     return [(each["owner"], each["end"]) for each in owners(daemon)]
 
 
-def test_a_lost_and_a_stopped_owner_are_told_apart(new_daemon: NewDaemon) -> None:
+def test_owner_history_distinguishes_lost_and_stopped(new_daemon: NewDaemon) -> None:
     daemon = new_daemon(daemon={"lease_ttl": "2s"})
     with daemon:
         assert ends(daemon) == [("one", "")]
@@ -57,7 +57,7 @@ def test_a_lost_and_a_stopped_owner_are_told_apart(new_daemon: NewDaemon) -> Non
         assert "OWNER" not in why(daemon)
 
 
-def test_a_crashed_worker_is_no_change_of_owner(new_daemon: NewDaemon) -> None:
+def test_crashed_worker_does_not_change_the_owner(new_daemon: NewDaemon) -> None:
     daemon = new_daemon()
     with daemon:
         epoch = daemon.epochs()[0]

@@ -103,9 +103,7 @@ def expire(harness: Harness) -> None:
 # --- late packets ---------------------------------------------------------------------------------
 
 
-def test_a_late_acquire_does_not_restore_an_old_token(
-    harness: Harness, owners: tuple[Owner, Owner]
-):
+def test_late_acquire_does_not_restore_an_old_token(harness: Harness, owners: tuple[Owner, Owner]):
     """The call is repeated, and its first copy executes after another owner's lease."""
     a, b = owners
     acquire = a.acquire()  # the first copy is in transit
@@ -129,7 +127,7 @@ def test_a_late_acquire_does_not_restore_an_old_token(
     assert harness.dump() == before
 
 
-def test_a_late_release_has_no_effect(harness: Harness, owners: tuple[Owner, Owner]):
+def test_late_release_has_no_effect(harness: Harness, owners: tuple[Owner, Owner]):
     """The same instance or another one has acquired the assignment again."""
     a, b = owners
     assert a.say(a.acquire()) == "OK"
@@ -144,7 +142,7 @@ def test_a_late_release_has_no_effect(harness: Harness, owners: tuple[Owner, Own
 
 
 @pytest.mark.fault("F12")
-def test_a_lost_reply_to_an_acquire_costs_no_epoch(harness: Harness, owners: tuple[Owner, Owner]):
+def test_acquire_with_a_lost_reply_costs_no_epoch(harness: Harness, owners: tuple[Owner, Owner]):
     a, b = owners
     acquire = a.acquire()
     assert a.say(acquire) == "OK"
@@ -225,7 +223,7 @@ def test_no_call_of_an_old_owner_has_an_effect(
     assert harness.dump() == before, "the read"
 
 
-def test_a_late_read_on_an_old_connection_is_refused(
+def test_late_read_on_an_old_connection_is_refused(
     harness: Harness, owners: tuple[Owner, Owner], server: Server
 ):
     """The token is valid, but the owner has listed its pending entries since."""
@@ -242,9 +240,7 @@ def test_a_late_read_on_an_old_connection_is_refused(
     given_up.close()
 
 
-def test_a_read_executed_before_the_pending_list_is_listed(
-    harness: Harness, owners: tuple[Owner, Owner]
-):
+def test_read_before_recovery_is_listed_as_pending(harness: Harness, owners: tuple[Owner, Owner]):
     a, _ = owners
     assert a.say(a.acquire()) == "OK"
     reader, _ = a.attach()
@@ -255,7 +251,7 @@ def test_a_read_executed_before_the_pending_list_is_listed(
     assert inherited == [b"1-1", b"2-1"]
 
 
-def test_a_mark_from_an_abandoned_connection_accuses_no_message(
+def test_mark_of_an_abandoned_connection_suspects_nothing(
     harness: Harness, owners: tuple[Owner, Owner]
 ):
     """Such a mark names an entry that no worker was running."""
@@ -279,7 +275,7 @@ LONGER = "5s"  # the second instance has time for several summaries
 
 
 @pytest.mark.fault("F32")
-def test_a_duplicate_on_another_host_names_the_first_and_exits(new_daemon: NewDaemon):
+def test_duplicate_on_another_host_names_the_first_and_exits(new_daemon: NewDaemon):
     """The duplicate logs the host and pid of the first and does not replace its summary.
 
     Another state directory simulates another host, because no lock is shared.
@@ -327,7 +323,7 @@ def test_a_duplicate_on_another_host_names_the_first_and_exits(new_daemon: NewDa
 
 
 @pytest.mark.fault("F8", "F32")
-def test_a_paused_instance_whose_id_was_taken_exits(
+def test_paused_instance_exits_after_losing_its_id(
     new_daemon: NewDaemon,
 ):
     options = {"instance": "same", "lease_ttl": SHORT}
@@ -356,7 +352,7 @@ def test_a_paused_instance_whose_id_was_taken_exits(
 
 
 @pytest.mark.fault("F32")
-def test_a_second_instance_on_the_same_host_is_refused(new_daemon: NewDaemon):
+def test_second_instance_on_the_same_host_is_refused(new_daemon: NewDaemon):
     with new_daemon(name="east", daemon={"instance": "same"}) as first:
         second = new_daemon(name="west", daemon={"instance": "same"})
         second.start()
@@ -367,7 +363,7 @@ def test_a_second_instance_on_the_same_host_is_refused(new_daemon: NewDaemon):
         assert first.running
 
 
-def test_a_successor_without_a_scoreboard_resumes_immediately(
+def test_successor_without_a_scoreboard_resumes_immediately(
     new_daemon: NewDaemon,
 ):
     """The lock alone proves that no process is left. Pending messages run in a marked round."""
@@ -437,7 +433,7 @@ os.register_at_fork(before=slow)
 BESIDE = 4  # forks other than workers: the housekeeper and short tasks
 
 
-def test_slow_forks_are_spread_over_ticks(new_daemon: NewDaemon):
+def test_slow_forks_are_spread_over_several_ticks(new_daemon: NewDaemon):
     """If all forks came in one tick, no lease would be renewed until the last one.
 
     A tick logs its workers after the last fork, so the log shows the number of forks per tick.

@@ -80,7 +80,7 @@ def install(bin_dir: Path, *what: str | Path) -> None:
     run(*pip, "--quiet", "--no-index", "--no-deps", "--ignore-installed", *what)
 
 
-def test_the_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path):
+def test_wheel_works_in_a_new_environment(wheel: Path, tmp_path: Path):
     bin_dir = make_venv(tmp_path / "venv")
     install(bin_dir, wheel)
 
@@ -92,7 +92,7 @@ def test_the_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path):
     assert version.split()[:2] == ["streamqd", wheel.name.split("-")[1]]
 
 
-def test_the_wheel_includes_the_fixtures(wheel: Path, tmp_path: Path):
+def test_wheel_includes_the_fixtures(wheel: Path, tmp_path: Path):
     bin_dir = make_venv(tmp_path / "venv")
     install(bin_dir, wheel)
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
@@ -103,7 +103,7 @@ def test_the_wheel_includes_the_fixtures(wheel: Path, tmp_path: Path):
     assert "4 passed" in told
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path):
+def test_wheel_contains_only_the_package(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
 
@@ -118,7 +118,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path):
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_the_sdist_works_where_it_is_unpacked(sdist: Path, tmp_path: Path):
+def test_sdist_can_be_built_and_installed(sdist: Path, tmp_path: Path):
     bin_dir = make_venv(tmp_path / "venv")
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -132,7 +132,7 @@ def test_the_sdist_works_where_it_is_unpacked(sdist: Path, tmp_path: Path):
     assert names == SCRIPTS
 
 
-def test_the_sdist_contains_the_files_for_packagers(sdist: Path):
+def test_sdist_contains_the_files_for_packagers(sdist: Path):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
 
@@ -149,7 +149,7 @@ def test_the_sdist_contains_the_files_for_packagers(sdist: Path):
     assert not [name for name in names if "__pycache__" in name or name.startswith("var")]
 
 
-def test_an_editable_install_works(tmp_path: Path):
+def test_editable_install_works(tmp_path: Path):
     bin_dir = make_venv(tmp_path / "venv")
     install(bin_dir, "--no-build-isolation", "--editable", ROOT)
 

@@ -41,7 +41,7 @@ def stuck(one: Daemon) -> tuple[str, list[str], int]:
     return slow, behind, one.ledger.of(slow, "start")[0].pid
 
 
-def test_messages_after_a_slow_one_move_when_it_finishes(fleet: Fleet):
+def test_prefetched_messages_move_after_a_slow_run(fleet: Fleet):
     one, two = fleet.members["a"], fleet.members["b"]
     slow, behind, pid = stuck(one)
     verb(one, "move", f"{TOPIC}/0/{GROUP}", "b")
@@ -66,7 +66,7 @@ def test_messages_after_a_slow_one_move_when_it_finishes(fleet: Fleet):
     assert {each.attempt for each in one.ledger.records("start")} == {1}
 
 
-def test_messages_after_one_that_outlasts_a_drain_run_once(fleet: Fleet):
+def test_prefetched_messages_run_once_after_a_failed_drain(fleet: Fleet):
     one, two = fleet.members["a"], fleet.members["b"]
     slow, behind, pid = stuck(one)
     mark = two.mark()

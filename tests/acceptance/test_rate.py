@@ -32,7 +32,7 @@ def verb(daemon: Daemon, *arguments: str, code: int = 0) -> Any:
     return json.loads(ended.stdout)
 
 
-def test_a_throttled_partition_is_reported_and_drains_promptly(
+def test_throttled_partition_is_reported_and_drains_quickly(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(consumer={"rate": "1/h"}, http="unix:./http.sock")
@@ -53,7 +53,7 @@ def test_a_throttled_partition_is_reported_and_drains_promptly(
         assert daemon.pending_uids() <= set(uids[1:])
 
 
-def test_a_handover_continues_the_rate(new_daemon: NewDaemon):
+def test_handover_continues_the_rate(new_daemon: NewDaemon):
     """The handler writes the starts, so they are recorded late, which the check allows."""
     daemon = new_daemon(consumer={"rate": "20/s", "rate_burst": 2})
     with daemon:
@@ -71,7 +71,7 @@ def test_a_handover_continues_the_rate(new_daemon: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_the_rate_of_a_group_stays_when_its_topic_grows(new_daemon: NewDaemon):
+def test_group_rate_is_unchanged_by_a_growth(new_daemon: NewDaemon):
     """With `rate_per = "group"`, twice the partitions do not start more runs per second.
 
     The check allows one immediate run per partition, and late records of starts.

@@ -120,7 +120,7 @@ def run_elsewhere(fleet: Fleet, partitions: set[int], since: float) -> float:
 
 
 @pytest.mark.fault("F28")
-def test_three_instances_share_eight_partitions_and_stay_stable(new_daemon: NewDaemon):
+def test_three_instances_share_eight_partitions(new_daemon: NewDaemon):
     fleet = Fleet(*(new_daemon(name=name, partitions=PARTITIONS, daemon=QUICK) for name in "abc"))
     fleet.wait_shares(2, 3, 3)
     fleet.wait_workers()
@@ -132,7 +132,7 @@ def test_three_instances_share_eight_partitions_and_stay_stable(new_daemon: NewD
     assert fleet.shares() == [2, 3, 3]
 
 
-def test_instances_that_leave_and_return_lose_and_repeat_nothing(
+def test_leaving_and_returning_instances_repeat_nothing(
     new_daemon: NewDaemon,
 ):
     fleet = Fleet(*(new_daemon(name=name, partitions=PARTITIONS, daemon=QUICK) for name in "abc"))
@@ -208,7 +208,7 @@ def keyspace(daemon: Daemon) -> dict[bytes, bytes]:
 
 
 @pytest.mark.fault("F8")
-def test_every_act_of_a_paused_and_replaced_instance_is_refused(
+def test_paused_and_replaced_instance_is_refused_every_write(
     new_daemon: NewDaemon,
 ):
     port = free_port()

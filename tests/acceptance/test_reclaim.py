@@ -96,7 +96,7 @@ def looking_often(new_daemon: NewDaemon) -> Daemon:
     return daemon
 
 
-def test_an_entry_that_is_not_idle_is_left_to_its_consumer(new_daemon: NewDaemon):
+def test_entry_below_reclaim_idle_stays_with_its_consumer(new_daemon: NewDaemon):
     daemon = looking_often(new_daemon)
     stream = ready_for(daemon)
     daemon.send(["ok"])
@@ -109,7 +109,7 @@ def test_an_entry_that_is_not_idle_is_left_to_its_consumer(new_daemon: NewDaemon
         assert [row[:2] for row in pending(daemon, stream)] == [(entry, "legacy")]
 
 
-def test_a_running_entry_of_the_daemon_is_never_redelivered(new_daemon: NewDaemon):
+def test_running_entry_is_never_reclaimed(new_daemon: NewDaemon):
     """An automatic claim takes idle entries, and a running entry counts as idle."""
     daemon = new_daemon(consumer=IDLE)
     stream = ready_for(daemon)
@@ -159,7 +159,7 @@ def test_trimmed_pending_entries_are_acknowledged_and_counted(new_daemon: NewDae
         assert daemon.events("worker.crashed") == []
 
 
-def test_an_idle_worker_is_woken_to_take_over_an_entry(new_daemon: NewDaemon):
+def test_idle_worker_is_woken_to_reclaim_an_entry(new_daemon: NewDaemon):
     """The worker reconnects to leave its poll. A poll may time out just then, but not twice."""
     daemon = looking_often(new_daemon)
     stream = ready_for(daemon)

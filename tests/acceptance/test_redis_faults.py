@@ -86,7 +86,7 @@ def pair(make: Make, ttl: float, partitions: int = 4) -> Iterator[tuple[Daemon, 
 
 @pytest.mark.promise
 @pytest.mark.fault("F9")
-def test_a_server_pause_of_three_ttls_moves_no_partition(make: Make, fresh_server: ProcessServer):
+def test_server_pause_of_three_ttls_moves_no_partition(make: Make, fresh_server: ProcessServer):
     """Every lease has expired, and every heartbeat is older than the TTL."""
     ttl = 1.0
     with pair(make, ttl) as (first, second):
@@ -129,7 +129,7 @@ def assert_nothing_moved(marks: dict[Daemon, int]) -> None:
 
 @pytest.mark.promise
 @pytest.mark.fault("F9")
-def test_a_killed_server_restarted_with_its_data_costs_nothing(
+def test_server_killed_and_restarted_loses_nothing(
     make: Make, fresh_server: ProcessServer, chance: random.Random
 ):
     """The last outage lasts until every lease has expired and every heartbeat is overdue."""
@@ -162,7 +162,7 @@ def test_a_killed_server_restarted_with_its_data_costs_nothing(
         assert first.stop() == second.stop() == 0
 
 
-def test_a_paused_server_delays_neither_reaping_nor_a_stop(make: Make, fresh_server: ProcessServer):
+def test_paused_server_delays_neither_reaping_nor_a_stop(make: Make, fresh_server: ProcessServer):
     with make(partitions=2, daemon={"drain_timeout": "2s"}) as daemon:
         daemon.send(["ok"] * 10)
         daemon.wait_settled()
@@ -202,7 +202,7 @@ def test_scripts_flushed_under_load_are_loaded_again(make: Make):
 
 
 @pytest.mark.fault("F15")
-def test_an_emptied_server_is_set_up_again(make: Make):
+def test_emptied_server_is_initialized_again(make: Make):
     port = free_port()
     with make(partitions=4, http=f"127.0.0.1:{port}") as daemon:
         assert daemon.events("group.restored") == [], "new ones are no news"
@@ -233,7 +233,7 @@ def test_an_emptied_server_is_set_up_again(make: Make):
 
 
 @pytest.mark.fault("F26")
-def test_a_destroyed_group_is_created_again(make: Make):
+def test_destroyed_group_is_created_again(make: Make):
     """The owner restores it from its own record, so nothing is repeated or lost."""
     with make(partitions=1, consumer={"max_attempts": 2}) as daemon:
         old = daemon.send(["ok"] * 20)
@@ -252,7 +252,7 @@ def test_a_destroyed_group_is_created_again(make: Make):
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
-def test_a_group_destroyed_under_load_repeats_no_message(make: Make, lanes: int):
+def test_group_destroyed_under_load_repeats_no_message(make: Make, lanes: int):
     """Failures are retried, fetched messages are handled, and all others run once."""
     backoff = {"kind": "fixed", "base": "10ms"}
     concurrent = {} if lanes == 1 else {"concurrency": lanes}
@@ -277,7 +277,7 @@ def test_a_group_destroyed_under_load_repeats_no_message(make: Make, lanes: int)
 
 
 @pytest.mark.fault("F26")
-def test_a_reload_creates_and_counts_a_missing_group(make: Make):
+def test_reload_recreates_and_counts_a_missing_group(make: Make):
     port = free_port()
     with make(partitions=2, http=f"127.0.0.1:{port}") as daemon:
         daemon.send(["ok"] * 10)
@@ -295,7 +295,7 @@ def test_a_reload_creates_and_counts_a_missing_group(make: Make):
 
 @pytest.mark.fault("F26")
 @pytest.mark.parametrize("which", [("main",), ("retry",), ("main", "retry")], ids="-".join)
-def test_a_group_destroyed_repeatedly_under_load_loses_nothing(make: Make, which: tuple[str, ...]):
+def test_group_destroyed_repeatedly_under_load_loses_nothing(make: Make, which: tuple[str, ...]):
     """The group disappears while the worker reads, settles and retries. The rest is found again."""
     backoff = {"kind": "fixed", "base": "10ms"}
     with make(consumer={"max_attempts": 2, "backoff": backoff}) as daemon:
@@ -359,7 +359,7 @@ def test_connections_killed_repeatedly_lose_and_repeat_nothing(make: Make, chanc
 
 
 @pytest.mark.fault("F21")
-def test_a_full_server_parks_failures_and_still_acknowledges(make: Make):
+def test_full_memory_parks_failures_but_not_acknowledgments(make: Make):
     """Failures that cannot be written wait. Other messages are handled, which frees memory."""
     with make(consumer={"backoff": {"base": "10ms"}, "max_attempts": 2}) as daemon:
         worker = daemon.pids()[0]
@@ -461,7 +461,7 @@ def hold_a_read(daemon: Daemon, proxy: FaultProxy) -> Any:
 
 
 @pytest.mark.fault("F12")
-def test_a_read_executed_after_its_reader_left_is_found(
+def test_read_executed_after_its_reader_exited_is_recovered(
     proxied: tuple[Daemon, FaultProxy],
 ):
     daemon, proxy = proxied
@@ -479,7 +479,7 @@ def test_a_read_executed_after_its_reader_left_is_found(
 
 
 @pytest.mark.fault("F12")
-def test_a_read_executed_after_the_pending_list_is_refused(
+def test_read_executed_after_recovery_is_refused(
     proxied: tuple[Daemon, FaultProxy],
 ):
     """If it were executed, its entries would stay pending, and no worker would list them."""

@@ -40,7 +40,7 @@ def length(daemon: Daemon) -> int:
     return int(daemon.link.execute("XLEN", daemon.keys.stream(TOPIC, 0)))
 
 
-def test_an_entry_is_deleted_after_all_groups_acknowledged_it(
+def test_entry_is_deleted_after_all_groups_acknowledge_it(
     new_daemon: NewDaemon,
 ) -> None:
     """`doctor stream` names the group that holds it. Its acknowledgment or deletion releases it."""
@@ -69,7 +69,7 @@ def test_an_entry_is_deleted_after_all_groups_acknowledged_it(
         assert verb(daemon, "doctor", "stream", TOPIC)[0] == 0
 
 
-def test_drop_unacked_above_is_enforced_and_losses_are_logged(
+def test_drop_unacked_above_drops_and_logs_messages(
     new_daemon: NewDaemon,
 ) -> None:
     with with_retention(new_daemon, drop_unacked_above=100) as daemon:

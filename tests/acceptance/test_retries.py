@@ -114,7 +114,7 @@ def start_dlq(daemon: Daemon, *arguments: str) -> subprocess.Popen[str]:
 # --- growing delays -------------------------------------------------------------------------------
 
 
-def test_delays_grow_with_jitter_and_spare_the_other_group(make: NewDaemon):
+def test_retry_delays_grow_with_jitter_per_group(make: NewDaemon):
     base, tries, total = 0.04, 5, 12
     backoff = {"kind": "exponential", "base": f"{base * 1000:.0f}ms", "max": "10s"}
     # Four messages per worker: the log suppresses lines beyond 20 retries per second.
@@ -163,7 +163,7 @@ def waits(daemon: Daemon, uid: str, delays: list[float]) -> list[float]:
     return late
 
 
-def test_a_retry_in_an_idle_daemon_runs_when_due(make: NewDaemon):
+def test_retry_in_an_idle_daemon_runs_when_due(make: NewDaemon):
     """Nothing else happens, so only the clock can start it."""
     with make(consumer={"max_attempts": 9}) as daemon:
         (uid,) = daemon.send([script(0.4, 1.3, "ok")])
@@ -174,7 +174,7 @@ def test_a_retry_in_an_idle_daemon_runs_when_due(make: NewDaemon):
         assert max(late) < 5.0
 
 
-def test_a_scheduled_message_is_handled_when_due_by_every_group(make: NewDaemon):
+def test_scheduled_message_is_handled_by_every_group(make: NewDaemon):
     with make(partitions=2) as daemon, producer(daemon) as sender:
         sent = time.monotonic()
         waits = {"soon": 0.3, "later": 0.9}
@@ -252,7 +252,7 @@ def test_crashes_of_a_message_are_counted_across_retries(make: NewDaemon):
         daemon.wait_settled()
 
 
-def test_counts_written_by_a_producer_are_ignored(make: NewDaemon):
+def test_retry_counts_written_by_a_producer_are_ignored(make: NewDaemon):
     hostile = {"retryCount": "99", "crashCount": "99", "replayCount": "7" * 30}
     with make(consumer=QUICK) as daemon:
         flat = [part for pair in hostile.items() for part in pair]
@@ -272,7 +272,7 @@ def test_counts_written_by_a_producer_are_ignored(make: NewDaemon):
 # --- replay ---------------------------------------------------------------------------------------
 
 
-def test_a_replayed_dead_letter_returns_once_to_its_group(make: NewDaemon):
+def test_replayed_dead_letter_returns_once_to_its_group(make: NewDaemon):
     with make(partitions=2, consumer=QUICK) as daemon:
         uids = daemon.send([script("dead", "fail", "ok")] * 3 + [script("ok")])
         daemon.wait_for(lambda: len(daemon.letters()) == 3, what="three letters")
@@ -295,7 +295,7 @@ def test_a_replayed_dead_letter_returns_once_to_its_group(make: NewDaemon):
         assert attempts(daemon, uids[3], FAILING) == [1]
 
 
-def test_one_replayed_dead_letter_dies_again_under_a_new_id(make: NewDaemon):
+def test_replayed_dead_letter_may_die_again_under_a_new_id(make: NewDaemon):
     with make(consumer=QUICK) as daemon:
         uids = daemon.send([script("dead")] * 2)
         daemon.wait_for(lambda: len(daemon.letters()) == 2, what="two letters")

@@ -103,11 +103,11 @@ def elsewhere(request: pytest.FixtureRequest, binary: Path, tmp_path: Path) -> I
 
 
 @each_shape
-def test_a_killed_worker_is_recovered_in_few_rounds(new_daemon: NewDaemon, shape: str):
+def test_killed_worker_is_recovered_in_few_rounds(new_daemon: NewDaemon, shape: str):
     recover_from_a_killed_worker(new_daemon, shape)
 
 
-def test_a_killed_worker_on_sentinel_or_cluster_takes_few_rounds(elsewhere: NewDaemon):
+def test_killed_worker_recovers_in_few_rounds_on_ha_servers(elsewhere: NewDaemon):
     recover_from_a_killed_worker(elsewhere, "key")
 
 
@@ -154,7 +154,7 @@ def test_status_and_why_show_the_progress_of_a_recovery(new_daemon: NewDaemon):
     ("shape", "partitions"),
     [("tasks", 1), ("batches", 1), ("tasks", 4), ("hold-key", 4), ("batches", 4)],
 )
-def test_a_killed_supervisor_is_recovered_in_few_rounds(
+def test_killed_supervisor_is_recovered_in_few_rounds(
     new_daemon: NewDaemon, shape: str, partitions: int
 ):
     """The default TTL causes no delay, because the lock proves that no old process is left."""
@@ -178,13 +178,13 @@ def test_a_killed_supervisor_is_recovered_in_few_rounds(
     ("shape", "partitions", "patience"),
     [*((shape, 1, 30) for shape in (*SHAPES, *GATED)), ("tasks", 4, 40)],
 )
-def test_a_lost_host_is_recovered_in_few_rounds(
+def test_lost_host_is_recovered_in_few_rounds(
     new_daemon: NewDaemon, shape: str, partitions: int, patience: int
 ):
     recover_from_a_lost_host(new_daemon, shape, partitions, patience)
 
 
-def test_a_lost_host_on_sentinel_or_cluster_takes_few_rounds(elsewhere: NewDaemon):
+def test_lost_host_recovers_in_few_rounds_on_ha_servers(elsewhere: NewDaemon):
     recover_from_a_lost_host(elsewhere, "key", 4, 40)
 
 
@@ -210,7 +210,7 @@ def recover_from_a_lost_host(
 
 @pytest.mark.parametrize("poisons", [1, 2])
 @each_shape
-def test_poison_among_many_messages_is_found_and_charged_alone(
+def test_poison_among_many_messages_is_charged_alone(
     new_daemon: NewDaemon, shape: str, poisons: int
 ):
     with daemon_of(new_daemon, shape) as daemon:

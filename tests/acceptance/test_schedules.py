@@ -107,7 +107,7 @@ def counted(daemon: Daemon, name: str) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("kills", "between"), [(4, 3), pytest.param(12, 5, marks=pytest.mark.slow)]
 )
-def test_repeated_kills_in_a_fleet_of_five_lose_no_tick(
+def test_repeated_kills_of_five_instances_lose_no_tick(
     fleet: Callable[..., Any], kills: int, between: int
 ) -> None:
     """The slow variant kills one of five instances every 5 s for a minute."""
@@ -130,7 +130,7 @@ def test_repeated_kills_in_a_fleet_of_five_lose_no_tick(
 @pytest.mark.parametrize(
     ("restarts", "period"), [(8, 3), pytest.param(50, 30, marks=pytest.mark.slow)]
 )
-def test_a_daemon_that_restarts_within_each_period_loses_no_tick(
+def test_restart_in_every_period_loses_no_tick(
     fleet: Callable[..., Any], restarts: int, period: int
 ) -> None:
     """A scheduler that counts from its own start would never fire here."""
@@ -161,9 +161,7 @@ def test_a_daemon_that_restarts_within_each_period_loses_no_tick(
 
 
 @pytest.mark.promise
-def test_a_clock_that_is_set_back_repeats_no_tick(
-    fresh_server: ProcessServer, tmp_path: Path
-) -> None:
+def test_clock_set_back_repeats_no_tick(fresh_server: ProcessServer, tmp_path: Path) -> None:
     """An edit, a reload or a restart before the clock catches up repeats no tick either."""
     clock = Clock(fresh_server)
     with daemons(tmp_path, fresh_server.url) as make:
@@ -185,9 +183,7 @@ def test_a_clock_that_is_set_back_repeats_no_tick(
             assert daemon.stop() == 0
 
 
-def test_full_memory_delays_ticks_and_loses_none(
-    fresh_server: ProcessServer, tmp_path: Path
-) -> None:
+def test_full_memory_delays_but_loses_no_tick(fresh_server: ProcessServer, tmp_path: Path) -> None:
     """The server rejects writes for 8 s. Each tick is then sent once, and the log stays short."""
     with daemons(tmp_path, fresh_server.url) as make:
         daemon = make()
@@ -218,7 +214,7 @@ def work(msg):
 """
 
 
-def test_a_tick_is_skipped_while_the_last_message_runs(new_daemon: Make) -> None:
+def test_tick_is_skipped_while_the_last_message_runs(new_daemon: Make) -> None:
     daemon = new_daemon(code=SLOW_WORK)
     table = every_second("tick", overlap="skip:slow")
     daemon.write_config(
@@ -233,7 +229,7 @@ def test_a_tick_is_skipped_while_the_last_message_runs(new_daemon: Make) -> None
 
 
 @pytest.mark.promise
-def test_after_twenty_missed_ticks_the_misfire_policy_decides(fleet: Callable[..., Any]) -> None:
+def test_misfire_policy_applies_to_twenty_missed_ticks(fleet: Callable[..., Any]) -> None:
     """After 20 ticks without an instance, the policies send 1, 0 and 20 messages."""
     policies = ("once", "skip", "all")
     [daemon] = fleet([every_second(each, misfire=each) for each in policies])
@@ -258,7 +254,7 @@ def test_after_twenty_missed_ticks_the_misfire_policy_decides(fleet: Callable[..
 
 
 @pytest.mark.promise
-def test_two_releases_send_the_union_of_their_schedules(fleet: Callable[..., Any]) -> None:
+def test_two_releases_fire_all_their_schedules(fleet: Callable[..., Any]) -> None:
     a, b, c = (every_second(each) for each in "abc")
     two = fleet([a, b], [b, c])
     for daemon in two:
@@ -298,7 +294,7 @@ def wait_struck(daemon: Daemon, strikes: Strikes, point: str) -> None:
 
 
 @pytest.mark.parametrize("point", FIRING)
-def test_a_housekeeper_killed_while_it_fires_repeats_nothing(
+def test_housekeeper_killed_while_firing_repeats_no_tick(
     struck: tuple[Daemon, Strikes], point: str
 ) -> None:
     daemon, strikes = struck
@@ -312,7 +308,7 @@ def test_a_housekeeper_killed_while_it_fires_repeats_nothing(
 
 
 @pytest.mark.parametrize("point", MOVING)
-def test_a_housekeeper_killed_in_a_schedule_move_repeats_nothing(
+def test_housekeeper_killed_in_a_move_repeats_no_tick(
     struck: tuple[Daemon, Strikes], point: str
 ) -> None:
     daemon, strikes = struck
@@ -378,7 +374,7 @@ def test_schedules_on_a_cluster_fire_move_and_survive_a_failover(
             assert daemon.stop() == 0
 
 
-def test_schedules_with_sentinel_survive_the_master(binary: Path, tmp_path: Path) -> None:
+def test_schedules_survive_a_sentinel_failover(binary: Path, tmp_path: Path) -> None:
     options = {"min_replicas_to_write": "1", "min_replicas_max_lag": "2"}
     with (
         Sentinels(binary, replicas=2, **options) as sentinels,
@@ -440,7 +436,7 @@ def many(new_daemon: Make, request: pytest.FixtureRequest) -> tuple[Daemon, int]
 
 @pytest.mark.promise
 @pytest.mark.timeout(300)
-def test_ten_thousand_schedules_due_together_fire_once_each(many: tuple[Daemon, int]) -> None:
+def test_ten_thousand_due_schedules_fire_once_each(many: tuple[Daemon, int]) -> None:
     """The test prints the delay of the last one, and the server's CPU while it waits and fires."""
     daemon, due = many
     with daemon:

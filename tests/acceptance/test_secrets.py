@@ -57,7 +57,7 @@ def everything(daemon: Daemon) -> str:
     return "\n".join(texts)
 
 
-def test_a_password_in_the_environment_stays_in_the_supervisor(
+def test_environment_password_is_not_inherited_by_workers(
     new_daemon: NewDaemon, login: str, tmp_path: Path
 ) -> None:
     daemon = new_daemon(code=SPY, consumer={"max_attempts": 1})
@@ -82,7 +82,7 @@ def test_a_password_in_the_environment_stays_in_the_supervisor(
 
 
 @pytest.mark.parametrize("way", ["file", "credential"])
-def test_a_password_from_a_file_appears_nowhere_else(
+def test_password_from_a_file_appears_nowhere_else(
     new_daemon: NewDaemon, server: Server, login: str, tmp_path: Path, way: str
 ) -> None:
     daemon = new_daemon(code=SPY, consumer={"max_attempts": 1})
@@ -123,7 +123,7 @@ def test_config_show_masks_the_password(server: Server, login: str, tmp_path: Pa
         assert "chmod 600" in refused.output
 
 
-def test_a_wrong_password_is_not_printed(new_daemon: NewDaemon, server: Server, login: str) -> None:
+def test_wrong_password_is_not_printed(new_daemon: NewDaemon, server: Server, login: str) -> None:
     daemon = new_daemon()
     wrong = login.replace(PASSWORD, "n0t-the-secret")
     daemon.environment["STREAMQ_REDIS__URL"] = wrong

@@ -44,7 +44,7 @@ def assert_only_grew(before: dict[int, int], after: dict[int, int]) -> None:
 
 
 @pytest.mark.fault("F17", "F18")
-def test_a_master_that_is_killed_is_replaced(make: Make, sentinels: Sentinels) -> None:
+def test_killed_master_is_replaced_by_sentinel(make: Make, sentinels: Sentinels) -> None:
     daemon = make(partitions=3)
     with daemon:
         epochs, old = daemon.epochs(), sentinels.master
@@ -72,9 +72,7 @@ def assert_at(daemon: Daemon, master: Data) -> None:
 
 
 @pytest.mark.fault("F17")
-def test_the_daemon_leaves_a_demoted_master_for_the_new_one(
-    make: Make, sentinels: Sentinels
-) -> None:
+def test_daemon_switches_from_a_demoted_to_the_new_master(make: Make, sentinels: Sentinels) -> None:
     """Its connections survive, and it answers every write with READONLY."""
     daemon = make(partitions=3)
     with daemon:
@@ -114,9 +112,7 @@ def point_sentinels_at(sentinels: Sentinels, new: Data) -> None:
 
 
 @pytest.mark.fault("F18")
-def test_a_failover_that_loses_the_last_writes_raises_epochs(
-    make: Make, sentinels: Sentinels
-) -> None:
+def test_failover_that_loses_writes_raises_the_epochs(make: Make, sentinels: Sentinels) -> None:
     """Messages acknowledged in the lost part run again. Messages sent in it are lost."""
     for server in sentinels.servers:
         server.call("CONFIG", "SET", "min-replicas-to-write", 0)
@@ -165,9 +161,7 @@ def reacquired(daemon: Daemon, before: dict[int, int]) -> bool:
 
 
 @pytest.mark.fault("F19")
-def test_of_two_masters_the_daemon_uses_the_one_with_replicas(
-    make: Make, sentinels: Sentinels
-) -> None:
+def test_daemon_uses_the_master_with_replicas(make: Make, sentinels: Sentinels) -> None:
     """The old master runs, is connected and reports the role master, but has lost its replicas."""
     daemon = make(partitions=3)
     with daemon:
@@ -204,7 +198,7 @@ def refuses(server: Data) -> bool:
 
 
 @pytest.mark.fault("F8", "F19")
-def test_a_paused_master_is_replaced(make: Make, sentinels: Sentinels) -> None:
+def test_paused_master_is_replaced_by_sentinel(make: Make, sentinels: Sentinels) -> None:
     daemon = make(partitions=3, daemon={"lease_ttl": "3s"})
     with daemon:
         epochs, old = daemon.epochs(), sentinels.master

@@ -103,7 +103,7 @@ def reported(new_daemon: NewDaemon, sentry: SentryServer) -> NewDaemon:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_each_cause_is_reported_once_a_minute(
+def test_sentry_reports_each_cause_once_a_minute(
     reported: NewDaemon, sentry: SentryServer, shape: str
 ):
     with reported(consumer=SHAPES[shape]) as daemon:
@@ -125,7 +125,7 @@ def test_each_cause_is_reported_once_a_minute(
         assert event["fingerprint"] == [letters[cause["type"]]["fingerprint"]]
 
 
-def test_verdicts_raised_by_a_handler_are_not_reported(reported: NewDaemon, sentry: SentryServer):
+def test_sentry_ignores_verdicts_raised_by_a_handler(reported: NewDaemon, sentry: SentryServer):
     with reported(consumer={"handler": "work:plain"}) as daemon:
         daemon.send(["dead", "asked", "declined 7"])
         daemon.wait_settled()
@@ -143,7 +143,7 @@ def test_verdicts_raised_by_a_handler_are_not_reported(reported: NewDaemon, sent
         ("none", KEPT, []),
     ],
 )
-def test_a_report_contains_what_dlq_error_and_redact_error_allow(
+def test_sentry_report_respects_dlq_error_and_redact_error(
     reported: NewDaemon, sentry: SentryServer, detail: str, code: str, values: list[str]
 ):
     consumer = {"handler": "work:plain", "dlq_error": detail}
@@ -157,7 +157,7 @@ def test_a_report_contains_what_dlq_error_and_redact_error_allow(
         assert "4111" not in json.dumps(sentry.errors())
 
 
-def test_a_client_of_the_handler_reports_no_local_variables(
+def test_sentry_client_of_a_handler_reports_no_local_variables(
     reported: NewDaemon, sentry: SentryServer
 ):
     code = (
@@ -181,7 +181,7 @@ def on_start(_context):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_report_belongs_to_the_trace_of_its_run(
+def test_sentry_report_belongs_to_the_trace_of_its_run(
     reported: NewDaemon, sentry: SentryServer, shape: str
 ):
     daemon = reported(consumer={**SHAPES[shape], "max_attempts": 1})
@@ -197,7 +197,7 @@ def test_a_report_belongs_to_the_trace_of_its_run(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_run_is_a_transaction_of_the_queues_page(
+def test_sentry_shows_a_run_on_the_queues_page(
     reported: NewDaemon, sentry: SentryServer, shape: str
 ):
     daemon = reported(consumer=SHAPES[shape])
@@ -229,7 +229,7 @@ def test_a_run_is_a_transaction_of_the_queues_page(
     assert run_["contexts"]["trace"]["parent_span_id"] == publish["span_id"]
 
 
-def test_a_missing_dsn_is_logged(reported: NewDaemon):
+def test_sentry_without_a_dsn_is_logged(reported: NewDaemon):
     daemon = reported(consumer={"handler": "work:plain"})
     daemon.environment["SENTRY_DSN"] = ""
     with daemon:
@@ -241,7 +241,7 @@ def test_a_missing_dsn_is_logged(reported: NewDaemon):
 
 
 @pytest.mark.parametrize("variable", ["SENTRY_DSN", "SENTRY_TRACES_SAMPLE_RATE"])
-def test_a_bad_variable_is_named(reported: NewDaemon, variable: str):
+def test_invalid_sentry_variable_is_named(reported: NewDaemon, variable: str):
     daemon = reported(consumer={"handler": "work:plain"})
     daemon.environment[variable] = "nonsense"
     daemon.start()

@@ -30,7 +30,7 @@ def with_version(daemon: Daemon, version: str) -> str:
 # --- reload ---------------------------------------------------------------------------------------
 
 
-def test_a_reload_replaces_one_partition_at_a_time(new_daemon: NewDaemon, chance: random.Random):
+def test_reload_replaces_one_worker_at_a_time(new_daemon: NewDaemon, chance: random.Random):
     daemon = new_daemon(partitions=3)
     with daemon:
         before = daemon.pids()
@@ -79,7 +79,7 @@ def test_a_reload_replaces_one_partition_at_a_time(new_daemon: NewDaemon, chance
         assert daemon.stop() == 0
 
 
-def test_a_reload_applies_settings_and_names_those_for_a_restart(
+def test_reload_names_settings_that_need_a_restart(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon(consumer={"max_attempts": 1})
@@ -133,9 +133,7 @@ def test_a_reload_applies_settings_and_names_those_for_a_restart(
         ("import os\nos._exit(9)\n", ["exit code 9"]),
     ],
 )
-def test_a_reload_of_broken_code_names_the_error(
-    new_daemon: NewDaemon, code: str, words: list[str]
-):
+def test_reload_of_broken_code_names_the_error(new_daemon: NewDaemon, code: str, words: list[str]):
     daemon = new_daemon(partitions=2)
     with daemon:
         before = daemon.titles()
@@ -162,7 +160,7 @@ def test_a_reload_of_broken_code_names_the_error(
         assert daemon.stop() == 0
 
 
-def test_a_reload_of_a_bad_configuration_names_every_problem(
+def test_reload_of_a_bad_configuration_names_every_problem(
     new_daemon: NewDaemon,
 ):
     daemon = new_daemon()
@@ -234,7 +232,7 @@ def test_sigusr1_dumps_state_and_stacks_without_side_effects(new_daemon: NewDaem
 # --- pause ----------------------------------------------------------------------------------------
 
 
-def test_sigtstp_pauses_and_sigcont_resumes_without_a_lost_lease(new_daemon: NewDaemon):
+def test_sigtstp_pauses_and_sigcont_resumes(new_daemon: NewDaemon):
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "1s"})
     with daemon:
         before, epochs = daemon.pids(), daemon.epochs()
@@ -288,7 +286,7 @@ def renewals(daemon: Daemon, count: int) -> None:
         daemon.wait_for(renewed, what=f"renewal {number}", every=0.005)
 
 
-def test_a_paused_daemon_drains(new_daemon: NewDaemon):
+def test_paused_daemon_drains(new_daemon: NewDaemon):
     daemon = new_daemon()
     with daemon:
         daemon.pause()
@@ -306,7 +304,7 @@ def test_a_paused_daemon_drains(new_daemon: NewDaemon):
 # --- titles ---------------------------------------------------------------------------------------
 
 
-def test_every_process_has_a_title_with_its_role(new_daemon: NewDaemon):
+def test_process_title_contains_the_role(new_daemon: NewDaemon):
     daemon = new_daemon(partitions=2, groups=["bill", "ship"])
     daemon.write_config(redis={"url": "embedded:"})
     with daemon:

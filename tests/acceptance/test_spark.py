@@ -53,7 +53,7 @@ def hits(lines: list[str]) -> Board:
     return dict(found)
 
 
-def test_the_full_loop_counts_every_line_of_a_real_log(
+def test_spark_round_trip_counts_every_line_of_a_log(
     new_daemon: Callable[..., Daemon], link: Connection, store: Store, keys: Keys, tmp_path: Path
 ) -> None:
     """The loop is web server log -> access -> Spark -> hits_per_minute -> a handler's board."""
@@ -99,7 +99,7 @@ def test_the_full_loop_counts_every_line_of_a_real_log(
     assert daemon.stop() == 0
 
 
-def test_an_archive_with_a_lost_executor_has_each_row_once(
+def test_archive_with_a_lost_executor_has_each_row_once(
     link: Connection, store: Store, keys: Keys, server: Server, tmp_path: Path
 ) -> None:
     """Executors are separate processes. One is killed midway, and each row is archived once."""
@@ -151,7 +151,7 @@ def copy(job):
 """
 
 
-def test_a_driver_killed_during_a_commit_writes_each_row_once(
+def test_driver_killed_during_a_commit_writes_rows_once(
     link: Connection, keys: Keys, server: Server, tmp_path: Path
 ) -> None:
     """The first run uses 4 cores. The next one has the same checkpoint, other cores and tasks."""

@@ -83,7 +83,7 @@ def fail_over(cluster: Cluster, master: Node, replica: Node) -> None:
     cluster.wait_promoted(replica)
 
 
-def test_moved_rows_that_are_staged_again_are_written_once(
+def test_rows_staged_again_after_a_failover_are_written_once(
     cluster: Cluster, options: WriteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a failover during the commit, the driver checks again before it records the end."""
@@ -100,7 +100,7 @@ def test_moved_rows_that_are_staged_again_are_written_once(
     assert written(options) == BODIES
 
 
-def test_batch_whose_end_was_lost_is_not_written_again(
+def test_finished_batch_is_not_written_again_after_a_failover(
     cluster: Cluster, options: WriteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its plan is open again, but the emptied streams on other nodes prove that it is done."""

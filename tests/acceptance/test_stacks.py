@@ -43,7 +43,7 @@ def stack(daemon: Daemon, *, code: int = 0) -> dict[str, Any]:
     return found
 
 
-def test_stack_of_a_busy_worker_names_its_line_and_the_run_goes_on(new_daemon: NewDaemon) -> None:
+def test_stack_of_a_busy_worker_does_not_interrupt_its_run(new_daemon: NewDaemon) -> None:
     daemon = new_daemon(partitions=2)
     with daemon:
         [uid] = daemon.send(["await go"], partition=0)
@@ -72,7 +72,7 @@ def test_stack_of_a_busy_worker_names_its_line_and_the_run_goes_on(new_daemon: N
         assert daemon.stop() == 0
 
 
-def test_stack_of_a_worker_that_hangs_in_c_code(new_daemon: NewDaemon) -> None:
+def test_stack_of_a_worker_hung_in_c_code_is_shown(new_daemon: NewDaemon) -> None:
     """The fault handler answers even if C code holds the interpreter."""
     daemon = new_daemon()
     with daemon:
@@ -84,7 +84,7 @@ def test_stack_of_a_worker_that_hangs_in_c_code(new_daemon: NewDaemon) -> None:
 @pytest.mark.parametrize(
     ("word", "line"), [("wait", "in select"), ("hold", "in hold_the_interpreter")]
 )
-def test_stack_of_a_worker_with_coroutines_has_its_loop(
+def test_stack_of_a_worker_with_coroutines_includes_the_loop(
     new_daemon: NewDaemon, word: str, line: str
 ) -> None:
     daemon = new_daemon(code=COROUTINES, daemon={"loop_blocked_after": "1s"})
@@ -107,7 +107,7 @@ def test_stack_of_a_suspended_worker_is_a_problem(new_daemon: NewDaemon) -> None
         assert "worker/" in stack(daemon)["stack"]
 
 
-def test_stack_without_a_worker_process_has_the_last_exit(new_daemon: NewDaemon) -> None:
+def test_stack_without_a_worker_shows_the_last_exit(new_daemon: NewDaemon) -> None:
     daemon = new_daemon(daemon={"crash_backoff": {"kind": "fixed", "base": "10m", "max": "10m"}})
     with daemon:
         daemon.write_code("import os\nos._exit(3)\n")

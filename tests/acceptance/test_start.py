@@ -48,7 +48,7 @@ def problem(said: list[str], *words: str) -> str:
 # --- the configuration ----------------------------------------------------------------------------
 
 
-def test_all_mistakes_in_the_configuration_are_named_together(new_daemon: NewDaemon):
+def test_start_names_all_configuration_problems_together(new_daemon: NewDaemon):
     daemon = new_daemon()
     daemon.write_config(
         daemon=daemon.tables["daemon"] | {"lease_tll": "15s", "drain_timeout": "soon"},
@@ -74,7 +74,7 @@ def test_all_mistakes_in_the_configuration_are_named_together(new_daemon: NewDae
     assert "http" in problem(said, "htpp")
 
 
-def test_mistakes_of_every_kind_are_named_together(new_daemon: NewDaemon):
+def test_start_names_problems_of_every_kind_together(new_daemon: NewDaemon):
     daemon = new_daemon()
     daemon.write_config(
         redis={"url": "redis://127.0.0.1:1/0"},
@@ -95,7 +95,7 @@ def test_mistakes_of_every_kind_are_named_together(new_daemon: NewDaemon):
     assert "consumers[0]" not in said
 
 
-def test_a_bad_declaration_does_not_hide_an_unsuitable_handler(
+def test_invalid_declaration_does_not_hide_a_wrong_handler(
     new_daemon: NewDaemon,
 ):
     code = """
@@ -115,7 +115,7 @@ def slow(message): ...
     problem(said, "work:slow takes one message")
 
 
-def test_a_missing_or_invalid_file_is_named(new_daemon: NewDaemon):
+def test_missing_or_invalid_config_file_is_named(new_daemon: NewDaemon):
     daemon = new_daemon()
     daemon.config_path.write_text("[daemon]\ninstance = one\n")
     problem(refusal(daemon, CONFIG), "one.toml:2")
@@ -136,7 +136,7 @@ def test_a_missing_or_invalid_file_is_named(new_daemon: NewDaemon):
         ("import os\nos.kill(os.getpid(), 9)\n", "work:obey", ["signal SIGKILL"]),
     ],
 )
-def test_an_unusable_handler_is_named(
+def test_unusable_handler_is_named(
     new_daemon: NewDaemon, code: str, handler: str, words: list[str]
 ):
     daemon = new_daemon(consumer={"handler": handler})
@@ -145,19 +145,19 @@ def test_an_unusable_handler_is_named(
     problem(refusal(daemon, CONFIG), *words)
 
 
-def test_a_bad_handler_is_named_before_an_embedded_server_starts(new_daemon: NewDaemon):
+def test_wrong_handler_is_named_before_the_server_starts(new_daemon: NewDaemon):
     daemon = new_daemon(consumer={"handler": "absent:obey"})
     daemon.write_config(redis={"url": "embedded:"})
     problem(refusal(daemon, CONFIG), "no module named absent")
 
 
-def test_a_daemon_without_consumers_is_refused(new_daemon: NewDaemon):
+def test_daemon_without_consumers_is_refused(new_daemon: NewDaemon):
     daemon = new_daemon()
     daemon.write_config(consumers=[])
     problem(refusal(daemon, CONFIG), "none are configured", "daemon.handlers", "[[consumers]]")
 
 
-def test_fewer_partitions_than_are_registered_are_refused(new_daemon: NewDaemon):
+def test_fewer_partitions_than_registered_are_refused(new_daemon: NewDaemon):
     daemon = new_daemon(partitions=3)
     with daemon:
         assert daemon.stop() == 0
@@ -170,7 +170,7 @@ def test_fewer_partitions_than_are_registered_are_refused(new_daemon: NewDaemon)
 # --- the server -----------------------------------------------------------------------------------
 
 
-def test_an_unreachable_redis_is_exit_code_4(new_daemon: NewDaemon, tmp_path: Path):
+def test_start_with_an_unreachable_redis_exits_4(new_daemon: NewDaemon, tmp_path: Path):
     """The message contains the address once and the duration of the attempts."""
     daemon = new_daemon()
     daemon.write_config(redis={"url": f"unix://{tmp_path}/absent.sock"})
@@ -186,7 +186,7 @@ def test_an_unreachable_redis_is_exit_code_4(new_daemon: NewDaemon, tmp_path: Pa
     ("lacking", "code"),
     [("login", "WRONGPASS"), ("password", "NOAUTH"), ("info", "NOPERM"), ("eval", "NOPERM")],
 )
-def test_a_refused_login_or_command_is_exit_code_4(
+def test_start_with_a_refused_login_or_command_exits_4(
     new_daemon: NewDaemon, new_server: Callable[..., ProcessServer], lacking: str, code: str
 ):
     """The message contains the server's error, because the server did answer."""
@@ -212,7 +212,7 @@ def test_a_refused_login_or_command_is_exit_code_4(
     assert ("streamqd check" in said) == (lacking == "eval")
 
 
-def test_a_wrong_handler_and_a_silent_redis_are_named_together(new_daemon: NewDaemon):
+def test_wrong_handler_and_silent_redis_are_named_together(new_daemon: NewDaemon):
     daemon = new_daemon(consumer={"handler": "absent:obey"})
     port = free_port()
     daemon.write_config(redis={"url": f"redis://127.0.0.1:{port}"})
@@ -222,7 +222,7 @@ def test_a_wrong_handler_and_a_silent_redis_are_named_together(new_daemon: NewDa
 
 
 @pytest.mark.fault("F23")
-def test_a_server_that_may_evict_is_refused_unless_allowed(
+def test_server_with_eviction_is_refused_unless_allowed(
     new_daemon: NewDaemon, new_server: Callable[..., ProcessServer]
 ):
     server = new_server()
@@ -252,7 +252,7 @@ def test_a_server_that_may_evict_is_refused_unless_allowed(
 
 
 @pytest.mark.fault("F32")
-def test_a_second_instance_under_the_same_id_is_exit_code_5(new_daemon: NewDaemon):
+def test_second_instance_with_the_same_id_exits_5(new_daemon: NewDaemon):
     first = new_daemon()
     with first:
         second = new_daemon(name="two", daemon={"instance": "one"})
@@ -265,7 +265,7 @@ def test_a_second_instance_under_the_same_id_is_exit_code_5(new_daemon: NewDaemo
         assert first.stop() == 0
 
 
-def test_an_embedded_server_in_use_is_exit_code_5(new_daemon: NewDaemon, tmp_path: Path):
+def test_start_with_an_embedded_server_in_use_exits_5(new_daemon: NewDaemon, tmp_path: Path):
     first = new_daemon()
     first.write_config(redis={"url": "embedded:"})
     with first:
@@ -287,7 +287,7 @@ def on_start(context):
 """
 
 
-def test_a_worker_that_is_busy_at_every_check_counts_as_ready(new_daemon: NewDaemon):
+def test_constantly_busy_worker_counts_as_ready(new_daemon: NewDaemon):
     daemon = new_daemon()
     daemon.write_code(daemon.module_path.read_text() + SLOW_BIRTH)
     daemon.start()
@@ -312,7 +312,7 @@ def test_a_worker_that_is_busy_at_every_check_counts_as_ready(new_daemon: NewDae
 
 @pytest.mark.fault("F15")
 @pytest.mark.parametrize("start", ["earliest", "latest"])
-def test_the_daemon_recovers_from_an_emptied_server_under_load(
+def test_daemon_recovers_from_an_emptied_server_under_load(
     new_daemon: NewDaemon, chance: random.Random, start: str
 ):
     daemon = new_daemon(

@@ -51,7 +51,7 @@ def fleet(new_daemon: NewDaemon) -> Fleet:
     return found
 
 
-def test_a_pause_lets_runs_finish_and_survives_a_restart(new_daemon: NewDaemon):
+def test_pause_finishes_runs_and_survives_a_restart(new_daemon: NewDaemon):
     one = new_daemon(name="a", partitions=2, daemon={"lease_ttl": "2s"})
     with one:
         [running] = one.send(["await gate"], partition=0)
@@ -143,7 +143,7 @@ def test_move_drain_and_rebalance_directives_are_applied(fleet: Fleet):
     assert one.traces() == []
 
 
-def test_a_stopped_group_is_reset_and_started_again(fleet: Fleet):
+def test_stopped_group_is_reset_and_started_again(fleet: Fleet):
     """The group is stopped on all instances, one restarts, and the reset needs no --force."""
     one, two = fleet.members["a"], fleet.members["b"]
     first = one.send(["ok"] * 20)
@@ -205,7 +205,7 @@ def test_instances_reload_in_turn_once_per_directive(fleet: Fleet):
     assert set(document(one, "status")["unreadable_directives"]) == {"rebalance"}
 
 
-def test_a_reload_shows_the_message_that_it_waits_for(new_daemon: NewDaemon):
+def test_waiting_reload_shows_its_running_message(new_daemon: NewDaemon):
     one = new_daemon(name="a", partitions=2, daemon={"lease_ttl": "2s"})
     with one:
         [running] = one.send(["await gate"], partition=0)
@@ -244,7 +244,7 @@ def readiness(daemon: Daemon) -> tuple[int, list[str]]:
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["the only one", "one of two"])
-def test_a_drained_instance_is_ready_and_a_stopping_one_is_not(new_daemon: NewDaemon, alone: bool):
+def test_drained_instance_is_ready_but_not_a_stopping_one(new_daemon: NewDaemon, alone: bool):
     """A drained instance is a standby that may return, so it is ready."""
     options = {"partitions": 2, "daemon": {"lease_ttl": "2s", "drain_timeout": "60s"}}
     one = new_daemon(name="a", http="unix:./http.sock", **options)
@@ -281,7 +281,7 @@ def test_a_drained_instance_is_ready_and_a_stopping_one_is_not(new_daemon: NewDa
         assert one.wait() == 0
 
 
-def test_a_silent_instance_is_forgotten_but_never_a_live_one(new_daemon: NewDaemon):
+def test_forget_accepts_only_a_silent_instance(new_daemon: NewDaemon):
     """Otherwise, a silent instance would stay in the list forever."""
     one, two = (new_daemon(name=name, daemon=CALM) for name in "ab")
     with one, two:

@@ -116,7 +116,7 @@ def crashes(daemon: Daemon, uid: str) -> int:
 
 @pytest.mark.fault("F6")
 @pytest.mark.parametrize("shape", quick.first(2, SHAPES))
-def test_a_killed_supervisor_repeats_only_running_messages(new_daemon: NewDaemon, shape: str):
+def test_killed_supervisor_repeats_only_running_messages(new_daemon: NewDaemon, shape: str):
     """After three kills in 1,000 messages of 5 ms, only running messages are handled again."""
     code, consumer, width = SHAPES[shape]
     daemon = new_daemon(partitions=PARTITIONS, code=COMMON + code, consumer=consumer)
@@ -150,7 +150,7 @@ def test_a_killed_supervisor_repeats_only_running_messages(new_daemon: NewDaemon
 
 
 @pytest.mark.parametrize("shape", ["tasks", "threads"])
-def test_a_message_that_only_waited_is_not_suspected(new_daemon: NewDaemon, shape: str):
+def test_waiting_message_is_not_suspected(new_daemon: NewDaemon, shape: str):
     """Three kills in a row must not dead-letter messages that only waited at the first kill.
 
     The scoreboard names the running messages, so only these 8 are suspected. After the loss of a
@@ -175,7 +175,7 @@ def test_a_message_that_only_waited_is_not_suspected(new_daemon: NewDaemon, shap
         assert daemon.stop() == 0
 
 
-def test_a_loss_in_a_marked_round_suspects_all_pending_messages(new_daemon: NewDaemon):
+def test_host_loss_in_a_marked_round_suspects_all_pending(new_daemon: NewDaemon):
     """The scoreboard names the messages of the second kill, not those waiting since the first."""
     code, consumer, width = SHAPES["threads"]
     daemon = new_daemon(partitions=PARTITIONS, code=COMMON + code, consumer=consumer)
@@ -226,7 +226,7 @@ def marks(daemon: Daemon, assignment: Assignment) -> list[bytes | None]:
 
 @pytest.mark.fault("F6")
 @pytest.mark.parametrize("shape", quick.first(2, SHAPES))
-def test_finished_messages_are_acked_and_a_lone_run_is_charged(new_daemon: NewDaemon, shape: str):
+def test_single_run_is_charged_after_a_supervisor_kill(new_daemon: NewDaemon, shape: str):
     """A message that ran alone is charged. If several ran, none is."""
     code, consumer, width = SHAPES[shape]
     daemon = new_daemon(code=COMMON + code, consumer=consumer)
@@ -254,7 +254,7 @@ def test_finished_messages_are_acked_and_a_lone_run_is_charged(new_daemon: NewDa
 
 
 @pytest.mark.fault("F6")
-def test_a_successor_killed_before_redis_replies_charges_once(new_daemon: NewDaemon, runtime: Path):
+def test_successor_killed_before_a_reply_charges_once(new_daemon: NewDaemon, runtime: Path):
     """One death is charged once, however many supervisors report it."""
     with new_daemon(code=COMMON + SYNC) as daemon:
         (running,) = daemon.send(["await go"])
@@ -279,7 +279,7 @@ def test_a_successor_killed_before_redis_replies_charges_once(new_daemon: NewDae
 
 
 @pytest.mark.fault("F6")
-def test_nothing_is_acknowledged_after_another_owner(
+def test_messages_are_not_acknowledged_after_another_owner(
     new_daemon: NewDaemon,
 ):
     """The epoch increased while the supervisor was dead, so Redis refuses its report."""
@@ -303,7 +303,7 @@ def test_nothing_is_acknowledged_after_another_owner(
         assert daemon.stop() == 0
 
 
-def test_an_emptied_redis_rejects_an_old_scoreboard(new_daemon: NewDaemon):
+def test_scoreboard_is_refused_after_an_emptied_redis(new_daemon: NewDaemon):
     """A Redis that lost its data, or another Redis, has other tokens."""
     with new_daemon(code=COMMON + SYNC) as daemon:
         (running,) = daemon.send(["await go"])
@@ -333,7 +333,7 @@ def _other_layout(header: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [_other_boot, _other_fleet, _other_layout])
-def test_file_of_another_boot_or_fleet_is_refused_and_logged(
+def test_scoreboard_of_another_boot_or_fleet_is_refused(
     new_daemon: NewDaemon, runtime: Path, change: Callable[[dict[str, Any]], None]
 ):
     """The log names a file of another boot, fleet or version, which is renamed."""
@@ -381,7 +381,7 @@ def _torn_token(path: Path) -> None:
     "tamper",
     quick.first(3, [_torn_header, _link, _torn_token, _cut, _empty, _noise, _readable]),
 )
-def test_a_torn_file_is_refused_and_named(
+def test_damaged_scoreboard_file_is_refused_and_named(
     new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]
 ):
     """A file that is torn, or that other users could have changed, is not used."""
@@ -428,7 +428,7 @@ def doctor_says(daemon: Daemon) -> str:
     return CliRunner().invoke(cli, words).output
 
 
-def test_a_full_memory_file_system_costs_no_process(new_daemon: NewDaemon, runtime: Path):
+def test_full_tmpfs_kills_no_process(new_daemon: NewDaemon, runtime: Path):
     """If it has no free page, the scoreboard gets no file, and no process dies of SIGBUS."""
     full = runtime / "mount"
     full.mkdir(mode=0o700)
@@ -448,7 +448,7 @@ def test_a_full_memory_file_system_costs_no_process(new_daemon: NewDaemon, runti
         full.rmdir()
 
 
-def test_the_file_is_private_and_gone_after_a_drain(new_daemon: NewDaemon, runtime: Path):
+def test_scoreboard_file_is_private_and_deleted_by_a_drain(new_daemon: NewDaemon, runtime: Path):
     """The file contains tokens, so only its user may read it. A drained instance deletes it."""
     with new_daemon(partitions=2) as daemon:
         path = board_of(runtime)

@@ -69,7 +69,7 @@ def init_unit(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", [*UNITS, "init"])
-def test_systemd_analyze_verify_finds_no_problem(
+def test_systemd_analyze_verify_accepts_the_units(
     analyze: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, name: str
 ) -> None:
     unit = init_unit(tmp_path) if name == "init" else installed(name, tmp_path)
@@ -82,7 +82,7 @@ def test_systemd_analyze_verify_finds_no_problem(
 
 
 @pytest.mark.parametrize("name", [*UNITS, "init"])
-def test_the_exposure_level_of_the_service_is_low(
+def test_systemd_exposure_level_is_low(
     analyze: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, name: str
 ) -> None:
     unit = init_unit(tmp_path) if name == "init" else installed(name, tmp_path)
@@ -158,7 +158,7 @@ def manager(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manage
     listening.close()
 
 
-def test_the_daemon_notifies_the_service_manager_of_its_states(
+def test_daemon_notifies_systemd_of_its_states(
     new_daemon: NewDaemon, manager: Manager, tmp_path: Path
 ) -> None:
     with new_daemon(partitions=2, daemon={"drain_timeout": "100s"}) as daemon:
@@ -196,7 +196,7 @@ def test_the_daemon_notifies_the_service_manager_of_its_states(
         assert {said.pid for said in manager.heard} == {daemon.pid}
 
 
-def test_the_watchdog_is_fed_in_time_but_not_by_a_stopped_loop(
+def test_watchdog_is_not_fed_by_a_stopped_supervisor(
     new_daemon: NewDaemon, manager: Manager
 ) -> None:
     with new_daemon() as daemon:
@@ -221,7 +221,7 @@ def test_the_watchdog_is_fed_in_time_but_not_by_a_stopped_loop(
         assert daemon.stop() == 0
 
 
-def test_without_a_watchdog_no_watchdog_datagram_is_sent(
+def test_no_watchdog_datagram_is_sent_without_a_watchdog(
     new_daemon: NewDaemon, manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WATCHDOG_USEC")

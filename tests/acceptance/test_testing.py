@@ -82,7 +82,7 @@ SAME = ("group", "reason", "error_class", "error", "traceback", "attempts", "cra
 
 
 @pytest.mark.skipif(users.chosen(), reason="the fixtures are the default user's")
-def test_the_daemon_has_the_same_outcomes(
+def test_streamqd_testing_agrees_with_the_daemon(
     server, link: Connection, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ends.py").write_text(HANDLERS)
@@ -132,7 +132,7 @@ timeout = "none"
 
 
 @pytest.mark.skipif(users.chosen(), reason="the fixtures are the default user's")
-def test_a_user_configuration_runs_on_the_server_of_the_test(
+def test_settle_uses_the_server_of_the_test(
     server, link: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ends.py").write_text(HANDLERS)
@@ -158,7 +158,7 @@ def test_a_user_configuration_runs_on_the_server_of_the_test(
         test_invoices.test_the_daemon_writes_it_too,
     ],
 )
-def test_the_page_shows_the_example(shown: FunctionType) -> None:
+def test_testing_page_shows_the_tested_example(shown: FunctionType) -> None:
     assert f"```python\n{inspect.getsource(shown)}```" in PAGE.read_text()
 
 
@@ -168,7 +168,7 @@ def test_it(streamqd_daemon):
 """
 
 
-def test_a_daemon_that_does_not_start_reports_the_cause(tmp_path: Path) -> None:
+def test_settle_reports_why_the_daemon_did_not_start(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(FAILING)
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"],
@@ -180,7 +180,7 @@ def test_a_daemon_that_does_not_start_reports_the_cause(tmp_path: Path) -> None:
     assert "no module named no_such_module" in ended.stdout
 
 
-def test_the_plugin_loads_only_what_a_test_requests() -> None:
+def test_pytest_plugin_loads_only_requested_fixtures() -> None:
     program = "import sys, streamqd.pytest_plugin; print(sorted(sys.modules))"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
 

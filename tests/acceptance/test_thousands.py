@@ -108,7 +108,7 @@ def test_4096_coroutines_recover_from_a_kill(new_daemon: NewDaemon) -> None:
         assert max(runs(daemon).values()) <= 2
 
 
-def test_the_payload_in_flight_bounds_4096_coroutines(new_daemon: NewDaemon) -> None:
+def test_payload_bytes_in_flight_are_bounded(new_daemon: NewDaemon) -> None:
     """`prefetch_bytes` also limits running messages."""
     with daemon_of(new_daemon, prefetch_bytes="1MB") as daemon:
         daemon.pause()

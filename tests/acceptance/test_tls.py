@@ -90,7 +90,7 @@ def connections(daemon: Daemon, name: str) -> set[str]:
 
 
 @pytest.mark.fault("F33", "F36")
-def test_sessions_survive_signals_forks_and_a_killed_worker(make: Make) -> None:
+def test_tls_survives_signals_forks_and_a_killed_worker(make: Make) -> None:
     """Workers are replaced continuously. Each fork copies the supervisor's session."""
     with make(max_messages=RECYCLED) as daemon:
         session = connections(daemon, "supervisor")
@@ -114,7 +114,7 @@ def test_sessions_survive_signals_forks_and_a_killed_worker(make: Make) -> None:
 
 
 @pytest.mark.fault("F36")
-def test_a_reload_connects_workers_with_new_certificates(
+def test_reload_connects_workers_with_new_certificates(
     make: Make, own: Path, tmp_path: Path
 ) -> None:
     """Server and files change before the reload. Until then, open sessions keep working."""

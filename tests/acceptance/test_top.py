@@ -118,7 +118,7 @@ def test_top_shows_the_same_words_without_color(new_daemon: NewDaemon) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
 )
-def test_signals_restore_the_terminal(
+def test_top_restores_the_terminal_on_signals(
     new_daemon: NewDaemon, number: signal.Signals, code: int
 ) -> None:
     one = new_daemon()
@@ -131,7 +131,7 @@ def test_signals_restore_the_terminal(
         assert top.echoes
 
 
-def test_ctrl_c_and_ctrl_z_work_as_in_other_programs(new_daemon: NewDaemon) -> None:
+def test_top_handles_ctrl_c_and_ctrl_z(new_daemon: NewDaemon) -> None:
     one = new_daemon()
     with watch(one) as top:
         top.wait_text("streamqd")
@@ -198,7 +198,7 @@ def run(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_a_terminal_top_suggests_once(new_daemon: NewDaemon) -> None:
+def test_top_without_a_terminal_suggests_once(new_daemon: NewDaemon) -> None:
     ended = run(new_daemon())
 
     assert ended.returncode == 2
@@ -206,7 +206,7 @@ def test_without_a_terminal_top_suggests_once(new_daemon: NewDaemon) -> None:
     assert "top needs a terminal; pass --once" in ended.stderr
 
 
-def test_once_and_json_need_no_terminal_and_write_nothing(new_daemon: NewDaemon) -> None:
+def test_top_once_and_json_need_no_terminal(new_daemon: NewDaemon) -> None:
     with new_daemon(partitions=30, consumer={"max_attempts": 1}) as one:
         one.send(["ok", "fail"] * 5, partition=3)
         one.wait_settled()
@@ -232,7 +232,7 @@ def test_once_and_json_need_no_terminal_and_write_nothing(new_daemon: NewDaemon)
         assert len(re.findall(rf"^{TOPIC}/\d+/{GROUP} ", once, re.MULTILINE)) == 30
 
 
-def test_a_partition_without_an_owner_is_measured(new_daemon: NewDaemon) -> None:
+def test_top_measures_a_partition_without_an_owner(new_daemon: NewDaemon) -> None:
     one = new_daemon(partitions=3, daemon={"max_partitions": 2})
     with one:
         one.send(["ok"] * 4, partition=2)

@@ -152,7 +152,7 @@ def runs_of(collector: Collector, uid: str, count: int = 1) -> list[Received]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_span_of_a_run_links_to_the_span_of_its_send(
+def test_span_of_a_run_links_to_the_span_of_its_send(
     traced: NewDaemon, collector: Collector, shape: str
 ):
     with traced(consumer=SHAPES[shape], partitions=2) as daemon:
@@ -186,7 +186,7 @@ def test_the_span_of_a_run_links_to_the_span_of_its_send(
 
 
 @pytest.mark.parametrize("shape", BATCHES)
-def test_a_batch_has_one_span_with_a_link_for_each_message(
+def test_batch_has_one_span_with_a_link_per_message(
     traced: NewDaemon, collector: Collector, shape: str
 ):
     daemon = traced(consumer={**BATCHES[shape], "backoff": SOON})
@@ -204,7 +204,7 @@ def test_a_batch_has_one_span_with_a_link_for_each_message(
     assert second.links == [sends[uids[1]], first.ids]
 
 
-def test_a_batch_with_empty_failures_closes_its_span(traced: NewDaemon, collector: Collector):
+def test_batch_with_empty_failures_closes_its_span(traced: NewDaemon, collector: Collector):
     code = """
 from streamqd import Failures, Message
 
@@ -221,7 +221,7 @@ def batch(messages: list[Message]) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("on_error", ["requeue", "hold-key"])
-def test_a_retry_links_to_its_previous_run(
+def test_retry_links_to_its_previous_run(
     traced: NewDaemon, collector: Collector, shape: str, on_error: str
 ):
     consumer = {**SHAPES[shape], "on_error": on_error, "backoff": SOON, "max_attempts": 3}
@@ -250,7 +250,7 @@ def test_a_retry_links_to_its_previous_run(
     assert (line["trace_id"], line["span_id"]) == third.ids
 
 
-def test_spans_of_released_and_returned_errors_finish(traced: NewDaemon, collector: Collector):
+def test_spans_of_released_and_failed_runs_finish(traced: NewDaemon, collector: Collector):
     with traced(consumer={"handler": "work:plain", "backoff": SOON}) as daemon:
         released, returned = send(daemon, "release", "returned")
         first, second = runs_of(collector, released, 2)
@@ -262,7 +262,7 @@ def test_spans_of_released_and_returned_errors_finish(traced: NewDaemon, collect
     assert third.ids in fourth.links
 
 
-def test_a_replayed_message_links_to_its_last_run(traced: NewDaemon, collector: Collector):
+def test_replayed_message_links_to_its_last_run(traced: NewDaemon, collector: Collector):
     with traced(consumer={"handler": "work:plain", "max_attempts": 1}) as daemon:
         [uid] = send(daemon, "fail 7")
         [first] = runs_of(collector, uid)
@@ -288,9 +288,7 @@ def run_cli(daemon: Daemon, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("shape", {**SHAPES, **BATCHES})
-def test_a_run_that_kills_its_process_is_exported_once(
-    traced: NewDaemon, collector: Collector, shape: str
-):
+def test_span_of_a_killed_run_is_exported_once(traced: NewDaemon, collector: Collector, shape: str):
     with traced(consumer={**SHAPES, **BATCHES}[shape]) as daemon:
         [uid] = send(daemon, "die")
         killed, after = killed_and_next(collector, uid)
@@ -317,7 +315,7 @@ def test_span_of_a_killed_run_has_the_ids_of_its_log_lines(traced: NewDaemon, co
     assert (lines[0]["trace_id"], lines[0]["span_id"]) == killed.ids
 
 
-def test_a_hard_time_limit_is_the_error_type_of_its_run(traced: NewDaemon, collector: Collector):
+def test_hard_limit_is_the_error_type_of_its_span(traced: NewDaemon, collector: Collector):
     consumer = {"handler": "work:plain", "hard_timeout": "300ms"}
     with traced(consumer=consumer) as daemon:
         [uid] = send(daemon, "hang")
@@ -368,7 +366,7 @@ def test_spans_survive_recycles_and_a_drain(traced: NewDaemon, collector: Collec
 
 
 @pytest.mark.parametrize("trouble", ["refuses", "hangs"])
-def test_a_drain_waits_one_second_at_most_for_the_collector(
+def test_drain_waits_at_most_one_second_for_the_collector(
     traced: NewDaemon, collector: Collector, trouble: str
 ):
     daemon = traced(consumer={"handler": "work:plain"})
@@ -384,9 +382,7 @@ def test_a_drain_waits_one_second_at_most_for_the_collector(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_message_that_was_not_sampled_has_no_span(
-    traced: NewDaemon, collector: Collector, shape: str
-):
+def test_unsampled_message_has_no_span(traced: NewDaemon, collector: Collector, shape: str):
     """Client libraries in its handler see the unsampled context, and make no spans either."""
     with traced(consumer=SHAPES[shape]) as daemon:
         send(daemon, "ok 1", "once 2", OTEL_TRACES_SAMPLER="always_off")
@@ -401,9 +397,7 @@ def test_a_message_that_was_not_sampled_has_no_span(
     assert text.count("ok sampled=True") == 1
 
 
-def test_the_variables_of_the_resource_replace_its_defaults(
-    traced: NewDaemon, collector: Collector
-):
+def test_resource_variables_override_the_defaults(traced: NewDaemon, collector: Collector):
     daemon = traced(consumer={"handler": "work:plain"})
     daemon.environment["OTEL_RESOURCE_ATTRIBUTES"] = "service.instance.id=pod-7"
     daemon.environment["OTEL_SERVICE_NAME"] = "billing"
@@ -416,7 +410,7 @@ def test_the_variables_of_the_resource_replace_its_defaults(
         assert run.resource["service.name"] == "billing"
 
 
-def test_a_ratio_keeps_or_drops_a_send_with_its_runs(traced: NewDaemon, collector: Collector):
+def test_sampling_ratio_applies_to_a_send_and_its_runs(traced: NewDaemon, collector: Collector):
     daemon = traced(consumer={"handler": "work:plain"})
     ratio = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.3"}
     daemon.environment |= ratio
@@ -429,7 +423,7 @@ def test_a_ratio_keeps_or_drops_a_send_with_its_runs(traced: NewDaemon, collecto
     assert sorted(each.ids for each in sends) == sorted(each.links[0] for each in runs)
 
 
-def test_payload_that_resembles_headers_does_not_set_its_span(
+def test_payload_that_resembles_headers_sets_no_span_context(
     traced: NewDaemon, collector: Collector
 ):
     unsampled = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
@@ -439,7 +433,7 @@ def test_payload_that_resembles_headers_does_not_set_its_span(
         assert daemon.stop() == 0
 
 
-def test_a_run_can_continue_the_trace_of_its_send(traced: NewDaemon, collector: Collector):
+def test_run_can_continue_the_trace_of_its_send(traced: NewDaemon, collector: Collector):
     consumer = {"handler": "work:plain", "backoff": SOON}
     with traced({"producer_span": "parent"}, consumer=consumer) as daemon:
         [uid] = send(daemon, "once")
@@ -451,7 +445,7 @@ def test_a_run_can_continue_the_trace_of_its_send(traced: NewDaemon, collector: 
     assert (first.links, second.links) == ([], [first.ids])
 
 
-def test_a_traceparent_of_the_caller_is_kept(traced: NewDaemon, collector: Collector):
+def test_traceparent_of_the_caller_is_kept(traced: NewDaemon, collector: Collector):
     given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     with traced(consumer={"handler": "work:plain"}) as daemon:
         [uid] = send(daemon, "ok", headers={"traceparent": given, "a": "b"})
@@ -472,7 +466,9 @@ def test_a_traceparent_of_the_caller_is_kept(traced: NewDaemon, collector: Colle
         '{"traceparent": "' + "0" * 100_000 + '"}',
     ],
 )
-def test_hostile_headers_do_not_harm_a_run(traced: NewDaemon, collector: Collector, headers: str):
+def test_hostile_trace_headers_do_not_affect_a_run(
+    traced: NewDaemon, collector: Collector, headers: str
+):
     with traced(consumer={"handler": "work:plain"}) as daemon:
         stream = daemon.keys.stream(TOPIC, 0)
         fields = ("payload", "ok", "headers", headers, "lastRun", "00-x")
@@ -488,7 +484,7 @@ def test_hostile_headers_do_not_harm_a_run(traced: NewDaemon, collector: Collect
 @pytest.mark.parametrize(
     "content", [b"", b"x" * 4096, b"streamqd runs 1\n\x08\0\0\0" + b"\xff" * 900]
 )
-def test_a_damaged_run_file_is_removed(traced: NewDaemon, collector: Collector, content: bytes):
+def test_damaged_span_file_is_removed(traced: NewDaemon, collector: Collector, content: bytes):
     daemon = traced(consumer={"handler": "work:plain"})
     folder = daemon.folder / "var" / "runs"
     folder.mkdir(parents=True)
@@ -500,7 +496,7 @@ def test_a_damaged_run_file_is_removed(traced: NewDaemon, collector: Collector, 
         assert daemon.stop() == 0
 
 
-def test_a_run_file_of_another_instance_is_kept(traced: NewDaemon):
+def test_span_file_of_another_instance_is_kept(traced: NewDaemon):
     """The processes of that instance may be running in another container."""
     daemon = traced(consumer={"handler": "work:plain"})
     folder = daemon.folder / "var" / "runs"
@@ -526,7 +522,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_costs_no_run_and_no_span(
+def test_full_disk_loses_no_run_and_no_span(
     traced: NewDaemon, collector: Collector, small_disk: Path
 ):
     daemon = traced(consumer={"handler": "work:slow", "concurrency": 8})
@@ -565,7 +561,7 @@ def plain(message):
 """
 
 
-def test_a_time_limit_holds_while_the_span_is_made(traced: NewDaemon):
+def test_time_limit_applies_while_the_span_is_created(traced: NewDaemon):
     consumer = {"handler": "work:plain", "timeout": "300ms", "max_attempts": 1}
     with traced(code=SLOW_EXTRACTION, consumer=consumer) as daemon:
         daemon.send(["ok"])
@@ -574,7 +570,7 @@ def test_a_time_limit_holds_while_the_span_is_made(traced: NewDaemon):
     assert not (daemon.folder / "called").exists()
 
 
-def test_a_reload_turns_traces_on_and_off(traced: NewDaemon, collector: Collector):
+def test_reload_turns_traces_on_and_off(traced: NewDaemon, collector: Collector):
     daemon = traced(consumer={"handler": "work:plain"})
     daemon.write_config(telemetry={"traces": False})
     with daemon:
@@ -631,7 +627,7 @@ assert not trace.get_current_span().get_span_context().is_valid
 """
 
 
-def test_each_producer_and_each_way_to_send_has_a_span(traced: NewDaemon, collector: Collector):
+def test_every_producer_and_send_method_creates_a_span(traced: NewDaemon, collector: Collector):
     daemon = traced(consumer={"handler": "work:plain"})
     run = subprocess.run(
         [sys.executable, "-c", SENDERS, daemon.config_path],
@@ -693,7 +689,7 @@ def test_without_traces_no_process_imports_opentelemetry(new_daemon: NewDaemon):
     assert not (daemon.folder / "var" / "runs").exists()
 
 
-def test_a_missing_package_is_named_before_the_first_message(new_daemon: NewDaemon):
+def test_missing_telemetry_package_is_named_at_the_start(new_daemon: NewDaemon):
     daemon = new_daemon(code=OFF, consumer={"handler": "work:plain"})
     daemon.write_config(telemetry={"traces": True})
     (daemon.folder / "opentelemetry.py").write_text(TRAP)

@@ -38,7 +38,7 @@ WITHOUT = 'import sys; sys.modules["uvloop"] = None; from streamqd.cli import cl
 UVLOOP: dict[str, Any] = {"event_loop": "uvloop"}
 
 
-def test_a_missing_uvloop_is_reported_in_one_sentence(new_daemon: NewDaemon) -> None:
+def test_missing_uvloop_error_is_one_sentence(new_daemon: NewDaemon) -> None:
     """`check` reports it before any message runs."""
     daemon = new_daemon(code=CODE, daemon=UVLOOP)
     done = subprocess.run(
@@ -54,7 +54,7 @@ def test_a_missing_uvloop_is_reported_in_one_sentence(new_daemon: NewDaemon) -> 
     assert done.returncode == 1
 
 
-def test_a_loop_that_cannot_be_imported_is_a_handler_error(
+def test_unimportable_event_loop_is_a_handler_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """This happens, for example, if uvloop is removed while the daemon runs."""

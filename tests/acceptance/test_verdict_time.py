@@ -106,7 +106,7 @@ def configured(new_daemon: NewDaemon, shape: str, **consumer: Any) -> Daemon:
 
 
 @every_shape
-def test_an_error_whose_text_kills_the_process_is_charged(new_daemon: NewDaemon, shape: str):
+def test_error_that_kills_the_process_when_printed_is_charged(new_daemon: NewDaemon, shape: str):
     """A `str(error)` that ends the process is a crash of that message, for every handler."""
     with configured(new_daemon, shape, max_crashes=1) as daemon:
         uids = daemon.send(["ok", "deadly", "ok"])
@@ -121,7 +121,7 @@ def test_an_error_whose_text_kills_the_process_is_charged(new_daemon: NewDaemon,
 
 @every_shape
 @pytest.mark.parametrize("word", ["endless", "slow"])
-def test_the_hard_limit_applies_while_an_error_is_inspected(
+def test_hard_limit_applies_while_an_error_is_inspected(
     new_daemon: NewDaemon, shape: str, word: str
 ):
     """An endless error text or `redact_error` exceeds `hard_timeout`, and is charged."""
@@ -140,7 +140,7 @@ def test_the_hard_limit_applies_while_an_error_is_inspected(
 
 @every_shape
 @pytest.mark.parametrize("word", ["endless", "slow"])
-def test_the_soft_limit_interrupts_the_inspection_of_an_error(
+def test_soft_limit_interrupts_the_inspection_of_an_error(
     new_daemon: NewDaemon, shape: str, word: str
 ):
     """`timeout` interrupts `redact_error` and the text of an error, and the verdict is kept."""
@@ -158,7 +158,7 @@ def test_the_soft_limit_interrupts_the_inspection_of_an_error(
 
 
 @every_shape
-def test_a_handler_cannot_change_how_its_message_is_settled(new_daemon: NewDaemon, shape: str):
+def test_handler_cannot_change_the_settlement_of_its_message(new_daemon: NewDaemon, shape: str):
     """Overwritten attributes of a message do not change how it is settled."""
     with configured(new_daemon, shape, max_attempts=2) as daemon:
         uids = daemon.send(["ok", "spoil", "spoil and fail", "ok"])
@@ -174,7 +174,7 @@ def test_a_handler_cannot_change_how_its_message_is_settled(new_daemon: NewDaemo
 
 
 @every_shape
-def test_an_exception_that_cannot_be_inspected_is_a_failure(new_daemon: NewDaemon, shape: str):
+def test_uninspectable_exception_is_a_failure(new_daemon: NewDaemon, shape: str):
     """Neither the worker nor the thread of its lane dies, so the message is settled."""
     with configured(new_daemon, shape, max_attempts=2) as daemon:
         uids = daemon.send(["ok", "shy", "ok"])

@@ -242,7 +242,7 @@ DEATH = (
         ("accused or not self._complete", "accused or self._complete"),
         tests={
             "acceptance/test_supervisor_death.py": (
-                "test_a_message_that_only_waited_is_not_suspected[threads]"
+                "test_waiting_message_is_not_suspected[threads]"
             )
         },
     ),
@@ -253,7 +253,7 @@ DEATH = (
         ("(self._quarantine.accused or not self._complete)", "not self._complete"),
         tests={
             "acceptance/test_supervisor_death.py": (
-                "test_a_loss_in_a_marked_round_suspects_all_pending_messages"
+                "test_host_loss_in_a_marked_round_suspects_all_pending"
             )
         },
     ),
