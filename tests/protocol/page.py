@@ -21,15 +21,23 @@ _HEAD = """\
 
 # The protocol model
 
-`tests/protocol/partition.pml` is the protocol of one partition and one group as a model for
-[Spin](https://spinroot.com): two instances, each with a supervisor and a worker, the server, the
-housekeeper, and another client. Every script is one atomic step. Any process may pause for
-any time, and the lease may expire at any moment. A budget limits the number of faults: a worker
-dies, a host is lost, the reply of a call is lost, or a call is **executed late**. A late call
-runs after its sender gave up, and after newer calls. Without late calls, the model would miss the
-worst bugs.
+Four models for [Spin](https://spinroot.com) describe the protocols of a partition, of recovery in
+rounds, of a schedule and of an outbox. Spin visits every reachable state of a model, and checks its
+invariants in each one. The bounds are small, so the results are evidence and not a proof.
 
-Spin visits every reachable state and checks these invariants in each:
+`make verify NAME=model` runs the small scopes and all mutations. CI runs it for every change. The
+figures belong to the model with the digest {digest}.
+
+## Partitions
+
+`tests/protocol/partition.pml` models one partition and one group. It has two instances, each with a
+supervisor and a worker, the server, the housekeeper, and another client. Every script is one atomic
+step. Any process may pause for any time, and the lease may expire at any moment. A budget limits
+the number of faults: a worker dies, a host is lost, the reply of a call is lost, or a call is
+**executed late**. A late call runs after its sender gave up, and after newer calls. Without late
+calls, the model would miss the worst bugs.
+
+Invariants:
 
 1. Each message is in exactly one place: unread, pending, waiting retry, retry unread,
    retry pending, dead, acknowledged, or pending at another client.
@@ -42,18 +50,22 @@ Spin visits every reachable state and checks these invariants in each:
 6. The owner's first starts are in the order of the stream.
 7. In every final state with an owner of the partition, all messages are settled.
 
-The bounds are small, so this is evidence and not a proof. The model leaves out a second group,
-trimming, and time itself: the deadline until which a worker trusts its lease, and the second look
-before a takeover. It also leaves out a mark without suspects, retries that wait in place, adoption,
-a server that restarts without its last writes, and several late calls at the same time. The
-contract tests and the fault battery cover these. In this model, a mark charges its message after
-the first lost owner. The model of rounds below also covers isolation, which precedes the charge.
+The model leaves out a second group, trimming, and time itself: the deadline until which a worker
+trusts its lease, and the second look before a takeover. It also leaves out a mark without suspects,
+retries that wait in place, adoption, a server that restarts without its last writes, and several
+late calls at the same time. The contract tests and the fault battery cover these. In this model, a
+mark charges its message after the first lost owner. [The model of rounds](#recovery-in-rounds) also
+covers isolation, which precedes the charge.
+
+## Recovery in rounds
 
 `tests/protocol/rounds.pml` models
 [recovery in rounds](../explanation/decisions/0029-run-suspects-in-rounds.md): one or two partitions
-of a host, and several concurrent runs in each worker. Any message may be a poison message: it
-crashes its process whenever it runs, or takes down its host (a *killer* in the model). A budget
-pays for external kills of a process and for other losses of a host. Spin checks:
+of a host, and several concurrent runs in each worker. Any message may be a poison message, which
+crashes its process whenever it runs, or a *killer*, which takes down its host. A budget pays for
+external kills of a process and for other losses of a host.
+
+Invariants:
 
 1. A healthy message is charged only for an external fault while it ran alone.
 2. A message starts at most 1 + log2(lanes) times, and once more for each crash that it causes. Each
@@ -63,9 +75,13 @@ pays for external kills of a process and for other losses of a host. Spin checks
 5. In every final state, all messages are acknowledged or dead-lettered. The number
    of starts is bounded, so every run is finite.
 
-`tests/protocol/schedule.pml` models one [schedule](../how-to/schedule-messages.md): two
+## Schedules
+
+`tests/protocol/schedule.pml` models one [schedule](../how-to/schedule-messages.md). It has two
 housekeepers, edits, an operator who pauses and resumes it, and a clock that is set back. A
-housekeeper may die between two steps, and a call may be executed late. Spin checks:
+housekeeper may die between two steps, and a call may be executed late.
+
+Invariants:
 
 1. No tick is sent twice.
 2. Nothing is sent before it is due.
@@ -76,11 +92,15 @@ housekeeper may die between two steps, and a call may be executed late. Spin che
 The model leaves out moves to another partition, removal, orphans and overlap. The kill points of
 `tests/acceptance/test_schedules.py` and the contract tests cover these.
 
+## Outboxes
+
 `tests/protocol/outbox.pml` models one
-[outbox](../explanation/decisions/0035-deduplicate-outbox-rows-in-the-partition.md): two relays, a
-table of rows with two keys, and a topic that may grow. A relay may die or pause at any step, even
-for longer than its lease. The reply of a publish or of a delete may be lost, and one of them may be
-executed late. Spin checks:
+[outbox](../explanation/decisions/0035-deduplicate-outbox-rows-in-the-partition.md). It has two
+relays, a table of rows with two keys, and a topic that may grow. A relay may die or pause at any
+step, even for longer than its lease. The reply of a publish or of a delete may be lost, and one of
+them may be executed late.
+
+Invariants:
 
 1. No row is in the topic twice.
 2. The rows of a key are in the order in which they were committed.
@@ -91,12 +111,9 @@ The model leaves out rows of delayed sends, dead-lettered rows, rejected writes,
 that restarts without its last writes. The contract tests and the acceptance tests cover the first
 three.
 
-`make verify NAME=model` runs the small scopes and all mutations. CI runs it for every change. The
-figures belong to the model with the digest {digest}.
-
 ## Verified variants
 
-`make verify NAME=model` runs these variants, also in CI:
+`make verify NAME=model` runs these variants:
 
 | Variant | Scope | States | Transitions |
 | --- | --- | --- | --- |
@@ -112,26 +129,24 @@ _FULL = """
 _MUTATIONS = """
 ## Mutations
 
-Each variant removes one rule, and Spin finds a violated invariant. These are its shortest
-counterexamples. Numbers in brackets are tokens, other numbers messages.
+Each variant removes one rule, and Spin finds a violated invariant of its model. The traces are the
+shortest counterexamples. A number in parentheses is a token, and any other number is a message.
 
-| Variant | Removed rule | Violated | Trace |
-| --- | --- | --- | --- |
 """
 
 _FOUND = """
 ## Bugs found
 
-The model found two bugs.
+The models found two bugs:
 
-In the first, a schedule was edited while a tick was due. The edit read the clock and computed the
-next due time. Then a housekeeper sent that tick, and the edit made the same tick due again, so it
-was sent twice. Now `schedule_fire` compares the last tick.
-
-In the second, a reclaim was executed late. `message_reclaim` compared only the token. The worker
-had reconnected and listed its pending entries before the call ran. The call then moved an entry of
-another client into the worker's list, and the worker did not see it until it compared its counts
-half a minute later. Now the script also compares the session, as the read and the mark do.
+- A tick was sent twice, because a schedule was edited while the tick was due. The edit read the
+  clock and computed the next due time. Then a housekeeper sent that tick, and the edit made the
+  same tick due again. Now `schedule_fire` compares the last tick.
+- An entry was handled half a minute late, because a reclaim was executed late. `message_reclaim` compared only the
+  token. The worker had reconnected and listed its pending entries before the call ran. The call
+  then moved an entry of another client into the worker's list, and the worker saw it only when
+  it compared its counts. Now the script also compares the session, as the read
+  and the mark do.
 """
 
 
@@ -208,6 +223,17 @@ def digest() -> str:
     return hashlib.sha256(f"{model}{scopes}".encode()).hexdigest()[:16]
 
 
+def _mutation(result: Checked) -> str:
+    """Return a list item: the variant, the rule that it removes, and the counterexample."""
+    title = result.variant.title
+    if "_" not in title.partition(" ")[0]:  # a name of code keeps its case
+        title = title[0].upper() + title[1:]
+    return (
+        f"- **{title}.** Removed rule: {result.variant.rule}. Violated invariant:"
+        f" {result.violated}.\n  Trace: {' → '.join(result.trace)}\n"
+    )
+
+
 def render(results: list[Checked]) -> str:
     """Return the page."""
     holding = [
@@ -220,11 +246,6 @@ def render(results: list[Checked]) -> str:
     ]
     small = "".join(row for is_large, row in holding if not is_large)
     large = "".join(row for is_large, row in holding if is_large)
-    broken = [
-        f"| {each.variant.title} | {each.variant.rule} | {each.violated} |"
-        f" {' → '.join(each.trace)} |\n"
-        for each in results
-        if each.variant.breaks
-    ]
+    broken = [_mutation(each) for each in results if each.variant.breaks]
     head = _HEAD.format(digest=digest()) + small + _FULL + large
     return head + _MUTATIONS + "".join(broken) + _FOUND
