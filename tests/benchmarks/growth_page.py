@@ -20,16 +20,17 @@ TEXT = """\
 
 # Cost by size
 
-`make bench NAME=growth` starts a real daemon on a private server for each shape and each kind
-below, and measures the cost of all its processes and of the server: idle, for
-{seconds:g} seconds each, and while they handle a backlog. Measured on {date}: {cpu}, {cores}
-cores, Python {python}, {server}. Server and daemon share these cores. The data is in
-[growth.json](benchmarks/growth.json).
+This page shows how the cost of streamqd and Redis changes with the number of assignments and of
+stored messages. `make bench NAME=growth` starts a real daemon on a private server for each shape
+and each kind of message below. It measures the CPU time of all processes and of the server, first
+while they are idle for {seconds:g} seconds, and then while they handle a backlog.
 
-CPU is in milliseconds per second (ms/s), or in microseconds per message. 10 ms/s is 1% of a core.
-*streamqd* is the CPU time of the supervisor, the housekeeper and all workers together. The
-figures are from one run on one machine, so compare the first and the last row, and not
-adjacent rows.
+The data is from {date}: {cpu}, {cores} cores, Python {python}, {server}. Server and daemon share
+these cores. [growth.json](benchmarks/growth.json) contains all values. They are from one run on one
+machine, so compare the first and the last row, and not adjacent rows.
+
+CPU time is in milliseconds per second (ms/s), or in microseconds per message. 10 ms/s is 1% of a
+core. *streamqd* is the CPU time of the supervisor, the housekeeper and all workers together.
 
 Results:
 
@@ -42,27 +43,27 @@ worker.
 
 ![Cost of idle assignments, and of each message](benchmarks/growth-units.svg)
 
-Idle, with empty streams. *commands/s* counts all commands that the server executes, including
-those within scripts:
+The first table shows idle daemons with empty streams. *commands/s* counts all commands that the
+server executes, including those within scripts:
 
 {rest}
 
-Under load, from the end of a pause until all messages are handled. The backlog has {messages:,}
-messages of {bytes:,} bytes, spread evenly, or {least:,} per partition if that is more. Each group
-handles all messages. The handler does nothing.
+The second table shows daemons under load, from the end of a pause until all messages are handled.
+The backlog has {messages:,} messages of {bytes:,} bytes, spread evenly, or {least:,} per partition
+if that is more. Each group handles all messages. The handler does nothing.
 
 {work}
 
 ## By stored messages
 
-The shape is {shape}, no work is due, and the number of stored messages of one kind grows:
+The shape is {shape}, and no work is due. The number of stored messages of one kind grows. Bodies
+have {bytes:,} bytes. The kinds are:
 
-- *backlog*: unread while the consumer is paused.
-- *pending*: pending at another client. The daemon checks them, and would claim them after a day.
-- *delayed*: half retries and half delayed sends, due in a day.
-- *dead*: dead letters.
-
-Bodies have {bytes:,} bytes.
+- *backlog*: unread messages while the consumer is paused
+- *pending*: messages pending at another client. The daemon checks them, and would claim them after
+  a day.
+- *delayed*: half waiting retries and half delayed sends, due in a day
+- *dead*: dead letters
 
 ![Idle cost as the number of stored messages grows](benchmarks/growth-amounts.svg)
 
@@ -150,7 +151,7 @@ def _by_assignments(what: str, rows: list[Row]) -> str:
     per_assignment = [row["rest"]["ours, ms/s"] * 1000 / row["units"] for row in (few, many)]
     return (
         f"- **More {what}**, from {few['units']:,} to {many['units']:,} assignments."
-        " Idle,"
+        " While idle,"
         f" streamqd uses {few['rest']['ours, ms/s']:,.1f} to {many['rest']['ours, ms/s']:,.1f}"
         f" ms/s. Each further assignment adds {ours:,.0f} µs per second, and {redis:,.0f} µs per"
         f" second in Redis. Per assignment, streamqd uses {per_assignment[0]:,.0f} µs per second"
@@ -170,7 +171,7 @@ def _by_amount(kind: str, rows: list[Row]) -> str:
         for key in ("ours, ms/s", "redis, ms/s")
     )
     return (
-        f"- **{kind.capitalize()}**. Idle with {few['amount']:,} and {many['amount']:,} messages,"
+        f"- **{kind.capitalize()}**, {few['amount']:,} and {many['amount']:,} messages. While idle,"
         f" streamqd uses {streamqd}, and Redis {redis}."
     )
 

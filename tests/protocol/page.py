@@ -142,11 +142,11 @@ The models found two bugs:
 - A tick was sent twice, because a schedule was edited while the tick was due. The edit read the
   clock and computed the next due time. Then a housekeeper sent that tick, and the edit made the
   same tick due again. Now `schedule_fire` compares the last tick.
-- An entry was handled half a minute late, because a reclaim was executed late. `message_reclaim` compared only the
-  token. The worker had reconnected and listed its pending entries before the call ran. The call
-  then moved an entry of another client into the worker's list, and the worker saw it only when
-  it compared its counts. Now the script also compares the session, as the read
-  and the mark do.
+- An entry was handled half a minute late, because a reclaim was executed late. `message_reclaim`
+  compared only the token. The worker had reconnected and listed its pending entries before the call
+  ran. The call then moved an entry of another client into the worker's list, and the worker saw it
+  only when it compared its counts. Now the script also compares the session, as the read and the
+  mark do.
 """
 
 

@@ -69,8 +69,8 @@ job.
   you look up, change and cancel. Most of their commands per job maintain that record.
 - Compare a batch handler only with a batch handler: one call receives hundreds of jobs.
 - Handlers are `async` in systems made for asyncio (arq, taskiq, streaq, FastStream), and
-  plain functions elsewhere. A handler that waits would show the gain from concurrency.
-  This one does nothing, so it shows the cost of the system itself.
+  plain functions elsewhere. A handler that waits would show the gain from concurrency. The handler
+  of this benchmark does nothing, so it shows the cost of the system itself.
 - huey and taskiq's list remove a job when they fetch it and acknowledge nothing. They are cheaper
   because a crash loses the job.
 - All systems on redis-py use hiredis. The server is Valkey. Options that need newer versions of
@@ -89,14 +89,15 @@ server.
 
 ## Method
 
-- **handled/s**: a backlog is written, then the workers start. The time runs from the first
+- **handled/s**: a backlog is written, and then the workers start. The time runs from the first
   counted job to the last.
-- **CPU**: the whole process tree with supervisors and housekeepers, and the server.
-- **latency**: 600 jobs at 200 per second to idle workers, from just before the sending call to
-  the first statement of the handler. A system that handles fewer than 200 per second builds a
-  queue, and its latency includes the wait in it.
-- **sent/s**: one process with one connection. *In bulk* uses the documented call for many jobs,
-  or single sends in a system without such a call.
+- **CPU**: the CPU time of the whole process tree with supervisors and housekeepers, and of the
+  server.
+- **latency**: 600 jobs are sent at 200 per second to idle workers. The time runs from just before
+  the sending call to the first statement of the handler. A system that handles fewer than 200 per
+  second builds a queue, and its latency includes the wait in that queue.
+- **sent/s**: one process sends over one connection. *In bulk* uses the documented call for many
+  jobs, or single sends in a system without such a call.
 - **PSS**: memory after the backlog, with shared pages counted in proportion. It is 0 where each
   job has a forked worker that has already exited.
 - **first job**: from the start of the processes to the first handled job.
@@ -116,8 +117,8 @@ TUNINGS = """
 ## Settings of each system
 
 Each system is tuned only as its documentation describes, except where the table names another
-source. Log lines for single jobs are off everywhere. Acknowledgments are late where a system
-offers it.
+source. Log lines for single jobs are off everywhere. Jobs are acknowledged late where a system
+offers this.
 
 {table}
 """
@@ -129,20 +130,22 @@ fetched jobs, with the settings above. The claims of streamqd
 
 {table}"""
 KILLED = """\
-Measured by `make bench NAME=survival` on {date}, with the settings above. {jobs} jobs wait, and
-the process that runs the middle one kills itself once with SIGKILL during that job. A process
-that the system does not restart is restarted after a second, as a service manager would. One more
-job is sent each second, because some systems look for lost jobs only when they find others. The
-measurement stops after {patience:g} minutes.
+`make bench NAME=survival` measures what happens to jobs whose worker is killed. {jobs} jobs wait.
+The process that runs the middle job kills itself once with SIGKILL during that job. If the system
+does not restart the process, the benchmark restarts it after a second, as a service manager would.
+It also sends one more job each second, because some systems look for lost jobs only when they find
+others. It stops after {patience:g} minutes. This run is from {date}, with the settings above.
 
 {table}
 
-*The job*: the time until it ran again. In some systems it goes to the end of the queue first.
-*Others never run*: jobs fetched by the dead process that never ran. *All others done*: the time
-from the death until the last of the other jobs had run. *Run twice*: jobs that had already run
-and ran again. Each value comes from a single death, so it separates seconds from minutes but not
-nearby milliseconds. streamqd's own claims [are measured](recovery-and-data-loss.md) many
-times."""
+- *The job*: the time until the job of the killed process ran again. In some systems, it goes to the
+  end of the queue first.
+- *Others never run*: jobs that the killed process had fetched and that never ran
+- *All others done*: the time from the kill until the last of the other jobs had run
+- *Run twice*: jobs that had already run and ran again
+
+Each value comes from a single kill, so it separates seconds from minutes but not nearby
+milliseconds. The claims of streamqd [are measured](recovery-and-data-loss.md) many times."""
 
 
 def text(results: dict[str, Any], survival: dict[str, Any] | None = None) -> str:
