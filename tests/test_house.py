@@ -59,24 +59,24 @@ def run(*command: str | Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_search_for_files_finds_the_house():
+def test_file_search_finds_package_and_pages():
     assert len(PACKAGE) > 20
     assert {"README.md", "docs/index.md"} <= {name(path) for path in PAGES}
 
 
-def test_imports_go_downwards_only():
+def test_imports_respect_the_layers():
     run(BIN / "lint-imports", "--no-cache")
 
 
-def test_style():
+def test_ruff_check_passes():
     run(BIN / "ruff", "check")
 
 
-def test_format():
+def test_ruff_format_passes():
     run(BIN / "ruff", "format", "--check")
 
 
-def test_a_class_name_is_defined_once_in_the_product():
+def test_class_names_are_unique():
     defined: dict[str, list[str]] = {}
     for path in PACKAGE:
         for node in nodes(path):
@@ -94,7 +94,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
         yield from (f"{node.module}.{each.name}" for each in node.names)
 
 
-def test_nothing_private_of_a_dependency_is_imported():
+def test_no_private_name_of_a_dependency_is_imported():
     """A release of the dependency may change or remove a private name without notice."""
     private = [
         f"{name(path)}:{node.lineno}: {imported}"
@@ -106,7 +106,7 @@ def test_nothing_private_of_a_dependency_is_imported():
     assert private == [], "use what the library documents"
 
 
-def test_nothing_waits_by_select():
+def test_select_is_not_used():
     """`select` takes no descriptor of 1,024 or more; wait by `process.wait_readable`."""
     found = [
         f"{name(path)}:{node.lineno}"
@@ -134,13 +134,13 @@ def _below_header(path: Path) -> list[str]:
     return list(itertools.dropwhile(lambda line: line.startswith("--"), lines))
 
 
-def test_no_script_is_too_long_to_read():
+def test_scripts_are_short():
     lengths = {path: len(_below_header(path)) for path in FILES if path.suffix == ".lua"}
 
     assert {name(p): n for p, n in lengths.items() if n > LUA_LINES_MAX} == {}
 
 
-def test_no_function_is_too_long_to_read():
+def test_functions_are_short():
     long = {
         f"{name(path)}:{node.name}": length
         for path in PACKAGE
@@ -159,7 +159,7 @@ def test_every_module_has_a_docstring():
 
 
 @pytest.mark.parametrize("word", ["TO" + "DO", "FIX" + "ME", "XX" + "X"])
-def test_nothing_is_left_for_later(word: str):
+def test_no_todo_is_left(word: str):
     places = [
         f"{name(path)}:{number}"
         for path in FILES
@@ -205,14 +205,14 @@ def _ways_to_code(path: Path) -> Iterator[tuple[str, str]]:
             yield name(path), found
 
 
-def test_nothing_that_is_received_can_become_code():
+def test_received_data_cannot_become_code():
     found = {way for path in PACKAGE for way in _ways_to_code(path)}
 
     assert found - CODE_ALLOWED.keys() == set()
     assert {way for way in CODE_ALLOWED if way not in found} == set(), "no longer needed"
 
 
-def test_no_file_names_the_place_where_it_was_written():
+def test_no_file_contains_a_local_path():
     local = {str(place) for place in (ROOT, Path.home()) if len(place.parts) > 2}
     places = [
         f"{name(path)}: {found}"
@@ -256,7 +256,7 @@ def test_every_make_command_in_the_pages_exists():
     assert {each for each in named if each[2] and not is_made(each[1], each[2], made)} == set()
 
 
-def test_make_lists_at_most_one_screen():
+def test_make_help_fits_one_screen():
     listed = subprocess.run(["make", "-s"], cwd=ROOT, text=True, capture_output=True, check=True)
 
     assert 10 < len(listed.stdout.splitlines()) <= 15
@@ -274,7 +274,7 @@ def anchors(page: Path) -> set[str]:
     return {heading.replace(" ", "-") for heading in words}
 
 
-def test_every_link_between_the_pages_leads_somewhere():
+def test_every_link_between_the_pages_resolves():
     broken = []
     for page in PAGES:
         for link in links(page):
@@ -305,7 +305,7 @@ def test_every_page_can_be_reached_from_the_readme():
     assert {name(page) for page in docs - reached} == set()
 
 
-def test_the_python_in_the_pages_compiles():
+def test_python_in_the_pages_compiles():
     blocks = [
         (name(page), block)
         for page in PAGES
@@ -317,7 +317,7 @@ def test_the_python_in_the_pages_compiles():
         compile(block, page, "exec")
 
 
-def test_the_tests_that_pages_name_exist():
+def test_tests_named_by_pages_exist():
     named = {
         (name(page), path, test)
         for page in PAGES

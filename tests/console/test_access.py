@@ -73,14 +73,14 @@ def logged_in(console: ConsoleProcess, name: str) -> Client:
     return client
 
 
-def test_every_route_is_in_the_table_with_a_role():
+def test_every_route_has_a_role():
     """test_every_view checks that a viewer gets 403 for all others."""
     assert {each.role for each in ACTS} <= {Role.OPERATOR, Role.ADMIN}
     names = [each.name for each in (*VIEWS, *ACTS)]
     assert len(names) == len(set(names))
 
 
-def test_the_token_of_the_link_works_once(fleet, new_console):
+def test_login_link_token_works_once(fleet, new_console):
     console = new_console(fleet)
     token = console.link.partition("token=")[2]
     client, other = Client(console.port), Client(console.port)
@@ -103,7 +103,7 @@ def test_the_token_of_the_link_works_once(fleet, new_console):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_stops_the_console_with_code_0(fleet, new_console, number):
+def test_signal_stops_the_console_with_exit_code_0(fleet, new_console, number):
     """It stops even with an open stream, which would last for hours."""
     console = new_console(fleet)
     client = Client(console.port)
@@ -117,7 +117,7 @@ def test_signal_stops_the_console_with_code_0(fleet, new_console, number):
     stream.close()
 
 
-def test_bind_listens_on_this_address_only(fleet, new_console):
+def test_bind_listens_only_on_the_given_address(fleet, new_console):
     console = new_console(fleet, "--bind", "127.0.0.2:9466")  # `--port 0` is added
 
     found = re.fullmatch(
@@ -151,7 +151,7 @@ def test_sigterm_after_the_first_line_stops_the_console(fleet, new_console):
         ({}, 403),
     ],
 )
-def test_change_must_come_from_the_console(console, headers, status):
+def test_change_requires_the_origin_of_the_console(console, headers, status):
     client = logged_in(console, "otto")
     headers = {name: value.format(port=console.port) for name, value in headers.items()}
 
@@ -172,7 +172,7 @@ POLICY = {
 }
 
 
-def test_headers_of_all_responses(console, fleet):
+def test_every_response_has_security_headers(console, fleet):
     """The test checks each kind of page, and each entry of the registry."""
     client = logged_in(console, "anna")
     letter = dead_letters.messages(fleet.store, "orders").page(limit=1).rows[0]
@@ -194,7 +194,7 @@ def test_headers_of_all_responses(console, fleet):
     assert refused.headers["content-security-policy"].startswith("default-src 'none';")
 
 
-def test_a_stream_is_not_stored(console):
+def test_live_stream_must_not_be_cached(console):
     client = logged_in(console, "vera")
     link = http.client.HTTPConnection("127.0.0.1", console.port, timeout=30)
     cookie = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
@@ -207,7 +207,7 @@ def test_a_stream_is_not_stored(console):
     link.close()
 
 
-def test_a_wrong_password_is_refused_and_many_are_slowed_down(fleet, users_file, new_console):
+def test_wrong_password_is_refused_and_rate_limited(fleet, users_file, new_console):
     console = new_console(fleet, "--users", str(users_file))
     client = Client(console.port)
     wrong = [
@@ -222,7 +222,7 @@ def test_a_wrong_password_is_refused_and_many_are_slowed_down(fleet, users_file,
     assert "try again in a minute" in late.text
 
 
-def test_a_person_without_a_session_is_sent_to_the_login(console):
+def test_request_without_a_session_redirects_to_the_login(console):
     answer = Client(console.port).get("/?q=bill")
 
     assert answer.status == 303
@@ -231,7 +231,7 @@ def test_a_person_without_a_session_is_sent_to_the_login(console):
 
 
 @pytest.mark.parametrize("target", ["https://evil.example/", "//evil.example", "/\\evil.example"])
-def test_the_login_leads_to_no_other_site(console, target):
+def test_login_does_not_redirect_to_another_site(console, target):
     client = Client(console.port)
 
     answer = client.post("/login", {"name": "vera", "password": PASSWORD, "next": target}, OWN)
@@ -239,7 +239,7 @@ def test_the_login_leads_to_no_other_site(console, target):
     assert answer.headers["location"] == "/"
 
 
-def test_read_only_makes_everybody_a_viewer(fleet, users_file, new_console):
+def test_read_only_makes_every_user_a_viewer(fleet, users_file, new_console):
     console = new_console(fleet, "--users", str(users_file), "--read-only")
     client = logged_in(console, "anna")
 
@@ -250,7 +250,7 @@ def test_read_only_makes_everybody_a_viewer(fleet, users_file, new_console):
     assert "default, read only" in client.get("/").text
 
 
-def test_a_proxy_names_the_person_only_if_it_is_trusted(fleet, new_console):
+def test_proxy_user_header_requires_a_trusted_proxy(fleet, new_console):
     trusted = new_console(
         fleet, "--proxy-header", "X-Forwarded-User", "--proxy-from", "127.0.0.0/8"
     )
@@ -308,7 +308,7 @@ def run(folder: Path, *arguments: str, text: str = "") -> subprocess.CompletedPr
     )
 
 
-def test_a_public_address_without_a_login_is_refused(tmp_path):
+def test_public_address_without_a_login_is_refused(tmp_path):
     done = run(tmp_path, "--bind", "0.0.0.0:0")
 
     assert done.returncode == 8
@@ -316,7 +316,7 @@ def test_a_public_address_without_a_login_is_refused(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_used_port_is_a_sentence(tmp_path, console):
+def test_port_in_use_error_is_one_sentence(tmp_path, console):
     done = run(tmp_path, "--port", str(console.port))
 
     assert done.returncode == 8
@@ -363,7 +363,7 @@ def test_double_click_acts_once_and_is_audited(fleet, console):
     )
 
 
-def test_a_form_without_a_request_id_changes_nothing(console):
+def test_form_without_a_request_id_changes_nothing(console):
     client = logged_in(console, "otto")
 
     answer = client.post(PAUSE, {"why": "x"}, OWN)
@@ -372,7 +372,7 @@ def test_a_form_without_a_request_id_changes_nothing(console):
     assert "The form has no request ID" in answer.text
 
 
-def test_an_unknown_group_is_a_sentence_with_its_status(console):
+def test_unknown_group_page_has_a_message_and_status(console):
     client = logged_in(console, "otto")
 
     shown = client.get("/groups/orders/nothing/pause")

@@ -307,7 +307,7 @@ def act_on(
 
 
 @every_act
-def test_act_does_its_change_once_and_is_audited(busy: Busy, act: Act):
+def test_act_changes_once_and_is_audited(busy: Busy, act: Act):
     BEFORE.get(act.name, lambda _busy: None)(busy)
     client = logged_in(busy.console, "anna")
 
@@ -339,7 +339,7 @@ def test_change_without_effect_is_not_audited(busy: Busy):
     assert [each for each in audit.page(busy.store, TOPIC).entries if each.who == ACTOR] == []
 
 
-def test_every_act_is_offered_to_its_roles_only(busy: Busy):
+def test_acts_are_offered_only_to_their_roles(busy: Busy):
     """The test checks three states of the fleet, because some buttons exclude each other."""
     with_job(busy)
     offered = {name: linked(busy, name) for name in ("anna", "otto", "vera")}
@@ -378,7 +378,7 @@ def linked(busy: Busy, name: str) -> set[str]:
 @pytest.mark.parametrize(
     "act", [each for each in ACTS if each.role == Role.ADMIN], ids=lambda each: each.name
 )
-def test_operator_gets_403_for_an_act_of_admins(console, act: Act):
+def test_operator_gets_403_for_an_admin_act(console, act: Act):
     client = logged_in(console, "otto")
     path = (act.example or act.path).replace("LETTER", "0:1-1").replace("UID", "orders/0/1-1")
 

@@ -62,7 +62,7 @@ def stopped(fleet, there):
         wait_until(lambda: not directives.not_started(there, TOPIC, "bill"), timeout=60)
 
 
-def test_an_operator_stops_and_starts_a_group(console, fleet, there):
+def test_operator_stops_and_starts_a_group(console, fleet, there):
     assert act(console, "vera", "/groups/orders/bill/stop").status == 403
 
     assert act(console, "otto", "/groups/orders/bill/stop", why="prices").status == 303
@@ -83,7 +83,7 @@ def test_an_operator_stops_and_starts_a_group(console, fleet, there):
     assert start.who == "otto (console)"
 
 
-def test_a_pause_with_a_reason_needs_one_dry_run(console, fleet, there):
+def test_pause_with_a_reason_requires_one_dry_run(console, fleet, there):
     path = "/groups/orders/ship/pause"
     seen = re.search(r'name="dry-run-of" value="(\w+)"', shown(console, path))[1]
     try:
@@ -133,7 +133,7 @@ def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there
         assert two.stop() == 0
 
 
-def test_the_fleet_lists_reloads_of_instances_on_other_pages(console, fleet, there):
+def test_fleet_page_lists_reloads_of_all_instances(console, fleet, there):
     url = fleet.tables["redis"]["url"]
     with Daemon(fleet.folder, url, partitions=2, groups=("bill", "ship"), name="web-3") as two:
         wait_until(lambda: 'id="i-web-3"' in shown(console, "/fleet"))
@@ -150,13 +150,13 @@ def test_the_fleet_lists_reloads_of_instances_on_other_pages(console, fleet, the
     assert 'id="r-web-3"' in text, "the list is not paged"
 
 
-def test_the_pages_show_the_memory_and_the_process_of_workers(console, fleet):
+def test_pages_show_memory_and_process_of_workers(console, fleet):
     path = "/topics/orders/partitions/0/ship"
     wait_until(lambda: re.search(r"pid \d+, [\d.]+ MiB", shown(console, path)), timeout=60)
     wait_until(lambda: re.search(r'data-label="Memory">[\d.]+ MiB', shown(console, "/fleet")))
 
 
-def test_a_reset_needs_a_stopped_group_and_its_name(console, fleet, there):
+def test_reset_requires_a_stopped_group_and_its_name(console, fleet, there):
     path = "/groups/orders/bill/reset"
     assert act(console, "otto", path, to="earliest").status == 403
     assert "Stop the group first" in shown(console, path), "before a position is entered"
@@ -183,7 +183,7 @@ def test_an_admin_resets_a_stopped_group(console, fleet, stopped):
     assert groups.describe(fleet.store, TOPIC, "bill").lag == number
 
 
-def test_an_unread_message_holds_the_floor_of_its_partition(console, fleet, there):
+def test_topic_page_names_the_group_that_holds_the_floor(console, fleet, there):
     directives.pause(there, Scope(TOPIC, None, "ship"), "a test")
     try:
         wait_until(lambda: not directives.not_paused(there, Scope(TOPIC, None, "ship"), 0))
@@ -200,7 +200,7 @@ def origin(text: str, name: str) -> str:
     return " ".join(re.sub(r"<[^>]*>", " ", row).split())
 
 
-def test_each_setting_has_its_origin(fleet, users_file):
+def test_every_setting_has_its_origin(fleet, users_file):
     stored = ["retention.max_age=48h", "retention.max_length=1000"]
     topics_settings.change(fleet.store, TOPIC, stored, None)
     path = fleet.folder / "origins.toml"
@@ -256,7 +256,7 @@ def test_the_flow_shows_schedules_and_outboxes_as_sources(console, fleet):
     assert 'id="f-orders-bill"' in shown(console, "/flow?q=tick")
 
 
-def test_the_live_view_sorts_filters_and_pages(console, fleet):
+def test_live_view_sorts_filters_and_pages(console, fleet):
     text = shown(console, "/top?sort=name&limit=3")
     names = re.findall(r'id="a-([^"]*)"', text)
     assert names == ["orders/0/bill", "orders/1/bill", "orders/0/ship"]
@@ -277,7 +277,7 @@ def kept(text: str) -> dict[str, str]:
     return dict(re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', form))
 
 
-def test_a_search_keeps_the_order_and_the_size_of_the_page(console):
+def test_search_keeps_the_order_and_the_page_size(console):
     text = shown(console, "/top?sort=name&reverse=1&limit=3")
     assert kept(text) == {"sort": "name", "reverse": "1", "limit": "3"}
     assert kept(shown(console, "/top?limit=3")) == {"limit": "3"}
@@ -307,7 +307,7 @@ def test_an_admin_grows_a_topic(console, fleet, users_file, new_console):
     assert len(audited(fleet, "topic grow")) == 1
 
 
-def test_a_growth_continues_to_its_own_number_only(console, fleet):
+def test_growth_continues_only_to_its_own_count(console, fleet):
     store, path = fleet.store, "/topics/slow/grow"
     topics.create(store, "slow", config.Topic(partitions=1))
     stream = store.keys.stream("slow", 0)
@@ -351,7 +351,7 @@ def test_an_admin_deletes_a_group_by_its_name(console, fleet):
     assert (row.who, row.counts) == ("anna (console)", {"partitions": count})
 
 
-def test_an_unread_retry_needs_the_choice_to_discard_it(console, fleet):
+def test_unread_retry_is_discarded_only_on_request(console, fleet):
     """A due retry is in the retry stream of its group, until a worker reads it."""
     keys, link = fleet.store.keys, fleet.link
     link.execute("XGROUP", "CREATE", keys.stream(TOPIC, 0), "old", "$")

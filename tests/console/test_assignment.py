@@ -36,7 +36,7 @@ def no_stack(fleet: Daemon) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("javascript", [True, False])
-def test_an_operator_sees_the_stack_of_a_running_worker(
+def test_operator_sees_the_stack_of_a_running_worker(
     console: ConsoleProcess, browse: Browse, fleet: Daemon, no_stack: None, javascript: bool
 ) -> None:
     gate = f"gate-{javascript}"
@@ -68,7 +68,7 @@ def test_an_operator_sees_the_stack_of_a_running_worker(
     fleet.wait_settled()
 
 
-def test_a_viewer_reads_the_stack_and_cannot_request_it(
+def test_viewer_reads_but_cannot_request_a_stack(
     console: ConsoleProcess, browse: Browse, fleet: Daemon, no_stack: None
 ) -> None:
     found = PublishedStack(1, 1, "one", 1, 4711, "line of a stack")
@@ -101,7 +101,7 @@ def test_a_hostile_stack_is_shown_as_text(
         assert page.locator("#stack pre").count() == 0
 
 
-def test_a_request_without_an_answer_says_so(
+def test_unanswered_stack_request_is_reported(
     console: ConsoleProcess, fleet: Daemon, no_stack: None
 ) -> None:
     client = logged_in(console, "otto")
@@ -120,7 +120,7 @@ def test_a_request_without_an_answer_says_so(
         supervisor.send_signal(signal.SIGCONT)
 
 
-def test_the_last_owners_are_listed(console: ConsoleProcess, fleet: Daemon) -> None:
+def test_assignment_page_lists_the_last_owners(console: ConsoleProcess, fleet: Daemon) -> None:
     key: Any = fleet.keys.epochs(*ASSIGNMENT)
     [acquired] = fleet.link.execute("LRANGE", key, 0, -1)
     at = int(acquired.split(b" ")[0])

@@ -12,18 +12,18 @@ HIDDEN = BodyReader("hidden")
 
 
 @pytest.mark.parametrize("number", ["9007199254740993", "1e400", "-0.0", "1.10", "9" * 5_000])
-def test_a_number_is_shown_as_it_was_written(number):
+def test_numbers_are_shown_exactly_as_written(number):
     assert SHOW.body(f'{{"n":{number}}}'.encode()).text == f'{{\n  "n": {number}\n}}'
 
 
-def test_equal_names_of_an_object_are_all_shown_and_all_masked():
+def test_duplicate_names_are_all_shown_or_masked():
     twice = b'{"card":{"number":1},"card":{"number":2}}'
 
     assert SHOW.body(twice).text.count('"number"') == 2
     assert MASKED.body(twice).text.count('"number": "***"') == 2
 
 
-def test_a_mask_matches_a_name_that_is_written_with_escapes():
+def test_mask_matches_a_name_written_with_escapes():
     assert "42" not in MASKED.body(rb'{"c\u0061rd":{"num\u0062er":42}}').text
 
 
@@ -44,13 +44,13 @@ def test_mask_hides_payloads_without_members(payload):
     assert not shown.whole
 
 
-def test_the_case_of_a_masked_header_does_not_matter():
+def test_header_mask_ignores_case():
     headers = {"authorization": "secret", "AUTHORIZATION": "secret", "other": "open"}
 
     assert MASKED.headers(headers) == dict(headers, authorization="***", AUTHORIZATION="***")
 
 
-def test_hidden_bodies_leave_nothing():
+def test_hidden_body_reveals_nothing():
     assert HIDDEN.key(b"key") == "***"
     assert HIDDEN.headers({"name": "value"}) == {}
     assert HIDDEN.row(b"payload") == "***"
@@ -67,7 +67,7 @@ def test_msgpack_is_shown_as_json_and_masked():
     assert MASKED.body(payload).text.count("9007199254740993") == 1
 
 
-def test_bytes_are_shown_as_hex_and_cut():
+def test_bytes_are_shown_as_truncated_hex():
     shown = SHOW.body(b"\xff\x00A" * 100_000)
 
     assert shown.kind == "binary"
@@ -77,6 +77,6 @@ def test_bytes_are_shown_as_hex_and_cut():
     assert shown.whole
 
 
-def test_a_row_is_one_line_of_text():
+def test_row_preview_is_one_line():
     assert SHOW.row("你好\n世界\t!".encode()) == "你好 世界 !"
     assert len(SHOW.row(b"a" * 1_000_000)) == 160

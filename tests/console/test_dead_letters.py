@@ -65,7 +65,7 @@ def ended(page):
     return page.inner_text(".verdict")
 
 
-def test_replay_does_what_its_dry_run_shows(console, tab, fleet, died):
+def test_replay_matches_its_dry_run(console, tab, fleet, died):
     found = died(3)
     page = tab(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={'+'.join(e.id for e in found)}")
@@ -121,7 +121,7 @@ def test_unsafe_replay_requires_the_topic_name(console, tab, fleet, died):
     assert "1 dead letter replayed to every group" in ended(page)
 
 
-def test_a_replay_to_another_topic_is_one_of_the_chosen_header(console, tab, fleet, died):
+def test_replay_to_another_topic_respects_the_header_filter(console, tab, fleet, died):
     topics.create(fleet.store, "elsewhere", config.Topic(partitions=2))
     (letter,) = died(1, headers={"tenant": "acme"})
     died(1, headers={"tenant": "other"})
@@ -155,7 +155,7 @@ def test_a_replay_to_another_topic_is_one_of_the_chosen_header(console, tab, fle
 
 
 @pytest.mark.parametrize("javascript", [True, False], ids=["javascript", "no-javascript"])
-def test_changed_values_want_no_name_before_their_dry_run(console, tab, died, javascript):
+def test_typed_name_is_asked_only_after_the_dry_run(console, tab, died, javascript):
     (letter,) = died(1)
     page = tab(console, "otto", javascript=javascript)
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={letter.id}&to=all")
@@ -209,7 +209,7 @@ def test_replay_includes_only_dead_letters_of_its_dry_run(console, tab, fleet, d
     assert later.id in {each.id for each in letters(fleet, group="bill")}
 
 
-def test_a_replay_of_a_few_links_to_the_replay_of_the_rest(console, died):
+def test_replay_of_a_few_links_to_the_replay_of_the_rest(console, died):
     died(3, key="canary")
     otto, anna = logged_in(console, "otto"), logged_in(console, "anna")
     form = {"group": "bill", "key": "canary", "canary": "1", "rate": "50", "request-id": "few"}
@@ -248,7 +248,7 @@ def test_a_dry_run_states_how_much_it_examined(console, tab, fleet, died):
     assert page.seen.errors == []
 
 
-def test_an_export_has_every_letter_and_stops_with_its_download(console, tab, fleet):
+def test_export_is_complete_and_stops_with_its_download(console, tab, fleet):
     topics.create(fleet.store, "exports", config.Topic(partitions=1))
     stream, count = fleet.keys.dlq("exports", 0), 20_000
     fields = ("payload", "x" * 1_000, "group", "bill", "errorClass", "A")
@@ -275,7 +275,7 @@ def test_an_export_has_every_letter_and_stops_with_its_download(console, tab, fl
     assert 0 < row.counts["exported"] < count
 
 
-def test_a_group_whose_messages_all_die_has_a_cause(console, tab, fleet):
+def test_group_page_names_the_cause_if_all_messages_die(console, tab, fleet):
     """The messages do not wait, so the group has no lag and no retries."""
     page = tab(console)
     page.goto(console.url)
@@ -294,7 +294,7 @@ def test_a_group_whose_messages_all_die_has_a_cause(console, tab, fleet):
     assert not answer.moves
 
 
-def test_a_purge_wants_the_name_of_the_topic(console, tab, fleet, died):
+def test_purge_requires_the_topic_name(console, tab, fleet, died):
     (letter,) = died(1)
     page = tab(console)
     page.goto(f"{console.url}topics/{TOPIC}/dead-purge?id={letter.id}")
@@ -310,7 +310,7 @@ def test_a_purge_wants_the_name_of_the_topic(console, tab, fleet, died):
 
 
 @pytest.mark.parametrize("javascript", [True, False], ids=["javascript", "no-javascript"])
-def test_what_was_edited_is_sent_and_nothing_else(console, tab, fleet, died, javascript):
+def test_edited_dead_letter_is_sent_with_only_its_changes(console, tab, fleet, died, javascript):
     (letter,) = died(1, "dead\nof two lines")
     page = tab(console, "otto", javascript=javascript)
     page.goto(f"{console.url}topics/{TOPIC}/dead/{letter.id}/edit")
@@ -356,7 +356,7 @@ def test_hostile_dead_letter_is_shown_as_text(console, tab, died):
 
 
 @pytest.mark.parametrize("bodies", ["masked", "hidden"])
-def test_a_body_that_is_not_shown_cannot_be_got_at(
+def test_hidden_body_cannot_be_reached_indirectly(
     new_console, browse, fleet, users_file, died, bodies
 ):
     secret = "s3cr3t"

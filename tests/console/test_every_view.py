@@ -94,7 +94,7 @@ def visit(tab):
 
 
 @every_path
-def test_views_have_no_foreign_request_no_error_and_fit_360_px(console, visit, path, filled):
+def test_views_load_locally_and_fit_360_px(console, visit, path, filled):
     page, answer = visit(console, filled(console, path))
 
     assert answer.status == 200, page.inner_text("main")
@@ -108,7 +108,7 @@ def test_views_have_no_foreign_request_no_error_and_fit_360_px(console, visit, p
 
 @pytest.mark.slow
 @every_path
-def test_axe_finds_no_fault_in_both_color_schemes(console, visit, path, filled):
+def test_every_view_passes_axe_in_both_color_schemes(console, visit, path, filled):
     page, _ = visit(console, filled(console, path))
     assert_accessible(page)
 
@@ -172,7 +172,7 @@ def linked(fleet):
 
 @pytest.mark.slow
 @every_path
-def test_views_work_without_javascript_and_viewers_see_no_button(console, visit, path, filled):
+def test_views_work_without_javascript_read_only_for_viewers(console, visit, path, filled):
     page, answer = visit(console, filled(console, path), javascript=False)
     assert answer.status == 200
     assert page.inner_text("h1, h2")
@@ -185,7 +185,7 @@ def test_views_work_without_javascript_and_viewers_see_no_button(console, visit,
 
 
 @every_act
-def test_every_post_of_a_viewer_is_403(console, act, filled):
+def test_viewer_gets_403_for_every_post(console, act, filled):
     client = logged_in(console, "vera")
 
     answer = client.post(f"/{filled(console, path_of(act))}", {"request-id": "once"}, OWN)
@@ -219,7 +219,7 @@ def test_views_work_below_a_path_prefix(prefixed, visit, path, filled):
 
 
 @pytest.mark.slow
-def test_login_form_stream_and_logout_work_below_a_prefix(prefixed, browse, fleet):
+def test_login_and_live_stream_work_below_a_prefix(prefixed, browse, fleet):
     """A visitor is sent to the login form, pauses a group and logs out."""
     page = browse(prefixed, "")
     page.goto(f"{prefixed.url}topics/{TOPIC}?group=bill")

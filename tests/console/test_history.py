@@ -57,7 +57,7 @@ def past(fleet):
     return store, name, now
 
 
-def test_sparks_sum_the_instances_of_a_minute(past):
+def test_sparklines_sum_the_instances_of_a_minute(past):
     store, name, now = past
 
     [values] = ConsoleHistory().sparks(store, name, now).values()
@@ -86,7 +86,7 @@ def test_housekeeper_stopped_within_a_minute_adds_no_lag(past, seconds):
     assert [each.arriving for each in known] == [2.0, 2.0]
 
 
-def test_an_entry_of_several_minutes_is_their_average(past):
+def test_history_entry_of_several_minutes_is_averaged(past):
     """Redis was unavailable, or the housekeeper was delayed."""
     store, name, now = past
     store.execute("DEL", store.keys.history(name))
@@ -120,7 +120,7 @@ def test_a_group_without_an_owner_has_no_lag(past):
     assert [each.lag for each in points] == [5, 5, 5, None]
 
 
-def test_longer_range_reads_the_earlier_entries_once(past):
+def test_longer_history_range_reads_earlier_entries_once(past):
     store, name, now = past
     seen = ConsoleHistory()
     seen.sparks(store, name, now)

@@ -159,7 +159,7 @@ PLAIN_TEXT = """[...document.querySelectorAll('pre, textarea, input')].forEach(e
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_hostile_data_is_only_text(page, evil, name):
+def test_hostile_data_is_shown_as_text(page, evil, name):
     console, path_with = evil
     with contextlib.closing(Seen(page)) as seen:
         answer = page.goto(console.url + path_with(PATHS[name]))

@@ -74,7 +74,7 @@ def _looked(page) -> int:
         "payload ~ CUSTOMER",
     ],
 )
-def test_search(console, tab, messages, where):
+def test_message_search_finds_a_field_value(console, tab, messages, where):
     messages('{"customer":{"id":9007199254740992}}')
     uid = messages('{"a/b":null,"customer":{"id":9007199254740993}}', headers={"tenant": "世界"})
     page = tab(console)
@@ -86,7 +86,7 @@ def test_search(console, tab, messages, where):
     assert str(uid).partition("/")[2] in page.inner_text("#messages")
 
 
-def test_numbers_in_payloads_are_exact(console, tab, messages):
+def test_numbers_in_payloads_are_shown_exactly(console, tab, messages):
     uid = messages('{"a":9007199254740993,"b":1e400,"c":[]}')
     page = tab(console)
     page.goto(f"{console.url}topics/{QUIET}/message?uid={uid}")
@@ -117,7 +117,7 @@ def test_hostile_messages_are_shown_as_text(console, tab, messages):
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
-def test_a_live_tail_shows_new_messages_unless_it_is_paused(console, tab, messages):
+def test_live_tail_shows_new_messages_unless_paused(console, tab, messages):
     page, other = tab(console), tab(console, "vera", width=390)
     page.goto(f"{console.url}topics/{QUIET}/tail")
     page.wait_for_selector("#pulse[data-state=live]")
@@ -167,7 +167,7 @@ def facts(page, section: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, value in pairs}
 
 
-def test_a_message_names_what_sent_it(console, tab, fleet, messages):
+def test_message_page_names_the_origin(console, tab, fleet, messages):
     first = messages("first")
     scheduled = messages("s", headers={"x-schedule": "tick", "x-scheduled-for": "2026-11-26"})
     edited = messages("e", headers={"x-edited-from": str(first)})
@@ -196,7 +196,7 @@ def test_a_message_names_what_sent_it(console, tab, fleet, messages):
     assert origin(later) == {"Send ID": f"{send_id}, from a delayed send or an outbox"}
 
 
-def test_a_message_of_an_outbox_is_found_by_the_id_of_its_row(console, tab, fleet, messages):
+def test_message_of_an_outbox_is_found_by_its_row_id(console, tab, fleet, messages):
     row = new_uid(time.time_ns() // 1_000_000)
     entry = fleet.link.execute(
         *("XADD", fleet.keys.stream(QUIET, 1), "*", "payload", "of a row", "sendId", row)
@@ -212,7 +212,7 @@ def test_a_message_of_an_outbox_is_found_by_the_id_of_its_row(console, tab, flee
     assert facts(page, "Origin")["Outbox ID"] == f"{QUIET}/outbox/{row}"
 
 
-def test_a_message_shows_its_replays_and_its_place_in_the_archive(
+def test_message_page_shows_replays_and_archive_position(
     console, new_console, users_file, browse, fleet, messages, tmp_path
 ):
     uid = messages("archived")
@@ -237,7 +237,7 @@ def test_a_message_shows_its_replays_and_its_place_in_the_archive(
     assert f"{tmp_path} is not an archive" in page.inner_text("main")
 
 
-def test_a_trace_links_to_the_tracing_backend_of_the_settings(
+def test_trace_links_to_the_configured_tracing_backend(
     console, new_console, users_file, browse, fleet, messages
 ):
     parent = f"00-{TRACE_ID}-b7ad6b7169203331-01"
@@ -260,7 +260,7 @@ def test_a_trace_links_to_the_tracing_backend_of_the_settings(
     assert [each for each in page.seen.requests if not each.startswith(other.url)] == []
 
 
-def test_a_message_is_sent_once_with_its_dry_run_first(console, tab, fleet, messages):
+def test_message_is_sent_once_after_its_dry_run(console, tab, fleet, messages):
     page = tab(console, "otto")
     page.goto(f"{console.url}topics/{QUIET}/send")
     page.fill("textarea", '{"n":9007199254740993}')
@@ -282,7 +282,7 @@ def test_a_message_is_sent_once_with_its_dry_run_first(console, tab, fleet, mess
 
 
 @pytest.mark.parametrize("delay", ["-1", "nan", "inf", "1e300", "soon"])
-def test_a_delay_that_cannot_be_is_refused(console, tab, messages, delay):
+def test_invalid_delay_is_refused(console, tab, messages, delay):
     page = tab(console, "otto")
     answer = page.request.post(
         f"{console.url}topics/{QUIET}/send",

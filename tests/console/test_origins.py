@@ -52,7 +52,7 @@ def pauses(fleet):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"], ids=["same-site", "cross-site"])
-def test_form_of_a_second_origin_is_403(console, fleet, browse, other_site, host):
+def test_form_of_another_origin_gets_403(console, fleet, browse, other_site, host):
     """The browser sends the cookie to the same site on another port."""
     page = browse(console, "otto")
     asked = []
@@ -72,7 +72,7 @@ def test_form_of_a_second_origin_is_403(console, fleet, browse, other_site, host
     assert pauses(fleet) == []
 
 
-def test_script_of_a_second_origin_changes_and_reads_nothing(console, fleet, browse, other_site):
+def test_script_of_another_origin_reads_and_changes_nothing(console, fleet, browse, other_site):
     page = browse(console, "otto")
     page.goto(f"http://127.0.0.1:{other_site}/")
     target = f"{console.url}groups/orders/bill/pause"
@@ -83,7 +83,7 @@ def test_script_of_a_second_origin_changes_and_reads_nothing(console, fleet, bro
     assert page.evaluate(f"{read}.catch(() => 'refused')") == "refused"
 
 
-def test_console_is_not_shown_in_a_frame(console, browse, other_site):
+def test_console_cannot_be_framed(console, browse, other_site):
     from playwright.sync_api import Error
 
     page = browse(console, "otto")

@@ -40,7 +40,7 @@ def shop(fleet):
     link.execute("DEL", keys.outbox("shop"))
 
 
-def test_an_outbox_without_a_relay_leads_to_its_findings(fleet, users_file, new_console, shop):
+def test_outbox_without_a_relay_links_to_its_findings(fleet, users_file, new_console, shop):
     console = new_console(fleet, "--users", str(users_file))
 
     client = logged_in(console, "vera")
@@ -102,7 +102,7 @@ def test_a_forgotten_pause_is_a_warning():
     assert paused(4_000) == ("warn", "`streamqd resume clicks`"), "as doctor grades it"
 
 
-def test_a_late_schedule_is_a_problem_as_for_doctor():
+def test_late_schedule_has_the_severity_of_doctor():
     timed = ScheduleTotals(*(0 for _ in range(6)), None)
     late, orphaned = replace(timed, late=1), replace(timed, orphaned=1)
     seen = FleetSnapshot("default", FleetState(NOW, 15.0, (), Directives()), instances=[WEST])
@@ -113,7 +113,7 @@ def test_a_late_schedule_is_a_problem_as_for_doctor():
     assert (level(late), level(orphaned)) == ("alarm", "warn")
 
 
-def test_a_partition_has_the_level_of_its_trouble():
+def test_partition_has_the_severity_of_its_problem():
     slow, free = (
         replace(assignment(longest_run_seconds=75.0), pending=1),
         replace(assignment(), partition=1, lease="free", owner="", worker="", pending=1),
@@ -147,7 +147,7 @@ def finding(check, severity, about=""):
     return Finding(check, area, severity, about, f"{check} is wrong", "fix it", {})
 
 
-def test_problems_of_doctor_are_lines_and_its_warnings_one():
+def test_doctor_problems_are_listed_and_warnings_summed_up():
     seen = FleetSnapshot("default", FleetState(NOW, 15.0, (), Directives()), instances=[WEST])
     findings = [
         finding("server.eviction", "problem", "10.0.0.1:6379"),
@@ -166,7 +166,7 @@ def test_problems_of_doctor_are_lines_and_its_warnings_one():
     ]
 
 
-def test_findings_of_doctor_lead_to_its_page(fleet, users_file, new_console):
+def test_doctor_findings_link_to_its_page(fleet, users_file, new_console):
     console = new_console(fleet, "--users", str(users_file))
     fleet.link.execute("CONFIG", "SET", "maxmemory", 1 << 30, "maxmemory-policy", "allkeys-lru")
     try:

@@ -19,7 +19,7 @@ from streamqd.store.directives import Scope  # noqa: E402
 
 
 @pytest.mark.parametrize(("width", "shown"), [(1280, "wide"), (390, "narrow")])
-def test_the_flow_fits_the_window_and_explains_itself(console, browse, width, shown):
+def test_flow_fits_the_window_and_has_a_legend(console, browse, width, shown):
     page = browse(console, "vera", width=width)
     page.goto(f"{console.url}flow")
     page.wait_for_selector(f".scroll.{shown} svg")
@@ -81,7 +81,7 @@ def resume_of(page, console, path):
     return scope.input_value() if scope.count() else None
 
 
-def test_settings_are_written_as_in_a_file(console, browse):
+def test_settings_are_shown_as_in_the_config_file(console, browse):
     page = browse(console)
     page.goto(f"{console.url}topics/{TOPIC}/data")
 
@@ -89,7 +89,7 @@ def test_settings_are_written_as_in_a_file(console, browse):
     assert re.search(r"retention.without_groups\s+false\b", rows)
 
 
-def test_the_title_of_a_time_has_both_zones(console, browse, browser):
+def test_title_of_a_time_has_utc_and_local_time(console, browse, browser):
     state = browse(console).context.storage_state()
     context = browser.new_context(storage_state=state, timezone_id="Asia/Shanghai")
     page = context.new_page()

@@ -110,7 +110,7 @@ def test_read_only_every_post_is_403(fleet, client, filled):
             assert "This console is read-only" in answer.text
 
 
-def test_read_only_a_download_for_operators_is_403(client, filled):
+def test_read_only_download_for_operators_is_403(client, filled):
     paths = [each.path for each in DOWNLOADS if each.role > Role.VIEWER]
     assert paths == ["/topics/{topic}/dead-export"]
     assert client.get(filled(paths[0].replace("{topic}", TOPIC))).status == 403

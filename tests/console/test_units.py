@@ -41,7 +41,7 @@ def mounts(container: dict[str, Any]) -> dict[str, str]:
     return {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
 
 
-def test_kubernetes_parts_name_each_other():
+def test_kubernetes_objects_reference_each_other():
     found = documents()
     template = found["Deployment"]["spec"]["template"]
     pod = template["spec"]

@@ -93,7 +93,7 @@ def test_a_delayed_send_shows_its_payload(console, browse, sends):
     assert page.request.get(unknown).status == 404
 
 
-def test_a_delayed_send_is_canceled_with_the_name_of_the_topic(console, browse, fleet, sends):
+def test_delayed_send_is_canceled_with_the_topic_name(console, browse, fleet, sends):
     page = browse(console)
     page.goto(f"{console.url}topics/{LATER}/delayed")
     page.locator("#delayed tr", has_text=sends[0]).get_by_text("Cancel…").click()

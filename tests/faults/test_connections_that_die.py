@@ -271,7 +271,7 @@ def test_idle_partitions_outlive_connections_lost_at_login(
 
 @pytest.mark.fault("F38")
 @pytest.mark.parametrize("shape", quick.first(1, SHAPES))
-def test_a_paused_server_gets_few_probes_while_the_daemon_waits(
+def test_paused_server_gets_few_probes(
     make: Make, proxy: FaultProxy, fresh_server: ProcessServer, shape: str
 ):
     """New connections get no answer either, so the server is silent."""

@@ -183,9 +183,7 @@ SHARES = {"supervisor": 4, "housekeeper": 3}
         for share in range(count)
     ],
 )
-def test_an_error_of_any_call_affects_only_its_assignment(
-    life: Life, role: str, share: int
-) -> None:
+def test_error_of_any_call_affects_only_its_assignment(life: Life, role: str, share: int) -> None:
     """After an error of any call, the other assignments continue, and later the affected one."""
     steps: list[tuple[Callable[[], None], list[Site]]] = []
     known: set[Site] = set()

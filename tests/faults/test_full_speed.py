@@ -69,7 +69,9 @@ def two_working(make: Make, control: Control) -> Iterator[tuple[Daemon, Daemon, 
 
 
 @pytest.mark.fault("F1")
-def test_after_a_worker_is_killed(make: Make, control: Control, record_property: Record) -> None:
+def test_full_speed_after_a_worker_kill(
+    make: Make, control: Control, record_property: Record
+) -> None:
     with working(make, control) as (daemon, load):
         killed_at = time.monotonic()
         os.kill(daemon.pids()[0], signal.SIGKILL)
@@ -77,7 +79,7 @@ def test_after_a_worker_is_killed(make: Make, control: Control, record_property:
 
 
 @pytest.mark.fault("F6")
-def test_after_a_supervisor_is_killed(
+def test_full_speed_after_a_supervisor_kill(
     make: Make, control: Control, record_property: Record
 ) -> None:
     """Its successor starts when its processes have exited, as under systemd."""
@@ -90,7 +92,9 @@ def test_after_a_supervisor_is_killed(
 
 
 @pytest.mark.fault("F7")
-def test_after_a_host_is_lost(make: Make, control: Control, record_property: Record) -> None:
+def test_full_speed_after_a_host_loss(
+    make: Make, control: Control, record_property: Record
+) -> None:
     """Nothing proves the host's death, so its lease of 5 s must expire."""
     with two_working(make, control) as (first, _second, load):
         freeze(first)  # the host has no time to release anything
@@ -100,7 +104,7 @@ def test_after_a_host_is_lost(make: Make, control: Control, record_property: Rec
 
 
 @pytest.mark.fault("F8")
-def test_after_an_instance_has_paused(
+def test_full_speed_after_an_instance_pause(
     make: Make, control: Control, record_property: Record
 ) -> None:
     """The pause exceeds the lease of 5 s, so another instance takes the partition over."""
@@ -114,7 +118,7 @@ def test_after_an_instance_has_paused(
 
 
 @pytest.mark.fault("F9")
-def test_after_a_server_has_paused(
+def test_full_speed_after_a_server_pause(
     make: Make, control: Control, fresh_server: ProcessServer, record_property: Record
 ) -> None:
     with working(make, control) as (daemon, load):
@@ -128,7 +132,7 @@ def test_after_a_server_has_paused(
 
 @pytest.mark.fault("F10")
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
-def test_after_a_clock_has_jumped(
+def test_full_speed_after_a_clock_jump(
     make: Make, control: Control, fresh_server: ProcessServer, record_property: Record, jump: int
 ) -> None:
     clock = Clock(fresh_server)
@@ -145,7 +149,7 @@ def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
 
 
 @pytest.mark.fault("F11")
-def test_after_a_network_was_away(
+def test_full_speed_after_a_network_outage(
     make: Make, control: Control, proxy: FaultProxy, record_property: Record
 ) -> None:
     with working(make, control, redis_url=proxy.url) as (daemon, load):
@@ -158,7 +162,7 @@ def test_after_a_network_was_away(
 
 
 @pytest.mark.fault("F13")
-def test_after_all_connections_are_reset(
+def test_full_speed_after_connection_resets(
     make: Make, control: Control, proxy: FaultProxy, record_property: Record
 ) -> None:
     with working(make, control, redis_url=proxy.url) as (_daemon, load):
@@ -168,7 +172,7 @@ def test_after_all_connections_are_reset(
 
 
 @pytest.mark.fault("F14")
-def test_after_a_server_is_killed(
+def test_full_speed_after_a_server_kill(
     make: Make, control: Control, fresh_server: ProcessServer, record_property: Record
 ) -> None:
     """The server has an append-only file. The time starts when it accepts commands again."""
@@ -181,7 +185,7 @@ def test_after_a_server_is_killed(
 
 
 @pytest.mark.fault("F20")
-def test_after_the_scripts_are_forgotten(
+def test_full_speed_after_a_script_flush(
     make: Make, control: Control, record_property: Record
 ) -> None:
     with working(make, control) as (daemon, load):
@@ -191,7 +195,7 @@ def test_after_the_scripts_are_forgotten(
 
 
 @pytest.mark.fault("F38")
-def test_after_all_connections_fail_silently(
+def test_full_speed_after_silent_connection_failures(
     make: Make, control: Control, proxy: FaultProxy, record_property: Record
 ) -> None:
     with working(make, control, redis_url=proxy.url) as (_daemon, load):

@@ -105,7 +105,7 @@ def new_runner(
     ("scenario", "fault"),
     [pytest.param(*case, id=f"{case[0].__name__}-{case[1].name.lower()}") for case in CASES],
 )
-def test_a_lost_command_loses_or_repeats_no_message(
+def test_lost_command_loses_or_repeats_no_message(
     new_runner: Callable[[Scenario], ScenarioRunner], scenario: Scenario, fault: Fault
 ):
     print(new_runner(scenario).survive(fault), "commands were lost")
@@ -124,7 +124,7 @@ def test_a_lost_eval_loses_or_repeats_no_message(
 
 
 @pytest.mark.fault("F12")
-def test_every_command_is_lost_in_some_scenario(
+def test_every_command_is_lost_in_a_scenario(
     new_runner: Callable[..., ScenarioRunner], link: Connection
 ):
     """A new command needs a place in the scenario of its role, unless it has no effect."""

@@ -97,7 +97,7 @@ def repeat(harness: Harness, proxy: FaultProxy, call: Call, fault: Fault) -> tup
 
 @pytest.mark.fault("F12")
 @pytest.mark.parametrize("scenario", WHEN_FULL, ids=lambda scenario: scenario.__name__)
-def test_a_script_whose_reply_was_lost_is_safe_to_repeat(
+def test_script_is_safe_to_repeat_after_a_lost_reply(
     harness: Harness, proxy: FaultProxy, scenario: Scenario
 ):
     call = scenario(harness)
@@ -110,7 +110,7 @@ def test_a_script_whose_reply_was_lost_is_safe_to_repeat(
 
 @pytest.mark.fault("F12")
 @pytest.mark.parametrize("scenario", WHEN_FULL, ids=lambda scenario: scenario.__name__)
-def test_script_that_never_arrived_runs_with_the_second_call(
+def test_script_lost_before_its_execution_runs_on_the_repeat(
     harness: Harness, proxy: FaultProxy, scenario: Scenario
 ):
     call = scenario(harness)

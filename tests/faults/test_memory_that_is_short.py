@@ -37,7 +37,7 @@ def kill(counter: Path, count: int) -> None:
 
 
 @pytest.mark.fault("F5")
-def test_each_kill_counted_by_the_kernel_explains_one_exit(counter: Path):
+def test_oom_kill_of_the_kernel_explains_one_exit(counter: Path):
     kills = OomMonitor(counter)
     kills.count_kills(1.0)
     assert str(kills.explain(KILLED)) == "signal SIGKILL", "those before our time"
@@ -52,7 +52,7 @@ def test_each_kill_counted_by_the_kernel_explains_one_exit(counter: Path):
 
 
 @pytest.mark.fault("F5")
-def test_old_kill_explains_no_exit(counter: Path):
+def test_old_oom_kill_explains_no_exit(counter: Path):
     kills = OomMonitor(counter)
     kill(counter, 4)
     kills.count_kills(1.0)
@@ -73,7 +73,7 @@ def test_old_kill_explains_no_exit(counter: Path):
         ("4:cpu:/docker/c1", "memory.events", False),
     ],
 )
-def test_the_count_is_found_where_the_kernel_keeps_it(
+def test_oom_kill_counter_is_found_in_the_cgroup(
     tmp_path: Path, line: str, there: str, found: bool
 ):
     root = tmp_path / "root"
@@ -96,7 +96,7 @@ def test_the_count_is_found_where_the_kernel_keeps_it(
         ("4:memory:/docker/c1", ["docker/c1"], None),
     ],
 )
-def test_a_group_that_is_killed_as_one_is_found(
+def test_cgroup_killed_as_a_whole_is_found(
     tmp_path: Path, line: str, ones: list[str], found: int | None
 ):
     """The kernel kills the outermost such group of the process."""
@@ -114,7 +114,7 @@ def test_a_group_that_is_killed_as_one_is_found(
     assert killed_as_one(tmp_path / "absent", root) is None
 
 
-def test_a_start_within_a_group_that_is_killed_as_one_warns(new_daemon: NewDaemon, tmp_path: Path):
+def test_start_in_a_cgroup_killed_as_a_whole_warns(new_daemon: NewDaemon, tmp_path: Path):
     there = tmp_path / "cgroup"
     there.mkdir()
     (there / "memory.oom.group").write_text("1\n")

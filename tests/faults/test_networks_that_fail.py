@@ -31,9 +31,7 @@ def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
 
 @pytest.mark.fault("F11")
 @pytest.mark.parametrize("direction", ["requests", "replies", "both"])
-def test_an_isolated_owner_starts_and_changes_nothing(
-    make: Make, proxy: FaultProxy, direction: str
-):
+def test_isolated_owner_starts_and_changes_nothing(make: Make, proxy: FaultProxy, direction: str):
     """The owner's packets arrive late, after another instance has taken over."""
     a = make(name="a", partitions=2, daemon=ALONE, code=GATED, redis_url=proxy.url)
     b = make(name="b", partitions=2, daemon={**ALONE, "state_dir": "b"}, code=GATED)
@@ -115,7 +113,7 @@ def test_a_worker_stops_before_an_unrenewed_lease_can_expire(make: Make, proxy: 
 
 @pytest.mark.fault("F13")
 @pytest.mark.parametrize("direction", ["requests", "replies"])
-def test_a_connection_that_is_cut_at_any_byte_costs_nothing(
+def test_connection_cut_at_any_byte_costs_nothing(
     process_server: ProcessServer, link: Connection, keys: Keys, direction: str
 ):
     """Half a command is not executed, and executed commands are found."""

@@ -28,9 +28,7 @@ TTL = 2.0
 
 
 @pytest.mark.fault("F7")
-def test_another_host_continues_after_a_host_and_server_loss(
-    make: Make, fresh_server: ProcessServer
-):
+def test_other_host_continues_after_a_host_and_server_loss(make: Make, fresh_server: ProcessServer):
     """Nothing shows what ran, so the inherited entries run alone, each under its mark."""
     settings = {"lease_ttl": f"{TTL}s"}
     lost = make(name="lost", partitions=2, daemon=settings)
@@ -192,7 +190,7 @@ def test_a_process_outside_its_group_is_adopted_and_reaped(new_daemon: NewDaemon
 
 
 @pytest.mark.fault("F34")
-def test_a_daemon_with_its_log_on_a_full_disk_keeps_working(
+def test_daemon_with_its_log_on_a_full_disk_keeps_working(
     server: ProcessServer, link: object, tmp_path: Path
 ):
     consumer = {"max_attempts": 2, "backoff": {"kind": "fixed", "base": "10ms"}}
@@ -216,7 +214,7 @@ GIANT = 48 << 20
 
 
 @pytest.mark.fault("F30")
-def test_giant_messages_come_one_by_one_and_cost_no_lease(new_daemon: NewDaemon):
+def test_giant_messages_run_one_by_one_without_a_lost_lease(new_daemon: NewDaemon):
     """The messages are written by hand, because our producers would not send them."""
     daemon = new_daemon(
         daemon={"lease_ttl": "2s", "max_message_bytes": "64MiB"},

@@ -60,9 +60,7 @@ def test_a_killed_relay_is_replaced_by_its_standby(site: OutboxSite) -> None:
     finished(site, writers)
 
 
-def test_a_server_that_is_killed_gets_each_row_once(
-    site: OutboxSite, fresh_server: ProcessServer
-) -> None:
+def test_killed_server_gets_each_row_once(site: OutboxSite, fresh_server: ProcessServer) -> None:
     writers = Writers(site, WRITERS, TRANSACTIONS, pause=0.02)
     for share in FAULTS_AT:
         wait_until(lambda share=share: writers.share >= share, timeout=60)
@@ -70,7 +68,7 @@ def test_a_server_that_is_killed_gets_each_row_once(
     finished(site, writers)
 
 
-def test_a_database_that_is_killed_keeps_its_rows(site: OutboxSite, database: Any) -> None:
+def test_killed_database_keeps_its_rows(site: OutboxSite, database: Any) -> None:
     writers = Writers(site, WRITERS, TRANSACTIONS, pause=0.02)
     for share in FAULTS_AT:
         wait_until(lambda share=share: writers.share >= share, timeout=60)

@@ -71,7 +71,7 @@ def other_pids(daemon: Daemon) -> dict[int, int]:
         pytest.param(NO_EPOCH, "exit 9", ["lease_refence"], id="refence-without-epoch"),
     ],
 )
-def test_nonsense_of_a_lease_script_gives_one_assignment_up(
+def test_nonsense_lease_reply_gives_up_only_its_assignment(
     make: Make, proxy: FaultProxy, reply: bytes, payload: str, scripts: list[str]
 ):
     """The assignment is given up, and the other replies of the pipeline count."""
@@ -94,7 +94,7 @@ def test_nonsense_of_a_lease_script_gives_one_assignment_up(
         assert daemon.stop() == 0
 
 
-def test_nonsense_about_a_group_does_not_stop_the_start(make: Make, proxy: FaultProxy):
+def test_nonsense_group_reply_does_not_stop_the_start(make: Make, proxy: FaultProxy):
     """The group of one partition cannot be created. The others start."""
     forged = forge(proxy, UNKNOWN_WORD, "group_ensure", partition=VICTIM.partition)
     with make(partitions=PARTITIONS, daemon=SETTINGS, redis_url=proxy.url) as daemon:
@@ -109,7 +109,7 @@ def test_nonsense_about_a_group_does_not_stop_the_start(make: Make, proxy: Fault
 
 
 @pytest.mark.parametrize("reply", [UNKNOWN_WORD, NO_VALUES, WRONG_TYPES, NOT_A_LIST])
-def test_nonsense_of_the_heartbeat_stops_no_worker(make: Make, proxy: FaultProxy, reply: bytes):
+def test_nonsense_heartbeat_reply_stops_no_worker(make: Make, proxy: FaultProxy, reply: bytes):
     """The heartbeat belongs to no assignment. The instance keeps its last view of the fleet."""
     with make(partitions=PARTITIONS, daemon=SETTINGS, redis_url=proxy.url) as daemon:
         others_work(daemon)
@@ -131,7 +131,9 @@ def test_nonsense_of_the_heartbeat_stops_no_worker(make: Make, proxy: FaultProxy
 LANES = {"concurrency": 3, "order": "none", "backoff": FAST, "max_crashes": 1, "max_attempts": 2}
 
 
-def test_nonsense_while_lanes_run_charges_no_message(make: Make, proxy: FaultProxy, tmp_path: Path):
+def test_nonsense_reply_during_runs_charges_no_message(
+    make: Make, proxy: FaultProxy, tmp_path: Path
+):
     """The worker exits although a handler runs, which is not to blame."""
     gate = tmp_path / "gate"
     with make(daemon=SETTINGS, consumer=LANES, redis_url=proxy.url) as daemon:
@@ -149,7 +151,7 @@ def test_nonsense_while_lanes_run_charges_no_message(make: Make, proxy: FaultPro
         assert daemon.stop() == 0
 
 
-def test_nonsense_while_a_worker_stops_charges_no_message(
+def test_nonsense_reply_during_a_stop_charges_no_message(
     make: Make, proxy: FaultProxy, tmp_path: Path
 ):
     """The worker does not wait for its other handlers."""
@@ -169,7 +171,7 @@ def test_nonsense_while_a_worker_stops_charges_no_message(
 
 @pytest.mark.parametrize("reply", [UNKNOWN_WORD, NO_VALUES])
 @pytest.mark.parametrize("script", ["message_promote", "assignment_measure"])
-def test_nonsense_to_the_housekeeper_delays_one_partition(
+def test_nonsense_housekeeper_reply_delays_one_partition(
     make: Make, proxy: FaultProxy, script: str, reply: bytes
 ):
     """Its task continues with the partitions after it."""

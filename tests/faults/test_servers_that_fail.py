@@ -34,9 +34,7 @@ TTL = 1.0
 
 @pytest.mark.fault("F10")
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
-def test_a_clock_that_jumps_loses_nothing_and_moves_nothing(
-    make: Make, fresh_server: ProcessServer, jump: int
-):
+def test_clock_jump_loses_and_moves_nothing(make: Make, fresh_server: ProcessServer, jump: int):
     """A jump forward expires all leases and members, a jump back extends them by an hour.
 
     No instance takes over a partition of another, because it has seen its heartbeats.
@@ -66,9 +64,7 @@ def test_a_clock_that_jumps_loses_nothing_and_moves_nothing(
 
 @pytest.mark.promise
 @pytest.mark.fault("F10")
-def test_a_lost_owner_is_replaced_after_the_clock_is_set_back(
-    make: Make, fresh_server: ProcessServer
-):
+def test_lost_owner_is_replaced_after_a_clock_step_back(make: Make, fresh_server: ProcessServer):
     """The owner's leases last an hour longer, and its last heartbeat seems recent for as long."""
     clock = Clock(fresh_server)
     with pair(make, 2 * TTL) as (first, second):
@@ -112,7 +108,7 @@ def test_instance_killed_before_a_clock_step_is_no_duplicate(
 
 
 @pytest.mark.fault("F10")
-def test_a_retry_is_due_by_the_servers_clock_alone(make: Make, fresh_server: ProcessServer):
+def test_retry_is_due_by_the_clock_of_the_server(make: Make, fresh_server: ProcessServer):
     clock = Clock(fresh_server)
     backoff = {"kind": "fixed", "base": "1h", "max": "1h", "jitter": "none"}
     with make(consumer={"backoff": backoff, "max_attempts": 2}) as daemon:
@@ -238,7 +234,7 @@ def settle_after(daemon: Daemon, refuse: Callable[[], None], accept: Callable[[]
 
 
 @pytest.mark.fault("F22")
-def test_missing_replicas_delay_messages_but_repeat_none(make: Make):
+def test_missing_replicas_delay_but_repeat_no_message(make: Make):
     with make(partitions=2, daemon={"lease_ttl": f"{TTL}s"}) as daemon:
 
         def replicas(count: int) -> None:

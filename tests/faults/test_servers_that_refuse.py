@@ -141,7 +141,7 @@ def told(link: Connection, section: str, name: str) -> int:
 
 @pytest.mark.fault("F16")
 @every_refusal
-def test_a_refusing_server_delays_messages_but_charges_none(
+def test_refusing_server_delays_but_charges_no_message(
     make: Make, fresh_server: ProcessServer, kind: type[Refusal]
 ):
     """For three TTLs, nothing is read, repeated, charged or taken over, and no process spins."""
@@ -169,7 +169,7 @@ def test_a_refusing_server_delays_messages_but_charges_none(
 
 @pytest.mark.fault("F16")
 @every_refusal
-def test_a_producer_gets_an_error_or_waits_if_repeating_is_safe(
+def test_producer_gets_an_error_or_repeats_if_safe(
     make: Make, fresh_server: ProcessServer, kind: type[Refusal]
 ):
     refusal = kind(fresh_server)

@@ -25,7 +25,7 @@ def unread(daemon: Daemon, uids: list[str]) -> set[str]:
 
 
 @pytest.mark.fault("F25")
-def test_a_trim_by_another_client_costs_only_its_entries(new_daemon: NewDaemon):
+def test_trim_by_another_client_costs_only_its_entries(new_daemon: NewDaemon):
     """Fetched entries have their body in the worker, and failures are settled with it."""
     with new_daemon(consumer={"max_attempts": 1}) as daemon:
         daemon.send(["ok"] * 300)  # reads grow with quick handlers
@@ -75,7 +75,7 @@ def test_consumer_deleted_under_load_loses_no_message(new_daemon: NewDaemon, cha
 
 @pytest.mark.fault("F26")
 @pytest.mark.parametrize("position", ["0", "$"])
-def test_moving_the_position_of_a_group_under_load_is_obeyed(new_daemon: NewDaemon, position: str):
+def test_group_position_moved_under_load_is_respected(new_daemon: NewDaemon, position: str):
     """A lower position repeats entries, a higher one skips some, and no process crashes."""
     with new_daemon() as daemon:
         uids = daemon.send("sleep 0.002" for _ in range(LOAD))

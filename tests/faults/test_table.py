@@ -22,11 +22,11 @@ pytestmark = pytest.mark.promise
 NAMES = [row.name for row in ROWS]
 
 
-def test_the_table_has_every_row_once():
+def test_fault_table_has_unique_rows():
     assert [f"F{number}" for number in range(1, 40)] == NAMES
 
 
-def test_every_row_is_shown_by_a_test_or_says_why_not():
+def test_every_row_has_a_test_or_a_reason():
     shown = {row for rows in rows_of_tests().values() for row in rows}
     untested = {row.name for row in ROWS if row.untested}
 
@@ -35,19 +35,19 @@ def test_every_row_is_shown_by_a_test_or_says_why_not():
     assert len(untested) <= UNTESTED_MAX
 
 
-def test_marks_name_rows_of_the_table():
+def test_marks_name_existing_rows():
     wrong = {test: rows for test, rows in rows_of_tests().items() if not set(rows) <= set(NAMES)}
 
     assert wrong == {}
 
 
-def test_the_page_is_current():
+def test_fault_page_is_current():
     """`make verify NAME=faults-page` writes it; `… NAME=faults` runs the battery again."""
     assert PAGE.read_text() == current_page()
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="not run: `make verify NAME=faults`")
-def test_the_last_run_has_shown_every_row_on_every_server():
+def test_last_run_passed_every_row_on_every_server():
     """Servers that a row excludes do not count. Only recorded outcomes are checked."""
     results, tests = last_results(), rows_of_tests()
     wrong = {}
@@ -61,7 +61,7 @@ def test_the_last_run_has_shown_every_row_on_every_server():
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="not run: `make verify NAME=faults`")
-def test_every_row_has_a_time_until_full_speed_or_says_why_not():
+def test_every_row_has_a_full_speed_time_or_a_reason():
     results, tests = last_results(), rows_of_tests()
     measured = {
         row.name
@@ -72,7 +72,7 @@ def test_every_row_has_a_time_until_full_speed_or_says_why_not():
     assert measured == {row.name for row in ROWS if not row.no_speed}
 
 
-def test_the_longest_time_until_full_speed_counts_on_each_server():
+def test_longest_full_speed_time_counts_per_server():
     results = {"full_speed": {"redis7": {"a": 1.0, "b": 2.5}, "valkey": {"a": 3.0}}}
 
     assert full_speed_after(["a", "b"], results) == {"valkey": 3.0, "redis7": 2.5}
@@ -83,7 +83,7 @@ def outcomes(**of_servers: dict[str, str]) -> dict[str, object]:
     return {"outcomes": of_servers, "on_server": ["there"]}
 
 
-def test_row_is_shown_if_its_server_tests_passed_and_none_failed():
+def test_row_is_proven_if_its_tests_passed_and_none_failed():
     good, bad, none = {"there": "passed"}, {"there": "failed"}, {"there": "skipped"}
     serverless = {"here": "passed"}
     for results, servers in (
@@ -106,7 +106,7 @@ def test_row_is_shown_if_its_server_tests_passed_and_none_failed():
     assert shown_on(["there", "other"], results) == ["valkey"]
 
 
-def test_the_worst_outcome_of_a_test_on_a_server_counts():
+def test_worst_outcome_of_a_test_per_server_counts():
     """A test that starts its own server is recorded for that server, in any run."""
     one = {"valkey": {"a": "passed"}, "redis7": {"tls": "failed", "a": "passed"}}
     other = {"redis7": {"tls": "passed", "a": "skipped", "b": "passed"}}
@@ -117,7 +117,7 @@ def test_the_worst_outcome_of_a_test_on_a_server_counts():
     }
 
 
-def test_a_run_of_some_tests_keeps_the_outcomes_of_the_others():
+def test_partial_run_keeps_outcomes_of_other_tests():
     old = outcomes(valkey={"one": "failed", "there": "passed"}) | {"date": "1"}
     new = outcomes(valkey={"one": "passed"}) | {"date": "2"}
 
@@ -145,7 +145,7 @@ NONE = "tests/unit/test_process.py::test_child_closes_other_file_descriptors"
     ],
     ids=["everything", "what-talks-to-the-server"],
 )
-def test_a_test_records_the_server_that_it_used(
+def test_test_outcome_records_its_server(
     tmp_path: Path,
     scope: str,
     on_run: dict[str, str],

@@ -100,7 +100,7 @@ def source() -> Source:
     return Source()
 
 
-def test_every_name_of_code_on_a_page_exists(source: Source) -> None:
+def test_every_code_name_on_a_page_exists(source: Source) -> None:
     report(
         f"{page.relative_to(ROOT)}: `{span}` does not exist"
         for page in PAGES
@@ -130,7 +130,7 @@ def test_every_name_of_code_on_a_page_exists(source: Source) -> None:
         ("XREADGROUP", True),  # not a name of code
     ],
 )
-def test_a_name_is_found_only_if_the_source_defines_it(
+def test_name_is_found_only_if_the_source_defines_it(
     source: Source, span: str, exists: bool
 ) -> None:
     assert source.contains(span) is exists

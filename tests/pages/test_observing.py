@@ -15,19 +15,19 @@ PAGES = [
 SOURCES = "".join(path.read_text() for path in sorted(Path(telemetry.__file__).parent.glob("*.py")))
 
 
-def test_attributes_on_the_pages_are_set_by_the_code() -> None:
+def test_documented_attributes_are_set_by_the_code() -> None:
     text = "".join(page.read_text() for page in PAGES)
     named = set(re.findall(r"`(streamqd\.[a-z_.]+)[`= ]", text))
     assert named
     assert {name for name in named if f'"{name}"' not in SOURCES} == set()
 
 
-def test_every_attribute_is_on_a_page() -> None:
+def test_every_span_attribute_is_documented() -> None:
     text = "".join(page.read_text() for page in PAGES)
     set_by_code = set(re.findall(r'"(streamqd\.[a-z_.]+)"', SOURCES))
     assert {name for name in set_by_code if f"`{name}" not in text} == set()
 
 
-def test_events_of_telemetry_are_on_a_page() -> None:
+def test_telemetry_events_are_documented() -> None:
     text = "".join(page.read_text() for page in PAGES)
     assert {name for name in EVENTS if name.startswith("telemetry.") and name not in text} == set()

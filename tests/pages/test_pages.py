@@ -83,7 +83,7 @@ def test_the_readme_works_as_shown(reader: Reader) -> None:
         reader.obey(Fence("sh", ["second"], {"code": "01"}, asked + "\n", 0))
 
 
-def test_the_handler_of_the_readme_works(state_dir: Path, reader: Reader) -> None:
+def test_handler_of_the_readme_works(state_dir: Path, reader: Reader) -> None:
     """The handler gets lines of a real log, from a file."""
     reader.obey(Fence("sh", [FIRST], {}, "streamqd init project && cd project\n", 0))
     for fence in fences(README):

@@ -68,7 +68,7 @@ def functions(code: str, place: str) -> list[Callable[..., Any]]:
 
 
 @pytest.mark.parametrize("place", PRINTING)
-def test_an_example_prints_a_message_as_one_line(
+def test_examples_print_messages_as_one_line(
     place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copied example lets senders forge lines of the log."""
@@ -87,7 +87,7 @@ def test_an_example_prints_a_message_as_one_line(
 
 
 @pytest.mark.parametrize("place", PARTS)
-def test_a_part_of_a_project_prints_text_as_repr(place: str) -> None:
+def test_project_files_print_text_as_repr(place: str) -> None:
     """Such a program may print only numbers without repr."""
     calls = (node for node in ast.walk(ast.parse(PARTS[place])) if isinstance(node, ast.Call))
     for call in calls:
@@ -97,6 +97,6 @@ def test_a_part_of_a_project_prints_text_as_repr(place: str) -> None:
                     assert ast.unparse(shown.value) == "order.id"
 
 
-def test_these_print() -> None:
+def test_printing_checks_cover_enough_examples() -> None:
     assert len(PARTS) == 3, sorted(PARTS)
     assert len(PRINTING) >= 7, sorted(PRINTING)

@@ -9,5 +9,5 @@ from tests.protocol import page
 PAGE = Path(__file__).parents[2] / "docs" / "internals" / "protocol-model.md"
 
 
-def test_the_figures_belong_to_the_current_model() -> None:
+def test_protocol_page_matches_the_current_model() -> None:
     assert page.digest() in PAGE.read_text(), "old: run `make verify NAME=model-full`"

@@ -71,19 +71,19 @@ def work_through(folder: Path, text: str, patience: float) -> None:
         reader.work_through(page)
 
 
-def test_a_true_page_passes(state_dir: Path) -> None:
+def test_correct_page_passes(state_dir: Path) -> None:
     work_through(state_dir, TRUE, 30.0)
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_false_page_fails(state_dir: Path, lie: str) -> None:
+def test_wrong_page_fails(state_dir: Path, lie: str) -> None:
     assert LIES[lie][0] in TRUE
 
     with pytest.raises(AssertionError, match=r"page\.md:\d+"):
         work_through(state_dir, TRUE.replace(*LIES[lie], 1), 2.0)
 
 
-def test_no_block_with_commands_counts_as_a_picture() -> None:
+def test_blocks_with_commands_have_a_language() -> None:
     commands = re.compile(r"^(streamqd|pip|make|curl|python\S*) ", re.MULTILINE)
     left_out = [
         (page.name, fence.line)

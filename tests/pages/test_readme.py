@@ -89,11 +89,11 @@ def test_readme_handler_has_ten_lines_and_intro_three_sentences() -> None:
     assert len(re.findall(r"\.(?:\s|$)", introduction)) == 3
 
 
-def test_both_have_the_same_parts() -> None:
+def test_both_readmes_have_the_same_headings() -> None:
     assert len(headings(CHINESE)) == len(headings(README))
 
 
-def test_both_have_the_same_code_and_pictures() -> None:
+def test_both_readmes_have_the_same_code_and_pictures() -> None:
     english, chinese = list(fences(README)), list(fences(CHINESE))
     assert [(e.language, e.words, e.options) for e in english] == [
         (c.language, c.words, c.options) for c in chinese
@@ -105,7 +105,7 @@ def test_both_have_the_same_code_and_pictures() -> None:
     assert pictures[0] == pictures[1] != []
 
 
-def test_both_have_the_same_tables() -> None:
+def test_both_readmes_have_the_same_tables() -> None:
     rows = [re.findall(r"^\|.*\|$", path.read_text(), re.MULTILINE) for path in (README, CHINESE)]
     assert len(rows[0]) == len(rows[1]) > 25
 
@@ -114,7 +114,7 @@ def test_both_have_the_same_tables() -> None:
 
 
 @pytest.mark.parametrize("path", excerpt.PAGES, ids=str)
-def test_the_figures_are_the_measured_ones(path: Path) -> None:
+def test_readme_has_the_measured_figures(path: Path) -> None:
     """Fix it with `make bench NAME=page`."""
     text = (ROOT / path).read_text()
 
@@ -122,7 +122,7 @@ def test_the_figures_are_the_measured_ones(path: Path) -> None:
     assert excerpt.between(text) == wanted
 
 
-def test_the_page_of_the_comparison_is_current() -> None:
+def test_comparison_page_is_current() -> None:
     """Fix it with `make bench NAME=page`."""
     results = page.read(page.RESULTS)
     if results is None:
@@ -131,7 +131,7 @@ def test_the_page_of_the_comparison_is_current() -> None:
     assert page.PAGE.read_text() == page.text(results, page.read(page.SURVIVAL))
 
 
-def test_figures_are_written_only_between_the_marks(tmp_path: Path) -> None:
+def test_figures_are_replaced_only_between_the_marks(tmp_path: Path) -> None:
     for path in excerpt.PAGES:
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text((ROOT / path).read_text())
@@ -165,7 +165,7 @@ def test_a_result_without_a_range_shows_the_median_alone() -> None:
     assert "| huey (1.2) | 1,234 | 1,234 | 1,234 |" in page.text(old)
 
 
-def test_a_system_on_another_server_has_no_part_of_the_limit() -> None:
+def test_system_on_another_server_has_no_share_of_the_limit() -> None:
     huey = RESULTS["systems"]["huey"] | {"server": "redis 8"}
     systems = RESULTS["systems"] | {"huey": huey}
 
@@ -173,13 +173,13 @@ def test_a_system_on_another_server_has_no_part_of_the_limit() -> None:
     assert "| another (1.2) | 66.7% | " in page.text(RESULTS)
 
 
-def test_a_failed_round_is_named_next_to_the_system() -> None:
+def test_failed_round_is_named_next_to_its_system() -> None:
     systems = {"huey": RESULTS["systems"]["huey"] | {"rounds": 3}}
 
     assert "| huey (1.2), 3 of 5 rounds | " in page.text(RESULTS | {"systems": systems})
 
 
-def test_versions_name_package_client_and_server() -> None:
+def test_versions_include_package_client_and_server() -> None:
     """Older results list the client only under the system's environment, or not at all."""
     celery = {"celery": "1.2", "redis": "5.0", "hiredis": "3.0", "kombu": "7"}
     huey = RESULTS["systems"]["huey"]
@@ -199,13 +199,13 @@ def test_systems_without_figures_are_named_on_the_page() -> None:
     assert "Not measured in this run" not in page.text(RESULTS | {"systems": every})
 
 
-def test_the_page_names_the_tuning_of_each_and_its_sources() -> None:
+def test_comparison_page_names_each_tuning_and_its_sources() -> None:
     links = "[1](https://example.org/one), [2](https://example.org/two)"
 
     assert f"| huey | one thread for huey | late | {links} |" in page.text(RESULTS)
 
 
-def test_results_without_recorded_settings_make_a_page_too() -> None:
+def test_page_accepts_results_without_recorded_settings() -> None:
     """A result without a limit, as `--only celery` writes it."""
     about = {key: value for key, value in RESULTS["systems"]["huey"].items() if key != "tuning"}
     old = RESULTS | {"systems": {"huey": about}}
@@ -227,7 +227,7 @@ def test_measured_outcomes_of_jobs_replace_documented_ones() -> None:
     assert "| arq (1.2) | after 5.2 min | 0 | 5.2 min | 2 | lost |" in text
 
 
-def test_the_readme_gets_a_column_for_killed_workers() -> None:
+def test_readme_has_a_column_for_killed_workers() -> None:
     table = excerpt.wanted(Path("README.md"), RESULTS, SURVIVAL)
 
     assert f"| {excerpt.HEADS[-1]} | {excerpt.KILLED_HEAD} |" in table

@@ -81,7 +81,7 @@ def report(found: Iterable[str]) -> None:
     assert told == [], "\n" + "\n".join(told)
 
 
-def test_the_pages_agree_about_a_drained_instance() -> None:
+def test_pages_agree_about_a_drained_instance() -> None:
     """A drained instance is ready, as `tests/acceptance/test_steering.py` checks."""
     told = [
         f"{name(page)}: {paragraph}"
@@ -244,7 +244,7 @@ def unknown(called: Callable[..., Any] | None, given: list[str]) -> list[str]:
     return [word for word in given if word not in parameters]
 
 
-def test_the_python_of_the_pages_uses_existing_names() -> None:
+def test_python_of_the_pages_uses_existing_names() -> None:
     found = blocks("python")
     assert len(found) > 30
 
@@ -259,7 +259,7 @@ def test_the_python_of_the_pages_uses_existing_names() -> None:
     report(problems)
 
 
-def test_every_example_is_used_by_a_page_and_a_test() -> None:
+def test_every_example_has_a_page_and_a_test() -> None:
     folder = ROOT / "streamqd" / "examples"
     pages = "\n".join(page.read_text() for page in PAGES)
     tests = "\n".join(file.read_text() for file in ROOT.glob("tests/**/test_*.py"))

@@ -47,7 +47,7 @@ def test_a_fleet_of_unequal_instances_settles(scenario: Scenario, seed: int) -> 
 
 @pytest.mark.fault("F28")
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_a_cold_start_causes_no_stampede(seed: int) -> None:
+def test_cold_start_causes_no_stampede(seed: int) -> None:
     fleet = new(SMALL, seed)
     figures = cold_start(fleet)
     # About one request per free partition, although many instances could take it.
@@ -60,7 +60,7 @@ def test_a_cold_start_causes_no_stampede(seed: int) -> None:
     assert figures["beats_per_second"] <= 2 * most
 
 
-def test_the_first_of_many_instances_leaves_assignments_for_the_others() -> None:
+def test_first_instance_leaves_assignments_for_the_others() -> None:
     fleet = new(SMALL, 1)
     first = next(iter(fleet.instances))
     start(fleet, [first], within=0.05)

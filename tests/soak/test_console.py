@@ -40,7 +40,7 @@ SEED = int(os.environ.get("SEED", "1"))
 MEMORY_MIB = 150
 
 
-def test_console_of_a_full_fleet(new_server: Any, tmp_path: Path, browser: Any) -> None:  # noqa: F811
+def test_console_of_a_full_fleet_is_fast(new_server: Any, tmp_path: Path, browser: Any) -> None:  # noqa: F811
     server = new_server(aof=False)
     with suppress(PermissionError):
         server.come_first()

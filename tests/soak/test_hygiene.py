@@ -32,7 +32,7 @@ SEED = int(os.environ.get("SEED") or "1")
 FIGURES = ("supervisor_fds", "supervisor_rss", "housekeeper_fds", "housekeeper_rss")
 
 
-def test_recycles_leave_nothing_behind(
+def test_recycles_leak_nothing(
     new_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     print(f"\nCOUNT={COUNT} SEED={SEED}, with {', '.join(hygiene.clients())}", flush=True)

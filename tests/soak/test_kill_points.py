@@ -56,7 +56,9 @@ KINDS = (
 )
 
 
-def test_every_point_killed_and_paused(link: Connection, server: Server, tmp_path: Path) -> None:
+def test_kill_and_pause_at_every_point_cost_as_modeled(
+    link: Connection, server: Server, tmp_path: Path
+) -> None:
     struck, began = Counter[str](), time.monotonic()
 
     def strike(kind: Kind, where: Sequence[Any], act: str) -> None:

@@ -86,7 +86,7 @@ def unsettled(daemon: Daemon) -> int:
     return behind
 
 
-def test_memory_is_steady(server: Server, tmp_path: Path) -> None:
+def test_memory_does_not_grow(server: Server, tmp_path: Path) -> None:
     if server.version < (7, 0):
         pytest.skip("Redis 6.2 does not report the lag of a group")
     assert MESSAGES >= 2_000_000, "fewer are not enough to see it"

@@ -35,7 +35,7 @@ INSTANCES, PARTITIONS = "abc", 8
 PEACEFUL_PART = 0.2  # share of the time without faults
 
 
-def test_a_nemesis_of_chance(new_server: Any, tmp_path: Path) -> None:
+def test_random_faults_lose_nothing(new_server: Any, tmp_path: Path) -> None:
     print(f"\nMINUTES={MINUTES:g} SEED={SEED}", flush=True)
     seconds = 60 * MINUTES
     rough = soak(new_server(aof=True), tmp_path / "faults", FAULTS, seconds * (1 - PEACEFUL_PART))

@@ -306,7 +306,7 @@ def marked(mark: str) -> Iterator[psutil.Process]:
                 yield each
 
 
-def test_killed_again_and_again(
+def test_repeated_spark_kills_write_each_row_once(
     link: Connection,
     server: Server,
     tmp_path: Path,

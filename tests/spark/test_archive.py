@@ -126,7 +126,7 @@ def case(link: Connection, keys: Keys, server: Server, spark: Any, tmp_path: Pat
     return made
 
 
-def test_everything_once_over_several_runs(case: ArchiveCase) -> None:
+def test_archive_has_each_entry_once_after_several_runs(case: ArchiveCase) -> None:
     case.topic("orders", 1)
     case.add("access", 0, 700)  # across midnight
     case.add("access", 1, 5)
@@ -150,7 +150,7 @@ def test_everything_once_over_several_runs(case: ArchiveCase) -> None:
     assert left == [], "leases and progress are gone"
 
 
-def test_a_row_is_all_of_an_entry(case: ArchiveCase) -> None:
+def test_archive_row_contains_the_whole_entry(case: ArchiveCase) -> None:
     case.add("access", 1, 1)
     case.run()
     row = case.rows("access")[0]
@@ -163,7 +163,7 @@ def test_a_row_is_all_of_an_entry(case: ArchiveCase) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_broken_off_at(case: ArchiveCase, point: str) -> None:
+def test_archive_is_exact_after_an_error_at_any_point(case: ArchiveCase, point: str) -> None:
     case.add("access", 0, 6)
     case.add("access", 1, 6)
 
@@ -185,7 +185,7 @@ def test_broken_off_at(case: ArchiveCase, point: str) -> None:
     assert case.archived("access", 0) == case.last("access", 0)
 
 
-def test_archive_continues_after_the_table_despite_trimming(case: ArchiveCase) -> None:
+def test_archive_continues_after_its_table_despite_trimming(case: ArchiveCase) -> None:
     case.add("access", 0, 5)
     case.run()
     case.link.execute("XTRIM", case.keys.stream("access", 0), "MAXLEN", 0)
@@ -210,7 +210,7 @@ def test_entries_trimmed_before_archiving_are_reported(case: ArchiveCase) -> Non
     assert case.run()["access"].rows == 1
 
 
-def test_a_task_that_fails_leaves_nothing(case: ArchiveCase) -> None:
+def test_failed_task_leaves_no_rows(case: ArchiveCase) -> None:
     """The error of a task is reported verbatim, and the files of other tasks stay in staging."""
     case.add("access", 0, 4)
     case.run()
@@ -233,7 +233,7 @@ def test_a_task_that_fails_leaves_nothing(case: ArchiveCase) -> None:
     assert sum(case.plain().values()) == 9
 
 
-def test_a_hostile_name_in_the_registry_harms_nothing(
+def test_hostile_topic_name_in_the_registry_is_skipped(
     case: ArchiveCase, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A topic named `..` must not erase the archive."""
@@ -260,7 +260,7 @@ def test_a_hostile_name_in_the_registry_harms_nothing(
         case.run("..")
 
 
-def test_two_runs_do_not_meet(case: ArchiveCase) -> None:
+def test_concurrent_archive_run_is_refused(case: ArchiveCase) -> None:
     case.add("access", 0, 1)
     archiver = case.archiver()
     other = PipelineLease(
@@ -276,7 +276,7 @@ def test_two_runs_do_not_meet(case: ArchiveCase) -> None:
 
 
 @pytest.mark.slow
-def test_killed_and_run_again(case: ArchiveCase, server: Server, tmp_path: Path) -> None:
+def test_archive_is_exact_after_kills(case: ArchiveCase, server: Server, tmp_path: Path) -> None:
     """The kills are real. Each run continues where the previous one was killed."""
     (tmp_path / "streamq.toml").write_text(f'[redis]\nurl = "{server.url}"\n', "utf-8")
     for number, point in enumerate(POINTS):

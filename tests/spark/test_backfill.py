@@ -54,7 +54,7 @@ def test_stream_continues_from_a_bucket(
         assert KEY not in text
 
 
-def test_batch_with_an_archive_is_refused(shop: Shop, tmp_path: Path) -> None:
+def test_batch_read_with_an_archive_is_refused(shop: Shop, tmp_path: Path) -> None:
     Archive(tmp_path, create=True)
     shop.topic("access", 1)
     with pytest.raises(PySparkException, match="archivePath applies only to streams; read"):

@@ -140,7 +140,7 @@ def case(
     server_of_buckets.heal()
 
 
-def test_archive_and_parsed_tables_in_a_bucket(case: BucketCase) -> None:
+def test_bucket_holds_archive_and_parsed_tables(case: BucketCase) -> None:
     case.add(20, wrong=3)
     done = case.run()
     assert (done.rows, done.parsed, done.quarantined) == (20, 17, 3)
@@ -183,7 +183,7 @@ def test_tiers_of_a_bucket_have_each_entry_once(case: BucketCase) -> None:
     assert not [each for each in case.store.requests() if ".parquet" in each]
 
 
-def test_sql_replay_and_results_on_a_bucket(case: BucketCase, tmp_path: Path) -> None:
+def test_bucket_supports_sql_replay_and_results(case: BucketCase, tmp_path: Path) -> None:
     case.add(10, wrong=2)
     case.run()
     assert case.ask("SELECT count(*), count(tags['a']) FROM parsed_orders") == [(8, 8)]
@@ -269,7 +269,7 @@ def test_tables_of_a_bucket_are_parsed_again(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_commands_on_a_bucket(case: BucketCase, tmp_path: Path) -> None:
+def test_commands_accept_a_bucket(case: BucketCase, tmp_path: Path) -> None:
     """Report, prompt and job are processes with options from the configuration."""
     case.add(12, wrong=2)
     case.run()
@@ -326,7 +326,7 @@ def test_report_with_expired_credentials_is_one_sentence(case: BucketCase, tmp_p
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_run_on_a_bucket_is_broken_off(case: BucketCase, point: str) -> None:
+def test_bucket_archive_is_exact_after_an_error(case: BucketCase, point: str) -> None:
     case.add(12, wrong=2)
 
     def blow() -> None:
@@ -348,7 +348,7 @@ def test_run_on_a_bucket_is_broken_off(case: BucketCase, point: str) -> None:
 
 
 @pytest.mark.slow
-def test_run_on_a_bucket_is_killed(case: BucketCase, tmp_path: Path) -> None:
+def test_bucket_archive_is_exact_after_a_kill(case: BucketCase, tmp_path: Path) -> None:
     """Core counts change. Each run continues where the last one was killed."""
     file = case.configured(tmp_path)
     for number, point in enumerate(POINTS):
@@ -366,7 +366,7 @@ def test_run_on_a_bucket_is_killed(case: BucketCase, tmp_path: Path) -> None:
     assert len(case.rows(PARSED)) + len(case.rows(QUARANTINE)) == case.ledger.total()
 
 
-def test_run_with_expired_credentials_is_repeated(case: BucketCase) -> None:
+def test_run_with_expired_credentials_can_be_repeated(case: BucketCase) -> None:
     case.add(4)
     case.run()
     case.add(4)
@@ -380,7 +380,7 @@ def test_run_with_expired_credentials_is_repeated(case: BucketCase) -> None:
     assert case.archived() == case.ledger
 
 
-def test_credentials_are_in_no_plan_and_no_event_log(
+def test_plans_and_event_logs_contain_no_credentials(
     case: BucketCase, event_log: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     case.add(6, wrong=1)

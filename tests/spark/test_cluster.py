@@ -86,7 +86,9 @@ def standalone(folder: Path, home: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", ["standalone", "local-cluster"])
-def test_topics_from_executors(shop: Shop, tmp_path: Path, kind: str) -> None:
+def test_executors_of_a_cluster_read_and_write_topics(
+    shop: Shop, tmp_path: Path, kind: str
+) -> None:
     need_spark()
     home = spark_home(tmp_path)
     with contextlib.ExitStack() as stack:

@@ -39,7 +39,7 @@ spark.stop()
     importlib.util.find_spec("grpc") is None,
     reason="grpcio is not installed: pip install 'pyspark[connect]'",
 )
-def test_topics_through_spark_connect(shop: Shop, tmp_path: Path) -> None:
+def test_spark_connect_reads_and_writes_topics(shop: Shop, tmp_path: Path) -> None:
     need_spark()
     shop.topic("orders", 2)
     shop.topic("copy", 1)

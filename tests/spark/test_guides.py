@@ -60,7 +60,7 @@ SECURE = "secure = {"
 # The first line of each skipped block, and the reason.
 LEFT_OUT = {
     "# in a clone of streamqd": "it makes the environment that the tests run in",
-    SECURE: "it needs a server with TLS: see test_the_block_about_tls",
+    SECURE: "it needs a server with TLS: see test_tls_block_of_the_guide_works",
     "from pyspark.sql.avro.functions import from_avro": "it needs jars that PyPI does not have",
 }
 TYPED = {"sh", "text", "toml", "python", "sql"}
@@ -234,7 +234,7 @@ def typing(guide: Guide, program: Path) -> Guide:
 # --- the pages ------------------------------------------------------------------------------------
 
 
-def test_the_guide_to_spark_is_true(guide: Guide) -> None:
+def test_spark_guide_works_as_shown(guide: Guide) -> None:
     shop, spark = guide.shop, guide.shop.spark
     settings = replace(config.Settings(), redis=shop.server.settings)
     folder = guide.home / "data" / "archive"
@@ -263,7 +263,7 @@ def test_the_guide_to_spark_is_true(guide: Guide) -> None:
     assert shop.payloads("orders", 4) == written
 
 
-def test_the_guide_to_archives_is_true(typing: Guide) -> None:
+def test_archive_guide_works_as_shown(typing: Guide) -> None:
     pytest.importorskip("duckdb")
     pytest.importorskip("polars")
 
@@ -283,7 +283,7 @@ def test_the_guide_to_archives_is_true(typing: Guide) -> None:
     assert set(shop.payloads("errors", 2)) == {line(500).encode()}
 
 
-def test_the_guide_to_other_encodings_is_true(guide: Guide) -> None:
+def test_encoding_guide_works_as_shown(guide: Guide) -> None:
     """A payload that cannot be decoded gets a reason, and its neighbors get their fields."""
     for package in ("fastavro", "google"):
         skip_without(package)
@@ -344,7 +344,7 @@ def encoders(folder: Path) -> tuple[Callable[..., bytes], Callable[..., bytes]]:
     return avro, protobuf
 
 
-def test_the_guide_to_reports_is_true(typing: Guide) -> None:
+def test_report_guide_works_as_shown(typing: Guide) -> None:
     typing.reader.obey(
         Fence("sh", [], {}, "streamqd pipeline archive --archive /data/archive\n", 0)
     )
@@ -358,7 +358,7 @@ def test_the_guide_to_reports_is_true(typing: Guide) -> None:
     assert (typing.home / "report" / "report.html").exists()
 
 
-def test_the_block_about_tls(shop: Shop, state_dir: Path) -> None:
+def test_tls_block_of_the_guide_works(shop: Shop, state_dir: Path) -> None:
     needed(tls.certificates, state_dir)
     (state_dir / "spark.password").write_text("not-for-anybody-to-see")
     (state_dir / "spark.password").chmod(0o600)
@@ -381,7 +381,7 @@ def test_the_block_about_tls(shop: Shop, state_dir: Path) -> None:
             assert guide.names["access"].count() == 3
 
 
-def test_every_block_is_typed_or_left_out_with_a_reason() -> None:
+def test_every_code_block_is_run_or_skipped_with_a_reason() -> None:
     pages = {
         page: [*fences(page)]
         for page in (READ, ARCHIVE, PARSE, DECODE, QUERY, REPLAY, REPORT, OPTIONS)
@@ -398,7 +398,7 @@ def test_every_block_is_typed_or_left_out_with_a_reason() -> None:
     assert neither == []
 
 
-def test_no_other_page_has_blocks_for_spark() -> None:
+def test_only_the_tested_pages_have_spark_blocks() -> None:
     """test_tutorial.py covers the tutorial and the README. The Chinese one has the same code."""
     typed = {READ, ARCHIVE, PARSE, DECODE, QUERY, REPLAY, REPORT, TUTORIALS["first-archive"]}
     typed |= {README, ROOT / "docs" / "README.zh-CN.md"}

@@ -56,7 +56,7 @@ def archived(settings: config.Settings, folder: Path | str, shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
-def test_views_have_each_row_once_wherever_it_is(
+def test_views_have_each_row_once_archived_or_not(
     shop: Shop, settings: config.Settings, tmp_path: Path, steps: int
 ) -> None:
     """No, half or all dead letters are archived. Archived ones are removed from Redis."""
@@ -88,7 +88,7 @@ def test_views_have_each_row_once_wherever_it_is(
     assert {"messages", "dead_letters"} <= {row[1] for row in shown.rows}
 
 
-def test_queries_of_the_guide_answer_their_questions(
+def test_queries_of_the_guide_return_the_documented_rows(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
     """They find the P99 by hour, as computed from all runs, and the handler that failed most."""
@@ -136,7 +136,7 @@ def statement(command: str) -> str:
     return command.partition('"')[2].rpartition('"')[0].replace("\\\n", "")
 
 
-def test_dead_letters_archived_while_a_view_is_made_are_in_it_once(
+def test_view_has_concurrently_archived_rows_once(
     shop: Shop, settings: config.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run archives them after the table is opened, and they leave Redis before it is read."""
@@ -161,7 +161,7 @@ def test_dead_letters_archived_while_a_view_is_made_are_in_it_once(
     assert [row[0] for row in letters.rows] == [f"{AT}-0", f"{AT}-1"]
 
 
-def test_views_leave_out_what_cannot_be_read(
+def test_views_skip_unreadable_rows(
     shop: Shop, settings: config.Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for topic in ("access", "orders", "mail"):
@@ -189,7 +189,7 @@ def test_views_leave_out_what_cannot_be_read(
         assert any(left_out in text and "the view" in text for text in caplog.messages)
 
 
-def test_view_of_a_table_without_delays_has_them_as_null(
+def test_view_of_an_older_table_has_null_delays(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
     """The table is of an older version, and no run of this one has written to it."""

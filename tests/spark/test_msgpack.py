@@ -71,9 +71,7 @@ def verdicts(
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, NESTED, MAPS, LEAVES])
-def test_msgpack_has_the_verdicts_and_values_of_the_same_json(
-    spark: SparkSession, schema: str
-) -> None:
+def test_msgpack_is_parsed_like_the_equal_json(spark: SparkSession, schema: str) -> None:
     hostile = [each for each, _ in itertools.chain(HOSTILE, OUT_OF_RANGE)]
     both = both_encodings([*hostile, *USUAL, *shapes(schema)])
     assert len(both) > 30
@@ -85,7 +83,7 @@ def test_msgpack_has_the_verdicts_and_values_of_the_same_json(
     compare(spark, schema, "", [*packed, *odd, pack({"x": DEEPEST})], codec="msgpack")
 
 
-def test_msgpack_is_parsed_and_the_quarantine_keeps_its_bytes(press: Press) -> None:
+def test_quarantine_keeps_msgpack_bytes(press: Press) -> None:
     at = dt.datetime(2025, 11, 20, 10, 0, 0, 123456, tzinfo=dt.UTC)
     odd = [*(each for each, _ in test_spark_packed.HOSTILE), pack({"id": "x"})]
     press.add(pack({"id": 1, "amount": 1.5, "at": at, "raw": b"\xff\x00", "more": {"b": b"hi"}}))
@@ -116,7 +114,7 @@ def test_rows_of_another_codec_are_parsed_again(press: Press) -> None:
     assert sorted(str(row["id"]) for row in press.rows()) == ["1", "2", "None"]
 
 
-def test_values_that_json_lacks_fit_the_columns_of_the_page(spark: SparkSession) -> None:
+def test_msgpack_values_without_json_fit_their_columns(spark: SparkSession) -> None:
     schema = "day date, at timestamp, note string, all decimal(20,0), f float, d double, id long"
     at = timestamp(1_763_683_195, 123_456_789)
     payloads = [
@@ -139,7 +137,7 @@ def test_values_that_json_lacks_fit_the_columns_of_the_page(spark: SparkSession)
     assert why == "at is not timestamp"
 
 
-def test_report_reads_msgpack_by_the_codec(spark: SparkSession) -> None:
+def test_report_decodes_msgpack_by_the_codec(spark: SparkSession) -> None:
     rows = spark.createDataFrame(raw([pack({"id": 5}), b'{"id": 5}']).to_pylist(), COLUMNS)
     found = report_queries._fields(rows, Pipeline("id long", codec="msgpack"))
     assert (found["fits"], found["bad"], found["rows"][0]["greatest"]) == (1, 1, "5")

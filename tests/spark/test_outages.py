@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 deltalake = pytest.importorskip("deltalake")
 
 
-def test_every_run_retries_an_outage_and_names_a_dead_jvm(
+def test_run_retries_an_outage_and_reports_a_dead_jvm(
     link: Connection, store: Store, keys: Keys, server: Server, tmp_path: Path
 ) -> None:
     """An outage does not stop `--every`, and the error for a dead JVM names the JVM."""
@@ -68,7 +68,7 @@ def test_every_run_retries_an_outage_and_names_a_dead_jvm(
     assert "-v prints the traceback" not in said(tmp_path)
 
 
-def test_a_jvm_that_cannot_start_is_named_too(
+def test_jvm_that_cannot_start_is_reported(
     link: Connection, store: Store, keys: Keys, server: Server, tmp_path: Path
 ) -> None:
     """Spark's own error is `JAVA_GATEWAY_EXITED … before sending its port number`."""

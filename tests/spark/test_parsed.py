@@ -131,7 +131,7 @@ def press(shop: Shop, tmp_path: Path) -> Press:
     return Press(shop, tmp_path / "archive")
 
 
-def test_columns_of_payloads_by_the_date_of_the_event(press: Press) -> None:
+def test_parsed_rows_are_partitioned_by_the_event_date(press: Press) -> None:
     press.add(FITS % 1, b'{"id": 2}', b"not JSON")
     press.add(b'{"id": 3, "at": "2025-11-19 23:59:59", "more": [1]}', partition=1)
     done = press.run(event_time="at")
@@ -162,7 +162,7 @@ def test_columns_of_payloads_by_the_date_of_the_event(press: Press) -> None:
     assert press.asked == asked + 2, "without anything new Spark is not even asked for"
 
 
-def test_by_the_date_of_the_entry(press: Press) -> None:
+def test_parsed_rows_are_partitioned_by_the_entry_date(press: Press) -> None:
     press.add(FITS % 1)  # 5 s after midnight, although the event was before
     press.run()
     assert [row["event_date"] for row in press.rows()] == [dt.date(2025, 11, 21)]
@@ -212,7 +212,7 @@ HOSTILE = [
 ]
 
 
-def test_rows_that_do_not_fit_are_kept_with_the_reason(press: Press) -> None:
+def test_rows_that_do_not_fit_are_quarantined_with_a_reason(press: Press) -> None:
     press.add(*(payload for payload, _ in HOSTILE), b'{"__does_not_fit": "x", "id": 7}')
     done = press.run()
     assert (done.parsed, done.quarantined) == (1, len(HOSTILE))
@@ -239,7 +239,7 @@ OUT_OF_RANGE = [
 ]
 
 
-def test_values_within_others_that_no_reader_knows(press: Press) -> None:
+def test_nested_values_out_of_range_are_quarantined(press: Press) -> None:
     press.add(*(payload for payload, _ in OUT_OF_RANGE))
     press.add(
         b'{"f": 1e38, "d": 1e308, "times": [null, 1], "money": {"a": ["1e2", null]},'
@@ -255,7 +255,7 @@ def test_values_within_others_that_no_reader_knows(press: Press) -> None:
     assert row["deep"]["more"][1] == ("b", {"f": None, "note": "1e500000000"})
 
 
-def test_a_date_that_no_event_has(press: Press) -> None:
+def test_implausible_event_date_is_quarantined(press: Press) -> None:
     """Each date is a folder, and payloads must not create an unlimited number of folders."""
     press.add(b'{"at": "1969-12-31T23:59:59Z"}', b'{"at": "9999-01-01"}', b'{"at": "1970-01-01"}')
     press.run("at date NOT NULL", "at")
@@ -292,7 +292,7 @@ def test_nested_columns_are_read_by_every_engine(press: Press) -> None:
     assert len(deltalake.DeltaTable(folder).to_pandas()) == 1
 
 
-def test_a_schema_grows_and_rewrites_nothing(press: Press) -> None:
+def test_added_column_rewrites_no_file(press: Press) -> None:
     press.add(b'{"id": 1, "who": "eve"}')
     press.run("id long")
     (first,) = press.table().file_uris()
@@ -306,7 +306,7 @@ def test_a_schema_grows_and_rewrites_nothing(press: Press) -> None:
     assert {row["id"]: row["who"] for row in press.rows()} == {1: None, 2: "bob", 3: None}
 
 
-def test_comments_of_columns_and_names_of_another_case(press: Press) -> None:
+def test_column_comments_and_name_case_are_respected(press: Press) -> None:
     """A warning names fields of another case, such as `"ID"` for `id`. Their column is null."""
     said: list[str] = []
     press.add(b'{"ID": 1, "amount": 2}')
@@ -322,7 +322,7 @@ def test_comments_of_columns_and_names_of_another_case(press: Press) -> None:
     assert [row["id"] for row in sorted(press.rows(), key=lambda row: row["entry_id"])] == [None, 2]
 
 
-def test_key_and_rescued_fields_are_columns_if_wanted(press: Press) -> None:
+def test_key_and_rescued_fields_are_optional_columns(press: Press) -> None:
     """The table contains the message key and the unknown fields."""
     press.add(b'{"id": 1, "who": {"n": 1.50}}', b'{"id": 2}')
     press.add(b'{"id": 3, "tags": {"a": 1}, "more": 5}', b'{"id": "x", "more": 5}')
@@ -338,7 +338,7 @@ def test_key_and_rescued_fields_are_columns_if_wanted(press: Press) -> None:
     assert [row["_rescued"] for row in press.rows() if row["id"] == 4] == [None]
 
 
-def test_headers_are_a_column_if_wanted(press: Press) -> None:
+def test_headers_are_an_optional_column(press: Press) -> None:
     """The headers are those of converted, undecided and quarantined rows."""
     press.add(b'{"id": 1}')
     press.run("id long")
@@ -360,7 +360,7 @@ def test_headers_are_a_column_if_wanted(press: Press) -> None:
     assert headers()["4"] == [b"2"]
 
 
-def test_headers_of_a_quarantined_row_are_kept_until_it_fits(press: Press) -> None:
+def test_quarantined_row_keeps_its_headers(press: Press) -> None:
     key, extra = press.shop.keys.stream("orders", 1), ("entry_headers",)
     fields = ("payload", b'{"at": 1763683195123}', "headers", '{"h": "x"}')
     press.shop.link.execute("XADD", key, f"{START}-0", *fields)
@@ -374,7 +374,7 @@ def test_headers_of_a_quarantined_row_are_kept_until_it_fits(press: Press) -> No
     assert [row["entry_headers"] for row in press.rows()] == [[{"key": "h", "value": b"x"}]]
 
 
-def test_patterns_of_times_are_in_utc_in_every_session(press: Press) -> None:
+def test_time_patterns_are_in_utc_in_every_session(press: Press) -> None:
     """The session's zone must not matter. Its summer time skips an hour."""
     schema = "id int, at timestamp, day date, zoned date"
     times = ("at dd/MM/yyyy HH:mm", "day dd.MM.yyyy", "zoned yyyy-MM-dd HH:mm xxx")
@@ -466,7 +466,7 @@ def test_invalid_schema_is_refused_and_entries_are_archived(press: Press) -> Non
     assert press.ids() == [1, 2]
 
 
-def test_the_types_that_a_refusal_names_are_accepted(shop: Shop) -> None:
+def test_types_named_by_a_schema_error_are_accepted(shop: Shop) -> None:
     with pytest.raises(RequestRefusedError) as caught:
         parsed.read_columns(Pipeline("id long, v variant"))
     simple = str(caught.value).partition(" support; use ")[2].partition(", array")[0].split(", ")
@@ -523,7 +523,7 @@ def struck(monkeypatch: pytest.MonkeyPatch, kind: TableKind, *, before: bool) ->
         (QUARANTINE, False, "the same"),
     ],
 )
-def test_killed_around_a_commit(
+def test_parsed_table_is_exact_after_a_kill_around_a_commit(
     press: Press, monkeypatch: pytest.MonkeyPatch, kind: TableKind, before: bool, again: str
 ) -> None:
     press.add(FITS % 1, b"bad 1")
@@ -550,7 +550,7 @@ def test_killed_around_a_commit(
 
 
 @pytest.mark.parametrize("kind", [PARSED, QUARANTINE])
-def test_two_runs_that_know_nothing_of_each_other(
+def test_concurrent_parse_runs_write_each_row_once(
     press: Press, monkeypatch: pytest.MonkeyPatch, kind: TableKind
 ) -> None:
     """The lease is disabled. One run does all of its work just before the other commits."""
@@ -581,7 +581,7 @@ def test_two_runs_that_know_nothing_of_each_other(
     assert parse().batches == 0
 
 
-def test_tables_of_two_states_are_refused(press: Press) -> None:
+def test_table_and_quarantine_of_two_states_are_refused(press: Press) -> None:
     """Without its quarantine, a table would silently lack the quarantined rows."""
     archive = Archive(press.folder, create=True)
     press.add(FITS % 1, b"bad")
@@ -618,7 +618,9 @@ def test_tables_of_two_states_are_refused(press: Press) -> None:
     assert (press.ids(), len(press.rows(QUARANTINE))) == ([1, 2, 3, 4], 3)
 
 
-def test_an_archive_from_before_its_schema(press: Press, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_without_a_schema_is_parsed_later(
+    press: Press, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is parsed date by date, even if compacted, and resumes after a kill between two dates."""
     for number in range(1, 10):
         press.add(FITS % number, partition=number % 2)
@@ -651,7 +653,7 @@ def test_an_archive_from_before_its_schema(press: Press, monkeypatch: pytest.Mon
     }
 
 
-def test_a_quarantine_is_parsed_again_after_a_mended_schema(press: Press) -> None:
+def test_quarantine_is_parsed_again_with_a_fixed_schema(press: Press) -> None:
     """Only the quarantine is parsed again, so rows of trimmed dates are kept."""
     press.add(FITS % 1, b'{"id": 2, "at": 1763683195123}', b"bad", b'{"id": "three"}')
     press.run()
@@ -667,7 +669,7 @@ def test_a_quarantine_is_parsed_again_after_a_mended_schema(press: Press) -> Non
     assert press.reparse(times=times, quarantine_only=True) == (0, 2)
 
 
-def test_a_quarantine_that_was_half_replaced_is_completed(
+def test_half_replaced_quarantine_is_completed(
     press: Press, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     press.add(FITS % 1, b'{"id": 2, "at": 1763683195123}', b"bad")
@@ -710,7 +712,7 @@ def test_kill_during_a_full_reparse_loses_no_row(
     assert sorted(row["id"] for row in press.rows()) == [*"123456", "eight"]
 
 
-def test_a_topic_is_parsed_again_with_columns_of_other_types(press: Press) -> None:
+def test_reparse_accepts_columns_of_other_types(press: Press) -> None:
     press.add(FITS % 1, b'{"id": "two"}', b"bad")
     press.run()
     assert press.reparse("id string, at string") == (2, 1)
@@ -779,7 +781,7 @@ def test_deleted_rows_stay_deleted(press: Press) -> None:
 
 
 @pytest.mark.slow
-def test_killed_by_the_system_and_run_again(press: Press, tmp_path: Path) -> None:
+def test_parsed_table_is_exact_after_sigkill(press: Press, tmp_path: Path) -> None:
     """A run commits to the raw table, the parsed table and the quarantine, missing rows first."""
     (tmp_path / "streamq.toml").write_text(
         f'[redis]\nurl = "{press.shop.server.url}"\n[pipelines.orders]\nschema = "{SCHEMA}"\n'
@@ -797,7 +799,7 @@ def test_killed_by_the_system_and_run_again(press: Press, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_again_and_again_with_a_schema_that_cannot_be(press: Press, tmp_path: Path) -> None:
+def test_invalid_schema_is_reported_by_each_periodic_run(press: Press, tmp_path: Path) -> None:
     """Each run reports it and archives the entries, and Ctrl-C stops the command."""
     file = tmp_path / "streamq.toml"
     file.write_text(

@@ -71,7 +71,7 @@ def entries(shop: Shop, topic: str, partition: int = 0) -> list[dict[str, Any]]:
     ]
 
 
-def test_hot_and_cold_are_one_table_before_and_after_compaction(
+def test_hot_and_cold_tiers_form_one_table(
     shop: Shop, settings: config.Settings, archive: Archive
 ) -> None:
     shop.fill("access", 0, 7, 9)
@@ -148,7 +148,7 @@ def test_entries_archived_and_trimmed_during_planning_are_read(
 
 
 @pytest.mark.parametrize("tier", ["all", "hot", "cold"])
-def test_options_of_a_tier_are_checked(shop: Shop, archive: Archive, tier: str) -> None:
+def test_tier_options_are_checked(shop: Shop, archive: Archive, tier: str) -> None:
     given: dict[str, Any] = {"archivePath": archive.root, "tier": tier}
     with pytest.raises(OptionsError, match="fetchsiez is not an option; did you mean fetchSize"):
         read_topic(shop.spark, "access", url=shop.server.url, fetchSiez=7, **given)
@@ -156,7 +156,7 @@ def test_options_of_a_tier_are_checked(shop: Shop, archive: Archive, tier: str) 
         read_topic(shop.spark, "access", url=shop.server.url, failOnDataLoss="maybe", **given)
 
 
-def test_options_of_a_tier_may_be_written_in_any_case(
+def test_tier_options_ignore_case(
     shop: Shop, settings: config.Settings, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.fill("access", 0, 7, 9)
@@ -170,7 +170,7 @@ def test_options_of_a_tier_may_be_written_in_any_case(
     assert json.loads(begins)["access"].keys() == {"0", "1"}
 
 
-def test_a_source_is_registered_once(
+def test_source_is_registered_once(
     shop: Shop, settings: config.Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark warns of each further registration. Each table has its own source."""
@@ -195,7 +195,7 @@ def test_a_source_is_registered_once(
     assert len(made) == len(set(made)) == 2
 
 
-def test_replay_from_the_archive_once_under_a_name(
+def test_named_replay_from_the_archive_sends_once(
     shop: Shop, settings: config.Settings, archive: Archive
 ) -> None:
     shop.topic("again", 1)
@@ -240,9 +240,7 @@ def test_replay_by_key_and_header_keeps_the_message(
         replay(settings, shop.spark, "access", ReplayFilter(tier="cold"))
 
 
-def test_a_named_replay_into_its_own_topic_does_not_find_itself(
-    shop: Shop, settings: config.Settings
-) -> None:
+def test_named_replay_into_its_own_topic_terminates(shop: Shop, settings: config.Settings) -> None:
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 3)
     for sent in (3, 0):
@@ -251,7 +249,7 @@ def test_a_named_replay_into_its_own_topic_does_not_find_itself(
     assert len(entries(shop, "access")) == 6
 
 
-def test_replay_with_a_failed_task_is_one_sentence(
+def test_replay_error_of_a_failed_task_is_one_sentence(
     shop: Shop, settings: config.Settings, archive: Archive
 ) -> None:
     shop.topic("again", 1)
@@ -263,7 +261,7 @@ def test_replay_with_a_failed_task_is_one_sentence(
     assert "\n" not in str(told.value)
 
 
-def test_a_replay_with_a_rate_is_even(shop: Shop, settings: config.Settings) -> None:
+def test_replay_with_a_rate_is_evenly_paced(shop: Shop, settings: config.Settings) -> None:
     """The test compares the server times of the messages. They may be late, but never early."""
     shop.topic("access", 2)
     shop.topic("again", 1)
@@ -281,14 +279,14 @@ def test_a_replay_with_a_rate_is_even(shop: Shop, settings: config.Settings) -> 
     assert replay(settings, shop.spark, "access", ReplayFilter(), target="again").sent == 80
 
 
-def test_replay_into_a_topic_that_is_not_there(shop: Shop, settings: config.Settings) -> None:
+def test_replay_into_a_missing_topic_is_refused(shop: Shop, settings: config.Settings) -> None:
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 3)
     with pytest.raises(TopicNotFoundError, match="again"):
         replay(settings, shop.spark, "access", ReplayFilter(), target="again")
 
 
-def test_replay_of_dead_letters(shop: Shop, settings: config.Settings) -> None:
+def test_replay_accepts_archived_dead_letters(shop: Shop, settings: config.Settings) -> None:
     shop.topic("access", 1)
     letter = {"payload": "p", "key": "k", "reason": "attempts", "originalId": "3-0"}
     flat = [part for pair in letter.items() for part in pair]
@@ -305,7 +303,7 @@ def test_replay_of_dead_letters(shop: Shop, settings: config.Settings) -> None:
         prompt.ask("SELECT cause FROM dlq_access")
 
 
-def test_a_statement_that_has_no_job_can_be_canceled(
+def test_statement_without_a_spark_job_can_be_canceled(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
     from pyspark.sql.datasource import DataSource
@@ -384,7 +382,7 @@ def test_show_tables_lists_every_topic(shop: Shop, settings: config.Settings) ->
     assert {"topic_access", "dlq_access", "topic_a_b", "dlq_a_b"} <= names
 
 
-def test_columns_that_are_refused_are_so_before_the_query_runs(
+def test_unsupported_columns_are_refused_before_the_query(
     shop: Shop, settings: config.Settings
 ) -> None:
     prompt = Prompt(shop.spark, settings, None)
@@ -400,7 +398,7 @@ def test_columns_that_are_refused_are_so_before_the_query_runs(
         standing.run(shop.spark, settings, asked, _gone, fits=answers.refused_by("json"))
 
 
-def test_a_job_from_topic_to_topic_and_on_from_where_it_was(
+def test_job_resumes_from_its_checkpoint(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
     shop.topic("access", 1)
@@ -429,12 +427,12 @@ def test_a_job_from_topic_to_topic_and_on_from_where_it_was(
 
 
 @pytest.mark.parametrize("reference", ["nothing", "no_such_module:f", "json:no_such_function"])
-def test_a_job_that_is_not_there(reference: str, tmp_path: Path) -> None:
+def test_missing_job_function_is_refused(reference: str, tmp_path: Path) -> None:
     with pytest.raises(HandlerLoadError, match=reference):
         load(reference, tmp_path)
 
 
-def test_a_standing_query_shows_rows_and_their_changes(
+def test_standing_query_shows_rows_and_changes(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
     shop.topic("access", 2)
@@ -481,7 +479,7 @@ def _gone(names: list[str], rows: list[tuple[Any, ...]]) -> None:
     raise BrokenPipeError
 
 
-def test_a_standing_query_sends_its_rows_once(
+def test_standing_query_sends_rows_once(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
     shop.topic("access", 1)

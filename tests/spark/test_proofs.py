@@ -93,7 +93,7 @@ def _taken(rows: Any, some: list[int]) -> list[dict[str, Any]]:
     ("schema", "event_time"),
     [(SCHEMA, ""), (SCHEMA, "at"), (NESTED, ""), (DEEP, "day"), (MAPS, ""), (LEAVES, "at")],
 )
-def test_verdicts_without_spark_are_those_of_the_slow_judge(
+def test_fast_verdicts_equal_those_of_the_exact_parser(
     spark: SparkSession, schema: str, event_time: str
 ) -> None:
     hostile = [each for each, _ in itertools.chain(HOSTILE, OUT_OF_RANGE)]
@@ -112,14 +112,14 @@ USUAL = [
 ]  # fmt: skip
 
 
-def test_usual_payloads_are_decided_without_spark(spark: SparkSession) -> None:
+def test_usual_payloads_are_parsed_without_spark(spark: SparkSession) -> None:
     assert compare(spark, LEAVES, "at", USUAL) == []
     for leaves in spark_parsing.WIDTHS:
         payloads = [spark_parsing.payload(leaves, n, wrong=n % 2 == 1) for n in range(40)]
         assert compare(spark, spark_parsing.schema_of(leaves), "", payloads) == []
 
 
-def test_times_in_a_unit_have_the_verdict_of_the_slow_judge(spark: SparkSession) -> None:
+def test_unit_times_have_the_verdict_of_the_exact_parser(spark: SparkSession) -> None:
     schema = "id long, s timestamp, m timestamp, u timestamp, p timestamp, d date"
     times = ["s seconds", "m milliseconds", "u microseconds", "p dd/MM/yyyy HH:mm", "d yyyyMMdd"]
     usual = [
@@ -140,7 +140,7 @@ def test_times_in_a_unit_have_the_verdict_of_the_slow_judge(spark: SparkSession)
     compare(spark, schema, "", odd, times)
 
 
-def test_limits_of_spark_are_left_to_spark(spark: SparkSession) -> None:
+def test_values_at_spark_limits_are_left_to_spark(spark: SparkSession) -> None:
     """Spark's reader rejects a payload for a value that is in no column."""
     limits = [
         b'{"x": ' + b"9" * 1001 + b"}", b'{"x": 0.' + b"1" * 1001 + b"}",
@@ -176,7 +176,7 @@ def test_rows_of_many_dates_are_sorted_by_spark() -> None:
     suppress_health_check=list(HealthCheck),
 )
 @given(seed=st.integers(0, 1 << 32))
-def test_any_payload_has_the_verdict_of_the_slow_judge(
+def test_any_payload_has_the_verdict_of_the_exact_parser(
     spark: SparkSession, schema: str, event_time: str, seed: int
 ) -> None:
     kind, some = read_schema(schema), AnyPayload(seed)

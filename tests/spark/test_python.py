@@ -26,7 +26,7 @@ except streamq.SparkMissingError as error:
 
 
 @pytest.mark.parametrize(("moment", "printed"), [("early", "3\n"), ("late", "PYSPARK_PYTHON=")])
-def test_workers_run_this_python_or_an_error_says_why(
+def test_workers_use_the_driver_python_or_report_why_not(
     shop: Shop, tmp_path: Path, moment: str, printed: str
 ) -> None:
     if sys.prefix == sys.base_prefix:

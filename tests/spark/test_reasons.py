@@ -80,7 +80,7 @@ def judge(spark: SparkSession, schema: str, event_time: str, payloads: list[Any]
     ("schema", "event_time"),
     [(SCHEMA, ""), (SCHEMA, "at"), (NESTED, ""), (DEEP, "day"), (MAPS, "")],
 )
-def test_reasons_are_those_of_the_slow_judge(
+def test_quarantine_reasons_equal_those_of_the_exact_parser(
     spark: SparkSession, schema: str, event_time: str
 ) -> None:
     hostile = [each for each, _ in itertools.chain(HOSTILE, OUT_OF_RANGE)]

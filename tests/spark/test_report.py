@@ -128,7 +128,7 @@ def bury(shop: Shop) -> list[dict[str, Any]]:
     return written
 
 
-def test_figures_of_a_real_log_hot_and_cold(
+def test_report_of_a_real_log_has_exact_figures(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
     shop.topic("access", PARTITIONS)
@@ -252,7 +252,7 @@ def check_window(
     assert "other topics" in found["compared_with"]
 
 
-def test_fields_are_read_as_parsing_reads_them(
+def test_report_reads_fields_like_the_parser(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
     shop.topic("orders", 1)
@@ -267,7 +267,7 @@ def test_fields_are_read_as_parsing_reads_them(
 
 
 @pytest.mark.timeout(900)
-def test_history_and_quarantine_are_in_the_report(
+def test_report_includes_history_and_quarantine(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
     """Half of the history is archived, half is in Redis only."""
@@ -310,7 +310,7 @@ def test_history_and_quarantine_are_in_the_report(
     assert "shop:<wbr>bill" in page
 
 
-def test_a_schema_that_is_none_is_malformed(
+def test_report_refuses_an_invalid_schema(
     shop: Shop, settings: config.Settings, tmp_path: Path
 ) -> None:
     shop.topic("access", 1)
@@ -343,7 +343,7 @@ def test_an_invalid_report_is_rejected_before_spark_starts(
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_the_command_returns_its_exit_code(
+def test_report_command_returns_its_exit_code(
     server: Server, link: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without topics, there is a report, and Spark is not started."""

@@ -56,7 +56,7 @@ def case(shop: Shop, tmp_path: Path) -> QueryCase:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_rows_of_a_stream_into_a_table_once(
+def test_stream_writes_each_row_once_into_a_table(
     case: QueryCase, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
     case.shop.fill("orders", 0, 1, 6)
@@ -90,7 +90,7 @@ def test_rows_of_a_stream_into_a_table_once(
     assert case.archive.names(RESULTS) == ["even"]
 
 
-def test_an_invalid_table_name_is_one_clear_error(case: QueryCase) -> None:
+def test_invalid_table_name_error_is_one_sentence(case: QueryCase) -> None:
     case.shop.fill("orders", 0, 1, 2)
     for name in ("..", "../even", "", "a b", "a/b"):
         asked = Standing(QUERY, into=name or " ", archive=case.archive)
@@ -112,7 +112,7 @@ def test_an_invalid_table_name_is_one_clear_error(case: QueryCase) -> None:
     assert case.archive.names(RESULTS) == []
 
 
-def test_made_tables_have_names_and_are_compacted(case: QueryCase) -> None:
+def test_result_tables_are_listed_and_compacted(case: QueryCase) -> None:
     pipelines = {"orders": Pipeline("id long")}
     settings = replace(case.settings, pipelines=pipelines)
     for number in range(3):

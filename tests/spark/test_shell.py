@@ -28,7 +28,7 @@ def command(shop: Shop, tmp_path: Path) -> list[str]:
     return [sys.executable, "-m", "streamqd", "pipeline", "shell", "--master", "local[2]", *QUICK]
 
 
-def test_a_prompt_in_a_terminal(command: list[str], tmp_path: Path) -> None:
+def test_shell_prompts_in_a_terminal(command: list[str], tmp_path: Path) -> None:
     env = {**os.environ, "TERM": "dumb"}
     with Terminal(command, cwd=tmp_path, env=env, lines=100) as seen:
         seen.wait_text("streamqd>", PATIENCE)
@@ -59,7 +59,7 @@ def piped(command: list[str], folder: Path, text: str) -> subprocess.CompletedPr
     )
 
 
-def test_shell_in_a_pipe(shop: Shop, command: list[str], tmp_path: Path) -> None:
+def test_shell_reads_statements_from_a_pipe(shop: Shop, command: list[str], tmp_path: Path) -> None:
     statements = (
         "CREATE TABLE orders USING streamq OPTIONS (topic 'orders');\n"  # as in streamq.toml
         "INSERT INTO orders (key, value) VALUES (binary('k'), binary('new')); -- one more\n"

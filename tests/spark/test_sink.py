@@ -20,7 +20,7 @@ def write(shop: Shop, frame: DataFrame, **options: object) -> None:
     frame.write.format("streamq").options(**shop.write_options(**options)).mode("append").save()
 
 
-def test_rows_go_where_the_producer_would_send_them(shop: Shop) -> None:
+def test_sink_routes_rows_like_the_producer(shop: Shop) -> None:
     frame = shop.spark.sql(
         "SELECT concat('k', id) AS key, cast(id AS string) AS value,"
         " array(named_struct('key', 'n', 'value', encode('é', 'utf-8'))) AS headers FROM range(50)"
@@ -53,7 +53,7 @@ def test_rows_with_an_id_are_written_once(shop: Shop) -> None:
     assert shop.payloads("out", 2) == sorted(str(number).encode() for number in range(300))
 
 
-def test_a_topic_is_copied_without_loss(shop: Shop) -> None:
+def test_topic_is_copied_without_loss(shop: Shop) -> None:
     """Keys, headers and unknown fields are copied. Other columns do not matter."""
     shop.topic("access", 1)
     shop.topic("out", 1)
@@ -82,7 +82,7 @@ def test_invalid_sink_option_is_one_sentence(shop: Shop) -> None:
         over.mode("overwrite").save()
 
 
-def test_a_message_has_no_null(shop: Shop) -> None:
+def test_null_value_is_refused(shop: Shop) -> None:
     """A null value is an empty message, and a null key is no key."""
     rows = shop.spark.sql("SELECT cast(NULL AS string) AS value, cast(NULL AS string) AS key")
     write(shop, rows, topic="out", partitions=1)
@@ -91,7 +91,7 @@ def test_a_message_has_no_null(shop: Shop) -> None:
     assert [(row.value, row.key) for row in shop.read("out").collect()] == [(b"", None)]
 
 
-def test_the_output_mode_update_is_refused(shop: Shop, tmp_path: Path) -> None:
+def test_output_mode_update_is_refused(shop: Shop, tmp_path: Path) -> None:
     """Spark refuses it for every sink in Python."""
     shop.topic("access", 1)
     shop.topic("out", 1)
@@ -115,7 +115,7 @@ def rows_left(shop: Shop) -> list[bytes]:
 
 
 @pytest.mark.parametrize("source", ["topic", "files"])
-def test_a_stream_is_written_exactly_once(shop: Shop, tmp_path: Path, source: str) -> None:
+def test_stream_is_written_exactly_once(shop: Shop, tmp_path: Path, source: str) -> None:
     """The commit is interrupted, and the batch is repeated with another number of tasks."""
     shop.topic("out", 2)
     expected = sorted(b"%d:%d-0" % (p, n) for p in range(2) for n in range(1, 801))
@@ -152,7 +152,7 @@ def test_a_stream_is_written_exactly_once(shop: Shop, tmp_path: Path, source: st
     assert rows_left(shop) == []
 
 
-def test_a_batch_that_fails_shows_nothing(shop: Shop, tmp_path: Path) -> None:
+def test_failed_batch_writes_nothing(shop: Shop, tmp_path: Path) -> None:
     """One row is too large, after others are staged."""
     shop.topic("access", 2)
     shop.topic("out", 3)

@@ -27,7 +27,7 @@ def numbered(partition: int, *numbers: int) -> list[str]:
     return sorted(f"{partition}:{number}-0" for number in numbers)
 
 
-def test_every_column_of_every_row(shop: Shop) -> None:
+def test_source_returns_every_column(shop: Shop) -> None:
     shop.topic("access", 3)
     for partition in range(3):
         shop.fill("access", partition, 1, 100)
@@ -68,7 +68,7 @@ def test_spark_finds_the_source_automatically(shop: Shop) -> None:
     assert other.sql("SELECT max(id_ms) FROM seen").collect()[0][0] == 5
 
 
-def test_from_where_to_where(shop: Shop) -> None:
+def test_starting_and_ending_offsets_bound_a_read(shop: Shop) -> None:
     shop.topic("access", 2)
     shop.fill("access", 0, 1, 9)
     shop.fill("access", 1, 1, 9)
@@ -91,7 +91,7 @@ def test_from_where_to_where(shop: Shop) -> None:
     assert ids(found.load()) == numbered(0, 4, 5, 6, 7, 8, 9)
 
 
-def test_streams_in_pieces(shop: Shop) -> None:
+def test_min_partitions_splits_streams(shop: Shop) -> None:
     shop.topic("access", 2)
     shop.fill("access", 0, 1, 300)
     shop.fill("access", 1, 1, 100)
@@ -127,7 +127,7 @@ def test_filters_are_pushed_down(shop: Shop) -> None:
         shop.spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 
 
-def test_a_start_that_is_gone(shop: Shop) -> None:
+def test_trimmed_start_is_a_data_loss(shop: Shop) -> None:
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 250)
     shop.link.execute("XTRIM", shop.keys.stream("access", 0), "MINID", "200-0")
@@ -140,7 +140,7 @@ def test_a_start_that_is_gone(shop: Shop) -> None:
     assert shop.read("access").count() == 51
 
 
-def test_dead_letters(shop: Shop) -> None:
+def test_source_reads_dead_letters(shop: Shop) -> None:
     shop.topic("access", 2)
     letter = ("payload", "x", "originalTopic", "access", "originalPartition", 1, "originalId")
     for number, word in enumerate(("ValueError", "KeyError", "ValueError"), 1):
@@ -158,7 +158,7 @@ def test_dead_letters(shop: Shop) -> None:
     ]
 
 
-def test_a_schema_of_ones_own(shop: Shop) -> None:
+def test_source_accepts_a_subset_schema(shop: Shop) -> None:
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 3)
     few = shop.read("access", "id string, value binary")
@@ -170,7 +170,7 @@ def test_a_schema_of_ones_own(shop: Shop) -> None:
         shop.read("access", "id long").count()
 
 
-def test_named_columns_are_the_only_columns(shop: Shop, tmp_path: Path) -> None:
+def test_selected_columns_are_the_only_columns(shop: Shop, tmp_path: Path) -> None:
     """Spark passes no columns to a source in Python, so an option names them."""
     shop.topic("access", 1)
     shop.add("access", 0, "1-0", "2-0", key=b"k", headers=b'{"a": "b"}', more=b"x")
@@ -189,7 +189,7 @@ def test_named_columns_are_the_only_columns(shop: Shop, tmp_path: Path) -> None:
         )
 
 
-def test_an_empty_topic(shop: Shop) -> None:
+def test_source_reads_an_empty_topic(shop: Shop) -> None:
     shop.topic("access", 2)
     assert shop.read("access").count() == 0
 

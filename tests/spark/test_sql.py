@@ -32,7 +32,7 @@ def said(shop: Shop, statement: str) -> str:
     return str(caught.value).strip()
 
 
-def test_a_table_is_read_and_written(shop: Shop) -> None:
+def test_sql_reads_and_writes_a_table(shop: Shop) -> None:
     shop.topic("orders", 2)
     table(shop, "orders", topic="orders", includeHeaders=True)
 
@@ -56,7 +56,7 @@ def test_a_table_is_read_and_written(shop: Shop) -> None:
     assert {row.topic for row in found} == {"orders"}
 
 
-def test_rows_of_one_table_go_into_the_other(shop: Shop) -> None:
+def test_sql_copies_rows_between_tables(shop: Shop) -> None:
     """All streamq tables have equal columns. Inserted rows must not be confused with the table."""
     shop.topic("here", 2)
     shop.topic("there", 2)
@@ -82,7 +82,7 @@ def test_rows_of_one_table_go_into_the_other(shop: Shop) -> None:
     assert shop.payloads("here", 2) == before
 
 
-def test_a_view_is_read_and_written(shop: Shop) -> None:
+def test_sql_reads_and_writes_a_view(shop: Shop) -> None:
     shop.topic("orders", 1)
     shop.spark.sql(
         "CREATE TEMPORARY VIEW orders USING streamq"
@@ -94,7 +94,7 @@ def test_a_view_is_read_and_written(shop: Shop) -> None:
     assert shop.spark.sql("SELECT text FROM texts").collect() == [("one",)]
 
 
-def test_a_table_as_a_stream(shop: Shop, tmp_path: Path) -> None:
+def test_sql_table_can_be_streamed(shop: Shop, tmp_path: Path) -> None:
     shop.topic("orders", 1)
     shop.fill("orders", 0, 1, 4)
     table(shop, "orders", topic="orders", startingOffsets="earliest")
@@ -145,7 +145,7 @@ else:
 """
 
 
-def test_another_session_finds_a_table_in_its_catalog(shop: Shop, tmp_path: Path) -> None:
+def test_other_session_finds_a_table_in_its_catalog(shop: Shop, tmp_path: Path) -> None:
     shop.topic("orders", 1)
 
     def script(step: str) -> str:
@@ -200,7 +200,7 @@ spark.stop()
 """
 
 
-def test_a_password_in_the_url_is_nowhere_to_be_seen(shop: Shop, tmp_path: Path) -> None:
+def test_password_in_a_table_url_is_never_shown(shop: Shop, tmp_path: Path) -> None:
     shop.topic("orders", 1)
     url = shop.server.url.replace("unix://", f"unix://watched:{PASSWORD}@")
     shop.link.execute("ACL", "SETUSER", "watched", "on", f">{PASSWORD}", "~*", "&*", "+@all")
@@ -222,7 +222,7 @@ def test_a_password_in_the_url_is_nowhere_to_be_seen(shop: Shop, tmp_path: Path)
 
 
 @pytest.mark.parametrize("clause", ["OPTIONS", "TBLPROPERTIES"])
-def test_a_table_takes_no_password(shop: Shop, clause: str) -> None:
+def test_table_refuses_a_password_option(shop: Shop, clause: str) -> None:
     answer = said(
         shop,
         f"CREATE TABLE bad USING streamq {clause}"

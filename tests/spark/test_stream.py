@@ -59,7 +59,7 @@ def test_query_continues_from_its_checkpoint(shop: Shop, tmp_path: Path) -> None
     }
 
 
-def test_trimmed_under_us(shop: Shop, tmp_path: Path) -> None:
+def test_trimming_during_a_stream_fails_the_query(shop: Shop, tmp_path: Path) -> None:
     """Unread trimmed entries fail the query. With failOnDataLoss=false, it continues."""
     shop.topic("access", 1)
     assignment = Assignment("access", 0, "hits")
@@ -99,7 +99,7 @@ def test_trimmed_under_us(shop: Shop, tmp_path: Path) -> None:
     assert shop.take(strict, tmp_path) == []
 
 
-def test_a_query_that_runs(shop: Shop, tmp_path: Path) -> None:
+def test_running_query_reads_new_entries(shop: Shop, tmp_path: Path) -> None:
     """The query starts with new entries, reads a new partition, and reports its lag."""
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 10)
@@ -129,7 +129,7 @@ def test_a_query_that_runs(shop: Shop, tmp_path: Path) -> None:
     assert sorted(seen) == sorted(numbered(0, 11, 15) + numbered(1, 1, 3))
 
 
-def test_dead_letters_stream_too(shop: Shop, tmp_path: Path) -> None:
+def test_dead_letters_can_be_streamed(shop: Shop, tmp_path: Path) -> None:
     shop.topic("access", 1)
     dlq = shop.keys.dlq("access", 0)
     shop.link.pipeline([("XADD", dlq, f"{n}-0", "payload", "x", "reason", "dead") for n in (1, 2)])
@@ -166,7 +166,7 @@ def test_deleted_topic_and_recreated_stream_are_losses(shop: Shop, tmp_path: Pat
     assert places(shop.take(strict, tmp_path)) == numbered(0, 1, 3)
 
 
-def test_a_query_shows_its_position(shop: Shop, tmp_path: Path) -> None:
+def test_query_publishes_its_position(shop: Shop, tmp_path: Path) -> None:
     """The position is a group with a lag. On request, it retains entries that it has not read."""
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 30)

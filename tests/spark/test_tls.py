@@ -34,7 +34,7 @@ def guarded(certificates: Path) -> Iterator[ProcessServer]:
     made.close()
 
 
-def test_tls_from_tasks_and_nothing_secret_is_seen(
+def test_tasks_use_tls_and_reveal_no_secret(
     spark: object,
     guarded: ProcessServer,
     certificates: Path,

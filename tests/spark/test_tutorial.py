@@ -16,7 +16,7 @@ PATIENCE = 150.0  # seconds; Spark needs only a few on an idle machine
 
 
 @pytest.mark.timeout(600)
-def test_the_tutorial_about_the_archive_is_true(state_dir: Path) -> None:
+def test_archive_tutorial_works_as_shown(state_dir: Path) -> None:
     need_spark()
     with make_reader(state_dir, PATIENCE) as reader:
         reader.work_through(TUTORIALS[ARCHIVE])
@@ -24,7 +24,7 @@ def test_the_tutorial_about_the_archive_is_true(state_dir: Path) -> None:
     assert reader.done > 10
 
 
-def test_the_readme_reads_a_topic(shop: Shop) -> None:
+def test_spark_example_of_the_readme_works(shop: Shop) -> None:
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 3)
     [snippet] = [fence.text for fence in fences(README) if "spark" in fence.words]
