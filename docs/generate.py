@@ -169,7 +169,6 @@ def lua() -> str:
             for key in script.keys
         ]
         columns = 4 if any(remark for *_, remark in keys) else 3
-        arguments = ((f"`{arg.name}`", arg.type, arg.meaning) for arg in script.args)
         parts.append(f"## {script.name}")
         if script.summary != "any -> any":
             parts.append(_transition(script.summary))
@@ -177,12 +176,13 @@ def lua() -> str:
         head = ("Key", "Type", "Name", "Contents or condition")[:columns]
         parts.append(_table(head, (row[:columns] for row in keys)))
         if script.args:
-            parts.append(_table(("Argument", "Type", "Meaning"), arguments))
+            arguments = [f"- `{each.name}` ({each.type}): {each.meaning}" for each in script.args]
+            parts.append("\n".join(["Arguments:", "", *arguments]))
         parts.append("\n".join(["Replies:", "", *_replies(script.returns)]))
         if script.entry_returns:
             words = _replies(script.entry_returns)
             parts.append("\n".join(["The word for each entry:", "", *words]))
-        parts.append(f"Cost: {script.cost}  \nRepeat: {script.repeat}")
+        parts.append(f"**Cost:** {script.cost}  \n**Repeat:** {script.repeat}")
     return _page(
         "Lua scripts",
         "the headers of lua/*.lua",

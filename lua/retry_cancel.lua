@@ -10,7 +10,7 @@
 -- KEYS[3]  dlq       STREAM  stream:topic:{T:p:i}:dlq
 --
 -- ARGV[1]  drop      flag    1 = no dead letter is written
--- ARGV[2..] entries  list    for each: place, field_count, that many changed names and values
+-- ARGV[2..] entries  list    for each: place, field_count, and that many changed names and values
 --
 -- Returns  OK  [2] a word for each entry [3] id of the dead letter for each entry, or ''
 --

@@ -12,10 +12,10 @@
 -- ARGV[1]  token     token   the owner's
 -- ARGV[2]  group     str     consumer group
 -- ARGV[3]  adjacent  flag    1 = the entries of each stream are adjacent, so they are read together
--- ARGV[4..] entries  list    shared changes first: field_count, that many names and values; then
---                            for each entry: place, field_count, that many names and values that
---                            change in it. If they include `payload`, they are the whole body of an
---                            entry that has lost its own
+-- ARGV[4..] entries  list    first the changes that all entries share: field_count, then that many
+--                            names and values; then for each entry: place, field_count, and that
+--                            many names and values that change in it. If these include `payload`,
+--                            they are the whole body of an entry that has lost its own
 --
 -- Returns  OK      [2] a word for each entry [3] id of the dead letter for each entry, or ''
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
