@@ -257,11 +257,11 @@ def _of_outbox(
     """Return why rows of an outbox do not reach a topic, or None."""
     rows = f"{view.rows:,}{' or more' if view.more else ''} rows" if view.rows != 1 else "1 row"
     oldest = lasting(view.oldest_age(now_unix_ms))
-    waiting = f"{rows} of all its topics, the oldest {oldest} old"
-    name = f"outbox {view.name}, which feeds {topic}"
+    waiting = f"{rows} for all of its topics, the oldest {oldest} old"
+    name = f"outbox {view.name}, which sends to {topic}"
     if not view.relayed:
         if view.rows:
-            text = f"no relay owns {name}; it had {waiting}"
+            text = f"no relay owns {name}; it last had {waiting}"
         elif view.name in configured:
             # Rows that were committed since then are not known here.
             text = f"no relay owns outbox {view.name}, so rows for {topic} may wait in its table"
@@ -271,15 +271,15 @@ def _of_outbox(
     failing = outboxes.failing_seconds(view, now_unix_ms)
     if failing >= OUTBOX_SECONDS and view.topic in ("", topic):
         text = (
-            f"the relay of {name}, has been blocked for {lasting(failing)}, and has {waiting}:"
+            f"the relay of {name}, has been blocked for {lasting(failing)}, with {waiting}:"
             f" {view.error}"
         )
         return WaitCause("outbox-blocked", text, outboxes.advice(view))
     if not view.error and view.rows and view.oldest_age(now_unix_ms) >= OUTBOX_SECONDS:
         return WaitCause(
             "outbox-late",
-            f"the relay of {name}, is late: it has {waiting}",
-            f"`streamqd outbox status {view.name}` shows whether the number of rows falls",
+            f"the relay of {name}, is late, with {waiting}",
+            f"run `streamqd outbox status {view.name}` to see whether the number of rows falls",
             moves=True,
         )
     return None
@@ -419,30 +419,34 @@ _FIX_INTERNAL = (
     "report the traceback of assignment.given_up in the log of {owner}. `streamqd drain {owner}`"
     " moves the partition to another instance"
 )
-_FIX_CRASHES = "read the last worker.crashed events of the log, fix the handler, then reload"
+_FIX_CRASHES = (
+    "read the last worker.crashed events in the log, fix the handler, then run `streamqd reload`"
+)
 _FIX_LIMITS = (
     "raise LimitNOFILE, TasksMax or the memory of that service, or start another instance. It"
     " takes partitions again automatically"
 )
-_FIX_CIRCUIT = "fix the dependency of the handler: the circuit closes when a message succeeds"
+_FIX_CIRCUIT = "repair the dependency of the handler. The circuit closes when a message succeeds"
 
 # The state of a Spark query, which no instance runs. The first true one applies.
 _QUERY = (
     CauseRule(
         "idle",
         lambda f: not f.waits,
-        "the Spark query of {assignment} has read everything, and showed its position {shown} ago",
+        "the Spark query of {assignment} has read all messages, and reported its position {shown}"
+        " ago",
     ),
     CauseRule(
         "query-silent",
         lambda f: (f.shown_seconds or math.inf) >= QUERY_SILENT_SECONDS,
-        "the Spark query of {assignment} has not shown its position for {shown}; {waiting}",
-        "start it again, or, if it is not needed, `streamqd group delete {topic} {group} --yes`",
+        "the Spark query of {assignment} has not reported its position for {shown}; {waiting}",
+        "start the query again. If it is not needed, run `streamqd group delete {topic} {group}"
+        " --yes`",
     ),
     CauseRule(
         "moving",
         lambda _: True,
-        "the Spark query of {assignment} showed its position {shown} ago; {waiting}",
+        "the Spark query of {assignment} reported its position {shown} ago; {waiting}",
     ),
 )
 
@@ -543,10 +547,10 @@ _OWNED = (
     CauseRule(
         "growing",
         lambda f: f.row.owner == GROWTH,
-        "{topic} grows: {assignment} is read when {group} has acknowledged its messages in the old"
-        " partitions",
-        "`streamqd topic grow` with the new number shows how much is left. Repeat it until the"
-        " growth is complete",
+        "{topic} is growing: {assignment} is read after {group} has acknowledged all messages of"
+        " the old partitions",
+        "run `streamqd topic grow` with the same number again, until the growth is complete. It"
+        " shows how many messages are left",
     ),
     CauseRule(
         "owner-silent",
@@ -581,20 +585,20 @@ _AT_WORK = (
         lambda f: (
             f.holder and f.holder.limit and _in_states("gone", "booting")(f) and not f.row.running
         ),
-        "{owner} owns {assignment} and is about to give it up: the operating system refuses more"
+        "{owner} owns {assignment}, but will release it soon: the operating system refuses more"
         " processes ({limit})",
         _FIX_LIMITS,
     ),
     CauseRule(
         "blocked",
         _in_states("blocked"),
-        "{assignment} is blocked on {owner} by its first message, which has failed{next}{last}",
-        'fix the handler for that message. With on_error = "block", all later messages wait for it',
+        "{assignment} is blocked on {owner} by its first message, which failed{next}{last}",
+        'fix the handler for this message. With on_error = "block", all later messages wait for it',
     ),
     CauseRule(
         "circuit-open",
         _in_states("halted"),
-        "the circuit breaker of {assignment} is open on {owner}: no message is started{next}"
+        "the circuit breaker of {assignment} is open on {owner}, so no message runs{next}"
         "{last_outage}",
         _FIX_CIRCUIT,
     ),
@@ -610,7 +614,7 @@ _AT_WORK = (
         _in_states("flooded"),
         "the flood guard has stopped {assignment} on {owner}, because most of its messages"
         " are dead-lettered{last}",
-        "fix the handler, then `streamqd resume {assignment}`",
+        "fix the handler, then run `streamqd resume {assignment}`",
     ),
     CauseRule(
         "throttled",
@@ -621,16 +625,17 @@ _AT_WORK = (
     CauseRule(
         "keys-held",
         _keeps_messages,
-        "the worker of {assignment} on {owner} keeps {held}{next}{last}",
-        "fix the handler for the first message of each key. held_max limits the held messages",
+        "the worker of {assignment} on {owner} holds {held}{next}{last}",
+        "fix the handler for the first message of each key. held_max limits the number of held"
+        " messages",
     ),
     CauseRule(
         "loop-blocked",
         lambda f: f.row.loop_blocked_seconds,
         "a coroutine has blocked the event loop of {assignment} on {owner} for {blocked}{blocker},"
         " which stops all other coroutines there",
-        "await something that does not block, or move that call to a thread with"
-        " asyncio.to_thread. loop.blocked in the log of {owner} has the stack",
+        "replace the blocking call with an asynchronous one, or move it to a thread with"
+        " asyncio.to_thread. loop.blocked in the log of {owner} contains the stack",
     ),
     CauseRule(
         "slow-handler",
@@ -643,15 +648,15 @@ _AT_WORK = (
         "crashing",
         lambda f: f.crashes and _in_states("gone", "booting")(f),
         "the worker of {assignment} on {owner} keeps crashing ({crash}) and is being restarted",
-        "read the last worker.crashed events of its log",
+        "read the last worker.crashed events in the log of {owner}",
     ),
     CauseRule(
         "failing",
         lambda f: _fails(f) and _ends_dead(f),
-        "{failing_share} of the runs of {assignment} fail, and the messages are dead-lettered"
-        " without another attempt: {failed} runs/s{last}",
-        "fix the handler or its dependency{see_failed}; then `streamqd dlq replay {topic} --group"
-        " {group} --dry-run`",
+        "{failing_share} of the runs of {assignment} fail ({failed} runs/s), and the messages are"
+        " dead-lettered without another attempt{last}",
+        "fix the handler or its dependency{see_failed}; then run `streamqd dlq replay {topic}"
+        " --group {group} --dry-run`",
     ),
     CauseRule(
         "failing",
@@ -669,7 +674,7 @@ _AT_WORK = (
         "quarantine",
         lambda f: f.row.quarantine and f.acked <= MOVING and not _in_states("recovering")(f),
         "{assignment} runs the pending messages of its lost owner in rounds",
-        "wait: streamqd runs these messages in rounds to find one that takes down hosts",
+        "wait: streamqd runs these messages in rounds, in case one of them crashes the whole host",
     ),
     CauseRule(
         "housekeeping",
@@ -692,13 +697,13 @@ _OTHER_CLIENTS = (
         lambda f: f.other_clients.get(""),
         "{assignment} has {unowned} pending without a consumer, because a client returned them"
         " (XNACK)",
-        "streamqd takes them over within 15 s while an instance owns the partition",
+        "wait: if an instance owns the partition, it takes them over within 15 s",
     ),
     CauseRule(
         "other-client",
         lambda f: any(f.other_clients),
-        "another client has fetched messages of {assignment} and not acknowledged them: {clients}",
-        "stop that client. streamqd takes its entries over after reclaim_idle",
+        "another client fetched messages of {assignment} and did not acknowledge them: {clients}",
+        "stop that client. streamqd takes over its entries after reclaim_idle",
     ),
 )
 
@@ -709,8 +714,8 @@ _OTHERWISE = (
         "lag-growing",
         lambda f: f.acked > MOVING and f.slope > STEADY,
         "{assignment} lags: {waiting}, growing by {slope}/s, while {owner} handles {acked}{takes}",
-        "messages arrive faster than one worker handles them: make the handler faster, or grow the"
-        " topic",
+        "make the handler faster, or grow the topic. Messages arrive faster than one worker handles"
+        " them",
     ),
     CauseRule(
         "lagging",
@@ -726,33 +731,33 @@ _OTHERWISE = (
     CauseRule(
         "waiting-for-retry",
         lambda f: f.row.waiting_retries and not f.row.oldest_unread_unix_ms and not f.row.pending,
-        "{waiting_retries} of {assignment} wait for their next attempt{next_due}{last}",
-        "wait, or fix the error of their last attempt",
+        "{assignment} has {waiting_retries} waiting for a retry{next_due}{last}",
+        "wait, or fix the error of the last attempt",
     ),
     CauseRule(
         "running",
         lambda f: f.holder and _in_states("ready")(f) and f.run_seconds >= RUNNING_SECONDS,
-        "{assignment} has been running one message{running} for {run} on {owner}; {waiting}",
+        "{assignment} has been running one message{running} on {owner} for {run}; {waiting}",
     ),
     CauseRule(
         "no-progress",
         lambda f: f.holder and _in_states("ready")(f),
-        "{assignment} is owned by {owner} and its worker is ready; {waiting}, and nothing was"
+        "{owner} owns {assignment} and its worker is ready; {waiting}, but no message was"
         " acknowledged in the last seconds",
-        f"{_LATER}. If this persists, read the stack of the worker with `streamqd stack"
-        f" {{assignment}}`",
+        f"{_LATER}. If this persists, run `streamqd stack {{assignment}}` to see the stack of the"
+        " worker",
     ),
     CauseRule(
         "starting",
         lambda f: f.holder and f.row.worker,
-        "{assignment} is owned by {owner} and its worker is {state}",
+        "{owner} owns {assignment} and its worker is {state}",
         _LATER,
     ),
     CauseRule(
         "unknown",
         lambda _: True,
         "{assignment} is {lease}, and no cause is known",
-        f"{_LATER}, then read the log of the owner",
+        f"{_LATER}. If this persists, read the log of the owner",
     ),
 )
 
@@ -906,12 +911,12 @@ def _texts_of(row: AssignmentRow) -> dict[str, object]:
         "state": row.worker,
         "rate": f"{row.rate or 0:g} runs/s, {share}",
         "more_rate": "" if shared else "; more partitions allow a higher rate",
-        "held": f"{row.held or 0:,} messages of {keys}{full}",
+        "held": f"{plural(row.held or 0, 'message')} of {keys}{full}",
         "hard_timeout": limit,
         "blocked": lasting(row.loop_blocked_seconds or 0.0),
         "blocker": f" at {row.loop_blocker}" if row.loop_blocker else "",
         "recovery": recovery(row.suspects_left, row.suspects, row.round_size),
-        "next": _since(", the next try in {} s", row.waits_seconds),
+        "next": _since(", next attempt in {} s", row.waits_seconds),
         "progress": _since(" (it reported progress {} s ago)", row.progress_seconds),
     }
 

@@ -104,7 +104,7 @@ def test_outage_costs_each_partition_only_a_few_failures(new_daemon: NewDaemon):
         said = ask(daemon, "status")
         lines = [line for line in said.splitlines() if "circuit breaker" in line]
         assert len(lines) == 1, said
-        assert "is open on one: no message is started, the next try in " in lines[0]
+        assert "is open on one, so no message runs, next attempt in " in lines[0]
         assert "; last: ConnectionError, " in lines[0]
         assert lines[0].endswith(f"; the same in partitions 1-{PARTITIONS - 1}")
         assert " circuit open" in said

@@ -163,8 +163,8 @@ def test_healthy_keys_finish_before_a_held_key_is_retried(new_daemon: NewDaemon)
         daemon.wait_for(lambda: len(told(daemon)) == 2001, what="the others are done")
         assert {key for what, key, *_ in told(daemon) if what == "fail"} == {"held"}
         cause = wait_cause(daemon, "keys-held")
-        assert "keeps 2 messages of one held key" in cause["sentence"]
-        assert "keeps 2 messages of one held key" in ask(daemon, "status")
+        assert "holds 2 messages of one held key" in cause["sentence"]
+        assert "holds 2 messages of one held key" in ask(daemon, "status")
         assert daemon.stop() == 0
         # A new owner keeps the messages waiting, and continues their attempt counts.
         daemon.start()

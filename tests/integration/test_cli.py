@@ -293,8 +293,8 @@ def test_status_shows_exact_totals_for_each_group(
     assert [each["condition"] for each in seen["assignments"][3:]] == ["running", "ready", "ready"]
     assert seen["problems"] == [
         (
-            "the circuit breaker of access/0/agents is open on west-1: no message is started, the"
-            " next try in 7 s; last: builtins.ConnectionError, 2 s ago; the same in partitions 1-2"
+            "the circuit breaker of access/0/agents is open on west-1, so no message runs, next"
+            " attempt in 7 s; last: builtins.ConnectionError, 2 s ago; the same in partitions 1-2"
         ),
         (
             "the handler of access/0/hits on west-1 has been working on one message for 12 s; 1"

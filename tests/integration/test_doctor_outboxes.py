@@ -175,8 +175,10 @@ def test_doctor_reports_an_unavailable_database_once(clinic: Clinic) -> None:
     clinic.relay()
     found = clinic.finding("outboxes.database")
     assert found["severity"] == "note"  # the relay is on another host
-    assert found["text"].endswith("; its relay can")
-    problem = found["text"].partition("from this host: ")[2].removesuffix("; its relay can")
+    assert found["text"].endswith("; its relay can read them")
+    problem = (
+        found["text"].partition("from this host: ")[2].removesuffix("; its relay can read them")
+    )
     clinic.relay(error=problem, cause="refused", failing_ms=3 * 3_600_000)
     assert [each["check"] for each in clinic.run("--only", "outboxes")["findings"]] == [
         "outboxes.failing"
@@ -246,8 +248,8 @@ def test_doctor_warns_about_rows_that_need_a_vacuum(
         lambda: clinic.run("--only", "outboxes.bloat")["findings"] != [], timeout=30, every=0.5
     )
     found = clinic.finding("outboxes.bloat")
-    assert "has 100,000 deleted rows that were not vacuumed" in found["text"]
-    assert found["fix"].startswith("`VACUUM streamqd_outbox`")
+    assert "has 100,000 deleted rows that are not vacuumed" in found["text"]
+    assert found["fix"].startswith("run `VACUUM streamqd_outbox`")
     with contextlib.closing(database.connect(clinic.url_of_database, autocommit=True)) as owner:
         owner.execute("VACUUM streamqd_outbox")
     wait_until(
@@ -294,7 +296,9 @@ def test_why_names_an_outbox_without_a_relay(clinic: Clinic) -> None:
     clinic.leave()
     found = clinic.why(TOPIC)
     assert found.exit_code == 1
-    assert "no relay owns outbox shop, which feeds access; it had 12 rows" in one_line(found)
+    assert "no relay owns outbox shop, which sends to access; it last had 12 rows" in one_line(
+        found
+    )
     assert "-> start a daemon whose configuration has the outbox" in one_line(found)
     answers = json.loads(clinic.why(f"{TOPIC}/1/{GROUP}", "--json").stdout)["answers"]
     assert [each["word"] for each in answers[0]["causes"]] == ["outbox-no-relay"]
@@ -332,8 +336,8 @@ def test_why_names_the_obstacle_of_a_relay(
     found = clinic.why(TOPIC)
     assert found.exit_code == 1
     assert (
-        "the relay of outbox shop, which feeds access, has been blocked for 3 h 0 min, and"
-        " has 1 row of all its topics, the oldest 90 s old: because"
+        "the relay of outbox shop, which sends to access, has been blocked for 3 h 0 min, with"
+        " 1 row for all of its topics, the oldest 90 s old: because"
     ) in one_line(found)
     assert advice in one_line(found)
 

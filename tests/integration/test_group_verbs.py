@@ -469,7 +469,7 @@ def test_group_list_shows_a_spark_query_as_unowned_group(
     assert re.search(r"access/spark:etl +- .*Spark query", seen)
     assert "no instance owns access/spark:etl" not in seen
     why = run("why", "access/0/spark:etl", code=0).stdout
-    assert "showed its position" in why
+    assert "reported its position" in why
     run("group", "delete", "access", "spark:etl", "--force", "--yes")
     assert link.execute("HGETALL", keys.trim("access", 0)) in ([], {})
 

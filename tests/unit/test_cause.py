@@ -94,9 +94,14 @@ CASES = [
         facts(worker=worker(rates={"acked": 10.0}), oldest_unread_unix_ms=NOW - 90_000),
         "while west handles 10.0 messages/s",
     ),
-    ("idle", True, facts(**QUERY, **READ, pending=0), "has read everything"),
-    ("moving", True, facts(**QUERY, shown_seconds=4.0), "showed its position 4 s ago"),
-    ("query-silent", False, facts(**QUERY, shown_seconds=90.0), "not shown its position for 90 s"),
+    ("idle", True, facts(**QUERY, **READ, pending=0), "has read all messages"),
+    ("moving", True, facts(**QUERY, shown_seconds=4.0), "reported its position 4 s ago"),
+    (
+        "query-silent",
+        False,
+        facts(**QUERY, shown_seconds=90.0),
+        "not reported its position for 90 s",
+    ),
     ("query-silent", False, facts(**QUERY), "for an unknown time"),
     ("paused", False, facts(control=PAUSE), "is paused by alice (the disk)"),
     (
@@ -122,7 +127,7 @@ CASES = [
             worker=worker(state="booting"),
             members=(replace(WEST, capacity=4, limit="no files left"),),
         ),
-        "is about to give it up",
+        "will release it soon",
     ),
     (
         "no-consumer",
@@ -179,7 +184,7 @@ CASES = [
         "has been silent for 40 s",
     ),
     ("no-report", False, facts(worker=None), "has not published its state"),
-    ("growing", False, facts(owner="topic-grow", worker=None), "access grows"),
+    ("growing", False, facts(owner="topic-grow", worker=None), "access is growing"),
     (
         "slow-handler",
         False,
@@ -222,25 +227,25 @@ CASES = [
             worker=worker(rates={"acked": 0.0, "failed": 3.0}, dead_letters=5),
             failures=(failed(),),
         ),
-        "fail, and the messages are dead-lettered without another attempt: 3.0 runs/s; last:",
+        "fail (3.0 runs/s), and the messages are dead-lettered without another attempt; last:",
     ),
     (
         "blocked",
         False,
         facts(worker=worker(state="blocked", waits_seconds=12.0), failures=(failed(),)),
-        "which has failed, the next try in 12 s; last: builtins.OSError, 3 s ago",
+        "which failed, next attempt in 12 s; last: builtins.OSError, 3 s ago",
     ),
     (
         "circuit-open",
         False,
         facts(worker=worker(state="halted", waits_seconds=3.0)),
-        "of access/3/hits is open on west: no message is started",
+        "of access/3/hits is open on west, so no message runs",
     ),
     (
         "running",
         True,
         facts(worker=worker(longest_run_seconds=4.0, running="r:5-0")),
-        "has been running one message (r:5-0) for 4 s on west; 100 unread and 2 pending",
+        "has been running one message (r:5-0) on west for 4 s; 100 unread and 2 pending",
     ),
     (
         "stopped",
@@ -265,7 +270,7 @@ CASES = [
         "keys-held",
         False,
         facts(worker=worker(state="full", held=1000, held_keys=7)),
-        "keeps 1,000 messages of 7 held keys, the maximum, and fetches no more",
+        "holds 1,000 messages of 7 held keys, the maximum, and fetches no more",
     ),
     (
         "keys-held",
@@ -274,7 +279,7 @@ CASES = [
             **READ,
             worker=worker(rates={"acked": 9.0}, held=2, held_keys=1),
         ),
-        "keeps 2 messages of one held key",
+        "holds 2 messages of one held key",
     ),
     (
         "moving",
@@ -309,10 +314,10 @@ CASES = [
         "waiting-for-retry",
         False,
         facts(**READ, pending=0, waiting_retries=2, next_due_unix_ms=NOW + 8_000),
-        "2 messages of access/3/hits wait for their next attempt, the next in 8 s",
+        "access/3/hits has 2 messages waiting for a retry, the next in 8 s",
     ),
     ("starting", False, facts(worker=worker(state="booting")), "its worker is booting"),
-    ("no-progress", False, facts(), "nothing was acknowledged in the last seconds"),
+    ("no-progress", False, facts(), "no message was acknowledged in the last seconds"),
 ]
 
 

@@ -51,9 +51,9 @@ def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             yield CheckResult(
                 f"no live instance runs the consumer {topic.name}/{group}, so its"
                 f" {plural(topic.partitions, 'partition')} are not handled",
-                f"run `streamqd reload`, which makes instances read their configuration again."
-                " Restart an instance run with --only or of an older version. If the group is not"
-                f" needed: `streamqd group delete {topic.name} {group}`",
+                "run `streamqd reload`, so that instances read their configuration again. Restart"
+                " instances that run with --only or an older version. If the group is not needed,"
+                f" run `streamqd group delete {topic.name} {group}`",
                 about=f"{topic.name}/{group}",
                 evidence={"live": [heartbeat.instance for heartbeat in facts.living][:16]},
             )
@@ -77,10 +77,10 @@ def _duplicate_instances(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 + (
                     f": on {own[0]} (pid {own[1]}) and {other[0]} (pid {other[1]})"
                     if differs
-                    else ": the run that sends heartbeats changed during the check"
+                    else ": different processes sent its heartbeats during the check"
                 ),
-                "give each its own name in daemon.instance (and a daemon.state_dir), and"
-                " restart the second: `systemctl restart streamqd`",
+                "give each instance its own daemon.instance and daemon.state_dir, and restart the"
+                " second one: `systemctl restart streamqd`",
                 about=heartbeat.instance,
                 evidence={
                     "heartbeat": {
@@ -275,14 +275,14 @@ def _is_unfenced(each: AssignmentFacts) -> bool:
 
 @check("fleet.lease-without-fence", Severity.PROBLEM, Need.FLEET, Need.ASSIGNMENTS)
 def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A lease exists, but the fence has no token or a different one (seen twice)."""
+    """A lease exists, but the fence has no token or a different one, in two reads."""
     for (topic, group), assignments in by_group(filter(_is_unfenced, facts.assignments)).items():
         names = " ".join(facts.keys.lease(*each.assignment) for each in assignments[:4])
         yield CheckResult(
-            f"there is a lease of {group} on {spans(numbers(assignments))} of {topic} whose token"
-            " is not in the fence: no instance can take the partition until it expires",
-            "keys were written by hand, or the server lost some. Delete the leases, and the next"
-            f" owner acquires them again: `redis-cli DEL {names}`",
+            f"the lease of {group} on {spans(numbers(assignments))} of {topic} has a token that"
+            " is not in the fence, so no instance can acquire the partition before it expires",
+            "another client changed keys, or the server lost some. Delete the leases, so that an"
+            f" instance can acquire them again: `redis-cli DEL {names}`",
             about=f"{topic}/{group}",
             evidence={
                 "partitions": numbers(assignments),
@@ -304,7 +304,7 @@ def _owner(each: AssignmentFacts) -> str:
 
 @check("fleet.owner-silent", Severity.PROBLEM, Need.FLEET, Need.ASSIGNMENTS)
 def _owner_silent(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A lease has expired, its owner is gone, and no other has taken over."""
+    """A lease has expired, its owner is gone, and no other instance has taken over."""
 
     def is_lost(each: AssignmentFacts) -> bool:
         return _is_expired(each) and _owner(each) not in facts.fleet.state.live
@@ -362,10 +362,10 @@ def _quarantine_stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
     for (topic, group), assignments in by_group(filter(is_stuck, facts.assignments)).items():
         yield CheckResult(
-            f"{spans(numbers(assignments))} of {topic}/{group} are in quarantine as after the"
+            f"{spans(numbers(assignments))} of {topic}/{group} are still in quarantine after the"
             f" loss of a host, although no inherited message is left",
-            f"`streamqd reload {_owner(assignments[0])}` starts new workers, which check again."
-            f" `streamqd partitions {topic}` shows their state",
+            f"run `streamqd reload {_owner(assignments[0])}` to start new workers, which check"
+            f" again. `streamqd partitions {topic}` shows their state",
             about=f"{topic}/{group}",
             evidence={
                 "partitions": numbers(assignments),

@@ -254,10 +254,10 @@ def _stop_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if host.stop_seconds < needed:
         yield CheckResult(
             f"the service manager kills a stopping daemon after {host.stop_seconds:g} s"
-            f" (TimeoutStopSec), and daemon.drain_timeout is {drain:g} s: running messages are cut"
-            " off and handled again",
-            f"`systemctl edit streamqd`, write `[Service]` and `TimeoutStopSec={needed:.0f}`, or"
-            " lower daemon.drain_timeout",
+            f" (TimeoutStopSec), but daemon.drain_timeout is {drain:g} s, so running messages are"
+            " killed and handled again",
+            "run `systemctl edit streamqd`, and write `[Service]` and"
+            f" `TimeoutStopSec={needed:.0f}`. Or lower daemon.drain_timeout",
             evidence={
                 "timeout_stop_seconds": host.stop_seconds,
                 "drain_timeout_seconds": drain,
@@ -273,8 +273,8 @@ def _state_dir(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if host is not None and host.state_dir_problem:
         yield CheckResult(
             f"daemon.state_dir {host.state_dir} cannot be used: {host.state_dir_problem}",
-            f"`install -d -m 700 -o USER {host.state_dir}` with the daemon's user, or name another"
-            " directory",
+            f"run `install -d -m 700 -o USER {host.state_dir}` with the user of the daemon, or set"
+            " another directory",
             evidence={"state_dir": str(host.state_dir), "problem": host.state_dir_problem},
         )
 
@@ -299,7 +299,8 @@ def _disk_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if host is not None and host.free_bytes is not None and host.free_bytes < FREE_BYTES:
         yield CheckResult(
             f"the disk of daemon.state_dir {host.state_dir} has {host.free_bytes:,} bytes left",
-            f"make room (`du -xsh {host.state_dir}/*`), or name a directory on another disk",
+            f"free disk space (see `du -xsh {host.state_dir}/*`), or set a directory on another"
+            " disk",
             evidence={"state_dir": str(host.state_dir), "free_bytes": host.free_bytes},
         )
 
@@ -312,10 +313,11 @@ def _embedded_disk(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         return
     if host.free_bytes < host.embedded_bytes:
         yield CheckResult(
-            f"the embedded server's files take {host.embedded_bytes:,} bytes, and the disk has"
-            f" {host.free_bytes:,} left: a rewrite needs as much again",
-            f"make room on the disk of {host.state_dir}, bound the topics (`streamqd topic settings"
-            " TOPIC retention.max_bytes=…`), or purge dead letters (`streamqd dlq purge TOPIC`)",
+            f"the files of the embedded server use {host.embedded_bytes:,} bytes. A rewrite needs"
+            f" the same space again, but the disk has only {host.free_bytes:,} bytes left",
+            f"free space on the disk of {host.state_dir}, limit the topics (`streamqd topic"
+            " settings TOPIC retention.max_bytes=…`), or purge dead letters (`streamqd dlq purge"
+            " TOPIC`)",
             evidence={"files_bytes": host.embedded_bytes, "free_bytes": host.free_bytes},
         )
 
@@ -329,7 +331,7 @@ def _descriptors(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     needed = host.assignments * DESCRIPTORS_EACH + BASE_DESCRIPTORS
     if host.descriptors is not None and host.descriptors < needed:
         yield CheckResult(
-            f"{host.descriptors_of} may open {host.descriptors:,} files, and the"
+            f"{host.descriptors_of} may open {host.descriptors:,} files, but the"
             f" {host.assignments:,} partitions of the configuration need about {needed:,}",
             f"write `LimitNOFILE={max(65_536, needed)}` into the unit file, or `ulimit -Hn"
             f" {max(65_536, needed)}` before the start, or limit daemon.max_partitions",
@@ -339,8 +341,9 @@ def _descriptors(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     if host.descriptors_of_system is not None and host.descriptors_of_system < needed_by_all:
         yield CheckResult(
             f"all processes of this host together may open {host.descriptors_of_system:,} files"
-            f" (fs.file-max), and {host.assignments:,} workers need about {needed_by_all:,}",
-            f"`sysctl -w fs.file-max={2 * needed_by_all}`, and the same in /etc/sysctl.d",
+            f" (fs.file-max), but {host.assignments:,} workers need about {needed_by_all:,}",
+            f"run `sysctl -w fs.file-max={2 * needed_by_all}`, and write the setting to a file in"
+            " /etc/sysctl.d",
             evidence={"file_max": host.descriptors_of_system, "needed": needed_by_all},
         )
 

@@ -65,7 +65,7 @@ def _rows_wait(rows: int, seconds: float) -> str:
 
 @check("outboxes.no-relay", Severity.PROBLEM, Need.OUTBOXES)
 def _no_relay(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """No relay owns an outbox: its rows are not sent."""
+    """No relay owns an outbox, so its rows are not sent."""
     names = {each.view.name for each in facts.outboxes if each.configured}
     for each in facts.outboxes:
         rows, seconds = _measure_backlog(facts, each)
@@ -111,8 +111,9 @@ def _late(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         if view.relayed and not view.error and rows and seconds >= WAITING_SECONDS:
             yield CheckResult(
                 f"the relay of outbox {view.name} is late: {_rows_wait(rows, seconds)}",
-                f"`streamqd outbox status {view.name}` shows if the number of rows falls; otherwise"
-                " rows are committed faster than sent: raise `batch`, or use several outboxes",
+                f"run `streamqd outbox status {view.name}` to see whether the number of rows falls."
+                " If it does not, rows are committed faster than the relay sends them: raise"
+                " `batch`, or use several outboxes",
                 about=view.name,
                 evidence={"rows": rows, "oldest_seconds": round(seconds, 1), "relay": view.owner},
             )
@@ -129,9 +130,9 @@ def _dead(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         if dead:
             yield CheckResult(
                 f"{plural(dead, 'row')} of outbox {view.name} could not be sent{since}{last}",
-                f"`streamqd outbox status {view.name}` shows the errors; correct the cause, then"
-                " move the rows back or delete them (Send dead-lettered rows again, in the"
-                " documentation)",
+                f"run `streamqd outbox status {view.name}` to see the errors. Correct the cause,"
+                " then move the rows back or delete them (see *Send dead-lettered rows again* in"
+                " the documentation)",
                 about=view.name,
                 evidence={"dead": dead},
             )
@@ -149,10 +150,10 @@ def _database(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         works = view.relayed and not view.error
         yield CheckResult(
             f"the tables of outbox {view.name} cannot be read from this host: {table.problem}"
-            + ("; its relay can" if works else ""),
-            "run `streamqd doctor --only outboxes` as the user and on the host of the relay"
+            + ("; its relay can read them" if works else ""),
+            "run `streamqd doctor --only outboxes` on the host of the relay, as its user"
             if works
-            else f"correct it until `streamqd outbox check {view.name}` succeeds",
+            else f"correct the cause, then run `streamqd outbox check {view.name}`",
             about=view.name,
             evidence={"relay": view.owner},
             severity=Severity.NOTE if works else None,
@@ -170,20 +171,20 @@ def _bloat(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         evidence = {"deleted_rows": deleted, "unused_bytes": unused, "total_bytes": size}
         if deleted >= DELETED_ROWS and deleted > table.rows:
             yield CheckResult(
-                f"table {table.name} of outbox {name} has {deleted:,} deleted rows that"
-                f" were not vacuumed, and takes {memory(size)}: each read of the relay passes them",
-                f"`VACUUM {table.name}`; if the number stays, end the transaction with the oldest"
-                " xact_start in pg_stat_activity",
+                f"table {table.name} of outbox {name} has {deleted:,} deleted rows that are not"
+                f" vacuumed ({memory(size)} in all), and each read of the relay scans them",
+                f"run `VACUUM {table.name}`. If the number does not fall, end the transaction with"
+                " the oldest xact_start in pg_stat_activity",
                 about=name,
                 evidence=evidence,
             )
         elif unused >= UNUSED_BYTES and 2 * unused > size:
             yield CheckResult(
-                f"the file with table {table.name} of outbox {name} has"
-                f" {memory(unused)} of unused space of {memory(size)}; new rows use it",
-                "`VACUUM` while the application may wait"
+                f"the file with table {table.name} of outbox {name} uses {memory(size)}, but"
+                f" {memory(unused)} of it is empty. New rows will use this space",
+                "run `VACUUM` at a time when the application can wait"
                 if table.dialect == "sqlite"
-                else f"`OPTIMIZE TABLE {table.name}` while the application may wait",
+                else f"run `OPTIMIZE TABLE {table.name}` at a time when the application can wait",
                 about=name,
                 evidence=evidence,
                 severity=Severity.NOTE,
@@ -198,7 +199,7 @@ def _shared(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         names = " and ".join(each.name for each in some)
         yield CheckResult(
             f"the outboxes {names} use the same table; the relay that started later is blocked",
-            "remove all but one of them; `streamqd config show` on each host lists them",
+            "remove all but one of them. `streamqd config show` on each host lists them",
             about=some[0].name,
             evidence={"relays": [each.owner for each in some]},
         )

@@ -56,11 +56,11 @@ def _group_missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             if not lacking:
                 continue
             yield CheckResult(
-                f"group {group} does not exist on {spans(lacking)} of {topic.name}: nothing"
-                " reads there for it, and nothing is trimmed",
+                f"group {group} does not exist on {spans(lacking)} of {topic.name}, so it receives"
+                " no messages from there, and nothing is trimmed",
                 "run `streamqd reload`, which creates the group again at its last known position."
-                f" If it is not needed, `streamqd group delete {topic.name} {group}` and remove it"
-                " from the configuration",
+                " If the group is not needed, remove it from the configuration and run"
+                f" `streamqd group delete {topic.name} {group}`",
                 about=f"{topic.name}/{group}",
                 evidence={"partitions": lacking, "of": len(looked)},
             )
@@ -74,7 +74,7 @@ def _is_abandoned(facts: DiagnosisFacts, each: AssignmentFacts) -> bool:
 
 @check("partitions.group-abandoned", Severity.WARNING, Need.FLEET, Need.ASSIGNMENTS)
 def _group_abandoned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A group has messages, no owner, no consumer, and was not read for 10 minutes."""
+    """A group with messages has no owner and no consumer, and was not read for 10 minutes."""
     for (topic, group), assignments in by_group(
         each for each in facts.assignments if _is_abandoned(facts, each)
     ).items():
@@ -82,8 +82,8 @@ def _group_abandoned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"group {group} has messages on {spans(numbers(assignments))} of {topic} and no reader"
             " for them, so they are never trimmed",
-            f"start {again}, or, if it is not needed, `streamqd group delete {topic} {group}"
-            " --yes`",
+            f"start {again} again. If the group is not needed, run `streamqd group delete {topic}"
+            f" {group} --yes`",
             about=f"{topic}/{group}",
             evidence={
                 "partitions": numbers(assignments),
@@ -125,10 +125,10 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
         ago = roughly((facts.now_unix_ms - oldest) / 1000)
         yield CheckResult(
-            f"group {group} still needs messages of {ago} ago on"
+            f"group {group} still needs messages that are {ago} old on"
             f" {spans(numbers(assignments))} of {topic}, so retention cannot delete them",
-            f"`streamqd why {topic}/{assignments[0].assignment.partition}/{group}` shows the"
-            f" reason, and `streamqd doctor stream {topic}` the memory",
+            f"run `streamqd why {topic}/{assignments[0].assignment.partition}/{group}` to see the"
+            f" reason, and `streamqd doctor stream {topic}` to see the memory",
             about=f"{topic}/{group}",
             evidence={"partitions": numbers(assignments), "oldest_unix_ms": oldest},
         )
@@ -136,7 +136,7 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.archive-lag", Severity.WARNING, Need.ASSIGNMENTS)
 def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """Messages beyond max_age must be archived before they may be trimmed."""
+    """Messages older than max_age are not archived, so they cannot be trimmed."""
     for topic in facts.topics:
         age = topic.holds.retention.max_age
         if topic.holds.archive != "required" or age is None:
@@ -152,10 +152,10 @@ def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         ]
         if held:
             yield CheckResult(
-                f"{spans(held)} of {topic.name} contain messages that retention would delete, but"
-                f" that are not archived",
-                f"`streamqd pipeline archive --topic {topic.name}`, or, if they need not be kept,"
-                f" `streamqd topic settings {topic.name} archive=off`",
+                f"retention cannot delete messages on {spans(held)} of {topic.name}, because they"
+                f" are not archived",
+                f"run `streamqd pipeline archive --topic {topic.name}`. If you do not need an"
+                f" archive, run `streamqd topic settings {topic.name} archive=off`",
                 about=topic.name,
                 evidence={"partitions": held},
             )
@@ -163,17 +163,17 @@ def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.other-client", Severity.WARNING, Need.ASSIGNMENTS)
 def _other_clients(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """Another client holds entries of a group."""
+    """Another client has pending entries of a group."""
     for (topic, group), assignments in by_group(
         each for each in facts.assignments if each.other_clients
     ).items():
         names = sorted({name for each in assignments for name in each.other_clients})
         held = sum(sum(each.other_clients.values()) for each in assignments)
         yield CheckResult(
-            f"another client reads as {', '.join(names[:4])} in group {group} of {topic} and"
-            f" holds {plural(held, 'message')} on {spans(numbers(assignments))}",
-            "stop that client, or give it a separate group. A running daemon takes idle messages"
-            f" over; while none runs, use `streamqd group adopt {topic} {group}`",
+            f"another client ({', '.join(names[:4])}) has {plural(held, 'pending message')} in"
+            f" group {group} on {spans(numbers(assignments))} of {topic}",
+            "stop that client, or give it a separate group. A running daemon takes over idle"
+            f" messages. If no daemon runs, use `streamqd group adopt {topic} {group}`",
             about=f"{topic}/{group}",
             evidence={"partitions": numbers(assignments), "consumers": names[:16], "pending": held},
         )
@@ -224,7 +224,7 @@ def _missing_entries(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.no-room", Severity.PROBLEM, Need.ASSIGNMENTS)
 def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The last ID of a partition leaves no room for more, or is a day ahead of the clock."""
+    """The last ID of a partition is the highest possible, or is a day ahead of the clock."""
     for each in facts.partitions:
         if each.figures is None or not each.figures.last_id:
             continue
@@ -281,10 +281,10 @@ def _oversize(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             large.setdefault(each.topic, {})[each.partition] = each.large_bytes
     for topic, sizes in large.items():
         yield CheckResult(
-            f"a message of {max(sizes.values()):,} bytes is in {topic}, and max_message_bytes is"
-            f" {limit:,}: a client bypasses the producer's limit, and workers fetch fewer entries"
-            f" at a time to limit their memory",
-            "make that client store the body elsewhere and send a reference, or set"
+            f"{topic} contains a message of {max(sizes.values()):,} bytes, but max_message_bytes"
+            f" is {limit:,}. A client bypasses the limit, and workers fetch fewer entries at a time"
+            f" to limit their memory",
+            "change that client to store the body elsewhere and send a reference, or set"
             f" `max_message_bytes = {max(sizes.values())}` under [daemon]",
             about=topic,
             evidence={"bytes": {str(number): size for number, size in sizes.items()}},
@@ -319,17 +319,17 @@ def _sets(facts: DiagnosisFacts) -> list[_Set]:
 
 @check("partitions.waiting-lost", Severity.PROBLEM, Need.ASSIGNMENTS)
 def _lost(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A due time has no message (waiting retries and delayed sends)."""
+    """The message of a waiting retry or delayed send is missing."""
     for each in _sets(facts):
         delays = each.delays
         count = len(delays.lost) or max(0, delays.more)
         if count:
             lost = " ".join(delays.lost[:NAMES_SHOWN]) or "MEMBER"
             yield CheckResult(
-                f"{plural(count, 'due time')} of {each.kind} on partition {each.partition} of"
-                f" {each.topic} have no message, so those messages are lost",
-                "find the client that deleted them. The due times are removed when they are due, or"
-                f" now with `redis-cli ZREM {delays.key} {lost}`",
+                f"{plural(count, 'message')} ({each.kind}) on partition {each.partition} of"
+                f" {each.topic} are lost: only their due times are left",
+                "find the client that deleted the messages. streamqd removes each due time when it"
+                f" is due. To remove them now, run `redis-cli ZREM {delays.key} {lost}`",
                 about=each.about,
                 evidence={"partition": each.partition, "members": list(delays.lost[:NAMES_SHOWN])},
             )
@@ -344,8 +344,8 @@ def _stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         if count:
             pairs = " ".join(f"0 {name}" for name in delays.stuck[:NAMES_SHOWN]) or "0 NAME"
             yield CheckResult(
-                f"{plural(count, 'message')} among the {each.kind} on partition {each.partition} of"
-                f" {each.topic} have no due time: they never run",
+                f"{plural(count, 'message')} ({each.kind}) on partition {each.partition} of"
+                f" {each.topic} have no due time, so they never run",
                 f"add due times: `redis-cli ZADD {delays.key} {pairs}`",
                 about=each.about,
                 evidence={"partition": each.partition, "members": list(delays.stuck[:NAMES_SHOWN])},
@@ -366,9 +366,9 @@ def _overdue(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         waiting = roughly((facts.now_unix_ms - oldest) / 1000)
         yield CheckResult(
             f"{some[0].kind} on {spans(each.partition for each in some)} of {topic} were due up to"
-            f" {waiting} ago: no housekeeper moves them",
-            "the housekeeper of the owner moves them: find the owner with `streamqd"
-            f" partitions {topic}`, start an instance, or look for `housekeeper.failed` in its log",
+            f" {waiting} ago, but no housekeeper moves them to their streams",
+            f"find the owner with `streamqd partitions {topic}`, and look for `housekeeper.failed`"
+            " in its log. If there is no owner, start an instance",
             about=some[0].about,
             evidence={
                 "partitions": [each.partition for each in some],
@@ -395,7 +395,7 @@ def _many(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             yield CheckResult(
                 f"{topic} has {count:,} dead letters, which use memory until they are replayed or"
                 f" purged",
-                f"`streamqd dlq stats {topic}` groups them by cause. Then run `streamqd dlq"
+                f"run `streamqd dlq stats {topic}` to see their causes. Then run `streamqd dlq"
                 f" replay {topic}` or `streamqd dlq purge {topic}`",
                 about=topic,
                 evidence={"dead_letters": count},
@@ -425,13 +425,12 @@ def _old(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 + ("they are not archived, or " if required else "")
                 + "no housekeeper deletes them",
                 (
-                    f"`streamqd pipeline archive --topic {topic.name}`, after which "
+                    f"run `streamqd pipeline archive --topic {topic.name}` first. Then "
                     if required
                     else ""
                 )
-                + "the housekeeper of an owner deletes them: find the owners with `streamqd"
-                f" partitions {topic.name}`, or `streamqd dlq purge {topic.name} --older-than"
-                f" {age:g}s`",
+                + f"look for `housekeeper.failed` in the log of the owners (`streamqd partitions"
+                f" {topic.name}`), or run `streamqd dlq purge {topic.name} --older-than {age:g}s`",
                 about=topic.name,
                 evidence={"oldest_unix_ms": {str(n): at for n, at in old.items()}},
             )
@@ -447,9 +446,9 @@ def _growing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 sum(row.acked or 0.0 for row in rows), sum(row.failed or 0.0 for row in rows)
             )
             yield CheckResult(
-                f"{group} produces {rate * 60:,.1f} dead letters of {topic} per minute",
-                f"`streamqd dlq stats {topic}` shows their errors. `streamqd pause"
-                f" {topic}/{group}` stops it until that is fixed",
+                f"group {group} produces {rate * 60:,.1f} dead letters per minute on {topic}",
+                f"run `streamqd dlq stats {topic}` to see their errors. To stop the group until the"
+                f" cause is fixed, run `streamqd pause {topic}/{group}`",
                 about=f"{topic}/{group}",
                 evidence={"dead_letters_per_second": round(rate, 3)},
                 severity=Severity.PROBLEM if share >= FAILING_SHARE else None,

@@ -66,7 +66,7 @@ def _evidence(rows: list[ScheduleRow]) -> dict[str, object]:
 
 @check("schedules.orphaned", Severity.WARNING, Need.SCHEDULES)
 def _orphaned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """No live instance has declared a schedule for 10 minutes: it sends nothing."""
+    """No live instance has declared a schedule for 10 minutes, so it sends nothing."""
     for topic, rows in _by_topic(facts, ORPHANED):
         yield CheckResult(
             f"no instance has declared {_describe(rows)} for 10 minutes: no message is sent",
@@ -78,7 +78,7 @@ def _orphaned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("schedules.missing", Severity.WARNING, Need.SCHEDULES)
 def _missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A schedule is left over from a deleted topic."""
+    """The topic of a schedule was deleted, so the schedule sends nothing."""
     for topic, rows in _by_topic(facts, MISSING):
         yield CheckResult(
             f"the topic of {_describe(rows)} was deleted: no message is sent",
@@ -90,7 +90,7 @@ def _missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("schedules.unreadable", Severity.PROBLEM, Need.SCHEDULES)
 def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The specification of a schedule cannot be read: it sends nothing."""
+    """The specification of a schedule cannot be read, so it sends nothing."""
     for topic, rows in _by_topic(facts, UNREADABLE):
         yield CheckResult(
             f"the specification of {_describe(rows)} cannot be read: no message is sent",

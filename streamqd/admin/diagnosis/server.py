@@ -244,7 +244,7 @@ def _replica(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.min-replicas", Severity.WARNING, Need.SERVER)
 def _min_replicas(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The server has replicas, and accepts writes without them."""
+    """The server has replicas, but accepts writes while they are disconnected."""
     info = facts.server.info
     # The server reports the number of good replicas only when it requires some.
     if facts.server.number("connected_slaves") and "min_slaves_good_slaves" not in info:
