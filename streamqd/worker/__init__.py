@@ -1,22 +1,22 @@
-"""The worker: the process that handles one assignment's messages. The data plane.
+"""The worker: the process that handles the messages of one assignment.
 
-`worker` is its lifecycle with the serving loop: boot, recover pending entries (`recovery`), serve,
-leave. `turns` is one turn of these loops, and their waits for events. `reader`
-decides when to read and how much, and waits in a long poll. A worker never acquires or renews a
-lease. `standby` is a worker that has booted and waits to take over. Between two messages, the
-worker checks `control_channel` for commands of the supervisor.
+`worker` contains the lifecycle and the serving loop: boot, recover pending entries (`recovery`),
+serve, leave. `turns` contains one turn of these loops, and their waits for events. `reader` reads
+entries and waits in a long poll. A worker never acquires or renews a lease. `standby` is a worker
+that has booted and waits to take over. Between two messages, the worker checks `control_channel`
+for commands of the supervisor.
 
 An *executor* has the fetched entries (`entry`) and runs them: `serial` one message after the other,
 through `runs` or in `batches`, `concurrent` several at a time, in the `lanes`. `ordering` selects
 the messages that may start. `blocking` and `held_keys` retry a failed message ahead of later ones.
 
 `verdicts` turns the outcome of a run into a settlement, and `settler` sends it to Redis. `gates`
-(`guards`, `throttle`) decide when a run may start. `quarantine` runs the entries of a lost owner in
-rounds, `reclaim` takes over the entries of other clients. `hooks` holds the user's code, and
-`eventloop` runs its coroutines. `forks` keeps the children of a handler from acting as workers, and
-`soft_limit` interrupts the handler.
+(with `guards` and `throttle`) delays the start of runs. `quarantine` runs the entries of a lost
+owner in rounds, `reclaim` takes over the entries of other clients. `hooks` holds the user's code,
+and `eventloop` runs its coroutines. `forks` keeps the children of a handler from acting as workers,
+and `soft_limit` interrupts the handler.
 
-`context` has the objects of which a worker has one each. No part depends on the worker itself.
+`context` contains the objects that the parts share. No part depends on the worker itself.
 """
 
 from __future__ import annotations
@@ -65,5 +65,5 @@ def live(
         ControlChannel(slot, control, lambda: None).fail(str(error))
         return ExitCode.BOOT_FAILED
     finally:
-        # A child that a handler or a hook forked may get here too. It must not act as the worker.
+        # A child that a handler or a hook forked may get here too, and must not act as the worker.
         forks.family.end_child()

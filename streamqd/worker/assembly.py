@@ -53,7 +53,7 @@ def assemble(
 ) -> WorkerLoop:
     """Import the handler and build its worker. Raises HandlerLoadError.
 
-    `booted` has the resources and the connection that a standby prepared.
+    `booted` holds the resources and the connection that a standby prepared.
     """
     slot.state = WorkerState.BOOTING
     lease = grant.lease
@@ -64,7 +64,8 @@ def assemble(
     check_form(consumer, hooks)
     hooks.show_loop(slot)
     keys = Keys(settings.keys.control, settings.keys.streams)
-    # With several lanes, settle over a second connection, so that a pending read never delays it.
+    # With several lanes, settle over a second connection, so that a pending read never delays a
+    # settlement.
     apart = consumer.lanes > 1
     settling = new_link(settings, lease.assignment, ":settle") if apart else link
     settler = Settler(settling, keys, lease, slot, ACK_DELAY_NS if apart else 0)

@@ -29,7 +29,7 @@ def batch_size(consumer: Consumer) -> int:
 
 
 class BatchRunner:
-    """Collects messages, and runs the handler if the batch is full or no more messages come."""
+    """Collects messages, and runs the handler when the batch is full or no message is left."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class BatchRunner:
         gates: Gates,
         size: int,
     ) -> None:
-        """Create it empty. `size` is the maximum of a batch, by `batch_size` and the rate."""
+        """Start empty. `size` is the largest batch that `batch_size` and the rate allow."""
         self._context = context
         self._function = function
         self._verdicts = verdicts
@@ -89,7 +89,7 @@ class BatchRunner:
             self._size = min(self._size, limit - handled)
 
     def _run(self, batch: list[FetchedEntry], now: int) -> list[BaseException | None]:
-        """Call the handler. Return the error of each message, None for a handled one."""
+        """Call the handler. Return the error of each message, or None for a handled message."""
         slot, soft = self._context.slot, self._context.limit
         states, words, lanes = slot.states, slot.words, slot.lanes
         lanes[0], lanes[1] = batch[0].index, now
@@ -113,7 +113,7 @@ class BatchRunner:
         if isinstance(errors, BaseException):
             errors = [errors] * len(batch)
         for taken, error in zip(batch, errors, strict=True):
-            # A failed entry is RUNNING again while its verdict is found, one entry at a time.
+            # While the verdict on a failed entry is found, that entry alone is RUNNING again.
             states[taken.index] = DONE if error is None else FAILED
         self._last_run_ns = now_ns() - now
         self._context.counts.note_time(self._last_run_ns, len(batch))
@@ -140,7 +140,7 @@ def errors_of(end: object, batch: list[Message]) -> list[BaseException | None]:
     error = handlers.error_of(end)
     if not isinstance(error, handlers.Failures):
         return [error] * len(batch)
-    failed = getattr(error, "failed", None)  # a subclass may never have called our __init__
+    failed = getattr(error, "failed", None)  # a subclass may not have called `super().__init__()`
     if not isinstance(failed, dict):
         return [error] * len(batch)
     if not set(failed) <= set(batch):

@@ -40,12 +40,12 @@ class BlockedPartition:
         self._slot.states[entry.index] = WAITING
 
     def forget(self, _entry: FetchedEntry) -> None:
-        """Do nothing, because no data is kept here for a message with a verdict."""
+        """Do nothing, because nothing is stored for a message here."""
 
     def _wait(self, entry: FetchedEntry) -> None:
         self._settler.flush()
         self._quarantine.clear_mark_if_idle()
-        # Also without a wait: a message that always fails immediately must not block a stop.
+        # Check even if the message is due: one that always fails immediately must not delay a stop.
         self._channel.check(self._slot.unfinished)
         waits = self._slot.waits
         waits.begin(Wait.BLOCKED, entry.due_ns)

@@ -1,6 +1,6 @@
 """Several messages at a time: fetched entries wait for a lane, and each finished run is settled.
 
-The slot's batch is a table here. An entry keeps its index in the table until it is settled. Only
+This executor uses the slot's batch as a table. An entry keeps its index until it is settled. Only
 the main thread changes the table and uses Redis. The lanes run the handler. Finished runs are
 settled over a separate connection, so a read that waits for new entries never delays them.
 """
@@ -31,7 +31,7 @@ from streamqd.worker.runs import QUICK_RUN_NS
 from streamqd.worker.verdicts import Verdicts
 
 _IS_FREE = bytes(state == CLEARED for state in range(256))
-RUN_DECAY = 7 / 8  # weight of the earlier runs in the mean after one more
+RUN_DECAY = 7 / 8  # weight of the old mean when another run is added
 
 
 class ConcurrentExecutor:
@@ -97,7 +97,8 @@ class ConcurrentExecutor:
         total = len(retried) + len(main)
         self._slot.add("fetched", total)
         self._slot.add("bytes", size)
-        took_ns = int(self._run_ns * total / self._consumer.lanes)  # by the mean of earlier runs
+        # Estimated from the mean run time.
+        took_ns = int(self._run_ns * total / self._consumer.lanes)
         self._prefetch.observe(total, size, took_ns, fetched.received)
 
     def _take_stream(self, entries: list[RawEntry], retried: bool) -> int:
@@ -107,7 +108,8 @@ class ConcurrentExecutor:
         found, may_expire = entries_of_read(self._context.delivery, entries, retried)
         self._may_expire |= may_expire
         sizes, bytes_max = [entry.size for entry in found], self._bytes_max
-        # Settling an oversized entry may fail immediately: later entries must not be admitted yet.
+        # If the read has an oversized entry, accept one entry at a time: settling such an entry can
+        # raise, and later entries must not be accepted before that.
         step = 1 if max(sizes) > bytes_max else len(found)
         for start in range(0, len(found), step):
             taken = found[start : start + step]
@@ -126,14 +128,15 @@ class ConcurrentExecutor:
         indexes, self._indexes = self._indexes[:count], self._indexes[count:]
         for entry, index in zip(entries, indexes, strict=True):
             entry.index = index
-        if entries and indexes[-1] - indexes[0] < count:  # adjacent: the usual case
+        # The indexes are consecutive, as in most reads.
+        if entries and indexes[-1] - indexes[0] < count:
             self._slot.put(indexes[0], *[entry.place for entry in entries])
         else:
             for entry in entries:
                 self._slot.put(entry.index, entry.place)
 
     def _queue(self, entries: list[FetchedEntry]) -> None:
-        """Queue entries, or hold them with their key if the key is held."""
+        """Queue entries. Those of a held key are held with it instead."""
         if self._held is None:
             self._bytes_in_flight += sum([entry.size for entry in entries])
             self._ordering.add(entries)
@@ -158,7 +161,7 @@ class ConcurrentExecutor:
 
     @property
     def _startable(self) -> int:
-        """The number of ready entries that start in this turn, so they take no room.
+        """The number of ready entries that start in this turn and therefore take no room.
 
         For example, 8 lanes of which 3 are free, `prefetch_max` 16, and 10 ready entries: 3 are
         startable, so 7 wait, and `room` allows 9 more. With `ready=4`, slow runs get no room,
@@ -171,12 +174,14 @@ class ConcurrentExecutor:
     def room(self, ready: int | None = None) -> int:
         """Return how many more entries of each stream may be fetched, 0 when full.
 
-        With `ready`, also 0 while that many are ready to start, or slow runs have all lanes.
+        With `ready`, return 0 too while that many entries are ready to start, or while slow runs
+        occupy all lanes.
         """
         if self._is_full() or (ready is not None and not self._is_running_low(ready)):
             return 0
         waiting, held = self._ordering.waiting, self._held
-        # A read can return that many from each of the two streams.
+        # Halve the free indexes, because a read can return this many entries from each of two
+        # streams.
         room = min(self._consumer.prefetch_max - waiting + self._startable, self._free_indexes // 2)
         return max(1, room if held is None else min(room, held.room(waiting)))
 
@@ -190,11 +195,12 @@ class ConcurrentExecutor:
     def _is_running_low(self, count: int) -> bool:
         """Return True if fewer than `count` entries are ready, and lanes will soon have none.
 
-        Quick handlers find the next entries ready when a lane is free. Entries of slow handlers, or
-        beyond the rate, stay in the stream until a lane is free, so another worker can get them.
+        For quick handlers, entries are fetched before a lane is free. For slow handlers, and beyond
+        the rate limit, entries stay in the stream until a lane is free, so that another worker can
+        fetch them.
         """
         if self._held is not None:
-            # If more lanes are free than entries are ready, due keys can use the rest.
+            # Keys that become due can use the lanes for which no entry is ready.
             return bool(self._free) and self._ordering.ready <= self._consumer.lanes // 2
         quick, begin = self._run_ns < WORK_IN_FLIGHT_NS, self._startable
         ready = self._ordering.ready - begin
@@ -212,14 +218,14 @@ class ConcurrentExecutor:
             due = self._held.next_due()
         if self._free and self._ordering.ready:
             gated = self._gates.held_ns(now)
-            if gated or self._may_start():  # the condition that delayed it may be over
+            if gated or self._may_start():  # the gate that delayed it may be open by now
                 due = min(due or now + gated, now + gated)
         return due
 
     # --- running ---
 
     def start(self, *, held: bool = True) -> None:
-        """Start as many entries as lanes are free, including `held` entries that are due."""
+        """Start one entry per free lane. With `held`, include held entries that are due."""
         if self._ack_each and self._settler.since_ns:
             self._settler.flush()  # settle each finished run before its lane starts another
         if held and self._held is not None:
@@ -252,7 +258,7 @@ class ConcurrentExecutor:
 
     @property
     def _starts_together(self) -> bool:
-        """True if only free lanes limit the starts."""
+        """True if only the number of free lanes limits how many entries start."""
         return not (self._may_expire or self._gates.any)
 
     def _start_each(self) -> list[FetchedEntry]:
@@ -282,7 +288,10 @@ class ConcurrentExecutor:
         return self._gates.admits(len(self._running))
 
     def _mark_running(self, entries: list[FetchedEntry]) -> None:
-        """Assign lanes to entries. They are RUNNING before they start: after a crash, they ran."""
+        """Assign lanes to entries.
+
+        An entry is RUNNING before it starts, so a crash is charged to it.
+        """
         slot, free = self._slot, self._free
         words, lanes, sequences, states = slot.words, slot.lanes, slot.sequences, slot.states
         sequence, now = words[WORD_RUN_SEQ], now_ns()
@@ -314,11 +323,12 @@ class ConcurrentExecutor:
             if entry.end is None:
                 handled.append(entry)
             else:
-                # In the order in which the runs finished, because the guards count in that order.
+                # Flush the handled entries first: the guards count runs in the order in which they
+                # finished.
                 self._note_handled(handled)
                 handled = []
                 self._note_failed(entry, entry.end)
-            # Last: until its verdict is found, the entry counts as running.
+            # Free the lane last, because the entry counts as running until its verdict is found.
             lane = entry.lane
             lanes[2 * lane + 1] = 0
             free.append(lane)
@@ -334,7 +344,7 @@ class ConcurrentExecutor:
             self._settler.ack_all(entries)
 
     def _remove_finished(self, entries: list[FetchedEntry]) -> None:
-        """Remove entries from the executor, run or not. The next entries of their keys may run."""
+        """Remove entries, whether they ran or not. The next entries of their keys may run."""
         self._bytes_in_flight -= sum([entry.size for entry in entries])
         self._ordering.mark_finished(entries)
         if self._held is not None:
@@ -372,9 +382,10 @@ class ConcurrentExecutor:
     def close(self) -> None:
         """Close the lanes.
 
-        Handlers run only if an error of the worker itself ends the process. Their entries count as
-        not started, so the exit is not charged to them. An entry whose verdict was being found
-        stays RUNNING, because its own code may be the cause.
+        Handlers are still running only if an error of the worker itself ends the process. Their
+        entries are marked as not started, so the exit is not charged to them. An entry whose
+        verdict is being found stays RUNNING, because the user's code that inspects its error may
+        have caused the exit.
         """
         if not self._running:
             self._lanes.close()

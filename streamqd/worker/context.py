@@ -26,7 +26,7 @@ class RunCounts:
         self.handled = 0
         self.failed = 0
         self.times = [0] * 64  # runs since `publish`, by the bits of their microseconds
-        self.times_ns = 0  # the sum of all times
+        self.times_ns = 0  # sum of these run times
 
     @property
     def succeeded(self) -> int:

@@ -31,7 +31,7 @@ WORD_BYTES_MAX = 160_000  # packed size of an assignment with ENTRIES_MAX suspec
 
 
 class ExitCode(enum.IntEnum):
-    """The exit code of a worker, with which it reports the reason to the supervisor."""
+    """The exit code of a worker. It tells the supervisor the reason for the exit."""
 
     STOPPED = 0
     BOOT_FAILED = 3
@@ -54,14 +54,17 @@ class ControlChannel:
     def __init__(
         self, slot: WorkerSlot, control: socket.socket, before_pause: Callable[[], None]
     ) -> None:
-        """Listen on `control`. `before_pause` settles all verdicts, and keeps the refused ones."""
+        """Listen on `control`. `before_pause` settles all verdicts that Redis accepts."""
         self.slot = slot
         self.control = control
         self._before_pause = before_pause
         self.before_wait: Callable[[], None] = lambda: None  # called often, and must be quick
 
     def check(self, unstarted: int = 0) -> None:
-        """Return, wait while paused, or raise Stop. `unstarted` entries are released."""
+        """Follow the current command: return, wait while paused, or raise Stop.
+
+        `unstarted` is the number of fetched entries that have not started, which a stop releases.
+        """
         command = self.slot.words[WORD_COMMAND]
         if command == WorkerCommand.NONE:
             return
@@ -93,7 +96,7 @@ class ControlChannel:
         return now
 
     def sleep(self, seconds: float, unstarted: int = 0) -> None:
-        """Wait, and follow the supervisor's commands. `unstarted` is that of `check`."""
+        """Wait, and follow the supervisor's commands. `unstarted` is passed to `check`."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self.check(unstarted)
@@ -127,7 +130,7 @@ class ControlChannel:
             self.control.send(b"!", socket.MSG_DONTWAIT)
 
     def fail(self, why: str) -> None:
-        """Report to the supervisor why this process cannot start. It logs the text at the exit."""
+        """Report why this process cannot start. The supervisor logs the text after the exit."""
         with contextlib.suppress(OSError):
             word = process.LAST_WORDS + why.encode("utf-8", "replace")
             self.control.send(word[: process.LAST_WORDS_BYTES], socket.MSG_DONTWAIT)

@@ -25,8 +25,8 @@ BOOKKEEPING = 2048  # allowance in bytes for names and for streamqd's own fields
 ERROR_BYTES_MAX = 500  # bytes of error text in a waiting retry
 PLACE_BYTES_MAX = 200
 
-# A script cannot pass 8,000 values to one command. Of an entry with more names and values than
-# this, which no producer writes, only the fields that streamqd knows are kept.
+# A script cannot pass 8,000 values to one command. If an entry has more names and values than this
+# limit, only the fields that streamqd knows are kept. No producer writes such an entry.
 BODY_VALUES_MAX = 7000
 ADDED_VALUES_MAX = (
     100  # names and values that `bookkeeping_fields`, `letter` and `crash_fields` add at most
@@ -51,7 +51,7 @@ def within_limit(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
 
 
 def bookkeeping_fields(message: Message, *, retries: int, crashes: int) -> dict[bytes, bytes]:
-    """Return the bookkeeping fields that travel with an entry to its next place."""
+    """Return the bookkeeping fields that an entry takes to the retry or dead-letter stream."""
     fields = {
         b"originalId": (
             message.original_id.encode() if has_field(message, ORIGINAL_ID) else message.id_bytes
@@ -60,7 +60,8 @@ def bookkeeping_fields(message: Message, *, retries: int, crashes: int) -> dict[
         b"crashCount": b"%d" % crashes,
     }
     if has_field(message, REPLAY_COUNT):
-        # A reader of the retry stream would trust this field, even if a producer wrote it.
+        # Overwrite a value that a producer may have written, because readers of the retry stream
+        # trust this field.
         fields[REPLAY_COUNT] = str(message.replay_count).encode()
     if _is_forgiven(message):
         fields[FORGIVEN_AT] = str(int(message.forgiven_at * 1000)).encode()
@@ -89,7 +90,8 @@ def _cut(text: str, size: int) -> bytes:
     raw = text[:size].encode("utf-8", "replace")
     if len(raw) <= size:
         return raw
-    return raw[:size].decode("utf-8", "ignore").encode()  # drops a character that was cut
+    # Drop a character that the limit cut in half.
+    return raw[:size].decode("utf-8", "ignore").encode()
 
 
 def _is_forgiven(message: Message) -> bool:
@@ -112,7 +114,7 @@ def letter(
 ) -> dict[bytes, bytes]:
     """Return the context of a dead letter. The script adds `failedAt`, from the server's clock.
 
-    `error` is the error's own text. Each text may be "".
+    `error` is the text of the exception. All texts may be "".
     """
     topic, partition = message.origin
     fields = {
@@ -140,7 +142,7 @@ def letter_without_run(
 ) -> dict[bytes, bytes]:
     """Return the fields of a dead letter whose message did not run.
 
-    `why` has the reason, the input of the fingerprint, and a text.
+    `why` contains the reason code, the input of the fingerprint, and a sentence.
     """
     reason, what, text = why
     retries = message.attempt - 1
@@ -159,7 +161,7 @@ def letter_without_run(
 
 
 def too_large(message: Message, bytes_max: int) -> str:
-    """Return a text if a message is over `max_message_bytes` for producers, else ''."""
+    """Return a description if a message exceeds `max_message_bytes` for producers, else ''."""
     size = len(message.payload)
     beside = sum(len(name) + len(value) for name, value in message.fields.items()) - size
     if max(size, beside - BOOKKEEPING) <= bytes_max:
@@ -184,17 +186,20 @@ def replacement_fields(message: Message, policy: str) -> dict[bytes, bytes]:
 
 
 def crash_fields(context: bytes) -> tuple[str, dict[bytes, bytes]]:
-    """Return the process's exit and the dead letter's fields, from the record of the supervisor."""
+    """Return how the process exited, and the dead letter's fields.
+
+    `context` is the supervisor's record.
+    """
     try:
         found: dict[str, Any] = dict(json.loads(context or b"{}"))
     except (ValueError, TypeError, RecursionError):
-        # Not written by a supervisor. The message is dead-lettered anyway.
+        # The record is not from a supervisor. Dead-letter the message anyway.
         found = {}
     fields = {
         name.encode(): str(found[name]).encode()
         for name in ("signal", "exitCode", "rss", "pid")
         if found.get(name) is not None
     }
-    # A worker that charges the mark of a lost owner has no record of the crash.
+    # When the mark of a lost owner is charged, no supervisor has recorded the crash.
     unseen = "an unknown cause" if context else "the loss of its host"
     return str(found.get("what", unseen)), fields

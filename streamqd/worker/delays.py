@@ -17,15 +17,15 @@ from streamqd.worker.server_clock import ServerClock
 
 _MS = 1_000_000  # ns in a millisecond
 _LAST = len(DELAY_BUCKETS)  # index of the bucket for all longer delays
-_MOST_MS = 1 << _LAST  # value that the sum uses for longer delays
+_MOST_MS = 1 << _LAST  # milliseconds that the sum uses for every longer delay
 _WORD = (1 << 64) - 1
 
 
 class StartDelays:
     """The delays of the first runs that one worker started since `publish`. Main thread only.
 
-    Runs are counted together if the delays of the oldest and the newest entry are in one bucket.
-    So a backlog costs nothing per message. Otherwise, runs that start in one millisecond are
+    Runs are counted together if the delays of the oldest and the newest entry are in one bucket. A
+    backlog therefore costs nothing per message. Otherwise, runs that start in one millisecond are
     divided by a binary search of their ordered IDs.
     """
 
@@ -35,7 +35,7 @@ class StartDelays:
         self._sum_ms = 0
 
     def note_together(self, entries: Iterable[FetchedEntry], now: int) -> None:
-        """Count the entries of these that have not run before, all started at `now` (`now_ns`)."""
+        """Count first runs that started together at `now` (`now_ns`). Other runs are skipped."""
         ids = [entry.id for entry in entries if not entry.has_run]
         if ids:
             ms = (now + self._clock.ahead_ns) // _MS
@@ -44,9 +44,10 @@ class StartDelays:
                 self._add(ids, ms)
 
     def note_each(self, entries: Sequence[RawEntry], start: int, starts: Sequence[int]) -> None:
-        """Count entries of one stream in its order, from `start` on, by their starts (`now_ns`).
+        """Count the entries of one stream from index `start` on.
 
-        The entries after the last start did not run.
+        `starts` are their start times (`now_ns`), in the order of the stream. Entries beyond them
+        did not run.
         """
         ahead, count, first = self._clock.ahead_ns, len(starts), 0
         if not count:
@@ -63,9 +64,10 @@ class StartDelays:
             first = end
 
     def alike_until(self, oldest: bytes, newest: bytes, now: int) -> int:
-        """Return until when (`now_ns`) the delays of both and of entries between are in one bucket.
+        """Return the time (`now_ns`) until which all delays of these entries are in one bucket.
 
-        0 if they are in several now.
+        The entries are those from `oldest` to `newest`. Return 0 if their delays are in different
+        buckets now.
         """
         ahead = self._clock.ahead_ns
         ms = (now + ahead) // _MS
@@ -79,26 +81,27 @@ class StartDelays:
         first, count = 0, len(ids)
         while first < count:
             bucket = _delay_ms(ids[first], ms).bit_length()
-            # The later IDs with the least delay of this bucket or a longer one are in it too.
+            # IDs are ordered by time, so this bucket ends at the first ID with a delay too short
+            # for it.
             beyond = b"%d" % (ms + 1 - (1 << bucket >> 1)) if bucket else b":"
             end = max(first + 1, bisect_left(ids, beyond, first))
             if not self._add_if_alike(end - first, ids[first], ids[end - 1], ms, ms):
-                end = first + 1  # IDs of other lengths, which a client has chosen
+                end = first + 1  # not in time order: a client chose IDs of another length
                 self._add_if_alike(1, ids[first], ids[first], ms, ms)
             first = end
 
     def _add_if_alike(self, count: int, oldest: bytes, newest: bytes, low: int, high: int) -> bool:
-        """Count runs if all their delays are in one bucket. They started from `low` to `high`.
+        """Count runs that started from `low` to `high`, if one bucket has all delays. False if not.
 
-        IDs are compared as bytes, which is the order of their times: these have 13 digits until the
-        year 2286.
+        Comparing IDs as bytes orders them by time, because times have 13 digits until the year
+        2286.
         """
         longest, shortest = _delay_ms(oldest, high), _delay_ms(newest, low)
         bucket = longest.bit_length()
         if bucket != shortest.bit_length():
             return False
         self._runs[min(bucket, _LAST)] += count
-        # Only an estimate, as if the delays were spread evenly.
+        # Estimate the sum as if the delays were spread evenly.
         self._sum_ms += count * (min(longest, _MOST_MS) + min(shortest, _MOST_MS)) // 2
         return True
 

@@ -24,11 +24,11 @@ class FetchedEntry:
     """The data for a run of one message, recorded before its handler gets the message.
 
     `index` is its place in the slot's batch. `id` is the entry ID: the handler may have changed the
-    ID of its message. `has_run` is True if a run is known: the message is a retry, a crash was
-    charged to it, or it waits in its place. `crashes` are the crashes charged to the entry itself,
-    in addition to the crashes in its fields. `lane`, `sequence` and `started_ns` are set once it
-    runs in a lane. `end` (None or the exception with which it failed) and `ended_ns` are set after
-    that run.
+    ID of its message. `has_run` is True if an earlier run is known, because the message is a retry,
+    was charged with a crash, or waits in its place. `crashes` are the crashes charged to the entry
+    itself, in addition to the crashes in its fields. `lane`, `sequence` and `started_ns` are set
+    once it runs in a lane. `end` (None or the exception with which it failed) and `ended_ns` are
+    set after that run.
     """
 
     __slots__ = (
@@ -57,7 +57,8 @@ class FetchedEntry:
         self.message = message
         self.retried = retried
         self.crashes = crashes
-        self.has_counters = crashes > 0 or message.failures_in_place > 0  # stored in Redis
+        # Counters that are stored in Redis.
+        self.has_counters = crashes > 0 or message.failures_in_place > 0
         self.has_run = retried or self.has_counters
         self.noted = notes_of(message) if message.failures_in_place else None
         self.size = size or sum(map(len, message._fields))  # approximate bytes
@@ -67,7 +68,7 @@ class FetchedEntry:
 
     @property
     def due_ns(self) -> int:
-        """The time of its next run (`now_ns`), if it waits in its place after a run."""
+        """The time of the next run (`now_ns`) of an entry that waits in its place after a run."""
         return self.message.due_in_place_ns
 
     @property
@@ -76,13 +77,13 @@ class FetchedEntry:
         return self.crashes + self.message.crash_count
 
     def restore(self) -> None:
-        """Set the message to its state before the handler, which may have changed it, ran."""
+        """Undo the changes that the handler made to the message."""
         self.message = restore_message(
             self.message, self.id, retried=self.retried, noted=self.noted
         )
 
     def keep(self, attempts: int, due_ns: int) -> None:
-        """Record that it runs again in its place, after a run that cost this number of attempts.
+        """Record that the entry runs again in its place, at `due_ns`. Its last run cost `attempts`.
 
         Its message must be restored.
         """
@@ -96,7 +97,8 @@ class FetchedEntry:
 class InFlight(NamedTuple):
     """The entries in flight of an executor, without held entries.
 
-    `startable` of the `waiting` ones would start now. It is 0 if starting may do I/O or wait.
+    `startable` is the number of `waiting` entries that would start now. It is 0 if starting one may
+    need I/O or a wait.
     """
 
     running: int
@@ -119,7 +121,8 @@ def entries_of_read(
     new_message, new_entry = Message.__new__, FetchedEntry.__new__
     found, may_expire, prefix = [], False, b"r:" if retried else b"m:"
     for entry_id, fields in entries:
-        # The same as `of_read` and the constructor: one loop costs a fifth less than two.
+        # This repeats the code of `of_read` and the constructor: one loop costs a fifth less than
+        # two.
         message = new_message(Message)
         message._delivery = delivery  # noqa: SLF001 - it is ours
         message.id_bytes = entry_id
@@ -134,7 +137,8 @@ def entries_of_read(
         entry.crashes = 0
         entry.has_counters = entry.interrupted = False
         entry.noted = entry.run = None
-        if len(fields) == 4 and fields[2] == b"key" and fields[0] == b"payload":  # the usual case
+        # The fields of an ordinary message.
+        if len(fields) == 4 and fields[2] == b"key" and fields[0] == b"payload":
             key = entry.key = fields[3]
             entry.size = _NAMES_BYTES + len(fields[1]) + len(key)
         else:

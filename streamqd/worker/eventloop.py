@@ -1,7 +1,8 @@
 """The event loop of a worker: one for its whole life, in a thread of its own.
 
-It also turns while the worker waits for Redis, so the timers, keep-alives and pools of a handler's
-clients work between two messages. The main thread passes coroutines in and receives their results.
+The loop keeps running while the worker waits for Redis, so the timers, keep-alives and pools of a
+handler's clients work between two messages. The main thread passes coroutines in and receives their
+results.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class CoroutineRun:
     """A coroutine of a handler, from its start until its result is passed to `ended`.
 
     The result is the returned value or the raised exception. A run wraps the coroutine that its
-    task drives, and forwards every step, so it can raise a limit where the handler waits.
+    task drives, and forwards every step. It can therefore raise an exception at the point where the
+    handler waits.
     """
 
     __slots__ = ("_coroutine", "_ended", "_limit", "_message", "_task", "_work")
@@ -62,7 +64,7 @@ class CoroutineRun:
                 ended(raised)
 
     def interrupt(self, limit: BaseException) -> None:
-        """Raise an exception in the coroutine where it waits. Has no effect on a finished run."""
+        """Raise an exception in the coroutine at its current wait, unless it has finished."""
         self._limit = limit
         if self._task is not None:
             self._task.cancel()
@@ -95,7 +97,8 @@ class CoroutineRun:
         raise TypeError("a run is driven by its task alone")
 
     def __getattr__(self, name: str) -> Any:
-        # Tools that inspect the task get the handler's coroutine: `cr_frame` and the like.
+        # Tools that inspect the task read attributes such as `cr_frame`, so return those of the
+        # handler's coroutine.
         return getattr(self._coroutine, name)
 
     def _ensure_started(self) -> Any:
@@ -109,7 +112,7 @@ class CoroutineRun:
     def _end(self, raised: BaseException) -> object:
         family.end_child()
         self._task = None  # breaks the reference cycle run -> task -> run
-        # Use the class itself: `isinstance` may also call the exception's code, the user's code.
+        # Compare the class: `isinstance` can call user code of the exception.
         returned = issubclass(type(raised), StopIteration)
         self._ended(getattr(raised, "value", None) if returned else raised)
         raise StopIteration
@@ -136,7 +139,7 @@ def maker_of_tasks(name: str) -> Callable[[Coroutine[Any, Any, None]], asyncio.T
     """
     loop = asyncio.get_running_loop()
     if loop.get_task_factory() is not None:
-        return loop.create_task  # without a name: from Python 3.14 on a factory would be given it
+        return loop.create_task  # without a name, which Python 3.14 passes on to a task factory
     if sys.version_info >= (3, 12):
         return partial(asyncio.Task, loop=loop, name=name, eager_start=True)
     return partial(asyncio.Task, loop=loop, name=name)
@@ -157,7 +160,7 @@ class _TimeSpec(ctypes.Structure):
 class PreciseSelector(selectors.EpollSelector):
     """Waits no longer than its timeout. `epoll` itself rounds up to whole milliseconds.
 
-    It may return early without events: the loop then waits for the rest, under a millisecond.
+    It may return without events, less than a millisecond early. The loop then waits for the rest.
     """
 
     def __init__(self) -> None:
@@ -204,7 +207,7 @@ class EventLoop:
     """The loop and its thread. Its methods are called by the main thread."""
 
     def __init__(self, kind: str = "asyncio") -> None:
-        """Start a loop of a `kind` that `daemon.event_loop` names. Raises HandlerLoadError."""
+        """Start a loop. `kind` is `daemon.event_loop`. Raises HandlerLoadError."""
         self._loop = new_loop(kind)
         self._thread = threading.Thread(target=self._turn, name="event loop", daemon=True)
         self._thread.start()
@@ -213,8 +216,9 @@ class EventLoop:
         family.loops.add(self)
 
     def halt(self) -> None:
-        """In a child that was forked by a coroutine: stop the loop, and start no more callbacks."""
-        ready = getattr(self._loop, "_ready", None)  # asyncio's own. Other loops finish this turn.
+        """Stop the loop in a forked child of a coroutine, and start no more callbacks."""
+        # Asyncio's queue of callbacks. Other loops finish the current turn.
+        ready = getattr(self._loop, "_ready", None)
         if isinstance(ready, deque):
             ready.clear()
         self._loop.stop()
@@ -228,7 +232,7 @@ class EventLoop:
         )
 
     def begin(self, runs: list[CoroutineRun]) -> None:
-        """Start coroutines: together they cost one wake-up of the loop."""
+        """Start coroutines with a single wake-up of the loop."""
         if self._heartbeat is not None:
             self._heartbeat.start()
         self._loop.call_soon_threadsafe(_start, runs)
@@ -244,7 +248,7 @@ class EventLoop:
         self._loop.call_soon(call)
 
     def interrupt(self, run: CoroutineRun, limit: BaseException) -> None:
-        """Raise an exception in a coroutine, where it waits. Also for use by a signal handler."""
+        """Raise an exception in a coroutine at its current wait. A signal handler may call this."""
         self._loop.call_soon_threadsafe(run.interrupt, limit)
 
     def wait(self, work: Work) -> object:
@@ -257,7 +261,7 @@ class EventLoop:
         return end
 
     def interrupt_waited(self, limit: BaseException) -> None:
-        """Raise an exception in the coroutine that `wait` waits for. For a signal handler."""
+        """Raise an exception in the coroutine of `wait`. A signal handler may call this."""
         if self._waited is not None:
             self.interrupt(self._waited, limit)
 

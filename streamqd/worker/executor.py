@@ -48,7 +48,7 @@ class Executor(Protocol):
     # --- running ---
 
     def start(self, *, held: bool = True) -> None:
-        """Start the entries that can start, including `held` entries that are due."""
+        """Start the entries that can start. With `held`, include held entries that are due."""
 
     def collect_finished(self) -> None:
         """Collect the verdicts of finished runs."""
@@ -61,19 +61,20 @@ class Executor(Protocol):
 
     @property
     def places(self) -> Collection[bytes]:
-        """The places of the entries that the executor keeps when the connection is lost."""
+        """The places of the entries that the executor keeps after a lost connection."""
 
     def room(self, ready: int | None = None) -> int:
         """Return how many more entries of each stream may be fetched, 0 when full.
 
-        With `ready`, also 0 while that many are ready to start, or slow runs have all lanes.
+        With `ready`, return 0 too while that many entries are ready to start, or while slow runs
+        occupy all lanes.
         """
 
     def next_due(self, now: int, *, held: bool = True) -> int | None:
         """Return when an entry in flight may start, or None if only an event can start it."""
 
     def close(self) -> None:
-        """Release the executor's resources. Handlers run only if an error ends the process."""
+        """Release the executor's resources. No handler runs, unless an error ends the process."""
 
 
 def executor_for(

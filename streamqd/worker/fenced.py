@@ -1,4 +1,4 @@
-"""Calls of scripts for an owner, which the server refuses after an ownership change."""
+"""Run the scripts of an owner. After a change of ownership, Redis rejects them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Prevent a process that a handler forks from acting as a worker.
 
-A handler may fork, for example through `multiprocessing`, whose child runs its own function and
-exits. A child that returns from the handler instead would continue the worker's loop, with the
-worker's token and connections. Therefore, before any other Python code runs in the child, it loses
-the connections to Redis, the supervisor's socket, and the slot, which is replaced by private memory
-with a stop command. The child exits at its next check.
+A handler may fork, for example through `multiprocessing`. Such a child usually runs its own
+function and exits. A child that returns from the handler instead would continue the worker's loop
+with the worker's token and connections. To prevent this, a hook runs in each child before any other
+Python code. It closes the connections to Redis and the supervisor's socket, and replaces the slot
+by private memory that contains a stop command. The child exits at its next check of that command.
 
 The worker itself is not slowed down, and programs started through `subprocess` are not affected.
 """
@@ -30,7 +30,7 @@ ADVICE = "a handler forked and its child returned; exit from such a child with o
 
 
 class Loop(Protocol):
-    """An event loop that must stop turning in a child."""
+    """An event loop that must stop in a child."""
 
     def halt(self) -> None: ...
 
@@ -46,10 +46,10 @@ class ForkingWorker:
 
 
 class Family:
-    """The role of this process: worker, or child of a worker. One instance per process."""
+    """The role of this process: a worker or a child of one. Each process has one instance."""
 
     def __init__(self) -> None:
-        self.child = False  # it was forked in a worker
+        self.child = False  # this process was forked by a worker
         self.loops: weakref.WeakSet[Loop] = weakref.WeakSet()
         self._assignment: Assignment | None = None
         self._worker: Callable[[], ForkingWorker | None] = lambda: None
@@ -59,7 +59,7 @@ class Family:
         self._worker = weakref.ref(worker)
 
     def enter_child(self) -> None:
-        """In a child, before anything else: release the worker's resources."""
+        """Release the worker's resources. Runs in a child before all other Python code."""
         worker = self._worker()
         if worker is None:
             return
@@ -70,7 +70,7 @@ class Family:
         try:
             worker.slot.leave()
         except OSError:
-            os._exit(EXIT_CODE)  # its next write would be into the slot of its parent
+            os._exit(EXIT_CODE)  # otherwise, its next write would change its parent's slot
         worker.slot.words[WORD_COMMAND] = WorkerCommand.STOP
         with contextlib.suppress(OSError):
             worker.control.close()
@@ -78,7 +78,7 @@ class Family:
             loop.halt()
 
     def end_child(self) -> None:
-        """End this process if it is a child that has come back from a handler."""
+        """End this process if it is a child that returned from a handler."""
         if not self.child:
             return
         logs.event(

@@ -1,8 +1,8 @@
 """Gates: conditions that delay the start of a run. Each start checks them in order.
 
-A gate holds back all runs alike, such as the circuit breaker (`guards`) or the rate (`throttle`).
-The gates of one entry are different: it may have expired, be too large or have crashed too often
-(`verdicts`), or its order may keep it (`blocking`, `held_keys`).
+A gate delays all runs of a worker. Examples are the circuit breaker (`guards`) and the rate limit
+(`throttle`). Conditions of a single entry are checked elsewhere: `verdicts` handles entries that
+expired, are too large or crashed too often, and `blocking` and `held_keys` keep the order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Gate(Protocol):
         """True while only one message may run at a time."""
 
     def await_open(self, now: int, runs: int = 1) -> int:
-        """Wait until `runs` may start, and return that instant. No handler runs during the wait.
+        """Wait until `runs` may start, and return that time. No handler runs during the wait.
 
         Raises Stop, Fenced, RedisUnavailableError, RedisResponseError.
         """
@@ -37,7 +37,7 @@ class Gate(Protocol):
 
 
 class Gates:
-    """The gates of one worker, and the check that its lease is trusted, as every run requires."""
+    """The gates of one worker, and the check for a trusted lease, which every run needs."""
 
     def __init__(self, context: WorkerContext, *gates: Gate | None) -> None:
         """Set the gates in order. The rate is last, because nothing may delay a run after it."""
@@ -69,15 +69,18 @@ class Gates:
         return self._is_trusted(now) and not self.held_ns(now, runs) and self.admits(0)
 
     def _is_trusted(self, now: int) -> bool:
-        # `SingleRunner._run_each` has this comparison too, because it is made for each message.
+        # `SingleRunner._run_each` repeats this comparison inline, because it runs for each message.
         return now <= self._words[WORD_TRUSTED_UNTIL]
 
     def await_trust(self, now: int) -> int:
-        """Return `now` if the lease is trusted then, else the instant after the wait for trust."""
+        """Wait until the lease is trusted.
+
+        Return the time after the wait, `now` if there was none.
+        """
         return now if self._is_trusted(now) else self._channel.await_trust()
 
     def await_open(self, now: int, runs: int = 1) -> int:
-        """Wait until the lease is trusted and every gate is open, and return that instant.
+        """Wait until the lease is trusted and every gate is open. Return the time after the wait.
 
         Raises Stop, Fenced, RedisUnavailableError, RedisResponseError.
         """
@@ -85,17 +88,17 @@ class Gates:
             now = self.await_trust(now)
             for gate in self._gates:
                 now = gate.await_open(now, runs)
-            if self._is_trusted(now):  # a gate can wait longer than the lease
+            if self._is_trusted(now):  # the lease may have expired while a gate waited
                 return now
 
     def await_start(self, now: int, runs: int = 1) -> int:
-        """Wait as `await_open`, and note that `runs` start then."""
+        """Wait like `await_open`, then note that `runs` start."""
         now = self.await_open(now, runs)
         for gate in self._gates:
             gate.note_start(now, runs)
         return now
 
     def note_start(self, now: int) -> None:
-        """Note that a run starts that `admits` has allowed."""
+        """Note that a run starts after `admits` has allowed it."""
         for gate in self._gates:
             gate.note_start(now)

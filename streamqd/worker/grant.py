@@ -14,16 +14,17 @@ STOP = b"stop"  # sent to a standby in place of its grant
 
 
 class Grant(NamedTuple):
-    """The supervisor passes it to a worker at its start, and to a standby that takes over.
+    """The data that the supervisor passes to a new worker, or to a standby that takes over.
 
-    Without a token the worker is a standby: it boots next to the worker that it will replace, uses
-    neither messages nor the slot, and gets its real grant when the other has exited.
+    Without a token, the worker is a standby. It boots next to the worker that it will replace,
+    handles no messages and does not write to its batch. It gets a grant with a token when the old
+    worker has stopped.
     """
 
     lease: Lease
-    cautious: bool  # start with single entries: two processes died, and no message could be blamed
+    cautious: bool  # start with single entries: processes crashed while no message ran
     suspects: Suspects = MappingProxyType({})  # entries that may have killed a process
-    # True if the last owner's scoreboard names all entries that ran when it died: the suspects.
+    # True if `suspects` are all entries that ran when the last owner died, as its scoreboard shows.
     complete: bool = False
 
     @property
@@ -33,7 +34,7 @@ class Grant(NamedTuple):
         return f"streamqd: {role} {assignment.topic}/{assignment.partition} {assignment.group}"
 
     def pack(self) -> bytes:
-        """Return the data that a standby needs besides its assignment, for its control socket."""
+        """Return the data that the supervisor sends to a standby through its control socket."""
         suspects = {place.decode("latin-1"): most for place, most in self.suspects.items()}
         token, epoch = self.lease.token, self.lease.epoch
         raw = json.dumps([token, epoch, self.cautious, suspects, self.complete]).encode()

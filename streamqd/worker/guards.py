@@ -1,8 +1,8 @@
-"""The circuit breaker and the flood guard, which stop a worker while its messages would fail.
+"""The circuit breaker and the flood guard. They stop a worker while its messages would fail.
 
-`policy.circuit` and `policy.dead_letter_rate` decide. This module reports failures to them and does
-the waiting. A worker without guards pays nothing for them. Their state is kept in words of the
-slot, so the next worker continues it, even after a crash.
+`policy.circuit` and `policy.dead_letter_rate` decide. This module reports failures to both, and
+waits when they require it. A consumer without guards has no extra cost. The state of the guards is
+in words of the slot, so the next worker continues with it, even after a crash.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from streamqd.scoreboard import now_ns
 from streamqd.store import directives
 from streamqd.worker.context import WorkerContext
 
-# Two workers' readings of the server's clock differ by at most one round trip.
+# Allowance in seconds: estimates of the server's clock in two workers differ by up to a round trip.
 CLOCK_SECONDS = 0.1
-SHORTEST_NS = 1_000_000  # wait of a worker that must pause, before it is asked again
+SHORTEST_NS = 1_000_000  # wait that `held_ns` reports until the pause has started
 RESUME_SECONDS = 1.0  # interval of the checks for a `resume` during a pause
 
 
 class Guards:
-    """The guards of one worker. They get its runs from its counts."""
+    """The guards of one worker. They read the number of its runs from its counts."""
 
     def __init__(self, context: WorkerContext) -> None:
         consumer, slot = context.consumer, context.slot
@@ -60,7 +60,7 @@ class Guards:
         self._deaths = 0
         self._probe_from = 0  # successes when the probe started
         self.must_pause = False
-        self._paused = False  # the pause is written. It lasts until an operator removes it.
+        self._paused = False  # the pause is in Redis until an operator removes it
         self._unsaid = self.is_probing
 
     # --- reports of failures ---
@@ -68,8 +68,8 @@ class Guards:
     def exempts(self, outcome: Outcome, message: Message) -> bool:
         """Return True if a dependency caused the failure, so it does not count as an attempt.
 
-        A failure that the policy does not retry is the message's own, even if the breaker lists its
-        error. A forgiven message stores the time of its forgiveness.
+        A failure that the policy does not retry counts, even if the breaker lists its error. If a
+        failure is exempt, the message stores the time of the exemption.
         """
         if not self._breaker.failures or not isinstance(outcome, Failed):
             return False
@@ -105,7 +105,7 @@ class Guards:
         if self._guard.dead_letters:
             self.must_pause |= self._flood.record_dead_letter(_now(), self._settled)
             if not self.must_pause:
-                # Until this flood is stopped, keep the count one short of a flood.
+                # Store a count just below the limit until this flood is stopped.
                 self._keep_flood()
 
     def record_settled(self) -> None:
@@ -151,7 +151,8 @@ class Guards:
         if self._circuit.state is not CircuitState.OPEN:
             return 0.0
         left = self._circuit.seconds_until_start(_now())
-        # Even with no time left: a worker with nothing to try shows an open circuit.
+        # Publish the wait even if no time is left, because a worker without a message to try must
+        # show an open circuit.
         self._waits.begin(Wait.OPEN, now_ns() + int(left * 1e9))
         return left
 
@@ -175,9 +176,9 @@ class Guards:
         return self.is_probing
 
     def await_open(self, now: int, _runs: int = 1) -> int:
-        """Wait, with no active run, until a run may start.
+        """Wait until a run may start, and return that time. No handler runs during the wait.
 
-        Returns that instant. Raises Stop, Fenced, RedisUnavailableError, RedisResponseError.
+        Raises Stop, Fenced, RedisUnavailableError, RedisResponseError.
         """
         if self.must_pause:
             self.pause_partition()
@@ -201,7 +202,7 @@ class Guards:
     def pause_partition(self) -> None:
         """Pause the partition as an operator would, and wait until an operator resumes it.
 
-        Call it again after a lost connection. A pause that Redis confirmed is not written again.
+        May be called again after a lost connection: a confirmed pause is not written again.
         """
         self._settler.flush()
         self._waits.begin(Wait.FLOODED)
@@ -220,13 +221,13 @@ class Guards:
                 error=problem or None,
             )
             if problem:
-                # A pause that is not written cannot be resumed.
+                # No operator can resume a pause that is not in Redis, so wait only for the window.
                 self._channel.sleep(self._guard.window, self._slot.unfinished)
             else:
                 with contextlib.suppress(RedisResponseError):
                     link.pipeline([("PUBLISH", keys.wake(self._fleet), "order")])
-        # The pause also comes back as a command of the supervisor, after its next heartbeat. Until
-        # then, and if the supervisor cannot read it, only this check keeps the worker waiting.
+        # After its next heartbeat, the supervisor also commands the pause. Until then, or if it
+        # cannot read the directive, this loop keeps the worker waiting.
         orders = keys.orders(self._fleet)
         while self._paused and link.execute("HEXISTS", orders, name):
             self._channel.sleep(RESUME_SECONDS, self._slot.unfinished)
@@ -234,7 +235,7 @@ class Guards:
         self._waits.end()
 
     def _pause(self, name: str, why: str) -> str:
-        """Write the pause. Return why it could not be written, or ''.
+        """Write the pause to Redis. Return the reason if that failed, or ''.
 
         If the connection is lost before the answer, the pause is written a second time.
         """

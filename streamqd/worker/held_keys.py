@@ -1,9 +1,9 @@
 """`on_error = "hold-key"`: a failed message delays all messages of its key, and no others.
 
-Held messages stay pending and in the memory of this process. They do not go through the retry set,
-so the messages of a key stay in order. The failure count and due time of a key's first message are
-written to Redis, and a new owner waits for the remaining time. A message without a key is retried
-as with requeue.
+Held messages stay pending, and in the memory of this process. They do not go to the retry set, so
+the messages of a key stay in order. The failure count and due time of a key's first message are
+written to Redis, so a new owner waits only for the remaining time. A message without a key is
+retried as with `on_error = "requeue"`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streamqd.worker.quarantine import Quarantine
 
 
 class HasSize(Protocol):
-    """An element with an approximate size in bytes."""
+    """An entry with an approximate size in bytes."""
 
     @property
     def size(self) -> int: ...
@@ -35,13 +35,14 @@ class KeyBlocker(Generic[Kept]):
     """Keys whose first message waits for a retry, with their later messages.
 
     While the first message runs again, it stays here, so later messages of its key wait. It is
-    removed when it has finished. All times are of one clock, which the caller chooses.
+    removed when it has finished. All times come from one clock, which the caller chooses.
     """
 
     def __init__(self) -> None:
         self._queues: dict[Hashable, deque[Kept]] = {}
-        self._due: dict[Hashable, float] = {}  # while the key's first message waits
-        self._heap: list[tuple[float, int, Hashable]] = []  # may contain old due times
+        self._due: dict[Hashable, float] = {}  # due times, only of keys whose first message waits
+        # May contain due times that no longer apply.
+        self._heap: list[tuple[float, int, Hashable]] = []
         self._pushed = 0
         self.entries = 0
         self.size = 0
@@ -59,10 +60,10 @@ class KeyBlocker(Generic[Kept]):
         """The number of held keys."""
         return len(self._queues)
 
-    # --- coming ---
+    # --- add ---
 
     def hold(self, key: Hashable, entry: Kept, due: float) -> None:
-        """Hold an entry until it is due. It is new, or the first of its key after another run."""
+        """Hold an entry until it is due: a new one, or the first of its key after another run."""
         queue = self._queues.setdefault(key, deque())
         if queue:
             self._count(queue.popleft(), -1)
@@ -75,7 +76,7 @@ class KeyBlocker(Generic[Kept]):
         self._queues[key].append(entry)
         self._count(entry, 1)
 
-    # --- going ---
+    # --- take and remove ---
 
     def next_due(self) -> float | None:
         """Return the due time of the next key, None if no key waits."""
@@ -96,7 +97,7 @@ class KeyBlocker(Generic[Kept]):
         return key
 
     def first_entries(self, key: Hashable, longest: int) -> list[Kept]:
-        """Return the first entries of a key, at most `longest`."""
+        """Return the first entries of a key, at most `longest` entries."""
         queue = self._queues[key]
         return [queue[index] for index in range(min(longest, len(queue)))]
 
@@ -123,7 +124,10 @@ class KeyBlocker(Generic[Kept]):
             del self._queues[key]
 
     def restart(self, now: float, busy: Collection[Hashable] = ()) -> None:
-        """Make the keys due whose run did not start: they neither wait nor run."""
+        """Make the keys due that were taken and whose runs did not start.
+
+        `busy` keys are running.
+        """
         for key in list(self._queues):
             if key not in self._due and key not in busy:
                 self.reschedule(key, now)
@@ -147,7 +151,7 @@ class HeldKeys:
     | lanes, new  | `may_run` with `queued` | `keep` if it waits              | `finish_runs` |
     | lanes, due  | `take`, `mark_again`    | the same                        | `finish_runs` |
 
-    Held entries are in no batch, so they cannot be blamed for a crash.
+    While entries are held, they are in no batch, so a crash is never charged to them.
     """
 
     def __init__(self, context: WorkerContext, quarantine: Quarantine) -> None:
@@ -170,7 +174,7 @@ class HeldKeys:
     def may_run(self, entry: FetchedEntry, *, queued: bool = False) -> bool:
         """Return True if a message may run now. Otherwise it waits with its key.
 
-        `queued`: another message of its key waits for its run, or runs.
+        `queued`: another message of the key waits for a lane or is running.
         """
         key, blocker = entry.key, self._blocker
         if key is None:
@@ -190,11 +194,11 @@ class HeldKeys:
 
     @property
     def one_by_one(self) -> bool:
-        """True if each run needs a mark of its own, so that it must run alone."""
+        """True while each run needs its own mark, so only one message may run at a time."""
         return self._quarantine.is_open
 
     def mark_again(self, entry: FetchedEntry) -> None:
-        """Wait for the turn of a message that has a lane, and mark it, before its start.
+        """Wait for the turn of a message that has a lane, and write its mark before it starts.
 
         Raises Stop, Fenced, RedisUnavailableError, RedisResponseError. After an error, the message
         has not started: call `restart`.
@@ -204,7 +208,7 @@ class HeldKeys:
     # --- after a run ---
 
     def keep(self, entry: FetchedEntry, behind: Iterable[FetchedEntry] = ()) -> None:
-        """Hold a failed message until it is due, and the messages `behind` it."""
+        """Hold a failed message until it is due, and the later messages of its key (`behind`)."""
         self._blocker.hold(entry.key, entry, entry.due_ns)
         for other in behind:
             self._blocker.append(entry.key, other)
@@ -216,7 +220,7 @@ class HeldKeys:
             self._blocker.remove_first(entry.key)
 
     def is_done(self, entry: FetchedEntry) -> bool:
-        """Remove the first message of a held key after its run, unless it waits again."""
+        """Remove the first message of a held key after its run. Return False if it waits again."""
         if self._blocker.is_waiting(entry.key):
             return False
         self.forget(entry)
@@ -229,7 +233,7 @@ class HeldKeys:
         self._quarantine.clear_mark_if_idle()
 
     def finish_runs(self, entries: Iterable[FetchedEntry]) -> None:
-        """Process the end of concurrent runs. Their messages may belong to held keys."""
+        """Remove or reschedule the messages of concurrent runs that belong to held keys."""
         held = False
         for entry in entries:
             if entry.key in self._blocker:
@@ -255,12 +259,13 @@ class HeldKeys:
     def room(self, queued: int = 0) -> int:
         """Return how many more entries of each stream may be fetched.
 
-        `queued` wait for their run. They may be held too, when the next message fails.
+        `queued` is the number of entries that wait for a lane. If their key fails, they are held
+        too.
         """
         return (self._consumer.held_max - self._blocker.entries - queued) // 2
 
     def is_full(self, queued: int = 0) -> bool:
-        """Return True if no more entries may be fetched, because they may belong to held keys."""
+        """Return True if too many entries are held or queued to fetch more."""
         blocker, consumer = self._blocker, self._consumer
         full = blocker.entries >= consumer.held_max or blocker.size >= consumer.prefetch_bytes
         report_full(self._slot.waits, (blocker.next_due() or 0) if full else None)
@@ -296,9 +301,9 @@ class HeldKeys:
 
 
 def report_full(waits: IdleReason, due_ns: float | None) -> None:
-    """Publish in the slot that no entry is read until a held key is due. None clears it.
+    """Publish in the slot that no entry is read until a held key is due. None ends this state.
 
-    Other reasons for a wait take precedence, because they delay held entries too.
+    A different reason for waiting stays published, because it delays held entries too.
     """
     kind = waits.read().kind
     if due_ns is not None and kind is Wait.NOTHING:

@@ -33,7 +33,8 @@ def boot(settings: Settings, consumer: Consumer, assignment: Assignment) -> Hook
     try:
         hooks.start(handlers.Context(assignment, daemon.instance, daemon.state_dir))
     finally:
-        logs.output_of_handlers()  # both may have set up logging, and disabled our logger
+        # The import and `on_start` may have configured logging and disabled this logger.
+        logs.output_of_handlers()
     if output is not None:
         output.take_over()
     return hooks
@@ -62,7 +63,7 @@ class Hooks:
 
     @property
     def function(self) -> Callable[..., object]:
-        """The handler as a function that blocks until the run has finished."""
+        """The handler as a function that blocks until its run has finished."""
         function, loop = self.loaded.function, self.loop
         if loop is None or not self.loaded.form.asynchronous:
             return function
@@ -70,7 +71,10 @@ class Hooks:
 
     @property
     def interrupt(self) -> Callable[[BaseException], None] | None:
-        """The function that interrupts `function`, None if a signal handler can raise there."""
+        """A function that interrupts `function`.
+
+        None if a signal handler can raise in it directly.
+        """
         if self.loop is None or not self.loaded.form.asynchronous:
             return None
         return self.loop.interrupt_waited
@@ -96,7 +100,8 @@ class Hooks:
         if error is not None and self.loaded.redact is None:
             logs.event("worker.hook_failed", logging.ERROR, assignment=self._assignment, exc=error)
         elif error is not None:
-            # A traceback includes chained errors, whose texts have not passed `redact_error`.
+            # Do not log a traceback: it includes chained errors, whose texts `redact_error` has not
+            # filtered.
             described = self._error_text(error)
             logs.event(
                 "worker.hook_failed", logging.ERROR, assignment=self._assignment, error=described

@@ -2,7 +2,8 @@
 
 A lane writes the state byte of its entry when the handler has finished, and reports the entry. The
 main thread does everything else, because only it uses Redis. A failed entry is RUNNING again while
-the main thread finds its verdict. Until then it only waits, and cannot be blamed.
+the main thread finds its verdict. Before that, the entry only waits, and a crash cannot be charged
+to it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from streamqd.worker.eventloop import CoroutineRun, EventLoop, maker_of_tasks
 from streamqd.worker.forks import family
 
 CLOSE_SECONDS = 1.0
-INTERRUPT_SECONDS = 1.0  # longest wait for a thread that finishes its run
+INTERRUPT_SECONDS = 1.0  # longest wait for the lock of a thread whose run is finishing
 
 
 class RunEnds:
@@ -35,7 +36,7 @@ class RunEnds:
     def __init__(
         self, slot: WorkerSlot, soon: Callable[[Callable[[], None]], object] | None = None
     ) -> None:
-        """`soon` calls a function a little later, to wake the main thread once for many runs."""
+        """Start empty. `soon` calls a function slightly later, so many runs cause one wake-up."""
         self._states = slot.states
         self._soon = soon
         self._ended: list[FetchedEntry] = []
@@ -43,7 +44,7 @@ class RunEnds:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def add(self, entry: FetchedEntry, end: object) -> None:
-        """Record that a run finished. Wakes the main thread, unless it was woken already."""
+        """Record that a run finished. Wakes the main thread, unless a wake-up is outstanding."""
         if family.child:
             family.end_child()
         error = None if end is None else handlers.error_of(end)
@@ -53,7 +54,7 @@ class RunEnds:
         entry.run = None  # breaks the reference cycle entry -> run -> entry
         self._ended.append(entry)
         if not self._woken:
-            # Otherwise, the main thread was woken, and its next check includes this run.
+            # If a wake-up is outstanding, the main thread collects this run too.
             self._woken = True
             if self._soon is None:
                 self._wake()
@@ -68,7 +69,7 @@ class RunEnds:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.wake_fd)
         self._woken = False  # cleared first, so that a later run wakes the main thread again
-        count = len(self._ended)  # another thread may append in between
+        count = len(self._ended)  # another thread may append meanwhile
         found = self._ended[:count]
         del self._ended[:count]
         return found
@@ -88,14 +89,14 @@ class Lanes(Protocol):
         """Start to handle entries. Their number is at most the number of free lanes."""
 
     def interrupt(self, entry: FetchedEntry, limit: handlers.SoftTimeout) -> None:
-        """Raise an exception in a run. Also for use by a signal handler."""
+        """Raise an exception in a run. A signal handler may call this."""
 
     def close(self) -> None:
         """Release the lanes' resources. No handler is running."""
 
 
 class TaskLanes:
-    """Coroutines on the worker's event loop, each in a task of its own."""
+    """Coroutines on the worker's event loop, each in its own task."""
 
     def __init__(
         self,
@@ -105,8 +106,9 @@ class TaskLanes:
         *,
         limited: bool,
     ) -> None:
-        """`limited`: a run may be interrupted."""
-        # After all callbacks that can run now: each call wakes the main thread, and stops this one.
+        """Create the lanes. `limited`: runs have a soft limit and may be interrupted."""
+        # Wake the main thread only after all callbacks that can run now, because each wake-up
+        # interrupts the loop's thread.
         self.ends = RunEnds(slot, loop.call_soon)
         self._function = function
         self._loop = loop
@@ -137,11 +139,14 @@ class TaskLanes:
                     self.ends.add(entry, raised)
                 continue
             if not task.done():
-                entry.run = task  # the loop itself does not keep it
+                entry.run = task  # the loop does not keep a reference to the task
         self._loop.call_soon(partial(self._report_canceled, entries))
 
     def _report_canceled(self, entries: list[FetchedEntry]) -> None:
-        """After the first steps: report tasks that were canceled before they ran."""
+        """Report tasks that were canceled before they ran.
+
+        Called after the first steps of all tasks.
+        """
         for entry in entries:
             if isinstance(entry.run, Task) and entry.run.done():
                 self.ends.add(entry, CancelledError("canceled before it started"))
@@ -159,7 +164,7 @@ class TaskLanes:
             self.ends.add(entry, end)
 
     def interrupt(self, entry: FetchedEntry, limit: handlers.SoftTimeout) -> None:
-        """Raise an exception in a coroutine, where it waits."""
+        """Raise an exception in a coroutine at its current wait."""
         run = entry.run
         if isinstance(run, CoroutineRun):
             self._loop.interrupt(run, limit)
@@ -218,16 +223,16 @@ class ThreadLanes:
                     window.close()
             except BaseException as raised:  # noqa: BLE001 - user code may raise anything
                 end = raised
-            window.close()  # an exception may have come before the first one took effect
+            window.close()  # the exception may have interrupted the first call
             if window.limit is not None and type(end) is handlers.SoftTimeout and not end.args:
-                end.args = window.limit.args  # no other has come without a text
+                end.args = window.limit.args  # only the asynchronous exception has no text
             self._open.pop(entry, None)
             logs.running.set(None)
             self.ends.add(entry, end)
 
 
 class _Window:
-    """The time in which a thread may be interrupted, and the thread."""
+    """The period in which one thread may be interrupted."""
 
     def __init__(self) -> None:
         self._thread = ctypes.c_ulong(threading.get_ident())
@@ -236,7 +241,8 @@ class _Window:
         self.limit: handlers.SoftTimeout | None = None
 
     def interrupt(self, limit: handlers.SoftTimeout) -> None:
-        # The lock is held for a few instructions only, but an exception may come between them.
+        # The thread holds the lock for a few instructions only, but an exception can interrupt even
+        # these, so limit the wait.
         if not self._lock.acquire(timeout=INTERRUPT_SECONDS):
             return
         try:
@@ -255,9 +261,9 @@ class _Window:
             self._take_back()
 
     def _take_back(self) -> None:
-        # CPython can revoke it, but up to 3.12, all threads then check for an exception at every
-        # call and loop iteration from then on, and with a tracer they never finish. An exception
-        # that was raised has no such effect, so replace it by another one, and catch that here.
+        # CPython can revoke a scheduled exception. But up to 3.12, all threads then keep checking
+        # for an exception at every call and loop iteration, and with a tracer they never finish. A
+        # raised exception has no such effect, so schedule it again and catch it here.
         with contextlib.suppress(handlers.SoftTimeout):
             kind = ctypes.py_object(handlers.SoftTimeout)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, kind)

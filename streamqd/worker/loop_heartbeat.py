@@ -1,8 +1,8 @@
 """The heartbeat of a worker's event loop: a time in the slot that shows that the loop turns.
 
 The supervisor watches it (`supervisor/loop_watch.py`), because a thread of this process could not:
-C code that blocks the loop may hold the interpreter. The loop writes the time from its own timer
-while runs are open, so messages have no extra cost and an idle worker is not woken.
+C code that blocks the loop may hold the interpreter. While runs are open, a timer of the loop
+writes the time. Messages therefore have no extra cost, and an idle worker is not woken.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LoopHeartbeat:
         slot.loop_heartbeat_ns = 0
 
     def start(self) -> None:
-        """Start the heartbeat. Call it when a run is RUNNING in the slot, before it starts."""
+        """Start the heartbeat. Call this after a run is marked RUNNING and before it starts."""
         if not self._active and self._slot is not None:
             self._active = True
             self._slot.loop_heartbeat_ns = now_ns()
@@ -42,7 +42,7 @@ class LoopHeartbeat:
     def _turn(self) -> None:
         """Write a heartbeat, and schedule the next one. Called in the loop's thread."""
         if self._timer is not None:
-            self._timer.cancel()  # `start` was called while the last turn found no open run
+            self._timer.cancel()  # `start` scheduled this turn just as the last one set a timer
             self._timer = None
         slot = self._slot
         if slot is None:
@@ -50,7 +50,7 @@ class LoopHeartbeat:
         if not _runs(slot):
             slot.loop_heartbeat_ns = 0
             self._active = False
-            if not _runs(slot):  # otherwise, `start` may have found the heartbeat active
+            if not _runs(slot):  # a run may have opened before `_active` was cleared
                 return
             self._active = True
         slot.loop_heartbeat_ns = now_ns()

@@ -88,7 +88,7 @@ class ByKey(Generic[KeyedEntry]):
 
     def __init__(self) -> None:
         self._ready: deque[KeyedEntry] = deque()
-        # By key with a ready or taken entry: its waiting entries. Mostly None.
+        # Maps each key with a ready or taken entry to its waiting entries. Usually None.
         self._behind: dict[bytes, deque[KeyedEntry] | None] = {}
         self.waiting = 0
 
@@ -153,5 +153,6 @@ class ByKey(Generic[KeyedEntry]):
         return dropped
 
 
-# By `order`. With "partition" there is one lane, so no order to choose.
+# The class for each value of `order`. With "partition", there is only one lane and nothing to
+# choose.
 ORDERINGS: dict[str, Callable[[], Ordering[FetchedEntry]]] = {"key": ByKey, "none": Unordered}

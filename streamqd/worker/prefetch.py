@@ -1,8 +1,8 @@
-"""The number of entries of a read, limited by the consumer's number, bytes and work in flight.
+"""Choose the number of entries of a read, limited by number, by bytes and by work in flight.
 
-Redis accepts a number and no size, so the number follows from the mean size of earlier entries. The
-first read, and a read after an oversized batch, use no mean: they stay within the limit even if
-every entry is as large as `max_message_bytes` allows.
+Redis limits a read by number and not by size, so the number is computed from the mean size of
+earlier entries. The first read, and a read after an oversized batch, do not use the mean. They stay
+within the limit even if every entry is as large as `max_message_bytes` allows.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from streamqd.config import Consumer
 
 WORK_IN_FLIGHT_NS = 1_000_000_000  # target for the total run time of the entries of one read
 FIRST_COUNT = 16
-COUNT_MAX = 1 << 20  # above every `prefetch_max`
-CAUTIOUS_ENTRIES = 100  # handled entries after which a cautious worker fetches more
+COUNT_MAX = 1 << 20  # larger than any `prefetch_max`
+CAUTIOUS_ENTRIES = 100  # entries that a cautious worker handles before it fetches more
 
 
 class PrefetchController:
@@ -30,14 +30,15 @@ class PrefetchController:
     ) -> None:
         """Limit a read to `batch_max`, and to `later_max` after CAUTIOUS_ENTRIES.
 
-        `per_second` is the rate limit of the partition, 0 for none. A read fetches the entries of
-        at most one second.
+        `per_second` is the rate limit of the partition, 0 for none. With a rate limit, a read
+        fetches the entries of at most one second.
         """
         self._bytes_max = consumer.prefetch_bytes
-        self._least = max(consumer.batch or 1, consumer.lanes)  # for one call, or all lanes
+        # Entries for one batch call, or for all lanes.
+        self._least = max(consumer.batch or 1, consumer.lanes)
         self.batch_max = batch_max
         self._later_max = later_max or batch_max
-        # Further entries stay in the stream, where another worker may fetch them.
+        # More entries stay in the stream, where another worker may fetch them.
         self.rated = max(consumer.batch or 1, int(per_second)) if per_second else COUNT_MAX
         self._eaten = 0
         self._safe = max(1, consumer.prefetch_bytes // max(1, max_message_bytes))
@@ -59,12 +60,12 @@ class PrefetchController:
         by_bytes = self._bytes_max / max(1.0, self._entry_bytes)
         by_work = max(self._least, WORK_IN_FLIGHT_NS / max(1.0, self._run_ns))
         count = max(1, int(min(self.batch_max, by_bytes, by_work, self.count * 2, self.rated)))
-        # The mean follows slowly from small entries to large ones.
+        # When entries suddenly become large, the mean is too low, so use the safe number.
         self.count = min(count, self._safe) if max(size, received) > self._bytes_max else count
 
 
 def bytes_of(entries: list[Any], total: int) -> int:
-    """Return the approximate bytes of a batch of `total`, from a sample of its entries."""
+    """Estimate the size in bytes of a batch of `total` entries from a sample of them."""
     if total == 1:
         return sum(map(len, entries[0][1]))
     sample = entries[:: max(1, len(entries) // 8)]

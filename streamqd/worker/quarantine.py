@@ -6,14 +6,15 @@
 - A *turn* is the right to run inherited entries: a lock that the workers of the instance share.
 
 For example, a host with three partitions is lost while each of them runs a round. At most one of
-the three marks contains the cause. All messages of the marks are therefore *accused*, and no
-message is charged. An accused or charged message runs alone: at that time, no other worker of the
-instance runs an inherited entry. If the next host is lost too, only this message is charged.
+the three marks contains the message that killed the host. All messages of the marks are therefore
+*accused*, and none is charged. An accused or charged message runs alone: at that time, no other
+worker of the instance runs an inherited entry. If the next host is lost too, only this message is
+charged.
 
 A worker has a mark and a turn only while one of its messages runs. It first waits for every
-condition that delays the run, and then for its turn. If the rest of a round waits for a rate limit
-or a guard while no message of the round runs, the worker gives the turn back. The next mark lists
-only the rest.
+condition that delays the run, and then for its turn. A rate limit or a guard may delay the rest of
+a round while no message of the round runs. The worker then gives up the turn, and its next mark
+lists only the rest.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.fenced import FencedCalls
 from streamqd.worker.gates import Gates
 
-POLL_SECONDS = 0.05  # interval of attempts to get a turn: a blocking wait could not be aborted
-SHARE_SECONDS = 1.0  # total length of turns after which waiting workers go first
+# Interval of attempts to get a turn, because a blocking wait could not be aborted.
+POLL_SECONDS = 0.05
+SHARE_SECONDS = 1.0  # total length of turns after which the worker pauses for other workers
 
 # The mark while no message runs. No entry has this ID, so no message becomes a suspect.
 NO_MESSAGE = b"m:0-0"
@@ -54,24 +56,27 @@ class Quarantine:
         width: int,
         batches: bool,
     ) -> None:
-        """Start closed. `width` is the largest round. `batches`: a round is one handler call."""
+        """Start without marking.
+
+        `width` is the largest round. `batches`: a round is one handler call.
+        """
         self.width, self._batches = width, batches
         self._context = context
         self._calls = calls
         self._gates = gates
         self.accused: frozenset[bytes] = frozenset()  # members of a round in which a host was lost
-        self._session = ""  # while entries of a lost owner are handled
+        self._session = ""  # set while entries of a lost owner are handled
         self._lock: int | None = None
         self._since = 0.0  # start of the current turn
         self._had_seconds = 0.0  # total length of the turns since other workers went first
         self._suspects: set[bytes] = set()  # places, including entries that wait in this process
         self._marked = NO_MESSAGE
-        self._logged_unlocked = False  # it was logged that the lock for turns is unavailable
+        self._logged_unlocked = False  # the missing lock was logged
         context.channel.before_wait = self._before_wait
         _everyone.add(self)
 
     def open(self, session: str) -> None:
-        """Start to mark every run of this session. '' marks none."""
+        """Start to mark every run of this session. With '', no run is marked."""
         self._session = session
 
     @property
@@ -89,7 +94,7 @@ class Quarantine:
         self._begin(*[entry.place for entry in entries])
 
     def begin_again(self, place: bytes) -> None:
-        """Wait for the turn of a kept entry that runs again. Raises like `begin`."""
+        """Wait for a turn, and mark a kept entry that runs again. Raises the errors of `begin`."""
         if self._session:
             self._context.settler.flush()
             self._begin(place)
@@ -112,14 +117,14 @@ class Quarantine:
         """Give up the turn, so that other workers can run."""
         if self._lock is None:
             return
-        # A process left running by the handler may share the file: closing is not enough.
+        # Unlock explicitly, because a process that the handler left running may have the file open.
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_UN)
         self.disown()
         self._had_seconds += time.monotonic() - self._since
 
     def _before_wait(self) -> None:
-        """End the turn at a wait, unless messages of the round run during it."""
+        """End the turn when the worker starts to wait, unless messages of the round still run."""
         if self._lock is not None and not self._runs:
             self.end_turn()
 
@@ -166,17 +171,17 @@ class Quarantine:
                 self.end_turn()
 
     def _is_held_back(self, runs: int) -> bool:
-        """Return True if `runs` would wait: for the end of a command, for trust or for a gate."""
+        """Return True if a command, an untrusted lease or a gate delays `runs`."""
         words = self._context.slot.words
         return bool(words[WORD_COMMAND]) or not self._gates.are_open(now_ns(), runs)
 
     def _await_conditions(self, runs: int) -> None:
-        """Wait for every condition that delays a run. No run is active, so few can return soon."""
+        """Wait for every condition that delays a run. No handler runs during the wait."""
         self._context.channel.check(self._context.slot.unfinished)
         self._gates.await_open(now_ns(), runs)
 
     def _mark(self, places: bytes) -> None:
-        """Write the entries that run next to Redis, so that the loss of this host accuses them."""
+        """Write the next entries to Redis, so that they are accused if this host is lost."""
         settler = self._context.settler
         self._marked = b""  # unknown until Redis answers
         call = messages.quarantine_mark(settler.keys, settler.lease, self._session, places, [])
@@ -184,14 +189,15 @@ class Quarantine:
         self._marked = places
 
     def _unmark(self) -> None:
-        """Clear the mark. The entry that ran last may still be pending, because it was kept."""
+        """Clear the mark, because a kept entry stays pending although it does not run."""
         if self._marked != NO_MESSAGE:
             self._mark(NO_MESSAGE)
 
     def _take_turn(self, *, alone: bool) -> bool:
-        """Try to start a turn. Succeeds if no suspect runs here, with `alone` no inherited entry.
+        """Try to start a turn. Return False while another worker prevents it.
 
-        The turn lasts until `end_turn`, or until the process exits.
+        During a turn, no other worker of the instance runs a suspect. With `alone`, none runs any
+        inherited entry. The turn lasts until `end_turn` or the exit of the process.
         """
         self.end_turn()
         daemon = self._context.settings.daemon
@@ -206,7 +212,8 @@ class Quarantine:
             self.disown()
             return False
         except (OSError, RequestRefusedError) as error:
-            # Turns need a lock. Without one, a mark still finds the message that kills hosts.
+            # Without a lock there are no turns, but the marks still identify the message that kills
+            # hosts.
             self.disown()
             if not self._logged_unlocked:
                 self._logged_unlocked = True

@@ -1,8 +1,8 @@
 """Read entries in one round trip, and wait for new entries with a long poll.
 
 A read is one round trip (`store.fetch`) that sends acknowledgments, fetches entries, and checks
-that the fence still contains our token. After a read without entries, a long poll is sent ahead of
-the next one and waits at the server. The worker's loop decides when to read and how much.
+that the fence still contains the worker's token. After a read without entries, a long poll is sent
+ahead of the next read and waits at the server. The worker's loop decides when to read and how much.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ REPLY_SECONDS = 10.0  # longest wait for an answer that does not block
 
 
 class LongPoll:
-    """A long poll and the read that follows it at the server, until the answer.
+    """A long poll and the read that the server runs after it, until the answer.
 
-    Occupies the connection for that time. Entries that the read brings are pending for this worker.
+    The poll occupies the connection for that time. Entries that the read returns are pending for
+    this worker.
     """
 
     def __init__(self, link: Connection, fetcher: Fetcher, words: PollWords) -> None:
@@ -34,17 +35,17 @@ class LongPoll:
         self._fetcher = fetcher
         self._words = words
         self._wait: ReplyWait | None = None
-        self.count = 0  # entries of each stream that it may bring
+        self.count = 0  # entries per stream that the read may return
 
     @property
     def is_waiting(self) -> bool:
-        """True while waiting for the answer."""
+        """True while the answer is outstanding."""
         return self._wait is not None
 
     def start(self, count: int, retry: bytes, main: bytes, seconds: float) -> None:
-        """Send a poll for entries after these IDs, and a read of `count` of each stream.
+        """Send a poll for entries after these IDs, and a read of `count` entries per stream.
 
-        The server answers within `seconds`. A poll carries no acknowledgments.
+        The server answers within `seconds`. No acknowledgments travel with a poll.
         """
         poll = self._fetcher.long_poll(retry, main, seconds)
         self._fetcher.send_round([], [], count, poll)
@@ -64,8 +65,8 @@ class LongPoll:
     def check(self) -> None:
         """Check a connection that has not answered yet.
 
-        Raises RedisUnavailableError when it is dead, and SilentConnectionError when the housekeeper
-        saw an entry that the poll did not report.
+        Raises RedisUnavailableError when the connection is dead, and SilentConnectionError when the
+        housekeeper saw an entry that the poll did not report.
         """
         if self._words.is_missed:
             raise SilentConnectionError(
@@ -95,7 +96,7 @@ class LongPoll:
 class Reader:
     """Reads the entries of one assignment. Starts no handler and settles nothing.
 
-    Stores the last IDs that the group has read, and the session of the current connection.
+    It stores the last IDs that the group has read, and the session of the current connection.
     """
 
     def __init__(self, link: Connection, keys: Keys, lease: Lease, slot: WorkerSlot) -> None:
@@ -132,9 +133,7 @@ class Reader:
 
     def start_poll(self, count: int, seconds: float) -> None:
         """Send a read that waits up to `seconds` at the server for new entries."""
-        self._slot.add(
-            "round_trips"
-        )  # first, so that the poll is counted before any client can see it
+        self._slot.add("round_trips")  # count the poll before any client can see it
         self.poll.start(count, self.last_retry, self.last_main, seconds)
 
     def accept(self, fetched: FetchResult) -> FetchResult | None:
@@ -149,12 +148,12 @@ class Reader:
         if fetched.error:
             message = f"reading {self.lease.assignment} was refused: {fetched.error}"
             raise RedisResponseError(fetched.error, message)
-        # Advance past the ids that the poll reported, so that the next one ignores them.
+        # Advance past the IDs that the poll reported, so that the next poll ignores them.
         self.record_last_ids(*fetched.reported)
         return fetched
 
     def read_by_script(self, count: int) -> FetchResult:
-        """Read `count` entries of each stream by a script. Most servers run it with full memory.
+        """Read `count` entries per stream with a script, which most servers run with full memory.
 
         Raises Fenced, RedisResponseError, RedisUnavailableError.
         """

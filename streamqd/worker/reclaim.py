@@ -15,13 +15,13 @@ from streamqd.worker.fenced import FencedCalls
 
 
 class Reclaim:
-    """The position of a worker in both streams since the flag was set."""
+    """A worker's progress through both streams since the flag was set."""
 
     def __init__(self, context: WorkerContext, calls: FencedCalls) -> None:
         self._context = context
         self._slot = context.slot
         self._calls = calls
-        self._pages: dict[bool, messages.Cursor] = {}  # the next of each stream, by `retried`
+        self._pages: dict[bool, messages.Cursor] = {}  # the next page of each stream, by `retried`
         self._looked = False  # a page was taken, and no read was sent since
 
     @property
@@ -46,7 +46,7 @@ class Reclaim:
         wanted, self._looked = self._slot.reclaim_requested, False
         self._pages = self._pages or {False: messages.BEGIN, True: messages.BEGIN}
         yield from list(self._pages)
-        self._looked = True  # only now: a page that failed is taken again first
+        self._looked = True  # set only after a successful page, so that a failed one is repeated
         if not self._pages:
             self._slot.reclaim_done = wanted
 

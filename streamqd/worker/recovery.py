@@ -31,7 +31,7 @@ class Recovery:
     def __init__(
         self, turns: Turns, quarantine: Quarantine, suspects: Suspects, *, complete: bool
     ) -> None:
-        """Create it for one assignment. `suspects` of earlier crashes run before all other entries.
+        """`suspects` of earlier crashes run before all other entries.
 
         With `complete`, no other inherited entry is a suspect, so only the suspects need marks.
         """
@@ -45,10 +45,10 @@ class Recovery:
         self._bad_values = logs.bad_values()
 
     def run_all(self) -> None:
-        """Open a session, and run every pending entry. Raises as a read does.
+        """Open a session, and run every pending entry. Raises the errors of a read.
 
-        A read of an older connection that executes late is refused, because the session is in the
-        fence by then, or its entries are in these lists.
+        A late read of an older connection does no harm. If Redis runs it after the session is in
+        the fence, it is refused. If earlier, its entries are in the lists of this method.
         """
         self._quarantine.open("")
         self._executor.drop_unstarted()
@@ -75,7 +75,7 @@ class Recovery:
                 self._settler.flush()
 
     def _pages(self, *, opened: bool = False) -> Iterator[list[messages.PendingEntry]]:
-        """List the pending entries, oldest first. `opened`: the session is in the fence already."""
+        """List the pending entries, oldest first. `opened`: the session is already in the fence."""
         reader, session = self._reader, self._reader.session
         after = {False: b"", True: b""}
         over = False
@@ -126,8 +126,8 @@ class Recovery:
         ready: list[messages.PendingEntry] = []
         missing = len(self._suspects)
         for pending in self._pages():
-            # An accused entry means that an earlier loss is not resolved. Entries that have waited
-            # since then are suspects too.
+            # If an entry is accused, the cause of an earlier host loss is still unknown. Then
+            # entries that have waited since that loss are suspects too.
             if self._quarantine.is_open and (self._quarantine.accused or not self._complete):
                 return True  # all inherited entries run under marks
             found = [entry for entry in pending if entry.place in self._suspects]
@@ -142,11 +142,12 @@ class Recovery:
     def _run_rounds(
         self, ready: list[messages.PendingEntry], most: int = 0, *, last: bool = False
     ) -> tuple[list[messages.PendingEntry], int]:
-        """Run rounds of the listed entries. Returns those that wait for more, and the next `most`.
+        """Run the listed entries in rounds. Return the entries that are left, and the next `most`.
 
-        A round starts if `most` entries are ready, or as many bytes as a worker holds, or with
-        `last` anything. `most` is the largest round of inherited entries that are not suspects, and
-        grows with each round. With 0, `ready` are suspects.
+        A round starts when `most` entries or `prefetch_bytes` bytes are ready. With `last`, it
+        starts with any number of entries. `most` is the size of the largest round of inherited
+        entries that are not suspects. It grows with each round. With 0, all of `ready` are
+        suspects.
         """
         while ready and (
             last
@@ -160,7 +161,7 @@ class Recovery:
     def _run_round(
         self, ready: list[messages.PendingEntry], most: int
     ) -> list[messages.PendingEntry]:
-        """Run the first entries together, with no other message next to them. Returns the rest."""
+        """Run the first entries together, while no other message runs. Return the rest."""
         alone = self._quarantine.accused
         largest = [
             1 if each.crashes or each.place in alone else self._suspects.get(each.place, most)
@@ -204,7 +205,7 @@ class Recovery:
         self._turns.await_capacity()
 
     def _run_alone(self, entries: list[FetchedEntry]) -> None:
-        """Run entries with no other message next to them, after all entries in flight."""
+        """Finish all entries in flight, then run these entries while no other message runs."""
         self._turns.run_alone()
         if entries:
             self._executor.admit(entries)
@@ -239,10 +240,10 @@ class Recovery:
         return message
 
     def _run_marked(self, entries: list[FetchedEntry]) -> None:
-        """Run entries under one mark that names them all, with no other message next to them.
+        """Run entries under one mark that lists them all, while no other message runs.
 
-        Their turn lasts while one entry runs. If a gate then delays the others, the rest of the
-        round gets a turn and a mark of its own.
+        The turn lasts as long as one of them runs. If a gate then delays the remaining entries,
+        they get a new turn and a new mark.
         """
         executor, states = self._executor, self._slot.states
         self._turns.run_alone()
@@ -261,5 +262,5 @@ class Recovery:
         self._turns.run_alone()
 
     def _page(self) -> int:
-        """Return how many pending entries may be listed at a time. Waits as `await_room`."""
+        """Return how many pending entries may be listed at a time. Waits like `await_room`."""
         return min(RECOVER_PAGE, self._turns.prefetch.count, self._turns.await_room())

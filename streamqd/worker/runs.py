@@ -1,9 +1,9 @@
 """Run the handler for one message, and turn the result into a verdict.
 
 The state byte of the entry is RUNNING before the message is decoded. If the handler returns, the
-run is finished. If it raises, the run lasts until its verdict is written, because the text of the
-error comes from the user's code. The state byte determines which message is charged for a crash,
-and which time counts towards the limits.
+run is finished. If it raises, the run lasts until its verdict is written, because getting the text
+of the error runs user code. The state byte determines which message is charged for a crash, and
+which time counts towards the limits.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.gates import Gates
 from streamqd.worker.verdicts import Verdicts
 
-ACK_DELAY_NS = 20_000_000  # start no run while a finished one is older and not settled
+ACK_DELAY_NS = 20_000_000  # before each run, settle finished runs that are older than this
 ACK_SHARE = 20  # settle immediately if settling takes less than this part of the run (1/20)
 QUICK_RUN_NS = 2_000_000  # run time below which settling can wait for the next run
-UNSEEN_NS = ACK_DELAY_NS + 3 * QUICK_RUN_NS  # longest time between two looks of a pass at the time
+# Longest time for which a pass may not check its delays.
+UNSEEN_NS = ACK_DELAY_NS + 3 * QUICK_RUN_NS
 
 
 class RunPace:
-    """Settles finished runs between two runs, as often as needed."""
+    """Settles finished runs between two runs, when they must not wait longer."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._settler = context.settler
@@ -48,7 +49,7 @@ class RunPace:
         self._settling_ns = QUICK_RUN_NS // ACK_SHARE  # duration of the last settlement
 
     def settle_first(self, now: int, ran_ns: int) -> int:
-        """Settle failures and due verdicts before the next run, which may take hours.
+        """Settle failures and due verdicts first, because the next run may take hours.
 
         `ran_ns` is the duration of the last run. Returns the time after settling (`now_ns`).
         """
@@ -69,7 +70,10 @@ class InPlace(Protocol):
         """Return how many new messages, from `start` on, may run one after the other."""
 
     def may_run(self, entry: FetchedEntry) -> bool:
-        """Wait if needed, and return True if an entry may run. Otherwise, it is kept apart."""
+        """Wait if needed, and return True if an entry may run now.
+
+        Otherwise, store it for later.
+        """
 
     def keep(self, entry: FetchedEntry) -> None:
         """Make a failed entry wait until it is due. Then `may_run` is called for it again."""
@@ -81,9 +85,9 @@ class InPlace(Protocol):
 class RunStarts:
     """The starts of runs whose delays are not counted yet.
 
-    While all delays of a pass are in one bucket, no start is recorded: the first and the last one
-    are enough. The pass looks at the time after each settlement, and records from then on if
-    another bucket is near.
+    A pass runs the new entries of one read. While all its delays are in one bucket, only the first
+    and the last start are kept. After each settlement, the pass compares the time with the end of
+    that bucket. Near its end, the pass starts to record every start.
     """
 
     def __init__(self, slot: WorkerSlot, delays: StartDelays) -> None:
@@ -96,7 +100,7 @@ class RunStarts:
         self.note: Callable[[int], None] = self._recorded.append
 
     def look_ahead(self, oldest: bytes, newest: bytes, now: int) -> None:
-        """Record no starts if the delays from one entry to another one stay in one bucket."""
+        """Record no starts while the delays from `oldest` to `newest` stay in one bucket."""
         until = self._delays.alike_until(oldest, newest, now) - UNSEEN_NS
         if until > now:
             self._first, self._alike_until = now, until
@@ -104,7 +108,7 @@ class RunStarts:
             self.note = _forget
 
     def look(self, now: int) -> Callable[[int], None]:
-        """Return the function to call with each start from now on."""
+        """Check the time, and return the function to call with each start from now on."""
         return self.record() if now > self._alike_until else self.note
 
     def record(self) -> Callable[[int], None]:
@@ -116,7 +120,7 @@ class RunStarts:
         return self.note
 
     def count(self, entries: Sequence[RawEntry], start: int) -> None:
-        """Count the delays of the runs that started: of new entries, from `start` on.
+        """Count the delays of the runs that started, from index `start` of the new entries.
 
         The IDs come from the fetch, because a handler may have changed its message.
         """
@@ -151,11 +155,11 @@ class SingleRunner:
         self._pace = RunPace(context)
         self._last_run_ns = 0
         self._starts = RunStarts(context.slot, context.counts.delays)
-        self._kept = False  # the message of the last failed run waits in its place
+        self._kept = False  # True if the last failed message waits in its place
         self._ack_each = context.consumer.ack == EACH
 
     def handle(self, entry: FetchedEntry) -> None:
-        """Run the handler for an entry of the batch, as often as it runs again in its place."""
+        """Run the handler for an entry of the batch, and again while it may rerun in its place."""
         if self._in_place is None:
             self._run(entry)
             return
@@ -181,9 +185,9 @@ class SingleRunner:
         first: int,
         retried: bool,
     ) -> int:
-        """Run the handler for new messages, from `start` on. `entries` are those of all messages.
+        """Run the handler for new messages, from index `start` on. `entries` match `messages`.
 
-        The first message of the list is at `first` of the batch. Returns the number of messages
+        `first` is the index of the list's first message in the batch. Return the number of messages
         that ran. The next message has to wait, or needs `handle`.
         """
         in_place = self._in_place
@@ -205,12 +209,12 @@ class SingleRunner:
         retried: bool,
         entry: FetchedEntry | None = None,
     ) -> int:
-        """Run the handler for messages whose entries are at `first` of the batch and after it.
+        """Run the handler for messages whose entries are in the batch from index `first` on.
 
-        Returns the number of messages that ran: after a message that waits in its place, others may
-        have to wait. `entry` is set only for a single message.
+        Return the number of messages that ran. The pass ends early after a message that waits in
+        its place, because others may have to wait too. `entry` is set only for a single message.
 
-        The hot path: values that stay the same for all messages are looked up once.
+        This is the hot path, so values that are the same for all messages are looked up once.
         """
         context, function, current, pace = self._context, self._function, logs.current, self._pace
         gates, gated = self._gates, self._gates.any
@@ -293,9 +297,9 @@ def _entry_of(message: Message, entry_id: bytes, index: int, retried: bool) -> F
 def must_settle_first(ran: int, waited: int, settling: int) -> bool:
     """Return True if finished runs must be settled before the next run.
 
-    All in nanoseconds: `ran` is the duration of the last run, `waited` the age of the oldest
-    unsettled run, and `settling` the duration of the last settling. If settling takes longer, more
-    runs count as quick.
+    All arguments are in nanoseconds: `ran` is the duration of the last run, `waited` the age of the
+    oldest unsettled run, and `settling` the duration of the last settlement. The slower a
+    settlement is, the longer a run may be and still count as quick.
     """
     worth = max(QUICK_RUN_NS, min(ACK_SHARE * settling, ACK_DELAY_NS))
     return ran > worth or waited > ACK_DELAY_NS

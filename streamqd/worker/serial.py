@@ -1,7 +1,7 @@
 """Run messages one after the other, in the main thread.
 
-The slot's batch is the last read, or the last listing. The next read is sent when all its entries
-have finished or wait for an earlier message. It also carries their acknowledgments.
+The slot's batch contains the entries of the last read or listing. The next read is sent when all
+these entries have finished or wait for an earlier message. It also carries their acknowledgments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamqd.worker.held_keys import HeldKeys
 from streamqd.worker.prefetch import PrefetchController, bytes_of
 from streamqd.worker.verdicts import Verdicts
 
-DUE_MAX = 128  # held messages taken at a time, in total and of one key
+DUE_MAX = 128  # held messages taken at a time, both in total and per key
 
 
 class Runner(Protocol):
@@ -34,17 +34,17 @@ class Runner(Protocol):
         first: int,
         retried: bool,
     ) -> int:
-        """Run the handler for new messages, from `start` on. `entries` are those of all messages.
+        """Run the handler for new messages, from index `start` on. `entries` match `messages`.
 
-        The first message of the list is at `first` of the batch. Returns the number of messages
-        that ran. The next message needs its entry, and is for `handle`.
+        `first` is the index of the list's first message in the batch. Return the number of messages
+        that ran. The next message needs `handle`.
         """
 
     def handle(self, entry: FetchedEntry) -> None:
         """Run the handler for an entry of the batch, or collect it."""
 
     def run_collected(self) -> None:
-        """Run the messages that `handle` has collected. Called when no more are ready."""
+        """Run the messages that `handle` has collected. Called when no more messages are ready."""
 
     def drop_collected(self) -> None:
         """Drop the messages that `handle` has collected. They stay pending."""
@@ -86,7 +86,7 @@ class SerialExecutor:
     def admit(self, listed: list[FetchedEntry], read: FetchResult | None = None) -> None:
         """Accept `listed` entries or those of a `read`. No other entry may be in flight.
 
-        A read brings the retry stream's entries, then the partition's.
+        A read returns the entries of the retry stream first, then those of the partition.
         """
         if read is None:
             self._settler.begin_batch([entry.place for entry in listed])
@@ -103,7 +103,7 @@ class SerialExecutor:
 
     @property
     def in_flight(self) -> InFlight:
-        """The numbers of entries in flight. None runs outside of `start`, which does I/O."""
+        """The numbers of entries in flight. No entry is startable, because `start` does I/O."""
         return InFlight(0, self._slot.unfinished if self._listed or self._read else 0, 0)
 
     @property
@@ -130,7 +130,7 @@ class SerialExecutor:
         """Do nothing: `start` returns after all its runs have finished."""
 
     def start(self, *, held: bool = True) -> None:
-        """Run all fetched entries, and with `held` the held messages that are due.
+        """Run all fetched entries. With `held`, run the held messages that are due too.
 
         Raises Stop, Fenced, RedisUnavailableError, RedisResponseError. Entries that did not run
         stay pending.
@@ -139,7 +139,8 @@ class SerialExecutor:
         if listed:
             began = now_ns()
             for entry in listed:
-                if entry.index:  # the first may be marked, with nothing in between
+                # Not for the first entry, which must run right after its mark was written.
+                if entry.index:
                     self._context.channel.check(self._slot.unfinished)
                 self._runner.handle(entry)
             self._runner.run_collected()
@@ -166,10 +167,10 @@ class SerialExecutor:
     def _run_stream(
         self, entries: list[RawEntry], first: int, retried: bool, received: int
     ) -> None:
-        """Run the entries of one stream. They are at `first` of the batch and after it."""
+        """Run the entries of one stream, which are in the batch from index `first` on."""
         context, slot, runner = self._context, self._slot, self._runner
         messages, may_expire = of_read(context.delivery, entries, retried)
-        oversized = received > self._bytes_max  # there may be oversized entries
+        oversized = received > self._bytes_max  # the read may contain oversized entries
         one_by_one = oversized or may_expire
         position = 0
         while position < len(messages):
@@ -187,10 +188,10 @@ class SerialExecutor:
             position += ran or 1
 
     def _run_due(self, held: HeldKeys) -> None:
-        """Run the held messages that are due, of each key up to the first that fails.
+        """Run the due held messages, for each key up to the first that fails.
 
-        The number is limited: keys that become due in between wait for the next read, because they
-        must not starve other keys.
+        Keys that become due meanwhile wait for the next read, so that they cannot starve other
+        keys.
         """
         lines: list[list[FetchedEntry]] = []
         count = 0
@@ -208,7 +209,7 @@ class SerialExecutor:
         self._settler.flush()
 
     def _run_key(self, held: HeldKeys, line: list[FetchedEntry], first: int) -> None:
-        """Run the messages of a held key, at `first` of the batch and after it, until one fails."""
+        """Run the messages of a held key, from index `first` of the batch, until one fails."""
         for index, kept in enumerate(line, first):
             self._context.channel.check(self._slot.unfinished)
             kept.index = index

@@ -1,6 +1,6 @@
 """Settling: acknowledgments, retries, dead letters and failure counts, sent to Redis in parts.
 
-`policy.settlement` decides, and `Settler` executes the decision. Only the settler keeps the
+`policy.settlement` decides, and `Settler` executes the decision. The settler alone stores the
 verdicts that are not settled yet, with each entry's index in the slot. It determines when they are
 due, and splits them into calls of a bounded length.
 """
@@ -28,21 +28,22 @@ from streamqd.worker.dead_letters import within_limit
 from streamqd.worker.entry import NOWHERE, FetchedEntry
 from streamqd.worker.fenced import FencedCalls
 
-BATCH_MAX = 128  # entries of one script, which bounds how long one call occupies the server
-GRACE_NS = 1_000_000  # length of a wait for events after an acknowledgment is due
+BATCH_MAX = 128  # entries per script, which limits the time that one call occupies the server
+GRACE_NS = 1_000_000  # time by which a wait for events may exceed the due time of an acknowledgment
 DEFER_SECONDS = 1.0  # pause between attempts to settle entries that the server refused
 
-# The server takes no writes for now. Any other refusal may concern one entry or one key.
+# The server accepts no writes at the moment. Any other refusal may be caused by one entry or key.
 _NO_WRITES = (RefusalKind.FULL, RefusalKind.NO_REPLICAS)
 
 
 class FailedEntry(NamedTuple):
     """A failed entry that becomes a retry or a dead letter.
 
-    `fields` are the changed fields. `body` holds all fields as they were read, flat: sent only if
-    the server cannot copy them, because the entry was trimmed or is too wide. `size` is the
-    approximate size of the body in bytes. `number` counts all entries that the worker has read, in
-    their order. It is 0 for an entry that was listed or came alone.
+    `fields` are the changed fields. `body` contains all fields as a flat list, as they were read.
+    It is sent only if the server cannot copy the entry, because the entry was trimmed or has too
+    many fields. `size` is the approximate size of the body in bytes. `number` is the position of
+    the entry among all entries that the worker has read. It is 0 for an entry that was listed or
+    handled alone.
     """
 
     place: bytes
@@ -54,18 +55,18 @@ class FailedEntry(NamedTuple):
     number: int = 0
 
     def bytes_moved(self) -> int:
-        """Return the approximate number of bytes that the next place takes."""
+        """Return the approximate number of bytes that the entry will use in its next stream."""
         return self.size + sum(map(len, self.fields.values()))
 
     def with_body(self) -> FailedEntry:
-        """Return the entry with all fields of its next place, for a server without its body."""
+        """Return the entry with its complete fields, for a server that cannot copy its body."""
         body = within_limit(dict(zip(self.body[::2], self.body[1::2], strict=False)))
         return self._replace(fields={b"payload": b"", **body, **self.fields})
 
 
 @dataclass
 class Settler:
-    """Collects verdicts and settles them. Owned by one worker, and kept across reconnects.
+    """Collects verdicts and settles them. Each worker has one, which is kept across reconnects.
 
     A state byte stays DONE or FAILED until Redis confirms its settlement. Main thread only.
     """
@@ -85,15 +86,16 @@ class Settler:
         self._with_counters: list[tuple[bytes, int]] = []
         self.items: list[FailedEntry] = []
         self._numbered = 0  # entries read so far
-        self._first = 0  # number of the first entry of the batch, 0 if no read brought it
+        # `number` of the first entry of the batch, 0 if the batch is not from a read.
+        self._first = 0
         self.since_ns = 0  # time of the oldest unsettled verdict (`now_ns`), or 0
         self._failures_due = False  # a failure must not wait for `linger_ns`
-        # By place: failures of entries that wait in place, and when they run again.
+        # For each entry that waits in its place: its failure count, and when it runs again.
         self._notes: dict[bytes, tuple[int, int]] = {}
         self._deferred: set[bytes] = set()  # places of refused entries
         self._deferred_until_ns = 0
 
-    # --- noting ---
+    # --- record ---
 
     def ack(self, entry_id: bytes, index: int, now: int, retried: bool, has_counters: bool) -> None:
         """Record that an entry was handled. Its run finished at `now` (`now_ns`)."""
@@ -118,11 +120,14 @@ class Settler:
             self.since_ns = entries[0].ended_ns
 
     def number(self, index: int) -> int:
-        """Return the number of an entry of the batch, see `FailedEntry`."""
+        """Return the `FailedEntry.number` of an entry of the batch."""
         return self._first + index if self._first and index != NOWHERE else 0
 
     def fail(self, item: FailedEntry, now: int) -> None:
-        """Record that an entry is retried or dead-lettered. No crash is charged to it any more."""
+        """Record that an entry is retried or dead-lettered.
+
+        From now on, no crash is charged to it.
+        """
         self._mark(item.at, FAILED)
         self.items.append(item)
         if not self.since_ns:
@@ -164,9 +169,9 @@ class Settler:
         return [item.place for item in self.items]
 
     def begin_batch(self, places: list[bytes], *, read: bool = False) -> None:
-        """Write a new batch into the slot: `places`, then the entries that are not settled.
+        """Write a new batch to the slot: `places`, followed by the entries that are not settled.
 
-        `read`: one read brought all of `places`, in their order.
+        `read`: all of `places` come from one read, in its order.
         """
         self.slot.post_batch(places + self.deferred_places)
         self._first = self._numbered + 1 if read else 0
@@ -195,7 +200,7 @@ class Settler:
         return since > 0 and (self._has_due_failure or now - since >= self.linger_ns)
 
     def next_due(self, now: int) -> int | None:
-        """Return when the next settlement is due (`now_ns`), None if none is owed."""
+        """Return when the next settlement is due (`now_ns`), None if all is settled."""
         if not self.since_ns:
             return None
         return now if self._has_due_failure else self.since_ns + self.linger_ns + GRACE_NS
@@ -207,7 +212,7 @@ class Settler:
     def settle(self, *, read_follows: bool) -> None:
         """Settle due verdicts. Plain acknowledgments travel with the read, if one follows.
 
-        Raises as `flush`.
+        Raises the errors of `flush`.
         """
         due, self._failures_due = self.is_due(now_ns()), False
         if due and not read_follows:
@@ -232,17 +237,17 @@ class Settler:
         """Settle everything by scripts, acknowledgments first, because they may free memory.
 
         Defers retries and dead letters that Redis refuses. Raises Fenced and RedisUnavailableError,
-        and RedisResponseError if an acknowledgment is refused. Calls confirmed before that are
-        settled.
+        and RedisResponseError if an acknowledgment is refused. Verdicts that Redis confirmed before
+        the error are settled.
         """
         self._flush_acks()
         self.flush_verdicts()
 
     def flush_last(self) -> None:
-        """Settle everything before the worker exits, deferred entries too.
+        """Settle everything before the worker exits, including deferred entries.
 
-        The next owner would run an unsettled failure again, so a lost connection or answer is
-        followed by a second attempt on a new connection. Raises as `flush`.
+        The next owner would run an unsettled failure again. So after a lost connection or answer,
+        try a second time on a new connection. Raises the errors of `flush`.
         """
         self._deferred_until_ns = min(self._deferred_until_ns, now_ns())
         connected = self.link.connected
@@ -268,7 +273,7 @@ class Settler:
         self.confirm_acks(now_ns())
 
     def flush_verdicts(self) -> None:
-        """Settle all but plain acknowledgments, which a read can carry. Raises as `flush`."""
+        """Settle all but plain acknowledgments, which a read can carry. Raises like `flush`."""
         self._flush_counted_acks()
         if self._notes:
             self._write_notes()
@@ -277,7 +282,7 @@ class Settler:
         self._restart_clock()
 
     def _flush_counted_acks(self) -> None:
-        """Acknowledge entries and clear their counters. A confirmed part is settled for good."""
+        """Acknowledge entries and clear their counters, part by part."""
         for part in _parts(self._with_counters):
             call = messages.ack(self.keys, self.lease, [], charged=[place for place, _ in part])
             self._calls.run(call)
@@ -287,7 +292,10 @@ class Settler:
             del self._with_counters[: len(part)]
 
     def _write_notes(self) -> None:
-        """Write the failures of entries that wait in place. With full memory, a later call does."""
+        """Write the failures of entries that wait in place.
+
+        While Redis is full, a later call retries.
+        """
         now = now_ns()
         notes = [
             (place, failures, max(0, due - now) / 1e9)
@@ -314,7 +322,7 @@ class Settler:
                 if not isinstance(reply, RedisResponseError):
                     again += _batches(self._record_moved(reply, items, dead=dead))
                 elif len(items) > 1 and reply.kind not in _NO_WRITES:
-                    # One item may be the cause. Sent alone, it does not delay the others.
+                    # A single item may be the cause, so send each item alone in the next attempt.
                     again += [(dead, [item]) for item in items]
                 else:
                     deferred += items
@@ -340,7 +348,7 @@ class Settler:
     def _record_moved(
         self, reply: Reply, items: list[FailedEntry], *, dead: bool
     ) -> list[FailedEntry]:
-        """Note the reply. Returns the entries that must be sent again with their bodies."""
+        """Process the reply. Return the entries that must be sent again with their bodies."""
         again = []
         moved = 0
         settled = messages.SettledReply.parse(reply)
@@ -348,7 +356,7 @@ class Settler:
             if word == "MISSING":
                 again.append(item.with_body())
                 continue
-            # GONE: an earlier copy of this call moved it, or a client acknowledged it.
+            # GONE: an earlier copy of this call moved the entry, or a client acknowledged it.
             moved += word == "MOVED"
             self._mark(item.at, CLEARED)
         self.slot.add("dead_lettered" if dead else "retried", moved)
@@ -374,7 +382,7 @@ class Settler:
         self._deferred_until_ns = now_ns() + int(DEFER_SECONDS * 1e9)
 
     def pending_differs(self, kept: int) -> bool:
-        """Return True if the server counts other pending entries than `kept` and unsettled ones."""
+        """Return True if the server's pending count is not `kept` plus the unsettled entries."""
         assignment = self.lease.assignment
         commands = [
             ("XPENDING", self.keys.source(*assignment), assignment.group),
@@ -386,13 +394,14 @@ class Settler:
             pending += sum(int(count) for name, count in reply[3] or () if name == ours)
         return pending != self.unsettled + kept
 
-    # --- book-keeping ---
+    # --- bookkeeping ---
 
     def _clear_acks(self) -> None:
         states, indexes = self.slot.states, self._ack_indexes
         first, end = min(indexes), max(indexes) + 1
         if end - first == len(indexes) == bytes(states[first:end]).count(DONE):
-            states[first:end] = bytes([CLEARED]) * len(indexes)  # the usual case
+            # The indexes are consecutive, as in most batches.
+            states[first:end] = bytes([CLEARED]) * len(indexes)
         else:
             for index in indexes:
                 if states[index] == DONE:
@@ -412,27 +421,27 @@ class Settler:
             self.since_ns = 0
 
     def _observe_ack(self, now: int, count: int) -> None:
-        # One clock reading per batch: each entry counts with the wait of the oldest, so the
-        # histogram is an upper bound.
+        # To read the clock once per batch, each entry is counted with the wait of the oldest. The
+        # histogram is therefore an upper bound.
         waited = max(0, now - self.since_ns) if self.since_ns else 0
         histogram = self.slot.ack_histogram
         histogram[min((waited >> 10).bit_length(), len(BUCKETS))] += count
         histogram[len(BUCKETS) + 1] += waited * count
 
 
-# True for dead letters, and the entries of one call.
+# True for dead letters and False for retries, and the entries of one call.
 _Batch = tuple[bool, list[FailedEntry]]
 
 T = TypeVar("T")
 
 
 def _parts(owed: list[T]) -> list[list[T]]:
-    """Cut a list into parts that one call takes."""
+    """Split a list into parts for one call each."""
     return [owed[start : start + BATCH_MAX] for start in range(0, len(owed), BATCH_MAX)]
 
 
 def _batches(items: list[FailedEntry]) -> list[_Batch]:
-    """Cut failed entries into parts that one call takes, by number and by bytes."""
+    """Split failed entries into parts for one call each, by number and by bytes."""
     batches: list[_Batch] = []
     for dead in (False, True):
         alike = [item for item in items if (item.delay is None) is dead]

@@ -25,18 +25,19 @@ class SoftLimit:
         self._seconds = seconds
         # Interruptible code runs now: the handler, or the inspection of its error.
         self.in_handler = False
-        self.inspecting = False  # it is the inspection, which runs in the main thread
-        # How to interrupt a run outside the main thread.
+        self.inspecting = False  # that code is the inspection, which runs in the main thread
+        # Interrupts a run outside the main thread.
         self.interrupt: Callable[[BaseException], None] | None = None
 
     def listen(self, on_signal: Callable[[int, object], None] | None = None) -> None:
-        """On the supervisor's signal, interrupt the run in the main thread, or call `on_signal`."""
+        """On the supervisor's signal, interrupt the run in the main thread or call `on_signal`."""
         signal.signal(signal.SIGUSR1, on_signal or self._on_signal)
 
     def _on_signal(self, _number: int, _frame: object) -> None:
-        # The supervisor names the run to interrupt. By now another run, or none, may be active.
+        # By now, another run or no run may be active, so compare the run that the supervisor chose.
         if self.in_handler and self.slot.soft_kill_seq == self.slot.words[WORD_RUN_SEQ]:
-            # Cleared here too: raised at the first instruction of `finally`, it skips the rest.
+            # Clear this here too: an exception raised at the first instruction of `finally` skips
+            # the rest of that block.
             self.in_handler = False
             if self.interrupt is None or self.inspecting:
                 raise self.error()

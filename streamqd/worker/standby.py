@@ -1,8 +1,8 @@
 """A standby: a worker that boots next to the worker that it will replace, and waits for its turn.
 
-It imports, runs `on_start` and connects, but has no token, so it can neither read nor settle. The
-slot still belongs to the active worker. The standby writes only one word there, to report that it
-is warm.
+It imports the handler, runs `on_start` and connects to Redis. It has no token, so it can neither
+read nor settle. The slot still belongs to the active worker. The standby writes only one word of
+it, to report that it is warm.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def prepare(
     slot: WorkerSlot,
     control: socket.socket,
 ) -> StandbyResult | ExitCode:
-    """Boot, report it, and wait for the grant. An exit code if no grant will come.
+    """Boot, report that, and wait for the grant. Return an exit code if no grant will come.
 
     Raises HandlerLoadError.
     """
@@ -47,7 +47,7 @@ def prepare(
     family.end_child()
     link = new_link(settings, grant.lease.assignment)
     with contextlib.suppress(RedisUnavailableError):
-        link.open()  # on failure, it is repeated later, as by any worker without Redis
+        link.open()  # after a failure, the worker loop connects again
     slot.warm_pid = os.getpid()
     channel.wake_supervisor()
     word = channel.await_assignment()

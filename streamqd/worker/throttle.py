@@ -1,7 +1,7 @@
 """Limit the runs of one partition to the rate of its consumer.
 
 `policy.rate` decides. This module waits between two runs. A stop, a pause or a hand-over ends the
-wait early, like every wait of a worker. The state is a word of the slot, so the next worker
+wait early, like every wait of a worker. The state is in a word of the slot, so the next worker
 continues with it, even after a crash.
 """
 
@@ -19,10 +19,10 @@ BURST_SECONDS = 0.02
 
 
 class RateLimiter:
-    """The rate of one worker: a gate."""
+    """A gate that limits one worker to its rate."""
 
     def __init__(self, context: WorkerContext, burst: int) -> None:
-        """Start without a wait. `burst` is the minimum burst if `rate_burst` is not set."""
+        """`burst` is the minimum burst if `rate_burst` is not set."""
         slot = self._slot = context.slot
         self._consumer = context.consumer
         self._least = burst
@@ -50,14 +50,15 @@ class RateLimiter:
     def await_open(self, now: int, runs: int = 1) -> int:
         """Wait until `runs` may start, and return that time.
 
-        Start the runs immediately: the time between two runs is the time between two returns.
+        The caller must start the runs immediately, because the rate counts from the return.
         """
         while left := self.held_ns(now, runs):
             self._settler.flush()
             if left > SHORT_NS:
                 self._channel.sleep((left - SHORT_NS) / 1e9, self._slot.unfinished)
             else:
-                time.sleep(left / 1e9)  # a poll counts milliseconds, which is too coarse here
+                # A poll has a resolution of a millisecond, which is too coarse here.
+                time.sleep(left / 1e9)
             now = now_ns()
         return now
 
@@ -77,7 +78,7 @@ class RateLimiter:
 
     @property
     def one_by_one(self) -> bool:
-        """False, because the rate counts starts and not active runs."""
+        """False, because the rate limits starts and not active runs."""
         return False
 
     def note_start(self, now: int, runs: int = 1) -> None:
@@ -92,8 +93,8 @@ class RateLimiter:
 def rate_limiter_of(context: WorkerContext, burst: int) -> RateLimiter | None:
     """Return the rate limiter that a consumer configures, or None.
 
-    `burst` applies if the consumer sets no burst, or the number of runs due in some milliseconds if
-    that is larger, because wake-ups are not precise to the microsecond.
+    If the consumer does not set `rate_burst`, the burst is the larger of `burst` and the number of
+    runs within BURST_SECONDS, because wake-ups are not precise.
     """
     if context.consumer.rate:
         return RateLimiter(context, burst)

@@ -1,4 +1,4 @@
-"""One turn of a worker's loop, which serving and recovery share, and its waits for events.
+"""One turn of a worker's loop and its waits for events, shared by serving and recovery.
 
 A turn follows the supervisor's command, collects finished runs, starts ready entries, and settles
 due verdicts. `worker` adds the reads, `recovery` the pending entries.
@@ -25,7 +25,7 @@ PUBLISH_NS = 1_000_000_000
 
 
 class Reconnect(Exception):  # noqa: N818 - nothing is wrong
-    """Raised to start again with a new connection, after the old one was closed on purpose."""
+    """Raised to continue with a new connection, after the old one was closed on purpose."""
 
 
 @dataclass
@@ -65,7 +65,8 @@ class Turns:
         self.finish_running()
         waited = self.reader.poll.is_waiting
         if waited:
-            # Entries that the long poll has moved in this time are found by listing.
+            # The poll may already have fetched entries. The next listing of pending entries finds
+            # them.
             self.reader.poll.abandon()
             self._link.close()
         self._channel.check(self.executor.in_flight.entries)
@@ -98,7 +99,7 @@ class Turns:
         self._settler.settle(read_follows=due and self.may_read_for_acks())
 
     def advance(self) -> None:
-        """Follow the command, collect finished runs, start ready entries, settle due verdicts."""
+        """Run one turn: follow the command, collect finished runs, start entries, settle."""
         self.follow_and_collect()
         self.start_and_settle()
 
@@ -112,19 +113,22 @@ class Turns:
                 self.wait()
 
     def finish_running(self, *, commanded: bool = True) -> None:
-        """Wait for the runs. `commanded`: only while the supervisor commands a stop or a pause."""
+        """Wait until no handler runs.
+
+        With `commanded`, stop waiting when the command is withdrawn.
+        """
         while self.executor.in_flight.running and (self._slot.words[WORD_COMMAND] or not commanded):
             self.settle_next_finished()
 
     def settle_next_finished(self, *, held: bool = True) -> None:
-        """Wait as `wait`, and settle the runs that have finished."""
+        """Wait like `wait`, then settle the runs that have finished."""
         self.wait(held=held)
         self.executor.collect_finished()
         with contextlib.suppress(Fenced):
             self._settler.try_to_flush()
 
     def run_alone(self) -> None:
-        """Run all entries in flight with no other message next to them, then settle them."""
+        """Run all entries in flight while no other message runs, then settle them."""
         executor = self.executor
         while executor.in_flight.entries:
             self.follow_and_collect()
@@ -146,13 +150,14 @@ class Turns:
     def wait_seconds(self, *, held: bool = True) -> float:
         """Return the seconds that the loop may wait for an event.
 
-        At most until a settlement or a check is due, or an entry could start (`held` ones too).
+        The wait ends when a settlement or a check is due, or an entry could start. With `held`,
+        held entries count too.
         """
         seconds, poll, now = self.longest_wait, self.reader.poll, now_ns()
         if poll.is_waiting:
             seconds = min(seconds, poll.seconds_left() + 0.001)
         if not self.is_link_taken:
-            # During a command no run starts.
+            # While a command is active, no run starts.
             start = (
                 None if self._slot.words[WORD_COMMAND] else self.executor.next_due(now, held=held)
             )
@@ -170,14 +175,17 @@ class Turns:
     def is_link_taken(self) -> bool:
         """True while a long poll has the connection that settling needs.
 
-        Such a poll returns in time for the next due verdict, see `_start_poll`.
+        Such a poll returns in time for the next due verdict.
         """
         return self.reader.poll.is_waiting and self._settler.link is self._link
 
     # --- room for more ---
 
     def wants_entries(self, count: int = 0) -> bool:
-        """Return True if a read may bring entries: fewer than `count` are ready, or than lanes."""
+        """Return True if entries may be fetched: there is room, and fewer than `count` are ready.
+
+        `count` 0 stands for the number of lanes. False while a long poll waits.
+        """
         if self.reader.poll.is_waiting:
             return False
         return self.executor.room(count or self._consumer.lanes) > 0
@@ -185,7 +193,8 @@ class Turns:
     def may_read_for_acks(self) -> bool:
         """Return True if a read may be sent only to carry acknowledgments.
 
-        No lane asked for the entries of this read. With the fetched ones they must fit in one read.
+        No lane needs the entries that this read returns. So it is sent only while fewer entries are
+        ready than one read fetches.
         """
         return self.wants_entries(max(self.prefetch.count, self._consumer.lanes))
 

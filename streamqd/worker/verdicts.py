@@ -1,8 +1,8 @@
-"""Turns the result of a run into a settlement, and settles messages that do not run at all.
+"""Turn the result of a run into a settlement, and settle messages that do not run at all.
 
 `policy.settlement` decides about a message. This module passes the decision to the settler: an
-acknowledgment, a retry or a dead letter. A message that runs again in its place stays with the
-executor. Its due time and failure count are noted for the next owner.
+acknowledgment, a retry or a dead letter. A message that runs again in its place stays in the
+executor. Its due time and failure count are written to Redis for the next owner.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from streamqd.worker.settler import FailedEntry
 RELEASE_SECONDS = 1.0  # pause after a handler's Release before pending entries are listed
 TOO_LARGE = "too-large"  # the reason of a dead letter
 TEXT_TIMED_OUT = "<its text took longer than the time limit of the run>"
-KEEPS_TEXT = ("message", "traceback")  # the values of `dlq_error` that keep the error's own text
+# The values of `dlq_error` that store the text of the exception.
+KEEPS_TEXT = ("message", "traceback")
 
 
 class FailureDetails:
-    """The facts about a failed run, found step by step. A time limit may stop the search."""
+    """The facts about a failed run, collected step by step until done or out of time."""
 
     __slots__ = (
         *("described", "error", "fingerprint", "outcome", "place", "span", "text", "traceback"),
@@ -50,7 +51,7 @@ class FailureDetails:
         self.error = error
         self.outcome: Outcome | None = None  # without text and traceback
         self.described: handlers.Description | None = None
-        # The texts that may be stored.
+        # The texts below may be stored in Redis.
         self.text = ""
         self.place = ""  # such as shop.py:41, '' if unknown
         self.traceback = ""
@@ -82,7 +83,7 @@ class Verdicts:
         self._guards = guards
         self._redact = redact
         self._bytes_max = context.settings.daemon.max_message_bytes
-        self.released = 0  # released entries that the worker has not listed again yet
+        self.released = 0  # number of released entries that the worker has not listed again
         self._dead_lines = logs.Limit("message.dead_lettered", logging.WARNING)
         self._given_up_lines = logs.Limit("dead_letter.given_up", logging.WARNING)
         self._retry_lines = logs.Limit("message.retried", logging.INFO)
@@ -118,7 +119,7 @@ class Verdicts:
     def dead_letter_unrunnable(self, entry: FetchedEntry, context: bytes) -> bool:
         """Dead-letter a message that crashed its process too often, or that is too large.
 
-        `context` is that of its last crash.
+        `context` describes its last crash.
         """
         if self.dead_letter_oversized(entry):
             return True
@@ -145,7 +146,10 @@ class Verdicts:
     def _dead_letter(
         self, entry: FetchedEntry, why: tuple[str, str, str], context: dict[bytes, bytes]
     ) -> None:
-        """Dead-letter a message that is not handled. `why`: code, short form, sentence."""
+        """Dead-letter a message without a run.
+
+        `why`: the reason code, a short form and a sentence.
+        """
         message, handler = entry.message, self._consumer.handler
         fields = dead_letters.letter_without_run(
             message, self._delivery, handler, why, crashes=entry.crash_count
@@ -160,13 +164,13 @@ class Verdicts:
 
     def error_of(self, end: object) -> BaseException | None:
         """Return the error of a finished run, or None if its message is handled."""
-        if issubclass(type(end), BaseException):  # `isinstance` may ask the user's code
+        if issubclass(type(end), BaseException):  # `isinstance` can call user code
             assert isinstance(end, BaseException)
             return end
         return self._run_bounded(handlers.error_of, end)
 
     def settle_failure(self, entry: FetchedEntry, error: BaseException) -> bool:
-        """Settle a message whose run failed. Returns True if it waits in its place instead.
+        """Settle a message whose run failed. Return True if it waits in its place instead.
 
         Its message must be restored. Until its verdict is found, its state byte is RUNNING, and a
         crash here is charged to it.
@@ -284,7 +288,7 @@ class Verdicts:
         if detail != "none":
             details.place = described.place()
         if detail in KEEPS_TEXT:
-            details.text = TEXT_TIMED_OUT  # until it is there
+            details.text = TEXT_TIMED_OUT  # replaced when the text is known
             details.text = handlers.redact_text(described.text(), self._redact)
         details.described = described
 
@@ -292,10 +296,10 @@ class Verdicts:
         """Collect the data that only a dead letter records: the traceback and the fingerprint."""
         described = details.described
         if described is None:
-            return  # the time was over
+            return  # no time is left
         details.fingerprint = described.fingerprint(self._consumer.handler)
         if details.text == handlers.TOO_SLOW:
-            details.traceback = details.text  # formatting it would time out too
+            details.traceback = details.text  # formatting the traceback would time out too
         elif self._consumer.dlq_error == "traceback":
             details.traceback = handlers.redact_text(described.traceback(), self._redact)
 
@@ -308,10 +312,10 @@ class Verdicts:
             self._settler.note(entry.place, failures, entry.due_ns, now)
 
     def _age(self, message: Message) -> float:
-        # Both times are of the server's clock, because the clocks of hosts can differ.
+        # Compare times of the server's clock, because the clocks of hosts can differ.
         if self._policy.max_age is None:
             return 0.0
-        # The age of a replayed dead letter counts from its failure: its message may be old.
+        # The age of a replayed dead letter counts from its failure, because its message may be old.
         since = message.timestamp if message.dead_letter is None else message.dead_letter.failed_at
         return max(0.0, self._clock.time() - since)
 
@@ -328,13 +332,13 @@ class Verdicts:
     def _give_up(
         self, entry: FetchedEntry, reason: str, error: str, details: FailureDetails | None = None
     ) -> None:
-        """Acknowledge an entry of a dead-letter group. A new dead letter would be read again."""
+        """Acknowledge an entry of a dead-letter group, which would read a new dead letter again."""
         self._slot.add("given_up")
         self._settler.skip(entry)
         self._log_dead_letter(self._given_up_lines, entry.message, reason, error, details)
 
     def catch_up(self) -> None:
-        """Log the number of suppressed lines, if that is due."""
+        """Log the number of suppressed lines if the interval is over."""
         for lines in (
             self._dead_lines,
             self._given_up_lines,
@@ -382,7 +386,7 @@ class Verdicts:
 
 
 def _ids_of(span: str) -> dict[str, str]:
-    """Return the log fields of a span that is given as a traceparent, none for ''."""
+    """Return the log fields of a span, given as a traceparent. For '', there are none."""
     if not span:
         return {}
     _, trace_id, span_id, _ = span.split("-")
@@ -396,7 +400,7 @@ def _without_text(error: BaseException, detail: str) -> Failed:
 
 
 def _error_text(name: str, text: str) -> str:
-    """Return class and text as one string: `ValueError: the card was declined`."""
+    """Return class and text as one string, such as `ValueError: the card was declined`."""
     return f"{name}: {text}" if name and text else name or text
 
 

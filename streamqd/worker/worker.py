@@ -34,7 +34,7 @@ RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection
 
 
 class Step(enum.Enum):
-    """A step of a worker's loop, see `WorkerLoop._next_step`."""
+    """A step of a worker's loop, chosen by `WorkerLoop._next_step`."""
 
     LIST_PENDING = enum.auto()
     RECLAIM = enum.auto()
@@ -64,8 +64,8 @@ class WorkerLoop:
         self._recovery = recovery
         self._reclaim = Reclaim(context, self.reader.calls)
         self._trouble = logs.Episode("worker.stalled", "worker.resumed")
-        self.reconnect_wait = 0.0  # 0 = the last round was completed
-        self._listed = False  # every pending entry has been read since the connection was opened
+        self.reconnect_wait = 0.0  # seconds, 0 after a successful read
+        self._listed = False  # all pending entries were listed since the connection was opened
         self._idle_since = 0
 
     def run(self) -> ExitCode:
@@ -99,12 +99,12 @@ class WorkerLoop:
             except Fenced:
                 code = self._exit_superseded()
             except (RedisUnavailableError, RedisResponseError):
-                pass  # unsettled ones are in the slot, and the supervisor acknowledges them
+                pass  # the supervisor acknowledges unsettled entries, which it finds in the slot
         if code is ExitCode.RECYCLE:
             self.slot.add("recycled")
         self._turns.publish()
         self._hooks.show_loop(None)
-        # From this state on, the slot may belong to a successor: write no more.
+        # From this state on, the slot may belong to a successor, so do not write to it.
         self.slot.state = WorkerState.QUIET
         self.channel.wake_supervisor()
         self._hooks.stop()
@@ -138,18 +138,19 @@ class WorkerLoop:
         self._trouble.log_failure(assignment=self.assignment, error=str(error))
         self.link.close()
         if isinstance(error, SilentConnectionError):
-            # Connections usually fail together. No reply is outstanding, so replace the other one
-            # too, instead of probing it for another second.
+            # Connections usually fail together, so replace the other one too, instead of probing it
+            # for another second. No reply is outstanding on it.
             self.settler.link.close()
         first, longest = RECONNECT_SECONDS
         self.reconnect_wait = min(max(first, self.reconnect_wait * 2), longest)
 
     def _restore_group(self) -> bool:
-        """Create the destroyed group again at its old position. False if that position is unknown.
+        """Create a destroyed group again at its old position. Return False if that is unknown.
 
-        If it is unknown, because pending entries were not listed or were released, the group starts
-        at its oldest needed entry, so that no entry is skipped. If the call gets no answer, it is
-        repeated. It may not have arrived, and acknowledged entries would then be handled again.
+        The position is unknown if pending entries were released or not yet listed. The group is
+        then created at its oldest needed entry elsewhere, so that no entry is skipped. A call
+        without an answer is repeated: if it never arrived, acknowledged entries would be handled
+        again.
         """
         if not self._listed or self._turns.verdicts.released:
             return False
@@ -188,7 +189,7 @@ class WorkerLoop:
         return True
 
     def _exit_superseded(self) -> ExitCode:
-        """Log that a newer owner exists. It handles every fetched entry."""
+        """Log that a newer owner exists, which handles all fetched entries."""
         self.slot.add("fenced")
         logs.event(
             "request.fenced", logging.WARNING, assignment=self.assignment, epoch=self.lease.epoch
@@ -196,7 +197,7 @@ class WorkerLoop:
         return ExitCode.FENCED
 
     def _attach(self) -> None:
-        """Handle the pending entries. Each new connection starts here."""
+        """Handle the pending entries. Called first on each new connection."""
         self._listed = False
         self.reader.poll.abandon()
         self._recovery.run_all()
@@ -213,7 +214,7 @@ class WorkerLoop:
         and finish within `Executor.start`.
         """
         turns = self._turns
-        empty = False  # the last read brought no entry
+        empty = False  # the last read returned no entry
         while True:
             turns.follow_and_collect()  # DONE, or FAILED with its verdict
             ahead = self._reads_ahead(empty)
@@ -232,7 +233,7 @@ class WorkerLoop:
             case Step.LIST_PENDING:
                 self._list_released()
             case Step.RECLAIM if self.reader.poll.is_waiting:
-                raise Reconnect  # the poll would hold the connection for seconds
+                raise Reconnect  # the poll would occupy the connection for seconds
             case Step.RECLAIM:
                 self._idle_since = 0
                 self._recovery.take_over(self._reclaim)
@@ -248,7 +249,7 @@ class WorkerLoop:
         return None
 
     def _reads_ahead(self, empty: bool) -> bool:
-        """Return True if a read goes out first, and entries start while Redis answers."""
+        """Return True if the read is sent first, so that entries start while Redis answers."""
         if empty or self._turns.verdicts.released or self._reclaim.is_requested:
             return False
         return bool(
@@ -258,7 +259,7 @@ class WorkerLoop:
         )
 
     def _next_step(self, empty: bool) -> Step:
-        """Choose the next step: the first line of this table that applies.
+        """Choose the next step, by the first line of this table that applies.
 
         | State                                                | Step         |
         | a handler released a message                         | LIST_PENDING |
@@ -300,14 +301,14 @@ class WorkerLoop:
         count = min(self._turns.prefetch.count, self._turns.await_room())
         reader.send(settler.main_acks, settler.retry_acks, count)
         if executor.in_flight.startable:
-            executor.start()  # it must not add to the acknowledgments already sent
+            executor.start()  # this must not change the acknowledgments that were sent
         fetched = reader.receive()
         if fetched.executed and settler.has_unconfirmed_acks:
             settler.confirm_acks(now_ns())
         return reader.accept(fetched) or self._read_when_full(count)
 
     def _read_when_full(self, count: int) -> FetchResult:
-        """Settle and read by scripts, because the server's memory is full."""
+        """Settle and read with scripts, because the server's memory is full."""
         self.settler.flush()
         share = max(1, count * items.BYTES_MAX // self.context.consumer.prefetch_bytes)
         return self.reader.read_by_script(min(count, share))
@@ -328,7 +329,7 @@ class WorkerLoop:
         return None
 
     def _admit(self, fetched: FetchResult) -> None:
-        """Accept the entries of a read. An empty read leaves time for periodic work."""
+        """Accept the entries of a read. After an empty read, do periodic work."""
         if self.reconnect_wait:
             self.reconnect_wait = 0.0
             self._trouble.log_recovery(assignment=self.assignment)
@@ -345,9 +346,9 @@ class WorkerLoop:
             self.context.clock.read(self.link)
 
     def _check_pending(self) -> None:
-        """Check, from time to time, that all pending entries are fetched here."""
+        """Check at intervals that this worker has fetched all pending entries."""
         now = now_ns()
-        # Entries that wait for a rate, a circuit or a held key are pending, too.
+        # Entries that wait for a rate limit, a circuit or a held key are pending too.
         if self.executor.in_flight.entries or self.settler.unsettled:
             self._idle_since = 0
             return
