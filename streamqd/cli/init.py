@@ -26,7 +26,7 @@ url = "embedded:"
 
 [daemon]
 state_dir = "./var"
-handlers = ["weblog"]          # the module weblog.py in this directory
+handlers = ["weblog"]          # Python modules in the directory of this file
 
 [topics.access]
 partitions = 4                 # each has one worker process per group; can grow, but not shrink
@@ -107,7 +107,7 @@ url = "embedded:"
 
 [daemon]
 state_dir = "./var"
-handlers = ["billing"]         # the module billing.py in this directory
+handlers = ["billing"]         # Python modules in the directory of this file
 
 [topics.orders]
 partitions = 2

@@ -58,7 +58,7 @@ CHINESE_HEADS = ("消息/秒", "延迟 p50", "延迟 p99", "每条消息的工�
 KILLED_HEAD = "message of a killed worker runs again"
 KILLED_TEXT = ". The last column is from one run of `make bench NAME=survival`"
 KILLED_CHINESE_TEXT = "，最后一列为 `make bench NAME=survival` 的单次结果"  # noqa: RUF001
-KILLED_CHINESE_HEAD = "工作进程被杀后，其消息重新执行"  # noqa: RUF001
+KILLED_CHINESE_HEAD = "被杀进程的消息何时重新执行"
 # Parts of cells, as the Chinese page writes them.
 CHINESE_CELLS = {
     "FastStream, batch handler (": "FastStream，批量处理函数 (",  # noqa: RUF001
