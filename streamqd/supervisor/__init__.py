@@ -1,14 +1,14 @@
 """The supervisor: the parent process. It decides which partitions to own, and runs their workers.
 
 `supervisor` is the loop: observe, plan, apply. `plan` holds the actions of one tick as a value.
-`partition` is the state of one assignment, `lease_manager` sends calls to Redis, and
-`worker_pool` manages the child processes. `rebalance`, `drain`, `limits`, `process_capacity` and
-`rolling_replacement` return wishes. `control` reads the directives of operators, `reload` validates
-a new configuration, and `report` publishes the status.
+`partition` is the state of one assignment, `lease_manager` sends calls to Redis, and `worker_pool`
+manages the child processes. `rebalance`, `drain`, `limits`, `process_capacity` and
+`rolling_replacement` return the actions that they want, called wishes. `control` reads the
+directives of operators, `reload` validates a new configuration, and `report` publishes the status.
 
-The supervisor never runs user code and never starts a thread. It blocks for at most one round
-trip to Redis (one second), and for the exit of the trial processes that it forks after the
-operating system refused a process.
+The supervisor never runs user code and never starts a thread. It blocks for at most one round trip
+to Redis (one second). After the operating system refused a process, it also waits for the exit of
+the processes that it forks as a test.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run(
     every problem when the daemon cannot start.
     """
     logs.setup(role="supervisor", style=settings.log.format, level=settings.log.level)
-    # From here on, signals are queued. Every wait during the start checks the queue.
+    # Signals are queued from here on. Every wait during the start checks the queue.
     signals = process.SignalQueue()
     if stopped():
         logs.event("drain.finished", code=0)
@@ -61,12 +61,12 @@ def run(
         process.set_title(f"streamqd: supervisor {daemon.instance}")
         chosen = frozenset(only)
         if watch:
-            # Cached bytecode could hide the second of two edits within one second.
+            # Cached bytecode could hide the second of two edits within the same second.
             sys.dont_write_bytecode = True
         began_unix_ns = time.time_ns()
         prepared = startup.prepare(settings, chosen, signals.stop_waits)
         if prepared.problems and settings.redis.url == EMBEDDED:
-            # Do not start and log a server only to stop it again.
+            # Fail here, before an embedded server is started only to be stopped again.
             raise StartupError(EXIT_CONFIG, prepared.problems)
         embedded = startup.start_embedded(settings)
         settings = config.resolve_url(settings)

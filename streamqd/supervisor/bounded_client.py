@@ -1,7 +1,7 @@
 """Calls to Redis within a deadline, and the subscription for wake-ups.
 
-When a node does not answer, calls to it pause, and each further failure doubles the pause. Silent
-nodes pause one by one: waiting for one node would cost the leases on the others.
+When a node does not answer, calls to that node pause, and each further failure doubles the pause.
+Each node has its own pause, because waiting for one node would cost the leases on the others.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from streamqd.store.scripts import Call, Reply
 
 BACKOFF_SECONDS = (0.1, 2.0)
 LISTEN_SECONDS = (1.0, 60.0)  # first and longest pause between two attempts to subscribe
-SPENT_SECONDS = 3.0  # age at which a finished pause is forgotten: a used node is called earlier
+# Age at which a finished pause is forgotten. A node in use is called earlier than that.
+SPENT_SECONDS = 3.0
 
-# Takes the reply to a call, or the error that stands for an invalid one. Must not raise.
+# Takes the reply to a call, or the error that replaces an invalid reply. Must not raise.
 TakeReply = Callable[[Reply | RedisResponseError | ContractError], object]
 Calls = list[tuple[Call, TakeReply]]
 
-_ALL = "*"  # stands for all nodes, when none answered
+_ALL = "*"  # replaces the node's name when no node answered
 
 
 class BoundedClient:
@@ -39,7 +40,7 @@ class BoundedClient:
     ) -> None:
         self.link = link
         self.timeout = patience
-        self.retry_at = 0.0  # monotonic. No call is sent before.
+        self.retry_at = 0.0  # monotonic. No call is sent before this time.
         self._board = board
         self._episode = logs.Episode("redis.lost", "redis.recovered")
         self._backoff = NodeBackoff(
@@ -66,8 +67,8 @@ class BoundedClient:
     def run_calls(self, calls: Calls) -> None:
         """Run the calls in one write and pass each reply to its callback.
 
-        A call gets no reply if its node is silent. Raises RedisUnavailableError when no node
-        answers.
+        The callback of a call is not called if the node is silent. Raises RedisUnavailableError
+        when no node answers.
         """
         self._board.add("round_trips")
         answered, silent = {_ALL}, dict[str, RedisUnavailableError]()
@@ -107,7 +108,7 @@ class BoundedClient:
         """Record that no node answered, and pause all nodes."""
         self._board.add("round_trip_errors")
         self._episode.log_failure(error=str(error))
-        # The pause starts now and not with the call: the time spent waiting does not count.
+        # The pause starts now and not when the call was sent.
         self.retry_at = self._backoff.record_silence(_ALL, time.monotonic())
 
     def _pause(self, node: str, error: RedisUnavailableError) -> None:
@@ -151,7 +152,7 @@ class NodeBackoff:
         return self.pause_end(node) > now
 
     def pause_end(self, node: str) -> float:
-        """Return when the pause of a node is over (monotonic seconds), 0 without a pause."""
+        """Return when the pause of a node is over (monotonic seconds), or 0 without a pause."""
         return self._until.get(node, 0.0)
 
     def __bool__(self) -> bool:
@@ -161,10 +162,10 @@ class NodeBackoff:
 
 @dataclass
 class PubSubListener:
-    """Receives wake-ups from other instances, on a connection of its own.
+    """Receives wake-ups from other instances on a separate connection.
 
-    Wake-ups only save time: without them, heartbeats have the same effect a little later. So a
-    failure of this connection does not count as a failure of Redis.
+    Wake-ups only save time, because the next heartbeat has the same effect. A failure of this
+    connection is therefore not a failure of Redis.
     """
 
     link: Connection
@@ -179,8 +180,8 @@ class PubSubListener:
     def listen(self, now: float, seconds: float) -> bool:
         """Subscribe within `seconds`. Return True if the supervisor should read the fleet.
 
-        It should after a new subscription: earlier wake-ups were missed, and the reply may already
-        contain others.
+        That is the case after a new subscription, because earlier wake-ups were missed and the
+        reply may contain new ones.
         """
         self._listen_at = now + self._backoff
         self._backoff = min(self._backoff * 2, LISTEN_SECONDS[1])

@@ -1,12 +1,12 @@
 """The supervisor's view of the fleet: live members, and the owners of the other assignments.
 
-It uses as few commands as possible. A token belongs to one owner and one epoch, and the scripts
-`lease_acquire`, `lease_refence` and `lease_renew` write it to the fence before they write it to a
-lease. So while a lease carries the token that was read with its fence, the fence is unchanged, and
-reading the lease is enough. The fence is read again if the lease is gone or has another token. If
-the owner may have exited, the fence is also read, together with the remaining time of the lease.
+Reading the lease of an assignment is usually enough. A token belongs to one owner and one epoch,
+and the scripts write it to the fence before the lease. So while the lease contains the token that
+was read with the fence, the fence is unchanged. The fence is read again if the lease is gone or has
+a different token. It is also read, with the remaining time of the lease, if the owner may have
+exited.
 
-The view itself decides nothing: the script that acquires an assignment compares epochs.
+An outdated view does no harm, because the script that acquires an assignment compares epochs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from streamqd.store.leases import LeaseView
 
 TOPICS_INTERVAL_SECONDS = 2.0  # seconds between two reads of the topics' entries
 
-# Runs the same number of commands for each assignment, in order. Each reply of a silent node is
-# replaced by its error.
+# Runs the same number of commands for each assignment, in order. For a silent node, an error
+# replaces each reply.
 Ask = Callable[[Sequence[Assignment], list[tuple[Any, ...]]], list[Any]]
 
 
@@ -39,12 +39,13 @@ class ClusterState:
 
     live: Sequence[MemberView] = ()
     views: Mapping[Assignment, PartitionView] = field(default_factory=dict)
-    # Tokens of owners that have exited: of an earlier run of this instance, or of an expired lease.
+    # Tokens of owners that have exited: earlier runs of this instance, and owners of expired
+    # leases.
     dead_tokens: Mapping[Assignment, str] = field(default_factory=dict)
 
 
 class OwnershipCache:
-    """The last view of each assignment that had an owner at that time."""
+    """Stores the last view of each assignment that had an owner."""
 
     def __init__(self, keys: Keys, isolate: Isolate[Assignment] = directly) -> None:
         self._keys = keys
@@ -52,15 +53,15 @@ class OwnershipCache:
         self._held: dict[Assignment, LeaseView] = {}
         self.bad: list[
             InvalidValueError
-        ] = []  # invalid values of the last check, except those of assignments
+        ] = []  # invalid values that the last check found, except those of assignments
 
     def read(
         self, assignments: Sequence[Assignment], live: Collection[str], ask: Ask
     ) -> dict[Assignment, LeaseView]:
-        """Return the view of each assignment, except on a silent node or with an unreadable fence.
+        """Return the view of each assignment, unless its node is silent or its fence is invalid.
 
-        `live` are the owners known to be alive. If such an owner still holds an assignment, its
-        `ttl` is that of an earlier check. Raises the errors of `ask`.
+        `live` are the owners known to be alive. If such an owner still holds an assignment, the
+        view's `ttl` is from an earlier check. Raises the errors of `ask`.
         """
         held = {assignment: view for assignment, view in self._held.items() if view.owner in live}
         found: dict[Assignment, LeaseView] = {}
@@ -111,9 +112,9 @@ class OwnershipCache:
 class TopicPresence:
     """Checks that the consumed topics are still registered, each time the fleet is read.
 
-    If an operator deletes only the entry of a topic, senders are rejected, but all fences still
-    exist. The check also finds a topic whose partition count was invalid when this instance started
-    and is valid now.
+    If an operator deletes only a topic's metadata, producers are rejected while all fences still
+    exist. The check also finds a topic whose invalid partition count was repaired after this
+    instance started.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -143,7 +144,8 @@ class TopicPresence:
         replies = ask([topics.presence(self._keys, name) for name in names])
         for name, reply in zip(names, replies, strict=True):
             if isinstance(reply, StreamqdError):
-                continue  # from a silent node, or of a wrong type, which the registration reports
+                # The node is silent, or the key has a wrong type, which the registration reports.
+                continue
             try:
                 count = topics.present(self._keys, name, reply)
             except InvalidValueError as error:

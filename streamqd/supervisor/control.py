@@ -1,8 +1,8 @@
 """Apply the directives of operators, which this instance reads with its heartbeats.
 
-Pauses, moves and drains are states. They apply while they are stored, even to an instance that
-starts later. A reload, rebalance or stack directive is applied once for each new timestamp. An
-instance ignores timestamps from before its start.
+Pauses, moves and drains apply as long as they are stored, even to an instance that starts later. A
+reload, rebalance or stack directive is applied once for each new timestamp. An instance ignores
+timestamps from before its start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streamqd.model import Assignment
 from streamqd.policy.rebalance import Constraints, MemberView, may_reload
 from streamqd.store.directives import Directive, Directives
 
-LOGGED_MAX = 50  # logged changes of one kind, and one line that counts the rest
+LOGGED_MAX = 50  # logged changes of one kind. One more line counts the rest.
 
 
 class Control:
@@ -27,10 +27,10 @@ class Control:
         self.directives = Directives()
         self._stacks: dict[
             Assignment, Directive
-        ] = {}  # requests that `take_stacks` has not returned
+        ] = {}  # requests that `take_stacks` has not returned yet
         self._unreadable = logs.Once("directive.ignored")
         self._reloaded = 0  # time of the last finished reload directive
-        self._reloading = 0  # time of the running one, 0 = none
+        self._reloading = 0  # timestamp of the reload in progress, 0 = none
         self._reload_problem = ""
 
     @property
@@ -64,7 +64,7 @@ class Control:
         return {"reloaded": self._reloaded, "reload_problem": self._reload_problem[:500]}
 
     def read(self, directives: Directives | None) -> bool:
-        """Take the directives of the last heartbeat, None before the first one.
+        """Apply the directives that the last heartbeat returned, None before the first heartbeat.
 
         Return True if misplaced partitions should move without delay.
         """

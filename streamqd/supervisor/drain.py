@@ -1,6 +1,6 @@
 """The drain, the check that a burst is complete, and the exit codes.
 
-A drain finishes running messages, releases the leases and leaves the fleet. It can be cut short.
+A drain finishes running messages, releases the leases and leaves the fleet.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.partition import AssignmentState, Phase
 from streamqd.supervisor.plan import Action, KillWorker, ReleaseLease, StopWorker
 
-SHORT_DRAIN_SECONDS = 5.0  # time for running messages after a second Ctrl-C
-RELEASE_SECONDS = 5.0  # time for the release of leases after the deadline
+SHORT_DRAIN_SECONDS = 5.0  # time limit for running messages after a second Ctrl-C
+RELEASE_SECONDS = 5.0  # time limit for the release of leases after the deadline
 
 CHECK_SECONDS = 0.5  # interval of the checks of a burst
 CHECKS = 2  # consecutive successful checks, because a message can move during one
@@ -43,12 +43,12 @@ class Drain:
     notifier: Notifier
     begun: bool = False
     deadline: float = 0.0
-    kill_reason: str = ""  # why all workers are killed, '' while they may finish
+    kill_reason: str = ""  # reason for killing all workers, '' while they may finish
     code: int = EXIT_DRAINED  # exit code if the drain finishes in time
     interrupts: int = 0
 
     def begin(self, timeout: float) -> None:
-        """Stop fetching everywhere. Workers finish their current message."""
+        """Start the drain: all workers stop fetching and finish their current message."""
         self.begun = True
         self.deadline = time.monotonic() + timeout
         logs.event("drain.started", timeout=timeout)
@@ -56,9 +56,10 @@ class Drain:
         self.notifier.extend_timeout(timeout + RELEASE_SECONDS)
 
     def on_signal(self, number: signal.Signals, timeout: float) -> None:
-        """Handle TERM or INT: the first starts the drain. A second INT shortens it, a third kills.
+        """Handle TERM or INT.
 
-        A repeated TERM changes nothing.
+        The first signal starts the drain. A second INT shortens the drain, and a third kills all
+        workers. A repeated TERM changes nothing.
         """
         self.interrupts += number is signal.SIGINT
         if not self.begun:
@@ -75,7 +76,7 @@ class Drain:
         self.kill_reason = self.kill_reason or reason
 
     def observe(self, partitions: Collection[AssignmentState], now: float, ending: int) -> None:
-        """Kill all workers after the deadline. `ending` counts dismissed processes."""
+        """Kill all workers after the deadline. `ending` is the number of dismissed processes."""
         working = ending or any(each.child is not None for each in partitions)
         if self.begun and working and now > self.deadline and not self.kill_reason:
             logs.event("drain.expired", logging.WARNING)
@@ -98,12 +99,14 @@ class Drain:
     def exit_code(
         self, partitions: Collection[AssignmentState], now: float, ending: int, *, redis_ok: bool
     ) -> int | None:
-        """Return the exit code, None while a process runs or a lease is to be released."""
+        """Return the exit code, or None while a process runs or a lease must be released."""
         if any(each.child is not None for each in partitions) or ending:
             return None
-        # A release that Redis refuses because of a bad value stays refused: the lease expires.
+        # If Redis refuses a release because of an invalid value, a retry fails too. That lease
+        # expires.
         owed = any(each.phase is not Phase.FREE and not each.is_stuck for each in partitions)
-        # While Redis does not answer, waiting past the deadline is of no use: the leases expire.
+        # While Redis does not answer, do not wait beyond the deadline, because the leases expire
+        # anyway.
         patient = now < self.deadline or (redis_ok and now < self.deadline + RELEASE_SECONDS)
         if owed and patient:
             return None
@@ -114,17 +117,17 @@ class Drain:
 
 @dataclass
 class BurstCheck:
-    """`--burst`: checks every half second whether everything is settled, but not during a boot."""
+    """For `--burst`: checks every CHECK_SECONDS if all is settled, except during a boot."""
 
     leases: LeaseManager
     _next_at: float = 0.0
     _passed: int = 0
 
     def result(self, now: float, partitions: Mapping[Assignment, AssignmentState]) -> int | None:
-        """Return a number once nothing is unread, pending, a delayed send or a waiting retry.
+        """Return a number once no entry, delayed send or waiting retry is left.
 
-        The number counts assignments that still hold messages but crash in a loop: a burst does not
-        wait for such assignments. Return None while there is something to wait for.
+        The number counts assignments that still have messages but crash in a loop, because a burst
+        does not wait for those. Return None while other messages are left.
         """
         if now < self._next_at or not self.leases.ok:
             return None
@@ -143,7 +146,7 @@ class BurstCheck:
         return len(unsettled) if self._passed >= CHECKS else None
 
     def _find_unsettled(self, assignments: list[Assignment]) -> set[Assignment] | None:
-        """Return the assignments that are not settled, None if Redis does not answer."""
+        """Return the assignments with unsettled messages, or None if Redis does not answer."""
         calls = [
             messages.snapshot(self.leases.keys, assignment, limit=1) for assignment in assignments
         ]

@@ -12,8 +12,8 @@ from streamqd.process import Child
 
 RESTART_SECONDS = 1.0  # pause after an unexpected exit
 STEADY_SECONDS = 60.0  # uptime that resets the restart backoff
-QUIT_SECONDS = 5.0  # time for a helper to exit
-REAP_SECONDS = 5.0  # time for the kernel to end a killed process
+QUIT_SECONDS = 5.0  # time limit for a helper to exit
+REAP_SECONDS = 5.0  # time limit for the kernel to end a killed process
 
 Start = Callable[[], Child]
 
@@ -28,19 +28,20 @@ class Helper:
 
     start: Start
     silent: Callable[[Child], float]
-    silence_max: float  # seconds without progress, until it is killed
+    silence_max: float  # seconds without progress after which it is killed
     exited: str
     outbox: str | None
     forks: logs.Episode
-    retry: float  # seconds after a refused fork
-    longest: float = RESTART_SECONDS  # seconds until a restart, after many quick exits
+    retry: float  # seconds between attempts after a refused fork
+    # Longest pause in seconds before a restart, after many quick exits.
+    longest: float = RESTART_SECONDS
     exit_timeout: float = QUIT_SECONDS  # seconds for it to exit before it is killed
     child: Child | None = None
     start_at: float = 0.0
     restarts: int = 0
-    _quick: int = 0  # exits in a row, each soon after the start
+    _quick: int = 0  # consecutive exits soon after the start
     _started_at: float = 0.0
-    _quit_at: float = 0.0  # time of the request to exit (monotonic), 0 = none
+    _quit_at: float = 0.0  # monotonic time of the request to exit, 0 = none
     _wanted: bool = True
 
     def keep(self, now: float) -> None:
@@ -81,18 +82,18 @@ class Helper:
             child.kill_group()
 
     def replace(self, now: float) -> None:
-        """Ask it to exit, so that it is forked again."""
+        """Ask the process to exit. The next call of `keep` forks a new one."""
         if self.child is not None and not self._quit_at:
             self._quit_at = now
             self.child.send(b"quit")
 
     def dismiss(self, now: float) -> None:
-        """Ask it to exit, and fork no other."""
+        """Ask the process to exit, and do not fork another."""
         self._wanted = False
         self.replace(now)
 
     def stop(self, seconds: float) -> None:
-        """Ask it to exit, and kill it after `seconds`. Returns when it has exited."""
+        """Ask the process to exit, and kill it after `seconds`. Return when it has exited."""
         self._wanted = False
         child, self.child = self.child, None
         if child is None:

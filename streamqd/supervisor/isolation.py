@@ -1,8 +1,8 @@
 """Isolate assignments from each other: an unexpected error harms only its own assignment.
 
-The supervisor and its parts call `Isolate` for everything that they do for one assignment: each
-call, answer, action, fork and exit. After an unexpected error the assignment is given up for a
-time, and the loop continues with the others. Actions for the whole fleet are not isolated.
+The supervisor and its parts use `Isolate` for all work on one assignment: each call, reply, action,
+fork and exit. After an unexpected error, the assignment is given up for a time, and the loop
+continues with the others. Actions for the whole fleet are not isolated.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from streamqd.policy import backoff
 from streamqd.scoreboard import WorkerState, now_ns
 from streamqd.supervisor.partition import AssignmentState
 
-CALM_SECONDS = 60.0  # time without an error after which the backoff restarts at its base
+CALM_SECONDS = 60.0  # time without an error that resets the backoff
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Isolation:
-    """Gives up an assignment after an unexpected error, with a backoff that grows."""
+    """Gives up an assignment after an unexpected error, for a time that grows with each error."""
 
     def __init__(
         self,
@@ -36,20 +36,22 @@ class Isolation:
         policy: Backoff,
         let_go: Callable[[AssignmentState], None],
     ) -> None:
-        """`let_go` removes the processes of an assignment, and the plans for it."""
+        """`let_go` removes the processes of an assignment and its planned actions."""
         self._partitions = partitions
         self.policy = policy  # a reload replaces it
         self._let_go = let_go
-        self._failed: dict[Assignment, tuple[int, float]] = {}  # errors in a row, end of the pause
-        self._owed: dict[Assignment, tuple[float, str]] = {}  # pauses to be set: end, problem
+        # Consecutive errors, end of the pause.
+        self._failed: dict[Assignment, tuple[int, float]] = {}
+        # Pauses that could not be set yet: end, problem.
+        self._owed: dict[Assignment, tuple[float, str]] = {}
 
     def run(
         self, assignment: Assignment, do: Callable[P, T], /, *args: P.args, **named: P.kwargs
     ) -> T | None:
         """Return `do(...)`, or None after an error.
 
-        An unexpected error gives the assignment up. A value in Redis that cannot be read is only
-        logged, so that the caller reads it again.
+        After an unexpected error, the assignment is given up. An invalid value in Redis is only
+        logged, so the caller reads it again.
         """
         try:
             return do(*args, **named)
@@ -73,7 +75,7 @@ class Isolation:
             self.run(partition.assignment, do, partition, *args, **named)
 
     def observe(self, now: float) -> None:
-        """Finish pauses that are over, and retry the unfinished steps of giving up."""
+        """End the pauses that are over, and retry failed steps of giving up."""
         for assignment in list(self._owed):
             self._pause(assignment)
         for assignment, (_, until) in list(self._failed.items()):
@@ -89,7 +91,8 @@ class Isolation:
         errors, rests_until = self._failed.get(assignment, (0, 0.0))
         problem = f"{type(error).__name__}: {error}"
         if now < rests_until:
-            # The assignment already pauses and its release failed too, so its lease expires.
+            # The assignment already pauses, and its release failed too. Keep the pause, and let the
+            # lease expire.
             self._owed[assignment] = rests_until, problem
             self._pause(assignment)
             return
@@ -97,7 +100,7 @@ class Isolation:
         self._failed[assignment] = errors + 1, now + seconds
         self._owed[assignment] = now + seconds, problem
         self._pause(assignment)
-        # The error may come from the log itself.
+        # The log itself may have caused the error.
         with contextlib.suppress(Exception):
             logs.event(
                 "assignment.given_up",

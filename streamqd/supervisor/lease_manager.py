@@ -1,8 +1,8 @@
 """The supervisor's calls to Redis: at most one bounded round trip per tick.
 
-Renewals, the heartbeat and the calls of the partitions share one write. Looking at the fleet,
-waking it and subscribing to wake-ups happen in later ticks, which follow without a pause. While
-Redis does not answer, no call is lost: each is repeated until it is answered, with growing pauses.
+Renewals, the heartbeat and the calls of the partitions share one write. Reading the fleet, waking
+it and subscribing to wake-ups happen in the following ticks, which come without a pause. While
+Redis does not answer, each call is repeated until it is answered, with growing pauses.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from streamqd.supervisor.membership import Membership
 from streamqd.supervisor.partition import AssignmentState, Phase
 from streamqd.supervisor.resolver import Resolver
 
-# One round trip blocks the supervisor at most this long, and at most this share of the TTL. That
-# includes resolving names, asking sentinels, connecting and waiting.
+# Limits of the time for which a round trip blocks the supervisor: in seconds, and as a share of the
+# TTL. That time includes resolving names, asking sentinels, connecting and waiting.
 EXCHANGE_SECONDS = 1.0
 EXCHANGE_SHARE = 0.25
 PROBE_AFTER_SECONDS = 0.3  # silence after which the calls are sent again on a new connection
-CALLS_MAX = 64  # scripts in one round trip, roughly (about 0.03 ms each)
-TOGETHER = 0.2  # share of the interval by which a lease may be renewed early
+CALLS_MAX = 64  # approximate number of scripts in one round trip (about 0.03 ms each)
+TOGETHER = 0.2  # share of the renewal interval by which a lease may be renewed early
 _REFUSED = "redis.refused", logging.ERROR
 
 
@@ -68,13 +68,14 @@ class LeaseManager:
         self.link = redis(
             name="streamqd:supervisor", probe_after=min(PROBE_AFTER_SECONDS, patience / 2)
         )
-        # An instance that resumes a heartbeat later than the others would be considered dead.
+        # Keep pauses short: an instance that resumes its heartbeat later than the others counts as
+        # dead.
         self.client = BoundedClient(self.link, board, patience, longest_pause=self.interval / 4)
         channel = self.keys.wake(settings.daemon.fleet)
         self.wakes = PubSubListener(redis(name="streamqd:wake", key=channel), channel)
         self.view = ClusterState()
-        self.news = False  # the last round trip changed something that may require an action
-        self.must_check_topics = False  # a fence was gone, so the topics may be gone too
+        self.news = False  # the last round trip changed a state that may require an action
+        self.must_check_topics = False  # a fence was missing, so the topics may be missing too
         self._fresh = False  # `take_view` has not returned `view` yet
         self._view_due = False
         self._wake_ups: list[tuple[str, ...]] = []  # commands that wake the fleet, not sent yet
@@ -85,7 +86,7 @@ class LeaseManager:
         self._bad_fences = logs.bad_values()
         self._scheduler = RenewalScheduler(self.interval)
         self._asked = False  # the last round trip carried calls
-        self._jitter = 0.0  # drawn for each round trip, so that calls sent together stay together
+        self._jitter = 0.0  # chosen once per round trip, so that calls sent together stay together
 
     @property
     def ok(self) -> bool:
@@ -131,7 +132,7 @@ class LeaseManager:
         partitions: Mapping[Assignment, AssignmentState],
         offers: Sequence[Assignment],
     ) -> None:
-        """Make one round trip: the calls, or the first other one that is due."""
+        """Make one round trip: the calls of the partitions, or the first other exchange due."""
         others: list[tuple[object, Callable[[], object]]] = [
             (self._view_due, partial(self._read_fleet, partitions, offers, now)),
             (self.membership.dead_nonce, self._remove_predecessor),
@@ -141,7 +142,7 @@ class LeaseManager:
             (now >= self.wakes.next_at(), partial(self._listen, now)),
         ]
         other = next((say for due, say in others if due), None)
-        # Refused calls are due at every tick, so the other round trips alternate with them.
+        # Refused calls are due at every tick, so alternate them with the other exchanges.
         calls = [] if self._asked and other else self._calls(now, partitions, offers)
         self._asked = bool(calls)
         try:
@@ -152,11 +153,11 @@ class LeaseManager:
         except RedisUnavailableError as error:
             self.client.pause_all(error)
             self.wakes.link.close()
-            # After an outage, first find out which members are alive.
+            # After an outage, first read which members are alive.
             self.membership.heartbeat_by(time.monotonic())
 
     def _remove_predecessor(self) -> None:
-        # Its reply does not matter: the predecessor also leaves when it is silent for long.
+        # Ignore the word of the reply: a silent predecessor is removed later anyway.
         require_all(self.link.run_each([self.membership.removal_of_predecessor()]))
         self.membership.dead_nonce = ""
         self.membership.heartbeat_soon()
@@ -166,7 +167,10 @@ class LeaseManager:
         self.link.pipeline(wake_ups)
 
     def publish_stack(self, assignment: Assignment, found: PublishedStack) -> None:
-        """Publish the stack of a worker at one of the next ticks. It is lost during an outage."""
+        """Publish the stack of a worker at one of the next ticks.
+
+        During an outage, the stack is lost.
+        """
         self._stacks.append(stacks.publish(self.keys, assignment, found))
 
     def _send_stacks(self) -> None:
@@ -218,7 +222,7 @@ class LeaseManager:
     def _callback(
         self, partition: AssignmentState, take: Callable[[Reply | RedisResponseError], object]
     ) -> TakeReply:
-        """Process the reply in isolation: an invalid reply gives the assignment up."""
+        """Return a callback that isolates `take`: an invalid reply gives up the assignment."""
         return lambda reply: self.isolate(partition.assignment, lambda: take(check_valid(reply)))
 
     # --- answers ---
@@ -261,7 +265,7 @@ class LeaseManager:
         elif word == "lost":
             self.report_lost(partition)
         elif before is Phase.ACQUIRING and partition.phase is Phase.FREE:
-            self.membership.heartbeat_soon()  # another instance was faster: look again
+            self.membership.heartbeat_soon()  # another instance was faster, so read the fleet again
         if isinstance(reply, RedisResponseError):
             self._report_refused(partition, before.value, reply)
         else:
@@ -303,7 +307,7 @@ class LeaseManager:
         partition.become_free()
 
     def report_lost(self, partition: AssignmentState) -> None:
-        """Count and log a lost lease. Called once, by the code that notices the loss first."""
+        """Count and log a lost lease. Called once for each loss."""
         self.board.add("lease_lost")
         logs.event(
             "lease.lost",
@@ -314,12 +318,13 @@ class LeaseManager:
         self.reread_fleet()
 
     def reread_fleet(self) -> None:
-        """Read the owner of a fence that this instance lost, and check if all keys were deleted."""
+        """Read the fleet again after a lost lease, and check if all keys were deleted."""
         self.must_check_topics = self.news = True
         self.membership.heartbeat_soon()
 
     def _trust(self, partition: AssignmentState, sent_ns: int, now: float) -> None:
-        # The lease starts when the server receives the call, so counting from the send is safe.
+        # The lease starts when the server receives the call, so counting from the time of sending
+        # is safe.
         partition.slot.trusted_until_ns = sent_ns + int(self.ttl * 0.9 * 1e9)
         partition.renew_at = heartbeats.next_heartbeat(now, self.interval, self._jitter)
 
@@ -331,7 +336,7 @@ class LeaseManager:
         return self.view if fresh else None
 
     def wake_fleet(self) -> None:
-        """Wake the other instances at one of the next ticks, because something has changed."""
+        """Wake the other instances at one of the next ticks, after a change."""
         self._wake_ups.append(self.membership.wake_up())
 
     def _on_heartbeat(self, reply: Reply | RedisResponseError | ContractError) -> None:
@@ -360,7 +365,7 @@ class LeaseManager:
         for assignment, found in self._ownership.read(
             assignments, lived, self._read_assignments
         ).items():
-            # A predecessor on this host is dead, because it would hold the lock that we hold.
+            # A predecessor with our name on this host is dead, because it would hold our lock.
             ours = bool(found.token) and found.owner == self.me
             tokens[assignment] = found.token if found.owner else ""
             views[assignment] = PartitionView(
@@ -374,7 +379,8 @@ class LeaseManager:
         expired = silence.find_expired(now, views, member.seen, live)
         for assignment in expired:
             views[assignment] = views[assignment]._replace(leased=False)
-        # An assignment without a visible owner is ours or was ours: the owner's processes are dead.
+        # An assignment without an owner in the view is or was ours, so its owner's processes are
+        # dead.
         dead = {u: token for u, token in tokens.items() if u in expired or not views[u].owner}
         self.view = ClusterState(live, views, dead)
         self._fresh = self.news = True
@@ -394,7 +400,7 @@ class LeaseManager:
     # --- wake-ups ---
 
     def drain_wakes(self) -> None:
-        """Read the wake-ups that arrived. They cause a heartbeat soon."""
+        """Read the wake-ups that arrived, and schedule a heartbeat after any."""
         if self.wakes.drain():
             self.membership.heartbeat_soon()
 
@@ -414,11 +420,11 @@ class LeaseManager:
 
 
 class RenewalScheduler:
-    """Chooses the partitions of the next round trip, which continues where the last one stopped.
+    """Chooses the partitions of each round trip, continuing where the last one stopped.
 
-    The server serves no other client while it runs the calls of one write. So the number of calls
-    per round trip is bounded for any number of leases. A refused call is repeated each time and
-    does not take another partition's turn.
+    The number of calls per round trip is bounded, because the server serves no other client while
+    it runs the calls of one write. A refused call is repeated in each round trip, in addition to
+    the partitions whose turn it is.
     """
 
     def __init__(self, interval: float) -> None:
@@ -439,7 +445,7 @@ class RenewalScheduler:
         partitions: Mapping[Assignment, AssignmentState],
         calls_of: Callable[[AssignmentState, float], Calls],
     ) -> Calls:
-        """Return the calls of the partitions whose turn it is, from `calls_of`.
+        """Return the calls of the partitions whose turn it is, as `calls_of` returns them.
 
         `calls_of` also gets the time until which renewals are due (monotonic seconds).
         """
@@ -456,9 +462,10 @@ class RenewalScheduler:
     def _due_until(
         self, now: float, heartbeat_at: float, partitions: Mapping[Assignment, AssignmentState]
     ) -> float:
-        """Return until when renewals are due: early for leases that can join another call.
+        """Return the time until which renewals are due (monotonic), early enough to share a write.
 
-        Otherwise each lease would need a separate round trip.
+        Leases that are due soon join calls that are sent now. Otherwise, each lease would need its
+        own round trip.
         """
         renewals = (each.renew_at for each in partitions.values() if each.phase is Phase.HELD)
         first = min(renewals, default=heartbeat_at)

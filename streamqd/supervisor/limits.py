@@ -1,7 +1,7 @@
 """Check the limits of workers: boot time, run time, memory, and progress between messages.
 
-The supervisor checks them and not the worker, so they also apply to a handler that blocks the
-interpreter, and no message needs a timer.
+The supervisor checks the limits and not the worker. They therefore apply to a handler that blocks
+the interpreter, and no message needs a timer.
 """
 
 from __future__ import annotations
@@ -27,23 +27,25 @@ from streamqd.supervisor.plan import Action, InterruptRun, KillWorker
 from streamqd.supervisor.running_worker import RunningWorker
 
 MEASURE_SECONDS = 2.0
-CHECK_INTERVAL_SECONDS = 0.25  # seconds until an exceeded limit is noticed, at most
-# Longer than any wait of a worker between two messages: a long poll and a reply.
+CHECK_INTERVAL_SECONDS = 0.25  # longest time until an exceeded limit is noticed
+# Must be longer than any wait of a worker between two messages, which is a long poll and a reply.
 STALLED_SECONDS = 30.0
-DEAF_SECONDS = 1.0  # time for a worker to exit after it closed its control socket
-# A gap between two checks that no wait of this process explains: it and its workers were frozen.
+DEAF_SECONDS = 1.0  # time limit for the exit of a worker that closed its control socket
+# If two checks are further apart than any wait of this process, the process and its workers were
+# frozen.
 FROZEN_NS = 5_000_000_000
 FREEZES_KEPT = 16
 AHEAD_SECONDS = 3.0  # estimated time left to `max_messages` when the successor starts to boot
 IDLE_SECONDS = 5.0  # time without a run after which a worker counts as idle
-BELIEVED_SECONDS = 5.0  # longest time between a kill that the kernel counts and its exit
+# Longest time between a kill counted by the kernel and the exit of the process.
+BELIEVED_SECONDS = 5.0
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
-MAX_MESSAGES = "max_messages"  # the worker itself stops at this limit, if it must
+MAX_MESSAGES = "max_messages"  # the worker stops at this limit even without the supervisor
 
 
 class Replacement(NamedTuple):
-    """A worker to replace, with the reason: max_rss, max_age or max_messages."""
+    """A worker to replace. The reason is max_rss, max_age or max_messages."""
 
     partition: AssignmentState
     reason: str
@@ -51,7 +53,7 @@ class Replacement(NamedTuple):
 
 
 class LimitsExceeded(NamedTuple):
-    """The results of one check, and the time of the next (monotonic seconds)."""
+    """The results of one check, and the time of the next check (monotonic seconds)."""
 
     actions: list[Action]
     replacements: list[Replacement]
@@ -129,7 +131,7 @@ class Limits:
     def _idle_trouble(
         self, partition: AssignmentState, worker: RunningWorker, now: float, boot_timeout: float
     ) -> tuple[list[Action], bool]:
-        """Check a worker that runs no handler: its boot time, its progress and its control socket.
+        """Check the boot time, progress and control socket of a worker that runs no handler.
 
         Also return True if the worker is ready and may start a run at any moment.
         """
@@ -137,10 +139,11 @@ class Limits:
             late = now > worker.started + boot_timeout
             return [KillWorker(partition.assignment, "boot")] if late else [], False
         if not worker.ready_at or worker.is_quiet:
-            return [], False  # it has become ready since it was observed, or it exits
+            return [], False  # it became ready after it was observed, or is exiting
         progress = max(partition.slot.progress_ns, self._frozen[-1][1] if self._frozen else 0)
         silent = (now_ns() - progress) / 1e9
-        # A worker publishes its progress once per batch, which may have many long messages.
+        # A worker publishes its progress once per batch, and the messages of a batch can take long.
+        # So also use the last run that was seen.
         silent = min(silent, now - self._ran[partition.slot.index][1], now - worker.ready_at)
         deaf = worker.child.deaf_at and now - worker.child.deaf_at > DEAF_SECONDS
         if deaf or silent > STALLED_SECONDS:
@@ -167,7 +170,7 @@ class Limits:
         """Request to replace a worker that is too old or close to `max_messages`."""
         found: list[Replacement] = []
         age, messages = partition.consumer.max_age, partition.consumer.max_messages
-        # Workers that started together should not stop together.
+        # Spread the ages, so that workers that started together do not stop together.
         if age and now - worker.ready_at > age * (1 + worker.spread / 10):
             found = self._replace(partition, worker, "max_age", now)
         if messages:
@@ -206,17 +209,18 @@ class Limits:
         if not soft and not hard:
             return [], now + MEASURE_SECONDS
         if not running:
-            # A run may start at any moment, so check again before its limit can pass.
+            # A run may start immediately after this check, so check again before its limit can
+            # pass.
             return [], now + min(
                 soft or CHECK_INTERVAL_SECONDS,
                 hard or CHECK_INTERVAL_SECONDS,
                 CHECK_INTERVAL_SECONDS,
             )
-        # Runs are numbered as they start, so the lowest number is the oldest run.
+        # Runs are numbered when they start, so the lowest number is the oldest run.
         elapsed = {entry.sequence: self._seconds_since(entry.started_ns) for entry in running}
         oldest = min(elapsed)
         if hard and elapsed[oldest] > hard:
-            # Require two readings: the run over its limit must still be running at the second.
+            # Kill only after two readings, so that a run that is just finishing is not killed.
             again = self._over_hard.get(partition.slot.index) == oldest
             if again and partition.slot.running_in(oldest):
                 kill = KillWorker(partition.assignment, "hard-limit", oldest)
@@ -238,7 +242,10 @@ class Limits:
     # --- frozen time ---
 
     def _notice_freeze(self) -> None:
-        """Record a period in which everything was frozen. It is not charged to any run."""
+        """Record a period in which this process and its workers were frozen.
+
+        No run time includes it.
+        """
         now = now_ns()
         if self._looked_ns and now - self._looked_ns > FROZEN_NS:
             logs.event(
@@ -255,15 +262,16 @@ class Limits:
 
 def _note_ready(partition: AssignmentState, worker: RunningWorker, now: float) -> None:
     if worker.is_ready and not worker.ready_at:
-        # This includes a worker that is running a handler. Under load, it does so at every check.
+        # A worker under load may be running a handler at every check, so this includes such a
+        # worker.
         worker.became_ready(now, _rss(worker.child.pid))
         logs.event("worker.ready", assignment=partition.assignment, child=worker.child.pid)
 
 
 def _rss(pid: int) -> int:
     try:
-        # psutil first checks at ten times the cost that the pid was not reused. Our child's was
-        # not.
+        # Do not use psutil, which costs ten times as much because it checks for a reused pid. The
+        # pid of our own child cannot be reused.
         descriptor = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
         try:
             return int(os.read(descriptor, 256).split()[1]) * mmap.PAGESIZE
@@ -276,13 +284,15 @@ def _rss(pid: int) -> int:
 class OomMonitor:
     """Detects processes that the kernel killed because memory ran out.
 
-    An exit by SIGKILL does not show the sender of the signal. The kernel counts its own kills for
-    each control group, if that file is readable. A kill that was counted within the last
-    `BELIEVED_SECONDS` explains such an exit.
+    An exit by SIGKILL does not show who sent the signal. But the kernel counts its own kills for
+    each control group. A kill counted within the last `BELIEVED_SECONDS` explains such an exit.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Count from now on. `path` is the file with the kernel's count, None to find it."""
+        """Count kills from now on.
+
+        `path` is the file with the kernel's count. None searches for it.
+        """
         self._path = path or counter_of(Path("/proc/self/cgroup"))
         self._seen = self._count()
         self._recent: list[float] = []
@@ -296,7 +306,10 @@ class OomMonitor:
         self._seen = count
 
     def explain(self, exit_: Exit) -> Exit:
-        """Return an exit, marked if the kernel chose the process. Each kill explains one exit."""
+        """Return the exit, marked if a kill by the kernel explains it.
+
+        Each kill explains one exit.
+        """
         if exit_.signal != signal.SIGKILL or not self._recent:
             return exit_
         self._recent.pop()

@@ -1,8 +1,9 @@
-"""Find blocked event loops, and the line of code that blocks each.
+"""Find blocked event loops, and the lines of code that block them.
 
-A worker's loop records each turn in its slot (`worker/loop_heartbeat.py`). After
-`loop_blocked_after` seconds without a turn, a signal makes its thread write its stack, which works
-even in C code. The run continues, because only the time limits can stop it.
+A worker's loop writes heartbeats to its slot (`worker/loop_heartbeat.py`). After
+`loop_blocked_after` seconds without a heartbeat, the supervisor sends a signal that makes the
+loop's thread write its stack, even in C code. The run continues, because only the time limits stop
+a run.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ class Frame(NamedTuple):
 
 @dataclass
 class _Silence:
-    """A loop that does not turn: its process, last heartbeat, and the progress of its report."""
+    """A blocked loop: its process, last heartbeat, and the progress of its report."""
 
     child: Child
     heartbeat_ns: int  # the last one
     report_at: float = 0.0  # monotonic time of the next report
-    asked_at: float = 0.0  # monotonic, when its stack was requested, 0 = not yet
+    asked_at: float = 0.0  # monotonic time of the request for its stack, 0 = not yet
     reported: bool = False
-    unexplained: bool = False  # no stack came, or it showed no code of a handler
+    unexplained: bool = False  # no stack arrived, or it shows no code of a handler
 
 
 @dataclass
@@ -64,7 +65,9 @@ class LoopWatch:
     _silent: dict[Assignment, _Silence] = field(default_factory=dict)
 
     def observe(self, partitions: Iterable[AssignmentState], now: float, after: float) -> float:
-        """Report loops that do not turn for `after` seconds (0: none). Return the next check time.
+        """Report loops without a heartbeat for `after` seconds (0: never).
+
+        Return the next check time.
 
         `now` and the result are monotonic times in seconds.
         """
@@ -108,11 +111,11 @@ class LoopWatch:
         silence.asked_at = 0.0
         frame = blocking_frame(stack)
         if frame is None and not silence.unexplained:
-            # The whole host may have been slow, and the loop may be about to turn.
+            # The whole host may have been slow, so the loop may continue without a report.
             silence.unexplained = True
             silence.report_at = now + after
         else:
-            silence.report_at = now + seconds  # each report follows after twice the time
+            silence.report_at = now + seconds  # the interval doubles with each report
             self._report(partition, silence, seconds, frame, stack)
         return silence.report_at
 
@@ -146,7 +149,7 @@ class LoopWatch:
         )
 
     def _report_resumed(self, partition: AssignmentState, silence: _Silence) -> None:
-        """Note that a loop turns again, or that its process is gone."""
+        """Report that a loop runs again. Its process may also have exited."""
         del self._silent[partition.assignment]
         if not silence.reported:
             return
@@ -163,17 +166,17 @@ class LoopWatch:
 
 
 def blocking_frame(stack: str) -> Frame | None:
-    """Return the frame that blocks a loop: the innermost frame of the user's own code in its stack.
+    """Return the frame that blocks a loop: the innermost frame of the user's own code.
 
-    If the application is itself an installed package, that is its outermost frame. Return None if
-    the stack shows only the loop, which then waits for another thread.
+    If the application is an installed package, return its outermost frame. Return None if the stack
+    shows only the loop, which then waits for another thread.
     """
     found = [
         Frame(file, int(line), function)
         for file, line, function in _FRAME.findall(stack.rpartition(_HEADER)[2])
     ]
     library, packages = _directories("stdlib", "platstdlib"), _directories("purelib", "platlib")
-    # Packages are in directories below the library, but do not belong to it.
+    # Installed packages are in directories below the standard library, but do not belong to it.
     others = [
         each
         for each in found
@@ -190,8 +193,8 @@ def blocking_frame(stack: str) -> Frame | None:
 def _directories(*names: str) -> tuple[str, ...]:
     """Return the directories of Python with these names, each with a slash.
 
-    Called at the first report and not at the start, because `sysconfig` keeps 0.6 MiB of build
-    variables, which every worker would inherit.
+    Do not call this at the start, because `sysconfig` keeps 0.6 MiB of build variables, which every
+    worker would inherit.
     """
     return tuple({str(Path(sysconfig.get_path(name))) + "/" for name in names})
 

@@ -1,4 +1,4 @@
-"""Build the heartbeat of this instance, and process the members that the reply lists."""
+"""Build the heartbeat of this instance, and process the members in its reply."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Membership:
     """The content and the time of the next heartbeat, and the reply to the last one."""
 
     def __init__(self, daemon: Daemon, keys: Keys, lock_id: str) -> None:
-        self.daemon = daemon  # replaced by a reload
-        self.announcement: Mapping[str, object] = {}  # further fields of the heartbeat
+        self.daemon = daemon  # settings, replaced by a reload
+        self.announcement: Mapping[str, object] = {}  # additional fields of the heartbeat
         self.heartbeat_at = 0.0  # monotonic, when the next heartbeat is due
         self.seen: list[MemberView] = []  # members in the reply to the last heartbeat
         self.server_unix_ms = 0  # Redis time of the reply
@@ -40,9 +40,10 @@ class Membership:
         self.interval = daemon.lease_ttl / 5
         self.silence = SilenceDetector(daemon.instance, daemon.lease_ttl, self.interval)
         self.dead_nonce = ""  # nonce of a dead predecessor that is not yet removed from the fleet
-        self.accepted = False  # the last heartbeat that Redis answered counts as this instance's
-        self.mistyped = ""  # unreported refusal of a heartbeat: a key has a wrong type
-        self.duplicate: dict[str, Any] = {}  # host and pid of another run that has the name
+        self.accepted = False  # Redis accepted the last heartbeat as that of this instance
+        # Error of a heartbeat because of a key's wrong type, until it is explained.
+        self.mistyped = ""
+        self.duplicate: dict[str, Any] = {}  # host and pid of another run with the same name
         self._keys = keys
         self._lock_id = lock_id
         self._nonce = secrets.token_hex(8)
@@ -56,7 +57,7 @@ class Membership:
         self._refusal = ""  # the last logged refusal of the heartbeat
 
     def heartbeat_soon(self) -> None:
-        """Send a heartbeat and read the fleet at the next tick, or later in a large fleet."""
+        """Send a heartbeat and read the fleet at the next tick. In a large fleet, wait longer."""
         at = heartbeats.woken_heartbeat(
             self._heartbeat_sent_at, self.interval, len(self.seen), random()
         )
@@ -73,7 +74,7 @@ class Membership:
             self.heartbeat_soon()
 
     def now_unix_ms(self) -> int:
-        """Return the time of Redis: that of the last reply, and the time since."""
+        """Return the current time of Redis, computed from the last reply (unix ms)."""
         return self.server_unix_ms + round((time.monotonic() - self._heartbeat_sent_at) * 1000)
 
     def wake_up(self) -> tuple[str, ...]:
@@ -86,7 +87,7 @@ class Membership:
         partitions: Mapping[Assignment, AssignmentState],
         offers: Sequence[Assignment],
     ) -> Call:
-        """Return the heartbeat: the call that reports this instance as alive, and its state."""
+        """Return the heartbeat: the call that reports this instance as alive, with its state."""
         daemon = self.daemon
         info = {
             "boot": startup.boot_id(),
@@ -119,7 +120,7 @@ class Membership:
     def apply_reply(self, reply: Reply | RedisResponseError | ContractError, jitter: float) -> bool:
         """Process the reply to a heartbeat. Return True if it lists the members.
 
-        An invalid reply harms no assignment: it is logged, and the last view of the fleet remains.
+        An invalid reply is logged, and the last view of the fleet stays in use.
         """
         now = self._heartbeat_sent_at = time.monotonic()
         self.heartbeat_at = heartbeats.next_heartbeat(now, self.interval, jitter)
@@ -157,7 +158,7 @@ class Membership:
         return True
 
     def _reset_refusals(self) -> None:
-        """Log the next refusal again, even if it is the same."""
+        """Log the next refusal even if it equals the last one."""
         self._mistyped.look({})
         self._refusal = ""
 
@@ -189,13 +190,14 @@ class Membership:
         )
 
     def _give_way(self, other: members.Heartbeat, now: float) -> None:
-        """Record that another run has the name, and check whether that process has exited."""
+        """Record that another run has the same name, and check whether its process has exited."""
         self.accepted = False
         info = other.info
         dead = self.silence.observe_duplicate(
             other.heartbeat_unix_ms, now, leaving=bool(info.get("leaving"))
         )
-        # This process holds the lock: a run that held it before is dead, with all its processes.
+        # This process holds the lock, so a run that held it before has exited, with all its
+        # processes.
         if dead or info.get("lock") == self._lock_id:
             self.duplicate, self.dead_nonce = {}, str(info.get("nonce", ""))
             return
@@ -219,7 +221,7 @@ class Membership:
             return members.seen_of(member)
 
     def removal_of_predecessor(self) -> Call:
-        """Return the call that removes a killed predecessor, before its heartbeat is too old."""
+        """Return the call that removes a killed predecessor before its heartbeat expires."""
         return members.leave(self._keys, self.daemon.fleet, self.daemon.instance, self.dead_nonce)
 
     def departure(self) -> Call:

@@ -1,9 +1,9 @@
 """The state of one assignment in the supervisor: its lease, its process and the next step.
 
-A state machine without I/O. `intent` returns the next call to Redis, and `apply_reply` takes the
-reply. `startable` is true if a worker should be forked, and `on_exit` takes the exit of its
-process. Each call is repeated with equal arguments until Redis replies, so a lost reply is
-harmless. If the supervisor also dies before the reply to a refence, only the cause of the crash is
+A state machine without I/O. `intent` returns the next call to Redis, and `apply_reply` processes
+the reply. `startable` is true if a worker should be forked, and `on_exit` processes the exit of its
+process. Each call is repeated with equal arguments until Redis replies, so a lost reply does no
+harm. If the supervisor dies before the reply to a refence, only the recorded cause of the crash is
 lost.
 
     FREE ── acquire ──► ACQUIRING ── OK ──► HELD ── process exits ──► REFENCING ── OK ──► HELD
@@ -12,10 +12,10 @@ lost.
                                           ▼
                                       RELEASING ── answered ──► FREE
 
-The refence also acknowledges and charges messages, so only a reply leads out of REFENCING. HELD
-leads directly to RELEASING if no message has to be acknowledged or charged. A refused acquire and
-a lost lease lead to FREE. An assignment of a killed supervisor (`resume`) starts in REFENCING, or
-gets there through ACQUIRING.
+REFENCING ends only with a reply, because the refence also acknowledges and charges messages. If no
+message has to be acknowledged or charged, HELD leads directly to RELEASING. A refused acquire or a
+lost lease leads to FREE. An assignment of a killed supervisor (`resume`) starts in REFENCING, or
+reaches it through ACQUIRING.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from streamqd.supervisor.running_worker import Kill, RunningWorker
 from streamqd.supervisor.scoreboard_file import ResumableAssignment
 from streamqd.worker import ExitCode
 
-ON_STOP_SECONDS = 30.0  # time limit for `on_stop` and the exit of a worker without work
+# Time limit for `on_stop` and the exit of a worker that handles no more messages.
+ON_STOP_SECONDS = 30.0
 
 
 class Phase(enum.Enum):
@@ -75,27 +76,27 @@ class Blame(NamedTuple):
 
 
 class ExitAssessment(NamedTuple):
-    """The consequences of the exit of a process. `lived` is its time since ready, in seconds."""
+    """The consequences of the exit of a process. `lived` is the seconds that it was ready."""
 
     crashed: bool
     cause: restart.ExitCause
     charged: bytes | None
     lived: float = 0.0
     settled: int = 0  # messages that the process finished, successfully or not
-    lost: bool = False  # the process was the first to notice that the lease has another owner
-    narrowed: bool = False  # it crashed in a round of several suspects and finished no message
+    lost: bool = False  # the process noticed first that the lease has another owner
+    narrowed: bool = False  # it crashed while several known suspects ran, and finished no message
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """This instance neither owns the assignment nor asks for it."""
+    """This instance neither owns the assignment nor tries to acquire it."""
 
     phase: ClassVar[Phase] = Phase.FREE
 
 
 @dataclass(frozen=True, slots=True)
 class Acquiring:
-    """The arguments of an acquire. `dead_token` belongs to a predecessor proven dead."""
+    """The arguments of an acquire. `dead_token` belongs to a predecessor that has exited."""
 
     phase: ClassVar[Phase] = Phase.ACQUIRING
 
@@ -119,20 +120,20 @@ class Refencing:
     new_token: str
     done: Sequence[bytes] = ()
     charged: bytes | None = None
-    context: bytes = b""  # JSON, how the process of the charged message ended
+    context: bytes = b""  # JSON that describes how the process of the charged message exited
     release_after: bool = False  # release the lease after the reply
     resumed: ResumableAssignment | None = None  # the record of a killed supervisor
 
 
 @dataclass(frozen=True, slots=True)
 class Releasing:
-    """This instance returns the lease, and no process works with it."""
+    """This instance releases the lease. No process uses its token."""
 
     phase: ClassVar[Phase] = Phase.RELEASING
 
 
-# The step of an assignment, with the arguments of the call that leads out of it. An acquire or a
-# refence is repeated with equal arguments until Redis replies.
+# The step of an assignment, with the arguments of the call that ends it. An acquire or a refence is
+# repeated with equal arguments until Redis replies.
 OwnershipStep = Free | Acquiring | HeldLease | Refencing | Releasing
 
 
@@ -147,37 +148,37 @@ class AssignmentState:
     since: float = 0.0  # monotonic time at which this instance acquired the lease
     renew_at: float = 0.0
     worker: RunningWorker | None = None
-    standby: Child | None = None  # the successor of the worker, booting or booted
+    standby: Child | None = None  # successor of the worker, which is booting or has booted
     groups_ready: bool = False
     start_at: float = 0.0  # monotonic, earliest time of the next fork
-    refused_since: float = 0.0  # monotonic, when the first fork in a row was refused, 0 = none
+    refused_since: float = 0.0  # monotonic time of the first of consecutive refused forks, 0 = none
     suspects: rounds.Suspects = field(default_factory=dict)  # the next process runs them in rounds
     # True if `suspects` are all the messages that ran when the last owner died.
     suspects_complete: bool = False
-    uncharged: int = 0  # processes in a row that crashed while no message ran
+    uncharged: int = 0  # consecutive processes that crashed while no message ran
     exits: list[restart.WorkerExit] = field(default_factory=list)
     broken_until: float = 0.0
     last_exit: str = ""
-    refusal: str = ""  # code of the repeated error reply, which is logged once
+    refusal: str = ""  # code of the last error reply, so that repetitions are not logged
     refused: str = ""  # the phase of the refused call, or `group`
-    relayed: tuple[int, int] = (0, 0)  # `housekeeping` when the worker was woken last
+    relayed: tuple[int, int] = (0, 0)  # value of `housekeeping` when the worker was last woken
     pace: float = 0.0  # messages per second that the previous process finished
-    leaving: str = ""  # reason of the release that follows, as in `plan`, recorded in Redis
+    leaving: str = ""  # reason of the next release, as in `plan`. Recorded in Redis.
 
     def __post_init__(self) -> None:
-        # Until the lease is acquired, its epoch is the last one seen in Redis.
+        # Until the lease is acquired, its epoch is the last epoch seen in Redis.
         self.lease = Lease(self.assignment, "")
 
     # --- intents ---
 
     def resume(self, found: ResumableAssignment, *, alone: bool) -> None:
-        """Plan to resume the lease of a killed supervisor, as after a crash of its worker.
+        """Plan to resume the lease of a killed supervisor, like after a crash of its worker.
 
-        The refence replaces its token. Redis refuses that if another instance has owned the
-        assignment since. `alone`: no message ran in other assignments. Otherwise any running
-        message may have killed the supervisor, so none is charged. The running messages then run in
-        rounds, each marked first, as after the loss of a host. Messages that only waited are no
-        suspects. Finished messages are acknowledged.
+        The refence replaces the token. Redis refuses the refence if another instance has owned the
+        assignment since. Finished messages are acknowledged. With `alone`, no message ran in other
+        assignments. Without, any running message may have killed the supervisor, so none is
+        charged. The running messages then run in marked rounds, like after the loss of a host.
+        Messages that were only waiting are not suspects.
         """
         assert isinstance(self.step, Free)
         if not (alone or found.next_token):
@@ -191,7 +192,8 @@ class AssignmentState:
         new_token = found.next_token or secrets.token_hex(16)
         self.step = Refencing(new_token, found.done, resumed=found)
         if len(found.running) == 1:
-            # The cause of a refence in progress is unknown: its worker died before the supervisor.
+            # If a refence was in progress, the worker died before the supervisor, for an unknown
+            # reason.
             what = {} if found.next_token else {"what": "the death of its supervisor"}
             context = json.dumps(what).encode()
             self.step = replace(self.step, charged=found.running[0], context=context)
@@ -203,7 +205,7 @@ class AssignmentState:
     def acquire(
         self, seen_epoch: int, dead_token: str = "", resumed: ResumableAssignment | None = None
     ) -> None:
-        """Plan to acquire the lease. `dead_token` belongs to a predecessor proven dead."""
+        """Plan to acquire the lease. `dead_token` belongs to a predecessor that has exited."""
         assert isinstance(self.step, Free)
         self.step, self.leaving = Acquiring(dead_token, resumed), ""
         self.lease = Lease(self.assignment, secrets.token_hex(16), seen_epoch)
@@ -219,15 +221,16 @@ class AssignmentState:
             case HeldLease():
                 self._release()
             case Acquiring():
-                # Redis may have executed the acquire. A release with its token covers both cases.
+                # Redis may have executed the acquire or not. A release with its token is correct in
+                # both cases.
                 self.step = Releasing()
 
     def _release(self) -> None:
         self.step = Releasing()
-        self.slot.forget_lease()  # no message is unfinished, so a successor has nothing to resume
+        self.slot.forget_lease()  # all messages are finished, so a successor has nothing to resume
 
     def intent(self, keys: Keys, ttl: float, owner: str) -> Call | None:
-        """Return the call to make now, the same one until Redis replies, or None."""
+        """Return the call to send now, or None. The call stays the same until Redis replies."""
         match self.step:
             case Acquiring(dead_token):
                 return leases.acquire(keys, self.lease, ttl, owner, dead_token)
@@ -240,7 +243,7 @@ class AssignmentState:
     # --- answers ---
 
     def apply_reply(self, reply: Reply | RedisResponseError, now: float) -> str:
-        """Process the reply to `intent`. Return a word for the log, '' for none."""
+        """Process the reply to `intent`. Return a word for the log, or ''."""
         if isinstance(reply, RedisResponseError):
             # Redis changed nothing. The next round trip repeats the call.
             return ""
@@ -259,7 +262,7 @@ class AssignmentState:
             self.step = Free()
             self._drop_token()
             return ""
-        epoch = leases.epoch_of(reply)  # before any change: it may raise
+        epoch = leases.epoch_of(reply)  # parsed before any change, because it may raise
         self.step = HeldLease()
         self.lease = self.lease._replace(epoch=epoch)
         resumed = acquisition.resumed
@@ -269,7 +272,7 @@ class AssignmentState:
             self.slot.restore(resumed.done, [])  # the acquire has already charged the messages
             self.slot.note_lease(self.lease, new_token)
             return "acquired"
-        self.slot.forget_batch()  # it belongs to an earlier process
+        self.slot.forget_batch()  # this batch belongs to an earlier process
         self.slot.note_lease(self.lease)
         self._owns_from(now)
         return "acquired"
@@ -281,11 +284,12 @@ class AssignmentState:
         self.slot.since_unix_ms = int(time.time() * 1000)
         self.slot.owned = 1
         if self.slot.state == WorkerState.GONE:
-            self.slot.state = WorkerState.BOOTING  # the fork of its process follows
+            self.slot.state = WorkerState.BOOTING  # its process is forked next
 
     def _apply_refence_reply(self, refence: Refencing, reply: Reply, now: float) -> str:
         epoch = leases.epoch_of(reply) if reply.word == "OK" else 0
-        # Clear the batch ahead of the token: under the new token it would be charged again.
+        # Clear the batch before the token changes. With the new token, the batch would be charged
+        # again.
         self.slot.forget_batch()
         if reply.word != "OK":
             self.become_free()
@@ -322,12 +326,12 @@ class AssignmentState:
         """Process the exit of the worker: find the suspects and plan the next call."""
         worker, now = self.worker, time.monotonic()
         assert worker is not None
-        # First read the slot, then decide, and clear the slot last: the refence needs its entries.
+        # Read the slot, then decide. Clear the slot last, because the refence needs its entries.
         lived, settled = worker.seconds_ready(now), worker.count_settled()
         batch, held = self.slot.batch(), isinstance(self.step, HeldLease)
         blame = self._blame(exit_, worker.kill, batch)
         if not held:
-            # Another owner handles the pending messages, which this token cannot charge.
+            # Another owner handles the pending messages, and this token cannot charge any.
             blame = blame._replace(suspects=[], charged=None)
         narrowed = blame.crashed and not settled and rounds.narrows(self.suspects, blame.suspects)
         self._note_blame(blame, idle=not batch.running and exit_.code != ExitCode.BOOT_FAILED)
@@ -351,23 +355,28 @@ class AssignmentState:
         return ExitAssessment(blame.crashed, cause, blame.charged, lived, settled, lost, narrowed)
 
     def _blame(self, exit_: Exit, kill: Kill | None, batch: Batch) -> Blame:
-        """Judge the exit of the process by its code, its kill and the running messages."""
-        # A handler can exit with any code. A worker that exits as planned turns quiet first.
+        """Assess the exit of the process from its code, its kill and the running messages."""
+        # The code alone proves nothing, because a handler can exit with any code. A worker that
+        # exits as planned is quiet first.
         quiet = self.slot.state == WorkerState.QUIET and not batch.running
         unexpected = kill is None and not (quiet and exit_.code in ORDERLY)
         suspects = batch.running if unexpected else []
         if kill is not None and kill.reason == "hard-limit":
-            # Only messages of the killed run are suspects: none if that run has finished.
+            # Only the messages of the killed run are suspects. If that run has finished, there are
+            # none.
             suspects = self.slot.running_in(kill.run_seq)
-        # Several suspects: none is charged. The next process runs them in smaller rounds.
+        # With several suspects, none is charged. The next process runs them in smaller rounds.
         charged = suspects[0] if len(suspects) == 1 else None
         crashed = unexpected or (kill is not None and kill.reason in _KILLED_FOR_FAILING)
         return Blame(not unexpected, crashed, suspects, charged)
 
     def _note_blame(self, blame: Blame, *, idle: bool) -> None:
-        """Record the suspects, which the next process runs in rounds. `idle`: no message ran."""
+        """Record the suspects, which the next process runs in rounds.
+
+        With `idle`, no message ran.
+        """
         if not self.slot.suspects_left:
-            self.suspects = {}  # all have run without a crash
+            self.suspects = {}  # all suspects have run without a crash
         if blame.crashed and blame.suspects:
             self._suspect(blame.suspects)
         if not blame.expected and idle:
@@ -387,7 +396,7 @@ class AssignmentState:
     def _clear_slot(self, suspects: list[bytes]) -> None:
         """Clear the slot, but keep the fetched messages if a refence has to settle them."""
         if isinstance(self.step, Refencing):
-            # The fetched messages stay in the slot until Redis replies.
+            # Keep the fetched messages in the slot until Redis replies.
             self.slot.acquit(suspects)
             self.slot.note_lease(self.lease, self.step.new_token)
             self.slot.vacate()
@@ -395,13 +404,13 @@ class AssignmentState:
             self.slot.clear()
 
     def plan_restart(self, found: ExitAssessment, now: float, daemon: Daemon) -> bool:
-        """Set the earliest time of the next fork by the restart policy.
+        """Set the earliest time of the next fork, as the restart policy requires.
 
         Return False after too many crashes: the partition then pauses for `daemon.crash_cooldown`.
         """
         crashes = self.consumer.max_crashes
         kept = restart.history_max(crash_loop=daemon.crash_loop, max_crashes=crashes)
-        if not found.narrowed:  # a smaller round is progress, so no backoff
+        if not found.narrowed:  # no backoff: a smaller round is progress
             end = restart.WorkerExit(now, found.cause, found.lived, found.settled)
             self.exits = [*self.exits, end][-kept:]
         decision = restart.decide(
@@ -421,9 +430,9 @@ class AssignmentState:
         return False
 
     def dismiss(self, *, unexplained: bool = False) -> tuple[Child, ExitAssessment]:
-        """Continue without a quiet process, which handles no more messages.
+        """Detach a quiet process, which handles no more messages.
 
-        `unexplained`: the reason of its exit is unknown. Its group may be missing.
+        `unexplained`: the reason for its exit is unknown, and its group may be missing.
         """
         assert self.worker is not None
         child = self.worker.child
@@ -432,22 +441,22 @@ class AssignmentState:
         return child, self.on_exit(Exit(ExitCode.STOPPED, None))
 
     def abandon(self) -> Child | None:
-        """Continue without an unkillable process, which hangs in the kernel.
+        """Detach an unkillable process, which hangs in the kernel.
 
-        The process may still write to its slot, so the slot cannot be read: no message is
-        acknowledged or charged. Only the new token keeps the process out. Return the process,
-        which the caller collects later.
+        The process may still write to its slot, so the slot cannot be used: no message is
+        acknowledged or charged. Only the new token prevents writes by the process. Return the
+        process, which the caller reaps later.
         """
         child, self.worker = self.child, None
         if isinstance(self.step, HeldLease):
-            # The slot still belongs to the process, so another instance takes the assignment.
+            # The slot still belongs to the process, so another instance must take the assignment.
             self.step = Refencing(secrets.token_hex(16), release_after=True)
             self.leaving = "unkillable"
             self.slot.forget_lease()  # a successor must not read the slot either
         return child
 
     def fail(self, until: float, problem: str) -> None:
-        """Give the assignment up until `until` (monotonic), in any phase.
+        """Give up the assignment until `until` (monotonic), in any phase.
 
         The caller has removed its processes. No message is acknowledged or charged: all pending
         messages run again.
@@ -466,12 +475,12 @@ class AssignmentState:
         self.slot.state = WorkerState.FAILED
 
     def standby_ended(self) -> None:
-        """Note that the standby has exited."""
+        """Record that the standby has exited."""
         self.standby = None
         self.slot.standby_pid = 0
 
     def pace_of(self, now: float) -> float:
-        """Return the messages per second of the worker, or of the last one with any message."""
+        """Return the messages per second of the worker, or of the last worker that finished any."""
         return (self.worker.pace(now) if self.worker is not None else 0.0) or self.pace
 
     def started_as(self, child: Child, now: float) -> None:
@@ -482,9 +491,9 @@ class AssignmentState:
     def _follow_on(
         self, exit_: Exit, worker: RunningWorker, refence: Refencing, *, expected: bool
     ) -> None:
-        """Plan the call that follows the exit of the process, mostly `refence`."""
+        """Plan the call that follows the exit of the process, usually `refence`."""
         if not isinstance(self.step, HeldLease):
-            return  # the lease was lost while the process ran, so its token settles no message
+            return  # the lease was lost while the process ran, so its token can settle nothing
         if expected and exit_.code == ExitCode.FENCED:
             self.become_free()
             return
@@ -539,7 +548,7 @@ class AssignmentState:
 
     @property
     def crashed(self) -> bool:
-        """True if it pauses after crashes of its processes, not after an internal error."""
+        """True if the assignment pauses after crashes of its processes, not internal errors."""
         return self.slot.state != WorkerState.FAILED
 
     @property
@@ -567,7 +576,7 @@ class AssignmentState:
 
     @property
     def wants_exchange(self) -> bool:
-        """True if it has a call for Redis that was not refused before."""
+        """True if the assignment has a call for Redis that was not refused before."""
         if self.refusal:
             return False
         waiting = self.phase not in (Phase.FREE, Phase.HELD)
@@ -575,7 +584,7 @@ class AssignmentState:
 
     @property
     def is_stuck(self) -> bool:
-        """True if Redis refuses its call because of an invalid value, which must be repaired."""
+        """True if Redis refuses the call because of an invalid value, which must be repaired."""
         only_this_key = kind_of(self.refusal) is RefusalKind.BAD_KEY_OR_COMMAND
         return only_this_key and self.refused == self.phase.value
 

@@ -1,4 +1,4 @@
-"""The actions of the supervisor in one tick, as a value, merged from the wishes of its parts.
+"""The actions of the supervisor in one tick, merged from the wishes of its parts.
 
 The parts (drain, rebalance, capacity, limits, rolling replacement) read the partitions and return
 wishes. They never act. Only `merge` decides between wishes for the same partition, and the
@@ -15,7 +15,8 @@ Precedence, highest first:
 7. Start: adopt a standby, fork a worker, fork a standby.
 8. Acquire.
 
-A wish that loses is dropped. Its part returns it again at the next tick if it still applies.
+A wish with a lower precedence is dropped. Its part returns it again at the next tick if it still
+applies.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from streamqd.model import Assignment
 
 
 class Acquire(NamedTuple):
-    """Acquire a partition that was seen with this epoch. `dead_token` is that of a dead owner."""
+    """Acquire a partition, last seen with this epoch. `dead_token` belongs to an exited owner."""
 
     assignment: Assignment
     epoch: int
@@ -37,17 +38,17 @@ class Acquire(NamedTuple):
 
 
 class ReleaseLease(NamedTuple):
-    """Release a partition that no process works on."""
+    """Release a partition that has no process."""
 
     assignment: Assignment
     reason: str  # drain | shed | unstartable | broken
 
 
 class DismissWorker(NamedTuple):
-    """Detach a quiet worker: it exits under its old token while its successor works."""
+    """Detach a quiet worker, which exits with its old token while its successor works."""
 
     assignment: Assignment
-    unexplained: bool = False  # its exit has no known reason, and its group may be gone
+    unexplained: bool = False  # its exit has no known reason, and its group may be missing
 
 
 class ForkWorker(NamedTuple):
@@ -110,10 +111,10 @@ class PauseWorker(NamedTuple):
 
 
 class WakeWorker(NamedTuple):
-    """Wake a worker that waits for messages, for a request of the housekeeper."""
+    """Wake a worker that waits for messages, because of a request of the housekeeper."""
 
     assignment: Assignment
-    wanted: tuple[int, int]  # the request, so that the worker is woken once for it
+    wanted: tuple[int, int]  # the request, so that the worker is woken only once for each
 
 
 Action = (
@@ -146,7 +147,7 @@ _RANK: Mapping[type, int] = MappingProxyType(
     }
 )
 _RANK_OF_REASON = MappingProxyType({"drain": _DRAIN, "lost": _LOST, "shed": _HAND_OVER})
-# These need no arbitration and may accompany any action on the worker.
+# These actions need no precedence and may accompany any action on the worker.
 _UNORDERED = (DismissStandby, KillStandby, InterruptRun, PauseWorker, WakeWorker)
 
 
@@ -155,8 +156,8 @@ def merge(wishes: Iterable[Action], isolate: Isolate[Assignment] = directly) -> 
 
     A standby that should exit is not adopted. The next tick forks a worker instead.
 
-    The actions are in order of precedence, so only Acquire comes after the forks: memory
-    that the supervisor writes to between two forks is copied for each child.
+    The actions are in order of precedence, so only Acquire comes after the forks. Memory that the
+    supervisor writes between two forks would be copied for each child.
     """
     beside: list[Action] = []
     chosen: dict[Assignment, tuple[int, Action]] = {}

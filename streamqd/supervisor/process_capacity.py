@@ -1,8 +1,8 @@
 """Limit the partitions of this instance while the operating system refuses processes.
 
 A partition that cannot get a process is released. The heartbeat reports the limit, so other
-instances acquire such partitions. When processes can be started again, the heartbeat reports that
-too, and the instance gets its share back. `policy.capacity.Capacity` keeps the state.
+instances acquire such partitions. When processes can be started again, the heartbeat no longer
+reports it, and the instance gets its share back. `policy.capacity.Capacity` keeps the state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamqd.supervisor.plan import ReleaseLease
 def observe(
     capacity: Capacity, now: float, partitions: Collection[AssignmentState], refusal: str
 ) -> None:
-    """Record a `refusal` that lasts. From now on, only the running partitions are served."""
+    """Record a lasting `refusal`. From then on, the limit is the number of running partitions."""
     stuck = _stuck(now, partitions)
     if stuck:
         running = sum(each.child is not None for each in partitions)
@@ -54,9 +54,10 @@ def announcement(capacity: Capacity, cap: int) -> dict[str, object]:
 
 
 def _stuck(now: float, partitions: Iterable[AssignmentState]) -> list[AssignmentState]:
-    """Return all partitions without a process, once the refusal has lasted for one.
+    """Return all partitions without a process, once one has waited long enough.
 
-    All together: otherwise the rebalancer would move a running partition for each of the others.
+    They are released together. Otherwise, the rebalancer would move a running partition for each of
+    the others.
     """
     refused = [
         each

@@ -26,9 +26,9 @@ def decide(
 ) -> tuple[list[Action], bool]:
     """Return the moves for a new view of the fleet, and True if another check should follow soon.
 
-    `wanted` are the assignments of all current consumers. Those in `blocked` have a process that
-    cannot be killed. `room` is the number of further partitions that may be owned. After a reload
-    has lowered the cap, it can be negative, and some partitions are shed.
+    `wanted` are the assignments of all current consumers. Assignments in `blocked` have a process
+    that cannot be killed. `room` is the number of partitions that may be acquired. It is negative
+    after a reload lowered the cap, and partitions are then shed.
     """
     mine = {u: each.since for u, each in partitions.items() if each.phase is not Phase.FREE}
     moving = sum(1 for assignment in mine if partitions[assignment].stop_reason == "shed")
@@ -58,7 +58,7 @@ def count_unowned(
     wanted: Collection[Assignment],
     constraints: Constraints,
 ) -> int:
-    """Return how many wanted assignments have no owner, without those of stopped groups."""
+    """Return how many wanted assignments have no owner, excluding those of stopped groups."""
     return sum(
         1
         for assignment in wanted

@@ -19,7 +19,7 @@ from streamqd.notify import Notifier
 from streamqd.subprocess_task import SubprocessTask, TaskResult
 from streamqd.supervisor.rolling_replacement import RollResult
 
-# The running processes depend on these, so a change needs a restart.
+# Settings that the running processes depend on, so a change needs a restart.
 FIXED = ("redis", "keys", "log")
 FIXED_DAEMON = ("instance", "fleet", "state_dir", "preload", "lease_ttl", "weight")
 
@@ -28,8 +28,9 @@ FIXED_DAEMON = ("instance", "fleet", "state_dir", "preload", "lease_ttl", "weigh
 class Validated:
     """The result of validating a new configuration in a child.
 
-    `settings` is None if it cannot be used. `sources` are files of the code, read after
-    `since_unix_ns`. `groups_restored` counts consumer groups that had to be created again.
+    `settings` is None if the configuration is invalid. `sources` are files of the user's code, read
+    after `since_unix_ns`. `groups_restored` is the number of consumer groups that were created
+    again.
     """
 
     settings: Settings | None
@@ -40,7 +41,7 @@ class Validated:
 
 
 class Reload:
-    """Runs one reload at a time: validate, adopt, roll."""
+    """Runs one reload at a time: validate the configuration, adopt it, replace the workers."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Reload:
         forget: Sequence[Callable[[], None]],
         notifier: Notifier,
     ) -> None:
-        """`forget` is as for `process.spawn`."""
+        """`forget` is passed to `process.spawn`."""
         self._load = load
         self._only = only
         self._forget = forget
@@ -60,15 +61,16 @@ class Reload:
         self._settings: Settings | None = None
         self.rolling = False
         self._begun_unix_ns = 0
-        self.problem = ""  # reason why the last reload was refused or stopped, '' if it succeeded
+        # Reason for which the last reload was refused or stopped, '' after a success.
+        self.problem = ""
 
     def request(self) -> None:
-        """Request a reload. A request during a reload takes effect after it."""
+        """Request a reload. If one is running, the request takes effect after it."""
         self._requested_unix_ms = self._requested_unix_ms or time.time_ns() // 1_000_000
 
     @property
     def since_unix_ms(self) -> int:
-        """The request time of the running or else the next reload (unix ms), 0 if idle."""
+        """The request time of the running reload, or else of the next one (unix ms). 0 if idle."""
         if self._probe is not None or self.rolling:
             return self._since_unix_ms
         return self._requested_unix_ms
@@ -139,7 +141,7 @@ class Reload:
         )
 
     def refuse(self, problems: list[str]) -> None:
-        """Report the reason to reject the new configuration. The old one stays in use."""
+        """Report the reason for rejecting the new configuration. The old one stays in use."""
         self.problem = "; ".join(problems)
         for problem in problems:
             logs.event("reload.refused", logging.ERROR, problem=problem)
@@ -172,13 +174,13 @@ class Reload:
 
 
 def _keep_fixed(new: Settings, old: Settings) -> Settings:
-    """Return new settings with the old values where only a restart may change them."""
+    """Return the new settings, but with the old values of those that only a restart may change."""
     changed = [f"[{name}]" for name in FIXED if getattr(new, name) != getattr(old, name)]
     fixed = {name: getattr(old.daemon, name) for name in FIXED_DAEMON}
     changed += [
         f"daemon.{name}" for name, value in fixed.items() if getattr(new.daemon, name) != value
     ]
-    # The address of an embedded server was resolved at the start.
+    # The URL of an embedded server was replaced by its address at the start, so it is not a change.
     if new.redis.url == "embedded:" and changed and changed[0] == "[redis]":
         changed.pop(0)
     if changed:

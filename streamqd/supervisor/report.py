@@ -16,13 +16,14 @@ from streamqd.scoreboard import InstanceFlags, Scoreboard, now_ns
 from streamqd.supervisor.isolation import Isolation
 from streamqd.supervisor.partition import AssignmentState, Phase
 
-EXTEND_SECONDS = 20.0  # extension to request while a start or a drain makes progress
-EXTEND_EVERY = 5.0  # seconds between two such requests
-PINGS = 4  # watchdog pings in each watchdog interval
+# Seconds by which a start or a drain that makes progress extends its time limit.
+EXTEND_SECONDS = 20.0
+EXTEND_EVERY = 5.0  # seconds between two requests for such an extension
+PINGS = 4  # pings per watchdog interval
 
 
 class StatusReporter:
-    """Reports each change once, and progress as often as the service manager requires."""
+    """Reports each change once, and progress at the interval that the service manager requires."""
 
     def __init__(self, board: Scoreboard, notifier: Notifier) -> None:
         self._board = board
@@ -47,17 +48,17 @@ class StatusReporter:
     ) -> None:
         """Publish flags and progress.
 
-        READY is sent when each owned partition has booted, or has failed to boot at least once: one
-        broken partition must not stop the others. `fleet_seen`: the owners of the partitions
-        are known. `capacity` is the number of partitions that the operating system allows, None
-        without such a limit. `member`: the fleet lists this instance under its name. `duplicate`:
-        another live run has the name.
+        READY is sent when each owned partition has booted, or has failed to boot at least once,
+        because one broken partition must not stop the others. `fleet_seen`: the owners of the
+        partitions are known. `capacity` is the number of partitions that the operating system
+        allows, None without such a limit. `member`: the fleet lists this instance under its name.
+        `duplicate`: another live run has the same name.
         """
         owned = [partition for partition in partitions.values() if partition.owned]
         wanted = [
             partition for partition in partitions.values() if partition.phase is not Phase.FREE
         ]
-        # Check before the count, so that a worker that boots in between is counted.
+        # Check this before counting, so that a worker that becomes ready meanwhile is counted.
         starting = any(not partition.is_ready and not partition.exits for partition in wanted)
         running = sum(1 for partition in owned if partition.is_ready)
         flags = InstanceFlags.STARTED
@@ -97,10 +98,10 @@ class StatusReporter:
             self._notifier.status(status)
 
     def _report_progress(self, now: float, *, waited_for: bool) -> None:
-        """Feed the watchdog. During a start and a drain, request more time.
+        """Ping the watchdog. During a start or a drain, request more time.
 
-        A housekeeper that stopped starves the watchdog: otherwise retries and trimming would stop
-        without notice. An outage of Redis does not stop the housekeeper's rounds.
+        No ping is sent if the housekeeper makes no progress, because retries and trimming would
+        otherwise stop unnoticed. An outage of Redis does not stop the housekeeper's rounds.
         """
         began_ns = self._board.housekeeper_progress_ns
         if began_ns and (now_ns() - began_ns) / 1e9 > HOUSEKEEPER_SECONDS:
@@ -115,7 +116,7 @@ class StatusReporter:
 
 
 def dump(partitions: Mapping[Assignment, AssignmentState], isolation: Isolation) -> None:
-    """Log every assignment's state and this process's stack, and ask all workers for theirs."""
+    """Log every assignment's state and this process's stack. Request the stacks of all workers."""
     isolation.each(partitions.values(), _log_state)
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)

@@ -1,6 +1,6 @@
 """Register topics, groups and partition counts again after a fence or a topic was deleted.
 
-A child process does it, because each topic and each group costs a round trip.
+A child process does this, because each topic and each group costs a round trip.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RETRY_SECONDS = 2.0
 
 
 class Registered(NamedTuple):
-    """The result of one child. `partitions` are the counts of all topics that could be read."""
+    """The result of one child. `partitions` maps each readable topic to its partition count."""
 
     complete: bool = False
     groups_restored: int = 0
@@ -26,7 +26,7 @@ class Registered(NamedTuple):
 
 @dataclass
 class Reregister:
-    """A registration, repeated until it succeeds. One child runs at a time."""
+    """Repeats a registration until it succeeds. One child runs at a time."""
 
     forget: Sequence[Callable[[], None]]  # as for `process.spawn`
     _task: SubprocessTask | None = None
@@ -41,7 +41,10 @@ class Reregister:
         return {self._task.pid} if self._task is not None else set()
 
     def collect(self, now: float) -> Registered:
-        """Return the result of a child that just finished, usually an empty one. Never blocks."""
+        """Return the result of a child that has just finished, else an empty result.
+
+        Never blocks.
+        """
         found = self._task.poll() if self._task is not None else None
         if found is None:
             return Registered()

@@ -1,7 +1,7 @@
-"""Resolve host names in a child process, because the operating system has no time limit for it.
+"""Resolve host names in a child process, because the operating system sets no time limit.
 
-If the name server does not answer, a lookup takes 5 s and would delay lease renewals. A late child
-continues, and the next lookup uses its answer.
+If the name server does not answer, a lookup takes 5 seconds and would delay lease renewals. A child
+that is late continues, and the next lookup uses its answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEPT_SECONDS = 60.0  # time for which a late answer can be used
 class Resolver:
     """Resolves names for the supervisor's connections.
 
-    One child at a time runs for each name. Numeric addresses need none.
+    For each name, at most one child runs at a time. Numeric addresses need no child.
     """
 
     forget: Sequence[Callable[[], None]] = ()  # passed to `process.spawn`
@@ -36,7 +36,7 @@ class Resolver:
         return {task.pid for task in self._asked.values()}
 
     def lookup(self, host: str, port: int, seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
-        """Return the addresses of a name, see `transport.Lookup`. Waits at most `seconds`."""
+        """Return the addresses of a name, as `transport.Lookup` does. Waits at most `seconds`."""
         self._forget_old()
         try:
             found = socket.getaddrinfo(
@@ -67,7 +67,7 @@ class Resolver:
         return [(family, tuple(address)) for family, address in outcome.result]
 
     def _forget_old(self) -> None:
-        """Drop late answers that no caller took: the name may have another address by now."""
+        """Drop old answers that no lookup has used, because the address may have changed."""
         old = time.monotonic() - KEPT_SECONDS
         for asked, task in list(self._asked.items()):
             if task.began <= old and task.poll() is not None:

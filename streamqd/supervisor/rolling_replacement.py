@@ -3,10 +3,11 @@
     request ──► standby boots ──► standby warm: worker gets the stop command ──► worker quiet:
     new token ──► standby gets the token and works ──► next request
 
-The old worker must be quiet before the standby gets a token, or the unfinished message would run
+The old worker must be quiet before the standby gets a token, or its unfinished message would run
 twice. If a standby dies, the old worker continues. After too many deaths in a row, no standby is
-forked for `daemon.crash_cooldown`. One replacement at a time doubles memory use for one partition
-only. Quiet workers that are slow to exit (`on_stop`) do not delay other partitions.
+forked for `daemon.crash_cooldown`. Because replacements run one at a time, only one partition uses
+memory for two processes. Quiet workers that are slow to exit (`on_stop`) do not delay other
+partitions.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ from streamqd.supervisor.plan import (
 )
 
 LEAVING = ("drain", "shed", "lost")
-IDLE_PATIENCE_SECONDS = 10.0  # a standby's wait for a worker to reach `max_messages`
-DISMISSED_MAX = 4  # exiting processes at which no further replacement starts
-QUIET_SECONDS = 1.0  # time a quiet worker has to exit before its partition continues without it
+IDLE_PATIENCE_SECONDS = 10.0  # longest wait of a standby for the worker to reach `max_messages`
+DISMISSED_MAX = 4  # number of exiting processes from which no further replacement starts
+# Time limit for the exit of a quiet worker, after which its partition continues without it.
+QUIET_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """The state of the instance that a replacement depends on. Times are monotonic."""
+    """The state of the instance on which replacements depend. Times are monotonic."""
 
     now: float
     daemon: Daemon
@@ -60,10 +62,11 @@ class RollResult(NamedTuple):
 
 
 class RollProgress(NamedTuple):
-    """The worker that a roll replaces now, and the `step` of that.
+    """The worker that a roll is replacing, and the `step` of this replacement.
 
-    queue: another replacement comes first, start: its successor starts, finish: it was asked to
-    stop after its running messages. `workers` are replaced after it.
+    The step is `queue` while another replacement comes first, `start` while the successor starts,
+    and `finish` after the worker was asked to stop. `workers` is the number of workers to replace
+    afterwards.
     """
 
     assignment: Assignment | None
@@ -90,19 +93,22 @@ class _Replacing:
 
     @property
     def keeps_old(self) -> bool:
-        """True if the old worker keeps working when the replacement is given up."""
+        """True if the old worker would continue after the replacement is given up."""
         return self.is_old_working and not self.partition.stop_reason
 
     @property
     def stops_old(self) -> bool:
-        """True if the old worker needs a stop command. At `max_messages` it stops without one."""
+        """True if the old worker needs a stop command.
+
+        At `max_messages`, it stops automatically.
+        """
         return self.cold or (self.partition.standby_is_warm and self.reason != MAX_MESSAGES)
 
 
 class RollingReplacement:
     """The queue of replacements and the current one.
 
-    `observe` picks the current replacement and tracks its progress. `wishes` only reads.
+    `observe` chooses the current replacement and tracks its progress. `wishes` changes nothing.
     """
 
     def __init__(self, isolate: Isolate[Assignment] = directly) -> None:
@@ -112,15 +118,17 @@ class RollingReplacement:
         self._deaths: list[restart.WorkerExit] = []
         self._cooling_down: dict[
             Assignment, float
-        ] = {}  # monotonic end of the pause of replacements
-        self._failed: dict[Assignment, str] = {}  # why the last replacement was given up
-        self._roll: list[Assignment] = []  # the rest of a reload, after `_rolling`
+        ] = {}  # monotonic time at which replacements may start again
+        # Reason for which the last replacement was given up.
+        self._failed: dict[Assignment, str] = {}
+        self._roll: list[Assignment] = []  # workers to replace for a reload after `_rolling`
         self._rolling: Assignment | None = None
 
     def request(self, assignment: Assignment, reason: str) -> bool:
         """Queue the replacement of a worker.
 
-        Return False, with no change, if one is queued already or the assignment cools down.
+        Return False and change nothing if a replacement is already queued or the assignment is in
+        its cooldown.
         """
         if reason == "reload":
             self._cooling_down.pop(assignment, None)
@@ -168,13 +176,14 @@ class RollingReplacement:
         return RollProgress(assignment, step, len(self._roll))
 
     def continue_roll(self, partitions: Mapping[Assignment, AssignmentState]) -> RollResult | None:
-        """Continue a roll: request the next worker after the last one's successor works.
+        """Continue a roll: request the next replacement when the last successor works.
 
         Return the result when the roll is over, None until then. A failed replacement stops the
         roll, so the other partitions keep their workers.
         """
         if self._rolling is not None:
-            # With a small `max_messages`, the worker may be queued again immediately.
+            # With a small `max_messages`, the worker may be queued again immediately, so compare
+            # the reason.
             if self._isolate(self._rolling, self.is_wanted, self._rolling, "reload"):
                 return None
             assignment, self._rolling = self._rolling, None
@@ -217,15 +226,15 @@ class RollingReplacement:
     ) -> None:
         if given.draining:
             self._wanted.clear()
-        # Skip an assignment while a standby with the old code exits: `wishes` has dismissed it, and
-        # its `on_stop` may take up to 30 s.
+        # Skip an assignment while its dismissed standby with the old code exits. Its `on_stop` may
+        # take up to 30 seconds.
         ready = [
             assignment for assignment in self._wanted if not partitions[assignment].slot.standby_pid
         ]
         if not ready or given.ending >= DISMISSED_MAX:
             return
-        # A reload requests one worker at a time. It comes first, or it would wait each time for
-        # all workers at `max_messages`.
+        # A reload requests one worker at a time. Its request comes first. Otherwise, each would
+        # wait for all workers at `max_messages`.
         assignment = next(
             (assignment for assignment in ready if self._wanted[assignment] == "reload"), ready[0]
         )
@@ -233,16 +242,16 @@ class RollingReplacement:
         reason = self._wanted.pop(assignment)
         worker = partition.worker
         if worker is None or worker.stop_reason or partition.phase is not Phase.HELD:
-            return  # it exits anyway, and its successor is the replacement
+            return  # the worker exits anyway, and its successor replaces it
         if reason == MAX_MESSAGES and not worker.ready_at:
-            return  # this is the successor: the worker at `max_messages` has exited
+            return  # the worker at `max_messages` has exited, and this is its successor
         cold = partition.consumer.handover == "cold" or not worker.ready_at
         self._current = _Replacing(partition, reason, worker.child.pid, cold)
         self._deaths = []
         self._failed.pop(assignment, None)
 
     def _follow(self, replacing: _Replacing, now: float) -> None:
-        """Note when the standby is warm.
+        """Record when the standby is warm.
 
         A standby for `max_messages` is given up if the old worker does not reach the limit within
         `IDLE_PATIENCE_SECONDS`, or if a reload waits.
@@ -259,25 +268,25 @@ class RollingReplacement:
             return
         idle = now - replacing.warm_at > IDLE_PATIENCE_SECONDS
         if idle:
-            partition.pace = 0.0  # no messages arrive, so the earlier pace is no longer valid
+            partition.pace = 0.0  # no messages arrive, so the earlier rate no longer applies
         if idle or "reload" in self._wanted.values():
             self._current = None
 
     def on_standby_refused(self, assignment: Assignment) -> None:
-        """Note that the operating system refused to fork a standby."""
-        self._current = None  # `Limits` requests it again, unless it was for a reload
+        """Record that the operating system refused to fork a standby."""
+        self._current = None  # `Limits` requests the replacement again, unless it was for a reload
         self._failed[assignment] = "the operating system refuses another process"
 
     def on_standby_exit(
         self, partition: AssignmentState, how: str, now: float, daemon: Daemon
     ) -> None:
-        """Note that a standby has exited. Plan another after a backoff, until the crash limit."""
+        """Record that a standby exited. Plan another after a backoff, up to the crash limit."""
         replacing = self._current
         if replacing is None or replacing.partition is not partition:
             return
         if not replacing.keeps_old:
             self._current = (
-                None  # the old worker stops or is gone, so the partition gets a new worker
+                None  # the old worker is stopping or gone, so the partition gets a new worker
             )
             return
         self._deaths.append(restart.WorkerExit(now, restart.ExitCause.BOOT))
@@ -310,7 +319,7 @@ class RollingReplacement:
     def wishes(
         self, partitions: Iterable[AssignmentState], now: float, boot_timeout: float
     ) -> list[Action]:
-        """Return the next step of the current replacement, and dismiss unneeded processes."""
+        """Return the next step of the current replacement. Dismiss processes no longer needed."""
         current = None if self._current is None else self._current.partition
         actions: list[Action] = []
         for partition in partitions:
@@ -343,7 +352,7 @@ def _step(replacing: _Replacing, now: float, boot_timeout: float) -> list[Action
 
 
 def _end_of_quiet(partition: AssignmentState, now: float) -> list[Action]:
-    """Dismiss or kill a worker that turned quiet but does not exit."""
+    """Dismiss or kill a worker that is quiet but does not exit."""
     worker = partition.worker
     if worker is None or not worker.is_quiet:
         return []
@@ -359,7 +368,7 @@ def _is_over(replacing: _Replacing, given: Circumstances) -> bool:
     """Return True if the replacement is done, or is no longer possible or needed."""
     partition = replacing.partition
     if partition.worker is not None and not replacing.is_old_working:
-        # `ready_at`, not the live state: `worker.ready` must be logged first.
+        # Use `ready_at` and not the current state, because `worker.ready` must be logged first.
         return bool(partition.worker.ready_at)
     leaving = partition.stop_reason in LEAVING or partition.release_after
     free = partition.phase not in (Phase.HELD, Phase.REFENCING)

@@ -1,7 +1,7 @@
 """The worker process of an assignment, from its fork or handover until its exit.
 
-A value without I/O: the supervisor records in it what it observed and commanded. The counters of
-the slot continue from one process to the next, so `RunningWorker` keeps those at its start.
+The supervisor records its observations and commands here. There is no I/O. The counters of a slot
+continue from one process to the next, so `RunningWorker` stores their values at its start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streamqd.scoreboard import WorkerSlot, WorkerState
 
 
 class Kill(NamedTuple):
-    """A SIGKILL sent by the supervisor: its reason, the run that caused it, when it was sent."""
+    """A SIGKILL that the supervisor sent: its reason, its time, and the run that caused it."""
 
     reason: str  # hard-limit | boot | stalled | on_stop | deadline | quit | unstarted
     run_seq: int
@@ -32,7 +32,7 @@ class Counters(NamedTuple):
 
     @classmethod
     def read(cls, slot: WorkerSlot) -> Counters:
-        """Read them now."""
+        """Read the current values."""
         settled = slot.counter("acked") + slot.counter("failed")
         return cls(settled, slot.counter("recycled"), slot.run_seq)
 
@@ -46,11 +46,11 @@ class RunningWorker:
     consumer: Consumer  # the settings at its start, unchanged by a reload
     started: float
     ready_at: float = 0.0  # 0 = not booted yet
-    quiet_at: float = 0.0  # time at which it was first found quiet, 0 = it works
+    quiet_at: float = 0.0  # time at which it was first seen quiet, 0 = not quiet
     stop_reason: str = ""  # reason of the stop command: shed, drain, reload, recycle, lost
     kill: Kill | None = None
     soft_limited: int = 0  # sequence number of the last run interrupted at its soft limit
-    spread: float = field(default_factory=random)  # 0 to 1, so that ages differ
+    spread: float = field(default_factory=random)  # random number from 0 to 1 that varies `max_age`
 
     def __post_init__(self) -> None:
         self._at_start = Counters.read(self.slot)
@@ -69,18 +69,18 @@ class RunningWorker:
         return now - self.ready_at if self.ready_at else 0.0
 
     def pace(self, now: float) -> float:
-        """Return the messages per second that it finished, 0 before the first."""
+        """Return the messages per second that the process finished, 0 before the first."""
         settled = self._settled_since_start()
         return settled / max(0.001, self.seconds_ready(now)) if settled else 0.0
 
     def remaining_of(self, limit: int) -> int:
-        """Return the number of messages that it may still finish, given `limit`."""
+        """Return the number of messages that the process may still finish before `limit`."""
         return limit - self._settled_since_start()
 
     def count_settled(self) -> int:
-        """Return the number of messages that it finished, successfully or not.
+        """Return the number of messages that the process finished, successfully or not.
 
-        Messages dead-lettered for earlier crashes do not count, because no handler ran.
+        Messages that were dead-lettered for earlier crashes do not count, because no handler ran.
         """
         return self._settled_since_start() + len(self.slot.batch().done)
 
@@ -89,12 +89,12 @@ class RunningWorker:
 
     @property
     def has_worked(self) -> bool:
-        """True if it has started to handle a message."""
+        """True if the process has started to handle a message."""
         return self.slot.run_seq != self._at_start.run_seq
 
     @property
     def has_recycled(self) -> bool:
-        """True if it has counted its own exit at a limit."""
+        """True if the process counted its own exit at a limit."""
         return self.slot.counter("recycled") != self._at_start.recycled
 
     @property

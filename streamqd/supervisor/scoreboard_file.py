@@ -1,9 +1,9 @@
 """The scoreboard's file, from which a supervisor continues after its predecessor was killed.
 
-It is in a memory file system, so it costs as much as anonymous memory and disappears when the host
-restarts. The lock of the instance protects it: if a process has the lock, its predecessor has
-exited, so the file no longer changes. The tokens in it need no further trust, because Redis rejects
-a token that is not in the fence.
+The file is in a memory file system, so it costs as much as anonymous memory and disappears when the
+host restarts. The lock of the instance protects the file: once a process has the lock, its
+predecessor has exited and the file no longer changes. The tokens in the file need not be trusted,
+because Redis rejects a token that is not in the fence.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from streamqd.scoreboard import (
 
 SUFFIX = ".board"
 DRAFT = ".draft"  # suffix of an unfinished file
-REFUSED = ".refused"  # suffix of the last unusable file
-SWEPT_MAX = 256  # files of a directory that one start checks
+REFUSED = ".refused"  # suffix of the last file that was rejected
+SWEPT_MAX = 256  # files that one start checks in a directory
 _MAGIC = b"streamqd scoreboard\n"
-_HEADER = struct.Struct("<20sII")  # magic, then the length and checksum of the JSON that follows
+_HEADER = struct.Struct("<20sII")  # magic number, length and checksum of the JSON that follows
 _IN_MEMORY = ("tmpfs", "ramfs")
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -51,9 +51,9 @@ class ScoreboardFileError(Exception):
 class ResumableAssignment(NamedTuple):
     """The state of one assignment that a killed supervisor held.
 
-    `next_token` is the token that was about to replace the lease's, '' for none. The messages at
-    the places in `done` were handled, but perhaps not acknowledged. Those in `running` were being
-    handled.
+    `next_token` is the token that was about to replace the lease's token, '' for none. The messages
+    in `done` (by place) were handled but perhaps not acknowledged. The messages in `running` were
+    being handled.
     """
 
     lease: Lease
@@ -65,7 +65,7 @@ class ResumableAssignment(NamedTuple):
 class ScoreboardFile:
     """Creates the scoreboard of one supervisor, and reads that of its predecessor.
 
-    `resumable` maps each assignment that the predecessor held to its state, without rejected ones.
+    `resumable` maps each assignment of the predecessor to its state, except rejected ones.
     """
 
     def __init__(self, daemon: Daemon, lock: startup.InstanceLock) -> None:
@@ -81,7 +81,8 @@ class ScoreboardFile:
     def make(self, assignments: int) -> Scoreboard:
         """Read the old board, then return a new one with room for `assignments`.
 
-        Other processes find the new board after `publish`. Until then the old file stays unchanged.
+        Other processes find the new board only after `publish`. Until then, the old file stays
+        unchanged.
         """
         if self._path is None:
             logs.event("scoreboard.private", logging.WARNING, problem="no memory file system")
@@ -107,7 +108,7 @@ class ScoreboardFile:
         return board
 
     def publish(self) -> None:
-        """Replace the old file by the new board, which by now holds the same state."""
+        """Replace the old file by the new board, which now contains the same state."""
         if self._path is None:
             return
         try:
@@ -117,7 +118,7 @@ class ScoreboardFile:
             self._path = None
 
     def remove(self) -> None:
-        """Remove the file: no assignment is held any longer."""
+        """Remove the file, because no assignment is owned any longer."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
@@ -145,7 +146,7 @@ class ScoreboardFile:
         logs.event("scoreboard.found", file=str(path), assignments=len(self.resumable))
 
     def _put_aside(self, path: Path, problem: str, bug: Exception | None = None) -> None:
-        """Rename an unusable file, so that no later start reads it. Log its new name."""
+        """Rename a rejected file, so that no later start reads it. Log its new name."""
         aside = path.with_suffix(REFUSED)
         try:
             path.replace(aside)
@@ -169,13 +170,14 @@ class FoundScoreboard(NamedTuple):
 
 
 def folder(environment: Mapping[str, str], user: int) -> Path | None:
-    """Return the first in-memory directory that only this user can write to, None for none.
+    """Return the first in-memory directory that only this user can write to, or None.
 
     Missing candidates are created with mode 0700, except directories of systemd.
     """
     given = environment.get("RUNTIME_DIRECTORY", "").split(":")[0]
     session = environment.get("XDG_RUNTIME_DIR", "")
-    # systemd links to these for a dynamic user. No other user can write next to them.
+    # For a dynamic user, systemd creates links to these directories, so resolve them. No other user
+    # can write next to them.
     candidates = [(Path(given).resolve(), False)] if given else []
     candidates.append((Path("/run/streamqd").resolve(), False))
     if session:
@@ -316,7 +318,7 @@ def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundScoreboard:
 
 
 def _sweep(place: Path) -> None:
-    """Remove the files of instances whose lock is gone. They are never read again."""
+    """Remove the files of instances whose lock file is gone, because they are never read again."""
     with contextlib.suppress(OSError):
         found = [path for path in place.iterdir() if path.suffix in (SUFFIX, DRAFT, REFUSED)]
         for path in sorted(found)[:SWEPT_MAX]:

@@ -1,7 +1,8 @@
 """Answer the requests of operators for the stack of a worker.
 
-A directive names an assignment. Its owner asks the worker for the stacks of all threads, and
-publishes them with its epoch. Other instances ignore the directive. The run continues.
+A directive names an assignment. The owning instance requests the stacks of all threads from the
+worker, and publishes them with its epoch. Other instances ignore the directive. The run of the
+handler continues.
 """
 
 from __future__ import annotations
@@ -20,20 +21,22 @@ from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.loop_watch import LoopWatch
 from streamqd.supervisor.partition import AssignmentState
 
-CHECK_INTERVAL_SECONDS = 0.2  # a stack is complete once it does not grow between two checks
-RETRY_SECONDS = 1.5  # silence after which a worker is asked again
-SILENCE_SECONDS = 8.0  # silence after which the request is answered without a stack
+# Seconds between checks. A stack that does not grow between two checks is complete.
+CHECK_INTERVAL_SECONDS = 0.2
+RETRY_SECONDS = 1.5  # seconds without an answer after which the request is repeated
+SILENCE_SECONDS = 8.0  # seconds without an answer after which an error is published
 
 
 @dataclass
 class _Request:
-    """A request that this instance answers. Times are monotonic seconds."""
+    """A request that this instance must answer. Times are monotonic seconds."""
 
     directive: Directive
     since: float
     child: Child | None = None  # the process that was asked
     asked_at: float = 0.0
-    steps: list[int] = field(default_factory=list)  # threads still to be asked, 0 = all
+    # Threads whose stacks are still to be requested, 0 = all.
+    steps: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -56,16 +59,17 @@ class StackRequests:
         return assignment in self._open
 
     def observe(self, partitions: Mapping[Assignment, AssignmentState], now: float) -> float:
-        """Ask workers, and publish their stacks. Return the time of the next check (monotonic)."""
+        """Request and publish stacks. Return the time of the next check (monotonic)."""
         for assignment in list(self._open):
             partition = partitions.get(assignment)
             if partition is None or not partition.owned:
-                del self._open[assignment]  # the owner has read the same directive
+                # Another instance owns the assignment and has read the same directive.
+                del self._open[assignment]
             elif (
                 self.isolate(assignment, self._advance, partition, self._open[assignment], now)
                 is not False
             ):
-                self._open.pop(assignment, None)  # answered, or failed
+                self._open.pop(assignment, None)  # the request was answered, or an error occurred
         return now + CHECK_INTERVAL_SECONDS if self._open else math.inf
 
     def _advance(self, partition: AssignmentState, request: _Request, now: float) -> bool:
@@ -76,10 +80,10 @@ class StackRequests:
             if partition.last_exit:
                 problem += f"; the last one ended with {partition.last_exit}"
             return self._answer(partition, request, problem=problem)
-        if child is not request.child:  # also after the worker was replaced during the request
+        if child is not request.child:  # the first request, or the worker was replaced meanwhile
             request.child, request.asked_at, request.steps = child, 0.0, []
         if self.watch.is_asked(partition.assignment) and not silent:
-            return False  # the next stack is its own
+            return False  # the next stack is from this process
         if request.asked_at and (stack := child.poll_stack()):
             logs.stack(stack, child=child.pid, about=child.title, by=request.directive.by)
             return self._answer(partition, request, stack=stack)
@@ -87,8 +91,8 @@ class StackRequests:
             problem = f"the process wrote no stack within {SILENCE_SECONDS:.0f} s"
             return self._answer(partition, request, problem=problem)
         if not request.asked_at or now - request.asked_at >= RETRY_SECONDS:
-            # The thread of the loop first: while the main thread waits for it, it may not answer
-            # for the others.
+            # Start with the event loop's thread, because the main thread may be waiting for it and
+            # then cannot answer for all threads.
             loop = partition.slot.loop_thread
             request.asked_at, request.steps = now, [loop, 0] if loop else [0]
         if request.steps:

@@ -1,9 +1,10 @@
 """The supervisor's loop: observe, plan, apply.
 
 A tick observes signals, exited children and the replies of Redis. It merges the wishes of all parts
-into a list of actions (see `plan`), and applies them. Workers are started only there. Outside of
-it, they are taken away after an internal error (`_give_up`), an exit (`_reap`) or a kill without
-effect. A reload also replaces the housekeeper, and `_keep_up` keeps the housekeeper running.
+into a list of actions (see `plan`), and applies them. Workers are started only in this last step.
+They are removed elsewhere too: after an internal error (`_give_up`), an exit (`_reap`) or a kill
+without effect. A reload also replaces the housekeeper, and `_keep_up` keeps the housekeeper
+running.
 """
 
 from __future__ import annotations
@@ -45,18 +46,18 @@ from streamqd.supervisor.worker_pool import WorkerPool
 from streamqd.telemetry.killed import exit_word
 
 TICK_SECONDS = 0.5
-FORK_SECONDS = 0.25  # time for forks in one tick. Further forks wait for the next tick.
-CAUSES_MAX = 3  # listed when all partitions crash
-STACKS_SECONDS = 0.5  # seconds between two checks for stacks of children
+FORK_SECONDS = 0.25  # time limit for forks in one tick. Further forks wait for the next tick.
+CAUSES_MAX = 3  # number of causes listed when all partitions crash
+STACKS_SECONDS = 0.5  # interval of the checks for stacks of children
 EMBEDDED_RETRY_SECONDS = 1.0
 
 
 class Observation(NamedTuple):
-    """The actions that the observations of a tick call for."""
+    """The actions that the observations of a tick require."""
 
     now: float  # monotonic
-    moves: list[Action]  # after a fresh view of the fleet
-    exceeded: list[Action]  # for workers over their limits
+    moves: list[Action]  # actions after a new view of the fleet
+    exceeded: list[Action]  # actions for workers that exceed their limits
 
 
 class Supervisor:
@@ -97,7 +98,8 @@ class Supervisor:
         self.unwanted: frozenset[Assignment] = (
             frozenset()
         )  # known assignments that a reload removed
-        self.counts = dict(counts)  # partitions by topic, without topics that were never readable
+        # Partition count by topic, without topics that were never readable.
+        self.counts = dict(counts)
         self._offer(settings, counts)
         self._resume(file)
         file.publish()
@@ -125,7 +127,7 @@ class Supervisor:
         self.paused = False
         self.exit_code: int | None = None
         self._fleet_seen = False
-        self._forks_wait = False  # the last tick left forks to the next one
+        self._forks_wait = False  # the last tick postponed forks to the next one
         self._announced: Mapping[str, object] = {}  # the last announced capacity
         self._next_look = 0.0
         self._exchanged_at = 0.0
@@ -143,7 +145,7 @@ class Supervisor:
                 )
 
     def _give_up(self, partition: AssignmentState) -> None:
-        """Remove the processes of an assignment that is given up, and the plans for it."""
+        """Remove the processes and the planned actions of an assignment that is given up."""
         self.pool.let_go(partition)
         self.replacement.drop(partition.assignment)
 
@@ -233,7 +235,7 @@ class Supervisor:
         return Observation(now, moves, exceeded.actions)
 
     def _moves(self, now: float) -> list[Action]:
-        """Return the actions for a fresh view of the fleet."""
+        """Return the actions for a new view of the fleet."""
         view = self.leases.take_view()
         if view is None:
             return []
@@ -241,7 +243,7 @@ class Supervisor:
         owned = sum(each.phase is not Phase.FREE for each in self.partitions.values())
         room = (self.settings.daemon.max_partitions or len(self.partitions)) - owned
         possible = self.capacity.room(owned)
-        if possible is not None:  # at least 0, so it sheds no running partition
+        if possible is not None:  # at least 0, so that no running partition is shed
             room = min(room, possible)
         wanted, constraints = self.wanted_assignments(), self.control.constraints()
         self.board.unowned = rebalance.count_unowned(view, self.partitions, wanted, constraints)
@@ -261,7 +263,7 @@ class Supervisor:
         return moves
 
     def _request_replacement(self, found: Replacement) -> None:
-        """Hand a worker that has exceeded a limit to the rolling replacement."""
+        """Request the rolling replacement of a worker that exceeded a limit."""
         partition = found.partition
         wanted = self.replacement.request(partition.assignment, found.reason)
         if not wanted or found.reason == MAX_MESSAGES:
@@ -287,7 +289,7 @@ class Supervisor:
     # --- plan ---
 
     def _wishes(self, seen: Observation) -> list[Action]:
-        """Collect the wishes of all parts. Changes nothing, so a second call returns the same."""
+        """Collect the wishes of all parts. Changes nothing."""
         now, partitions = seen.now, self.partitions.values()
         wishes: list[Action] = []
         if self.exit_code == EXIT_DUPLICATE:
@@ -303,7 +305,8 @@ class Supervisor:
                     self.isolation.run(assignment, rebalance.shed, self.partitions[assignment])
                     or ()
                 )
-            # Another instance may be able to run it. This one tries again after the cooldown.
+            # Another instance may be able to run the partition. This one tries again after the
+            # cooldown.
             broken = [each for each in partitions if each.broken_until > now and each.releasable]
             wishes += [plan.ReleaseLease(each.assignment, "broken") for each in broken]
         for each in partitions:
@@ -353,19 +356,23 @@ class Supervisor:
             if isinstance(action, plan.ForkWorker | plan.ForkStandby):
                 until = until or time.monotonic() + self._fork_seconds()
                 if time.monotonic() > until:
-                    self._forks_wait = True  # the next tick wishes for it again
+                    self._forks_wait = True  # the next tick plans the fork again
                     continue
             partition = self.partitions[action.assignment]
             self.isolation.run(action.assignment, self._change, action, partition)
             if isinstance(action, plan.ForkWorker):
                 forked.append(partition)
-        # Not between two forks: see `plan.merge`.
+        # Log after all forks, because writing memory between two forks is expensive: see
+        # `plan.merge`.
         self.isolation.each(forked, _log_started)
         if self.drain.kill_reason:
             self.pool.kill_dismissed()
 
     def _fork_seconds(self) -> float:
-        """Return the time for forks in a tick (seconds), during which lease renewals wait."""
+        """Return the time limit for forks in a tick (seconds).
+
+        Lease renewals wait for the forks.
+        """
         return min(FORK_SECONDS, self.leases.interval / 2)
 
     def _change(self, action: Action, partition: AssignmentState) -> None:
@@ -425,7 +432,7 @@ class Supervisor:
             logs.event("worker.retried", assignment=partition.assignment)
 
     def _exchange(self) -> None:
-        """Do one round trip to Redis: the heartbeat, and the calls of the partitions."""
+        """Make one round trip to Redis, with the heartbeat and the calls of the partitions."""
         daemon, now = self.settings.daemon, time.monotonic()
         capacity = process_capacity.announcement(self.capacity, daemon.max_partitions)
         if capacity != self._announced:
@@ -441,7 +448,7 @@ class Supervisor:
             self.leases.membership.depart()
         before, self._exchanged_at = self._exchanged_at, now
         if any(before < each.broken_until <= now for each in self.partitions.values()):
-            self.leases.membership.heartbeat_soon()  # see whether the partition is still free
+            self.leases.membership.heartbeat_soon()  # check whether the partition is still free
         self.leases.tick(now, self.partitions, self.wanted_assignments())
 
     def _keep_up(self, now: float) -> None:
@@ -454,7 +461,7 @@ class Supervisor:
         self._try_capacity(now)
 
     def _try_capacity(self, now: float) -> None:
-        """Check whether more processes can be started, after the system has refused some."""
+        """Check whether more processes can be started, after the operating system refused some."""
         running = sum(each.child is not None for each in self.partitions.values())
         count = 0 if self.drain.begun else self.capacity.count_to_try(now, running)
         if not count:
@@ -507,7 +514,7 @@ class Supervisor:
 
         A known assignment keeps its state.
         """
-        # A topic that is unreadable now keeps its known number of partitions.
+        # A topic that cannot be read now keeps its last known number of partitions.
         self.counts |= counts
         wanted = _assignments_of(settings, self.counts)
         for assignment, consumer in wanted.items():
@@ -520,7 +527,7 @@ class Supervisor:
         self.unwanted = frozenset(self.partitions.keys() - wanted.keys())
 
     def _adopt(self, settings: Settings, counts: Mapping[str, int]) -> None:
-        """Use a reloaded configuration. Running workers keep the old one."""
+        """Use a reloaded configuration. Running workers keep the old configuration."""
         self.settings = self.pool.settings = settings
         self.isolation.policy = settings.daemon.crash_backoff
         self.leases.configure(settings)
@@ -549,7 +556,7 @@ class Supervisor:
         return [assignment for assignment in self.partitions if assignment not in self.unwanted]
 
     def _register_again(self, now: float) -> None:
-        """Register topics again after a fence or a topic was gone, or once they are readable."""
+        """Register topics again after a fence or a topic was missing, or became readable."""
         done = self.reregister.collect(now)
         self.board.add("groups_restored", done.groups_restored)
         if done.complete:
@@ -590,14 +597,14 @@ class Supervisor:
         if not self.reload.idle:
             return
         if self.control.finish_reload(self.reload.problem):
-            # An instance that waits for its turn notices it immediately.
+            # Wake the instances that wait for their turn to reload.
             self.leases.membership.heartbeat_soon()
             self.leases.wake_fleet()
         elif self.control.wants_reload(self.leases.view.live):
             self.reload.request()
 
     def _running_reload(self) -> dict[str, object]:
-        """Heartbeat field: the reload that has not finished, and the worker that it replaces."""
+        """Return the heartbeat field with the running reload and the worker that it replaces."""
         since = self.reload.since_unix_ms
         if not since:
             return {}
@@ -634,7 +641,7 @@ class Supervisor:
         if found.settings is None:
             return
         if not self._fits(found.settings, found.partitions):
-            # An assignment keeps its slot for the supervisor's life, even if it is no longer
+            # An assignment keeps its slot until the supervisor exits, even if it is no longer
             # wanted.
             self.reload.refuse(["no slot is left for the new partitions; restart the daemon"])
             return
@@ -654,7 +661,7 @@ class Supervisor:
         self.isolation.each(self.partitions.values(), self._reap_children, now)
         self.pool.tend_dismissed(now)
         self._log_stacks(now)
-        # Reap only orphans of our children: our own processes are all in `known`.
+        # Reap only orphans of our children. All our own processes are in `_known_pids`.
         process.reap_adopted(self._known_pids())
 
     def _log_stacks(self, now: float) -> None:
@@ -680,7 +687,7 @@ class Supervisor:
         exit_ = worker.child.reap() if worker is not None else None
         if worker is None or exit_ is None:
             return
-        if worker.kill is None:  # else we sent the signal
+        if worker.kill is None:  # otherwise, the supervisor sent the signal
             exit_ = self.oom_monitor.explain(exit_)
         found = partition.on_exit(exit_)
         logs.event(
@@ -717,7 +724,7 @@ class Supervisor:
         self.replacement.on_standby_exit(partition, str(exit_), now, self.settings.daemon)
 
     def _dismiss_worker(self, partition: AssignmentState, *, unexplained: bool) -> None:
-        """Detach a quiet worker. Its process exits on its own."""
+        """Detach a quiet worker, whose process exits later."""
         reason = partition.stop_reason
         child, found = partition.dismiss(unexplained=unexplained)
         self.pool.dismiss_worker(partition, child, reason)
@@ -770,7 +777,7 @@ class Supervisor:
             logs.event("embedded.started", child=self.embedded.pid)
 
     def _check_duplicate(self) -> None:
-        """Exit if another live instance has the name of this one."""
+        """Exit if another live instance has the same name as this one."""
         member = self.leases.membership
         if member.silence.is_duplicate_lasting:
             logs.event(
@@ -800,7 +807,7 @@ class Supervisor:
                 "instance.crash_looped", logging.CRITICAL, assignments=len(broken), error=error
             )
             self.drain.code = EXIT_CRASH_LOOP
-            self.drain.begin(0.0)  # no worker is left, so the drain only releases the leases
+            self.drain.begin(0.0)  # no worker is left, so the drain only has to release the leases
 
     def _end_burst(self, now: float, burst: BurstCheck) -> None:
         wanted = {

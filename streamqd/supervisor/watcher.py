@@ -1,8 +1,8 @@
 """`--reload`: a child watches the files of the user's code and reports changes.
 
 It compares the time, size and inode of each file every `SCAN_INTERVAL_SECONDS`, which works on
-every file system and through symbolic links. It imports nothing: the probe of each reload reports
-the directories of the code. The supervisor then reloads as after SIGHUP.
+every file system and through symbolic links. It imports no user code: the probe of each reload
+reports the directories of the code. The supervisor then reloads as after SIGHUP.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Signature = tuple[int, int, int] | None  # None: the file does not exist
 
 
 class Edits:
-    """Finds edited files. Each check compares with the last one, so saving has finished."""
+    """Finds edited files. Each check compares the files with the previous check."""
 
     def __init__(self) -> None:
         self._files: set[str] = set()
@@ -48,10 +48,10 @@ class Edits:
         self._last = dict(self._known)
 
     def look(self) -> str:
-        """Return a file that has changed since the last edit, '' for none.
+        """Return a file that has changed since the last edit, or ''.
 
-        Returns a file only after two equal checks, so that no file is read while it is written or
-        renamed.
+        A file is returned only after two equal checks, so that it is not read while an editor
+        writes or renames it.
         """
         now = self._look()
         settled, self._last = now == self._last, now
@@ -72,7 +72,7 @@ class Edits:
                 with os.scandir(folder) as entries:
                     names = [each.path for each in entries if _is_module(each.name)]
             except OSError:
-                continue  # it may come back
+                continue  # the file may reappear
             found |= {file: _signature(file) for file in names}
         return found
 
@@ -91,14 +91,14 @@ def _signature(file: str) -> Signature:
 
 
 class Watched(NamedTuple):
-    """The initial input of `--reload`: the files of the code, and when they were read (unix ns)."""
+    """The files of the code for `--reload`, and the time when they were read (unix ns)."""
 
     sources: list[str]
     since_unix_ns: int
 
 
 class Watcher:
-    """The supervisor's side. If the child dies, edits are noticed after its restart."""
+    """The supervisor's side. If the child dies, its successor notices the edits."""
 
     def __init__(self, config: str, watched: Watched, forget: Iterable[Callable[[], None]]) -> None:
         self._config = str(Path(config).absolute())

@@ -26,18 +26,20 @@ from streamqd.worker import STOP, Grant, live
 
 UNKILLABLE_SECONDS = 5.0
 FORK_RETRY_SECONDS = 1.0
-KEPT_DESCRIPTORS = 16  # reserved for connecting again, forking a housekeeper and resolving names
+KEPT_DESCRIPTORS = 16  # descriptors reserved for reconnects, the housekeeper and name resolution
 HOUSEKEEPER_SECONDS = 30.0  # time without progress after which the housekeeper is replaced
-RELAY_SECONDS = 60.0  # time without progress for a relay, which may wait for two hosts
+# Time without progress after which a relay is replaced. It may wait for two hosts.
+RELAY_SECONDS = 60.0
 RELAY_RESTART_SECONDS = 30.0  # longest pause before the restart of a relay that keeps exiting
-RELAY_QUIT_SECONDS = 30.0  # time for a relay to finish its batch
-CAUTIOUS_AFTER = 2  # crashes in a row with no message running
+RELAY_QUIT_SECONDS = 30.0  # time limit for a relay to finish its batch
+# Consecutive crashes with no message running, after which a worker starts cautiously.
+CAUTIOUS_AFTER = 2
 
 
 def _keep_descriptors() -> None:
-    """Raise OSError unless some descriptors stay free for Redis connections and the housekeeper.
+    """Raise OSError unless KEPT_DESCRIPTORS stay free for connections and the housekeeper.
 
-    The lowest free descriptor shows how many are open, because they are assigned in order.
+    The lowest free descriptor shows how many are open, because the kernel assigns them in order.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     free = os.dup(2)
@@ -53,7 +55,7 @@ def _wait_for_the_end(control: socket.socket) -> int:
 
 @dataclass
 class Dismissed:
-    """A process without further work: it runs `on_stop` and exits."""
+    """A process that only runs `on_stop` and exits."""
 
     child: Child
     partition: AssignmentState
@@ -68,9 +70,10 @@ class WorkerPool:
 
     settings: Settings
     board: Scoreboard
-    forget: list[Callable[[], None]]  # detach methods of the parent's connections
-    keep: list[int]  # descriptors that children keep: that of the lock file
-    refusal: str = ""  # the operating system's last error when it refused a process
+    # `detach` methods of the parent's connections, called in each child.
+    forget: list[Callable[[], None]]
+    keep: list[int]  # descriptors that children keep open, such as that of the lock file
+    refusal: str = ""  # last error with which the operating system refused a process
     isolate: Isolate[Assignment] = directly
     _forks: logs.Episode = field(
         default_factory=lambda: logs.Episode("fork.failed", "fork.recovered")
@@ -103,7 +106,8 @@ class WorkerPool:
         self._clear_for_next(partition, paused=paused)
         child = self._fork_worker(partition, grant)
         if child is None:
-            # No process or descriptor is left: running workers continue, and this fork is retried.
+            # No process or descriptor is left. Running workers continue, and this fork is retried
+            # later.
             partition.slot.state = WorkerState.GONE
             now = time.monotonic()
             partition.start_at = now + FORK_RETRY_SECONDS
@@ -151,7 +155,7 @@ class WorkerPool:
     def try_processes(self, count: int, seconds: float) -> int:
         """Fork up to `count` processes and kill them. Return their number, 0 after a refusal.
 
-        No process except the first is forked after `seconds`.
+        After `seconds`, no process is forked except the first.
         """
         children: list[Child] = []
         until = time.monotonic() + seconds
@@ -210,7 +214,7 @@ class WorkerPool:
         partition.standby = None
         partition.slot.warm_pid = 0
         if warm:
-            # Its pid stays in the slot: if this process is killed, `_kill_orphans` needs it.
+            # Keep its pid in the slot, because `_kill_orphans` needs it if this process is killed.
             child.send(STOP)
         else:
             child.kill_group()
@@ -218,7 +222,7 @@ class WorkerPool:
         self.dismissed.append(Dismissed(child, partition, "unneeded", time.monotonic()))
 
     def kill_standby(self, partition: AssignmentState) -> None:
-        """Kill a standby. Its exit is noticed like any other."""
+        """Kill a standby. Its exit is processed like any other."""
         if partition.standby is not None:
             partition.standby.kill_group()
 
@@ -257,7 +261,7 @@ class WorkerPool:
         logs.stack(exit_.stack, assignment=one.partition.assignment, child=one.child.pid)
 
     def ending(self, now: float) -> int:
-        """Return the number of dismissed processes that still run, without unkillable ones."""
+        """Return the number of dismissed processes that still run, excluding unkillable ones."""
         return sum(
             not one.killed_at or now - one.killed_at < UNKILLABLE_SECONDS for one in self.dismissed
         )
@@ -279,7 +283,7 @@ class WorkerPool:
         def run(control: socket.socket) -> int:
             logs.assume("housekeeper")
             code = housekeeper.run(board, settings, control)
-            # It may notice the supervisor's death before the kernel sends the signal.
+            # The housekeeper may notice the supervisor's death before the kernel sends the signal.
             if process.is_deserted(control):
                 self._kill_orphans()
             return code
@@ -297,8 +301,8 @@ class WorkerPool:
     def _kill_orphans(self) -> None:
         """Kill the processes that workers started. Runs in the housekeeper of a dead supervisor.
 
-        The kernel kills the workers together with the supervisor, but not their children. A forked
-        child would keep the instance lock.
+        The kernel kills the workers together with the supervisor, but not the children of workers.
+        A forked child would keep the instance lock.
         """
         for slot in self.board.slots():
             for pid in (slot.pid, slot.standby_pid, slot.leaving_pid):
@@ -316,7 +320,7 @@ class WorkerPool:
         return [each.child for each in kept if each.child is not None]
 
     def keep_helpers(self, now: float) -> None:
-        """Keep the housekeeper and the relays running. No lease of a partition depends on them."""
+        """Keep the housekeeper and the relays running. No lease depends on these processes."""
         before = self._housekeeper.restarts
         self._housekeeper.keep(now)
         self.board.add("housekeeper_restarts", self._housekeeper.restarts - before)
@@ -330,7 +334,7 @@ class WorkerPool:
         self.offer_outboxes(now)
 
     def offer_outboxes(self, now: float = 0.0) -> None:
-        """Run one relay for each configured outbox. Others are dismissed."""
+        """Run one relay for each configured outbox, and dismiss other relays."""
         offered = {each.name: each for each in self.settings.outboxes}
         for name in [*self._relays]:
             if name not in offered or self._relied[name] != self._relies_on(offered[name]):
@@ -348,8 +352,8 @@ class WorkerPool:
         return (outbox, settings.redis, settings.keys, settings.topics, settings.daemon)
 
     def _relay(self, outbox: OutboxSettings) -> Helper:
-        # Imported only if an outbox is configured: every worker is a fork of this process, so its
-        # imports take time at the start and memory in every worker.
+        # Import this only if an outbox is configured. Every worker is a fork of this process, so
+        # each import takes memory in every worker.
         from streamqd.outbox.serving import serve
 
         settings = self.settings
@@ -407,7 +411,7 @@ class WorkerPool:
         partition.slot.command = WorkerCommand.STOP
         worker.child.send(b"stop")
         if partition.slot.state == WorkerState.BOOTING:
-            # It would read the command before its first message, so it has fetched nothing.
+            # The worker has not booted, so it has fetched nothing and can be killed.
             self.kill(partition, "unstarted")
 
     def interrupt(self, partition: AssignmentState, run_seq: int) -> None:
@@ -475,9 +479,10 @@ class WorkerPool:
             )
 
     def let_go(self, partition: AssignmentState) -> None:
-        """Kill the processes of a partition that is given up. They are reaped later.
+        """Kill the processes of a partition that is given up. The processes are reaped later.
 
-        Until then the partition is not acquired again, because they write to its slot.
+        Until then, the partition is not acquired again, because its processes may write to the
+        slot.
         """
         children = [each for each in (partition.child, partition.standby) if each is not None]
         if children:
