@@ -1,5 +1,5 @@
 -- Field lists are flat: name, value, name, value … A body never leaves the server on its way to
--- the retry set, to the dead letters or back. The caller sends only the fields that change.
+-- the waiting retries, to the dead letters or back. The caller sends only the fields that change.
 
 -- The most values that are carried, because `unpack` fails near 8,000. A wider entry was not
 -- written by streamqd. It counts as an entry without a body, and the caller sends the fields that

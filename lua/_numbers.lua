@@ -17,7 +17,7 @@ local function bad_value(key, field, wanted)
 end
 
 -- Add to a counter, and restart it if it is not an integer. The counted event has already happened,
--- so counting is never refused.
+-- so counting is never rejected.
 local function count_on(key, field, by)
   local counted = redis.pcall('HINCRBY', key, field, by)
   if type(counted) == 'table' or counted < by then

@@ -2,8 +2,8 @@
 
 -- Write the messages in ARGV from index `at`, at most `room`. If `alone` is '1', a message is its
 -- payload only, otherwise the number of its names and values, then these. Returns their ids, and
--- the index of the first message not written. Stops at an insertion that the server refuses: its
--- error (a table) is the last item of the ids. If the first insertion is refused, its error is
+-- the index of the first message not written. Stops at an insertion that the server rejects: its
+-- error (a table) is the last item of the ids. If the first insertion is rejected, its error is
 -- raised.
 local function write(stream, alone, at, room)
   local values, count, payloads = ARGV, #ARGV, alone == '1'

@@ -63,7 +63,7 @@ redis.call('XLEN', target)
 
 -- No writes above this line
 -- All insertions come first, then one removal of the members that were moved. An insertion that the
--- server refuses (its error is a table) is the last one. If the first one is refused, its error is
+-- server rejects (its error is a table) is the last one. If the first one is rejected, its error is
 -- raised.
 local orphans, unreadable, size = 0, 0, 0
 local gone, written = {}, nil

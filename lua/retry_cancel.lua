@@ -58,7 +58,7 @@ redis.call('HLEN', items)
 redis.call('XLEN', dlq)
 
 -- No writes above this line
--- Entry by entry, insertion first and source last: if the server refuses a write, every entry is
+-- Entry by entry, insertion first and source last: if the server rejects a write, every entry is
 -- still in exactly one place.
 local failed_at = text(now_unix_ms())
 local words, letters = {}, {}

@@ -52,7 +52,7 @@ redis.call('XLEN', dlq)
 local counted = redis.call('HLEN', attempts) > 0
 
 -- No writes above this line
--- Entry by entry, insertion first and source last: if the server refuses a write, every entry is
+-- Entry by entry, insertion first and source last: if the server rejects a write, every entry is
 -- still in exactly one place.
 local failed_at = text(now_unix_ms())
 local words, letters = {}, {}

@@ -1,7 +1,7 @@
 -- settle_retry: in-flight -> waiting
 --
--- Move failed entries to the retry set, each with its delay. policy/settlement.py decides, and this
--- script executes or rejects the decision. The body moves from the stream to the retry set inside
+-- Move failed entries to the waiting retries, each with its delay. policy/settlement.py decides, and this
+-- script executes or rejects the decision. The body moves from the stream to the waiting retries inside
 -- the server. The attempts of the entry are removed: its crash count continues in its fields.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
@@ -23,7 +23,7 @@
 --                  or ''
 -- Returns  FENCED  another owner, or none      [2] epoch [3] owner
 --
--- Entry    MOVED    moved to the retry set
+-- Entry    MOVED    moved to the waiting retries
 -- Entry    GONE     not pending. Nothing done (already settled, or passed twice in this call)
 -- Entry    MISSING  pending, but its body is trimmed, deleted or too wide. Nothing done. Repeat
 --                   with all fields, or, beyond 7,000 names and values, with the important ones
@@ -56,7 +56,7 @@ redis.call('HLEN', items)
 local counted = redis.call('HLEN', attempts) > 0
 
 -- No writes above this line
--- Insertions first and sources last. Each write covers all entries and is refused as a whole, so
+-- Insertions first and sources last. Each write covers all entries and is rejected as a whole, so
 -- every entry is in exactly one place.
 local now = now_unix_ms()
 local words, packed, dues = {}, {}, {}
