@@ -240,7 +240,7 @@ def _problems(seen: FleetSnapshot, letters: Mapping[str, int]) -> list[str]:
     problems = [
         each.text
         + (
-            f"; gone for good: `streamqd forget {each.about}`"
+            f"; if it is gone for good, run `streamqd forget {each.about}`"
             if each.check == "fleet.silent"
             else ""
         )

@@ -132,7 +132,7 @@ class SeesInstances(Protocol):
 def no_instances(fleet: str) -> CheckResult:
     """Return the finding for a fleet without a live instance."""
     return CheckResult(
-        f"no instance of the fleet {fleet} is alive, so nothing is handled",
+        f"no instance of the fleet {fleet} is live, so no message is handled",
         "run `systemctl start streamqd`, or `streamqd --config FILE`. If an instance runs,"
         " compare its daemon.fleet, keys and redis.url with this configuration",
         about=fleet,
@@ -165,9 +165,9 @@ def silent(facts: SeesInstances) -> Iterator[CheckResult]:
             yield CheckResult(
                 f"instance {each.instance} has been silent for {roughly(silence)} and has not"
                 f" left the fleet",
-                "check if it was killed, is stopped, or cannot reach Redis: `systemctl status"
-                f" streamqd` on {each.host or 'its host'}. If it is gone for good: `streamqd forget"
-                f" {each.instance}`",
+                f"run `systemctl status streamqd` on {each.host or 'its host'} to see whether it"
+                " was killed, is stopped, or cannot reach Redis. If it is gone for good, run"
+                f" `streamqd forget {each.instance}`",
                 about=each.instance,
                 evidence={
                     "silent_seconds": round(silence),
@@ -193,7 +193,7 @@ def housekeeper(facts: SeesInstances) -> Iterator[CheckResult]:
         if heard:
             what = f"the housekeeper of {each.instance} cannot reach Redis"
         yield CheckResult(
-            f"{what}: its retries wait, and nothing is trimmed",
+            f"{what}, so retries wait and nothing is trimmed",
             f"look for `housekeeper.` in its log. `systemctl restart streamqd` on"
             f" {each.host or 'its host'} starts a new one",
             about=each.instance,

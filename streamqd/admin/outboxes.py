@@ -23,7 +23,7 @@ _ADVICE = {
     "partition": f"run `streamqd doctor --only server`; {_TRIES}",
     "backlog": "run `streamqd why {topic}`; the relay continues when its messages are handled",
 }
-_OTHERWISE = f"`streamqd outbox status {{outbox}}` shows if it lasts; {_TRIES}"
+_OTHERWISE = f"run `streamqd outbox status {{outbox}}` to see whether it persists; {_TRIES}"
 
 
 def read(reader: ViewReader, configured: Collection[str] = ()) -> list[OutboxView]:

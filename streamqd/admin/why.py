@@ -653,8 +653,8 @@ _AT_WORK = (
     CauseRule(
         "failing",
         lambda f: _fails(f) and _ends_dead(f),
-        "{failing_share} of the runs of {assignment} fail ({failed} runs/s), and the messages are"
-        " dead-lettered without another attempt{last}",
+        "{failing_share} of the runs of {assignment} fail, and the messages are dead-lettered"
+        " without another attempt ({failed} runs/s){last}",
         "fix the handler or its dependency{see_failed}; then run `streamqd dlq replay {topic}"
         " --group {group} --dry-run`",
     ),

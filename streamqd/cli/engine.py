@@ -100,8 +100,8 @@ class Engine:
         if code is None:
             return None
         return SparkError(
-            f"Spark's JVM exited with {_status(code)} before the command was done; run the command"
-            " again, it continues after the last commit"
+            f"Spark's JVM exited with {_status(code)} before the command was done; run the"
+            " command again to continue after the last commit"
         )
 
     def stop(self) -> None:

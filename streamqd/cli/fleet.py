@@ -252,7 +252,9 @@ def show_departure(departure: Departure) -> None:
         click.echo(f"{name} owns no partitions, so nothing changes")
         return
     if departure.last:
-        click.echo(f"{name} is the last instance: its partitions wait until another one starts")
+        click.echo(
+            f"{name} is the last instance: its partitions wait until another instance starts"
+        )
     stranded: dict[str, list[str]] = defaultdict(list)
     takers: dict[str, list[str]] = defaultdict(list)
     for assignment in departure.assignments:
@@ -400,7 +402,7 @@ def _show_directives(seen: directives.ControlView, everything: bool) -> None:
     print_unreadable(seen.unreadable)
     shown = [row for row in seen.directives if everything or not row.done]
     if not shown and not seen.unreadable_directives:
-        over = "no directive is in effect (--all shows finished ones)"
+        over = "no directive is in effect (--all shows finished directives)"
         click.echo(over if seen.directives else "no directives")
     if shown:
         listing(

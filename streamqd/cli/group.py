@@ -186,7 +186,7 @@ def _show_reset(session: Session, done: groups.GroupReset, dry_run: bool) -> Non
     )
     if dry_run:
         if done.obstacle:
-            sentence(f"it would be refused now: {done.obstacle}", hang=2)
+            sentence(f"the command would fail now: {done.obstacle}", hang=2)
         session.note("nothing was changed")
 
 

@@ -570,7 +570,9 @@ def cancel_retries(
     def show() -> None:
         gone = f", {done.missing:,} had already run" if done.missing else ""
         became = (
-            f"{done.dropped:,} lost" if drop else f"{count(done.dead_letters, 'dead letter')} made"
+            f"{done.dropped:,} lost"
+            if drop
+            else f"{count(done.dead_letters, 'dead letter')} written"
         )
         click.echo(f"{became}{gone}")
         if done.unreadable:

@@ -20,9 +20,9 @@ li{margin:.25rem 0}
 _LINKS = (  # relative, so that they work behind the path of a proxy
     ("status", "the partitions of this instance, as JSON"),
     ("metrics", "metrics for Prometheus"),
-    ("livez", "does it make progress?"),
-    ("readyz", "does it work, with Redis?"),
-    ("startupz", "is its start finished?"),
+    ("livez", "liveness, even without Redis"),
+    ("readyz", "readiness, with Redis"),
+    ("startupz", "startup complete or not"),
 )
 
 

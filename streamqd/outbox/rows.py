@@ -177,7 +177,7 @@ def decode(columns: Sequence[Any], max_bytes: int) -> OutboxRow:
     fault = ""
     for what, size in (("payload takes", payload_size), ("key and headers take", other_size)):
         if size is not None and size > max_bytes:
-            fault = f"the {what} {size:,} bytes, and max_message_bytes is {max_bytes:,}"
+            fault = f"the {what} {size:,} bytes, but max_message_bytes is {max_bytes:,}"
     for name, value in zip(_READ, values[1:], strict=True):
         try:
             found[name] = _READ[name](name, value)

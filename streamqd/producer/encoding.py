@@ -156,7 +156,7 @@ def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
     if len(payload) > max_bytes or extra > max_bytes:
         what = "payload takes" if len(payload) > max_bytes else "key and headers take"
         raise MessageTooLargeError(
-            f"the {what} {max(len(payload), extra):,} bytes, and max_message_bytes is"
+            f"the {what} {max(len(payload), extra):,} bytes, but max_message_bytes is"
             f" {max_bytes:,}; store the body elsewhere and send a reference to it"
         )
     return fields

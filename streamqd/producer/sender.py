@@ -646,7 +646,7 @@ def _result(
             return RedisResponseError(reply.code, str(reply))
         return OutcomeUnknownError(
             f"a message to {topic} may or may not have been written: the first answer was lost,"
-            f" then Redis refused the repetition ({reply})"
+            f" then Redis rejected the repetition ({reply})"
         )
     if reply.word == "FULL":
         return BacklogFullError(

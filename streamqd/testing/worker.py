@@ -170,7 +170,9 @@ class Worker:
                 message.failures_in_place += 1
             elif run.verdict == "retry":
                 message, charged = self._requeue(message, run.attempt, run.crashes), 0
-        raise AssertionError(f"{message.uid} is neither done nor dead after {runs_max} runs")
+        raise AssertionError(
+            f"{message.uid} is neither acknowledged nor dead-lettered after {runs_max} runs"
+        )
 
     def _run(
         self, batch: list[Message], crashes: int, crash_at: CrashAt | None, now: float

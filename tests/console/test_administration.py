@@ -230,7 +230,7 @@ def test_an_admin_deletes_a_topic_by_its_name(console, fleet):
 
     assert act(console, "anna", "/topics/spare/delete").status == 409
     answer = act(console, "anna", "/topics/spare/delete", typed_name="spare")
-    wait_until(lambda: "spare is deleted: " in shown(console, answer.headers["location"]))
+    wait_until(lambda: "spare was deleted: " in shown(console, answer.headers["location"]))
 
     assert "spare" not in [each.topic for each in topics.list_topics(fleet.store)]
     [row] = audited(fleet, "topic delete", "spare")

@@ -528,7 +528,7 @@ def test_status_of_an_empty_fleet_is_empty(store: Store) -> None:
 
     assert seen.instances == []
     assert seen.assignments == []
-    assert seen.problems == ["no instance of the fleet default is alive, so nothing is handled"]
+    assert seen.problems == ["no instance of the fleet default is live, so no message is handled"]
 
 
 def test_status_summarizes_the_fleet(link: Connection, store: Store, keys: Keys, at: At) -> None:
@@ -626,10 +626,10 @@ def test_status_reports_the_doctors_instance_problems(
         ),
         "instance asleep is paused",
         (
-            "quiet sends heartbeats, but its housekeeper has not reported recently: its retries"
-            " wait, and nothing is trimmed"
+            "quiet sends heartbeats, but its housekeeper has not reported recently, so retries"
+            " wait and nothing is trimmed"
         ),
-        "the housekeeper of cut-off cannot reach Redis: its retries wait, and nothing is trimmed",
+        "the housekeeper of cut-off cannot reach Redis, so retries wait and nothing is trimmed",
     ]
 
 

@@ -179,7 +179,7 @@ def test_group_reset_dry_run_works_on_an_owned_group(run: Run, at: At) -> None:
     foretold = document(run(*words, "--dry-run", "--json"))
     refused = run(*words, "--yes", code=8).stderr
 
-    assert "it would be refused now: access/1/hits is owned by west-1" in shown
+    assert "the command would fail now: access/1/hits is owned by west-1" in shown
     assert foretold["obstacle"].startswith("access/1/hits is owned by west-1")
     assert len(foretold["partitions"]) == 3
     assert "streamqd group stop access hits --wait" in refused

@@ -227,7 +227,7 @@ CASES = [
             worker=worker(rates={"acked": 0.0, "failed": 3.0}, dead_letters=5),
             failures=(failed(),),
         ),
-        "fail (3.0 runs/s), and the messages are dead-lettered without another attempt; last:",
+        "fail, and the messages are dead-lettered without another attempt (3.0 runs/s); last:",
     ),
     (
         "blocked",

@@ -131,7 +131,7 @@ def test_expires_is_a_duration_or_an_instant(expires: Any, fields: list[bytes]) 
         (
             Outgoing(b"x" * 1001),
             MessageTooLargeError,
-            "takes 1,001 bytes, and max_message_bytes is 1,000",
+            "takes 1,001 bytes, but max_message_bytes is 1,000",
         ),
     ],
 )

@@ -243,7 +243,7 @@ def test_hold_key_without_a_key_does_not_block() -> None:
 
 
 def test_run_to_end_reports_endless_retries() -> None:
-    with pytest.raises(AssertionError, match="neither done nor dead after 5 runs"):
+    with pytest.raises(AssertionError, match="neither acknowledged nor dead-lettered after 5 runs"):
         run_to_end(obey, "release", runs_max=5)
 
 

@@ -82,7 +82,7 @@ def preview_resume(visit: Visit) -> Preview:
     """Return what a resume would do."""
     name = visit.path["schedule"]
     schedules.resume(visit.desk.store, [name], dry_run=True)
-    return Preview([f"{name} would send again. Its setting misfire decides about missed ticks."])
+    return Preview([f"{name} would send again. Its misfire setting controls missed ticks."])
 
 
 def resume(visit: Visit) -> ActResult:

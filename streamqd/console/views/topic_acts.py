@@ -160,7 +160,7 @@ def delete_topic(visit: Visit) -> ActResult:
         arguments = {"groups": found.groups, "partitions": done.partitions, "force": False}
         counts = {"messages": found.messages, "dead_letters": found.dead_letters, "keys": done.keys}
         written = record(desk, [name], "topic delete", arguments, counts)
-        text = f"{name} is deleted: {plural(done.keys, 'key')}."
+        text = f"{name} was deleted: {plural(done.keys, 'key')}."
         return text if written else f"{text} {NOT_AUDITED}"
 
     job = ConsoleJob(visit.person.name, "Delete the topic", name)
