@@ -41,8 +41,8 @@ class OutboxSettings:
     database: str = field(
         metadata=describe(
             'Address of the database: "postgresql://user@host/name", "mysql://user@host/name" or'
-            ' "sqlite:///file.db". Each ${VARIABLE} is replaced by that environment variable. A'
-            " password in the URL is accepted only if only the owner may read this file.",
+            ' "sqlite:///file.db". Each ${VARIABLE} is replaced by that environment variable. If'
+            " the URL contains a password, this file must be readable only by its owner.",
             secret=True,
         )
     )

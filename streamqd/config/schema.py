@@ -66,8 +66,8 @@ class Redis:
         'Address of Redis. "embedded:" starts a server in state_dir. Other forms are'
         ' "redis://host:6379/0", "rediss://host:6379/0" (TLS), "unix:///path/redis.sock?db=0",'
         ' "redis+sentinel://host:26379,host:26379/mymaster/0" and'
-        ' "redis+cluster://host:7000,host:7001" (one or more nodes), and "rediss+…" with TLS. A'
-        " password in the URL is accepted only if only the owner may read this file.",
+        ' "redis+cluster://host:7000,host:7001" (one or more nodes), and "rediss+…" with TLS. If'
+        " the URL contains a password, this file must be readable only by its owner.",
         secret=True,
     )
     username: str | None = setting(None, "ACL user. Empty means the default user.")
@@ -210,7 +210,10 @@ class Daemon:
         max=1_000,
     )
     crash_cooldown: Seconds = setting(
-        60.0, "Time for which a partition released by crash_loop stays released.", min=1, max=86_400
+        60.0,
+        "Time before this instance takes back a partition that it released because of crash_loop.",
+        min=1,
+        max=86_400,
     )
     history: Seconds = setting(
         86_400.0,
