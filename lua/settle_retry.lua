@@ -1,8 +1,9 @@
 -- settle_retry: in-flight -> waiting
 --
--- Move failed entries to the waiting retries, each with its delay. policy/settlement.py decides, and this
--- script executes or rejects the decision. The body moves from the stream to the waiting retries inside
--- the server. The attempts of the entry are removed: its crash count continues in its fields.
+-- Move failed entries to the waiting retries, each with its delay. policy/settlement.py decides,
+-- and this script executes or rejects the decision. The body moves from the stream to the waiting
+-- retries inside the server. The attempts of the entry are removed: its crash count continues in
+-- its fields.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream    STREAM  stream:topic:{T:p:i}
