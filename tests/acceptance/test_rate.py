@@ -12,7 +12,7 @@ from typing import Any
 from streamqd.admin import growth
 from streamqd.config import load
 from streamqd.producer import Producer
-from tests.integration.test_throttle import within
+from tests.integration.test_throttle import respects_rate
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 
@@ -67,7 +67,7 @@ def test_handover_continues_the_rate(new_daemon: NewDaemon):
         assert {each.pid for each in starts} == {old, daemon.pids()[0]}
         assert daemon.ledger.audit(GROUP) == Audit()
         late = 1 + int(20 * max_lateness(daemon))
-        assert within([int(each.at * 1e9) for each in starts], 20, 2 + late)
+        assert respects_rate([int(each.at * 1e9) for each in starts], 20, 2 + late)
         assert daemon.stop() == 0
 
 
@@ -102,7 +102,7 @@ def test_group_rate_is_unchanged_by_a_growth(new_daemon: NewDaemon):
         starts = daemon.ledger.records("start")
         assert len({each.uid for each in starts}) == 121
         late = 1 + int(40 * max_lateness(daemon))
-        assert within(sorted(int(each.at * 1e9) for each in starts), 40, 4 + late)
+        assert respects_rate(sorted(int(each.at * 1e9) for each in starts), 40, 4 + late)
         daemon.send(["ok"] * 200)
 
         def held() -> bool:

@@ -8,7 +8,7 @@ from streamqd.store.messages import Recovered, SettledReply
 from streamqd.store.scripts import Reply
 from tests.contract.harness import TTL, Harness
 from tests.contract.model import Model
-from tests.contract.picture import Fields, paired
+from tests.contract.picture import Fields, pair_fields
 
 
 class Both:
@@ -67,7 +67,7 @@ class Both:
             assert set(listed) == {p for p, consumer in group.pending.items() if consumer == "w"}
             for place, entry in listed.items():
                 assert entry.fields is not None
-                assert paired(entry.fields) == self.model.body(name, place)
+                assert pair_fields(entry.fields) == self.model.body(name, place)
                 assert entry.crashes == int(group.attempts.get(f"{place}:c", 0))
             assert page.quarantine == group.quarantine
             assert page.accused == {place.encode() for place in group.accused}

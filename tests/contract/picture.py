@@ -72,7 +72,7 @@ def observe(harnesses: dict[str, Harness]) -> Picture:
     replies = first.link.pipeline(commands)
     stream, letters, groups, keys = replies[:4]
     assert {key.decode() for key in keys} <= known
-    last = {paired(flat)["name"].decode(): paired(flat) for flat in groups}
+    last = {pair_fields(flat)["name"].decode(): pair_fields(flat) for flat in groups}
     picture = Picture(_entries(stream), _entries(letters), {})
     for fields in picture.dlq.values():
         fields.pop("failedAt")
@@ -83,10 +83,10 @@ def observe(harnesses: dict[str, Harness]) -> Picture:
 
 def _group(info: Fields, replies: list[Any]) -> Group:
     fence, lease, main, retried, retry, retry_groups, delayed, items, attempts = replies
-    held = {name: value.decode() for name, value in paired(fence).items()}
+    held = {name: value.decode() for name, value in pair_fields(fence).items()}
     pending = {f"m:{row[0].decode()}": row[1].decode() for row in main}
     pending |= {f"r:{row[0].decode()}": row[1].decode() for row in retried}
-    packed = paired(items)
+    packed = pair_fields(items)
     assert {place.decode() for place in delayed} == set(packed)
     return Group(
         token=held.get("token", ""),
@@ -97,16 +97,16 @@ def _group(info: Fields, replies: list[Any]) -> Group:
         accused=held.get("accused", "").split(),
         lease=(lease or b"").decode(),
         last_main=info["last-delivered-id"].decode(),
-        last_retry=paired(retry_groups[0])["last-delivered-id"].decode(),
+        last_retry=pair_fields(retry_groups[0])["last-delivered-id"].decode(),
         pending=pending,
         retry=_entries(retry),
-        delayed={place: unpacked(value) for place, value in packed.items()},
-        attempts=paired(attempts),
+        delayed={place: unpack_fields(value) for place, value in packed.items()},
+        attempts=pair_fields(attempts),
     )
 
 
 def _entries(rows: list[Any]) -> dict[str, Fields]:
-    return {entry_id.decode(): paired(fields) for entry_id, fields in rows}
+    return {entry_id.decode(): pair_fields(fields) for entry_id, fields in rows}
 
 
 def order(entry_id: str) -> tuple[int, int]:
@@ -114,7 +114,7 @@ def order(entry_id: str) -> tuple[int, int]:
     return int(ms), int(seq)
 
 
-def where(picture: Picture, bodies: dict[str, Fields], name: str) -> dict[bytes, list[str]]:
+def find_payloads(picture: Picture, bodies: dict[str, Fields], name: str) -> dict[bytes, list[str]]:
     """Return the places of each payload in a group, from the picture alone."""
     group = picture.groups[name]
     found: dict[bytes, list[str]] = {}
@@ -139,7 +139,7 @@ def where(picture: Picture, bodies: dict[str, Fields], name: str) -> dict[bytes,
     return found
 
 
-def unpacked(packed: bytes) -> Fields:
+def unpack_fields(packed: bytes) -> Fields:
     """Decode an array of byte strings that cmsgpack wrote."""
     first, at = packed[0], 1
     if first & 0xF0 == 0x90:
@@ -158,8 +158,8 @@ def unpacked(packed: bytes) -> Fields:
         parts.append(packed[at : at + size])
         at += size
     assert at == len(packed)
-    return paired(parts)
+    return pair_fields(parts)
 
 
-def paired(flat: list[Any]) -> Fields:
+def pair_fields(flat: list[Any]) -> Fields:
     return {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}

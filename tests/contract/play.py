@@ -19,7 +19,7 @@ from streamqd.store import messages, retention
 from tests.contract.both import Both
 from tests.contract.harness import Harness
 from tests.contract.model import Model
-from tests.contract.picture import Fields, Picture, observe, order, where
+from tests.contract.picture import Fields, Picture, find_payloads, observe, order
 from tests.contract.scenarios import trim_all
 
 GROUPS = ("hits", "audit")
@@ -309,7 +309,7 @@ class Play:
         picture = observe(self.harnesses)
         assert picture == self.model.now
         for name in GROUPS:
-            places = where(picture, self.model.bodies, name)
+            places = find_payloads(picture, self.model.bodies, name)
             assert {p for p, found in places.items() if len(found) > 1} == set()
             every = {body["payload"] for body in self.model.bodies.values()}
             assert every - set(places) == self.model.acked[name]

@@ -167,7 +167,7 @@ def settle_note(harness: Harness) -> Call:
 
 
 def settle_retry(harness: Harness) -> Call:
-    main, retried = _failing(harness)
+    main, retried = _count_failure(harness)
     harness.do("ZADD", harness.delayed, 1, "m:0-1")
     harness.do("HSET", harness.items, "m:0-1", b"\x92\xa7payload\xa1x")
     items = [(main, 5.0, CHANGED), (retried, 5.0, CHANGED)]
@@ -175,7 +175,7 @@ def settle_retry(harness: Harness) -> Call:
 
 
 def settle_dead(harness: Harness) -> Call:
-    main, retried = _failing(harness)
+    main, retried = _count_failure(harness)
     harness.add("1-0", "payload", "old letter", stream=harness.dlq)
     return messages.dead(harness.keys, harness.leased("t1"), [(main, CHANGED), (retried, CHANGED)])
 
@@ -295,7 +295,7 @@ def dead_deliver(harness: Harness) -> Call:
     )
 
 
-def known(harness: Harness) -> str:
+def register_topic(harness: Harness) -> str:
     """Register the topic with two partitions; return its meta key."""
     meta = harness.keys.meta(harness.assignment.topic)
     harness.do("HSET", meta, "partitionCount", 2)
@@ -306,7 +306,7 @@ def message_append(harness: Harness) -> Call:
     harness.groups()
     harness.add("1-0")
     topic, partition, _ = harness.assignment
-    call = publishing.append(harness.keys, topic, partition, 2, known(harness), alone=True)
+    call = publishing.append(harness.keys, topic, partition, 2, register_topic(harness), alone=True)
     return call._replace(argv=(*call.argv, b"x", b"y"))
 
 
@@ -319,7 +319,7 @@ def message_publish(harness: Harness) -> Call:
     return publishing.publish(
         *(harness.keys, topic, partition, [b"payload", b"x"], "order-1", 60.0, 2),
         partitions=2,
-        meta=known(harness),
+        meta=register_topic(harness),
     )
 
 
@@ -331,7 +331,7 @@ def message_schedule(harness: Harness) -> Call:
     return publishing.schedule(
         *(harness.keys, topic, partition, 5.0, "send-1", fields, "order-1", 60.0),
         partitions=2,
-        meta=known(harness),
+        meta=register_topic(harness),
     )
 
 
@@ -372,7 +372,7 @@ def growth_finish(harness: Harness) -> Call:
 
 def group_reset(harness: Harness) -> Call:
     """A group with all kinds of data is taken from its owner."""
-    _with_everything(harness)
+    _write_group_data(harness)
     return groups.reset(
         harness.keys,
         harness.assignment,
@@ -385,7 +385,7 @@ def group_reset(harness: Harness) -> Call:
 
 
 def group_delete(harness: Harness) -> Call:
-    _with_everything(harness)
+    _write_group_data(harness)
     return groups.delete(harness.keys, harness.assignment, force=True, token="t9")
 
 
@@ -404,17 +404,17 @@ def stream_page(harness: Harness) -> Call:
 
 
 def retry_page(harness: Harness) -> Call:
-    _set_aside(harness)
+    _delay_retry(harness)
     return retries.page(harness.keys, harness.assignment, (0, ""), 10)
 
 
 def retry_make_due(harness: Harness) -> Call:
-    _set_aside(harness)
+    _delay_retry(harness)
     return retries.make_due(harness.keys, harness.assignment, ["m:1-0"])
 
 
 def retry_cancel(harness: Harness) -> Call:
-    _set_aside(harness)
+    _delay_retry(harness)
     harness.add("1-0", "payload", "old letter", stream=harness.dlq)
     return retries.cancel(
         harness.keys, harness.assignment, [("m:1-0", {b"reason": b"canceled"})], drop=False
@@ -422,18 +422,18 @@ def retry_cancel(harness: Harness) -> Call:
 
 
 def retry_cancel_drop(harness: Harness) -> Call:
-    _set_aside(harness)
+    _delay_retry(harness)
     harness.add("1-0", "payload", "old letter", stream=harness.dlq)
     return retries.cancel(harness.keys, harness.assignment, [("m:1-0", {})], drop=True)
 
 
-def _with_everything(harness: Harness) -> None:
-    _failing(harness)
-    _set_aside(harness)
+def _write_group_data(harness: Harness) -> None:
+    _count_failure(harness)
+    _delay_retry(harness)
     harness.do("HSET", harness.trim, "first", "1-0", "floor:hits", "1-0")
 
 
-def _set_aside(harness: Harness) -> None:
+def _delay_retry(harness: Harness) -> None:
     harness.do("ZADD", harness.delayed, 9e12, "m:1-0")
     harness.do("HSET", harness.items, "m:1-0", b"\x92\xa7payload\xa1x")
 
@@ -524,7 +524,9 @@ def outbox_fence(harness: Harness) -> Call:
         "rows",
         "0" * 48,
     )
-    return outbox.fence(harness.keys, "shop", *harness.assignment[:2], 5, 2, known(harness))
+    return outbox.fence(
+        harness.keys, "shop", *harness.assignment[:2], 5, 2, register_topic(harness)
+    )
 
 
 def outbox_publish(harness: Harness) -> Call:
@@ -607,7 +609,7 @@ def stream_step(harness: Harness) -> Call:
     return spark.step(harness.stream, "0-0", "9-0", 10)
 
 
-def staged(harness: Harness) -> None:
+def stage_rows(harness: Harness) -> None:
     """Stage two rows of a task."""
     key = harness.keys.staged(*harness.assignment[:2], "q", "a")
     harness.do("XADD", key, "0-1", "payload", "1")
@@ -622,7 +624,7 @@ def sink_start(harness: Harness) -> Call:
 
 def sink_publish(harness: Harness) -> Call:
     """A row is already in the partition."""
-    staged(harness)
+    stage_rows(harness)
     harness.add("1-0")
     return spark.publish(harness.keys, *harness.assignment[:2], "q", "a", 60)
 
@@ -632,7 +634,7 @@ def sink_finish(harness: Harness) -> Call:
     return spark.end(harness.keys, "q", 4, 60)
 
 
-def _failing(harness: Harness) -> tuple[bytes, bytes]:
+def _count_failure(harness: Harness) -> tuple[bytes, bytes]:
     main = harness.pending("1-0")[0]
     retried = harness.pending_retry("1-0")[0]
     harness.own("t1")
@@ -643,7 +645,7 @@ def _failing(harness: Harness) -> tuple[bytes, bytes]:
 TICK = 1_700_000_000_000
 
 
-def kept_schedule(harness: Harness, due: int = TICK, origin: str = timed.FILE) -> tuple[str, int]:
+def store_schedule(harness: Harness, due: int = TICK, origin: str = timed.FILE) -> tuple[str, int]:
     """Store a schedule that is due. Return its place."""
     place = harness.assignment.topic, harness.assignment.partition
     call = timed.declare(
@@ -660,12 +662,12 @@ def tick(due: int = TICK, following: int | None = TICK + 1_000, **more: Any) -> 
 
 
 def schedule_page(harness: Harness) -> Call:
-    return timed.page(harness.keys, kept_schedule(harness), 10)
+    return timed.page(harness.keys, store_schedule(harness), 10)
 
 
 def schedule_fire(harness: Harness) -> Call:
     """The last message was handled, and others of the group wait for their retries."""
-    place = kept_schedule(harness)
+    place = store_schedule(harness)
     harness.pending("1-0")
     harness.do("XACK", harness.stream, "hits", "1-0")
     harness.pending_retry("1-0")
@@ -677,7 +679,7 @@ def schedule_fire(harness: Harness) -> Call:
 
 
 def schedule_run(harness: Harness) -> Call:
-    place = kept_schedule(harness)
+    place = store_schedule(harness)
     harness.do("HSET", harness.keys.meta("access"), "partitionCount", "3")
     return timed.run(harness.keys, place, "tick", "h1", TICK + 1, ["payload", "x"], 3)
 
@@ -698,15 +700,15 @@ def schedule_declare(harness: Harness) -> Call:
 
 
 def schedule_stamp(harness: Harness) -> Call:
-    place = kept_schedule(harness)
-    kept_schedule(harness)
+    place = store_schedule(harness)
+    store_schedule(harness)
     harness.link.run(timed.hold(harness.keys, place, "tick", timed.ORPHANED))
     harness.do("ZADD", harness.keys.schedules_due(*place), 9e12, "other")
     return timed.stamp(harness.keys, place, [("tick", "h1")])
 
 
 def schedule_hold(harness: Harness) -> Call:
-    return timed.hold(harness.keys, kept_schedule(harness), "tick", timed.PAUSED)
+    return timed.hold(harness.keys, store_schedule(harness), "tick", timed.PAUSED)
 
 
 def schedule_release(harness: Harness) -> Call:
@@ -716,7 +718,7 @@ def schedule_release(harness: Harness) -> Call:
 
 
 def schedule_drop(harness: Harness) -> Call:
-    place = kept_schedule(harness)
+    place = store_schedule(harness)
     harness.do("HSET", harness.keys.schedules_last(*place), "tick:id", "1-0")
     return timed.drop(harness.keys, place, "tick")
 

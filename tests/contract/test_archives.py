@@ -78,17 +78,17 @@ def drop(harness: Harness, token: str = "t1") -> Call:
     return archives.release_lease(harness.keys, harness.assignment.topic, "archive", token)
 
 
-def lease_of(harness: Harness) -> str:
+def lease_key(harness: Harness) -> str:
     return harness.keys.pipeline(harness.assignment.topic, "archive")
 
 
 def life(harness: Harness) -> int:
-    return int(harness.do("PTTL", lease_of(harness)))
+    return int(harness.do("PTTL", lease_key(harness)))
 
 
 def test_pipeline_lease_has_one_holder(harness: Harness) -> None:
     harness.expect("pipeline_lease_acquire", "OK", take(harness))
-    assert harness.state() == {lease_of(harness): b"t1"}
+    assert harness.state() == {lease_key(harness): b"t1"}
     assert 0 < life(harness) <= TTL * 1000
     holder, left = harness.expect("pipeline_lease_acquire", "HELD", take(harness, "t2"))
     assert holder == b"t1"
@@ -106,22 +106,22 @@ def test_pipeline_lease_of_a_dead_run_is_free(harness: Harness) -> None:
         harness.keys, harness.assignment.topic, "archive", "t2", TTL, "t1"
     )
     harness.expect("pipeline_lease_acquire", "OK", call)
-    assert harness.state() == {lease_of(harness): b"t2"}
+    assert harness.state() == {lease_key(harness): b"t2"}
 
 
 def test_pipeline_lease_acquire_and_keep_extend_the_lease(harness: Harness) -> None:
     harness.expect("pipeline_lease_acquire", "OK", take(harness))
-    harness.do("PEXPIRE", lease_of(harness), 1_000)
+    harness.do("PEXPIRE", lease_key(harness), 1_000)
     harness.expect("pipeline_lease_acquire", "OK", take(harness))
     assert life(harness) > 1_000
-    harness.do("PEXPIRE", lease_of(harness), 1_000)
+    harness.do("PEXPIRE", lease_key(harness), 1_000)
     harness.expect("pipeline_lease_renew", "OK", keep(harness))
     assert life(harness) > 1_000
 
 
 def test_pipeline_lease_is_lost_after_expiry(harness: Harness) -> None:
     harness.expect("pipeline_lease_acquire", "OK", take(harness))
-    harness.do("DEL", lease_of(harness))
+    harness.do("DEL", lease_key(harness))
     harness.expect("pipeline_lease_renew", "LOST", keep(harness))
     harness.expect("pipeline_lease_release", "LOST", drop(harness))
 

@@ -30,7 +30,7 @@ def ids(harness: Harness) -> list[str]:
     return names
 
 
-def set_aside(harness: Harness, ids: list[str]) -> None:
+def delay_retries(harness: Harness, ids: list[str]) -> None:
     """Turn entries into waiting retries that are due now."""
     harness.fetch()
     harness.own("t1")
@@ -46,7 +46,7 @@ def test_byte_bound_is_equal_in_lua_and_python() -> None:
 
 
 def test_message_promote_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
-    set_aside(harness, ids)
+    delay_retries(harness, ids)
     call = messages.promote_retries(harness.keys, ASSIGNMENT, 100)
     moved = []
     while True:
@@ -71,7 +71,7 @@ def test_message_promote_moves_one_item_above_the_bound(harness: Harness) -> Non
 
 
 def test_retry_page_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> None:
-    set_aside(harness, ids)
+    delay_retries(harness, ids)
     places: list[str] = []
     after, sizes, more = (0, ""), [], True
     while more:

@@ -19,19 +19,21 @@ def change(harness: Harness, name: str = "", **rest: object) -> Call:
     return directives.change(harness.keys, "default", name, by="ops@west", **rest)  # type: ignore[arg-type]
 
 
-def changed(harness: Harness, call: Call) -> DirectiveChange:
+def apply_change(harness: Harness, call: Call) -> DirectiveChange:
     return DirectiveChange.parse(Reply("OK", harness.expect("control_change", "OK", call)))
 
 
-def found(harness: Harness) -> Directives:
+def read_directives(harness: Harness) -> Directives:
     return directives.read(harness.do("HGETALL", harness.keys.orders("default")))
 
 
 def test_control_change_stores_the_directive_with_its_time(harness: Harness) -> None:
     with harness.instant() as now:
-        at = changed(harness, change(harness, "pause:access/3/*", why='disk "full"')).at_unix_ms
+        at = apply_change(
+            harness, change(harness, "pause:access/3/*", why='disk "full"')
+        ).at_unix_ms
     assert now == at
-    assert found(harness) == Directives(
+    assert read_directives(harness) == Directives(
         pauses={Scope("access", 3): Directive(at, "ops@west", 'disk "full"')}
     )
 
@@ -39,26 +41,29 @@ def test_control_change_stores_the_directive_with_its_time(harness: Harness) -> 
 def test_directive_times_increase_despite_the_clock(harness: Harness) -> None:
     ahead = harness.now_unix_ms() + 3_600_000
     harness.do("HSET", harness.keys.orders("default"), "last", ahead)
-    assert changed(harness, change(harness, "rebalance")).at_unix_ms == ahead + 1
-    assert changed(harness, change(harness, "rebalance")).at_unix_ms == ahead + 2
+    assert apply_change(harness, change(harness, "rebalance")).at_unix_ms == ahead + 1
+    assert apply_change(harness, change(harness, "rebalance")).at_unix_ms == ahead + 2
     for odd in ("garbage", 1 << 52):
         harness.do("HSET", harness.keys.orders("default"), "last", odd)
         with harness.instant() as now:
-            at = changed(harness, change(harness, "rebalance")).at_unix_ms
+            at = apply_change(harness, change(harness, "rebalance")).at_unix_ms
         assert now == at, odd
 
 
 def test_control_change_removes_obsolete_directives(harness: Harness) -> None:
     for name in ("drain:a", "drain:b", "drain:c"):
-        changed(harness, change(harness, name))
-    assert changed(harness, change(harness, remove=["drain:a", "drain:b", "drain:x"])).removed == 2
-    assert list(found(harness).drains) == ["c"]
-    assert changed(harness, change(harness, "drain:c", remove=["drain:c"])).removed == 0
-    assert list(found(harness).drains) == ["c"]
+        apply_change(harness, change(harness, name))
+    assert (
+        apply_change(harness, change(harness, remove=["drain:a", "drain:b", "drain:x"])).removed
+        == 2
+    )
+    assert list(read_directives(harness).drains) == ["c"]
+    assert apply_change(harness, change(harness, "drain:c", remove=["drain:c"])).removed == 0
+    assert list(read_directives(harness).drains) == ["c"]
 
 
 @pytest.fixture
-def packed(harness: Harness) -> Iterator[None]:
+def list_encoded_hashes(harness: Harness) -> Iterator[None]:
     """Make the server store large hashes as lists, because it dumps tables in any order."""
     # All servers accept these older names.
     settings = ("hash-max-ziplist-entries", "hash-max-ziplist-value")
@@ -70,22 +75,22 @@ def packed(harness: Harness) -> Iterator[None]:
         harness.do("CONFIG", "SET", setting, value)
 
 
-@pytest.mark.usefixtures("packed")
+@pytest.mark.usefixtures("list_encoded_hashes")
 def test_number_of_directives_is_bounded(harness: Harness) -> None:
     names = [f"drain:web-{number}" for number in range(directives.DIRECTIVES_MAX)]
     for name in names:
-        changed(harness, change(harness, name))
+        apply_change(harness, change(harness, name))
     rest = harness.expect("control_change", "FULL", change(harness, "drain:one-more"))
     assert int(rest[0]) == directives.DIRECTIVES_MAX
-    changed(harness, change(harness, names[0]))  # this directive is not new
-    changed(harness, change(harness, remove=names[:1]))
-    changed(harness, change(harness, "drain:one-more"))
+    apply_change(harness, change(harness, names[0]))  # this directive is not new
+    apply_change(harness, change(harness, remove=names[:1]))
+    apply_change(harness, change(harness, "drain:one-more"))
 
 
 def test_heartbeat_returns_the_directives(harness: Harness) -> None:
     heartbeat = members.heartbeat(harness.keys, "default", "a", "n1", {}, 9.0)
     assert Present.parse(harness.link.run(heartbeat)).orders == []
-    at = changed(harness, change(harness, "move:access/0/hits", to="b")).at_unix_ms
+    at = apply_change(harness, change(harness, "move:access/0/hits", to="b")).at_unix_ms
     seen = directives.read(Present.parse(harness.link.run(heartbeat)).orders)
     assert seen.moves == {Assignment("access", 0, "hits"): Directive(at, "ops@west", "", "b")}
     other = members.heartbeat(harness.keys, "blue", "a", "n1", {}, 9.0)

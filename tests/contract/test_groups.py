@@ -51,7 +51,7 @@ def positions(harness: Harness, key: str) -> dict[str, tuple[str, dict[str, str]
 
 
 @pytest.fixture
-def busy(harness: Harness) -> Harness:
+def busy_group(harness: Harness) -> Harness:
     """Create three entries, two of them delivered, one retry in each place, and counters."""
     harness.pending("1-0", "2-0")
     harness.add("3-0")
@@ -63,90 +63,101 @@ def busy(harness: Harness) -> Harness:
     return harness
 
 
-def test_group_reset_to_earliest_delivers_all_again(busy: Harness) -> None:
-    before = busy.state()
+def test_group_reset_to_earliest_delivers_all_again(busy_group: Harness) -> None:
+    before = busy_group.state()
 
-    rest = busy.expect("group_reset", "OK", reset(busy, "0-0"))
+    rest = busy_group.expect("group_reset", "OK", reset(busy_group, "0-0"))
 
     assert rest == [b"2-0", b"0-0", 2, 0, 0]
-    assert positions(busy, "stream") == {"hits": ("0-0", {})}
-    changes = busy.changes(before)
+    assert positions(busy_group, "stream") == {"hits": ("0-0", {})}
+    changes = busy_group.changes(before)
     assert set(changes) == {"stream", "attempts", "trim"}
     assert changes["attempts"] is None
     assert changes["trim"] == {"first": b"1-0", "floor:hits": b"0-1", "archived": b"0-3"}
-    assert busy.fetch() == [b"1-0", b"2-0", b"3-0"]
+    assert busy_group.fetch() == [b"1-0", b"2-0", b"3-0"]
 
 
-def test_group_reset_to_latest_skips_all_messages(busy: Harness) -> None:
-    rest = busy.expect("group_reset", "OK", reset(busy, ""))
+def test_group_reset_to_latest_skips_all_messages(busy_group: Harness) -> None:
+    rest = busy_group.expect("group_reset", "OK", reset(busy_group, ""))
 
     assert rest[:3] == [b"2-0", b"3-0", 2]
-    assert positions(busy, "stream") == {"hits": ("3-0", {})}
+    assert positions(busy_group, "stream") == {"hits": ("3-0", {})}
 
 
-def test_group_reset_beyond_the_end_stops_at_the_end(busy: Harness) -> None:
+def test_group_reset_beyond_the_end_stops_at_the_end(busy_group: Harness) -> None:
     """New entries must not be skipped."""
-    assert busy.expect("group_reset", "OK", reset(busy, "99-0"))[1] == b"3-0"
-    busy.add("4-0")
-    assert busy.fetch() == [b"4-0"]
+    assert busy_group.expect("group_reset", "OK", reset(busy_group, "99-0"))[1] == b"3-0"
+    busy_group.add("4-0")
+    assert busy_group.fetch() == [b"4-0"]
 
 
-def test_group_reset_keeps_retries_unless_dropped(busy: Harness) -> None:
-    busy.expect("group_reset", "OK", reset(busy, "0-0"))
-    assert positions(busy, "retry") == {"hits": ("7-0", {"7-0": "w"})}
-    assert "delayed" in busy.state()
+def test_group_reset_keeps_retries_unless_dropped(busy_group: Harness) -> None:
+    busy_group.expect("group_reset", "OK", reset(busy_group, "0-0"))
+    assert positions(busy_group, "retry") == {"hits": ("7-0", {"7-0": "w"})}
+    assert "delayed" in busy_group.state()
 
-    rest = busy.expect("group_reset", "OK", reset(busy, "0-0", drop=True))
+    rest = busy_group.expect("group_reset", "OK", reset(busy_group, "0-0", drop=True))
 
     assert rest == [b"0-0", b"0-0", 0, 1, 1]
-    assert positions(busy, "retry") == {"hits": ("7-0", {})}
-    assert {"delayed", "items"}.isdisjoint(busy.state())
+    assert positions(busy_group, "retry") == {"hits": ("7-0", {})}
+    assert {"delayed", "items"}.isdisjoint(busy_group.state())
 
 
 @pytest.mark.fault("F26")
-def test_group_reset_refuses_an_owned_partition(busy: Harness) -> None:
-    epoch = busy.own("t1")
+def test_group_reset_refuses_an_owned_partition(busy_group: Harness) -> None:
+    epoch = busy_group.own("t1")
 
-    rest = busy.expect("group_reset", "OWNED", reset(busy, "0-0"))
+    rest = busy_group.expect("group_reset", "OWNED", reset(busy_group, "0-0"))
 
     assert rest == [b"west-1", str(epoch).encode()]
 
 
-def test_group_reset_refuses_a_growing_topic_even_with_force(busy: Harness) -> None:
-    busy.own("t1", owner="topic-grow")
-    before = busy.state()
+def test_group_reset_refuses_a_growing_topic_even_with_force(busy_group: Harness) -> None:
+    busy_group.own("t1", owner="topic-grow")
+    before = busy_group.state()
 
-    assert busy.expect("group_reset", "OWNED", reset(busy, "0-0", force=True))[0] == b"topic-grow"
-    assert busy.state() == before
+    assert (
+        busy_group.expect("group_reset", "OWNED", reset(busy_group, "0-0", force=True))[0]
+        == b"topic-grow"
+    )
+    assert busy_group.state() == before
 
-    busy.do("DEL", busy.lease)  # the growth is finished and keeps no lease
-    busy.expect("group_reset", "OK", reset(busy, "0-0", force=True))
+    busy_group.do("DEL", busy_group.lease)  # the growth is finished and keeps no lease
+    busy_group.expect("group_reset", "OK", reset(busy_group, "0-0", force=True))
 
 
-def test_group_reset_with_force_fences_the_owner(busy: Harness) -> None:
-    epoch = busy.own("t1")
-    busy.do("HSET", busy.fence, "session", "s1", "quarantine", "1", "accused", "m:1-0 m:2-0")
+def test_group_reset_with_force_fences_the_owner(busy_group: Harness) -> None:
+    epoch = busy_group.own("t1")
+    busy_group.do(
+        "HSET", busy_group.fence, "session", "s1", "quarantine", "1", "accused", "m:1-0 m:2-0"
+    )
 
-    busy.expect("group_reset", "OK", reset(busy, "0-0", force=True))
+    busy_group.expect("group_reset", "OK", reset(busy_group, "0-0", force=True))
 
-    assert busy.state()["fence"].keys() == {"epoch", "since"}
-    assert "lease" not in busy.state()
-    busy.expect("settle_ack", "FENCED", messages.ack(busy.keys, busy.leased("t1"), [b"m:1-0"]))
-    busy.expect("lease_renew", "FENCED", leases.renew(busy.keys, busy.leased("t1"), TTL))
+    assert busy_group.state()["fence"].keys() == {"epoch", "since"}
+    assert "lease" not in busy_group.state()
+    busy_group.expect(
+        "settle_ack", "FENCED", messages.ack(busy_group.keys, busy_group.leased("t1"), [b"m:1-0"])
+    )
+    busy_group.expect(
+        "lease_renew", "FENCED", leases.renew(busy_group.keys, busy_group.leased("t1"), TTL)
+    )
     # A late copy of its earlier `lease_acquire` does not make it the owner again.
-    late = leases.acquire(busy.keys, busy.leased("t1", 0), TTL, "west-1")
-    busy.expect("lease_acquire", "MOVED", late)
-    assert busy.own("t2", seen_epoch=epoch) > epoch
+    late = leases.acquire(busy_group.keys, busy_group.leased("t1", 0), TTL, "west-1")
+    busy_group.expect("lease_acquire", "MOVED", late)
+    assert busy_group.own("t2", seen_epoch=epoch) > epoch
 
 
-def test_group_reset_fences_an_owner_with_an_expired_lease(busy: Harness) -> None:
+def test_group_reset_fences_an_owner_with_an_expired_lease(busy_group: Harness) -> None:
     """A paused owner that resumes must not settle entries that are read again."""
-    busy.own("t1")
-    busy.do("DEL", busy.lease)
+    busy_group.own("t1")
+    busy_group.do("DEL", busy_group.lease)
 
-    busy.expect("group_reset", "OK", reset(busy, "0-0"))
+    busy_group.expect("group_reset", "OK", reset(busy_group, "0-0"))
 
-    busy.expect("lease_renew", "FENCED", leases.renew(busy.keys, busy.leased("t1"), TTL))
+    busy_group.expect(
+        "lease_renew", "FENCED", leases.renew(busy_group.keys, busy_group.leased("t1"), TTL)
+    )
 
 
 def test_group_reset_does_not_create_a_group(harness: Harness) -> None:
@@ -154,25 +165,25 @@ def test_group_reset_does_not_create_a_group(harness: Harness) -> None:
     harness.expect("group_reset", "NOGROUP", reset(harness, "0-0"))
 
 
-def test_group_lost_after_reset_restarts_at_its_position(busy: Harness) -> None:
-    busy.expect("group_reset", "OK", reset(busy, "1-0"))
-    busy.do("XGROUP", "DESTROY", busy.stream, "hits")
-    busy.groups()
-    assert busy.fetch() == [b"2-0", b"3-0"]
+def test_group_lost_after_reset_restarts_at_its_position(busy_group: Harness) -> None:
+    busy_group.expect("group_reset", "OK", reset(busy_group, "1-0"))
+    busy_group.do("XGROUP", "DESTROY", busy_group.stream, "hits")
+    busy_group.groups()
+    assert busy_group.fetch() == [b"2-0", b"3-0"]
 
 
-def test_group_reset_and_delete_keep_other_groups(busy: Harness) -> None:
-    busy.do("XGROUP", "CREATE", busy.stream, "agents", "1-0")
-    busy.expect("group_reset", "OK", reset(busy, "0-0", drop=True))
-    busy.expect("group_delete", "OK", delete(busy, force=True))
-    assert positions(busy, "stream") == {"agents": ("1-0", {})}
+def test_group_reset_and_delete_keep_other_groups(busy_group: Harness) -> None:
+    busy_group.do("XGROUP", "CREATE", busy_group.stream, "agents", "1-0")
+    busy_group.expect("group_reset", "OK", reset(busy_group, "0-0", drop=True))
+    busy_group.expect("group_delete", "OK", delete(busy_group, force=True))
+    assert positions(busy_group, "stream") == {"agents": ("1-0", {})}
 
 
 # --- many pending entries -------------------------------------------------------------------------
 
 
 @pytest.fixture
-def full_hands(harness: Harness) -> Harness:
+def many_pending(harness: Harness) -> Harness:
     """Create five pending entries, one unread entry and three pending retries."""
     harness.pending(*(f"{n}-0" for n in range(1, 6)))
     harness.add("6-0")
@@ -180,139 +191,141 @@ def full_hands(harness: Harness) -> Harness:
     return harness
 
 
-def test_group_reset_drops_pending_entries_in_parts(full_hands: Harness) -> None:
-    full_hands.own("t1")
-    call = reset(full_hands, "2-0", force=True, limit=2)
+def test_group_reset_drops_pending_entries_in_parts(many_pending: Harness) -> None:
+    many_pending.own("t1")
+    call = reset(many_pending, "2-0", force=True, limit=2)
 
-    assert full_hands.expect("group_reset", "MORE", call) == [b"5-0", b"2-0", 2]
+    assert many_pending.expect("group_reset", "MORE", call) == [b"5-0", b"2-0", 2]
     left = {f"{n}-0": "w" for n in (3, 4, 5)}
-    assert positions(full_hands, "stream") == {"hits": ("2-0", left)}
-    assert full_hands.state()["trim"] == {"floor:hits": b"2-1"}
+    assert positions(many_pending, "stream") == {"hits": ("2-0", left)}
+    assert many_pending.state()["trim"] == {"floor:hits": b"2-1"}
 
-    again = reset(full_hands, "2-0", limit=2)  # the group is kept for this token
-    assert full_hands.expect("group_reset", "MORE", again) == [b"2-0", b"2-0", 2]
-    rest = full_hands.expect("group_reset", "OK", again)
+    again = reset(many_pending, "2-0", limit=2)  # the group is kept for this token
+    assert many_pending.expect("group_reset", "MORE", again) == [b"2-0", b"2-0", 2]
+    rest = many_pending.expect("group_reset", "OK", again)
     assert rest == [b"2-0", b"2-0", 1, 0, 0]
-    assert positions(full_hands, "stream") == {"hits": ("2-0", {})}
-    assert len(positions(full_hands, "retry")["hits"][1]) == 3
-    assert full_hands.state()["fence"].keys() == {"epoch", "since"}
-    assert "lease" not in full_hands.state()
-    assert full_hands.fetch() == [b"3-0", b"4-0", b"5-0", b"6-0"]
+    assert positions(many_pending, "stream") == {"hits": ("2-0", {})}
+    assert len(positions(many_pending, "retry")["hits"][1]) == 3
+    assert many_pending.state()["fence"].keys() == {"epoch", "since"}
+    assert "lease" not in many_pending.state()
+    assert many_pending.fetch() == [b"3-0", b"4-0", b"5-0", b"6-0"]
 
 
-def test_group_reset_part_may_be_smaller_than_the_limit(full_hands: Harness) -> None:
-    call = reset(full_hands, "0-0", limit=4, part=1)
-    assert full_hands.expect("group_reset", "MORE", call)[2] == 1
-    assert full_hands.expect("group_reset", "OK", call)[2] == 4
-    full_hands.fetch()
-    call = delete(full_hands, force=True, limit=8, part=1)
-    full_hands.expect("group_delete", "MORE", call)
-    assert len(positions(full_hands, "stream")["hits"][1]) == 5
-    full_hands.expect("group_delete", "OK", call)
+def test_group_reset_part_may_be_smaller_than_the_limit(many_pending: Harness) -> None:
+    call = reset(many_pending, "0-0", limit=4, part=1)
+    assert many_pending.expect("group_reset", "MORE", call)[2] == 1
+    assert many_pending.expect("group_reset", "OK", call)[2] == 4
+    many_pending.fetch()
+    call = delete(many_pending, force=True, limit=8, part=1)
+    many_pending.expect("group_delete", "MORE", call)
+    assert len(positions(many_pending, "stream")["hits"][1]) == 5
+    many_pending.expect("group_delete", "OK", call)
 
 
-def test_group_reset_keeps_its_ownership_between_parts(full_hands: Harness) -> None:
-    epoch = full_hands.own("t1")
-    full_hands.do("HSET", full_hands.fence, "session", "s1", "mark", "m:1-0", "quarantine", "1")
-    full_hands.do("HSET", full_hands.fence, "accused", "m:1-0 m:2-0")
+def test_group_reset_keeps_its_ownership_between_parts(many_pending: Harness) -> None:
+    epoch = many_pending.own("t1")
+    many_pending.do("HSET", many_pending.fence, "session", "s1", "mark", "m:1-0", "quarantine", "1")
+    many_pending.do("HSET", many_pending.fence, "accused", "m:1-0 m:2-0")
 
-    full_hands.expect("group_reset", "MORE", reset(full_hands, "0-0", force=True, limit=2))
+    many_pending.expect("group_reset", "MORE", reset(many_pending, "0-0", force=True, limit=2))
 
-    fence = full_hands.state()["fence"]
+    fence = many_pending.state()["fence"]
     assert fence.keys() == {"token", "epoch", "owner", "since"}
     assert (fence["token"], fence["owner"]) == (TOKEN.encode(), b"group-reset")
     assert int(fence["epoch"]) > epoch
-    assert full_hands.do("GET", full_hands.lease) == TOKEN.encode()
-    assert 0 < full_hands.do("PTTL", full_hands.lease) <= groups.KEPT_SECONDS * 1000
-    ack = messages.ack(full_hands.keys, full_hands.leased("t1"), [b"m:5-0"])
-    full_hands.expect("settle_ack", "FENCED", ack)
+    assert many_pending.do("GET", many_pending.lease) == TOKEN.encode()
+    assert 0 < many_pending.do("PTTL", many_pending.lease) <= groups.KEPT_SECONDS * 1000
+    ack = messages.ack(many_pending.keys, many_pending.leased("t1"), [b"m:5-0"])
+    many_pending.expect("settle_ack", "FENCED", ack)
     taken = leases.acquire(
-        full_hands.keys, full_hands.leased("t2", int(fence["epoch"])), TTL, "west-2"
+        many_pending.keys, many_pending.leased("t2", int(fence["epoch"])), TTL, "west-2"
     )
-    full_hands.expect("lease_acquire", "HELD", taken)
-    full_hands.expect("group_reset", "MORE", reset(full_hands, "0-0", limit=2))
-    assert full_hands.state()["fence"] == fence, "one owner all the time"
+    many_pending.expect("lease_acquire", "HELD", taken)
+    many_pending.expect("group_reset", "MORE", reset(many_pending, "0-0", limit=2))
+    assert many_pending.state()["fence"] == fence, "one owner all the time"
 
 
-def test_interrupted_group_reset_loses_nothing(full_hands: Harness) -> None:
+def test_interrupted_group_reset_loses_nothing(many_pending: Harness) -> None:
     """The next owner handles the remaining entries, and all after the position."""
-    full_hands.expect("group_reset", "MORE", reset(full_hands, "0-0", limit=2))
-    full_hands.do("DEL", full_hands.lease)  # it has expired
-    epoch = int(full_hands.do("HGET", full_hands.fence, "epoch"))
-    full_hands.own("t2", seen_epoch=epoch)
+    many_pending.expect("group_reset", "MORE", reset(many_pending, "0-0", limit=2))
+    many_pending.do("DEL", many_pending.lease)  # it has expired
+    epoch = int(many_pending.do("HGET", many_pending.fence, "epoch"))
+    many_pending.own("t2", seen_epoch=epoch)
 
-    late = reset(full_hands, "0-0", limit=2)
-    assert full_hands.expect("group_reset", "OWNED", late)[0] == b"west-1"
+    late = reset(many_pending, "0-0", limit=2)
+    assert many_pending.expect("group_reset", "OWNED", late)[0] == b"west-1"
 
-    assert list(positions(full_hands, "stream")["hits"][1]) == ["3-0", "4-0", "5-0"]
-    assert full_hands.fetch() == [f"{n}-0".encode() for n in range(1, 7)]
-
-
-def test_group_reset_refuses_a_growing_topic_between_parts(full_hands: Harness) -> None:
-    full_hands.own("t1", owner="topic-grow")
-    full_hands.expect("group_reset", "OWNED", reset(full_hands, "0-0", force=True, limit=2))
+    assert list(positions(many_pending, "stream")["hits"][1]) == ["3-0", "4-0", "5-0"]
+    assert many_pending.fetch() == [f"{n}-0".encode() for n in range(1, 7)]
 
 
-def test_group_reset_drops_retries_in_parts(full_hands: Harness) -> None:
-    call = reset(full_hands, "0-0", drop=True, limit=3)
-
-    assert full_hands.expect("group_reset", "MORE", call) == [b"5-0", b"0-0", 3]
-    assert full_hands.expect("group_reset", "MORE", call) == [b"0-0", b"0-0", 2]
-    assert positions(full_hands, "stream") == {"hits": ("0-0", {})}
-    assert list(positions(full_hands, "retry")["hits"][1]) == ["8-0", "9-0"]
-    full_hands.expect("group_reset", "OK", call)
-    assert positions(full_hands, "retry") == {"hits": ("9-0", {})}
+def test_group_reset_refuses_a_growing_topic_between_parts(many_pending: Harness) -> None:
+    many_pending.own("t1", owner="topic-grow")
+    many_pending.expect("group_reset", "OWNED", reset(many_pending, "0-0", force=True, limit=2))
 
 
-def test_group_delete_works_in_parts(full_hands: Harness) -> None:
-    full_hands.own("t1")
-    full_hands.do("HSET", full_hands.fence, "quarantine", "1", "accused", "m:1-0 m:2-0")
-    call = delete(full_hands, force=True, limit=6)
+def test_group_reset_drops_retries_in_parts(many_pending: Harness) -> None:
+    call = reset(many_pending, "0-0", drop=True, limit=3)
 
-    assert full_hands.expect("group_delete", "MORE", call) == []
-    assert full_hands.state()["fence"].keys() == {"token", "epoch", "owner", "since"}
+    assert many_pending.expect("group_reset", "MORE", call) == [b"5-0", b"0-0", 3]
+    assert many_pending.expect("group_reset", "MORE", call) == [b"0-0", b"0-0", 2]
+    assert positions(many_pending, "stream") == {"hits": ("0-0", {})}
+    assert list(positions(many_pending, "retry")["hits"][1]) == ["8-0", "9-0"]
+    many_pending.expect("group_reset", "OK", call)
+    assert positions(many_pending, "retry") == {"hits": ("9-0", {})}
 
-    assert positions(full_hands, "stream") == {"hits": ("5-0", {})}
-    assert list(positions(full_hands, "retry")["hits"][1]) == ["8-0", "9-0"]
-    fence = full_hands.state()["fence"]
+
+def test_group_delete_works_in_parts(many_pending: Harness) -> None:
+    many_pending.own("t1")
+    many_pending.do("HSET", many_pending.fence, "quarantine", "1", "accused", "m:1-0 m:2-0")
+    call = delete(many_pending, force=True, limit=6)
+
+    assert many_pending.expect("group_delete", "MORE", call) == []
+    assert many_pending.state()["fence"].keys() == {"token", "epoch", "owner", "since"}
+
+    assert positions(many_pending, "stream") == {"hits": ("5-0", {})}
+    assert list(positions(many_pending, "retry")["hits"][1]) == ["8-0", "9-0"]
+    fence = many_pending.state()["fence"]
     assert (fence["token"], fence["owner"]) == (TOKEN.encode(), b"group-delete")
-    full_hands.expect("group_delete", "OK", call)
-    assert set(full_hands.state()) == {"stream"}
+    many_pending.expect("group_delete", "OK", call)
+    assert set(many_pending.state()) == {"stream"}
 
 
-def test_group_delete_with_only_retries_works_in_parts(full_hands: Harness) -> None:
-    full_hands.do("XGROUP", "DESTROY", full_hands.stream, "hits")
-    call = delete(full_hands, force=True, limit=2)
-    full_hands.expect("group_delete", "MORE", call)
-    full_hands.expect("group_delete", "OK", call)
+def test_group_delete_with_only_retries_works_in_parts(many_pending: Harness) -> None:
+    many_pending.do("XGROUP", "DESTROY", many_pending.stream, "hits")
+    call = delete(many_pending, force=True, limit=2)
+    many_pending.expect("group_delete", "MORE", call)
+    many_pending.expect("group_delete", "OK", call)
 
 
-def test_group_delete_without_force_keeps_pending_entries(full_hands: Harness) -> None:
-    before = full_hands.dump()
-    full_hands.expect("group_delete", "UNSETTLED", delete(full_hands, limit=2))
-    assert full_hands.dump() == before
+def test_group_delete_without_force_keeps_pending_entries(many_pending: Harness) -> None:
+    before = many_pending.dump()
+    many_pending.expect("group_delete", "UNSETTLED", delete(many_pending, limit=2))
+    assert many_pending.dump() == before
 
 
-def test_group_reset_and_delete_work_with_full_memory(full_hands: Harness) -> None:
-    with full_hands.full_memory():
-        full_hands.expect("group_reset", "MORE", reset(full_hands, "0-0", limit=2))
-        full_hands.expect("group_delete", "MORE", delete(full_hands, force=True, limit=2))
+def test_group_reset_and_delete_work_with_full_memory(many_pending: Harness) -> None:
+    with many_pending.full_memory():
+        many_pending.expect("group_reset", "MORE", reset(many_pending, "0-0", limit=2))
+        many_pending.expect("group_delete", "MORE", delete(many_pending, force=True, limit=2))
 
 
 # --- delete ---------------------------------------------------------------------------------------
 
 
-def test_group_delete_removes_all_data_of_the_group(busy: Harness) -> None:
-    busy.own("t1")
-    busy.add("5-0", stream=busy.dlq)
+def test_group_delete_removes_all_data_of_the_group(busy_group: Harness) -> None:
+    busy_group.own("t1")
+    busy_group.add("5-0", stream=busy_group.dlq)
 
-    assert busy.expect("group_delete", "OK", delete(busy, force=True)) == []
+    assert busy_group.expect("group_delete", "OK", delete(busy_group, force=True)) == []
 
-    state = busy.state()
+    state = busy_group.state()
     assert set(state) == {"stream", "dlq", "trim"}
     assert state["stream"].groups == {}
     assert state["trim"] == {"first": b"1-0", "archived": b"0-3"}
-    busy.expect("settle_ack", "FENCED", messages.ack(busy.keys, busy.leased("t1"), [b"m:1-0"]))
+    busy_group.expect(
+        "settle_ack", "FENCED", messages.ack(busy_group.keys, busy_group.leased("t1"), [b"m:1-0"])
+    )
 
 
 @pytest.mark.fault("F26")
@@ -347,8 +360,8 @@ def test_group_delete_accepts_unread_messages(harness: Harness) -> None:
     harness.expect("group_delete", "OK", delete(harness))
 
 
-def test_group_delete_repeated_changes_nothing(busy: Harness) -> None:
-    busy.expect("group_delete", "OK", delete(busy, force=True))
-    before = busy.dump()
-    busy.expect("group_delete", "OK", delete(busy))
-    assert busy.dump() == before
+def test_group_delete_repeated_changes_nothing(busy_group: Harness) -> None:
+    busy_group.expect("group_delete", "OK", delete(busy_group, force=True))
+    before = busy_group.dump()
+    busy_group.expect("group_delete", "OK", delete(busy_group))
+    assert busy_group.dump() == before

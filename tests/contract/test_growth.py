@@ -14,7 +14,7 @@ def begin(harness: Harness, *, to: int = 4, seen: int = 2, token: str = "t1") ->
     return growth.begin(harness.keys, "access", seen, to, token)
 
 
-def started(harness: Harness) -> growth.Growth:
+def repeat_start(harness: Harness) -> growth.Growth:
     """Return the answer to a repeated call."""
     call = begin(harness, seen=topics.partition_count(harness.store, "access") or 0, token="tx")
     return growth.Growth.parse(harness.link.run(call))
@@ -32,13 +32,13 @@ def test_growth_passes_through_its_phases(harness: Harness) -> None:
     topics.create(Store(link, keys), "access", Topic(partitions=2))
 
     harness.expect("growth_start", "OK", begin(harness))
-    assert started(harness) == growth.Growth("t1", 2, growth.STARTED, [])
+    assert repeat_start(harness) == growth.Growth("t1", 2, growth.STARTED, [])
     assert topics.partition_count(Store(link, keys), "access") == 2
     harness.expect("growth_mark", "GONE", growth.mark(keys, "access", "t1", ["1-0", "2-0"]))
 
     call = growth.switch(keys, "access", "t1", range(2, 4))
     assert harness.expect("growth_switch", "OK", call) == []
-    assert started(harness) == growth.Growth("t1", 2, growth.SWITCHED, [])
+    assert repeat_start(harness) == growth.Growth("t1", 2, growth.SWITCHED, [])
     assert topics.partition_count(Store(link, keys), "access") == 4
     assert harness.state()[keys.partitions("access")] == {
         keys.stream("access", number).encode() for number in range(4)
@@ -46,7 +46,7 @@ def test_growth_passes_through_its_phases(harness: Harness) -> None:
 
     call = growth.mark(keys, "access", "t1", ["1-0", "2-0"])
     assert harness.expect("growth_mark", "OK", call) == [b"1-0 2-0"]
-    assert started(harness) == growth.Growth("t1", 2, growth.MARKED, ["1-0", "2-0"])
+    assert repeat_start(harness) == growth.Growth("t1", 2, growth.MARKED, ["1-0", "2-0"])
     later = growth.mark(keys, "access", "t1", ["5-0", "6-0"])
     assert harness.expect("growth_mark", "OK", later) == [b"1-0 2-0"]
     under_way = growth.in_progress(Store(link, keys), "access")

@@ -27,11 +27,11 @@ def leave(harness: Harness, instance: str = "west-1", nonce: str = "n1") -> Call
     return members.leave(harness.keys, "default", instance, nonce)
 
 
-def present(harness: Harness, call: Call) -> Present:
+def parse_present(harness: Harness, call: Call) -> Present:
     return Present.parse(Reply("OK", harness.expect("member_heartbeat", "OK", call)))
 
 
-def silent_for(harness: Harness, instance: str, seconds: float) -> int:
+def set_last_heartbeat(harness: Harness, instance: str, seconds: float) -> int:
     """Set back the last heartbeat of an instance. Return it."""
     at = harness.now_unix_ms() - round(seconds * 1000)
     harness.do("ZADD", harness.keys.members("default"), at, instance)
@@ -40,7 +40,7 @@ def silent_for(harness: Harness, instance: str, seconds: float) -> int:
 
 def test_heartbeat_registers_and_returns_live_members(harness: Harness) -> None:
     with harness.instant() as now:
-        found = present(harness, heartbeat(harness))
+        found = parse_present(harness, heartbeat(harness))
     assert now == found.now_unix_ms
     info = {"nonce": "n1", "weight": 1}
     assert found.members == [Heartbeat("west-1", found.now_unix_ms, info)]
@@ -48,23 +48,23 @@ def test_heartbeat_registers_and_returns_live_members(harness: Harness) -> None:
         harness.keys.members("default"): {"west-1": found.now_unix_ms},
         harness.keys.info("default"): {"west-1": b'{"nonce":"n1","weight":1}'},
     }
-    again = present(harness, heartbeat(harness, "east-1", "n2"))
+    again = parse_present(harness, heartbeat(harness, "east-1", "n2"))
     assert sorted(member.instance for member in again.members) == ["east-1", "west-1"]
 
 
 def test_heartbeat_replaces_the_description(harness: Harness) -> None:
-    present(harness, heartbeat(harness))
-    assert present(harness, heartbeat(harness, weight=7)).members[0].info["weight"] == 7
+    parse_present(harness, heartbeat(harness))
+    assert parse_present(harness, heartbeat(harness, weight=7)).members[0].info["weight"] == 7
 
 
 def test_heartbeat_returns_only_its_own_fleet(harness: Harness) -> None:
-    present(harness, heartbeat(harness))
+    parse_present(harness, heartbeat(harness))
     call = members.heartbeat(harness.keys, "blue", "west-1", "n9", {}, STALE)
-    assert [member.info for member in present(harness, call).members] == [{"nonce": "n9"}]
+    assert [member.info for member in parse_present(harness, call).members] == [{"nonce": "n9"}]
 
 
 def test_heartbeat_with_another_nonce_is_a_duplicate(harness: Harness) -> None:
-    present(harness, heartbeat(harness))
+    parse_present(harness, heartbeat(harness))
     rest = harness.expect("member_heartbeat", "DUPLICATE", heartbeat(harness, nonce="n2"))
     found = members.duplicate(Reply("DUPLICATE", rest))
     assert found.info == {"nonce": "n1", "weight": 1}
@@ -72,28 +72,28 @@ def test_heartbeat_with_another_nonce_is_a_duplicate(harness: Harness) -> None:
 
 
 def test_heartbeat_replaces_a_silent_predecessor(harness: Harness) -> None:
-    present(harness, heartbeat(harness))
-    silent_for(harness, "west-1", STALE + 1)
-    assert present(harness, heartbeat(harness, nonce="n2")).members[0].info["nonce"] == "n2"
+    parse_present(harness, heartbeat(harness))
+    set_last_heartbeat(harness, "west-1", STALE + 1)
+    assert parse_present(harness, heartbeat(harness, nonce="n2")).members[0].info["nonce"] == "n2"
 
 
 def test_heartbeat_removes_a_dead_predecessor(harness: Harness) -> None:
-    present(harness, heartbeat(harness))
+    parse_present(harness, heartbeat(harness))
     harness.expect("member_heartbeat", "DUPLICATE", heartbeat(harness, nonce="n2"))
     assert harness.expect("member_leave", "OK", leave(harness)) == []
-    assert len(present(harness, heartbeat(harness, nonce="n2")).members) == 1
+    assert len(parse_present(harness, heartbeat(harness, nonce="n2")).members) == 1
 
 
 def test_heartbeat_replaces_an_unreadable_description(harness: Harness) -> None:
     """Each heartbeat writes the description again, or others would take the member for dead."""
     for garbage in ("not json", "7", "[]", "{}", '{"nonce":5}', "[" * 5_000):
-        present(harness, heartbeat(harness))
+        parse_present(harness, heartbeat(harness))
         harness.do("HSET", harness.keys.info("default"), "west-1", garbage)
         harness.expect("member_leave", "OTHER", leave(harness))
-        found = present(harness, heartbeat(harness, "east-1"))
+        found = parse_present(harness, heartbeat(harness, "east-1"))
         west = next(member for member in found.members if member.instance == "west-1")
         assert west.info.keys() <= {"nonce"}
-        found = present(harness, heartbeat(harness))
+        found = parse_present(harness, heartbeat(harness))
         west = next(member for member in found.members if member.instance == "west-1")
         assert west.info["nonce"] == "n1"
         harness.do("FLUSHALL")
@@ -101,13 +101,13 @@ def test_heartbeat_replaces_an_unreadable_description(harness: Harness) -> None:
 
 def test_heartbeat_removes_members_silent_for_long(harness: Harness) -> None:
     for name in ("old", "older"):
-        silent_for(harness, name, 20 * STALE + 1)
+        set_last_heartbeat(harness, name, 20 * STALE + 1)
         harness.do("HSET", harness.keys.info("default"), name, "{}")
-    found = present(harness, heartbeat(harness))
+    found = parse_present(harness, heartbeat(harness))
     assert len(found.members) == 3, "the clock alone is no proof: it may have jumped"
-    present(harness, heartbeat(harness, "late"))
-    at = silent_for(harness, "late", 20 * STALE - 5)
-    found = present(harness, heartbeat(harness, silent=("old", "late", "older", "nobody")))
+    parse_present(harness, heartbeat(harness, "late"))
+    at = set_last_heartbeat(harness, "late", 20 * STALE - 5)
+    found = parse_present(harness, heartbeat(harness, silent=("old", "late", "older", "nobody")))
     assert [(member.instance, member.heartbeat_unix_ms) for member in found.members] == [
         ("late", at),
         ("west-1", found.now_unix_ms),
@@ -116,8 +116,8 @@ def test_heartbeat_removes_members_silent_for_long(harness: Harness) -> None:
 
 
 def test_member_leave_removes_the_member(harness: Harness) -> None:
-    present(harness, heartbeat(harness))
-    present(harness, heartbeat(harness, "east-1"))
+    parse_present(harness, heartbeat(harness))
+    parse_present(harness, heartbeat(harness, "east-1"))
     harness.expect("member_leave", "OK", leave(harness))
     state = harness.state()
     assert list(state[harness.keys.members("default")]) == ["east-1"]
@@ -126,5 +126,5 @@ def test_member_leave_removes_the_member(harness: Harness) -> None:
 
 
 def test_member_leave_keeps_another_run(harness: Harness) -> None:
-    present(harness, heartbeat(harness, nonce="n2"))
+    parse_present(harness, heartbeat(harness, nonce="n2"))
     harness.expect("member_leave", "OTHER", leave(harness))

@@ -6,7 +6,7 @@ from streamqd.store import retention
 from tests.contract.harness import Harness
 
 
-def settled(harness: Harness, count: int = 100) -> int:
+def settle_missing(harness: Harness, count: int = 100) -> int:
     call = retention.settle_missing(harness.keys, harness.assignment, count)
     return int(harness.expect("missing_settle", "OK", call)[0])
 
@@ -16,7 +16,7 @@ def test_missing_settle_settles_trimmed_entries(harness: Harness) -> None:
     harness.do("XTRIM", harness.stream, "MINID", "=", "3-0")
     harness.do("HSET", harness.attempts, "m:1-0:c", "2", "m:1-0:last", "x", "m:3-0:c", "1")
     before = harness.state()
-    assert settled(harness) == 2
+    assert settle_missing(harness) == 2
     changed = harness.changes(before)
     assert changed["stream"].groups == {"hits": ("3-0", {"3-0": "w"})}
     assert changed["attempts"] == {"m:3-0:c": b"1"}
@@ -27,16 +27,16 @@ def test_missing_settle_settles_trimmed_entries(harness: Harness) -> None:
 def test_missing_settle_repeated_changes_nothing(harness: Harness) -> None:
     harness.pending("1-0")
     harness.do("XTRIM", harness.stream, "MAXLEN", 0)
-    assert settled(harness) == 1
+    assert settle_missing(harness) == 1
     before = harness.dump()
-    assert settled(harness) == 0
+    assert settle_missing(harness) == 0
     assert harness.dump() == before
 
 
 def test_missing_settle_keeps_existing_entries(harness: Harness) -> None:
     harness.pending("1-0", "2-0")
     before = harness.dump()
-    assert settled(harness) == 0
+    assert settle_missing(harness) == 0
     assert harness.dump() == before
 
 
@@ -49,7 +49,7 @@ def test_missing_settle_works_in_batches(harness: Harness) -> None:
     )
     harness.fetch(count)
     harness.do("XTRIM", harness.stream, "MAXLEN", 0)
-    assert [settled(harness, 1_000), settled(harness, 1_000)] == [1_000, 200]
+    assert [settle_missing(harness, 1_000), settle_missing(harness, 1_000)] == [1_000, 200]
     assert harness.state()["trim"] == {"dropped_pending:hits": b"1200"}
 
 
@@ -58,7 +58,7 @@ def test_missing_settle_leaves_other_groups_alone(harness: Harness) -> None:
     harness.do("XGROUP", "CREATE", harness.stream, "audit", "0")
     harness.do("XREADGROUP", "GROUP", "audit", "w", "COUNT", 1, "STREAMS", harness.stream, ">")
     harness.do("XTRIM", harness.stream, "MAXLEN", 0)
-    assert settled(harness) == 1
+    assert settle_missing(harness) == 1
     assert harness.state()["stream"].groups["audit"] == ("1-0", {"1-0": "w"})
 
 
@@ -73,5 +73,5 @@ def test_missing_settle_works_with_full_memory(harness: Harness) -> None:
     harness.pending("1-0")
     harness.do("XTRIM", harness.stream, "MAXLEN", 0)
     with harness.full_memory():
-        assert settled(harness) == 1
+        assert settle_missing(harness) == 1
     assert harness.state()["trim"] == {"dropped_pending:hits": b"1"}

@@ -63,7 +63,7 @@ def record(harness: Harness) -> dict[str, bytes]:
     return harness.state().get(harness.keys.outbox_record("access", 0, NAME), {})
 
 
-def recorded(harness: Harness) -> list[str]:
+def recorded_uids(harness: Harness) -> list[str]:
     return [row.uid for row in outbox.rows_of(record(harness)["rows"], "k")]
 
 
@@ -71,7 +71,7 @@ def payloads(harness: Harness) -> list[bytes]:
     return [fields[1] for _, fields in harness.do("XRANGE", harness.stream, "-", "+")]
 
 
-def fenced(harness: Harness, epoch: int = 5) -> None:
+def set_fence(harness: Harness, epoch: int = 5) -> None:
     register(harness)
     harness.expect("outbox_fence", "OK", fence(harness, epoch))
 
@@ -159,7 +159,7 @@ def test_outbox_release_keeps_the_lease_of_another_relay(harness: Harness) -> No
 
 
 def test_outbox_fence_returns_last_batch_and_refuses_old_epochs(harness: Harness) -> None:
-    fenced(harness)
+    set_fence(harness)
     harness.expect("outbox_publish", "OK", publish(harness, rows(1, 2)))
     [raw] = harness.expect("outbox_fence", "OK", fence(harness, 6))
     assert outbox.rows_of(raw, "k") == [(-1, uid(1)), (0, uid(2))]
@@ -173,7 +173,7 @@ def test_outbox_fence_returns_last_batch_and_refuses_old_epochs(harness: Harness
 def test_outbox_calls_refuse_a_changed_partition_count(
     harness: Harness, present: object, said: bytes
 ) -> None:
-    fenced(harness)
+    set_fence(harness)
     harness.do("DEL", harness.keys.meta("access"))
     if present is not None:
         register(harness, present)
@@ -184,7 +184,7 @@ def test_outbox_calls_refuse_a_changed_partition_count(
 
 
 def test_outbox_calls_report_an_unreadable_epoch(harness: Harness) -> None:
-    fenced(harness)
+    set_fence(harness)
     harness.do("HSET", harness.keys.outbox_record("access", 0, NAME), "epoch", "x")
     harness.expect_error("BADVALUE", fence(harness, 6))
     harness.expect_error("BADVALUE", publish(harness, rows(1)))
@@ -207,24 +207,24 @@ def test_outbox_publish_requires_a_fence_of_its_epoch(harness: Harness) -> None:
 
 
 def test_outbox_publish_skips_recorded_rows(harness: Harness) -> None:
-    fenced(harness)
+    set_fence(harness)
     assert harness.expect("outbox_publish", "OK", publish(harness, rows(1, 2))) == [2, 2, b""]
     before = harness.dump()
     assert harness.expect("outbox_publish", "OK", publish(harness, rows(1, 2))) == [2, 0, b""]
     assert harness.dump() == before
     assert harness.expect("outbox_publish", "OK", publish(harness, rows(2, 3))) == [2, 1, b""]
     assert payloads(harness) == [b"1", b"2", b"3"]
-    assert recorded(harness) == [uid(2), uid(3)]
+    assert recorded_uids(harness) == [uid(2), uid(3)]
 
 
 def test_outbox_publish_writes_a_duplicate_row_once(harness: Harness) -> None:
-    fenced(harness)
+    set_fence(harness)
     assert harness.expect("outbox_publish", "OK", publish(harness, rows(1, 1, 2))) == [3, 2, b""]
     assert payloads(harness) == [b"1", b"2"]
 
 
 def test_outbox_publish_delays_rows_until_they_are_due(harness: Harness) -> None:
-    fenced(harness)
+    set_fence(harness)
     later = harness.now_unix_ms() + 60_000
     some = [*rows(1, due=later), *rows(2, due=1), *rows(3)]
     with harness.instant() as now:
@@ -239,7 +239,7 @@ def test_outbox_publish_delays_rows_until_they_are_due(harness: Harness) -> None
 
 
 def test_outbox_publish_records_rows_before_a_full_stream(harness: Harness) -> None:
-    fenced(harness)
+    set_fence(harness)
     harness.expect("outbox_publish", "OK", publish(harness, rows(1)))
     harness.do("DEL", harness.stream)
     harness.add(f"{NEVER}-{int(NEVER) - 1}")
@@ -248,7 +248,7 @@ def test_outbox_publish_records_rows_before_a_full_stream(harness: Harness) -> N
     )
     assert (settled, written, type(refusal)) == (1, 1, RedisResponseError)
     # The row after the refused one was written earlier, so it remains recorded.
-    assert recorded(harness) == [uid(2), uid(1)]
+    assert recorded_uids(harness) == [uid(2), uid(1)]
     before = harness.dump()
     with pytest.raises(RedisResponseError):
         harness.link.run(publish(harness, rows(3)))
@@ -256,7 +256,7 @@ def test_outbox_publish_records_rows_before_a_full_stream(harness: Harness) -> N
 
 
 def test_outbox_publish_writes_the_rows_that_fit(harness: Harness) -> None:
-    fenced(harness)
+    set_fence(harness)
     harness.groups()
     harness.expect("outbox_publish", "OK", publish(harness, rows(1, 2)))
     assert harness.expect("outbox_publish", "OK", publish(harness, rows(2, 3, 4), limit=3)) == [
@@ -280,7 +280,7 @@ def test_outbox_publish_writes_the_rows_that_fit(harness: Harness) -> None:
 
 @pytest.mark.fault("F21")
 def test_outbox_publish_settles_rows_with_full_memory(harness: Harness) -> None:
-    fenced(harness)
+    set_fence(harness)
     harness.expect("outbox_publish", "OK", publish(harness, rows(1, 2)))
     with harness.full_memory():
         assert harness.expect("outbox_publish", "OK", publish(harness, rows(1, 2))) == [2, 0, b""]

@@ -144,7 +144,7 @@ def register(harness: Harness, count: object = 2) -> None:
     harness.do("HSET", harness.keys.meta("access"), "partitionCount", count)
 
 
-def written(harness: Harness) -> list[dict[str, bytes]]:
+def stream_entries(harness: Harness) -> list[dict[str, bytes]]:
     state = harness.state()
     return list(state["stream"].entries.values()) if "stream" in state else []
 
@@ -153,13 +153,13 @@ def test_append_writes_payloads_in_order(harness: Harness) -> None:
     register(harness)
     ids = harness.expect("message_append", "OK", append(harness, b"a", b"", b"\r\n"))
     assert [each.decode() for each in ids] == list(harness.state()["stream"].entries)
-    assert [each["payload"] for each in written(harness)] == [b"a", b"", b"\r\n"]
+    assert [each["payload"] for each in stream_entries(harness)] == [b"a", b"", b"\r\n"]
 
 
 def test_append_writes_messages_of_any_width_in_order(harness: Harness) -> None:
     register(harness)
     harness.expect("message_append", "OK", append(harness, b"a", FIELDS, b"3"))
-    assert written(harness) == [{"payload": b"a"}, BODY, {"payload": b"3"}]
+    assert stream_entries(harness) == [{"payload": b"a"}, BODY, {"payload": b"3"}]
 
 
 def test_append_of_more_values_than_lua_unpacks_writes_all(harness: Harness) -> None:
@@ -194,7 +194,7 @@ def test_append_refuses_a_retired_topic(harness: Harness) -> None:
 def test_append_skips_the_count_check_on_a_cluster(harness: Harness) -> None:
     call = publishing.append(harness.keys, "access", 0, 2, None, alone=True)
     harness.expect("message_append", "OK", call._replace(argv=(*call.argv, b"a")))
-    assert [each["payload"] for each in written(harness)] == [b"a"]
+    assert [each["payload"] for each in stream_entries(harness)] == [b"a"]
 
 
 def test_append_to_a_full_stream_returns_the_written_ids(harness: Harness) -> None:
@@ -202,7 +202,7 @@ def test_append_to_a_full_stream_returns_the_written_ids(harness: Harness) -> No
     harness.add(f"{NEVER}-{int(NEVER) - 1}")
     [ids] = harness.expect("message_append", "OK", append(harness, b"a", b"b", b"c"))
     assert [type(each) for each in ids] == [bytes, RedisResponseError]
-    assert [each["payload"] for each in written(harness)][1:] == [b"a"]
+    assert [each["payload"] for each in stream_entries(harness)][1:] == [b"a"]
 
 
 def test_append_writes_the_messages_that_fit(harness: Harness) -> None:
@@ -212,7 +212,7 @@ def test_append_writes_the_messages_that_fit(harness: Harness) -> None:
     call = call._replace(argv=(*call.argv, *publishing.flat(messages)))
     ids, backlog = harness.expect("message_publish", "OK", call)
     assert (len(ids), backlog) == (2, 3)
-    assert [each["payload"] for each in written(harness)][3:] == [b"0", b"1"]
+    assert [each["payload"] for each in stream_entries(harness)][3:] == [b"0", b"1"]
     assert harness.expect("message_publish", "FULL", call) == [5]
 
 

@@ -29,7 +29,7 @@ def group(harness: Harness) -> dict[str, Any]:
     return {}
 
 
-def stand(harness: Harness) -> PartitionPositions:
+def measure_positions(harness: Harness) -> PartitionPositions:
     rest = harness.expect(
         "retention_measure", "OK", retention.measure(harness.keys, *harness.assignment[:2])
     )
@@ -52,7 +52,7 @@ def test_query_position_appears_as_a_group_with_its_lag(harness: Harness) -> Non
     assert harness.expect("query_position", "OK", position(harness, "1-0", 1)) == [b"1-0"]
     assert group(harness)["last-delivered-id"] == b"1-0"
     assert group(harness).get("lag", 2) == 2
-    (own,) = stand(harness).groups
+    (own,) = measure_positions(harness).groups
     assert (own.name, own.pending, own.needs) == ("spark:etl", 0, "")
     assert own.idle_ms is not None
 
@@ -85,7 +85,7 @@ def test_query_position_retains_unread_entries_on_request(harness: Harness, hold
     assert rest[:3] == (
         [1, b"1-1", b"spark:etl"] if hold else [3, b"3-1", harness.assignment.group.encode()]
     )
-    assert stand(harness).groups[-1].needs == ("2-0" if hold else "")
+    assert measure_positions(harness).groups[-1].needs == ("2-0" if hold else "")
 
 
 def test_query_position_releases_entries_without_a_request(harness: Harness) -> None:

@@ -13,7 +13,7 @@ from tests.contract.harness import Harness
 CONTEXT = {b"reason": b"canceled", b"group": b"hits", b"originalId": b"1-0"}
 
 
-def set_aside(harness: Harness, *ids: str, delay: float = 60.0) -> None:
+def delay_retries(harness: Harness, *ids: str, delay: float = 60.0) -> None:
     """Let entries of the partition fail, as a worker does."""
     harness.pending(*ids)
     if not harness.do("EXISTS", harness.lease):
@@ -36,7 +36,7 @@ def page(
 
 
 def test_retry_page_lists_retries_without_payload(harness: Harness) -> None:
-    set_aside(harness, "1-0")
+    delay_retries(harness, "1-0")
     assert harness.expect(
         "retry_page", "OK", retries.page(harness.keys, harness.assignment, (0, ""), 10)
     )
@@ -81,7 +81,7 @@ def test_retry_calls_refuse_too_many_or_no_items(harness: Harness) -> None:
 
 
 def test_retry_make_due_makes_retries_due_now(harness: Harness) -> None:
-    set_aside(harness, "1-0", "2-0")
+    delay_retries(harness, "1-0", "2-0")
     later = harness.state()["delayed"]["m:2-0"]
 
     with harness.instant() as now:
@@ -105,7 +105,7 @@ def test_retry_make_due_keeps_the_time_of_a_due_retry(harness: Harness) -> None:
 
 
 def test_retry_cancel_writes_dead_letters(harness: Harness) -> None:
-    set_aside(harness, "1-0", "2-0")
+    delay_retries(harness, "1-0", "2-0")
 
     with harness.instant() as now:
         call = retries.cancel(harness.keys, harness.assignment, [("m:1-0", CONTEXT)], drop=False)
@@ -126,7 +126,7 @@ def test_retry_cancel_writes_dead_letters(harness: Harness) -> None:
 
 
 def test_retry_cancel_repeated_writes_one_dead_letter(harness: Harness) -> None:
-    set_aside(harness, "1-0")
+    delay_retries(harness, "1-0")
     call = retries.cancel(harness.keys, harness.assignment, [("m:1-0", CONTEXT)] * 2, drop=False)
     harness.expect_entries("retry_cancel", ["MOVED", "GONE"], call)
     harness.expect_entries("retry_cancel", ["GONE", "GONE"], call)
@@ -134,7 +134,7 @@ def test_retry_cancel_repeated_writes_one_dead_letter(harness: Harness) -> None:
 
 
 def test_retry_cancel_with_drop_deletes_retries(harness: Harness) -> None:
-    set_aside(harness, "1-0")
+    delay_retries(harness, "1-0")
     call = retries.cancel(harness.keys, harness.assignment, [("m:1-0", {})], drop=True)
     harness.expect_entries("retry_cancel", ["MOVED"], call)
     assert {"delayed", "items", "dlq"}.isdisjoint(harness.state())

@@ -32,7 +32,7 @@ def stage(harness: Harness, *texts: bytes, attempt: str = "a") -> str:
     return key
 
 
-def published(harness: Harness) -> list[bytes]:
+def published_rows(harness: Harness) -> list[bytes]:
     return [fields[1] for _, fields in harness.do("XRANGE", harness.stream, "-", "+")]
 
 
@@ -96,7 +96,7 @@ def test_sink_publish_repeated_finds_the_emptied_stream(harness: Harness) -> Non
     key = stage(harness, b"a")
     harness.expect("sink_publish", "OK", publish(harness))
     assert harness.expect("sink_publish", "OK", publish(harness)) == [0, 0]
-    assert published(harness) == [b"a"]
+    assert published_rows(harness) == [b"a"]
     harness.do("DEL", key)
     harness.expect("sink_publish", "GONE", publish(harness))
 
@@ -105,14 +105,14 @@ def test_sink_publish_moves_many_rows_in_parts(harness: Harness) -> None:
     stage(harness, *(b"%d" % number for number in range(spark.ROWS_MAX + 7)))
     assert harness.expect("sink_publish", "OK", publish(harness)) == [spark.ROWS_MAX, 7]
     assert harness.expect("sink_publish", "OK", publish(harness)) == [7, 0]
-    assert published(harness) == [b"%d" % number for number in range(spark.ROWS_MAX + 7)]
+    assert published_rows(harness) == [b"%d" % number for number in range(spark.ROWS_MAX + 7)]
 
 
 def test_sink_publish_bounds_parts_by_bytes(harness: Harness) -> None:
     stage(harness, *(b"%d" % number * 300_000 for number in range(5)))
     lefts = [harness.expect("sink_publish", "OK", publish(harness))[1] for _ in range(3)]
     assert lefts == [3, 1, 0]
-    assert [text[:1] for text in published(harness)] == [b"0", b"1", b"2", b"3", b"4"]
+    assert [text[:1] for text in published_rows(harness)] == [b"0", b"1", b"2", b"3", b"4"]
 
 
 def test_sink_publish_moves_a_wide_row(harness: Harness) -> None:
@@ -128,5 +128,5 @@ def test_sink_publish_moves_only_the_rows_that_fit(harness: Harness) -> None:
     harness.do("XADD", harness.stream, f"{last}-{last - 1}", "payload", "x")
     with pytest.raises(Exception, match=r"last possible ID|exhausted"):
         harness.link.run(publish(harness))
-    assert published(harness) == [b"x", b"a"]
+    assert published_rows(harness) == [b"x", b"a"]
     assert [fields[1] for _, fields in harness.do("XRANGE", key, "-", "+")] == [b"b"]

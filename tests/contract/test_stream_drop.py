@@ -15,7 +15,7 @@ from tests.support.costs import Meter
 NODE = 100  # entries in a full stream node by default
 
 
-def dropped(harness: Harness, **changed: object) -> Dropped:
+def run_drop(harness: Harness, **changed: object) -> Dropped:
     return Dropped.parse(
         Reply("OK", harness.expect("stream_drop", "OK", drop_all(harness, **changed)))
     )
@@ -38,7 +38,7 @@ def length(harness: Harness) -> int:
 def test_stream_drop_by_age_drops_unread_entries(harness: Harness) -> None:
     fill(harness, 350)
     before = harness.state()
-    assert dropped(harness, drop_before="250-0") == (200, {"hits": 200})
+    assert run_drop(harness, drop_before="250-0") == (200, {"hits": 200})
     changed = harness.changes(before)
     assert sorted(changed) == ["stream", "trim"]
     assert changed["trim"] == {
@@ -53,15 +53,15 @@ def test_stream_drop_by_age_drops_unread_entries(harness: Harness) -> None:
 
 def test_stream_drop_by_length_keeps_that_many(harness: Harness) -> None:
     fill(harness, 350)
-    assert dropped(harness, drop_before="0-0", max_length=400) == (0, {"hits": 0})
-    assert dropped(harness, drop_before="0-0", max_length=120) == (200, {"hits": 200})
+    assert run_drop(harness, drop_before="0-0", max_length=400) == (0, {"hits": 0})
+    assert run_drop(harness, drop_before="0-0", max_length=120) == (200, {"hits": 200})
     assert length(harness) == 150, "whole nodes only: never below the bound"
 
 
 def test_stream_drop_within_the_limits_writes_nothing(harness: Harness) -> None:
     fill(harness, 350)
     before = harness.dump()
-    assert dropped(harness, drop_before="1-0", max_length=350).removed == 0
+    assert run_drop(harness, drop_before="1-0", max_length=350).removed == 0
     assert harness.dump() == before
 
 
@@ -69,11 +69,11 @@ def test_stream_drop_counts_unread_entries_per_group(harness: Harness) -> None:
     fill(harness, 350, read=130)
     harness.do("XGROUP", "CREATE", harness.stream, "audit", "0")
     harness.do("XGROUP", "CREATE", harness.stream, "late", "345-0")
-    assert dropped(harness, max_length=None) == (350, {"audit": 350, "hits": 220, "late": 5})
+    assert run_drop(harness, max_length=None) == (350, {"audit": 350, "hits": 220, "late": 5})
     record = harness.state()["trim"]
     assert record["dropped_unread:audit"] == b"350"
     assert record["dropped_unread:late"] == b"5"
-    assert dropped(harness, max_length=0) == (0, {"audit": 0, "hits": 0, "late": 0})
+    assert run_drop(harness, max_length=0) == (0, {"audit": 0, "hits": 0, "late": 0})
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -90,7 +90,7 @@ def test_stream_drop_counts_exactly_for_any_position(harness: Harness, seed: int
     lost = dict.fromkeys(marks, 0)
     for _ in range(chance.randrange(1, 5)):
         before = length(harness)
-        found = dropped(
+        found = run_drop(
             harness,
             drop_before=f"{chance.randrange(total)}-0",
             max_length=chance.choice([None, chance.randrange(total)]),
@@ -133,7 +133,7 @@ def test_stream_drop_counts_large_nodes_exactly(
         kept = max(kept, total - archived)
 
     lost = dict.fromkeys(marks, 0)
-    while (found := dropped(harness, archive=archived is not None, **bounds)).removed:
+    while (found := run_drop(harness, archive=archived is not None, **bounds)).removed:
         lost = {name: lost[name] + found.unread[name] for name in marks}
     gone = total - length(harness)
     assert 0 < gone <= total - kept or total == kept
@@ -159,24 +159,24 @@ def test_stream_drop_does_not_recount_a_partial_node(
 
 def test_stream_drop_drops_bodies_of_pending_entries(harness: Harness) -> None:
     fill(harness, 300, read=150)
-    assert dropped(harness, max_length=None) == (300, {"hits": 150})
+    assert run_drop(harness, max_length=None) == (300, {"hits": 150})
     assert len(harness.state()["stream"].groups["hits"][1]) == 150
     assert harness.state()["trim"]["floor:hits"] == b"1-0"
 
 
 def test_stream_drop_works_in_batches(harness: Harness) -> None:
     fill(harness, 350)
-    assert dropped(harness, limit=NODE).removed == NODE
-    assert dropped(harness, drop_before="0-0", max_length=0, limit=2 * NODE).removed == 2 * NODE
+    assert run_drop(harness, limit=NODE).removed == NODE
+    assert run_drop(harness, drop_before="0-0", max_length=0, limit=2 * NODE).removed == 2 * NODE
 
 
 def test_stream_drop_drops_a_node_above_the_limit(harness: Harness, large_nodes: int) -> None:
     fill(harness, 3 * large_nodes, read=large_nodes // 2)
     unread = large_nodes - large_nodes // 2
-    assert dropped(harness, limit=NODE) == (large_nodes, {"hits": unread})
+    assert run_drop(harness, limit=NODE) == (large_nodes, {"hits": unread})
     within = {"drop_before": "0-0", "limit": NODE}
-    assert dropped(harness, max_length=large_nodes + 1, **within).removed == 0, "keeps its bound"
-    assert dropped(harness, max_length=large_nodes, **within) == (
+    assert run_drop(harness, max_length=large_nodes + 1, **within).removed == 0, "keeps its bound"
+    assert run_drop(harness, max_length=large_nodes, **within) == (
         large_nodes,
         {"hits": large_nodes},
     )
@@ -185,14 +185,14 @@ def test_stream_drop_drops_a_node_above_the_limit(harness: Harness, large_nodes:
 
 def test_stream_drop_keeps_unarchived_entries(harness: Harness) -> None:
     fill(harness, 350)
-    assert dropped(harness, archive=True, max_length=0).removed == 0
+    assert run_drop(harness, archive=True, max_length=0).removed == 0
     harness.do("HSET", harness.trim, "archived", "220-0")
-    assert dropped(harness, archive=True, max_length=0) == (200, {"hits": 200})
+    assert run_drop(harness, archive=True, max_length=0) == (200, {"hits": 200})
 
 
 def test_stream_drop_and_stream_trim_may_alternate(harness: Harness) -> None:
     fill(harness, 350)
-    dropped(harness, drop_before="150-0")
+    run_drop(harness, drop_before="150-0")
     harness.link.run(trim_all(harness))
     assert length(harness) == 250
     assert harness.state()["trim"]["first"] == b"101-0"
@@ -213,5 +213,5 @@ def test_stream_drop_refuses_without_an_expected_group(harness: Harness) -> None
 def test_stream_drop_works_with_full_memory(harness: Harness) -> None:
     fill(harness, 350)
     with harness.full_memory():
-        assert dropped(harness).removed == 350
+        assert run_drop(harness).removed == 350
     assert harness.state()["trim"]["dropped_unread:hits"] == b"350"

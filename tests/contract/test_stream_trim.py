@@ -15,7 +15,7 @@ from tests.contract.scenarios import trim_all
 NODE = 100  # entries in a full stream node by default
 
 
-def answered(harness: Harness, **changed: object) -> Trimmed:
+def run_trim(harness: Harness, **changed: object) -> Trimmed:
     return Trimmed.parse(
         Reply("OK", harness.expect("stream_trim", "OK", trim_all(harness, **changed)))
     )
@@ -27,8 +27,8 @@ class Short(NamedTuple):
     holder: str
 
 
-def trimmed(harness: Harness, **changed: object) -> Short:
-    return Short(*answered(harness, **changed)[:3])
+def trim_result(harness: Harness, **changed: object) -> Short:
+    return Short(*run_trim(harness, **changed)[:3])
 
 
 def fill(harness: Harness, count: int, *, acked: int, stream: str = "") -> None:
@@ -48,7 +48,7 @@ def length(harness: Harness) -> int:
 def test_stream_trim_removes_acknowledged_entries(harness: Harness) -> None:
     fill(harness, 3, acked=3)
     before = harness.state()
-    assert trimmed(harness) == (3, "3-1", "hits")
+    assert trim_result(harness) == (3, "3-1", "hits")
     changed = harness.changes(before)
     record = {"first": b"3-1", "size": b"0", "floor:hits": b"3-1", "removed": b"3"}
     assert sorted(changed) == ["stream", "trim"]
@@ -61,11 +61,11 @@ def test_stream_trim_floor_is_the_smallest_needed_id(harness: Harness) -> None:
     """The last delivered ID as the floor would retain an acknowledged entry forever."""
     fill(harness, 2, acked=2)
     harness.add("3-0")
-    assert trimmed(harness).floor == "2-1"
+    assert trim_result(harness).floor == "2-1"
     harness.fetch()
-    assert trimmed(harness).floor == "3-0"
+    assert trim_result(harness).floor == "3-0"
     harness.do("XACK", harness.stream, "hits", "3-0")
-    assert trimmed(harness) == (3, "3-1", "hits")
+    assert trim_result(harness) == (3, "3-1", "hits")
     assert length(harness) == 0
 
 
@@ -75,7 +75,7 @@ def test_stream_trim_never_removes_pending_entries(harness: Harness) -> None:
     harness.fetch(350)
     harness.do("XREADGROUP", "GROUP", "audit", "w", "COUNT", 350, "STREAMS", harness.stream, ">")
     harness.do("XACK", harness.stream, "audit", *(f"{n}-0" for n in range(1, 351) if n != 250))
-    found = trimmed(harness)
+    found = trim_result(harness)
     assert found == (200, "250-0", "audit")
     assert next(iter(harness.state()["stream"].entries)) == "201-0"
     record = harness.state()["trim"]
@@ -83,7 +83,7 @@ def test_stream_trim_never_removes_pending_entries(harness: Harness) -> None:
     assert record["floor:audit"] == b"250-0"
     assert record["floor:hits"] == b"350-1"
     harness.do("XACK", harness.stream, "audit", "250-0")
-    assert trimmed(harness).removed == 150
+    assert trim_result(harness).removed == 150
     assert harness.state()["trim"]["removed"] == b"350"
     assert length(harness) == 0
 
@@ -91,7 +91,7 @@ def test_stream_trim_never_removes_pending_entries(harness: Harness) -> None:
 def test_stream_trim_never_removes_unread_entries(harness: Harness) -> None:
     fill(harness, 250, acked=250)
     harness.do("XGROUP", "CREATE", harness.stream, "audit", "0")
-    assert trimmed(harness) == (0, "0-1", "audit")
+    assert trim_result(harness) == (0, "0-1", "audit")
     assert length(harness) == 250
 
 
@@ -99,97 +99,102 @@ def test_stream_trim_compares_floors_numerically(harness: Harness) -> None:
     """If they were compared as text, 10-0 would come before 9-0."""
     fill(harness, 110, acked=110)
     harness.do("XGROUP", "CREATE", harness.stream, "audit", "9-0")
-    assert trimmed(harness)[1:] == ("9-1", "audit")
+    assert trim_result(harness)[1:] == ("9-1", "audit")
     harness.do("XGROUP", "SETID", harness.stream, "audit", "109-0")
-    assert trimmed(harness) == (100, "109-1", "audit")
+    assert trim_result(harness) == (100, "109-1", "audit")
 
 
 def test_stream_trim_by_age_keeps_entries_from_an_id(harness: Harness) -> None:
     fill(harness, 350, acked=350)
-    assert trimmed(harness, keep_from="0-0") == (0, "350-1", "hits")
-    assert trimmed(harness, keep_from="250-0").removed == 200
-    assert trimmed(harness, keep_from="999999999999-0").removed == 150
+    assert trim_result(harness, keep_from="0-0") == (0, "350-1", "hits")
+    assert trim_result(harness, keep_from="250-0").removed == 200
+    assert trim_result(harness, keep_from="999999999999-0").removed == 150
     assert length(harness) == 0
 
 
 def test_stream_trim_by_length_keeps_that_many(harness: Harness) -> None:
     fill(harness, 350, acked=350)
-    assert trimmed(harness, keep_from="0-0", max_length=1000).removed == 0
-    found = trimmed(harness, keep_from="0-0", max_length=150)
+    assert trim_result(harness, keep_from="0-0", max_length=1000).removed == 0
+    found = trim_result(harness, keep_from="0-0", max_length=150)
     assert found.removed == 2 * NODE  # whole nodes only: never below the bound
     assert length(harness) == 150
-    assert trimmed(harness, keep_from="0-0", max_length=0).removed == 150
+    assert trim_result(harness, keep_from="0-0", max_length=0).removed == 150
     assert length(harness) == 0
 
 
 def test_stream_trim_by_length_respects_the_floor(harness: Harness) -> None:
     fill(harness, 350, acked=120)
-    assert trimmed(harness, keep_from="0-0", max_length=10) == (100, "121-0", "hits")
+    assert trim_result(harness, keep_from="0-0", max_length=10) == (100, "121-0", "hits")
     assert length(harness) == 250
 
 
 def test_stream_trim_works_in_batches(harness: Harness) -> None:
     fill(harness, 350, acked=350)
-    assert trimmed(harness, limit=NODE).removed == NODE
-    assert trimmed(harness, limit=2 * NODE).removed == 2 * NODE
-    assert trimmed(harness, limit=NODE // 4).removed == 50
+    assert trim_result(harness, limit=NODE).removed == NODE
+    assert trim_result(harness, limit=2 * NODE).removed == 2 * NODE
+    assert trim_result(harness, limit=NODE // 4).removed == 50
 
 
 def test_stream_trim_by_length_works_in_batches(harness: Harness) -> None:
     fill(harness, 350, acked=350)
-    assert trimmed(harness, keep_from="150-0", max_length=0, limit=NODE).removed == NODE
-    assert trimmed(harness, keep_from="150-0", max_length=0, limit=2 * NODE).removed == 2 * NODE
-    assert trimmed(harness, keep_from="150-0", max_length=0, limit=2 * NODE).removed == 50
+    assert trim_result(harness, keep_from="150-0", max_length=0, limit=NODE).removed == NODE
+    assert trim_result(harness, keep_from="150-0", max_length=0, limit=2 * NODE).removed == 2 * NODE
+    assert trim_result(harness, keep_from="150-0", max_length=0, limit=2 * NODE).removed == 50
 
 
 def test_stream_trim_removes_a_node_above_the_limit(harness: Harness, large_nodes: int) -> None:
     fill(harness, 2 * large_nodes, acked=2 * large_nodes)
-    assert trimmed(harness, limit=NODE).removed == large_nodes
-    assert trimmed(harness, keep_from="0-0", max_length=0, limit=NODE).removed == large_nodes
+    assert trim_result(harness, limit=NODE).removed == large_nodes
+    assert trim_result(harness, keep_from="0-0", max_length=0, limit=NODE).removed == large_nodes
 
 
 def test_stream_trim_keeps_a_partly_needed_large_node(harness: Harness, large_nodes: int) -> None:
     fill(harness, 2 * large_nodes, acked=large_nodes - 1)
-    assert trimmed(harness, limit=NODE).removed == 0
-    assert trimmed(harness, keep_from="0-0", max_length=large_nodes + 1, limit=NODE).removed == 0
+    assert trim_result(harness, limit=NODE).removed == 0
+    assert (
+        trim_result(harness, keep_from="0-0", max_length=large_nodes + 1, limit=NODE).removed == 0
+    )
     harness.do("XACK", harness.stream, "hits", f"{large_nodes}-0")
-    assert trimmed(harness, keep_from="0-0", max_length=large_nodes + 1, limit=NODE).removed == 0
-    assert not answered(harness, keep_from="0-0", max_length=large_nodes + 1).held, (
+    assert (
+        trim_result(harness, keep_from="0-0", max_length=large_nodes + 1, limit=NODE).removed == 0
+    )
+    assert not run_trim(harness, keep_from="0-0", max_length=large_nodes + 1).held, (
         "less than a node"
     )
     assert (
-        trimmed(harness, keep_from="0-0", max_length=large_nodes, limit=NODE).removed == large_nodes
+        trim_result(harness, keep_from="0-0", max_length=large_nodes, limit=NODE).removed
+        == large_nodes
     )
 
 
 def test_stream_trim_keeps_a_partly_needed_node(harness: Harness) -> None:
     """Trimming a part of a node would free no memory."""
     fill(harness, 50, acked=49)
-    assert trimmed(harness).removed == 0
+    assert trim_result(harness).removed == 0
     harness.do("XACK", harness.stream, "hits", "50-0")
-    assert trimmed(harness).removed == 50
+    assert trim_result(harness).removed == 50
 
 
 def test_stream_trim_respects_the_archive(harness: Harness) -> None:
     fill(harness, 350, acked=350)
-    assert trimmed(harness, archive=True) == (0, "0-0", "@archive")
+    assert trim_result(harness, archive=True) == (0, "0-0", "@archive")
     harness.do("HSET", harness.trim, "archived", "120-0")
-    assert trimmed(harness, archive=True) == (100, "120-1", "@archive")
+    assert trim_result(harness, archive=True) == (100, "120-1", "@archive")
     assert harness.state()["trim"]["archived"] == b"120-0"
-    assert trimmed(harness, archive=False).removed == 250
+    assert trim_result(harness, archive=False).removed == 250
 
 
 def test_stream_trim_archive_does_not_pass_the_groups(harness: Harness) -> None:
     fill(harness, 350, acked=120)
     harness.do("HSET", harness.trim, "archived", "300-0")
-    assert trimmed(harness, archive=True) == (100, "121-0", "hits")
+    assert trim_result(harness, archive=True) == (100, "121-0", "hits")
 
 
 def test_stream_trim_writes_nothing_when_idle(harness: Harness) -> None:
     fill(harness, 3, acked=3)
-    trimmed(harness)
+    trim_result(harness)
     before = harness.dump()
-    assert trimmed(harness).removed == 0
+    assert trim_result(harness).removed == 0
     assert harness.dump() == before
 
 
@@ -208,10 +213,10 @@ def test_stream_trim_refuses_without_an_expected_group(harness: Harness) -> None
 
 def test_stream_trim_keeps_the_last_floor_of_a_deleted_group(harness: Harness) -> None:
     fill(harness, 5, acked=3)
-    trimmed(harness)
+    trim_result(harness)
     harness.do("XGROUP", "DESTROY", harness.stream, "hits")
     harness.do("XGROUP", "CREATE", harness.stream, "audit", "$")
-    trimmed(harness, expected=[], keep_from="0-0")
+    trim_result(harness, expected=[], keep_from="0-0")
     assert harness.state()["trim"]["floor:hits"] == b"4-0"
     harness.groups()
     assert harness.fetch() == [b"4-0", b"5-0"]
@@ -220,7 +225,7 @@ def test_stream_trim_keeps_the_last_floor_of_a_deleted_group(harness: Harness) -
 @pytest.mark.parametrize("expected", [["hits"], []])
 def test_stream_trim_accepts_an_empty_partition(harness: Harness, expected: list[str]) -> None:
     harness.groups()
-    assert trimmed(harness, expected=expected) == (0, "0-1", "hits")
+    assert trim_result(harness, expected=expected) == (0, "0-1", "hits")
     assert harness.state()["trim"] == {"first": b"0-1", "size": b"0", "floor:hits": b"0-1"}
 
 
@@ -243,7 +248,7 @@ def test_stream_trim_works_with_full_memory(harness: Harness) -> None:
     """With full memory, the trim and its record are accepted."""
     fill(harness, 350, acked=350)
     with harness.full_memory():
-        assert trimmed(harness).removed == 350
+        assert trim_result(harness).removed == 350
     assert harness.state()["trim"]["removed"] == b"350"
 
 
@@ -253,49 +258,49 @@ def test_stream_trim_by_bytes_keeps_roughly_that_many(harness: Harness) -> None:
     harness.link.pipeline(bodies)
     harness.fetch(2000)
     harness.do("XACK", harness.stream, "hits", *(f"{n}-0" for n in range(1, 2001)))
-    assert trimmed(harness, keep_from="0-0", max_bytes=1 << 30).removed == 0
+    assert trim_result(harness, keep_from="0-0", max_bytes=1 << 30).removed == 0
     used = harness.do("MEMORY", "USAGE", harness.stream, "SAMPLES", 0)
-    trimmed(harness, keep_from="0-0", max_bytes=used // 4, limit=10_000)
+    trim_result(harness, keep_from="0-0", max_bytes=used // 4, limit=10_000)
     left = harness.do("MEMORY", "USAGE", harness.stream, "SAMPLES", 0)
     assert used / 5 < left < used / 3
     assert 400 < length(harness) < 600
-    assert trimmed(harness, keep_from="0-0", max_bytes=1, limit=10_000).removed > 0
+    assert trim_result(harness, keep_from="0-0", max_bytes=1, limit=10_000).removed > 0
     assert length(harness) < NODE
 
 
 def test_stream_trim_by_bytes_respects_the_floor(harness: Harness) -> None:
     fill(harness, 350, acked=120)
-    found = answered(harness, keep_from="0-0", max_bytes=1)
+    found = run_trim(harness, keep_from="0-0", max_bytes=1)
     assert found == (100, "121-0", "hits", "121-0", False)
 
 
 def test_stream_trim_applies_the_tighter_of_bytes_and_length(harness: Harness) -> None:
     fill(harness, 350, acked=350)
-    assert trimmed(harness, keep_from="0-0", max_bytes=1 << 40, max_length=150).removed == 200
-    assert trimmed(harness, keep_from="0-0", max_bytes=1, max_length=1000).removed == 150
+    assert trim_result(harness, keep_from="0-0", max_bytes=1 << 40, max_length=150).removed == 200
+    assert trim_result(harness, keep_from="0-0", max_bytes=1, max_length=1000).removed == 150
 
 
 def test_stream_trim_shrink_removes_entries_of_the_last_round(harness: Harness) -> None:
     fill(harness, 200, acked=200)
-    assert trimmed(harness, keep_from="0-0", shrink_every=0.0).removed == 0
+    assert trim_result(harness, keep_from="0-0", shrink_every=0.0).removed == 0
     assert harness.state()["trim"]["shrink_next"] == b"200-1"
     for number in range(201, 401):
         harness.add(f"{number}-0")
     harness.fetch(200)
     harness.do("XACK", harness.stream, "hits", *(f"{n}-0" for n in range(201, 401)))
-    assert trimmed(harness, keep_from="0-0", shrink_every=3600.0).removed == 0, "not yet time"
-    assert trimmed(harness, keep_from="0-0", shrink_every=0.0).removed == 200
-    assert trimmed(harness, keep_from="0-0", shrink_every=0.0).removed == 200
+    assert trim_result(harness, keep_from="0-0", shrink_every=3600.0).removed == 0, "not yet time"
+    assert trim_result(harness, keep_from="0-0", shrink_every=0.0).removed == 200
+    assert trim_result(harness, keep_from="0-0", shrink_every=0.0).removed == 200
     assert length(harness) == 0
 
 
 def test_stream_trim_shrink_removes_released_entries_later(harness: Harness) -> None:
     fill(harness, 200, acked=199)
     for _ in range(2):
-        assert answered(harness, keep_from="0-0", shrink_every=0.0).removed in (0, 100)
-    assert answered(harness, keep_from="0-0", shrink_every=3600.0).held
+        assert run_trim(harness, keep_from="0-0", shrink_every=0.0).removed in (0, 100)
+    assert run_trim(harness, keep_from="0-0", shrink_every=3600.0).held
     harness.do("XACK", harness.stream, "hits", "200-0")
-    assert trimmed(harness, keep_from="0-0", shrink_every=3600.0).removed == 100
+    assert trim_result(harness, keep_from="0-0", shrink_every=3600.0).removed == 100
     assert length(harness) == 0
 
 
@@ -303,18 +308,18 @@ def test_stream_trim_shrink_survives_a_clock_set_back(harness: Harness) -> None:
     fill(harness, 100, acked=100)
     ahead = harness.now_unix_ms() + 10**9
     harness.do("HSET", harness.trim, "shrunk", ahead, "shrink_from", "0-0", "shrink_next", "100-1")
-    assert trimmed(harness, keep_from="0-0", shrink_every=3600.0).removed == 100
+    assert trim_result(harness, keep_from="0-0", shrink_every=3600.0).removed == 100
 
 
 def test_stream_trim_reports_entries_held_only_by_the_floor(harness: Harness) -> None:
     fill(harness, 350, acked=120)
-    assert answered(harness, keep_from="100-0") == (0, "121-0", "hits", "", False)
-    assert answered(harness, keep_from="300-0").held
-    assert answered(harness, keep_from="0-0", max_length=10).held
-    assert not answered(harness, keep_from="0-0", max_length=1000).held
+    assert run_trim(harness, keep_from="100-0") == (0, "121-0", "hits", "", False)
+    assert run_trim(harness, keep_from="300-0").held
+    assert run_trim(harness, keep_from="0-0", max_length=10).held
+    assert not run_trim(harness, keep_from="0-0", max_length=1000).held
     harness.do("XACK", harness.stream, "hits", *(f"{n}-0" for n in range(1, 351)))
-    assert not answered(harness, limit=NODE).held, "there is more to trim, nobody needs it"
-    assert not answered(harness).held
+    assert not run_trim(harness, limit=NODE).held, "there is more to trim, nobody needs it"
+    assert not run_trim(harness).held
 
 
 def test_stream_trim_without_groups_works_on_request(harness: Harness) -> None:
@@ -323,8 +328,8 @@ def test_stream_trim_without_groups_works_on_request(harness: Harness) -> None:
         harness.add(f"{number}-0")
     harness.expect("stream_trim", "NO_GROUPS", trim_all(harness, expected=[]))
     alone = {"expected": [], "without_groups": True}
-    assert answered(harness, archive=True, **alone) == (0, "0-0", "@archive", "1-0", False)
+    assert run_trim(harness, archive=True, **alone) == (0, "0-0", "@archive", "1-0", False)
     harness.do("HSET", harness.trim, "archived", "150-0")
-    assert trimmed(harness, archive=True, **alone) == (100, "150-1", "@archive")
-    assert trimmed(harness, keep_from="0-0", max_length=120, **alone) == (100, "350-1", "")
-    assert trimmed(harness, **alone).removed == 150
+    assert trim_result(harness, archive=True, **alone) == (100, "150-1", "@archive")
+    assert trim_result(harness, keep_from="0-0", max_length=120, **alone) == (100, "350-1", "")
+    assert trim_result(harness, **alone).removed == 150

@@ -52,7 +52,7 @@ def run(file: Path, link: Connection) -> Run:
 
 
 @pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def unlimited_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevent a busy machine from cutting a turn of a housekeeper's task short."""
     monkeypatch.setattr(batch, "TURN_SECONDS", 60.0)
 

@@ -41,19 +41,21 @@ def test_must_settle_first_depends_on_time_and_cost(
     assert must_settle_first(ran, waited, settling) is due
 
 
-def many(messages: list[Message]) -> None:
+def handle_batch(messages: list[Message]) -> None:
     """A batch handler that does the same as `handle` of a life."""
     for message in messages:
         lives.handle(message)
 
 
-async def one(message: Message) -> None:
+async def handle_coroutine(message: Message) -> None:
     """A coroutine like `handle` of a life."""
     lives.handle(message)
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"handler": f"{__name__}:many", "batch": 1}], ids=["one by one", "in batches"]
+    "settings",
+    [{}, {"handler": f"{__name__}:handle_batch", "batch": 1}],
+    ids=["one by one", "in batches"],
 )
 def test_long_run_is_acknowledged_during_the_next_run(
     link: Connection, keys: Keys, life: Life, settings: dict[str, Any]
@@ -86,9 +88,9 @@ EACH: dict[str, Any] = {"ack": "each"}
     ("lanes", "settings"),
     [
         (1, EACH),
-        (1, EACH | {"handler": f"{__name__}:many", "batch": 1}),
+        (1, EACH | {"handler": f"{__name__}:handle_batch", "batch": 1}),
         (4, EACH | {"concurrency": 4, "order": "none"}),
-        (4, EACH | {"concurrency": 4, "order": "none", "handler": f"{__name__}:one"}),
+        (4, EACH | {"concurrency": 4, "order": "none", "handler": f"{__name__}:handle_coroutine"}),
     ],
     ids=["one by one", "in batches", "in threads", "in coroutines"],
 )

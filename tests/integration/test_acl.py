@@ -54,7 +54,7 @@ CANCELLING = {"zrem", "hdel"}  # cancel a delayed send without a script
 
 
 @pytest.fixture
-def granted(link: Connection) -> Iterator[None]:
+def acl_users(link: Connection) -> Iterator[None]:
     """The users, on the shared server."""
     users.grant(link)
     yield
@@ -62,16 +62,16 @@ def granted(link: Connection) -> Iterator[None]:
 
 
 @pytest.fixture
-def known(link: Connection) -> set[str]:
+def server_commands(link: Connection) -> set[str]:
     """Commands that the server knows. Not every upper-case word in the source is a command."""
     return {str(each[0].decode()) for each in link.execute("COMMAND")}
 
 
-def used_by(known: set[str], *parts: str) -> set[str]:
+def used_commands(known: set[str], *parts: str) -> set[str]:
     return {each for each in usage.of(*parts) if each.partition("|")[0] in known}
 
 
-def as_user(server: Server, name: str) -> config.Redis:
+def settings_of_user(server: Server, name: str) -> config.Redis:
     return dataclasses.replace(server.settings, username=name)
 
 
@@ -80,16 +80,16 @@ def as_user(server: Server, name: str) -> config.Redis:
 
 @pytest.mark.parametrize(("name", "parts"), [("daemon", DAEMON), ("admin", OPERATOR)])
 def test_acl_user_has_exactly_the_commands_of_its_code(
-    known: set[str], name: str, parts: tuple[str, ...]
+    server_commands: set[str], name: str, parts: tuple[str, ...]
 ) -> None:
-    used, allowed = used_by(known, *parts), users.read(name).commands
+    used, allowed = used_commands(server_commands, *parts), users.read(name).commands
 
     assert used - allowed - DENIED - FREE == set(), f"add them to etc/acl/{name}.acl"
     assert allowed - used - BESIDE.keys() == set(), f"nothing needs them: etc/acl/{name}.acl"
 
 
-def test_acl_producer_has_exactly_the_commands_it_sends(known: set[str]) -> None:
-    sent = used_by(known, "producer") | usage.of_scripts(PUBLISHING)
+def test_acl_producer_has_exactly_the_commands_it_sends(server_commands: set[str]) -> None:
+    sent = used_commands(server_commands, "producer") | usage.of_scripts(PUBLISHING)
     plain, with_scripts = users.read("producer").commands, users.read("producer-scripts").commands
 
     assert plain - BESIDE.keys() == PLAIN
@@ -167,10 +167,12 @@ def test_acl_viewer_has_the_reading_commands_of_the_operator(link: Connection) -
 
 
 def test_permission_check_passes_for_the_acl_users(
-    server: Server, granted: None, keys: Keys
+    server: Server, acl_users: None, keys: Keys
 ) -> None:
     for name in ("daemon", "admin"):
-        link = connect(as_user(server, users.read(name).user), timeout=10.0, name="test:granted")
+        link = connect(
+            settings_of_user(server, users.read(name).user), timeout=10.0, name="test:granted"
+        )
         assert permissions.find_missing(Store(link, keys), "default") == []
         link.close()
 
@@ -182,13 +184,13 @@ UNCHECKED |= BESIDE.keys()
 
 
 def test_every_missing_permission_of_a_daemon_is_named(
-    server: Server, link: Connection, granted: None, keys: Keys
+    server: Server, link: Connection, acl_users: None, keys: Keys
 ) -> None:
     found = users.read("daemon")
     unnamed = []
     for command in sorted(found.commands - UNCHECKED):
         users.grant(link, without=command)
-        other = connect(as_user(server, found.user), timeout=10.0, name="test:weaker")
+        other = connect(settings_of_user(server, found.user), timeout=10.0, name="test:weaker")
         lacking = {
             each.command.lower() for each in permissions.find_missing(Store(other, keys), "default")
         }
@@ -200,10 +202,12 @@ def test_every_missing_permission_of_a_daemon_is_named(
 
 @pytest.mark.parametrize("command", ["multi", "exec", "discard"])
 def test_permission_check_fails_without_transactions(
-    server: Server, link: Connection, granted: None, keys: Keys, command: str
+    server: Server, link: Connection, acl_users: None, keys: Keys, command: str
 ) -> None:
     users.grant(link, without=command)
-    other = connect(as_user(server, users.read("daemon").user), timeout=10.0, name="test:weaker")
+    other = connect(
+        settings_of_user(server, users.read("daemon").user), timeout=10.0, name="test:weaker"
+    )
     with pytest.raises(RedisResponseError, match="NOPERM"):
         permissions.find_missing(Store(other, keys), "default")
     other.close()
@@ -219,12 +223,12 @@ def topic(store: Store) -> str:
 
 
 @pytest.fixture
-def sender(server: Server, granted: None) -> Iterator[Callable[..., Producer]]:
+def sender(server: Server, acl_users: None) -> Iterator[Callable[..., Producer]]:
     """Return a producer that logs in as one of the users."""
     made: list[Producer] = []
 
     def make(name: str, **options: Any) -> Producer:
-        redis = as_user(server, users.read(name).user)
+        redis = settings_of_user(server, users.read(name).user)
         made.append(Producer(settings=config.Settings(redis=redis), **options))
         return made[-1]
 
@@ -307,7 +311,7 @@ def test_producer_waits_until_a_daemon_loads_the_scripts(
 
 
 def test_produce_works_with_the_producer_permissions(
-    server: Server, granted: None, topic: str, tmp_path: Path
+    server: Server, acl_users: None, topic: str, tmp_path: Path
 ) -> None:
     """The check for a mistyped topic needs no permission that a producer lacks."""
     file = tmp_path / "streamq.toml"
@@ -322,7 +326,7 @@ def test_produce_works_with_the_producer_permissions(
 
 def test_max_backlog_needs_no_further_permissions(
     server: Server,
-    granted: None,
+    acl_users: None,
     topic: str,
     link: Connection,
     new_link: Callable[..., Connection],
@@ -331,7 +335,7 @@ def test_max_backlog_needs_no_further_permissions(
     """The script also reads the last entry if a group has a lag."""
     ScriptLoader(new_link()).run()
     link.run(messages.ensure_group(keys, Assignment(topic, 0, "hits"), "0"))
-    settings = config.Settings(redis=as_user(server, users.read("producer-scripts").user))
+    settings = config.Settings(redis=settings_of_user(server, users.read("producer-scripts").user))
     with Producer(settings=settings, max_backlog=1) as producer:
         producer.send(topic, b"a", partition=0)
         with pytest.raises(BacklogFullError):
@@ -442,12 +446,14 @@ MAY_NOT = {
 
 @pytest.mark.parametrize("name", users.NAMES)
 def test_acl_users_are_limited_as_documented(
-    server: Server, link: Connection, granted: None, topic: str, name: str
+    server: Server, link: Connection, acl_users: None, topic: str, name: str
 ) -> None:
     """Trying each command confirms each line of the lists in docs/SECURITY.md."""
     if not users.has_selectors(link) and name.startswith("producer"):
         pytest.skip("Redis 6.2 has no selectors, so its users may do more (see SECURITY.md)")
-    other = connect(as_user(server, users.read(name).user), timeout=10.0, name="test:worst")
+    other = connect(
+        settings_of_user(server, users.read(name).user), timeout=10.0, name="test:worst"
+    )
     for command in MAY_NOT[name]:
         with pytest.raises(RedisResponseError) as caught:
             other.execute(*command)
@@ -475,7 +481,7 @@ CHANGING = (
 
 
 def test_acl_viewer_reads_everything_and_changes_nothing(
-    server: Server, link: Connection, granted: None, topic: str, keys: Keys, tmp_path: Path
+    server: Server, link: Connection, acl_users: None, topic: str, keys: Keys, tmp_path: Path
 ) -> None:
     """Redis refuses each command that changes data."""
     harness = Harness(link, keys)

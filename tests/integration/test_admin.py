@@ -183,7 +183,7 @@ def hide_lag(harness: Harness, stream: str) -> None:
 # --- pending --------------------------------------------------------------------------------------
 
 
-def all_pages(link: Connection, keys: Keys, order: str, limit: int) -> list[str]:
+def read_pending_pages(link: Connection, keys: Keys, order: str, limit: int) -> list[str]:
     """Return every place in the pages, once.
 
     An idle time is the difference of two clocks that tick between two requests. When sorted by it,
@@ -211,7 +211,7 @@ def test_pending_pages_merge_partitions_by_id(
     at(2).pending("3-0")
     at(2).pending_retry("1-0", "9-0")
 
-    assert all_pages(link, keys, "id", limit) == [
+    assert read_pending_pages(link, keys, "id", limit) == [
         *("0/m:1-0", "2/r:1-0", "1/m:2-0", "2/m:3-0"),
         *("0/m:4-0", "1/m:4-0", "0/m:4-1", "2/r:9-0"),
     ]
@@ -231,8 +231,12 @@ def test_pending_is_sorted_by_deliveries_or_idle_time(
     at(0).do("HSET", at(0).attempts, "m:2-0:c", 2)
 
     for limit in (1, 2, 10):
-        assert all_pages(link, keys, "deliveries", limit) == ["0/m:2-0", "1/m:3-0", "0/m:1-0"]
-        assert all_pages(link, keys, "idle", limit) == ["0/m:2-0", "1/m:3-0", "0/m:1-0"]
+        assert read_pending_pages(link, keys, "deliveries", limit) == [
+            "0/m:2-0",
+            "1/m:3-0",
+            "0/m:1-0",
+        ]
+        assert read_pending_pages(link, keys, "idle", limit) == ["0/m:2-0", "1/m:3-0", "0/m:1-0"]
     [worst] = pending.messages(store, "access", "hits", "idle").page(limit=1).rows
     assert worst.idle_ms >= 90_000
     assert (worst.deliveries, worst.crashes, worst.consumer) == (9, 2, "other")
@@ -250,7 +254,7 @@ def test_pending_lists_many_entries_completely(
         at(0).do("XCLAIM", at(0).stream, "hits", "w", 0, entry_id, "IDLE", idle, "JUSTID")
 
     for order in ("id", "idle"):
-        assert all_pages(link, keys, order, 9) == [f"0/m:{each}" for each in ids]
+        assert read_pending_pages(link, keys, order, 9) == [f"0/m:{each}" for each in ids]
 
 
 def test_bounded_pending_sort_reports_that_it_is_incomplete(
@@ -515,7 +519,7 @@ def heartbeat(link: Connection, keys: Keys, instance: str, **info: object) -> No
     link.run(members.heartbeat(keys, "default", instance, "n1", told, 15.0))
 
 
-def calls(link: Connection, command: str) -> int:
+def count_calls(link: Connection, command: str) -> int:
     """Return how often the server has run a command."""
     found = re.search(
         f"cmdstat_{command}:calls=([0-9]+)", str(link.execute("INFO", "commandstats"))
@@ -588,7 +592,7 @@ def test_status_groups_one_problem_of_many_partitions(
     for number in range(40):
         Harness(link, keys, Assignment("wide", number, "hits")).groups()
     heartbeat(link, keys, "west-1")
-    before = calls(link, "zrange")
+    before = count_calls(link, "zrange")
 
     problems = fleet.status(Fleet(store, "default", 15)).problems
 
@@ -600,7 +604,7 @@ def test_status_groups_one_problem_of_many_partitions(
     ]
     # The members are read once. The rest measures each assignment, and each partition's delayed
     # sends.
-    assert calls(link, "zrange") - before == 40 + 40 + 1
+    assert count_calls(link, "zrange") - before == 40 + 40 + 1
 
 
 def test_status_reports_the_doctors_instance_problems(

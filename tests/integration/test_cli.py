@@ -52,14 +52,14 @@ def entries(
     return found
 
 
-def command(file: Path, *args: str) -> list[str]:
+def start_command(file: Path, *args: str) -> list[str]:
     return [sys.executable, "-m", "streamqd", "--config", str(file), *args]
 
 
 @contextlib.contextmanager
-def process(file: Path, *args: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+def run_process(file: Path, *args: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    with subprocess.Popen(command(file, *args), **pipes) as started:
+    with subprocess.Popen(start_command(file, *args), **pipes) as started:
         try:
             yield started
         finally:
@@ -549,7 +549,7 @@ def test_tail_shows_the_last_lines(run: Run, at: At) -> None:
 
 def test_tail_follows_until_interrupted(file: Path, link: Connection, keys: Keys, at: At) -> None:
     at(0).add("1-0", "payload", "before")
-    with process(file, "tail", "access", "-f", "-n", "1") as started:
+    with run_process(file, "tail", "access", "-f", "-n", "1") as started:
         assert started.stdout is not None
         assert started.stdout.readline() == b"0:1-0  -  before\n"
         at(1).add("2-0", "payload", "after")
@@ -563,7 +563,7 @@ def test_tail_follows_until_interrupted(file: Path, link: Connection, keys: Keys
 def test_tail_exits_silently_when_its_reader_closes(file: Path, link: Connection, at: At) -> None:
     for number in range(1, 2001):
         at(0).add(f"{number}-0", "payload", "x" * 100)
-    with process(file, "tail", "access", "-n", "2000") as started:
+    with run_process(file, "tail", "access", "-n", "2000") as started:
         assert started.stdout is not None
         started.stdout.readline()
         started.stdout.close()
@@ -680,7 +680,7 @@ def test_dlq_purge_asks_for_confirmation_on_a_terminal(
     bury(at(0), "1-0")
     ours, theirs = pty.openpty()
     try:
-        with process(file, "dlq", "purge", "access", "--all", stdin=theirs) as started:
+        with run_process(file, "dlq", "purge", "access", "--all", stdin=theirs) as started:
             os.write(ours, answer)
             assert started.wait(20) == code
             assert started.stderr is not None
@@ -707,7 +707,7 @@ def test_check_reports_problems_of_the_server(
     topics.create(store, "orders", config.Topic(partitions=5))
     link.execute("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     try:
-        with process(file, "check", "--json") as started:
+        with run_process(file, "check", "--json") as started:
             raw, _ = started.communicate(timeout=60)
     finally:
         link.execute("CONFIG", "SET", "maxmemory-policy", "noeviction")
@@ -751,7 +751,7 @@ def test_refused_login_error_names_the_address_once(
     address = server.url
     try:
         for args in (("status",), ("topic", "list"), ("check",)):
-            with process(path, *args) as started:
+            with run_process(path, *args) as started:
                 out, err = started.communicate(timeout=60)
             lines = (out + err).decode().splitlines()
             (told,) = [line for line in lines if "refused the connection" in line]
@@ -763,7 +763,7 @@ def test_refused_login_error_names_the_address_once(
         link.execute("ACL", "SETUSER", "default", "nopass")
 
 
-def beats_as_one(link: Connection, **info: object) -> None:
+def send_heartbeat(link: Connection, **info: object) -> None:
     told = {"host": "web-2", "pid": 9, "ttl": 10.0, **info}
     call = members.heartbeat(Keys(), "default", "west-1", "n1", told, 10.0)
     assert link.run(call).word == "OK"
@@ -779,12 +779,12 @@ def test_check_reports_another_run_of_the_instance(
     """`check` finds that another host uses the name of the instance."""
     with file.open("a") as more:
         more.write('[daemon]\ninstance = "west-1"\n')
-    beats_as_one(link, **info)
-    with process(file, "check", "--json") as started:
+    send_heartbeat(link, **info)
+    with run_process(file, "check", "--json") as started:
         while started.poll() is None:
             time.sleep(0.05)
             if not info.get("silent"):
-                beats_as_one(link, **info)
+                send_heartbeat(link, **info)
         raw, _ = started.communicate(timeout=60)
 
     report = json.loads(raw)
@@ -802,9 +802,9 @@ def test_check_accepts_the_name_of_its_own_daemon(
         more.write('[daemon]\ninstance = "west-1"\nstate_dir = "var"\n')
     lock = startup.InstanceLock(file.parent / "var", "west-1")
     assert lock.acquire() is None
-    beats_as_one(link, lock=lock.identity)
+    send_heartbeat(link, lock=lock.identity)
     lock.release()
-    with process(file, "check", "--json") as started:
+    with run_process(file, "check", "--json") as started:
         raw, _ = started.communicate(timeout=60)
     assert b"daemon.instance" not in raw
 
@@ -814,7 +814,7 @@ def test_check_names_every_key_of_a_wrong_type(file: Path, link: Connection, key
     wrong = [keys.members("default"), keys.info("default"), keys.meta("orders")]
     for key in wrong:
         link.execute("SET", key, "x")
-    with process(file, "check", "--json") as started:
+    with run_process(file, "check", "--json") as started:
         raw, _ = started.communicate(timeout=60)
     assert started.returncode == 1
     texts = [each["text"] for each in json.loads(raw)["findings"] if each["level"] == "problem"]
@@ -827,7 +827,7 @@ def test_check_names_a_pipeline_without_a_topic(file: Path, store: Store) -> Non
     with file.open("a") as more:
         more.write("".join(f"[pipelines.{each}]\n" for each in ("orders", "access", "order")))
 
-    with process(file, "check", "--json") as started:
+    with run_process(file, "check", "--json") as started:
         raw, _ = started.communicate(timeout=60)
 
     found = [each for each in json.loads(raw)["findings"] if each["about"] == "pipelines.order"]
@@ -853,7 +853,7 @@ def test_check_names_missing_permissions_of_a_pipeline(
         "[pipelines.orders]\n"
     )
     try:
-        with process(path, "check", "--json") as started:
+        with run_process(path, "check", "--json") as started:
             raw, _ = started.communicate(timeout=60)
     finally:
         link.execute("ACL", "DELUSER", "limited")
@@ -880,7 +880,7 @@ def test_produce_shows_a_progress_bar_only_on_a_terminal(
     ours, theirs = pty.openpty()
     try:
         args = ("produce", "orders", "--from", str(tmp_path / "log"))
-        with process(file, *args, stderr=theirs) as started:
+        with run_process(file, *args, stderr=theirs) as started:
             assert started.wait(20) == 0
             assert started.stdout is not None
             assert started.stdout.read().startswith(b"5,000 messages sent")

@@ -35,7 +35,7 @@ from tests.support.waiting import wait_until
 SEVERAL = {"concurrency": 4, "order": "none"}
 
 
-def settled(harness: Harness) -> bool:
+def is_settled(harness: Harness) -> bool:
     return harness.state()["stream"].groups["hits"][1] == {}
 
 
@@ -52,7 +52,7 @@ def test_concurrent_worker_starts_at_most_max_messages(harness: Harness, life: L
 _sizes: list[int] = []
 
 
-def take(batch: list[Message]) -> None:
+def handle_batch(batch: list[Message]) -> None:
     """A batch handler."""
     _sizes.append(len(batch))
 
@@ -62,7 +62,7 @@ def test_last_batch_is_truncated_to_max_messages(harness: Harness, life: Life, l
     for number in range(1, 21):
         harness.add(f"{number}-0")
     _sizes.clear()
-    worker = life.worker("t1", handler=f"{__name__}:take", batch=5, max_messages=limit)
+    worker = life.worker("t1", handler=f"{__name__}:handle_batch", batch=5, max_messages=limit)
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
     assert sum(_sizes) == limit
     assert max(_sizes) <= 5
@@ -88,7 +88,7 @@ def test_concurrent_runs_are_acknowledged_separately(harness: Harness, life: Lif
     pending = (harness.stream, "hits", "-", "+", 100)
     assert life.run(life.worker("t1", max_messages=8, **SEVERAL), work) == ExitCode.RECYCLE
     assert first.is_set()
-    assert settled(harness)
+    assert is_settled(harness)
     other.close()
 
 
@@ -124,7 +124,7 @@ def test_slow_failure_of_a_lane_is_settled_without_delay(
     other.close()
 
 
-async def give_way(_message: Message) -> None:
+async def yield_to_others(_message: Message) -> None:
     await asyncio.sleep(0)
 
 
@@ -136,10 +136,10 @@ def test_128_coroutines_settle_messages_with_counters(harness: Harness, life: Li
         harness.do("HSET", harness.attempts, f"m:{number}-0:f", "1")
     harness.fetch(count)
 
-    own = {"handler": f"{__name__}:give_way", "concurrency": 128, "order": "none"}
+    own = {"handler": f"{__name__}:yield_to_others", "concurrency": 128, "order": "none"}
     worker = life.worker("t1", max_messages=count, **own)
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
-    assert settled(harness)
+    assert is_settled(harness)
     assert harness.do("EXISTS", harness.attempts) == 0
 
 
@@ -202,7 +202,7 @@ def test_running_messages_do_not_restart_after_a_reconnect(
     assert new_life(proxy.url).run(worker, work) == ExitCode.RECYCLE
     cutter.join()
     assert runs == {f"{number}-0": 1 for number in range(1, 13)}
-    assert settled(harness)
+    assert is_settled(harness)
 
 
 def test_inherited_entries_of_a_lost_host_run_in_marked_rounds(harness: Harness, life: Life):
@@ -219,7 +219,7 @@ def test_inherited_entries_of_a_lost_host_run_in_marked_rounds(harness: Harness,
     assert life.run(life.worker("t1", max_messages=5, **SEVERAL), work) == ExitCode.RECYCLE
     first, rest = b"m:1-0 m:2-0", b"m:3-0 m:4-0 m:5-0"
     assert marks == {"1-0": first, "2-0": first, "3-0": rest, "4-0": rest, "5-0": rest}
-    assert settled(harness)
+    assert is_settled(harness)
 
 
 def test_suspects_of_a_lost_round_run_alone(harness: Harness, life: Life):
@@ -301,7 +301,7 @@ def test_concurrent_worker_reclaims_entries_of_other_clients(
     worker = life.worker("t1", max_messages=5, reclaim_idle=0.0, **SEVERAL)
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
     assert slot.counter("reclaimed") == 5
-    assert settled(harness)
+    assert is_settled(harness)
 
 
 def test_released_message_returns_without_a_busy_loop(
@@ -321,7 +321,7 @@ def test_released_message_returns_without_a_busy_loop(
     assert set(runs.values()) == {1}
     assert slot.counter("released") == 2
     assert slot.counter("failed") == 0
-    assert settled(harness)
+    assert is_settled(harness)
 
 
 def test_full_memory_parks_only_the_failed_message(harness: Harness, life: Life, slot: WorkerSlot):
@@ -361,7 +361,7 @@ def test_concurrent_worker_fetches_while_all_lanes_are_busy(
     worker = life.worker("t1", max_messages=8, prefetch_bytes=4 * largest, **SEVERAL)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert len(seen) == 8
-    assert settled(harness)
+    assert is_settled(harness)
 
 
 @pytest.mark.parametrize(
@@ -465,7 +465,7 @@ def test_slot_page_lists_each_concurrent_run(harness: Harness, life: Life, slot:
     worker = life.worker("t1", max_messages=1300, prefetch_bytes=1 << 30, **SEVERAL)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert absent == []
-    assert settled(harness)
+    assert is_settled(harness)
 
 
 def test_overdue_acknowledgments_are_sent_with_a_read(
@@ -510,7 +510,7 @@ def test_held_key_runs_if_reads_send_acknowledgments(
     assert life.run(worker, work) == ExitCode.RECYCLE
     print("again after", runs.index(("1-0", 2)), "runs")
     assert runs.index(("1-0", 2)) < 300
-    assert settled(harness)
+    assert is_settled(harness)
 
 
 @pytest.mark.parametrize("how", ["inherited", "unread"])
@@ -528,7 +528,7 @@ def test_concurrent_worker_skips_expired_messages(
     )
     assert sorted(runs) == ["2-0", "4-0", "6-0"]
     assert slot.counter("expired") == 3
-    assert settled(harness)
+    assert is_settled(harness)
 
 
 # --- coroutines -----------------------------------------------------------------------------------
@@ -538,7 +538,7 @@ _begun: list[str] = []
 _found: list[str] = []
 
 
-async def leave_a_mark(message: Message) -> None:
+async def set_context(message: Message) -> None:
     """Change the context before and after a wait."""
     _found.append(_mine.get())
     _mine.set(message.id)
@@ -551,7 +551,7 @@ def test_coroutines_do_not_share_context_variables(harness: Harness, life: Life)
     for number in range(1, 21):
         harness.add(f"{number}-0")
     _found.clear()
-    worker = life.worker("t1", handler=f"{__name__}:leave_a_mark", max_messages=20, **SEVERAL)
+    worker = life.worker("t1", handler=f"{__name__}:set_context", max_messages=20, **SEVERAL)
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
     assert _found == [""] * 30
 
@@ -574,6 +574,6 @@ def test_canceled_run_counts_as_failed(harness: Harness, life: Life, slot: Worke
     )
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
     print("begun:", _begun)
-    assert (slot.counter("acked") + slot.counter("failed"), settled(harness)) == (4, True)
+    assert (slot.counter("acked") + slot.counter("failed"), is_settled(harness)) == (4, True)
     if len(_begun) == 1:  # Python 3.12 starts each task eagerly
         assert slot.counter("failed") == 3

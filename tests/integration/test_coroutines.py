@@ -23,7 +23,7 @@ from tests.support.life import Life
 SEVERAL = {"concurrency": 4, "order": "none"}
 
 
-def settled(harness: Harness) -> bool:
+def is_settled(harness: Harness) -> bool:
     return harness.state()["stream"].groups["hits"][1] == {}
 
 
@@ -32,14 +32,14 @@ def settled(harness: Harness) -> bool:
 _begun: list[str] = []
 
 
-async def spoil(message: Message) -> None:
+async def limit_tasks(message: Message) -> None:
     """Allow only one more task after the first run."""
     _begun.append(message.id)
     if len(_begun) == 1:
-        asyncio.get_running_loop().set_task_factory(refuse_two)
+        asyncio.get_running_loop().set_task_factory(failing_factory)
 
 
-def refuse_two(
+def failing_factory(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **named: Any
 ) -> asyncio.Task[Any]:
     """A factory that raises twice, before and after it makes a task, and then removes itself."""
@@ -69,18 +69,18 @@ def test_failing_task_factory_fails_only_one_run(
     # The first read fetches one entry, so the factory is set before the next ones start.
     largest = life.settings.daemon.max_message_bytes
     bounds = {"max_messages": 12, "prefetch_bytes": largest}
-    worker = life.worker("t1", handler=f"{__name__}:spoil", **bounds, **settings)
+    worker = life.worker("t1", handler=f"{__name__}:limit_tasks", **bounds, **settings)
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
     assert len(_refused) == 2
     assert len(_begun) == len(set(_begun)) == 10
-    assert (slot.counter("failed"), slot.counter("acked"), settled(harness)) == (2, 10, True)
+    assert (slot.counter("failed"), slot.counter("acked"), is_settled(harness)) == (2, 10, True)
     assert bytes(slot.states).count(RUNNING) == 0
 
 
 # --- timers ---------------------------------------------------------------------------------------
 
 
-def slept(loop: EventLoop, seconds: float) -> float:
+def measure_sleep(loop: EventLoop, seconds: float) -> float:
     """Sleep in a loop and return the elapsed seconds."""
     began = time.monotonic()
     assert loop.wait(lambda: asyncio.sleep(seconds, "slept")) == "slept"
@@ -101,7 +101,7 @@ def test_timers_have_sub_millisecond_precision(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(PreciseSelector, "select", told)
     loop = EventLoop()
-    late = sorted(slept(loop, 0.0101) - 0.0101 for _ in range(20))
+    late = sorted(measure_sleep(loop, 0.0101) - 0.0101 for _ in range(20))
     loop.close()
     print(f"late by {late[10] * 1e3:.2f} ms in the middle")
     # Rounded up, each would wait 0.9 ms too long.
@@ -117,7 +117,7 @@ def test_loop_with_1100_open_descriptors_waits_as_precisely():
             for _ in range(1100):
                 stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
             loop = EventLoop()
-            late = sorted(slept(loop, 0.0101) - 0.0101 for _ in range(20))
+            late = sorted(measure_sleep(loop, 0.0101) - 0.0101 for _ in range(20))
             loop.close()
         assert late[0] >= 0
         assert late[0] < 0.0009, "none waits for whole milliseconds alone"
@@ -140,7 +140,7 @@ def test_event_loop_of_the_handler_module_is_used(monkeypatch: pytest.MonkeyPatc
 # --- reads beside runs ----------------------------------------------------------------------------
 
 
-async def quick(_message: Message) -> None:
+async def return_immediately(_message: Message) -> None:
     """A handler that returns immediately."""
 
 
@@ -174,7 +174,7 @@ def test_next_read_is_sent_before_held_messages_start(
 
     worker = life.worker(
         *("t1",),
-        handler=f"{__name__}:quick",
+        handler=f"{__name__}:return_immediately",
         max_messages=200,
         prefetch_max=8,
         prefetch_bytes=1 << 30,
@@ -190,7 +190,7 @@ def test_next_read_is_sent_before_held_messages_start(
         lambda runner, entries: told("begin ", begin)(runner, entries) if entries else None,
     )
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
-    assert settled(harness)
+    assert is_settled(harness)
     assert ("ask begin answer" in "".join(events)) is ahead
 
 
@@ -221,4 +221,4 @@ def test_coroutine_failure_is_settled_before_the_next_read(
     )
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
     assert _retried == [1]
-    assert settled(harness)
+    assert is_settled(harness)

@@ -53,24 +53,24 @@ def bury(_message: Message) -> None:
 
 
 @pytest.fixture
-def handled(harness: Harness, life: Life, meter: Meter) -> Handling:
+def handling(harness: Harness, life: Life, meter: Meter) -> Handling:
     return Handling(harness, life, meter)
 
 
 def test_backlog_costs_one_round_trip_per_full_batch(
-    handled: Handling, harness: Harness, page: Page
+    handling: Handling, harness: Harness, page: Page
 ) -> None:
     def seed(count: int) -> None:
         backlog(harness, count)
 
-    cost = handled.more(seed=seed)
+    cost = handling.more(seed=seed)
     rounds = FULL // BATCH
     # Acknowledge the last batch and read the next, fenced: MULTI XACK XREADGROUP EXEC WATCH HGET.
     each = ("multi", "xack", "xreadgroup", "exec", "watch", "hget")
     assert cost == Cost(Counter(dict.fromkeys(each, rounds)), rounds)
     page.holds("Messages of a backlog", cost, assignments=FULL / 1000, per="1,000 messages")
 
-    first = handled(FIRST, seed=seed)
+    first = handling(FIRST, seed=seed)
     # At the start, the connection logs in and gets its name, the clock is read, pending entries are
     # recovered and the fence is watched. At the end, two scripts acknowledge the last read.
     assert first.trips == 4 + len(READS) + BATCH // PAGE
@@ -80,7 +80,7 @@ def test_backlog_costs_one_round_trip_per_full_batch(
 
 @pytest.mark.parametrize("group", ["backlog", "others"])
 def test_handling_cost_is_independent_of_stored_data(
-    handled: Handling, harness: Harness, group: str
+    handling: Handling, harness: Harness, group: str
 ) -> None:
     def seeded(around: int) -> Seed:
         def seed(count: int) -> None:
@@ -94,12 +94,12 @@ def test_handling_cost_is_independent_of_stored_data(
 
         return seed
 
-    handled(FIRST, seed=seeded(FEW))
-    assert handled(FIRST, seed=seeded(FEW)) == handled(FIRST, seed=seeded(MANY))
+    handling(FIRST, seed=seeded(FEW))
+    assert handling(FIRST, seed=seeded(FEW)) == handling(FIRST, seed=seeded(MANY))
 
 
-def test_recovery_costs_one_call_per_page(handled: Handling, harness: Harness, page: Page) -> None:
-    cost = handled.more(seed=lambda count: pending(harness, count))
+def test_recovery_costs_one_call_per_page(handling: Handling, harness: Harness, page: Page) -> None:
+    cost = handling.more(seed=lambda count: pending(harness, count))
     # A page is listed by one script and acknowledged by another.
     pages = FULL // RECOVERED
     assert (cost.trips, cost.scripts) == (2 * pages, 2 * pages)
@@ -112,9 +112,9 @@ def test_recovery_costs_one_call_per_page(handled: Handling, harness: Harness, p
     ("work", "what"), [(fail, "Messages that fail"), (bury, "Messages that are dead-lettered")]
 )
 def test_verdicts_of_a_batch_are_settled_together(
-    handled: Handling, harness: Harness, page: Page, work: Work, what: str
+    handling: Handling, harness: Harness, page: Page, work: Work, what: str
 ) -> None:
-    cost = handled.more(work, seed=lambda count: backlog(harness, count))
+    cost = handling.more(work, seed=lambda count: backlog(harness, count))
     # A batch is read in one round trip, and settled in another by scripts of 128 entries each.
     rounds = FULL // BATCH
     assert cost.trips == 2 * rounds
@@ -126,7 +126,7 @@ def test_verdicts_of_a_batch_are_settled_together(
     page.holds(what, cost, assignments=FULL / 1000, per="1,000 messages")
 
 
-def test_failed_messages_are_looked_up_one_by_one(handled: Handling, harness: Harness) -> None:
+def test_failed_messages_are_looked_up_one_by_one(handling: Handling, harness: Harness) -> None:
     """A failed message may be large, so the worker reads failed messages one by one."""
     runs_so_far = 0
 
@@ -136,7 +136,7 @@ def test_failed_messages_are_looked_up_one_by_one(handled: Handling, harness: Ha
         if runs_so_far % 2:
             raise ValueError("no")
 
-    cost = handled.more(fail_every_other, seed=lambda count: backlog(harness, count))
+    cost = handling.more(fail_every_other, seed=lambda count: backlog(harness, count))
     assert {cost.sent[name] for name in ("xpending", "xrange")} == {FULL // 2}
 
 
@@ -165,7 +165,7 @@ def test_idle_worker_costs_six_commands_for_each_long_poll(
 
 
 def test_message_allocations_are_reported(
-    harness: Harness, life: Life, handled: Handling, page: Page, capsys: pytest.CaptureFixture[str]
+    harness: Harness, life: Life, handling: Handling, page: Page, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held = array("Q")
 
@@ -174,7 +174,7 @@ def test_message_allocations_are_reported(
             gc.collect()  # allocations of the start belong to no message
         held.append(sys.getallocatedblocks())
 
-    handled(FIRST + FULL, look, lambda count: backlog(harness, count))
+    handling(FIRST + FULL, look, lambda count: backlog(harness, count))
     full = held[FIRST:]
     starts, ends = full[::BATCH], full[BATCH - 1 :: BATCH]
     in_flight = (starts[-1] - held[0]) / BATCH
@@ -189,7 +189,7 @@ def test_message_allocations_are_reported(
 
 
 @pytest.fixture
-def acting(server: Server, link: Connection, store: Store) -> config.Settings:
+def producer_as_user(server: Server, link: Connection, store: Store) -> config.Settings:
     """Return a producer with given permissions, its server and a topic."""
     topics.create(store, "access", config.Topic(partitions=4))
     ScriptLoader(link).run()  # may run scripts but not load them
@@ -205,13 +205,13 @@ def acting(server: Server, link: Connection, store: Store) -> config.Settings:
     ],
 )
 def test_send_costs_one_round_trip(
-    acting: config.Settings,
+    producer_as_user: config.Settings,
     meter: Meter,
     page: Page,
     what: str,
     options: dict[str, object],
 ) -> None:
-    with Producer(settings=acting) as producer:
+    with Producer(settings=producer_as_user) as producer:
         producer.send("access", b"x", **options)
         with meter.measuring() as cost:
             for number in range(100):
@@ -224,9 +224,9 @@ def test_send_costs_one_round_trip(
 
 
 def test_send_many_costs_one_round_trip_per_chunk(
-    acting: config.Settings, meter: Meter, page: Page
+    producer_as_user: config.Settings, meter: Meter, page: Page
 ) -> None:
-    with Producer(settings=acting) as producer:
+    with Producer(settings=producer_as_user) as producer:
         producer.send("access", b"x")
         with meter.measuring() as cost:
             producer.send_many("access", [b"x"] * 10 * CHUNK)
@@ -236,9 +236,9 @@ def test_send_many_costs_one_round_trip_per_chunk(
 
 
 def test_buffered_producer_costs_the_same_as_send_many(
-    acting: config.Settings, meter: Meter, page: Page
+    producer_as_user: config.Settings, meter: Meter, page: Page
 ) -> None:
-    with BufferedProducer(settings=acting, linger="1h", max_batch=CHUNK) as producer:
+    with BufferedProducer(settings=producer_as_user, linger="1h", max_batch=CHUNK) as producer:
         producer.send("access", b"x")
         assert producer.flush()
         with meter.measuring() as cost:
@@ -249,7 +249,9 @@ def test_buffered_producer_costs_the_same_as_send_many(
     page.holds("BufferedProducer", cost, assignments=10 * CHUNK / 1000, per="1,000 messages")
 
 
-def test_concurrent_async_sends_share_round_trips(acting: config.Settings, meter: Meter) -> None:
+def test_concurrent_async_sends_share_round_trips(
+    producer_as_user: config.Settings, meter: Meter
+) -> None:
     reached, opened = threading.Event(), threading.Event()
 
     def held(_key: bytes | None, _partitions: int) -> int:
@@ -258,7 +260,7 @@ def test_concurrent_async_sends_share_round_trips(acting: config.Settings, meter
         return 0
 
     async def work() -> Cost:
-        made = AsyncProducer(settings=acting, partitioner=held)
+        made = AsyncProducer(settings=producer_as_user, partitioner=held)
         async with made as producer:
             opened.set()
             await producer.send("access", b"x")

@@ -53,7 +53,7 @@ def thread(_message: Message) -> None:
 _calls: list[int] = []
 
 
-def take(messages: list[Message]) -> None:
+def handle_batch(messages: list[Message]) -> None:
     """A batch handler."""
     _calls.append(len(messages))
 
@@ -64,12 +64,12 @@ def harness(link: Connection, keys: Keys) -> Harness:
 
 
 @pytest.fixture
-def handled(harness: Harness, life: Life, meter: Meter) -> Handling:
+def handling(harness: Harness, life: Life, meter: Meter) -> Handling:
     return Handling(harness, life, meter)
 
 
 @pytest.fixture
-def ours(server: Server, meter: Meter) -> Iterator[Connection]:
+def counting_link(server: Server, meter: Meter) -> Iterator[Connection]:
     """A connection that counts."""
     assert meter, "sockets count from here on"
     link = connect(users.acting(server.settings, "admin"), timeout=10.0, name="test:ours")
@@ -83,7 +83,7 @@ def ours(server: Server, meter: Meter) -> Iterator[Connection]:
 
 @pytest.mark.parametrize("handler", ["coroutine", "thread"])
 def test_concurrent_messages_share_round_trips(
-    handled: Handling, harness: Harness, page: Page, handler: str
+    handling: Handling, harness: Harness, page: Page, handler: str
 ) -> None:
     """The order of finished runs depends on the machine, so the counts have an upper bound only.
 
@@ -92,7 +92,7 @@ def test_concurrent_messages_share_round_trips(
     """
     cost = Cost()
     for count in (FIRST, FIRST + FULL):  # the first loads the scripts
-        cost = handled(
+        cost = handling(
             count,
             seed=lambda count: backlog(harness, count),
             handler=f"{__name__}:{handler}",
@@ -113,11 +113,11 @@ def test_concurrent_messages_share_round_trips(
 
 
 def test_batch_handler_costs_the_same_as_a_message_handler(
-    handled: Handling, harness: Harness, page: Page
+    handling: Handling, harness: Harness, page: Page
 ) -> None:
     _calls.clear()
-    cost = handled.more(
-        seed=lambda count: backlog(harness, count), handler=f"{__name__}:take", batch=CALL
+    cost = handling.more(
+        seed=lambda count: backlog(harness, count), handler=f"{__name__}:handle_batch", batch=CALL
     )
     rounds = FULL // BATCH
     assert cost == Cost(Counter(dict.fromkeys(ROUND, rounds)), rounds)
@@ -128,9 +128,9 @@ def test_batch_handler_costs_the_same_as_a_message_handler(
 
 
 def test_key_ordering_costs_nothing_without_failures(
-    handled: Handling, harness: Harness, page: Page
+    handling: Handling, harness: Harness, page: Page
 ) -> None:
-    cost = handled.more(seed=lambda count: backlog(harness, count), on_error="hold-key")
+    cost = handling.more(seed=lambda count: backlog(harness, count), on_error="hold-key")
     rounds = FULL // BATCH
     assert cost == Cost(Counter(dict.fromkeys(ROUND, rounds)), rounds)
     page.holds(
@@ -149,10 +149,10 @@ def fail_once(message: Message) -> None:
 
 
 def test_blocked_failure_costs_a_note_and_a_counter_deletion(
-    handled: Handling, harness: Harness, page: Page
+    handling: Handling, harness: Harness, page: Page
 ) -> None:
     costs = [
-        handled(
+        handling(
             count,
             fail_once,
             seed=lambda count: backlog(harness, count),
@@ -173,13 +173,13 @@ def test_blocked_failure_costs_a_note_and_a_counter_deletion(
 
 
 def test_failures_of_held_keys_are_settled_together(
-    handled: Handling, harness: Harness, page: Page
+    handling: Handling, harness: Harness, page: Page
 ) -> None:
     def seed(count: int) -> None:
         fields = ("payload", "x", "key")
         harness.link.pipeline([("XADD", harness.stream, "*", *fields, n) for n in range(count)])
 
-    cost = handled.more(
+    cost = handling.more(
         fail_once, seed=seed, runs=2, on_error="hold-key", backoff=AT_ONCE, prefetch_max=PAGE
     )
     # A batch is read and its failures are recorded. After their second run, scripts acknowledge
@@ -195,12 +195,12 @@ def test_failures_of_held_keys_are_settled_together(
 
 
 @pytest.fixture
-def view(ours: Connection, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> MetricsView:
+def view(counting_link: Connection, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> MetricsView:
     """Return a housekeeper's view: the clock of the server. Its turns stop when nothing is due."""
     assert 0.05 <= batch.TURN_SECONDS <= 0.5, "others wait for as long as a turn takes"
     monkeypatch.setattr(batch, "TURN_SECONDS", 3600.0)
     found = MetricsView(instance="west-1", board=Scoreboard(1))
-    ask_time(ours, found, keys.registry())
+    ask_time(counting_link, found, keys.registry())
     return found
 
 
@@ -214,14 +214,14 @@ def promote(promoter: Promoter[Assignment] | Promoter[Place], target: Assignment
 
 
 def test_due_retries_are_promoted_in_pages_and_read_again(
-    handled: Handling, harness: Harness, ours: Connection, view: MetricsView, page: Page
+    handling: Handling, harness: Harness, counting_link: Connection, view: MetricsView, page: Page
 ) -> None:
     due = -FULL / 1000 - 10  # each is due a millisecond after the one before
 
     def first() -> None:
-        promote(retry_promoter(Store(ours, harness.keys), view), harness.assignment)
+        promote(retry_promoter(Store(counting_link, harness.keys), view), harness.assignment)
 
-    cost = handled.more(seed=lambda count: retries(harness, count, ahead=due), first=first)
+    cost = handling.more(seed=lambda count: retries(harness, count, ahead=due), first=first)
     pages, rounds = FULL // PROMOTED, FULL // BATCH
     assert (cost.trips, cost.scripts) == (pages + rounds, pages)
     assert cost.sent["xreadgroup"] == rounds
@@ -231,7 +231,7 @@ def test_due_retries_are_promoted_in_pages_and_read_again(
 
 
 def test_due_sends_are_promoted_in_pages_despite_later_ones(
-    harness: Harness, ours: Connection, view: MetricsView, page: Page, meter: Meter
+    harness: Harness, counting_link: Connection, view: MetricsView, page: Page, meter: Meter
 ) -> None:
     costs = []
     for later in (FEW, MANY):
@@ -239,7 +239,7 @@ def test_due_sends_are_promoted_in_pages_despite_later_ones(
             harness.do("FLUSHALL")
             delayed(harness, FULL, ahead=-FULL / 1000 - 10)
             delayed(harness, later)
-            promoter = send_promoter(Store(ours, harness.keys), view)
+            promoter = send_promoter(Store(counting_link, harness.keys), view)
             with meter.measuring() as cost:
                 promote(promoter, harness.assignment[:2])
             assert harness.do("XLEN", harness.stream) == FULL
@@ -253,7 +253,7 @@ def test_due_sends_are_promoted_in_pages_despite_later_ones(
 
 
 def test_replay_costs_one_call_per_page(
-    harness: Harness, ours: Connection, page: Page, meter: Meter
+    harness: Harness, counting_link: Connection, page: Page, meter: Meter
 ) -> None:
     costs = []
     for count in (LETTERS, LETTERS, 5 * LETTERS):  # the first loads the scripts
@@ -263,7 +263,7 @@ def test_replay_costs_one_call_per_page(
         letters(harness, count)
         with meter.measuring() as cost:
             done = dead_letters.replay(
-                Store(ours, harness.keys),
+                Store(counting_link, harness.keys),
                 harness.assignment.topic,
                 MessageFilter(),
                 target=Target(),

@@ -21,7 +21,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.contract.harness import ASSIGNMENT, Harness
 
-pytestmark = pytest.mark.usefixtures("unhurried")
+pytestmark = pytest.mark.usefixtures("unlimited_turns")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def view(link: Connection) -> MetricsView:
     return view
 
 
-def work(harness: Harness, view: MetricsView, kept: float | None) -> float | None:
+def expire_dead_letters(harness: Harness, view: MetricsView, kept: float | None) -> float | None:
     settings = Settings(topics={"access": Topic(partitions=2, dlq_retention=kept)})
     return DeadLetterExpirer(harness.store, view, settings).run()
 
@@ -59,9 +59,9 @@ def test_dead_letters_are_kept_for_dlq_retention(harness: Harness, view: Metrics
         "x",
     )
 
-    assert work(harness, view, None) is None
+    assert expire_dead_letters(harness, view, None) is None
     assert harness.do("XLEN", harness.dlq) == 3, "without a setting they stay"
-    assert work(harness, view, 60.0) is None
+    assert expire_dead_letters(harness, view, 60.0) is None
 
     assert harness.do("XLEN", harness.dlq) == 1
     assert harness.do("EXISTS", harness.keys.moving("access", 0)) == 0
@@ -108,10 +108,10 @@ def test_dead_letters_expire_in_bounded_steps(
         [("XADD", harness.dlq, f"{start + number}-0", "payload", "x") for number in range(600)]
     )
 
-    assert work(harness, view, 60.0) == 0.0
+    assert expire_dead_letters(harness, view, 60.0) == 0.0
     assert harness.do("XLEN", harness.dlq) == 600 - 2 * dead_letter_expirer.PAGE
     monkeypatch.setattr(dead_letter_expirer, "ROUNDS_MAX", 80)
-    assert work(harness, view, 60.0) is None
+    assert expire_dead_letters(harness, view, 60.0) is None
     assert harness.do("XLEN", harness.dlq) == 0
 
 
@@ -122,14 +122,14 @@ def test_dead_letter_expiry_continues_after_a_bad_key(harness: Harness, view: Me
     harness.do("SET", harness.dlq, "x")
 
     with pytest.raises(RedisResponseError):
-        work(harness, view, 60.0)
+        expire_dead_letters(harness, view, 60.0)
     assert second.do("XLEN", second.dlq) == 0
 
 
 def test_dead_letters_of_an_unowned_partition_are_kept(harness: Harness, view: MetricsView) -> None:
     second = Harness(harness.link, harness.keys, Assignment("access", 1, "hits"))
     write(second, 90_000)
-    work(harness, view, 60.0)
+    expire_dead_letters(harness, view, 60.0)
     assert second.do("XLEN", second.dlq) == 1
 
 

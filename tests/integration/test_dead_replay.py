@@ -47,14 +47,16 @@ def at(link: Connection, store: Store, keys: Keys) -> At:
 
 
 @pytest.fixture
-def shaky(proxy: FaultProxy) -> Iterator[Connection]:
+def proxied_link(proxy: FaultProxy) -> Iterator[Connection]:
     """A connection through the proxy."""
     link = connect(proxy.settings, timeout=1.0, name="test:shaky")
     yield link
     link.close()
 
 
-def plain(harness: Harness, count: int, group: str = "hits", **fields: str) -> list[str]:
+def write_dead_letters(
+    harness: Harness, count: int, group: str = "hits", **fields: str
+) -> list[str]:
     """Write letters directly to the stream, at 1-0, 2-0 …, and return their names."""
     harness.groups()
     for number in range(1, count + 1):
@@ -72,12 +74,12 @@ def messages_in(harness: Harness, stream: str, *, retried: bool = False) -> list
     ]
 
 
-def scripts_run(link: Connection) -> int:
+def count_script_calls(link: Connection) -> int:
     found = re.search(rb"cmdstat_evalsha:calls=(\d+)", link.execute("INFO", "commandstats"))
     return int(found[1]) if found else 0
 
 
-def left(link: Connection, keys: Keys) -> list[str]:
+def list_dead_letters(link: Connection, keys: Keys) -> list[str]:
     return sorted(
         row.id for row in dead_letters.messages(Store(link, keys), TOPIC).page(limit=1000).rows
     )
@@ -99,7 +101,7 @@ def test_replay_to_all_groups_writes_to_the_partition(
     assert again.headers == {"a": "b", "x-replays": "1"}
     assert again.attempt == 1
     assert "group" not in again.fields
-    assert left(link, keys) == []
+    assert list_dead_letters(link, keys) == []
 
 
 def test_replay_to_another_partition_keeps_group_and_uid(
@@ -116,11 +118,11 @@ def test_replay_to_another_partition_keeps_group_and_uid(
     assert (again.replay_count, again.attempt, again.key) == (1, 1, b"k1")
     assert at(2).do("XLEN", at(2).stream) == 0
     assert at(0).do("EXISTS", keys.moving(TOPIC, 0)) == 0
-    assert left(link, keys) == []
+    assert list_dead_letters(link, keys) == []
 
 
 def test_replay_to_another_topic_routes_by_key_or_number(store: Store, keys: Keys, at: At) -> None:
-    plain(at(2), 1)
+    write_dead_letters(at(2), 1)
     for key in ("a", "b", "c"):
         at(1).groups()
         at(1).add(f"{ord(key)}-0", "payload", "x", "key", key, "group", "hits", stream=at(1).dlq)
@@ -140,7 +142,7 @@ def test_replay_to_another_topic_routes_by_key_or_number(store: Store, keys: Key
 
 
 def test_moved_message_keeps_its_uid_as_a_dead_letter(store: Store, at: At) -> None:
-    plain(at(0), 1)
+    write_dead_letters(at(0), 1)
     dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(topic="other"))
     there = at(0, "audit", "other")
     there.groups()
@@ -167,7 +169,7 @@ def test_moved_message_keeps_its_uid_as_a_dead_letter(store: Store, at: At) -> N
     ],
 )
 def test_replay_refuses_a_missing_target(store: Store, at: At, target: Target, words: str) -> None:
-    plain(at(0), 1)
+    write_dead_letters(at(0), 1)
     before = at(0).dump()
     with pytest.raises(RequestRefusedError, match=words):
         dead_letters.replay(store, TOPIC, MessageFilter(), target=target)
@@ -177,7 +179,7 @@ def test_replay_refuses_a_missing_target(store: Store, at: At, target: Target, w
 
 
 def test_replay_refuses_a_partition_without_the_group(store: Store, keys: Keys, at: At) -> None:
-    plain(at(0), 2)
+    write_dead_letters(at(0), 2)
 
     done = dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(partition=1))
 
@@ -193,23 +195,23 @@ def test_replay_refuses_a_partition_without_the_group(store: Store, keys: Keys, 
 def test_replay_loop_stops_at_max_replays(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
-    plain(at(0), 1, replayCount="2")
-    plain(at(1), 1, replayCount="3")
-    plain(at(2), 1, headers='{"x-replays":"9"}')
+    write_dead_letters(at(0), 1, replayCount="2")
+    write_dead_letters(at(1), 1, replayCount="3")
+    write_dead_letters(at(2), 1, headers='{"x-replays":"9"}')
 
     done = dead_letters.replay(store, TOPIC, MessageFilter())
 
     assert done.replayed == 1
     again = "it was replayed 3 times or more already, and was dead-lettered again"
     assert done.refused == {again: 2}
-    assert left(link, keys) == ["1:1-0", "2:1-0"]
+    assert list_dead_letters(link, keys) == ["1:1-0", "2:1-0"]
     assert dead_letters.replay(store, TOPIC, MessageFilter(), max_replays=10).replayed == 2
 
 
 def test_replay_ignores_dead_letters_written_during_it(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
-    plain(at(0), 150)
+    write_dead_letters(at(0), 150)
     now = server_unix_ms(link)
 
     def another(_count: int) -> None:
@@ -220,21 +222,23 @@ def test_replay_ignores_dead_letters_written_during_it(
 
     assert done.replayed == 150
     assert done.started_unix_ms >= now
-    assert len(left(link, keys)) == 6, "two for each of the pages of 64, 64 and 22 letters"
+    assert len(list_dead_letters(link, keys)) == 6, (
+        "two for each of the pages of 64, 64 and 22 letters"
+    )
 
 
 def test_replay_limit_counts_replayed_dead_letters(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
-    plain(at(0), 3, replayCount="3")
-    plain(at(1), 120)
+    write_dead_letters(at(0), 3, replayCount="3")
+    write_dead_letters(at(1), 120)
 
     steps: list[int] = []
 
     done = dead_letters.replay(store, TOPIC, MessageFilter(), limit=110, progress=steps.append)
 
     assert (done.replayed, done.result) == (110, "limit")
-    assert len(left(link, keys)) == 13
+    assert len(list_dead_letters(link, keys)) == 13
     assert sum(steps) == 113, "the last batch, which the limit cut, is counted too"
 
 
@@ -252,7 +256,7 @@ def test_replay_with_a_rate_is_evenly_paced() -> None:
 
 
 def test_replay_with_a_rate_uses_small_batches(store: Store, at: At) -> None:
-    plain(at(0), 9)
+    write_dead_letters(at(0), 9)
     steps: list[int] = []
     done = dead_letters.replay(store, TOPIC, MessageFilter(), rate=40.0, progress=steps.append)
     assert (done.replayed, steps) == (9, [4, 4, 1])
@@ -305,7 +309,7 @@ def test_dead_letter_filters_select_matching_dead_letters(store: Store, at: At) 
 
 def test_filtered_list_continues_at_its_cursor(store: Store, at: At) -> None:
     for number in range(3):
-        plain(at(number), 40)
+        write_dead_letters(at(number), 40)
         plain_other = at(number)
         for at_ms in range(100, 140):
             plain_other.add(f"{at_ms}-0", "group", "agents", stream=plain_other.dlq)
@@ -325,7 +329,7 @@ def test_filtered_list_continues_at_its_cursor(store: Store, at: At) -> None:
 # --- interrupted ----------------------------------------------------------------------------------
 
 
-def judge_moved(link: Connection, keys: Keys, at: At, count: int) -> None:
+def assert_all_moved(link: Connection, keys: Keys, at: At, count: int) -> None:
     """Assert that each message is in the other topic once and that no letter is left."""
     found = [
         message.uid
@@ -333,7 +337,7 @@ def judge_moved(link: Connection, keys: Keys, at: At, count: int) -> None:
         for message in messages_in(at(number, topic="other"), keys.stream("other", number))
     ]
     assert sorted(found) == sorted(f"{TOPIC}/0/{n}-0" for n in range(1, count + 1))
-    assert left(link, keys) == []
+    assert list_dead_letters(link, keys) == []
     assert link.execute("EXISTS", keys.moving(TOPIC, 0)) == 0
 
 
@@ -345,28 +349,28 @@ def test_interrupted_replay_is_finished_by_the_next_one(
     keys: Keys,
     at: At,
     proxy: FaultProxy,
-    shaky: Connection,
+    proxied_link: Connection,
     fault: Fault,
     nth: int,
 ) -> None:
     # Three letters: scripts 1 to 3 mark them, 4 to 6 deliver them, 7 to 9 delete them.
-    plain(at(1), 1)
+    write_dead_letters(at(1), 1)
     target = Target(topic="other")
     dead_letters.replay(
         store, TOPIC, MessageFilter(), target=target
     )  # loads the scripts into the server
     for number in range(2):
         link.execute("DEL", keys.stream("other", number))
-    plain(at(0), 3)
+    write_dead_letters(at(0), 3)
     trigger = proxy.arm(fault, command="EVALSHA", nth=nth)
 
-    first = dead_letters.replay(Store(shaky, keys), TOPIC, MessageFilter(), target=target)
+    first = dead_letters.replay(Store(proxied_link, keys), TOPIC, MessageFilter(), target=target)
 
     assert trigger.hit
     assert first.result == "failed"
     assert first.error
     second = dead_letters.replay(store, TOPIC, MessageFilter(), target=target)
-    judge_moved(link, keys, at, 3)
+    assert_all_moved(link, keys, at, 3)
     assert (second.result, second.refused, second.missing) == ("done", {}, 0)
     assert first.replayed + second.replayed <= 3 <= first.unknown + second.replayed
     if nth <= 3:
@@ -377,10 +381,10 @@ def test_interrupted_replay_is_finished_by_the_next_one(
 def test_late_step_of_a_replay_changes_nothing(
     link: Connection, store: Store, keys: Keys, at: At, proxy: FaultProxy, nth: int
 ) -> None:
-    plain(at(0), 1)
+    write_dead_letters(at(0), 1)
     target = Target(topic="other")
     impatient = connect(proxy.settings, timeout=1.0, name="test:impatient")
-    plain(at(1), 1)
+    write_dead_letters(at(1), 1)
     dead_letters.replay(store, TOPIC, MessageFilter(("1:1-0",)), target=target)
     for number in range(2):
         link.execute("DEL", keys.stream("other", number))
@@ -391,12 +395,12 @@ def test_late_step_of_a_replay_changes_nothing(
         == "failed"
     )
     dead_letters.replay(store, TOPIC, MessageFilter(), target=target)
-    ran = scripts_run(link)
+    ran = count_script_calls(link)
     trigger.release()
-    wait_until(lambda: scripts_run(link) > ran, what="the late script")
+    wait_until(lambda: count_script_calls(link) > ran, what="the late script")
     impatient.close()
 
-    judge_moved(link, keys, at, 1)
+    assert_all_moved(link, keys, at, 1)
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY])
@@ -407,31 +411,31 @@ def test_replay_reports_its_progress_when_redis_fails(
     keys: Keys,
     at: At,
     proxy: FaultProxy,
-    shaky: Connection,
+    proxied_link: Connection,
     fault: Fault,
     nth: int,
     whole: int,
     page: int,
 ) -> None:
-    plain(at(1), 1)
+    write_dead_letters(at(1), 1)
     dead_letters.replay(store, TOPIC, MessageFilter())
-    plain(at(0), 200)
+    write_dead_letters(at(0), 200)
     proxy.arm(fault, command="EVALSHA", nth=nth)
 
-    first = dead_letters.replay(Store(shaky, keys), TOPIC, MessageFilter())
+    first = dead_letters.replay(Store(proxied_link, keys), TOPIC, MessageFilter())
     second = dead_letters.replay(store, TOPIC, MessageFilter())
 
     assert (first.result, first.replayed, first.unknown) == ("failed", whole, page)
     assert first.replayed + second.replayed <= 200 <= whole + page + second.replayed
     uids = [message.uid for message in messages_in(at(0), at(0).retry, retried=True)]
     assert len(uids) == len(set(uids)) == 200
-    assert left(link, keys) == []
+    assert list_dead_letters(link, keys) == []
 
 
 def test_replay_stops_between_two_batches(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
-    plain(at(0), 250)
+    write_dead_letters(at(0), 250)
     steps: list[int] = []
 
     done = dead_letters.replay(
@@ -440,13 +444,13 @@ def test_replay_stops_between_two_batches(
 
     assert (done.replayed, done.unknown, done.result) == (128, 0, "stopped")
     assert (done.first_id, done.last_id) == ("0:1-0", "0:128-0")
-    assert len(left(link, keys)) == 250 - 128
+    assert len(list_dead_letters(link, keys)) == 250 - 128
 
 
 def test_dead_letter_in_transit_is_not_replayed_elsewhere(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
-    [name] = plain(at(0), 1)
+    [name] = write_dead_letters(at(0), 1)
     moving = keys.moving(TOPIC, 0)
     now = server_unix_ms(link)
     link.execute("HSET", moving, "1-0", f"{now} other/1")
@@ -462,7 +466,7 @@ def test_dead_letter_in_transit_is_not_replayed_elsewhere(
     )
     assert link.execute("XLEN", keys.stream("other", 1)) == 1
 
-    plain(at(0), 1) if link.execute("DEL", at(0).dlq) else None
+    write_dead_letters(at(0), 1) if link.execute("DEL", at(0).dlq) else None
     link.execute("HSET", moving, "1-0", f"{now - 5 * 86_400_000} other/1")
     done = dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(topic="other"))
     [reason] = done.refused
@@ -472,25 +476,25 @@ def test_dead_letter_in_transit_is_not_replayed_elsewhere(
 
 
 def test_interrupted_purge_can_be_repeated(
-    link: Connection, store: Store, keys: Keys, at: At, proxy: FaultProxy, shaky: Connection
+    link: Connection, store: Store, keys: Keys, at: At, proxy: FaultProxy, proxied_link: Connection
 ) -> None:
-    plain(at(1), 1)
+    write_dead_letters(at(1), 1)
     dead_letters.purge(store, TOPIC, MessageFilter())
-    plain(at(0), 250)
+    write_dead_letters(at(0), 250)
     proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=4)  # the fourth call is on the second page
 
-    first = dead_letters.purge(Store(shaky, keys), TOPIC, MessageFilter())
+    first = dead_letters.purge(Store(proxied_link, keys), TOPIC, MessageFilter())
     second = dead_letters.purge(store, TOPIC, MessageFilter())
 
     assert (first.purged, first.unknown, first.result) == (64, 64, "failed")
     assert (second.purged, second.result) == (250 - 128, "done")
-    assert left(link, keys) == []
+    assert list_dead_letters(link, keys) == []
 
 
 def test_purge_leaves_unarchived_dead_letters_if_required(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
-    plain(at(0), 5)
+    write_dead_letters(at(0), 5)
     required = config.Topic(partitions=3, archive="required")
     link.run(archives.advance(keys, TOPIC, 0, "2-0", dead=True))
 
@@ -538,7 +542,7 @@ def test_similar_dead_letters_have_one_cause(store: Store, at: At) -> None:
 
 
 def test_last_option_counts_only_the_newest_dead_letters(store: Store, at: At) -> None:
-    plain(at(0), 5)
+    write_dead_letters(at(0), 5)
     few = dead_letters.causes(store, TOPIC, last=3)
     assert (few.looked_at, few.complete, few.total) == (3, False, 5)
     assert few.causes[0].example == "0:5-0"
@@ -555,7 +559,7 @@ def test_replay_plan_matches_the_replay(link: Connection, store: Store, keys: Ke
     link.execute("DEL", at(1).fence, at(1).lease)
     at(2).own("t3", owner="west-2")
     link.execute("HDEL", at(2).fence, "since")
-    plain(at(2), 1, replayCount="3")
+    write_dead_letters(at(2), 1, replayCount="3")
     at(1).do("XADD", at(1).dlq, "*", "payload", "x", "group", "gone")
     link.run(directives.change(keys, "default", "pause:access/1/hits", by="me"))
     before = first.dump()
@@ -585,8 +589,8 @@ def test_replay_plan_matches_the_replay(link: Connection, store: Store, keys: Ke
 
 
 def test_replay_plan_within_a_budget_states_lower_bounds(store: Store, at: At) -> None:
-    plain(at(0), 100)
-    plain(at(1), 50, reason="dead")
+    write_dead_letters(at(0), 100)
+    write_dead_letters(at(1), 50, reason="dead")
     dead_only = MessageFilter(reason="dead")
 
     def plan(choice: MessageFilter = EVERY, **more: object) -> tuple[object, ...]:
@@ -603,8 +607,8 @@ def test_replay_plan_within_a_budget_states_lower_bounds(store: Store, at: At) -
 
 
 def test_count_within_a_budget_states_a_lower_bound(store: Store, at: At) -> None:
-    plain(at(0), 100)
-    plain(at(1), 50, reason="dead")
+    write_dead_letters(at(0), 100)
+    write_dead_letters(at(1), 50, reason="dead")
     dead_only = MessageFilter(reason="dead")
 
     assert dead_letters.count_within(store, TOPIC, MessageFilter(), budget=1) == (
@@ -624,8 +628,8 @@ def test_count_within_a_budget_states_a_lower_bound(store: Store, at: At) -> Non
 
 
 def test_survey_returns_causes_and_the_first_page(store: Store, at: At) -> None:
-    plain(at(0), 100)
-    plain(at(1), 50, reason="dead")
+    write_dead_letters(at(0), 100)
+    write_dead_letters(at(1), 50, reason="dead")
     every = dead_letters.messages
 
     def survey(
@@ -655,7 +659,7 @@ def test_survey_returns_causes_and_the_first_page(store: Store, at: At) -> None:
 def test_partition_in_the_filter_limits_plan_purge_and_replay(
     link: Connection, store: Store, keys: Keys, at: At
 ) -> None:
-    here, there = plain(at(0), 2), plain(at(1), 3)
+    here, there = write_dead_letters(at(0), 2), write_dead_letters(at(1), 3)
     second = MessageFilter(partition=1)
 
     assert dead_letters.plan(store, TOPIC, second, fleet="default").dead_letters == 3
@@ -665,14 +669,14 @@ def test_partition_in_the_filter_limits_plan_purge_and_replay(
     with pytest.raises(RequestRefusedError, match="partition 9"):
         dead_letters.count(store, TOPIC, MessageFilter(partition=9))
     assert dead_letters.replay(store, TOPIC, replace(second, until_unix_ms=3)).replayed == 2
-    assert left(link, keys) == [*here, there[2]]
+    assert list_dead_letters(link, keys) == [*here, there[2]]
     assert dead_letters.purge(store, TOPIC, second).purged == 1
-    assert left(link, keys) == here
+    assert list_dead_letters(link, keys) == here
 
 
 def test_replay_reports_examined_dead_letters_and_can_stop(store: Store, at: At) -> None:
-    plain(at(0), 100, reason="dead")
-    plain(at(1), 5)
+    write_dead_letters(at(0), 100, reason="dead")
+    write_dead_letters(at(1), 5)
     examined: list[int] = []
     choice = MessageFilter(reason="attempts")
 
@@ -715,7 +719,7 @@ def test_export_preserves_all_bytes(link: Connection, store: Store, keys: Keys, 
         b"headers": b'{"a":"\\u00e9"}',
     }
     at(2).do("XADD", at(2).dlq, "5-1", *(part for pair in odd.items() for part in pair))
-    names = plain(at(0), 150)
+    names = write_dead_letters(at(0), 150)
     work = dead_letters.Export(store, TOPIC, MessageFilter())
 
     lines = list(work.lines())
@@ -729,29 +733,31 @@ def test_export_preserves_all_bytes(link: Connection, store: Store, keys: Keys, 
         "name": "payload",
         "value": {"base64": base64.b64encode(odd[b"payload"]).decode()},
     }
-    assert list(fields_of(told[0])) == list(stored(link, keys, 0, "1-0"))
+    assert list(fields_of(told[0])) == list(read_dead_letter(link, keys, 0, "1-0"))
     assert (done.exported, done.result, done.audited) == (151, "done", True)
-    assert len(left(link, keys)) == 151
+    assert len(list_dead_letters(link, keys)) == 151
 
 
-def stored(link: Connection, keys: Keys, partition: int, entry_id: str) -> dict[bytes, bytes]:
+def read_dead_letter(
+    link: Connection, keys: Keys, partition: int, entry_id: str
+) -> dict[bytes, bytes]:
     [[_, flat]] = link.execute("XRANGE", keys.dlq(TOPIC, partition), entry_id, entry_id)
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def test_export_raises_when_redis_fails(
-    link: Connection, keys: Keys, at: At, proxy: FaultProxy, shaky: Connection
+    link: Connection, keys: Keys, at: At, proxy: FaultProxy, proxied_link: Connection
 ) -> None:
-    plain(at(0), 250)
+    write_dead_letters(at(0), 250)
     proxy.arm(Fault.CUT_BEFORE, command="EVALSHA", nth=2)
-    work = dead_letters.Export(Store(shaky, keys), TOPIC, MessageFilter())
+    work = dead_letters.Export(Store(proxied_link, keys), TOPIC, MessageFilter())
     with pytest.raises(RedisUnavailableError):
         list(work.lines())
 
 
 def test_every_command_is_in_the_audit_log(link: Connection, store: Store, at: At) -> None:
-    plain(at(0), 3)
-    plain(at(1), 1, replayCount="3")
+    write_dead_letters(at(0), 3)
+    write_dead_letters(at(1), 1, replayCount="3")
     before = server_unix_ms(link)
     dead_letters.Export(store, TOPIC, MessageFilter(key=b"\xff")).finish("to f")
     dead_letters.replay(store, TOPIC, MessageFilter(group="hits"))
@@ -791,11 +797,11 @@ def test_audit_log_is_bounded_and_reads_invalid_entries(
 
 
 def test_replay_reports_a_missing_audit_entry(
-    link: Connection, keys: Keys, at: At, proxy: FaultProxy, shaky: Connection
+    link: Connection, keys: Keys, at: At, proxy: FaultProxy, proxied_link: Connection
 ) -> None:
-    plain(at(0), 1)
+    write_dead_letters(at(0), 1)
     proxy.arm(Fault.CUT_BEFORE, command="XADD")
-    done = dead_letters.replay(Store(shaky, keys), TOPIC, MessageFilter())
+    done = dead_letters.replay(Store(proxied_link, keys), TOPIC, MessageFilter())
     assert (done.replayed, done.result, done.audited) == (1, "done", False)
 
 
@@ -809,7 +815,7 @@ def test_dead_letter_filter_lists_its_audit_arguments() -> None:
 
 
 def test_dead_letter_pages_are_bounded(store: Store, at: At) -> None:
-    plain(at(0), 450)
+    write_dead_letters(at(0), 450)
     alive = [len(page.letters) for page in pages(store, TOPIC, MessageFilter(group="hits"))]
     assert max(alive) == PAGE_MAX
     assert sum(alive) == 450

@@ -43,7 +43,7 @@ def send(server: Server, at: At) -> Callable[..., list[str]]:
     return call
 
 
-def later(text: str, delay: float = HOUR, **more: object) -> Outgoing:
+def delayed_message(text: str, delay: float = HOUR, **more: object) -> Outgoing:
     return Outgoing(text, delay=delay, **{"partition": 0, **more})
 
 
@@ -54,9 +54,9 @@ def promote(link: Connection, keys: Keys, partition: int = 0, count: int = 200) 
 def test_delayed_list_is_sorted_by_due_time(verb: Run, send: Callable[..., list[str]]) -> None:
     """`delayed list` pages through the sends of all partitions, with due time, size and key."""
     names = send(
-        later("later", 3 * HOUR, partition=2),
-        later("soon", 60, partition=1, key="k"),
-        later("in between", HOUR, partition=0),
+        delayed_message("later", 3 * HOUR, partition=2),
+        delayed_message("soon", 60, partition=1, key="k"),
+        delayed_message("in between", HOUR, partition=0),
     )
     by_due = [names[1], names[2], names[0]]
 
@@ -117,7 +117,9 @@ def test_delayed_filters_select_matching_messages(
 ) -> None:
     """`delayed list` filters by partition, key and due time."""
     names = send(
-        later("a", 3 * HOUR, partition=2), later("b", 60, partition=1, key="k"), later("c")
+        delayed_message("a", 3 * HOUR, partition=2),
+        delayed_message("b", 60, partition=1, key="k"),
+        delayed_message("c"),
     )
     rows = document(verb("list", "access", *words, "--json"))["rows"]
     assert [row["id"] for row in rows] == [names[each] for each in chosen]
@@ -127,7 +129,7 @@ def test_delayed_filters_select_matching_messages(
 
 def test_delayed_show_prints_the_whole_message(verb: Run, send: Callable[..., list[str]]) -> None:
     """`delayed show` prints key, headers and payload."""
-    [name] = send(later("long " * 5000, key="k\x1b", headers={"a": "b"}))
+    [name] = send(delayed_message("long " * 5000, key="k\x1b", headers={"a": "b"}))
     told = document(verb("show", "access", name, "--json"))
     assert told["payload"] == "long " * 5000
     assert (told["key"], told["headers"], told["other"]) == ("k\x1b", {"a": "b"}, {})
@@ -142,7 +144,9 @@ def test_due_time_counts_equal_a_direct_count(
 ) -> None:
     """Each bucket includes its end, and its cursor is its start."""
     delays = (30.0, 60.0, 500.0, 601.0, 7_000.0, 90_000.0, 30 * 86_400.0)
-    send(*(later("x", delay, partition=number % 3) for number, delay in enumerate(delays)))
+    send(
+        *(delayed_message("x", delay, partition=number % 3) for number, delay in enumerate(delays))
+    )
     found = delayed.messages(store, "access")
     dues = [row.due_unix_ms for row in found.page().rows]
     now = dues[2] - 600_000  # so that the third one is on the end of a bucket
@@ -171,7 +175,9 @@ def test_delayed_cancel_reports_each_outcome(
     verb: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
     """The exit code shows if a delayed send was canceled, already sent or unknown."""
-    keep, drop, sent = send(later("keep"), later("drop"), later("sent", 0))
+    keep, drop, sent = send(
+        delayed_message("keep"), delayed_message("drop"), delayed_message("sent", 0)
+    )
     assert promote(link, keys) == 1
     [(entry, _)] = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
 
@@ -197,7 +203,9 @@ def test_producer_cancel_removes_a_delayed_send(
     """The value from `send` cancels the send. After it was sent, cancel reports that."""
     at(0)
     with Producer(server.url) as producer:
-        drop, sent = producer.send_many("access", [later("drop"), later("sent", 0)])
+        drop, sent = producer.send_many(
+            "access", [delayed_message("drop"), delayed_message("sent", 0)]
+        )
         plain = producer.send("access", "plain", partition=0)
         assert promote(link, keys) == 1
         assert verb("show", "access", sent, code=8).stderr.count(
@@ -237,7 +245,7 @@ def test_delayed_cancel_all_asks_for_confirmation(
     verb: Run, send: Callable[..., list[str]], run: Run
 ) -> None:
     """An irreversible command asks first, has a dry run, and is in the audit log."""
-    send(*(later(f"m{n}", key=f"k{n % 2}", partition=n % 3) for n in range(200)))
+    send(*(delayed_message(f"m{n}", key=f"k{n % 2}", partition=n % 3) for n in range(200)))
     assert verb("cancel", "access", "--all", "--dry-run").stdout == (
         "200 delayed sends would be canceled\n"
     )
@@ -253,7 +261,7 @@ def test_delayed_now_sends_immediately(
     verb: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
     """`delayed now` makes sends due, the promoter sends them, and their uids are then shown."""
-    first, second, third = send(later("1"), later("2"), later("3"))
+    first, second, third = send(delayed_message("1"), delayed_message("2"), delayed_message("3"))
     assert verb("now", "access", first).stdout == "1 delayed send due now\n"
     assert promote(link, keys) == 1
     assert "was already sent, as access/0/" in verb("now", "access", first, code=8).stderr
@@ -275,7 +283,7 @@ def test_cancel_and_promoter_never_both_win(
     keys: Keys,
 ) -> None:
     """While a promoter works, each send is either canceled or sent, as the answer reports."""
-    names = send(*(later(f"m{n}", 0) for n in range(600)))
+    names = send(*(delayed_message(f"m{n}", 0) for n in range(600)))
     theirs = new_link(name="promoter")
     stop = threading.Event()
 
@@ -329,7 +337,7 @@ def test_delayed_list_isolates_an_unreadable_item(
     verb: Run, send: Callable[..., list[str]], link: Connection, store: Store, keys: Keys
 ) -> None:
     """An unreadable item is listed without a size and can be canceled."""
-    [name] = send(later("fine"))
+    [name] = send(delayed_message("fine"))
     link.execute("ZADD", keys.scheduled("access", 0), 5, "bad")
     link.execute("HSET", keys.scheduled_items("access", 0), "bad", b"\x92\xa1")
     rows = document(verb("list", "access", "--json"))["rows"]

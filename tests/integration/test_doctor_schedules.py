@@ -33,13 +33,13 @@ def doctor_case(tmp_path: Path, server: Server, link: Connection) -> DoctorCase:
     return made
 
 
-def place_of(doctor_case: DoctorCase, name: str = "nightly") -> TopicPartition:
+def find_place(doctor_case: DoctorCase, name: str = "nightly") -> TopicPartition:
     line = calls.index(doctor_case.store, [name])[name]
     assert isinstance(line, IndexLine)
     return line.place
 
 
-def shown(doctor_case: DoctorCase, *words: str) -> str:
+def run_command(doctor_case: DoctorCase, *words: str) -> str:
     result = CliRunner().invoke(cli, ["--config", str(doctor_case.path), *words])
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -47,23 +47,27 @@ def shown(doctor_case: DoctorCase, *words: str) -> str:
 
 def orphan(doctor_case: DoctorCase) -> None:
     seen = server_unix_ms(doctor_case.link) - ORPHAN_MS - 1
-    doctor_case.do("HSET", doctor_case.keys.schedules(*place_of(doctor_case)), "nightly:seen", seen)
+    doctor_case.do(
+        "HSET", doctor_case.keys.schedules(*find_place(doctor_case)), "nightly:seen", seen
+    )
 
 
 def spoil(doctor_case: DoctorCase) -> None:
-    doctor_case.do("HSET", doctor_case.keys.schedules(*place_of(doctor_case)), "nightly", "{}")
+    doctor_case.do("HSET", doctor_case.keys.schedules(*find_place(doctor_case)), "nightly", "{}")
 
 
 def lose(doctor_case: DoctorCase) -> None:
-    doctor_case.store.run(calls.drop(doctor_case.keys, place_of(doctor_case), "nightly"))
+    doctor_case.store.run(calls.drop(doctor_case.keys, find_place(doctor_case), "nightly"))
 
 
 def delay(doctor_case: DoctorCase) -> None:
     late = server_unix_ms(doctor_case.link) - 61_000
-    doctor_case.do("ZADD", doctor_case.keys.schedules_due(*place_of(doctor_case)), late, "nightly")
+    doctor_case.do(
+        "ZADD", doctor_case.keys.schedules_due(*find_place(doctor_case)), late, "nightly"
+    )
 
 
-def found(doctor_case: DoctorCase, check: str, seed: Callable[[DoctorCase], None]) -> Any:
+def check_finding(doctor_case: DoctorCase, check: str, seed: Callable[[DoctorCase], None]) -> Any:
     doctor_case.silent(check)
     seed(doctor_case)
     result = doctor_case.finding(check)
@@ -73,22 +77,22 @@ def found(doctor_case: DoctorCase, check: str, seed: Callable[[DoctorCase], None
 
 
 def test_doctor_finds_an_orphaned_schedule(doctor_case: DoctorCase) -> None:
-    found(doctor_case, "schedules.orphaned", orphan)
+    check_finding(doctor_case, "schedules.orphaned", orphan)
     assert "streamqd schedule prune" in doctor_case.finding("schedules.orphaned")["fix"]
 
 
 def test_doctor_finds_a_name_without_a_schedule(doctor_case: DoctorCase) -> None:
-    found(doctor_case, "schedules.missing", lose)
+    check_finding(doctor_case, "schedules.missing", lose)
     doctor_case.finding("schedules.missing")
 
 
 def test_doctor_finds_an_unreadable_specification(doctor_case: DoctorCase) -> None:
-    found(doctor_case, "schedules.unreadable", spoil)
+    check_finding(doctor_case, "schedules.unreadable", spoil)
     assert "schedule remove nightly" in doctor_case.finding("schedules.unreadable")["fix"]
 
 
 def test_doctor_finds_a_schedule_that_does_not_fire(doctor_case: DoctorCase) -> None:
-    found(doctor_case, "schedules.late", delay)
+    check_finding(doctor_case, "schedules.late", delay)
     assert "were due up to 6" in doctor_case.finding("schedules.late")["text"]
 
 
@@ -103,7 +107,7 @@ def test_doctor_finds_overlap_with_an_unknown_group(doctor_case: DoctorCase) -> 
         Reconciler(doctor_case.store, "default", declared, since, {}).run()
 
     declare(GROUP, 2)
-    found(doctor_case, "schedules.overlap", lambda _: declare("hist", 3))
+    check_finding(doctor_case, "schedules.overlap", lambda _: declare("hist", 3))
     result = doctor_case.finding("schedules.overlap")
     assert result["evidence"]["group"] == "hist"
     assert "so no tick is ever skipped" in result["text"]
@@ -122,7 +126,7 @@ def test_doctor_skips_overlap_of_an_unreadable_topic(doctor_case: DoctorCase) ->
 def test_doctor_accepts_a_paused_schedule(doctor_case: DoctorCase) -> None:
     delay(doctor_case)
     doctor_case.store.run(
-        calls.hold(doctor_case.keys, place_of(doctor_case), "nightly", calls.PAUSED)
+        calls.hold(doctor_case.keys, find_place(doctor_case), "nightly", calls.PAUSED)
     )
     doctor_case.silent("schedules.late")
 
@@ -131,7 +135,7 @@ def test_doctor_finds_a_schedule_name_of_another_fleet(doctor_case: DoctorCase) 
     with doctor_case.path.open("a") as file:
         file.write(f'[[schedules]]\nname = "nightly"\ntopic = "{TOPIC}"\nevery = "1h"\n')
     doctor_case.silent("schedules.refused")
-    other = IndexLine("green", calls.FILE, place_of(doctor_case))
+    other = IndexLine("green", calls.FILE, find_place(doctor_case))
     calls.enter(doctor_case.store, "nightly", other, new=False)
     told = doctor_case.finding("schedules.refused")
     assert "fleet green has a schedule of this name" in told["text"]
@@ -144,10 +148,10 @@ def test_doctor_finds_a_schedule_name_of_another_fleet(doctor_case: DoctorCase) 
 def test_status_counts_schedules_that_send_nothing(
     doctor_case: DoctorCase, seed: Callable[[DoctorCase], None], word: str
 ) -> None:
-    well = shown(doctor_case, "status")
+    well = run_command(doctor_case, "status")
     assert "  2 schedules, next due in " in well
     assert "schedules:" not in well
     seed(doctor_case)
     problem = f"  ! schedules: 1 {word}; see `streamqd doctor --only schedules`"
-    assert problem in shown(doctor_case, "status")
-    assert problem in shown(doctor_case, "status", TOPIC)
+    assert problem in run_command(doctor_case, "status")
+    assert problem in run_command(doctor_case, "status", TOPIC)

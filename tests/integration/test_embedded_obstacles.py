@@ -28,55 +28,59 @@ def program(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def idle(state_dir: Path) -> Iterator[EmbeddedServer]:
+def idle_server(state_dir: Path) -> Iterator[EmbeddedServer]:
     """Return a server that is not started, and stop it after the test."""
     made = EmbeddedServer(state_dir)
     yield made
     made.stop(10)
 
 
-def test_embedded_server_replaces_a_stale_socket(state_dir: Path, idle: EmbeddedServer) -> None:
+def test_embedded_server_replaces_a_stale_socket(
+    state_dir: Path, idle_server: EmbeddedServer
+) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(state_dir / "redis.sock"))
-    idle.start()
-    idle.wait_ready(20)
+    idle_server.start()
+    idle_server.wait_ready(20)
 
 
-def test_embedded_server_leaves_another_socket_alone(state_dir: Path, idle: EmbeddedServer) -> None:
+def test_embedded_server_leaves_another_socket_alone(
+    state_dir: Path, idle_server: EmbeddedServer
+) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
         other.bind(str(state_dir / "redis.sock"))
         other.listen()
         with pytest.raises(AlreadyRunningError, match="another program listens"):
-            idle.start()
-        assert idle.socket_path.is_socket()
+            idle_server.start()
+        assert idle_server.socket_path.is_socket()
     # The refusal left no lock.
-    idle.start()
+    idle_server.start()
 
 
 def test_embedded_server_leaves_a_file_at_its_socket_path(
-    state_dir: Path, idle: EmbeddedServer
+    state_dir: Path, idle_server: EmbeddedServer
 ) -> None:
     (state_dir / "redis.sock").write_text("precious")
     with pytest.raises(ConfigError, match="not a socket"):
-        idle.start()
+        idle_server.start()
     assert (state_dir / "redis.sock").read_text() == "precious"
 
 
 def test_embedded_server_refuses_a_world_writable_directory(
-    state_dir: Path, idle: EmbeddedServer
+    state_dir: Path, idle_server: EmbeddedServer
 ) -> None:
     state_dir.chmod(0o777)
     with pytest.raises(ConfigError, match="writable by any user"):
-        idle.start()
+        idle_server.start()
 
 
 def test_embedded_server_refuses_a_linked_data_directory(
-    state_dir: Path, idle: EmbeddedServer
+    state_dir: Path, idle_server: EmbeddedServer
 ) -> None:
     with tempfile.TemporaryDirectory() as elsewhere:
         (state_dir / "redis").symlink_to(elsewhere)
         with pytest.raises(ConfigError, match="not owned by this user"):
-            idle.start()
+            idle_server.start()
 
 
 def test_embedded_server_refuses_an_impossible_state_dir(state_dir: Path) -> None:
@@ -101,51 +105,51 @@ def test_embedded_server_accepts_a_path_with_special_chars(state_dir: Path) -> N
         server.stop(1)
 
 
-def test_embedded_server_reports_unreadable_data(idle: EmbeddedServer) -> None:
-    idle.folder.mkdir(mode=0o700)
+def test_embedded_server_reports_unreadable_data(idle_server: EmbeddedServer) -> None:
+    idle_server.folder.mkdir(mode=0o700)
     # Single file (6.2) and folder with a manifest (7.0 and later).
-    (idle.folder / "appendonly.aof").write_bytes(b"*1\r\nnonsense\r\n*1\r\n")
-    manifest = idle.folder / "appendonlydir" / "appendonly.aof.manifest"
+    (idle_server.folder / "appendonly.aof").write_bytes(b"*1\r\nnonsense\r\n*1\r\n")
+    manifest = idle_server.folder / "appendonlydir" / "appendonly.aof.manifest"
     manifest.parent.mkdir()
     manifest.write_text("nonsense\n")
-    idle.start()
+    idle_server.start()
     with pytest.raises(RedisUnavailableError, match=r"exited with code 1; .*(?i:aof|append)"):
-        idle.wait_ready(20)
-    assert not idle.running
+        idle_server.wait_ready(20)
+    assert not idle_server.running
 
 
 def test_embedded_server_leaves_no_lock_after_a_failed_start(
-    idle: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, state_dir: Path
+    idle_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, state_dir: Path
 ) -> None:
     monkeypatch.setattr(embedded, "find_server", lambda: state_dir / "no-such-program")
     with pytest.raises(RedisUnavailableError, match="no-such-program") as caught:
-        idle.start()
+        idle_server.start()
     assert not caught.value.sent
-    assert not idle.running
+    assert not idle_server.running
     with pytest.raises(RedisUnavailableError):
         EmbeddedServer(state_dir).start()
 
 
-def test_wait_ready_raises_if_the_server_does_not_answer(idle: EmbeddedServer) -> None:
-    idle.start()
-    idle.wait_ready(20)
-    assert idle.pid is not None
-    os.kill(idle.pid, signal.SIGSTOP)
+def test_wait_ready_raises_if_the_server_does_not_answer(idle_server: EmbeddedServer) -> None:
+    idle_server.start()
+    idle_server.wait_ready(20)
+    assert idle_server.pid is not None
+    os.kill(idle_server.pid, signal.SIGSTOP)
     try:
         with pytest.raises(RedisUnavailableError, match="does not answer") as caught:
-            idle.wait_ready(0.1)
+            idle_server.wait_ready(0.1)
         assert not caught.value.sent
     finally:
-        os.kill(idle.pid, signal.SIGCONT)
+        os.kill(idle_server.pid, signal.SIGCONT)
 
 
-def test_embedded_server_rotates_a_large_log(state_dir: Path, idle: EmbeddedServer) -> None:
-    idle.folder.mkdir(mode=0o700)
-    idle.log_path.write_bytes(b"x" * ((1 << 20) + 1))
-    idle.start()
-    idle.wait_ready(20)
-    assert idle.log_path.with_suffix(".log.1").stat().st_size == (1 << 20) + 1
-    assert b"xxx" not in idle.log_path.read_bytes()
+def test_embedded_server_rotates_a_large_log(state_dir: Path, idle_server: EmbeddedServer) -> None:
+    idle_server.folder.mkdir(mode=0o700)
+    idle_server.log_path.write_bytes(b"x" * ((1 << 20) + 1))
+    idle_server.start()
+    idle_server.wait_ready(20)
+    assert idle_server.log_path.with_suffix(".log.1").stat().st_size == (1 << 20) + 1
+    assert b"xxx" not in idle_server.log_path.read_bytes()
 
 
 # --- program and address --------------------------------------------------------------------------

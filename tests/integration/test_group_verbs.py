@@ -19,7 +19,7 @@ from tests.support.servers import ProcessServer
 from tests.support.verbs import At, Run, document
 
 
-def set_aside(
+def delay_retries(
     harness: Harness, *ids: str, delay: float = 60.0, key: str = "k1", count: int = 1
 ) -> None:
     """Record failures of messages, as a worker does."""
@@ -139,7 +139,7 @@ def test_group_reset_refuses_a_future_position(text: str) -> None:
 def test_group_reset_dry_run_matches_the_reset(run: Run, at: At) -> None:
     for number in range(3):
         harness = at(number)
-        set_aside(harness, "1-0")
+        delay_retries(harness, "1-0")
         for entry_id in ("2-0", "3-0"):
             harness.add(entry_id)
         harness.fetch(1)
@@ -321,9 +321,9 @@ def test_group_delete_in_a_growing_topic_needs_force(
 
 
 def test_retries_are_listed_by_due_time_over_all_partitions(run: Run, at: At) -> None:
-    set_aside(at(0), "1-0", delay=90, key="a")
-    set_aside(at(1), "1-0", delay=30, key="b", count=3)
-    set_aside(at(2), "1-0", "2-0", delay=60, key="a")
+    delay_retries(at(0), "1-0", delay=90, key="a")
+    delay_retries(at(1), "1-0", delay=30, key="b", count=3)
+    delay_retries(at(2), "1-0", "2-0", delay=60, key="a")
 
     seen = document(run("retry", "list", "access", "hits", "--json"))
 
@@ -354,8 +354,8 @@ def test_retries_are_listed_by_due_time_over_all_partitions(run: Run, at: At) ->
 
 def test_retry_now_runs_retries_immediately(run: Run, at: At) -> None:
     """`retry now` accepts --yes, as `retry cancel` does."""
-    set_aside(at(0), "1-0", "2-0")
-    set_aside(at(1), "1-0", key="other")
+    delay_retries(at(0), "1-0", "2-0")
+    delay_retries(at(1), "1-0", key="other")
     run("retry", "now", "access", "hits", code=2)
     run("retry", "now", "access", "hits", "0:m:1-0", "--all", code=2)
     run("retry", "now", "access", "hits", "0:m:7-0", code=8)
@@ -375,8 +375,8 @@ def test_retry_now_runs_retries_immediately(run: Run, at: At) -> None:
 
 
 def test_retry_cancel_dead_letters_the_retries(run: Run, at: At) -> None:
-    set_aside(at(0), "1-0", "2-0", count=2)
-    set_aside(at(1), "1-0")
+    delay_retries(at(0), "1-0", "2-0", count=2)
+    delay_retries(at(1), "1-0")
     run("retry", "cancel", "access", "hits", "--all", code=8)  # no terminal for the question
 
     done = document(run("retry", "cancel", "access", "hits", "0:m:1-0", "--yes", "--json"))

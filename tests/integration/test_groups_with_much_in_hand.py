@@ -14,7 +14,7 @@ from tests.support.verbs import At, Run, document
 MANY = store.AT_ONCE_MAX + 2 * store.PART_MAX
 
 
-def much_in_flight(harness: Harness) -> None:
+def add_many_pending(harness: Harness) -> None:
     harness.groups()
     for first in range(1, MANY + 1, 1000):
         ids = range(first, min(first + 1000, MANY + 1))
@@ -23,7 +23,7 @@ def much_in_flight(harness: Harness) -> None:
 
 
 def test_group_reset_repeats_until_all_entries_are_dropped(run: Run, at: At) -> None:
-    much_in_flight(at(0))
+    add_many_pending(at(0))
     for number in (1, 2):
         at(number).groups()
     arguments = ("group", "reset", "access", "hits", "--to", "3-0", "--json")
@@ -40,7 +40,7 @@ def test_group_reset_repeats_until_all_entries_are_dropped(run: Run, at: At) -> 
 
 
 def test_group_reset_keeps_the_first_calls_latest_position(at: At, store: Store) -> None:
-    much_in_flight(at(0))
+    add_many_pending(at(0))
     for number in (1, 2):
         at(number).groups()
     row = groups.reset(store, "access", "hits", "latest").partitions[0]
@@ -48,7 +48,7 @@ def test_group_reset_keeps_the_first_calls_latest_position(at: At, store: Store)
 
 
 def test_group_delete_repeats_until_all_entries_are_dropped(at: At, store: Store) -> None:
-    much_in_flight(at(0))
+    add_many_pending(at(0))
     for number in (1, 2):
         at(number).groups()
     with pytest.raises(RequestRefusedError, match=f"has {MANY} messages"):

@@ -59,7 +59,7 @@ def lengths(link: Connection, keys: Keys, count: int = 4) -> list[int]:
     return [link.execute("XLEN", keys.stream("access", number)) for number in range(count)]
 
 
-def backlog(at: At, group: str, *, fetched: int = 1) -> None:
+def write_backlog(at: At, group: str, *, fetched: int = 1) -> None:
     """Write three messages to each old partition and deliver some."""
     for number in range(2):
         harness = at(number, group)
@@ -87,7 +87,7 @@ def settle(at: At, group: str) -> None:
 def test_growth_refuses_an_invalid_partition_count(
     store: Store, at: At, count: int, why: str
 ) -> None:
-    backlog(at, "hits")
+    write_backlog(at, "hits")
     before = at(0).dump()
     with pytest.raises(RequestRefusedError, match=why):
         growth.grow(store, "access", count)
@@ -113,8 +113,8 @@ def test_growth_does_not_wait_for_a_spark_query(store: Store, at: At) -> None:
 
 
 def test_groups_get_new_partitions_after_settling_the_old(store: Store, at: At) -> None:
-    backlog(at, "hits")
-    backlog(at, "agents", fetched=3)
+    write_backlog(at, "hits")
+    write_backlog(at, "agents", fetched=3)
 
     first = growth.grow(store, "access", 4)
 
@@ -151,7 +151,7 @@ def test_groups_get_new_partitions_after_settling_the_old(store: Store, at: At) 
 
 
 def test_growth_waits_for_pending_messages_of_existing_groups(store: Store, at: At) -> None:
-    backlog(at, "hits", fetched=3)
+    write_backlog(at, "hits", fetched=3)
     at(0).do("XACK", at(0).stream, "hits", "1-0", "2-0")
     at(1).do("XACK", at(1).stream, "hits", "1-0", "2-0", "3-0")
 
@@ -199,12 +199,12 @@ def test_growth_continues_after_any_interruption(
     cut, cut_off = Cut(lost.node), Store(lost, keys)
     monkeypatch.setattr(lost.node, "exchange", cut.exchange)
     monkeypatch.setattr(lost.node, "exchange_each", cut.exchange)
-    backlog(at, "hits")
+    write_backlog(at, "hits")
     exchanges, over = 0, False
     while not over:
         link.execute("FLUSHALL")
         topics.create(store, "access", config.Topic(partitions=2))
-        backlog(at, "hits")
+        write_backlog(at, "hits")
         cut.left, cut.behind = exchanges, behind
         with contextlib.suppress(CutError):
             over = not growth.grow(cut_off, "access", 4).done
@@ -370,7 +370,7 @@ class Source(threading.Thread):
         self.rounds += 1
 
 
-def misordered(path: Path) -> list[str]:
+def find_misordered(path: Path) -> list[str]:
     """Return messages that started before the previous message of their key had finished."""
     ended: dict[tuple[str, str], int] = defaultdict(lambda: -1)
     wrong = []
@@ -415,7 +415,7 @@ def test_growth_keeps_the_order_of_a_thousand_keys(
         streams = [daemon.keys.stream(TOPIC, number) for number in range(4)]
         assert min(daemon.link.execute("XLEN", each) for each in streams) > 0
     order = tmp_path / "order"
-    assert misordered(order) == []
+    assert find_misordered(order) == []
     sent = sum(source.rounds for source in sources) * 250
     lines = order.read_text().splitlines()
     ended = Counter(line.split()[0] for line in {*lines} if line.endswith("end"))

@@ -58,7 +58,7 @@ def promote(harness: Harness, link: Connection) -> int:
 
 
 @contextlib.contextmanager
-def promoting(
+def promote_until(
     harness: Harness, link: Connection, until: Callable[[], object], then: Callable[[], object]
 ) -> Iterator[None]:
     """Promote repeatedly in a thread until a condition holds, then run `then`."""
@@ -79,7 +79,7 @@ def promoting(
 
 
 @pytest.fixture
-def other(life: Life) -> Any:
+def other_life(life: Life) -> Any:
     link = connect(life.settings.redis, timeout=5.0, name="test:other")
     yield link
     link.close()
@@ -87,7 +87,7 @@ def other(life: Life) -> Any:
 
 @KINDS
 def test_outage_of_a_dependency_costs_no_attempt(
-    harness: Harness, life: Life, slot: WorkerSlot, other: Connection, kind: dict[str, Any]
+    harness: Harness, life: Life, slot: WorkerSlot, other_life: Connection, kind: dict[str, Any]
 ):
     """This holds even if a message has only one attempt."""
     runs: Counter[str] = Counter()
@@ -115,7 +115,7 @@ def test_outage_of_a_dependency_costs_no_attempt(
         probes.append(runs.total())
         down.clear()
         while not stopped.is_set():
-            promote(harness, other)
+            promote(harness, other_life)
             if slot.counter("acked") == 20:
                 break
             stopped.wait(0.005)
@@ -138,7 +138,7 @@ def test_outage_of_a_dependency_costs_no_attempt(
     assert probes[0] <= 4 + 4 + 1
 
 
-def harness_of_two_keys(link: Connection, keys: Any) -> Harness:
+def own_two_keys(link: Connection, keys: Any) -> Harness:
     """Return an owned partition with a message of each of two keys."""
     harness = Harness(link, keys)
     harness.groups()
@@ -151,7 +151,7 @@ def harness_of_two_keys(link: Connection, keys: Any) -> Harness:
 def test_held_message_awaits_the_probe_after_a_lost_connection(
     link: Connection, keys: Any, new_life: Callable[[str], Life], proxy: FaultProxy
 ):
-    harness_of_two_keys(link, keys)
+    own_two_keys(link, keys)
     runs = []
     both = threading.Barrier(2, timeout=10.0)
 
@@ -173,9 +173,9 @@ def test_held_message_awaits_the_probe_after_a_lost_connection(
 @pytest.mark.parametrize("lost", [1, 2], ids=["the letter", "the pause"])
 def test_dead_lettered_held_message_stays_so_after_a_reconnect(
     link: Connection, keys: Any, new_life: Callable[[str], Life], proxy: FaultProxy,
-    slot: WorkerSlot, other: Connection, lost: int,
+    slot: WorkerSlot, other_life: Connection, lost: int,
 ):  # fmt: skip
-    harness = harness_of_two_keys(link, keys)
+    harness = own_two_keys(link, keys)
     runs = []
 
     def work(message: Message) -> None:
@@ -189,7 +189,7 @@ def test_dead_lettered_held_message_stays_so_after_a_reconnect(
     def resume() -> None:
         pause = f"pause:{directives.Scope(*ASSIGNMENT)}"
         orders = harness.keys.orders("default")
-        wait_until(lambda: other.execute("HDEL", orders, pause), what="the flood is stopped")
+        wait_until(lambda: other_life.execute("HDEL", orders, pause), what="the flood is stopped")
 
     resumer = threading.Thread(target=resume)
     resumer.start()
@@ -234,7 +234,7 @@ def test_open_circuit_starts_nothing_and_allows_a_stop(
 
 
 def test_circuit_probe_waits_for_earlier_runs(
-    harness: Harness, life: Life, slot: WorkerSlot, other: Connection
+    harness: Harness, life: Life, slot: WorkerSlot, other_life: Connection
 ):
     """The success of an old run does not prove that the dependency works now."""
     waits, runs = slot.waits, []
@@ -257,7 +257,7 @@ def test_circuit_probe_waits_for_earlier_runs(
         wait_until(lambda: len(runs) > seen[0][1] + 2, what="probes")
         up.set()
         while slot.counter("acked") < 20 and not stopped.wait(0.005):
-            promote(harness, other)
+            promote(harness, other_life)
         life.stop()
 
     player = threading.Thread(target=play)
@@ -357,7 +357,7 @@ def test_other_error_class_does_not_affect_the_circuit(
 
 
 def test_single_failing_message_keeps_the_circuit_closed(
-    harness: Harness, life: Life, slot: WorkerSlot, other: Connection
+    harness: Harness, life: Life, slot: WorkerSlot, other_life: Connection
 ):
     """The circuit stays closed, because the other messages succeed."""
     runs: Counter[str] = Counter()
@@ -372,7 +372,7 @@ def test_single_failing_message_keeps_the_circuit_closed(
         life.stop()
 
     worker = life.worker("t1", **OPENS | {"max_attempts": 2})
-    with promoting(harness, other, lambda: slot.counter("dead_lettered"), stop):
+    with promote_until(harness, other_life, lambda: slot.counter("dead_lettered"), stop):
         assert life.run(worker, work) == ExitCode.STOPPED
     assert runs["5-0"] == 3, "the first failure is free"
     (letter,) = harness.state()["dlq"].entries.values()
@@ -382,7 +382,7 @@ def test_single_failing_message_keeps_the_circuit_closed(
 
 @KINDS
 def test_flood_of_dead_letters_pauses_the_partition(
-    harness: Harness, life: Life, slot: WorkerSlot, other: Connection, kind: dict[str, Any]
+    harness: Harness, life: Life, slot: WorkerSlot, other_life: Connection, kind: dict[str, Any]
 ):
     waits = slot.waits
     orders: list[directives.Directives] = []
@@ -393,7 +393,7 @@ def test_flood_of_dead_letters_pauses_the_partition(
             raise Dead("a bad release")
 
     def read_orders() -> directives.Directives:
-        return directives.read(other.execute("HGETALL", harness.keys.orders("default")))
+        return directives.read(other_life.execute("HGETALL", harness.keys.orders("default")))
 
     def play() -> None:
         wait_until(lambda: waits.read().kind is Wait.FLOODED, what="the flood is stopped")
@@ -403,7 +403,7 @@ def test_flood_of_dead_letters_pauses_the_partition(
         life.tell(WorkerCommand.PAUSE)
         letters.append(slot.counter("dead_lettered"))
         cured.set()
-        other.run(
+        other_life.run(
             directives.change(
                 harness.keys, "default", remove=[f"pause:{directives.Scope(*ASSIGNMENT)}"]
             )
@@ -428,7 +428,7 @@ def test_flood_of_dead_letters_pauses_the_partition(
 
 @pytest.mark.parametrize("lost", ["PUBLISH", "HEXISTS"])
 def test_resume_during_a_lost_connection_is_kept(
-    harness: Harness, new_life: Callable[[str], Life], slot: WorkerSlot, other: Connection,
+    harness: Harness, new_life: Callable[[str], Life], slot: WorkerSlot, other_life: Connection,
     proxy: FaultProxy, lost: str,
 ):  # fmt: skip
     """After it reconnects, the guard must not pause the partition again."""
@@ -448,7 +448,7 @@ def test_resume_during_a_lost_connection_is_kept(
         proxy.refusing = True
         proxy.cut()
         wait_until(lambda: proxy.refused, what="the worker has lost its connection")
-        other.run(
+        other_life.run(
             directives.change(
                 harness.keys, "default", remove=[f"pause:{directives.Scope(*ASSIGNMENT)}"]
             )
@@ -476,7 +476,7 @@ def test_few_dead_letters_are_no_flood(harness: Harness, life: Life, slot: Worke
 
 
 def test_flood_guard_ignores_retries(
-    harness: Harness, life: Life, slot: WorkerSlot, other: Connection
+    harness: Harness, life: Life, slot: WorkerSlot, other_life: Connection
 ):
     """Only the last of the five runs of each message finishes it."""
     waits = slot.waits
@@ -485,7 +485,7 @@ def test_flood_guard_ignores_retries(
         raise ValueError
 
     worker = life.worker("t1", **GUARD | {"max_attempts": 5, "backoff": AT_ONCE})
-    with promoting(harness, other, lambda: waits.read().kind is Wait.FLOODED, life.stop):
+    with promote_until(harness, other_life, lambda: waits.read().kind is Wait.FLOODED, life.stop):
         assert life.run(worker, work) == ExitCode.STOPPED
     assert slot.counter("dead_lettered") == 5
 

@@ -24,14 +24,14 @@ from tests.integration.test_guards import (
     OPENS,
     SEVERAL,
     promote,
-    promoting,
+    promote_until,
 )
 from tests.support.life import Life
 from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-def twenty(harness: Harness) -> Harness:
+def twenty_entries(harness: Harness) -> Harness:
     """Return the assignment with twenty entries."""
     for number in range(1, 21):
         harness.add(f"{number}-0", "payload", "x", "key", f"k{number}")
@@ -39,7 +39,7 @@ def twenty(harness: Harness) -> Harness:
 
 
 @pytest.fixture
-def other(life: Life) -> Any:
+def other_life(life: Life) -> Any:
     link = connect(life.settings.redis, timeout=5.0, name="test:other")
     yield link
     link.close()
@@ -48,7 +48,7 @@ def other(life: Life) -> Any:
 # --- state that outlives a worker -----------------------------------------------------------------
 
 
-def lives_of(
+def run_workers(
     harness: Harness, life: Life, slot: WorkerSlot, work: Any, count: int, **changed: Any
 ) -> None:
     """Run workers one after the other, each for `max_messages`."""
@@ -70,10 +70,10 @@ def test_message_is_forgiven_once_across_workers(harness: Harness, life: Life, s
     breaker = Breaker(failures=20, window=60.0, probe_every=0.05, on=())
     one = {"breaker": breaker, "backoff": AT_ONCE, "max_attempts": 2, "max_messages": 1}
     with harness.instant() as instant:
-        lives_of(harness, life, slot, work, 1, **one)
+        run_workers(harness, life, slot, work, 1, **one)
     (waiting,) = harness.state()["items"].values()
     assert instant.first - 200 <= int(waiting["forgivenAt"]) <= instant.last + 200
-    lives_of(harness, life, slot, work, 2, **one)
+    run_workers(harness, life, slot, work, 2, **one)
     assert attempts == [1, 1, 2]
     (letter,) = harness.state()["dlq"].entries.values()
     assert (letter["reason"], letter["forgivenAt"]) == (b"attempts", b"0")
@@ -81,7 +81,7 @@ def test_message_is_forgiven_once_across_workers(harness: Harness, life: Life, s
 
 
 def test_circuit_survives_frequent_worker_replacements(
-    twenty: Harness, life: Life, slot: WorkerSlot
+    twenty_entries: Harness, life: Life, slot: WorkerSlot
 ):
     """The third worker opens the circuit. Later workers find it open and try one message each."""
     began: list[tuple[str, Wait]] = []
@@ -94,16 +94,16 @@ def test_circuit_survives_frequent_worker_replacements(
 
     waits = slot.waits
     one = OPENS | {"max_messages": 1}
-    lives_of(twenty, life, slot, work, 6, **one)
+    run_workers(twenty_entries, life, slot, work, 6, **one)
     assert [kind for _, kind in began] == [Wait.NOTHING] * 3 + [Wait.PROBING] * 3
     assert waits.read().opened == 1
     down = False
-    lives_of(twenty, life, slot, work, 2, **one)
+    run_workers(twenty_entries, life, slot, work, 2, **one)
     assert [kind for _, kind in began[6:]] == [Wait.PROBING, Wait.NOTHING]
     # A message that failed before the circuit opened has another free failure.
     down = True
-    twenty.do("XTRIM", twenty.stream, "MAXLEN", "0")
-    lives_of(twenty, life, slot, work, 1, **one)
+    twenty_entries.do("XTRIM", twenty_entries.stream, "MAXLEN", "0")
+    run_workers(twenty_entries, life, slot, work, 1, **one)
     assert began[-1][0] in {uid for uid, _ in began[:6]}
     assert slot.counter("dead_lettered") == 0
 
@@ -138,7 +138,7 @@ def test_open_circuit_survives_a_worker_replacement(harness: Harness, life: Life
 
 
 def test_flood_guard_survives_frequent_worker_replacements(
-    twenty: Harness, life: Life, slot: WorkerSlot
+    twenty_entries: Harness, life: Life, slot: WorkerSlot
 ):
     def work(_message: Message) -> None:
         raise Dead
@@ -147,7 +147,7 @@ def test_flood_guard_survives_frequent_worker_replacements(
         wait_until(lambda: slot.waits.read().kind is Wait.FLOODED, what="a flood")
         life.stop()
 
-    lives_of(twenty, life, slot, work, 2, max_messages=2, **GUARD)
+    run_workers(twenty_entries, life, slot, work, 2, max_messages=2, **GUARD)
     slot.clear()
     player = threading.Thread(target=play)
     player.start()
@@ -156,13 +156,15 @@ def test_flood_guard_survives_frequent_worker_replacements(
     assert slot.counter("dead_lettered") == 5
 
 
-def test_flood_guard_counts_successes_across_workers(twenty: Harness, life: Life, slot: WorkerSlot):
+def test_flood_guard_counts_successes_across_workers(
+    twenty_entries: Harness, life: Life, slot: WorkerSlot
+):
     def work(message: Message) -> None:
         if int(message.id_bytes[:-2]) % 3 == 0:
             raise Dead
 
     guard = FloodGuard(dead_letters=3, window=60.0, share=0.5)
-    lives_of(twenty, life, slot, work, 6, max_messages=3, flood_guard=guard)
+    run_workers(twenty_entries, life, slot, work, 6, max_messages=3, flood_guard=guard)
     assert slot.counter("dead_lettered") == 6
     assert slot.waits.read().flooded == 0
 
@@ -198,7 +200,7 @@ def test_flood_guard_counts_dead_letters_without_a_run(
     "policy", [{"dead_on": ("ValueError",)}, {"retry_on": ("KeyError",)}], ids=["dead_on", "retry"]
 )
 def test_error_without_retry_does_not_open_the_circuit(
-    twenty: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
+    twenty_entries: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     def work(_message: Message) -> None:
         raise ValueError
@@ -211,7 +213,7 @@ def test_error_without_retry_does_not_open_the_circuit(
 
 
 def test_blocked_message_is_retried_until_too_old(
-    harness: Harness, life: Life, slot: WorkerSlot, other: Connection
+    harness: Harness, life: Life, slot: WorkerSlot, other_life: Connection
 ):
     harness.do("XADD", harness.stream, "*", "payload", "x")
 
@@ -219,7 +221,7 @@ def test_blocked_message_is_retried_until_too_old(
         raise ConnectionError
 
     worker = life.worker("t1", **OPENS | {"max_attempts": 9, "retry_max_age": 0.5})
-    with promoting(harness, other, lambda: slot.counter("dead_lettered"), life.stop):
+    with promote_until(harness, other_life, lambda: slot.counter("dead_lettered"), life.stop):
         assert life.run(worker, work) == ExitCode.STOPPED
     (letter,) = harness.state()["dlq"].entries.values()
     assert letter["reason"] == b"too-old"

@@ -36,27 +36,27 @@ def view() -> MetricsView:
     for assignment in ORDERS:
         board.allot(assignment).owned = 1
     view = MetricsView(instance="web-1", board=board)
-    at(view, NOW)
+    set_time(view, NOW)
     return view
 
 
-def at(view: MetricsView, unix_ms: int) -> None:
+def set_time(view: MetricsView, unix_ms: int) -> None:
     view.asked_ns, view.server_unix_ms = now_ns(), unix_ms
 
 
-def writer_of(store: Store, view: MetricsView, keep: float = 86_400.0) -> HistoryWriter:
+def make_writer(store: Store, view: MetricsView, keep: float = 86_400.0) -> HistoryWriter:
     consumer = Consumer(topic="orders", group="billing", handler="shop:bill")
     daemon = Daemon(instance="web-1", fleet=FLEET, history=keep)
     settings = Settings(daemon=daemon, consumers=(consumer,))
     return HistoryWriter(store, view, settings, directly)
 
 
-def counted(slot: WorkerSlot, **counts: int) -> None:
+def add_counts(slot: WorkerSlot, **counts: int) -> None:
     for name, number in counts.items():
         slot.counters[COUNTERS.index(name)] += number
 
 
-def figures(view: MetricsView, added: int, lag: int = 0, oldest_unix_ms: int = 0) -> None:
+def set_figures(view: MetricsView, added: int, lag: int = 0, oldest_unix_ms: int = 0) -> None:
     """Set the figures of both partitions as the housekeeper measures them."""
     view.partitions = {
         (assignment.topic, assignment.partition): PartitionFigures(0, added, "", "", 0, 0, "")
@@ -77,17 +77,17 @@ def entries(store: Store, since: int = 0) -> list[Interval]:
 
 def test_history_entry_has_the_sums_since_the_last_one(store: Store, view: MetricsView) -> None:
     first, second = view.board.slots()[:2]
-    counted(first, acked=1_000)  # counted before this housekeeper starts
-    writer = writer_of(store, view)
-    figures(view, added=500)
+    add_counts(first, acked=1_000)  # counted before this housekeeper starts
+    writer = make_writer(store, view)
+    set_figures(view, added=500)
     writer.write()
-    counted(first, acked=7, failed=2, retried=1, dead_lettered=1)
-    counted(second, acked=5, expired=3)
+    add_counts(first, acked=7, failed=2, retried=1, dead_lettered=1)
+    add_counts(second, acked=5, expired=3)
     first.handle_histogram[4] += 6
     second.handle_histogram[4] += 1
     second.handle_histogram[9] += 4
     second.delay_histogram[3] += 5
-    figures(view, added=520, lag=8, oldest_unix_ms=NOW - 2_000)
+    set_figures(view, added=520, lag=8, oldest_unix_ms=NOW - 2_000)
     writer.write()
     started, [row] = entries(store)[0], entries(store)[1].rows
     assert not started.rows  # no events and no waiting messages
@@ -162,30 +162,30 @@ def test_history_entry_of_an_older_version_has_no_delays(store: Store) -> None:
 
 
 def test_history_entry_is_written_after_each_server_minute(store: Store, view: MetricsView) -> None:
-    writer = writer_of(store, view)
+    writer = make_writer(store, view)
     assert writer.run() == COUNT_INTERVAL_SECONDS
-    at(view, NOW + 29_000)
+    set_time(view, NOW + 29_000)
     assert 0 < writer.run() <= 1
     assert entries(store) == []
-    at(view, NOW + 30_500)
+    set_time(view, NOW + 30_500)
     assert writer.run() == COUNT_INTERVAL_SECONDS
     [entry] = entries(store)
     assert entry.instance == "web-1"
     assert entry.until_unix_ms // 60_000 == NOW // 60_000 + 1
-    at(view, NOW + 31_000)
+    set_time(view, NOW + 31_000)
     writer.run()
     assert len(entries(store)) == 1
 
 
 def test_history_counts_from_the_first_measurement(store: Store, view: MetricsView) -> None:
     """The housekeeper is new, and one partition leaves it within a minute."""
-    writer = writer_of(store, view)
+    writer = make_writer(store, view)
     writer.run()  # nothing is measured yet
     for added in (500, 512):
-        figures(view, added)
+        set_figures(view, added)
         writer.run()
     view.board.slots()[1].owned = 0
-    figures(view, added=530)
+    set_figures(view, added=530)
     writer.run()
     writer.write()
     [entry] = entries(store)
@@ -197,9 +197,9 @@ def test_history_counts_from_the_first_measurement(store: Store, view: MetricsVi
 
 
 def test_history_skips_a_group_without_a_local_partition(store: Store, view: MetricsView) -> None:
-    figures(view, added=3)
-    writer = writer_of(store, view)
-    counted(view.board.slots()[0], acked=3)
+    set_figures(view, added=3)
+    writer = make_writer(store, view)
+    add_counts(view.board.slots()[0], acked=3)
     for slot in view.board.slots()[:2]:
         slot.owned = 0
     writer.write()
@@ -209,13 +209,13 @@ def test_history_skips_a_group_without_a_local_partition(store: Store, view: Met
 
 
 def test_history_entry_includes_unwritten_figures(store: Store, view: MetricsView) -> None:
-    writer = writer_of(store, view)
-    counted(view.board.slots()[0], acked=3)
+    writer = make_writer(store, view)
+    add_counts(view.board.slots()[0], acked=3)
     store.execute("SET", store.keys.history(FLEET), "not a stream")
     with pytest.raises(Exception, match="WRONGTYPE"):
         writer.write()
     store.execute("DEL", store.keys.history(FLEET))
-    counted(view.board.slots()[0], acked=4)
+    add_counts(view.board.slots()[0], acked=4)
     writer.write()
     [entry] = entries(store)
     assert entry.rows[0].counts["acked"] == 7

@@ -43,7 +43,7 @@ from tests.support.loglines import LogLines
 from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.usefixtures("unhurried")
+pytestmark = pytest.mark.usefixtures("unlimited_turns")
 OTHER = Assignment("access", 0, "audit")
 HEALTHY = InstanceFlags.STARTED | InstanceFlags.REDIS_OK | InstanceFlags.MEMBER
 
@@ -87,7 +87,7 @@ def settings_for(server: Server, **changes: Any) -> Settings:
     return replace(settings, **changes)
 
 
-def set_aside(harness: Harness, place: bytes, delay: float) -> int:
+def delay_retry(harness: Harness, place: bytes, delay: float) -> int:
     """Retry an entry like its worker and return its due time, or slightly earlier."""
     due = harness.now_unix_ms() + round(delay * 1000)
     call = messages.retry(
@@ -108,7 +108,7 @@ def test_promoter_follows_a_hint_before_its_poll(
     harness.own("t1")
     retries = retry_promoter(harness.store, view)
     assert 0.0 < retries.run({ASSIGNMENT: 0}) <= promoter.HINT_INTERVAL_SECONDS
-    due = set_aside(harness, place, 0.0)
+    due = delay_retry(harness, place, 0.0)
 
     wait_until(lambda: view.now_unix_ms() > due + 50)
     retries.run({ASSIGNMENT: 0})
@@ -124,7 +124,7 @@ def test_promoter_moves_a_retry_at_its_due_time(
     monkeypatch.setattr(promoter, "POLL_SECONDS", 1000.0)
     (place,) = harness.pending("1-0")
     harness.own("t1")
-    due = set_aside(harness, place, 0.15)
+    due = delay_retry(harness, place, 0.15)
     retries = retry_promoter(harness.store, view)
     assert 0.01 <= retries.run({ASSIGNMENT: 0}) < promoter.HINT_INTERVAL_SECONDS
     wait_until(lambda: retries.run({ASSIGNMENT: 0}) and harness.state()["retry"].entries)
@@ -147,7 +147,7 @@ def test_promoter_skips_assignments_without_delayed_messages(
 
     assert run() == (0, 0)
     harness.link.run(publishing.schedule(harness.keys, "access", 0, 0.0, "s1", ["payload", "x"]))
-    due = set_aside(harness, place, 0.0)
+    due = delay_retry(harness, place, 0.0)
     wait_until(lambda: view.now_unix_ms() > due + 50)
     assert run() == (0, 0), "no traffic, so no request"
     deque(measure(harness.store, view), maxlen=0)
@@ -284,7 +284,7 @@ def test_reclaimer_continues_after_a_missing_group(
 # --- trim -----------------------------------------------------------------------------------------
 
 
-def handled(harness: Harness, first: int, last: int, group: str = "hits") -> None:
+def handle_entries(harness: Harness, first: int, last: int, group: str = "hits") -> None:
     """Read and acknowledge entries of a group up to the last id."""
     harness.do(
         "XREADGROUP", "GROUP", group, "w", "COUNT", last - first + 1, "STREAMS", harness.stream, ">"
@@ -302,11 +302,11 @@ def test_trimmer_keeps_unacknowledged_entries(
     trimmer = Trimmer(harness.store, view, settings)
     trimmer.run()
     assert harness.do("XLEN", harness.stream) == 1000, "nothing has been acknowledged"
-    handled(harness, 1, 500)
+    handle_entries(harness, 1, 500)
     trimmer.run()
     left = harness.do("XLEN", harness.stream)
     assert 500 <= left < 620, "down to the floor, but for a part of a node"
-    handled(harness, 501, 1000)
+    handle_entries(harness, 501, 1000)
     trimmer.run()
     assert 100 <= harness.do("XLEN", harness.stream) < 220
     assert view.tally("trimmed")["access", "0"] == 1000 - harness.do("XLEN", harness.stream)
@@ -328,7 +328,7 @@ def test_metrics_scrape_succeeds_during_trimming(
     for each in reading:
         next(each, None)
 
-    handled(harness, 1, 1001)
+    handle_entries(harness, 1, 1001)
     place = ("access", 0)
     reply = harness.link.run(trimmer._call(place, {place: settings.topics["access"]}))
     trimmer._book(place, reply, Refusals())
@@ -369,7 +369,7 @@ def test_trimmer_keeps_unarchived_entries(
     harness.groups()
     for number in range(1, 501):
         harness.add(f"{number}-0")
-    handled(harness, 1, 500)
+    handle_entries(harness, 1, 500)
     topic = Topic(retention=Retention(max_length=0), archive="required")
     trimmer = Trimmer(harness.store, view, settings_for(server, topics={"access": topic}))
     trimmer.run()
@@ -386,7 +386,7 @@ def test_trimmer_waits_for_a_missing_group_and_logs_once(
     harness.groups()
     for number in range(1, 301):
         harness.add(f"{number}-0")
-    handled(harness, 1, 300)
+    handle_entries(harness, 1, 300)
     hits = settings_for(server).consumers[0]
     settings = settings_for(
         server,
@@ -643,7 +643,8 @@ def test_housekeeper_promotes_retries_when_due(
     harness.own("t1")
     begin(settings_for(server))
     dues = [
-        set_aside(harness, place, delay) for place, delay in zip(places, (0, 0.3, 1.4), strict=True)
+        delay_retry(harness, place, delay)
+        for place, delay in zip(places, (0, 0.3, 1.4), strict=True)
     ]
     wait_until(lambda: harness.do("XLEN", harness.retry) == 3)
     moved = [int(i.partition(b"-")[0]) for i, _ in harness.do("XRANGE", harness.retry, "-", "+")]

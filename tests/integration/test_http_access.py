@@ -36,7 +36,7 @@ def serve(http: config.Http) -> HttpServer:
 
 
 @pytest.fixture
-def guarded(token: Path) -> Iterator[HttpServer]:
+def guarded_server(token: Path) -> Iterator[HttpServer]:
     """Serve on an address that `Access` takes for public, although it is the loopback."""
     server = serve(config.Http(bind="0.0.0.0:9464", token_file=token))
     yield server
@@ -71,34 +71,34 @@ def get(server: HttpServer, path: str, authorization: str | None = None) -> tupl
         "Bearer \xe9",
     ],
 )
-def test_http_metrics_require_the_token(guarded: HttpServer, given: str | None) -> None:
-    status, body, asked = get(guarded, "/metrics", given)
+def test_http_metrics_require_the_token(guarded_server: HttpServer, given: str | None) -> None:
+    status, body, asked = get(guarded_server, "/metrics", given)
     assert (status, asked) == (401, 'Bearer realm="streamqd"')
     assert "figures" not in body
 
 
 @pytest.mark.parametrize("given", ["Bearer t0ken of the pages", "bearer  t0ken of the pages "])
-def test_http_metrics_are_returned_with_the_token(guarded: HttpServer, given: str) -> None:
-    assert get(guarded, "/metrics", given) == (200, "figures", "")
+def test_http_metrics_are_returned_with_the_token(guarded_server: HttpServer, given: str) -> None:
+    assert get(guarded_server, "/metrics", given) == (200, "figures", "")
 
 
-def test_http_token_is_reloaded_and_required(guarded: HttpServer, token: Path) -> None:
+def test_http_token_is_reloaded_and_required(guarded_server: HttpServer, token: Path) -> None:
     token.write_text("another")
-    assert get(guarded, "/metrics", "Bearer t0ken of the pages")[0] == 401
-    assert get(guarded, "/metrics", "Bearer another")[0] == 200
+    assert get(guarded_server, "/metrics", "Bearer t0ken of the pages")[0] == 401
+    assert get(guarded_server, "/metrics", "Bearer another")[0] == 200
     token.write_text("\n")
-    assert get(guarded, "/metrics", "Bearer ")[0] == 401
+    assert get(guarded_server, "/metrics", "Bearer ")[0] == 401
     empty = Access(config.Http(token_file=token))
     assert not empty.allows(HttpRequest("/", {"authorization": "Bearer "}))
     token.unlink()
-    assert get(guarded, "/metrics", "Bearer another")[0] == 401
+    assert get(guarded_server, "/metrics", "Bearer another")[0] == 401
 
 
-def test_http_health_needs_no_token_and_hides_names(guarded: HttpServer) -> None:
-    assert get(guarded, "/livez")[:2] == (200, '{"ok": true}\n')
-    status, body, _ = get(guarded, "/readyz")
+def test_http_health_needs_no_token_and_hides_names(guarded_server: HttpServer) -> None:
+    assert get(guarded_server, "/livez")[:2] == (200, '{"ok": true}\n')
+    status, body, _ = get(guarded_server, "/readyz")
     assert (status, json.loads(body)) == (503, {"ok": False})
-    _, told, _ = get(guarded, "/readyz", "Bearer t0ken of the pages")
+    _, told, _ = get(guarded_server, "/readyz", "Bearer t0ken of the pages")
     assert json.loads(told) == {"ok": False, "reasons": REASONS}
 
 

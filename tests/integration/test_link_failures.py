@@ -34,7 +34,7 @@ NewLink = Callable[..., Connection]
 
 
 @pytest.fixture
-def proxied(proxy: FaultProxy, link: Connection) -> Iterator[Connection]:
+def proxied_link(proxy: FaultProxy, link: Connection) -> Iterator[Connection]:
     """Return a connection through the proxy to an empty server."""
     made = connect(proxy.settings, timeout=5.0, name="test:proxied")
     yield made
@@ -76,41 +76,41 @@ def test_connect_is_not_repeated() -> None:
 
 
 def test_lost_reply_is_reported_without_a_repetition(
-    proxy: FaultProxy, proxied: Connection, link: Connection
+    proxy: FaultProxy, proxied_link: Connection, link: Connection
 ) -> None:
     for count, fault in enumerate((Fault.DROP_REPLY, Fault.CUT_REPLY, Fault.DROP_REPLY), 1):
         trigger = proxy.arm(fault, command="INCR")
         with pytest.raises(RedisUnavailableError) as caught:
-            proxied.execute("INCR", "n")
+            proxied_link.execute("INCR", "n")
         assert trigger.hit
         assert caught.value.sent
-        assert not proxied.connected
+        assert not proxied_link.connected
         assert link.execute("GET", "n") == str(count).encode()
-    assert proxied.execute("INCR", "n") == 4
-    assert proxied.node.opened == 4
+    assert proxied_link.execute("INCR", "n") == 4
+    assert proxied_link.node.opened == 4
 
 
 @pytest.mark.fault("F13")
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_lost_reply_anywhere_in_a_pipeline_is_reported(
-    proxy: FaultProxy, proxied: Connection, link: Connection, nth: int
+    proxy: FaultProxy, proxied_link: Connection, link: Connection, nth: int
 ) -> None:
     trigger = proxy.arm(Fault.DROP_REPLY, command="INCR", nth=nth)
     with pytest.raises(RedisUnavailableError) as caught:
-        proxied.pipeline([("INCR", "n")] * 3)
+        proxied_link.pipeline([("INCR", "n")] * 3)
     assert trigger.hit
     assert caught.value.sent
     assert int(link.execute("GET", "n")) <= 3
-    assert proxied.execute("ECHO", "right") == b"right"
+    assert proxied_link.execute("ECHO", "right") == b"right"
 
 
 def test_reset_before_execution_is_an_unknown_outcome(
-    proxy: FaultProxy, proxied: Connection, link: Connection
+    proxy: FaultProxy, proxied_link: Connection, link: Connection
 ) -> None:
-    proxied.open()
+    proxied_link.open()
     proxy.arm(Fault.CUT_BEFORE, command="INCR")
     with pytest.raises(RedisUnavailableError) as caught:
-        proxied.execute("INCR", "n")
+        proxied_link.execute("INCR", "n")
     assert caught.value.sent
     assert link.execute("GET", "n") is None
 
@@ -256,7 +256,7 @@ def test_transport_never_reconnects(link: Connection) -> None:
 # --- forking --------------------------------------------------------------------------------------
 
 
-def _in_child(run: Callable[[], None]) -> None:
+def _run_in_child(run: Callable[[], None]) -> None:
     """Run a function in a forked child, and fail if it fails there."""
     child = os.fork()
     if child == 0:
@@ -285,7 +285,7 @@ def test_detached_child_leaves_the_parents_connection_alone(link: Connection) ->
         gc.collect()
         os.fstat(descriptor)
 
-    _in_child(child)
+    _run_in_child(child)
     assert link.execute("CLIENT", "ID") == number
     assert link.node.opened == 1
 
@@ -298,32 +298,32 @@ def test_forked_child_without_detach_is_an_error(link: Connection) -> None:
             link.execute("PING")
         link.close()
 
-    _in_child(child)
+    _run_in_child(child)
     assert link.execute("CLIENT", "ID") == number
 
 
 def test_lost_second_half_of_many_scripts_counts_as_sent(
-    proxy: FaultProxy, proxied: Connection, link: Connection
+    proxy: FaultProxy, proxied_link: Connection, link: Connection
 ) -> None:
     link.execute("SCRIPT", "FLUSH")
     link.run(writer("a", "0"))
     known, unknown = writer("a", "1"), writer("b", "2", name="other")
     # The server has run the loaded scripts, and is gone before the other can be loaded.
-    proxied.open()
+    proxied_link.open()
     proxy.refusing = True
     trigger = proxy.arm(Fault.CUT_AFTER, command="EVALSHA", nth=2)
     with pytest.raises(RedisUnavailableError) as caught:
-        proxied.run_many([known, unknown])
+        proxied_link.run_many([known, unknown])
     assert trigger.hit
     assert caught.value.sent
     assert link.execute("MGET", "a", "b") == [b"1", None]
     # With only unknown scripts, the server has executed nothing.
     proxy.refusing = False
-    proxied.open()
+    proxied_link.open()
     proxy.refusing = True
     proxy.arm(Fault.CUT_AFTER, command="EVALSHA")
     with pytest.raises(RedisUnavailableError):
-        proxied.run_many([unknown])
+        proxied_link.run_many([unknown])
     assert link.execute("EXISTS", "b") == 0
 
 

@@ -39,14 +39,14 @@ PATIENCE = 5.0  # timeout of the connections themselves, without the limit
 
 
 @contextmanager
-def deaf() -> Iterator[int]:
+def silent_port() -> Iterator[int]:
     """Return a port whose connections are accepted and never answered."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 @contextmanager
-def hanging() -> Iterator[tuple[str, int]]:
+def hanging_address() -> Iterator[tuple[str, int]]:
     """Return an address that accepts no connection, because its queue is full."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
@@ -69,7 +69,7 @@ def assert_in_time(link: Connection) -> None:
 
 
 @contextmanager
-def full_backlog(server: ProcessServer) -> Iterator[None]:
+def fill_backlog(server: ProcessServer) -> Iterator[None]:
     """Fill the backlog of the Unix socket. The server is stopped and must be resumed."""
     server.restart(tcp_backlog="2")
     server.pause()
@@ -88,7 +88,7 @@ def test_full_socket_backlog_raises_within_the_timeout(
     new_server: Callable[..., ProcessServer],
 ) -> None:
     server = new_server()
-    with full_backlog(server):
+    with fill_backlog(server):
         link = connect(server.settings, timeout=PATIENCE, name="test")
         assert_in_time(link)
         with (
@@ -111,7 +111,7 @@ def test_freed_socket_backlog_accepts_the_connection(
         server.resume()
         pause(seconds)
 
-    with full_backlog(server):
+    with fill_backlog(server):
         monkeypatch.setattr(time, "sleep", resume)
         link = connect(server.settings, timeout=PATIENCE, name="test")
         assert link.execute("PING") == b"PONG"
@@ -144,7 +144,7 @@ def test_hung_address_leaves_time_for_the_next(
 ) -> None:
     """If a name has several addresses, no address gets the whole time limit."""
     port = new_server(tcp=True).port
-    with hanging() as first, hanging() as second:
+    with hanging_address() as first, hanging_address() as second:
         found = [(socket.AF_INET, each) for each in (first, second, ("127.0.0.1", port))]
         settings = config.Redis(url="redis://several.test")
         link = connect(settings, timeout=2.0, name="test", lookup=lambda *_: list(found))
@@ -157,7 +157,11 @@ def test_hung_address_leaves_time_for_the_next(
 
 def test_hung_sentinels_and_master_raise_within_the_timeout(binary: Path) -> None:
     """Two sentinels are silent, and one names a master that is silent too."""
-    with Sentinels(binary, replicas=0, sentinels=1) as made, deaf() as one, deaf() as two:
+    with (
+        Sentinels(binary, replicas=0, sentinels=1) as made,
+        silent_port() as one,
+        silent_port() as two,
+    ):
         hosts = f"127.0.0.1:{one},127.0.0.1:{two},127.0.0.1:{made.sentinels[0].port}"
         settings = replace(config.Redis(), url=f"redis+sentinel://{hosts}/{NAME}")
         link = connect(settings, timeout=PATIENCE, name="test")
@@ -205,7 +209,7 @@ def test_hung_cluster_raises_within_the_timeout(cluster: Cluster) -> None:
 # --- the supervisor -------------------------------------------------------------------------------
 
 
-def settings_of(url: str) -> Settings:
+def make_settings(url: str) -> Settings:
     """Return the settings of an instance with rare heartbeats."""
     return Settings(
         redis=replace(config.Redis(), url=url),
@@ -217,7 +221,7 @@ def settings_of(url: str) -> Settings:
 def test_heartbeat_waits_only_for_its_own_node(cluster: Cluster) -> None:
     """Another failed node is no longer needed. After its pause, the node of the heartbeat still
     gets its own pause between attempts."""
-    ours = settings_of(cluster.url)
+    ours = make_settings(cluster.url)
     board = Scoreboard(2)
     exchange = LeaseManager(ours, board, "lock")
     heartbeat = members.heartbeat(exchange.keys, ours.daemon.fleet, "west-1", "n", {}, 60.0).key

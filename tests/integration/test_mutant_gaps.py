@@ -262,7 +262,7 @@ def test_group_on_an_emptied_server_starts_at_the_oldest_entry(harness: Harness)
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[[support.Daemon], support.Daemon]]:
+def start_daemon() -> Iterator[Callable[[support.Daemon], support.Daemon]]:
     """Start daemons, and stop them after the test."""
     made: list[support.Daemon] = []
 
@@ -278,7 +278,7 @@ def started() -> Iterator[Callable[[support.Daemon], support.Daemon]]:
 
 
 def test_embedded_server_runs_until_the_end_of_a_drain(
-    state_dir: Path, started: Callable[[support.Daemon], support.Daemon]
+    state_dir: Path, start_daemon: Callable[[support.Daemon], support.Daemon]
 ):
     daemon = support.Daemon(
         state_dir,
@@ -286,7 +286,7 @@ def test_embedded_server_runs_until_the_end_of_a_drain(
         daemon={"state_dir": str(state_dir), "drain_timeout": "3s"},
     )
     daemon.write_config(redis={"url": "embedded:"})
-    started(daemon)
+    start_daemon(daemon)
     (uid,) = daemon.send(["await go"])
     daemon.wait_run(uid)
 
@@ -305,9 +305,9 @@ def test_reload_hands_over_when_the_old_worker_is_idle(
     server: Server,
     link: Connection,
     tmp_path: Path,
-    started: Callable[[support.Daemon], support.Daemon],
+    start_daemon: Callable[[support.Daemon], support.Daemon],
 ):
-    daemon = started(support.Daemon(tmp_path, server.url))
+    daemon = start_daemon(support.Daemon(tmp_path, server.url))
     slow, other = daemon.send(["await go", "ok"])
     daemon.wait_run(slow)
     old, epochs, mark = daemon.pids()[0], daemon.epochs(), daemon.mark()

@@ -169,7 +169,7 @@ def test_relay_marks_unsendable_rows_dead(shop: Shop) -> None:
     assert shop.view().dead == 2
 
 
-def published(shop: Shop, epoch: int, row: OutboxRow | None = None) -> OutboxRow:
+def publish_row(shop: Shop, epoch: int, row: OutboxRow | None = None) -> OutboxRow:
     """Publish a row, by default the oldest, as a relay that exits before it deletes it."""
     row = row or shop.database.oldest(1)[0]
     keys, meta = shop.store.keys, shop.store.keys.meta("orders")
@@ -185,7 +185,7 @@ def published(shop: Shop, epoch: int, row: OutboxRow | None = None) -> OutboxRow
 def test_rows_of_a_dead_relay_are_not_sent_twice(shop: Shop) -> None:
     shop.topic(partitions=1)
     shop.send(b"1", b"2", b"3")
-    published(shop, 5)
+    publish_row(shop, 5)
     shop.burst(batch=2)
     assert shop.payloads() == [b"1", b"2", b"3"]
 
@@ -195,7 +195,7 @@ def test_rows_of_a_killed_relay_are_sent_once_to_a_grown_topic(shop: Shop) -> No
     shop.send(
         b"1", b"2", b"3", key=next(f"k{n}" for n in range(99) if crc32_partition(b"k%d" % n, 2))
     )
-    published(shop, 5)
+    publish_row(shop, 5)
     shop.store.execute("HSET", shop.store.keys.meta("orders"), "partitionCount", 2)
     shop.burst()
     assert shop.payloads() == [b"1", b"2", b"3"]
@@ -205,7 +205,7 @@ def test_recorded_row_is_deleted_even_if_not_the_oldest(shop: Shop) -> None:
     """The next batch replaces its record, which is the only proof that it was sent."""
     shop.topic(partitions=1)
     shop.send(b"2", b"3")
-    row = published(shop, 5)
+    row = publish_row(shop, 5)
     shop.send(b"4")
     shop.database.run(f"UPDATE streamqd_outbox SET id = 99 WHERE id = {row.id}")
     shop.store.execute(
@@ -228,7 +228,7 @@ def test_relay_rereads_rows_read_before_the_fence(
         reads.append(len(rows))
         if len(reads) == 1:
             for row in rows:
-                published(shop, 5, row)
+                publish_row(shop, 5, row)
                 shop.database.delete([row])
         return rows
 

@@ -30,60 +30,60 @@ class Watched(Store):
     def run(self, call: Call) -> Reply:
         reply = Store.run(self, call)
         assert call.script.name == "stream_page"
-        self.pages.append((len(reply.rest[0]), taken(reply.rest[0])))
+        self.pages.append((len(reply.rest[0]), page_bytes(reply.rest[0])))
         return reply
 
 
-def taken(page: Sequence[Any]) -> int:
+def page_bytes(page: Sequence[Any]) -> int:
     return sum(len(part) for _, fields in page for part in fields)
 
 
-def filled(link: Connection, sizes: Sequence[int]) -> Watched:
+def fill_stream(link: Connection, sizes: Sequence[int]) -> Watched:
     link.execute("DEL", STREAM)
     for number, size in enumerate(sizes, 1):
         link.execute("XADD", STREAM, f"{number}-0", "payload", b"x" * size)
     return Watched(link, Keys())
 
 
-def newest(store: Watched) -> list[str]:
+def read_newest(store: Watched) -> list[str]:
     found = newest_first(store, "orders", [STREAM], lambda entry: str(entry.id)).every()
     return [each.position.place for each in found][::-1]
 
 
-def onwards(store: Watched) -> list[str]:
+def read_forwards_ids(store: Watched) -> list[str]:
     pages = read_forwards(store, STREAM, size=PAGE_MAX)
     return [str(entry_id) for page in pages for entry_id, _ in page]
 
 
-@pytest.mark.parametrize("listed", [newest, onwards])
+@pytest.mark.parametrize("listed", [read_newest, read_forwards_ids])
 def test_page_of_large_entries_stops_at_the_byte_bound(link: Connection, listed: Any) -> None:
     """Each page has at most one body beyond BYTES_MAX, and no entry is skipped."""
-    store = filled(link, [LARGE] * 50)
+    store = fill_stream(link, [LARGE] * 50)
     assert listed(store) == [f"{number}-0" for number in range(1, 51)]
     assert [count for count, _ in store.pages] == [4] * 12 + [2]
 
 
-@pytest.mark.parametrize("listed", [newest, onwards])
+@pytest.mark.parametrize("listed", [read_newest, read_forwards_ids])
 def test_page_of_small_entries_has_page_max_rows(link: Connection, listed: Any) -> None:
     """Small entries are bounded by rows."""
-    store = filled(link, [10] * COUNT)
+    store = fill_stream(link, [10] * COUNT)
     assert listed(store) == [f"{number}-0" for number in range(1, COUNT + 1)]
     assert [count for count, _ in store.pages] == [PAGE_MAX] * 4 + [COUNT - 4 * PAGE_MAX]
 
 
-@pytest.mark.parametrize("listed", [newest, onwards])
+@pytest.mark.parametrize("listed", [read_newest, read_forwards_ids])
 def test_page_exceeds_the_byte_bound_by_at_most_one_body(link: Connection, listed: Any) -> None:
     """This holds even if earlier small entries suggest a page of 64 entries."""
     sizes = ([10] * 20 + [8 * BYTES_MAX] * 3) * 3
-    store = filled(link, sizes)
+    store = fill_stream(link, sizes)
     assert len(listed(store)) == len(sizes)
     assert max(size for _, size in store.pages) < 9 * BYTES_MAX
     assert all(size - 8 * BYTES_MAX < BYTES_MAX for _, size in store.pages)
 
 
-@pytest.mark.parametrize("listed", [newest, onwards])
+@pytest.mark.parametrize("listed", [read_newest, read_forwards_ids])
 def test_paging_stops_at_the_last_possible_id(link: Connection, listed: Any) -> None:
     """No id can follow the last one, and the server rejects a range after it."""
-    store = filled(link, [10])
+    store = fill_stream(link, [10])
     link.execute("XADD", STREAM, LAST_ID, "payload", "x")
     assert listed(store) == ["1-0", LAST_ID.decode()]

@@ -37,7 +37,7 @@ def producer(server: Server, link: Connection) -> Iterator[Producer]:
         yield made
 
 
-def numbers(count: int, step: Callable[[], object], at: int = UNDER_WAY) -> Iterator[bytes]:
+def yield_numbers(count: int, step: Callable[[], object], at: int = UNDER_WAY) -> Iterator[bytes]:
     """Yield items, with an action before one item."""
     for number in range(count):
         if number == at:
@@ -45,16 +45,18 @@ def numbers(count: int, step: Callable[[], object], at: int = UNDER_WAY) -> Iter
         yield b"%d" % number
 
 
-def texts(count: int) -> list[bytes]:
+def make_texts(count: int) -> list[bytes]:
     return [b"%d" % number for number in range(count)]
 
 
-def ids_of(link: Connection, keys: Keys, topic: str = "access", partition: int = 0) -> list[str]:
+def stream_ids(
+    link: Connection, keys: Keys, topic: str = "access", partition: int = 0
+) -> list[str]:
     found = link.execute("XRANGE", keys.stream(topic, partition), "-", "+")
     return [f"{topic}/{partition}/{raw_id.decode()}" for raw_id, _ in found]
 
 
-def in_step(producer: Producer, link: Connection, keys: Keys, topic: str = "access") -> None:
+def assert_in_step(producer: Producer, link: Connection, keys: Keys, topic: str = "access") -> None:
     """Assert that each answer belongs to its own request."""
     for text in (b"one", b"two"):
         sent = producer.send(topic, text)
@@ -88,8 +90,8 @@ def test_send_many_prepares_one_chunk_ahead(proxy, link, keys):
         ids = sending.result(10)
 
     assert (sent, known) == (1 + CHUNK, 2 * CHUNK)
-    assert ids_of(link, keys)[1:] == ids
-    assert payloads(link, keys)[1:] == texts(2000)
+    assert stream_ids(link, keys)[1:] == ids
+    assert payloads(link, keys)[1:] == make_texts(2000)
 
 
 def test_send_chunks_encodes_no_chunk_ahead(producer, link, keys):
@@ -106,11 +108,11 @@ def test_failing_item_does_not_drop_the_chunk_in_progress(producer, link, keys):
         raise LookupError("the source is gone")
 
     with pytest.raises(LookupError) as caught:
-        producer.send_many("access", numbers(2000, fail))
+        producer.send_many("access", yield_numbers(2000, fail))
 
     assert caught.value.__notes__ == [f"{UNDER_WAY} messages of this call were written before it"]
-    assert payloads(link, keys)[1:] == texts(UNDER_WAY)
-    in_step(producer, link, keys)
+    assert payloads(link, keys)[1:] == make_texts(UNDER_WAY)
+    assert_in_step(producer, link, keys)
 
 
 # --- missing answers ------------------------------------------------------------------------------
@@ -125,20 +127,20 @@ def test_lost_reply_stops_the_following_chunks(proxy, link, keys, fault, chunk):
         proxy.arm(fault, command="EVALSHA", nth=chunk)
         with pytest.raises(BatchOutcomeUnknownError) as caught:
             producer.send_many("access", (b"%d" % n for n in range(2000)))
-        in_step(producer, link, keys)
+        assert_in_step(producer, link, keys)
 
     written = chunk * CHUNK  # each fault lets the server execute
     assert caught.value.unknown == CHUNK
-    assert caught.value.ids == ids_of(link, keys)[1 : 1 + written - CHUNK]
-    assert payloads(link, keys)[1 : 1 + written] == texts(written)
+    assert caught.value.ids == stream_ids(link, keys)[1 : 1 + written - CHUNK]
+    assert payloads(link, keys)[1 : 1 + written] == make_texts(written)
     assert payloads(link, keys)[1 + written :] == [b"one", b"two"]
 
 
 def test_send_many_reads_the_reply_after_slow_items(server, link, keys):
     with Producer(server.url, timeout=0.2) as producer:
-        ids = producer.send_many("access", numbers(2000, lambda: threading.Event().wait(0.5)))
+        ids = producer.send_many("access", yield_numbers(2000, lambda: threading.Event().wait(0.5)))
 
-    assert ids == ids_of(link, keys)
+    assert ids == stream_ids(link, keys)
 
 
 @pytest.mark.fault("F13")
@@ -148,10 +150,10 @@ def test_reset_during_a_chunk_writes_none_of_its_messages(proxy, link, keys):
         proxy.arm(Fault.CUT_BEFORE, command="EVALSHA", nth=2)
         with pytest.raises(BatchOutcomeUnknownError) as caught:
             producer.send_many("access", (b"%d" % n for n in range(2000)))
-        in_step(producer, link, keys)
+        assert_in_step(producer, link, keys)
 
     assert (len(caught.value.ids), caught.value.unknown) == (CHUNK, CHUNK)
-    assert payloads(link, keys)[1:] == [*texts(CHUNK), b"one", b"two"]
+    assert payloads(link, keys)[1:] == [*make_texts(CHUNK), b"one", b"two"]
 
 
 def test_send_many_with_dedup_ids_continues_after_a_lost_reply(proxy, link, keys):
@@ -161,8 +163,8 @@ def test_send_many_with_dedup_ids_continues_after_a_lost_reply(proxy, link, keys
         items = (Outgoing(b"%d" % n, dedup_id=str(n)) for n in range(3 * CHUNK))
         ids = producer.send_many("access", items)
 
-    assert ids == ids_of(link, keys)[1:]
-    assert payloads(link, keys)[1:] == texts(3 * CHUNK)
+    assert ids == stream_ids(link, keys)[1:]
+    assert payloads(link, keys)[1:] == make_texts(3 * CHUNK)
 
 
 # --- errors between two chunks --------------------------------------------------------------------
@@ -195,7 +197,7 @@ def test_refused_chunk_stops_send_many(producer, link, keys, monkeypatch, spoil,
         wait_until(lambda: len(payloads(link, keys)) == 1 + before * CHUNK)
         mend.append(spoil(link))
 
-    items = numbers(2000, spoil_it, at=before * CHUNK + 88)
+    items = yield_numbers(2000, spoil_it, at=before * CHUNK + 88)
     try:
         with pytest.raises(BatchRejectedError) as caught:
             producer.send_many("access", items)
@@ -204,9 +206,9 @@ def test_refused_chunk_stops_send_many(producer, link, keys, monkeypatch, spoil,
             each()
 
     assert caught.value.code == code
-    assert caught.value.ids == ids_of(link, keys)[1:] + [None] * CHUNK
-    assert payloads(link, keys)[1:] == texts(before * CHUNK)
-    in_step(producer, link, keys)
+    assert caught.value.ids == stream_ids(link, keys)[1:] + [None] * CHUNK
+    assert payloads(link, keys)[1:] == make_texts(before * CHUNK)
+    assert_in_step(producer, link, keys)
 
 
 def test_interrupted_send_many_leaves_no_stale_reply(producer, link, keys):
@@ -214,8 +216,8 @@ def test_interrupted_send_many_leaves_no_stale_reply(producer, link, keys):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        producer.send_many("access", numbers(2000, interrupt))
-    in_step(producer, link, keys)
+        producer.send_many("access", yield_numbers(2000, interrupt))
+    assert_in_step(producer, link, keys)
 
 
 # --- items that use the producer ------------------------------------------------------------------
@@ -225,13 +227,13 @@ def test_item_iterator_may_send_with_the_same_producer(producer, link, keys):
     def items() -> Iterator[bytes]:
         for number in range(3 * CHUNK):
             if number % 100 == 50:
-                in_step(producer, link, keys, "other")
+                assert_in_step(producer, link, keys, "other")
             yield b"%d" % number
 
     ids = producer.send_many("access", items())
 
-    assert ids == ids_of(link, keys)[1:]
-    assert payloads(link, keys)[1:] == texts(3 * CHUNK)
+    assert ids == stream_ids(link, keys)[1:]
+    assert payloads(link, keys)[1:] == make_texts(3 * CHUNK)
     assert payloads(link, keys, "other") == [b"one", b"two"] * 15
 
 
@@ -241,17 +243,17 @@ def test_item_iterator_may_send_many_with_the_same_producer(producer, link, keys
     def send() -> None:
         inner.extend(producer.send_many("other", (b"%d" % n for n in range(2000))))
 
-    ids = producer.send_many("access", numbers(2000, send))
+    ids = producer.send_many("access", yield_numbers(2000, send))
 
-    assert (ids, inner) == (ids_of(link, keys)[1:], ids_of(link, keys, "other"))
-    assert payloads(link, keys, "other") == texts(2000)
+    assert (ids, inner) == (stream_ids(link, keys)[1:], stream_ids(link, keys, "other"))
+    assert payloads(link, keys, "other") == make_texts(2000)
 
 
 def test_producer_closed_by_an_item_still_gets_its_reply(producer, link, keys):
-    ids = producer.send_many("access", numbers(2000, producer.close))
+    ids = producer.send_many("access", yield_numbers(2000, producer.close))
 
-    assert ids == ids_of(link, keys)[1:]
-    assert payloads(link, keys)[1:] == texts(2000)
+    assert ids == stream_ids(link, keys)[1:]
+    assert payloads(link, keys)[1:] == make_texts(2000)
 
 
 def test_reply_lost_in_a_nested_send_is_lost_for_the_outer_one(proxy, link, keys):
@@ -260,13 +262,13 @@ def test_reply_lost_in_a_nested_send_is_lost_for_the_outer_one(proxy, link, keys
 
         def cut_and_go_on() -> None:
             proxy.cut()
-            in_step(producer, link, keys, "other")
+            assert_in_step(producer, link, keys, "other")
 
         lost = proxy.arm(Fault.HOLD_REPLY, command="EVALSHA")
         with pytest.raises(BatchOutcomeUnknownError) as caught:
-            producer.send_many("access", numbers(2000, cut_and_go_on))
+            producer.send_many("access", yield_numbers(2000, cut_and_go_on))
         lost.release()
-        in_step(producer, link, keys)
+        assert_in_step(producer, link, keys)
 
     assert (caught.value.ids, caught.value.unknown) == ([], CHUNK)
 
@@ -288,7 +290,7 @@ def test_abandoned_reply_is_not_read_on_a_new_connection(proxy, link, keys):
         with contextlib.suppress(Interruption):
             producer.send("other", b"zero")
         held.release()
-        in_step(producer, link, keys, "other")
+        assert_in_step(producer, link, keys, "other")
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
@@ -296,8 +298,8 @@ def test_abandoned_reply_is_not_read_on_a_new_connection(proxy, link, keys):
             producer.send("access", b"warm")
             held = proxy.arm(Fault.HOLD_REPLY, command="EVALSHA")
             with pytest.raises(BatchOutcomeUnknownError) as caught:
-                producer.send_many("access", numbers(2000, swallow_it))
-            in_step(producer, link, keys)
+                producer.send_many("access", yield_numbers(2000, swallow_it))
+            assert_in_step(producer, link, keys)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -345,7 +347,7 @@ def test_fork_during_a_chunk_leaves_the_reply_to_the_parent(producer, link, keys
 
     def items() -> Iterator[bytes]:
         nonlocal child, status
-        yield from texts(count)
+        yield from make_texts(count)
         child = os.fork()
         if child:
             _, status = os.waitpid(child, 0)
@@ -354,19 +356,19 @@ def test_fork_during_a_chunk_leaves_the_reply_to_the_parent(producer, link, keys
         ids = producer.send_many("access", items())
     except BatchOutcomeUnknownError as error:
         if child == 0:
-            os._exit(_of_child(producer, error))
+            os._exit(_send_in_child(producer, error))
         raise
     if child == 0:
         os._exit(3)
 
     assert os.waitstatus_to_exitcode(status) == 0
-    assert ids == ids_of(link, keys)[1:]
-    assert payloads(link, keys)[1:] == texts(count)
+    assert ids == stream_ids(link, keys)[1:]
+    assert payloads(link, keys)[1:] == make_texts(count)
     assert payloads(link, keys, "other") == [b"of the child"]
-    in_step(producer, link, keys)
+    assert_in_step(producer, link, keys)
 
 
-def _of_child(producer: Producer, error: BatchOutcomeUnknownError) -> int:
+def _send_in_child(producer: Producer, error: BatchOutcomeUnknownError) -> int:
     try:
         producer.send("other", b"of the child")
     except BaseException:  # noqa: BLE001 - the parent reads the code

@@ -22,7 +22,7 @@ from streamqd import (
 from streamqd.errors import RequestRefusedError
 from streamqd.store import topics
 from streamqd.store.store import Store
-from tests.integration.test_producer_buffered import Gate, in_child, payloads, transactions
+from tests.integration.test_producer_buffered import Gate, payloads, run_in_child, transactions
 from tests.support.proxy import Fault
 
 T = TypeVar("T")
@@ -238,7 +238,7 @@ def test_async_producer_works_in_a_forked_child(server, link, keys):
         await asyncio.gather(*(producer.send("access", b"parent") for _ in range(5)))
 
     run(work())
-    in_child(lambda: sends_of_a_child(producer))
+    run_in_child(lambda: sends_of_a_child(producer))
     run(producer.close())
 
     assert payloads(link, keys) == [b"parent"] * 5 + [b"child"] * 5
@@ -256,7 +256,7 @@ def test_fork_during_waiting_async_sends_blocks_no_child(server, link, keys, gat
             sends = [asyncio.create_task(producer.send("access", b"parent")) for _ in range(3)]
             # The first is being written, the second blocks the queue, the third waits in it.
             await asyncio.to_thread(gate.reached.wait, 10)
-            in_child(lambda: sends_of_a_child(producer))
+            run_in_child(lambda: sends_of_a_child(producer))
             gate.opened.set()
             await asyncio.gather(*sends)
 

@@ -349,7 +349,7 @@ def test_program_exit_flushes_the_buffer(server, link, keys):
 # --- processes ------------------------------------------------------------------------------------
 
 
-def in_child(work: Callable[[], None]) -> None:
+def run_in_child(work: Callable[[], None]) -> None:
     """Run a function in a forked child. An exception there fails the test."""
     pid = os.fork()
     if pid == 0:
@@ -378,7 +378,7 @@ def test_forked_child_discards_the_parents_buffer(server, link, keys, caplog, tm
 
         # Another thread of the parent may be about to write the receipt.
         with caplog.at_level(logging.WARNING, "streamqd.producer"), receipt._lock:
-            in_child(child)
+            run_in_child(child)
         assert "1 messages that were not written yet belong to the parent" in said.read_text()
         assert not receipt.done()
 
@@ -392,7 +392,7 @@ def test_fork_during_a_buffered_send_does_not_block(server, link, keys):
         for n in range(20):
             for _ in range(50):
                 producer.send("access", b"parent")
-            in_child(lambda: producer.send("access", b"child").result(10) and None)
+            run_in_child(lambda: producer.send("access", b"child").result(10) and None)
             assert producer.flush(10), n
 
     written = payloads(link, keys)

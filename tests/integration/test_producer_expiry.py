@@ -17,7 +17,7 @@ PAST = datetime(2020, 1, 1, tzinfo=UTC)
 FUTURE = datetime.now(UTC) + timedelta(hours=1)
 
 
-def handled(life: Life, **consumer: Any) -> list[bytes]:
+def handle_until_last(life: Life, **consumer: Any) -> list[bytes]:
     """Run a worker until it has handled the message `last`, and return the handled messages."""
     seen: list[bytes] = []
 
@@ -71,7 +71,7 @@ def test_expired_message_is_acknowledged_unhandled(
             ASSIGNMENT.topic, [each._replace(partition=ASSIGNMENT.partition) for each in items]
         )
 
-    assert handled(life, **consumer) == [b"plain", b"hour", b"future", b"last"]
+    assert handle_until_last(life, **consumer) == [b"plain", b"hour", b"future", b"last"]
     assert life.slot.counter("expired") == 2
     assert harness.do("XPENDING", harness.stream, ASSIGNMENT.group)[0] == 0
     assert harness.do("XLEN", harness.dlq) == 0
@@ -86,7 +86,7 @@ def test_expiry_span_starts_when_the_message_is_first_readable(
     harness.do("XADD", harness.retry, "*", "payload", "new", *hour, *new)
     harness.do("XADD", harness.stream, "*", "payload", "last")
 
-    assert handled(life) == [b"new", b"last"]
+    assert handle_until_last(life) == [b"new", b"last"]
 
 
 @pytest.mark.parametrize("end", ["soon", "-1", "", "9" * 40])
@@ -94,7 +94,7 @@ def test_unreadable_expiry_is_ignored(harness: Harness, life: Life, end: str) ->
     harness.do("XADD", harness.stream, "*", "payload", "x", "expiresAt", end, "expiresAfter", end)
     harness.do("XADD", harness.stream, "*", "payload", "last")
 
-    assert handled(life) == [b"x", b"last"]
+    assert handle_until_last(life) == [b"x", b"last"]
 
 
 def test_pending_message_expires_before_its_run(harness: Harness, life: Life) -> None:
@@ -102,5 +102,5 @@ def test_pending_message_expires_before_its_run(harness: Harness, life: Life) ->
     harness.fetch(1)
     harness.do("XADD", harness.stream, "*", "payload", "last")
 
-    assert handled(life) == [b"last"]
+    assert handle_until_last(life) == [b"last"]
     assert harness.do("XPENDING", harness.stream, ASSIGNMENT.group)[0] == 0

@@ -34,14 +34,14 @@ from tests.support.waiting import wait_until
 AT_ONCE = Backoff("fixed", 0.0, 0.0, "none")
 ONE: dict[str, Any] = {}
 SEVERAL: dict[str, Any] = {"concurrency": 4, "order": "none"}
-BATCHES: dict[str, Any] = {"handler": f"{__name__}:many", "batch": 2}
+BATCHES: dict[str, Any] = {"handler": f"{__name__}:handle_batch", "batch": 2}
 KINDS = pytest.mark.parametrize(
     "kind", [ONE, SEVERAL, BATCHES], ids=["one at a time", "four at a time", "batches"]
 )
 NO_MESSAGE = b"m:0-0"
 
 
-def many(messages: list[Message]) -> None:
+def handle_batch(messages: list[Message]) -> None:
     """A batch handler that does the same as `handle` of a life."""
     for message in messages:
         lives.handle(message)
@@ -57,14 +57,14 @@ def harness(harness: Harness) -> Harness:
     return harness
 
 
-def accused(harness: Harness, life: Life, **consumer: Any) -> WorkerLoop:
+def make_suspecting_worker(harness: Harness, life: Life, **consumer: Any) -> WorkerLoop:
     """Make a worker that inherits the suspects of a lost round and runs each one alone."""
     harness.do("HSET", harness.fence, "accused", "m:1-0 m:2-0 m:3-0")
     return life.worker("t1", **consumer)
 
 
 @pytest.fixture
-def look(harness: Harness, life: Life) -> Iterator[Callable[[], bytes]]:
+def read_mark(harness: Harness, life: Life) -> Iterator[Callable[[], bytes]]:
     """Read the mark from one thread other than the test's."""
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
     yield lambda: bytes(other.execute("HGET", harness.fence, "mark") or b"")
@@ -118,7 +118,7 @@ def test_leaked_lock_descriptor_does_not_keep_the_turn(
         runs.append(message.id)
         copies.extend(os.dup(file) for file in turns.open_files()[:1])
 
-    worker = accused(harness, life, max_messages=3, **kind)
+    worker = make_suspecting_worker(harness, life, max_messages=3, **kind)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert runs == ["1-0", "2-0", "3-0"]
     assert len(copies) >= 3
@@ -139,7 +139,7 @@ def test_forked_child_does_not_keep_the_turn(harness: Harness, life: Life, turns
         os.waitpid(child, 0)
         assert not turns.free(fcntl.LOCK_SH)
 
-    worker = accused(harness, life, max_messages=3)
+    worker = make_suspecting_worker(harness, life, max_messages=3)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert os.read(told, 9) == b"000"
     os.close(told)
@@ -152,7 +152,7 @@ def test_exiting_worker_releases_its_turn_before_on_stop(
     harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, kind: dict[str, Any], end: str
 ):
     """The worker also has no turn in `on_stop`, which may take long."""
-    worker = accused(harness, life, max_messages=2, **kind)
+    worker = make_suspecting_worker(harness, life, max_messages=2, **kind)
     at_the_end: list[bool] = []
     true_wake, true_sleep = worker.channel.wake_supervisor, worker.channel.sleep
     holder = os.open(turns.path, os.O_RDWR | os.O_CREAT)
@@ -192,25 +192,25 @@ def test_exiting_worker_releases_its_turn_before_on_stop(
 # --- no running message ---------------------------------------------------------------------------
 
 
-def held_by_rate(slot: WorkerSlot, _life: Life) -> None:
+def wait_rate(slot: WorkerSlot, _life: Life) -> None:
     wait_until(lambda: slot.waits.read().kind is Wait.RATED, what="the rate holds")
 
 
-def held_by_circuit(slot: WorkerSlot, _life: Life) -> None:
+def wait_circuit(slot: WorkerSlot, _life: Life) -> None:
     wait_until(lambda: slot.waits.read().kind is Wait.OPEN, what="the circuit is open")
 
 
-def held_by_pause(slot: WorkerSlot, _life: Life) -> None:
+def wait_pause(slot: WorkerSlot, _life: Life) -> None:
     wait_until(lambda: slot.state == WorkerState.PAUSED, what="the worker is paused")
 
 
 HOLDS: dict[str, tuple[Callable[[WorkerSlot, Life], None], dict[str, Any]]] = {
-    "rate": (held_by_rate, {"rate": "1/h", "rate_burst": 1}),
+    "rate": (wait_rate, {"rate": "1/h", "rate_burst": 1}),
     "circuit": (
-        held_by_circuit,
+        wait_circuit,
         {"breaker": Breaker(failures=1, window=60.0, probe_every=60.0, on=("ValueError",))},
     ),
-    "pause": (held_by_pause, {}),
+    "pause": (wait_pause, {}),
 }
 
 
@@ -218,7 +218,7 @@ HOLDS: dict[str, tuple[Callable[[WorkerSlot, Life], None], dict[str, Any]]] = {
 @KINDS
 @pytest.mark.parametrize("held_by", HOLDS)
 def test_waiting_worker_has_no_mark_and_no_turn(
-    harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
+    harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, read_mark: Callable[[], bytes],
     kind: dict[str, Any], held_by: str,
 ):  # fmt: skip
     """A host lost during such a wait must not be charged to a message that never started."""
@@ -238,12 +238,12 @@ def test_waiting_worker_has_no_mark_and_no_turn(
         wait_until(
             lambda: turns.free() and slot.state != WorkerState.QUIET, what="the turn is free"
         )
-        seen.append((look(), turns.free()))
+        seen.append((read_mark(), turns.free()))
         life.stop()
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    worker = accused(harness, life, **settings | kind)
+    worker = make_suspecting_worker(harness, life, **settings | kind)
     try:
         assert life.run(worker, work) == ExitCode.STOPPED
     finally:
@@ -256,11 +256,11 @@ def test_waiting_worker_has_no_mark_and_no_turn(
 
 @KINDS
 def test_lease_expiry_during_marking_suspects_no_message(
-    harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
+    harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, read_mark: Callable[[], bytes],
     kind: dict[str, Any],
 ):  # fmt: skip
     runs: list[str] = []
-    worker = accused(harness, life, max_messages=3, **kind)
+    worker = make_suspecting_worker(harness, life, max_messages=3, **kind)
     true_run, true_wait = worker.link.run, worker.channel.await_trust
     waited: list[tuple[bytes, bool, list[str]]] = []
 
@@ -272,7 +272,7 @@ def test_lease_expiry_during_marking_suspects_no_message(
 
     def await_trust() -> int:
         if slot.trusted_until_ns == 1:
-            waited.append((look(), turns.free(), list(runs)))
+            waited.append((read_mark(), turns.free(), list(runs)))
             slot.trusted_until_ns = (1 << 63) - 1
         return true_wait()
 
@@ -294,7 +294,7 @@ def test_pause_after_a_mark_waits_for_the_run(
 ):
     """Otherwise, the message would be a suspect during the pause and then run without a turn."""
     shared: list[tuple[str, bool]] = []
-    worker = accused(harness, life, max_messages=3, **kind)
+    worker = make_suspecting_worker(harness, life, max_messages=3, **kind)
     true_begin = Quarantine.begin
 
     def begin(quarantine: Quarantine, entry: FetchedEntry) -> None:
@@ -322,7 +322,7 @@ def test_pause_after_a_mark_waits_for_the_run(
     "kind", [ONE, SEVERAL | {"order": "key"}], ids=["one at a time", "four at a time"]
 )
 def test_finished_held_message_loses_its_mark(
-    harness: Harness, life: Life, turns: Turns, look: Callable[[], bytes], kind: dict[str, Any]
+    harness: Harness, life: Life, turns: Turns, read_mark: Callable[[], bytes], kind: dict[str, Any]
 ):
     """This holds even while its worker is full and still lists pending entries."""
     harness.add("4-0", "payload", "x" * 10_000, "key", "another")
@@ -331,7 +331,7 @@ def test_finished_held_message_loses_its_mark(
     while_waiting: set[tuple[bytes, bool]] = set()
 
     def work(message: Message) -> None:
-        runs.append((message.id, look()))
+        runs.append((message.id, read_mark()))
         if message.attempt == 1 and message.id in ("1-0", "4-0"):
             raise Retry(after=0.0 if message.id == "1-0" else 0.5)
 
@@ -340,7 +340,7 @@ def test_finished_held_message_loses_its_mark(
 
     def watched(descriptors: list[int], seconds: float) -> set[int]:
         if len(runs) == 5 and not worker.executor.in_flight.running:
-            while_waiting.add((look(), turns.free()))
+            while_waiting.add((read_mark(), turns.free()))
         return await_any(descriptors, seconds)
 
     worker.channel.await_any = watched  # type: ignore[method-assign]
@@ -361,7 +361,7 @@ def test_finished_held_message_loses_its_mark(
     ids=["lanes", "a batch"],
 )
 def test_round_has_no_mark_and_turn_during_a_rate_wait(
-    harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, look: Callable[[], bytes],
+    harness: Harness, life: Life, slot: WorkerSlot, turns: Turns, read_mark: Callable[[], bytes],
     kind: dict[str, Any], alone: str, started: list[str], first_mark: bytes,
 ):  # fmt: skip
     """The rate has one start left, but the batch needs two."""
@@ -371,16 +371,16 @@ def test_round_has_no_mark_and_turn_during_a_rate_wait(
     seen: list[tuple[bytes, bool]] = []
 
     def watch() -> None:
-        held_by_rate(slot, life)
+        wait_rate(slot, life)
         wait_until(turns.free, what="the turn is free")
-        seen.append((look(), turns.free()))
+        seen.append((read_mark(), turns.free()))
         life.stop()
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
         code = life.run(
-            life.worker("t1", **kind), lambda message: runs.append((message.id, look()))
+            life.worker("t1", **kind), lambda message: runs.append((message.id, read_mark()))
         )
     finally:
         watcher.join()
@@ -391,7 +391,7 @@ def test_round_has_no_mark_and_turn_during_a_rate_wait(
 
 
 def test_held_member_has_no_mark_during_other_runs(
-    harness: Harness, life: Life, turns: Turns, look: Callable[[], bytes],
+    harness: Harness, life: Life, turns: Turns, read_mark: Callable[[], bytes],
     monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
     harness.add("4-0", "payload", "x", "key", "another")
@@ -405,7 +405,7 @@ def test_held_member_has_no_mark_during_other_runs(
             raise ValueError
         if message.id == "4-0":
             held.wait(5.0)
-            seen.append((look(), turns.free()))
+            seen.append((read_mark(), turns.free()))
 
     def ended(keys: HeldKeys, entries: list[FetchedEntry]) -> None:
         kept(keys, entries)
@@ -455,7 +455,7 @@ def test_worker_with_many_turns_yields_to_others(
     harness: Harness, life: Life, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("streamqd.worker.quarantine.SHARE_SECONDS", 0.0)
-    worker = accused(harness, life, max_messages=3)
+    worker = make_suspecting_worker(harness, life, max_messages=3)
     true_sleep = worker.channel.sleep
     order: list[str] = []
 
@@ -480,7 +480,7 @@ def test_missing_locks_are_logged_once_and_work_continues(
 
     monkeypatch.setattr("streamqd.worker.quarantine.fcntl.flock", flock)
     runs: list[str] = []
-    worker = accused(harness, life, max_messages=3)
+    worker = make_suspecting_worker(harness, life, max_messages=3)
     with caplog.at_level("WARNING"):
         assert life.run(worker, lambda message: runs.append(message.id)) == ExitCode.RECYCLE
     assert runs == ["1-0", "2-0", "3-0"]

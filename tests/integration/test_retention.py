@@ -22,7 +22,7 @@ from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support.loglines import LogLines
 from tests.support.servers import Server
 
-pytestmark = pytest.mark.usefixtures("unhurried")
+pytestmark = pytest.mark.usefixtures("unlimited_turns")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def view(link: Connection) -> MetricsView:
     return view
 
 
-def trimmer_of(
+def make_trimmer(
     harness: Harness, view: MetricsView, topic: Topic | None = None, *, groups: Any = ()
 ) -> Trimmer:
     settings = Settings(
@@ -72,14 +72,14 @@ def length(harness: Harness) -> int:
 
 def test_max_bytes_bounds_the_memory_of_a_partition(harness: Harness, view: MetricsView) -> None:
     write(harness, 3_000, size=1_000, read=3_000)
-    trimmer_of(harness, view, Topic(retention=Retention(max_bytes=1_000_000))).run()
+    make_trimmer(harness, view, Topic(retention=Retention(max_bytes=1_000_000))).run()
     left = harness.do("MEMORY", "USAGE", harness.stream, "SAMPLES", 0)
     assert 700_000 < left < 1_300_000
     assert view.tally("trimmed")["access", "0"] == 3_000 - length(harness)
 
 
 def test_shrink_keeps_entries_since_the_last_round(harness: Harness, view: MetricsView) -> None:
-    trimmer = trimmer_of(harness, view, Topic(retention=Retention(shrink_every=60.0)))
+    trimmer = make_trimmer(harness, view, Topic(retention=Retention(shrink_every=60.0)))
     write(harness, 200, read=200)
     trimmer.run()
     write(harness, 200, first=201, read=200)
@@ -99,7 +99,7 @@ def test_ack_policy_delete_leaves_no_acknowledged_entry(
 ) -> None:
     harness.do("XGROUP", "CREATE", harness.stream, "audit", "0", "MKSTREAM")
     write(harness, 150, read=150)
-    trimmer = trimmer_of(harness, view, Topic(retention=Retention(ack_policy="delete")))
+    trimmer = make_trimmer(harness, view, Topic(retention=Retention(ack_policy="delete")))
     assert trimmer.run() == SOON
     assert length(harness) == 150
     ((_, rows),) = harness.do(
@@ -113,7 +113,7 @@ def test_ack_policy_delete_leaves_no_acknowledged_entry(
 @pytest.mark.fault("F29")
 def test_trimmer_reports_the_group_that_holds_entries(harness: Harness, view: MetricsView) -> None:
     write(harness, 500, read=120)
-    trimmer = trimmer_of(harness, view, Topic(retention=Retention(max_length=10)))
+    trimmer = make_trimmer(harness, view, Topic(retention=Retention(max_length=10)))
     trimmer.run()
     assert view.held == {("access", 0): ("hits", 121)}
     harness.do("XACK", harness.stream, "hits", *harness.fetch(380))
@@ -139,7 +139,7 @@ def test_retention_trims_a_topic_without_groups(harness: Harness, view: MetricsV
         bounds = Retention(max_length=100, without_groups=alone)
         topic = Topic(partitions=3, retention=bounds)
         registry.create(harness.store, "access", topic)
-        trimmer_of(harness, view, topic).run()
+        make_trimmer(harness, view, topic).run()
         lengths = [harness.do("XLEN", harness.keys.stream("access", n)) for n in range(3)]
         assert lengths == [left] * 3
 
@@ -151,7 +151,7 @@ def test_registered_retention_applies_by_default(harness: Harness, view: Metrics
     stored = Topic(archive="required", retention=Retention(max_length=0))
     registry.create(harness.store, "access", stored)
     write(harness, 300, read=300)
-    trimmer = trimmer_of(harness, view)
+    trimmer = make_trimmer(harness, view)
     trimmer.run()
     assert length(harness) == 300, "nothing is archived"
     harness.do("HSET", harness.trim, "archived", "300-0")
@@ -164,7 +164,7 @@ def test_trimmer_rereads_changed_settings(
 ) -> None:
     registry.create(harness.store, "access", Topic())
     write(harness, 300, read=300)
-    trimmer = trimmer_of(harness, view)
+    trimmer = make_trimmer(harness, view)
     trimmer.run()
     changed = json.dumps({"archive": "off", "retention": {"max_length": 0}})
     harness.do("HSET", harness.keys.meta("access"), "settings", changed)
@@ -180,7 +180,7 @@ def test_trimmer_stops_while_settings_are_unreadable(harness: Harness, view: Met
     registry.create(harness.store, "access", Topic())
     harness.do("HSET", harness.keys.meta("access"), "settings", "no JSON")
     write(harness, 300, read=300)
-    trimmer = trimmer_of(harness, view, Topic(retention=Retention(max_length=0)))
+    trimmer = make_trimmer(harness, view, Topic(retention=Retention(max_length=0)))
     for _ in range(2):
         with pytest.raises(StreamqdError, match="access"):
             trimmer.run()
@@ -196,7 +196,7 @@ def test_trimmer_continues_after_a_bad_topic(harness: Harness, view: MetricsView
     harness.do("SET", harness.keys.meta("other"), "no hash")
     write(harness, 300, read=300)
     with pytest.raises(StreamqdError, match="WRONGTYPE"):
-        trimmer_of(harness, view, Topic(retention=Retention(max_length=0))).run()
+        make_trimmer(harness, view, Topic(retention=Retention(max_length=0))).run()
     assert length(harness) == 0
 
 
@@ -211,7 +211,7 @@ def test_retention_counts_and_logs_dropped_messages(
     write(harness, 1_000)
     harness.fetch(250)
     topic = Topic(retention=Retention(drop_unacked_above=300))
-    trimmer = trimmer_of(harness, view, topic)
+    trimmer = make_trimmer(harness, view, topic)
     with LogLines() as lines:
         while trimmer.run() == 0.0:
             pass
@@ -239,7 +239,7 @@ def test_retention_drops_several_parts_in_one_turn(harness: Harness, view: Metri
     finally:
         harness.do("CONFIG", "SET", "stream-node-max-bytes", 4096)
     harness.fetch(20)
-    trimmer = trimmer_of(harness, view, Topic(retention=Retention(drop_unacked_above=0)))
+    trimmer = make_trimmer(harness, view, Topic(retention=Retention(drop_unacked_above=0)))
     trimmer.run()
     assert length(harness) == 0
     lost = {("access", "0", "hits", "pending"): 20, ("access", "0", "hits", "unread"): 10}
@@ -250,13 +250,13 @@ def test_retention_by_age_keeps_fresh_entries(harness: Harness, view: MetricsVie
     now = harness.now_unix_ms()
     write(harness, 300, first=now - 10_000_000)
     write(harness, 100, first=now)
-    trimmer_of(harness, view, Topic(retention=Retention(drop_unacked_after=3_600.0))).run()
+    make_trimmer(harness, view, Topic(retention=Retention(drop_unacked_after=3_600.0))).run()
     assert length(harness) == 100
 
 
 def test_retention_drops_nothing_by_default(harness: Harness, view: MetricsView) -> None:
     write(harness, 300)
-    trimmer_of(harness, view, Topic(retention=Retention(max_length=0, max_age=1.0))).run()
+    make_trimmer(harness, view, Topic(retention=Retention(max_length=0, max_age=1.0))).run()
     assert length(harness) == 300
     assert not view.tally("dropped")
 
@@ -267,7 +267,7 @@ def test_retention_settles_drops_of_a_dead_housekeeper(harness: Harness, view: M
     harness.fetch(150)
     harness.do("XTRIM", harness.stream, "MINID", "=", "101-0")
     topic = Topic(retention=Retention(drop_unacked_above=1_000))
-    trimmer = trimmer_of(harness, view, topic)
+    trimmer = make_trimmer(harness, view, topic)
     trimmer.run()
     trimmer.run()
     assert view.tally("dropped") == {("access", "0", "hits", "pending"): 100}
@@ -279,5 +279,5 @@ def test_retention_waits_for_a_missing_group(
 ) -> None:
     write(harness, 300)
     topic = Topic(retention=Retention(drop_unacked_above=10))
-    trimmer_of(harness, view, topic, groups=("hits", "audit")).run()
+    make_trimmer(harness, view, topic, groups=("hits", "audit")).run()
     assert length(harness) == 300

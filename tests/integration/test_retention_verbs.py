@@ -124,7 +124,7 @@ def test_trim_refuses_a_topic_without_groups(harness: Harness, run: Run, file: P
 # --- doctor stream --------------------------------------------------------------------------------
 
 
-def retain(file: Path, text: str) -> None:
+def configure_retention(file: Path, text: str) -> None:
     with file.open("a") as opened:
         opened.write(f"[topics.access]\n{text}\n")
 
@@ -132,7 +132,7 @@ def retain(file: Path, text: str) -> None:
 def test_doctor_stream_finds_nothing_in_a_healthy_topic(
     harness: Harness, run: Run, file: Path
 ) -> None:
-    retain(file, "retention = { max_length = 1000 }")
+    configure_retention(file, "retention = { max_length = 1000 }")
     fill(harness, 50, acked=50)
     harness.own("t1")
     found = document(run("doctor", "stream", "access", "--json"))
@@ -159,7 +159,7 @@ def test_doctor_stream_accepts_missing_retention(harness: Harness, run: Run) -> 
 
 @pytest.mark.fault("F29")
 def test_doctor_stream_names_an_abandoned_group(harness: Harness, run: Run, file: Path) -> None:
-    retain(file, "retention = { max_length = 10 }")
+    configure_retention(file, "retention = { max_length = 10 }")
     now = harness.now_unix_ms()
     fill(harness, 300, acked=300, first=now - 7_200_000)
     harness.do("XGROUP", "CREATE", harness.stream, "audit", f"{now - 7_200_000 + 99}-0")
@@ -180,7 +180,7 @@ def test_doctor_stream_names_an_abandoned_group(harness: Harness, run: Run, file
 def test_doctor_stream_shows_an_owned_group_as_lagging(
     harness: Harness, run: Run, file: Path
 ) -> None:
-    retain(file, 'retention = { ack_policy = "delete" }')
+    configure_retention(file, 'retention = { ack_policy = "delete" }')
     fill(harness, 300, acked=100)
     harness.fetch(50)
     harness.own("t1", owner="west-1")
@@ -198,7 +198,7 @@ def test_doctor_stream_shows_an_owned_group_as_lagging(
 def test_doctor_stream_calls_a_silent_group_abandoned(
     harness: Harness, run: Run, file: Path
 ) -> None:
-    retain(file, "retention = { max_length = 10 }")
+    configure_retention(file, "retention = { max_length = 10 }")
     fill(harness, 300, acked=100)
     found = document(run("doctor", "stream", "access", "--json", code=1))
     assert [each["kind"] for each in found["problems"]] == ["lag"], "it has just read"
@@ -207,7 +207,7 @@ def test_doctor_stream_calls_a_silent_group_abandoned(
 
 
 def test_doctor_stream_names_the_archive(harness: Harness, run: Run, file: Path) -> None:
-    retain(file, 'retention = { max_length = 10 }\narchive = "required"')
+    configure_retention(file, 'retention = { max_length = 10 }\narchive = "required"')
     fill(harness, 300, acked=300)
     harness.do("HSET", harness.trim, "archived", "100-0")
     found = document(run("doctor", "stream", "access", "--json", code=1))
@@ -221,7 +221,7 @@ def test_doctor_stream_names_the_archive(harness: Harness, run: Run, file: Path)
 def test_doctor_stream_reports_missing_groups(
     harness: Harness, run: Run, file: Path, link: Connection, keys: Keys
 ) -> None:
-    retain(
+    configure_retention(
         file,
         "retention = { max_length = 10 }\n"
         '[[consumers]]\ntopic = "access"\ngroup = "late"\nhandler = "a:b"',

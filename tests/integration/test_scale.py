@@ -38,7 +38,7 @@ def write(harness: Harness, number: int) -> None:
         harness.do("XADD", harness.stream, "*", "payload", "x")
 
 
-def later(harness: Harness, key: str, seconds: float, number: int = 1) -> None:
+def add_due(harness: Harness, key: str, seconds: float, number: int = 1) -> None:
     """Add `number` members to a sorted set, due in `seconds` (unix ms, Redis time)."""
     for at in range(number):
         harness.do("ZADD", key, int(harness.now_unix_ms() + seconds * 1000), f"0-{at}-{seconds}")
@@ -92,8 +92,8 @@ def test_scale_counts_work_before_its_due_time(at: At, keys: Keys, scale: Scale)
         keys.scheduled(*place),
         keys.schedules_due(*place),
     ):
-        later(harness, key, 20)
-        later(harness, key, 3600)
+        add_due(harness, key, 20)
+        add_due(harness, key, 3600)
 
     assert (scale()["total"]["due"], scale()["total"]["wanted"]) == (3, 1)
     assert scale("--within", "10s")["total"]["due"] == 0
@@ -103,7 +103,7 @@ def test_scale_counts_work_before_its_due_time(at: At, keys: Keys, scale: Scale)
 def test_scale_counts_a_delayed_send_for_each_group(at: At, keys: Keys, scale: Scale) -> None:
     for group in ("hits", "bills"):
         write(at(0, group), 0)
-    later(at(0), keys.scheduled("access", 0), 5)
+    add_due(at(0), keys.scheduled("access", 0), 5)
 
     found = scale()
 
@@ -169,7 +169,7 @@ def test_scale_reports_an_unreadable_key(
 
 
 @contextlib.contextmanager
-def serving(file: Path, *args: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def serve_scale(file: Path, *args: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run `scale --bind`; yield HOST:PORT."""
     command = [sys.executable, "-m", "streamqd", "--config", str(file), "scale", *args]
     if "--bind" not in args:
@@ -198,7 +198,7 @@ def get(place: str, path: str = "/scale", token: str = "") -> tuple[int, str]:
 def test_scale_endpoint_equals_the_command(at: At, file: Path, scale: Scale) -> None:
     write(at(0), 3)
 
-    with serving(file) as (place, process):
+    with serve_scale(file) as (place, process):
         status, body = get(place)
         assert get(place, "/livez")[0] == 200
         process.send_signal(signal.SIGTERM)
@@ -216,7 +216,7 @@ def test_scale_endpoint_returns_503_without_redis(tmp_path: Path) -> None:
     file = tmp_path / "streamq.toml"
     file.write_text(toml({"redis": {"url": f"unix://{tmp_path}/none.sock"}}))
 
-    with serving(file) as (place, process):
+    with serve_scale(file) as (place, process):
         status, body = get(place)
         live = get(place, "/livez")[0]
         process.send_signal(signal.SIGTERM)
@@ -240,7 +240,7 @@ def test_scale_endpoint_for_other_hosts_needs_a_token(
     token.write_text("secret")
     file.write_text(file.read_text() + f'\n[http]\ntoken_file = "{token}"\n')
 
-    with serving(file, "--bind", "0.0.0.0:0") as (place, _):
+    with serve_scale(file, "--bind", "0.0.0.0:0") as (place, _):
         place = place.replace("0.0.0.0", "127.0.0.1")
         assert get(place)[0] == 401
         assert get(place, token="secret")[0] == 200
@@ -248,7 +248,7 @@ def test_scale_endpoint_for_other_hosts_needs_a_token(
 
 def test_scale_refuses_a_used_address_and_a_wrong_name(at: At, file: Path, run: Run) -> None:
     write(at(0), 1)
-    with serving(file) as (place, _):
+    with serve_scale(file) as (place, _):
         refused = run("scale", "--bind", place, code=8)
     assert "is in use by another process" in refused.stderr
     assert (

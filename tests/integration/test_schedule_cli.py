@@ -46,7 +46,7 @@ def verb(run: Run, store: Store) -> Run:
 
 
 @pytest.fixture
-def added(verb: Run) -> Run:
+def with_schedule(verb: Run) -> Run:
     """Return the commands, with a schedule `tick` of an operator."""
     verb("add", "tick", "--topic", TOPIC, "--every", "1h")
     return verb
@@ -68,7 +68,7 @@ def make_due(store: Store, due: int, name: str = "tick") -> None:
     store.execute("ZADD", store.keys.schedules_due(*line.place), due, name)
 
 
-def unseen(store: Store, name: str, seconds: int) -> None:
+def set_last_seen(store: Store, name: str, seconds: int) -> None:
     """Set the time since an instance last declared a schedule."""
     line = calls.index(store, [name])[name]
     assert isinstance(line, calls.IndexLine)
@@ -76,14 +76,16 @@ def unseen(store: Store, name: str, seconds: int) -> None:
     store.execute("HSET", store.keys.schedules(*line.place), f"{name}:seen", seen)
 
 
-def lose(store: Store, name: str) -> None:
+def keep_only_name(store: Store, name: str) -> None:
     """Remove everything of a schedule except its name, like an interrupted command."""
     line = calls.index(store, [name])[name]
     assert isinstance(line, calls.IndexLine)
     store.run(calls.drop(store.keys, line.place, name))
 
 
-def sent(store: Store, topic: str = TOPIC, partitions: int = 4) -> list[dict[bytes, bytes]]:
+def read_messages(
+    store: Store, topic: str = TOPIC, partitions: int = 4
+) -> list[dict[bytes, bytes]]:
     found = []
     for number in range(partitions):
         for _, flat in store.execute("XRANGE", store.keys.stream(topic, number), "-", "+"):
@@ -105,19 +107,19 @@ def test_added_schedule_fires(verb: Run, store: Store) -> None:
     assert told.startswith("tick added; due in ")
     make_due(store, server_unix_ms(store) // 3_600_000 * 3_600_000)
     fire(store)
-    [message] = sent(store)
+    [message] = read_messages(store)
     assert message[b"payload"] == b'{"kind":"full"}'
     assert row(verb)["fired"] == 1
     assert document(verb("show", "tick", "--json"))["last_uid"].startswith(f"{TOPIC}/")
 
 
-def test_schedule_add_repeated_changes_nothing(added: Run) -> None:
-    due = row(added)["due_unix_ms"]
-    again = added("add", "tick", "--topic", TOPIC, "--every", "60m")
+def test_schedule_add_repeated_changes_nothing(with_schedule: Run) -> None:
+    due = row(with_schedule)["due_unix_ms"]
+    again = with_schedule("add", "tick", "--topic", TOPIC, "--every", "60m")
     assert "nothing was changed" in again.stdout
-    refused = added("add", "tick", "--topic", TOPIC, "--every", "2h", code=8)
+    refused = with_schedule("add", "tick", "--topic", TOPIC, "--every", "2h", code=8)
     assert "run `streamqd schedule edit tick`" in refused.stderr
-    assert row(added)["due_unix_ms"] == due
+    assert row(with_schedule)["due_unix_ms"] == due
 
 
 def test_schedule_add_repeated_finishes_an_interrupted_one(verb: Run, store: Store) -> None:
@@ -149,49 +151,49 @@ def test_schedule_add_with_an_invalid_setting_adds_nothing(
 
 
 def test_schedule_add_refuses_too_many_per_topic(
-    added: Run, monkeypatch: pytest.MonkeyPatch
+    with_schedule: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin, "PER_TOPIC_MAX", 1)
-    told = added("add", "other", "--topic", TOPIC, "--every", "1h", code=8).stderr
+    told = with_schedule("add", "other", "--topic", TOPIC, "--every", "1h", code=8).stderr
     assert "1 is the maximum" in told
-    added("add", "other", "--topic", "others", "--every", "1h")
+    with_schedule("add", "other", "--topic", "others", "--every", "1h")
 
 
-def test_schedule_edit_keeps_other_settings(added: Run) -> None:
-    added("edit", "tick", "--payload", "text", "--misfire", "skip")
-    added("edit", "tick", "--cron", "0 3 * * *", "--timezone", "Europe/Berlin")
-    found = document(added("show", "tick", "--json"))
+def test_schedule_edit_keeps_other_settings(with_schedule: Run) -> None:
+    with_schedule("edit", "tick", "--payload", "text", "--misfire", "skip")
+    with_schedule("edit", "tick", "--cron", "0 3 * * *", "--timezone", "Europe/Berlin")
+    found = document(with_schedule("show", "tick", "--json"))
     stated = found["specification"]
     assert (stated["payload"], stated["misfire"]) == ("text", "skip")
     assert (stated["cron"], stated["every"]) == ("0 3 * * *", "none")
     assert found["row"]["when"] == "cron 0 3 * * * (Europe/Berlin)"
-    added("edit", "tick", "--every", "5m")
-    assert document(added("show", "tick", "--json"))["specification"]["timezone"] == ""
-    assert "nothing was changed" in added("edit", "tick", "--every", "300s").stdout
-    assert "pass an option" in added("edit", "tick", code=2).stderr
+    with_schedule("edit", "tick", "--every", "5m")
+    assert document(with_schedule("show", "tick", "--json"))["specification"]["timezone"] == ""
+    assert "nothing was changed" in with_schedule("edit", "tick", "--every", "300s").stdout
+    assert "pass an option" in with_schedule("edit", "tick", code=2).stderr
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_schedule_edit_moves_to_a_new_topic(added: Run, store: Store, paused: bool) -> None:
+def test_schedule_edit_moves_to_a_new_topic(with_schedule: Run, store: Store, paused: bool) -> None:
     if paused:
-        added("pause", "tick")
-    added("edit", "tick", "--topic", "others")
-    found = row(added)
+        with_schedule("pause", "tick")
+    with_schedule("edit", "tick", "--topic", "others")
+    found = row(with_schedule)
     assert (found["topic"], found["partition"]) == ("others", 0)
     assert found["state"] == ("paused" if paused else "active")
-    assert len(document(added("list", "--json"))["rows"]) == 1
+    assert len(document(with_schedule("list", "--json"))["rows"]) == 1
 
 
-def test_schedule_edit_finishes_an_interrupted_move(added: Run, store: Store) -> None:
+def test_schedule_edit_finishes_an_interrupted_move(with_schedule: Run, store: Store) -> None:
     before = calls.index(store, ["tick"])["tick"]
     assert isinstance(before, calls.IndexLine)
     store.run(calls.hold(store.keys, before.place, "tick", calls.MOVING))
     calls.enter(
         store, "tick", before._replace(place=("others", 0), origin_place=before.place), new=False
     )
-    assert row(added)["state"] == "moving"
-    added("edit", "tick", "--topic", "others")
-    found = row(added)
+    assert row(with_schedule)["state"] == "moving"
+    with_schedule("edit", "tick", "--topic", "others")
+    found = row(with_schedule)
     assert (found["topic"], found["state"]) == ("others", "active")
 
 
@@ -202,29 +204,29 @@ def test_schedule_of_a_file_cannot_be_edited_or_removed(verb: Run, store: Store)
     assert "declared by an instance of fleet default" in told
     told = verb("add", "filed", "--topic", TOPIC, "--every", "1h", code=8).stderr
     assert "add this one under another name" in told
-    unseen(store, "filed", 61)
+    set_last_seen(store, "filed", 61)
     assert verb("remove", "filed", "--yes").stdout == "1 schedule removed\n"
 
 
-def test_file_does_not_replace_a_schedule_of_an_operator(added: Run, store: Store) -> None:
+def test_file_does_not_replace_a_schedule_of_an_operator(with_schedule: Run, store: Store) -> None:
     reconcile(store, "tick")
-    assert row(added)["origin"] == "operator"
+    assert row(with_schedule)["origin"] == "operator"
 
 
 # --- pausing --------------------------------------------------------------------------------------
 
 
-def test_paused_schedule_sends_nothing_until_resumed(added: Run, store: Store) -> None:
+def test_paused_schedule_sends_nothing_until_resumed(with_schedule: Run, store: Store) -> None:
     hour = 3_600_000
     make_due(store, server_unix_ms(store) // hour * hour - 5 * hour)
-    assert added("pause", "tick").stdout == "1 schedule paused\n"
+    assert with_schedule("pause", "tick").stdout == "1 schedule paused\n"
     fire(store)
-    assert (sent(store), row(added)["state"]) == ([], "paused")
-    assert added("pause", "tick").stdout == "no schedules paused\n"
-    assert added("resume", "tick").stdout == "1 schedule resumed\n"
+    assert (read_messages(store), row(with_schedule)["state"]) == ([], "paused")
+    assert with_schedule("pause", "tick").stdout == "no schedules paused\n"
+    assert with_schedule("resume", "tick").stdout == "1 schedule resumed\n"
     fire(store)
-    assert len(sent(store)) == 1
-    assert row(added)["skipped"] == 5
+    assert len(read_messages(store)) == 1
+    assert row(with_schedule)["skipped"] == 5
 
 
 def test_deploy_does_not_resume_a_paused_schedule(verb: Run, store: Store) -> None:
@@ -234,37 +236,37 @@ def test_deploy_does_not_resume_a_paused_schedule(verb: Run, store: Store) -> No
     assert row(verb, "filed")["state"] == "paused"
 
 
-def test_schedule_pause_pauses_all_named_or_none(added: Run) -> None:
-    told = added("pause", "tick", "tock", code=8).stderr
+def test_schedule_pause_pauses_all_named_or_none(with_schedule: Run) -> None:
+    told = with_schedule("pause", "tick", "tock", code=8).stderr
     assert "schedule tock does not exist; did you mean tick?" in told
-    assert row(added)["state"] == "active"
+    assert row(with_schedule)["state"] == "active"
 
 
 def test_orphaned_schedule_cannot_be_resumed(verb: Run, store: Store) -> None:
     reconcile(store, "filed")
-    unseen(store, "filed", 601)
+    set_last_seen(store, "filed", 601)
     assert "no instance declares it" in verb("resume", "filed", code=8).stderr
 
 
 # --- running --------------------------------------------------------------------------------------
 
 
-def test_schedule_run_sends_a_message_now(added: Run, store: Store) -> None:
-    due = row(added)["due_unix_ms"]
-    added("pause", "tick")
-    told = [document(added("run", "tick", "--json")) for _ in range(3)]
+def test_schedule_run_sends_a_message_now(with_schedule: Run, store: Store) -> None:
+    due = row(with_schedule)["due_unix_ms"]
+    with_schedule("pause", "tick")
+    told = [document(with_schedule("run", "tick", "--json")) for _ in range(3)]
     assert len({each["scheduled_for"] for each in told}) == 3
-    headers = [json.loads(each[b"headers"]) for each in sent(store)]
+    headers = [json.loads(each[b"headers"]) for each in read_messages(store)]
     assert {each["x-scheduled-for"] for each in headers} == {e["scheduled_for"] for e in told}
     assert {each["x-schedule"] for each in headers} == {"tick"}
-    assert row(added)["due_unix_ms"] == due
+    assert row(with_schedule)["due_unix_ms"] == due
 
 
 def test_schedule_run_does_not_count_as_a_tick(
-    added: Run, store: Store, monkeypatch: pytest.MonkeyPatch
+    with_schedule: Run, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The headers of a manual message contain no tick, because the tick is still sent when due."""
-    hour = row(added)["due_unix_ms"]
+    hour = row(with_schedule)["due_unix_ms"]
     monkeypatch.setattr(admin, "server_unix_ms", lambda _link: hour)
     found = admin.run(store, "tick")
     assert found.scheduled_for == admin.format_tick(hour + 1)
@@ -273,74 +275,82 @@ def test_schedule_run_does_not_count_as_a_tick(
 # --- removing -------------------------------------------------------------------------------------
 
 
-def test_schedule_remove_leaves_nothing(added: Run, store: Store) -> None:
-    assert added("remove", "tick", "--dry-run").stdout == "would remove 1 schedule\ntick (active)\n"
-    assert "pass --yes" in added("remove", "tick", code=8).stderr
-    added("remove", "tick", "--yes")
+def test_schedule_remove_leaves_nothing(with_schedule: Run, store: Store) -> None:
+    assert (
+        with_schedule("remove", "tick", "--dry-run").stdout
+        == "would remove 1 schedule\ntick (active)\n"
+    )
+    assert "pass --yes" in with_schedule("remove", "tick", code=8).stderr
+    with_schedule("remove", "tick", "--yes")
     assert store.execute("KEYS", "*schedule:{*") == []
     assert calls.index(store, ["tick"]) == {}
-    assert "does not exist" in added("remove", "tick", "--yes", code=8).stderr
+    assert "does not exist" in with_schedule("remove", "tick", "--yes", code=8).stderr
 
 
-def test_schedule_can_be_removed_and_added_again(added: Run, store: Store) -> None:
+def test_schedule_can_be_removed_and_added_again(with_schedule: Run, store: Store) -> None:
     make_due(store, server_unix_ms(store) // 3_600_000 * 3_600_000)
     fire(store)
-    added("remove", "tick", "--yes")
-    added("add", "tick", "--topic", TOPIC, "--every", "1h")
+    with_schedule("remove", "tick", "--yes")
+    with_schedule("add", "tick", "--topic", TOPIC, "--every", "1h")
     fire(store)
-    assert len(sent(store)) == 1
+    assert len(read_messages(store)) == 1
 
 
-def test_schedule_prune_removes_orphans_and_unused_names(added: Run, store: Store) -> None:
+def test_schedule_prune_removes_orphans_and_unused_names(with_schedule: Run, store: Store) -> None:
     reconcile(store, "kept", "orphan")
-    added("add", "left", "--topic", "others", "--every", "1h")
-    unseen(store, "orphan", 601)
-    lose(store, "left")
-    told = added("prune", "--dry-run").stdout
+    with_schedule("add", "left", "--topic", "others", "--every", "1h")
+    set_last_seen(store, "orphan", 601)
+    keep_only_name(store, "left")
+    told = with_schedule("prune", "--dry-run").stdout
     assert told == "would remove 2 schedules\nleft (missing)\norphan (orphaned)\n"
-    assert document(added("prune", "--yes", "--json"))["changed"] == {
+    assert document(with_schedule("prune", "--yes", "--json"))["changed"] == {
         "left": "removed",
         "orphan": "removed",
     }
-    assert [each["name"] for each in document(added("list", "--json"))["rows"]] == ["kept", "tick"]
-    assert document(added("prune", "--json"))["changed"] == {}
+    assert [each["name"] for each in document(with_schedule("list", "--json"))["rows"]] == [
+        "kept",
+        "tick",
+    ]
+    assert document(with_schedule("prune", "--json"))["changed"] == {}
 
 
 def test_schedule_remove_accepts_a_name_without_a_schedule(verb: Run, store: Store) -> None:
     verb("add", "left", "--topic", "others", "--every", "1h")
-    lose(store, "left")
+    keep_only_name(store, "left")
     told = verb("add", "left", "--topic", TOPIC, "--every", "1h", code=8).stderr
     assert "left over from a deleted topic; run `streamqd schedule remove left` first" in told
     verb("remove", "left", "--yes")
     verb("add", "left", "--topic", TOPIC, "--every", "1h")
 
 
-def test_unreadable_schedule_name_is_reported_and_removed(added: Run, store: Store) -> None:
+def test_unreadable_schedule_name_is_reported_and_removed(with_schedule: Run, store: Store) -> None:
     store.execute("HSET", store.keys.schedule_index(), "tick", "x", "bad\n", "y")
-    seen = added("list", "--json")
+    seen = with_schedule("list", "--json")
     assert len(document(seen)["unreadable"]) == 2
-    assert "and not `fleet origin" in added("show", "tick", code=8).stderr
-    added("remove", "tick", "--yes")
+    assert "and not `fleet origin" in with_schedule("show", "tick", code=8).stderr
+    with_schedule("remove", "tick", "--yes")
     assert store.execute("KEYS", "*schedule:{*") == []
 
 
-def test_schedule_list_survives_a_key_of_a_wrong_type(added: Run, store: Store) -> None:
-    added("add", "other", "--topic", "others", "--every", "1h")
+def test_schedule_list_survives_a_key_of_a_wrong_type(with_schedule: Run, store: Store) -> None:
+    with_schedule("add", "other", "--topic", "others", "--every", "1h")
     store.execute("DEL", store.keys.schedules("others", 0))
     store.execute("SET", store.keys.schedules("others", 0), "x")
-    seen = document(added("list", "--json"))
+    seen = document(with_schedule("list", "--json"))
     assert {each["name"]: each["state"] for each in seen["rows"]}["tick"] == "active"
     assert len(seen["unreadable"]) == 1
 
 
 @pytest.mark.parametrize("part", ["tick", "ran"])
-def test_schedule_list_survives_an_out_of_range_tick(added: Run, store: Store, part: str) -> None:
+def test_schedule_list_survives_an_out_of_range_tick(
+    with_schedule: Run, store: Store, part: str
+) -> None:
     """Such a tick must not make `schedule list` fail with an error about a year."""
-    added("add", "other", "--topic", "others", "--every", "1h")
+    with_schedule("add", "other", "--topic", "others", "--every", "1h")
     line = calls.index(store, ["tick"])["tick"]
     assert isinstance(line, calls.IndexLine)
     store.execute("HSET", store.keys.schedules_last(*line.place), f"tick:{part}", 2**53 - 1)
-    seen = document(added("list", "--json"))
+    seen = document(with_schedule("list", "--json"))
     assert {each["name"]: each["state"] for each in seen["rows"]}["other"] == "active"
     assert [each["field"] for each in seen["unreadable"]] == [f"tick:{part}"]
 
@@ -378,27 +388,32 @@ def test_schedule_next_ticks_handle_the_clock_change(verb: Run) -> None:
     assert days == [f"2026-10-{day}" for day in (25, 26, 27, 28, 29)]
 
 
-def test_schedule_commands_are_in_the_audit_log(added: Run, run: Run, store: Store) -> None:
-    added("pause", "tick")
-    added("resume", "tick")
-    added("edit", "tick", "--every", "2h")
-    added("run", "tick")
-    added("remove", "tick", "--yes")
+def test_schedule_commands_are_in_the_audit_log(with_schedule: Run, run: Run, store: Store) -> None:
+    with_schedule("pause", "tick")
+    with_schedule("resume", "tick")
+    with_schedule("edit", "tick", "--every", "2h")
+    with_schedule("run", "tick")
+    with_schedule("remove", "tick", "--yes")
     trail = document(run("dlq", "audit", TOPIC, "--json"))["entries"]
     verbs = ["remove", "run", "edit", "resume", "pause", "add"]
     assert [each["command"] for each in trail] == [f"schedule {each}" for each in verbs]
 
 
-def test_schedule_show_explains_an_unreadable_specification(added: Run, store: Store) -> None:
+def test_schedule_show_explains_an_unreadable_specification(
+    with_schedule: Run, store: Store
+) -> None:
     key = store.keys.schedules(TOPIC, 0)
     store.execute("HSET", key, "tick", b"\x00\xffgarbage{")
-    assert "cannot be read: specification does not match its hash" in added("show", "tick").stdout
+    assert (
+        "cannot be read: specification does not match its hash"
+        in with_schedule("show", "tick").stdout
+    )
     store.execute("HSET", key, "tick", "[]", "tick:hash", hash_of("[]"))
-    assert "is not a table" in document(added("show", "tick", "--json"))["problem"]
+    assert "is not a table" in document(with_schedule("show", "tick", "--json"))["problem"]
 
 
-def test_audit_lists_schedule_names_without_brackets(added: Run, run: Run) -> None:
-    added("pause", "tick")
+def test_audit_lists_schedule_names_without_brackets(with_schedule: Run, run: Run) -> None:
+    with_schedule("pause", "tick")
     line = run("dlq", "audit", TOPIC).stdout.splitlines()[1]
     assert line.endswith("schedules tick")
 
@@ -416,9 +431,11 @@ def test_audit_lists_schedule_names_without_brackets(added: Run, run: Run) -> No
     ],
     ids=" ".join,
 )
-def test_schedule_dry_run_changes_nothing(added: Run, store: Store, words: tuple[str, ...]) -> None:
+def test_schedule_dry_run_changes_nothing(
+    with_schedule: Run, store: Store, words: tuple[str, ...]
+) -> None:
     harness = Harness(store.connection, store.keys)
     before = harness.dump()
-    added(*words, "--dry-run")
-    assert document(added(*words, "--dry-run", "--json")).get("dry_run") is True
+    with_schedule(*words, "--dry-run")
+    assert document(with_schedule(*words, "--dry-run", "--json")).get("dry_run") is True
     assert harness.dump() == before

@@ -21,7 +21,7 @@ from streamqd.store import topics
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.integration.test_schedules import sent
+from tests.integration.test_schedules import read_ticks
 from tests.support.servers import Server
 
 TOPICS = ("a", "b", "c")
@@ -96,6 +96,6 @@ def test_concurrent_changes_send_no_tick_twice(
             working.append(pool.submit(role, Store(own, keys), chance, ending, deploys))
         for each in working:
             each.result()
-    found = Counter(each for topic in TOPICS for each in sent(store, topic, PARTITIONS))
+    found = Counter(each for topic in TOPICS for each in read_ticks(store, topic, PARTITIONS))
     assert [each for each, times in found.items() if times > 1] == []
     assert len({name for name, _ in found}) > len(NAMES) // 2  # some are always paused

@@ -55,23 +55,23 @@ def reconcile(store: Store, *schedules: Schedule, fleet: str = "default", since:
     Reconciler(store, fleet, schedules, since, {}).run()
 
 
-def place_of(store: Store, name: str = "tick") -> TopicPartition:
+def find_place(store: Store, name: str = "tick") -> TopicPartition:
     entry = calls.index(store, [name])[name]
     assert isinstance(entry, IndexLine)
     return entry.place
 
 
-def one(store: Store, name: str = "tick") -> StoredSchedule:
-    [found] = read_stored(store, [(name, place_of(store, name))])
+def read_schedule(store: Store, name: str = "tick") -> StoredSchedule:
+    [found] = read_stored(store, [(name, find_place(store, name))])
     assert found is not None
     return found
 
 
 def make_due(store: Store, due: int, name: str = "tick") -> None:
-    store.execute("ZADD", store.keys.schedules_due(*place_of(store, name)), due, name)
+    store.execute("ZADD", store.keys.schedules_due(*find_place(store, name)), due, name)
 
 
-def sent(store: Store, topic: str = TOPIC, partitions: int = 1) -> list[tuple[str, str]]:
+def read_ticks(store: Store, topic: str = TOPIC, partitions: int = 1) -> list[tuple[str, str]]:
     """Return the schedule and the tick of every message."""
     found = []
     for number in range(partitions):
@@ -87,7 +87,7 @@ def fire(store: Store) -> list[Outcome]:
     return outcomes
 
 
-def hour_ago(store: Store, hours: int = 1) -> int:
+def past_hour(store: Store, hours: int = 1) -> int:
     """Return a tick of an hourly schedule, counted back from the next one."""
     hour = 3_600_000
     return (server_unix_ms(store) // hour + 1 - hours) * hour
@@ -99,7 +99,7 @@ def hour_ago(store: Store, hours: int = 1) -> int:
 def test_declared_schedule_is_stored_with_its_topic(store: Store) -> None:
     reconcile(store, schedule())
     assert topics.partition_count(store, TOPIC) == 1
-    assert one(store).due_unix_ms == hour_ago(store, 0)
+    assert read_schedule(store).due_unix_ms == past_hour(store, 0)
     assert calls.places(store) == [(TOPIC, 0)]
 
 
@@ -107,13 +107,13 @@ def test_unchanged_declaration_changes_nothing(store: Store) -> None:
     reconcile(store, schedule())
     make_due(store, 12_345)
     reconcile(store, schedule(), since=99)
-    assert one(store).due_unix_ms == 12_345
+    assert read_schedule(store).due_unix_ms == 12_345
 
 
 def test_edited_schedule_fires_from_now(store: Store) -> None:
     reconcile(store, schedule())
     reconcile(store, schedule(every=7200.0), since=2)
-    due = one(store).due_unix_ms or 0
+    due = read_schedule(store).due_unix_ms or 0
     assert due % 7_200_000 == 0
     assert due > server_unix_ms(store)
 
@@ -121,10 +121,10 @@ def test_edited_schedule_fires_from_now(store: Store) -> None:
 def test_edit_after_a_clock_step_back_does_not_repeat_a_tick(store: Store) -> None:
     """A tick that was sent while the clock was ahead is not sent again."""
     reconcile(store, schedule())
-    ahead = hour_ago(store, -5)
+    ahead = past_hour(store, -5)
     store.execute("HSET", store.keys.schedules_last(TOPIC, 0), "tick:tick", ahead)
     reconcile(store, schedule(payload='{"a":1}'), since=2)
-    assert one(store).due_unix_ms == ahead + 3_600_000
+    assert read_schedule(store).due_unix_ms == ahead + 3_600_000
 
 
 def test_two_releases_fire_all_their_schedules(store: Store) -> None:
@@ -133,48 +133,52 @@ def test_two_releases_fire_all_their_schedules(store: Store) -> None:
         reconcile(store, *old, since=1)
         reconcile(store, *new, since=2)
     for name in ("a", "b", "c"):
-        make_due(store, hour_ago(store), name)
+        make_due(store, past_hour(store), name)
     fire(store)
-    assert [name for name, _ in sent(store)] == ["a", "b", "c"]
+    assert [name for name, _ in read_ticks(store)] == ["a", "b", "c"]
 
 
 def test_later_release_wins_while_both_run(store: Store) -> None:
     old, new = schedule(), schedule(every=60.0)
     reconcile(store, old, since=1)
     reconcile(store, new, since=2)
-    digest = one(store).hash
+    digest = read_schedule(store).hash
     reconcile(store, old, since=1)
-    assert one(store).hash == digest
+    assert read_schedule(store).hash == digest
 
 
 def test_undeclared_schedule_stops_until_declared_again(store: Store) -> None:
     reconcile(store, schedule())
-    tick = hour_ago(store)
+    tick = past_hour(store)
     make_due(store, tick)
     store.execute("HSET", store.keys.schedules(TOPIC, 0), "tick:seen", "5")
     fire(store)
-    assert (one(store).held, one(store).due_unix_ms, sent(store)) == ("orphaned", tick, [])
+    assert (read_schedule(store).held, read_schedule(store).due_unix_ms, read_ticks(store)) == (
+        "orphaned",
+        tick,
+        [],
+    )
     reconcile(store, schedule())
     fire(store)
-    assert len(sent(store)) == 1
+    assert len(read_ticks(store)) == 1
 
 
 def test_two_fleets_cannot_declare_the_same_name(store: Store, caplog: Any) -> None:
     """The second fleet is refused and changes nothing, with any schedule."""
     reconcile(store, schedule(), fleet="blue")
-    before, mine = Harness(store.connection, store.keys).dump(), one(store)
+    before, mine = Harness(store.connection, store.keys).dump(), read_schedule(store)
     for other in (schedule(), schedule(every=60.0), schedule(partition=0)):
         reconcile(store, other, fleet="green", since=99)
     assert Harness(store.connection, store.keys).dump() == before
     assert caplog.text.count("fleet blue has a schedule of this name") == 3
     moved = schedule(every=60.0, topic="others")
     reconcile(store, moved, fleet="green", since=99)
-    assert one(store) == mine
+    assert read_schedule(store) == mine
     assert calls.places(store) == [(TOPIC, 0)]
-    make_due(store, hour_ago(store))
+    make_due(store, past_hour(store))
     fire(store)
-    assert len(sent(store)) == 1
-    assert sent(store, "others") == []
+    assert len(read_ticks(store)) == 1
+    assert read_ticks(store, "others") == []
 
 
 def test_two_fleets_fire_each_schedule_once(store: Store) -> None:
@@ -182,10 +186,10 @@ def test_two_fleets_fire_each_schedule_once(store: Store) -> None:
     reconcile(store, schedule("a"), fleet="blue")
     reconcile(store, schedule("b"), fleet="green")
     for name in "ab":
-        make_due(store, hour_ago(store), name)
+        make_due(store, past_hour(store), name)
     for _ in range(2):  # one housekeeper per fleet
         fire(store)
-    assert [name for name, _ in sent(store)] == ["a", "b"]
+    assert [name for name, _ in read_ticks(store)] == ["a", "b"]
     for name, fleet in (("a", "blue"), ("b", "green")):
         line = calls.index(store, [name])[name]
         assert isinstance(line, IndexLine)
@@ -200,7 +204,7 @@ def test_schedule_for_a_missing_partition_is_refused(store: Store) -> None:
 def test_unreadable_index_line_affects_only_its_schedule(store: Store) -> None:
     store.execute("HSET", store.keys.schedule_index(), "tick", "what is this")
     reconcile(store, schedule(), schedule("other"))
-    assert one(store, "other").due_unix_ms is not None
+    assert read_schedule(store, "other").due_unix_ms is not None
 
 
 @pytest.mark.parametrize("kind", ["field", "type"])
@@ -217,14 +221,14 @@ def test_unreadable_schedule_does_not_block_others(store: Store, kind: str) -> N
     edited = [schedule(each, every=60.0) for each in ("tick", "a", "z")]
     reconcile(store, *edited, schedule("other", topic="others", every=60.0), since=2)
     for name in left:
-        assert (one(store, name).due_unix_ms or 0) - server_unix_ms(store) <= 60_000
+        assert (read_schedule(store, name).due_unix_ms or 0) - server_unix_ms(store) <= 60_000
 
 
 def test_past_instant_is_not_sent(store: Store) -> None:
     reconcile(store, schedule(every=None, at="2020-01-01T00:00:00+00:00"))
-    assert one(store).due_unix_ms is None
+    assert read_schedule(store).due_unix_ms is None
     fire(store)
-    assert sent(store) == []
+    assert read_ticks(store) == []
 
 
 # --- firing ---------------------------------------------------------------------------------------
@@ -232,52 +236,55 @@ def test_past_instant_is_not_sent(store: Store) -> None:
 
 def test_two_housekeepers_send_a_tick_once(store: Store) -> None:
     reconcile(store, schedule())
-    make_due(store, hour_ago(store))
+    make_due(store, past_hour(store))
     outcomes = [*fire(store), *fire(store)]
-    assert len(sent(store)) == 1
+    assert len(read_ticks(store)) == 1
     assert [each.reason for each in outcomes] == [""]
-    assert one(store).due_unix_ms == hour_ago(store, 0)
+    assert read_schedule(store).due_unix_ms == past_hour(store, 0)
 
 
 @pytest.mark.parametrize(("misfire", "messages"), [("once", 1), ("skip", 0), ("all", 20)])
 def test_twenty_missed_ticks_follow_the_policy(store: Store, misfire: str, messages: int) -> None:
     """After 20 ticks without an instance, the policies send 1, 0 and 20."""
     reconcile(store, schedule(misfire=misfire))
-    make_due(store, hour_ago(store, 20))
+    make_due(store, past_hour(store, 20))
     outcomes = fire(store)
-    assert len(sent(store)) == len({*sent(store)}) == messages
+    assert len(read_ticks(store)) == len({*read_ticks(store)}) == messages
     assert sum(each.ticks for each in outcomes if each.reason == "misfire") == 20 - messages
-    assert one(store).due_unix_ms == hour_ago(store, 0)
+    assert read_schedule(store).due_unix_ms == past_hour(store, 0)
 
 
 def test_newest_missed_tick_is_sent(store: Store) -> None:
     reconcile(store, schedule())
-    make_due(store, hour_ago(store, 20))
+    make_due(store, past_hour(store, 20))
     fire(store)
-    [(_, when)] = sent(store)
-    assert when == firing.record.format_tick(hour_ago(store, 1))
+    [(_, when)] = read_ticks(store)
+    assert when == firing.record.format_tick(past_hour(store, 1))
 
 
 def test_unreadable_specification_holds_only_its_schedule(store: Store) -> None:
     """Other schedules fire, and an instance that declares the schedule replaces it."""
     reconcile(store, schedule(), schedule("other"))
     for name in ("tick", "other"):
-        make_due(store, hour_ago(store), name)
+        make_due(store, past_hour(store), name)
     store.execute("HSET", store.keys.schedules(TOPIC, 0), "tick", '{"name":"other"}')
     fire(store)
-    assert [name for name, _ in sent(store)] == ["other"]
-    assert one(store).held == "unreadable"
+    assert [name for name, _ in read_ticks(store)] == ["other"]
+    assert read_schedule(store).held == "unreadable"
     reconcile(store, schedule(), schedule("other"))
-    assert (one(store).held, one(store).due_unix_ms) == ("", hour_ago(store, 0))
+    assert (read_schedule(store).held, read_schedule(store).due_unix_ms) == (
+        "",
+        past_hour(store, 0),
+    )
 
 
 @pytest.mark.parametrize("name", [b"\xff\x00", b"a:hash", b"x" * 1000])
 def test_due_time_without_a_specification_is_removed(store: Store, name: bytes) -> None:
     reconcile(store, schedule())
     store.execute("ZADD", store.keys.schedules_due(TOPIC, 0), 5, name)
-    make_due(store, hour_ago(store))
+    make_due(store, past_hour(store))
     fire(store)
-    assert len(sent(store)) == 1
+    assert len(read_ticks(store)) == 1
     assert store.execute("ZSCORE", store.keys.schedules_due(TOPIC, 0), name) is None
 
 
@@ -285,26 +292,26 @@ def test_due_time_without_a_specification_is_removed(store: Store, name: bytes) 
 def test_invalid_due_time_fires_once(store: Store, score: str) -> None:
     """The schedule fires, and it does not delay others of its partition."""
     reconcile(store, schedule(), schedule("other"))
-    for name, due in (("tick", score), ("other", hour_ago(store))):
+    for name, due in (("tick", score), ("other", past_hour(store))):
         store.execute("ZADD", store.keys.schedules_due(TOPIC, 0), due, name)
     for _ in range(2):
         fire(store)
-    assert [name for name, _ in sent(store)] == ["other", "tick"]
-    assert one(store).due_unix_ms == hour_ago(store, 0)
+    assert [name for name, _ in read_ticks(store)] == ["other", "tick"]
+    assert read_schedule(store).due_unix_ms == past_hour(store, 0)
 
 
 def test_schedule_key_of_a_wrong_type_affects_no_other_topic(store: Store) -> None:
     reconcile(store, schedule(), schedule("other", topic="others"))
     store.execute("DEL", store.keys.schedules_due("others", 0))
     store.execute("SET", store.keys.schedules_due("others", 0), "x")
-    make_due(store, hour_ago(store))
+    make_due(store, past_hour(store))
     fire(store)
-    assert len(sent(store)) == 1
+    assert len(read_ticks(store)) == 1
 
 
 def test_schedule_does_not_recreate_a_deleted_topic(store: Store) -> None:
     reconcile(store, schedule())
-    make_due(store, hour_ago(store))
+    make_due(store, past_hour(store))
     store.execute("DEL", store.keys.meta(TOPIC), store.keys.stream(TOPIC, 0))
     fire(store)
     assert store.execute("EXISTS", store.keys.stream(TOPIC, 0)) == 0
@@ -314,11 +321,11 @@ def test_many_due_schedules_fire_in_pages(store: Store) -> None:
     names = [f"s{at}" for at in range(300)]
     reconcile(store, *(schedule(each) for each in names))
     for each in names:
-        make_due(store, hour_ago(store), each)
+        make_due(store, past_hour(store), each)
     firer = Firer(store, set, lambda _outcome: None)
     for _ in range(20):
         firer.turn()
-    assert [name for name, _ in sent(store)] == sorted(names)
+    assert [name for name, _ in read_ticks(store)] == sorted(names)
 
 
 @pytest.mark.parametrize("count", [1, firing.PAGE, 300])
@@ -334,10 +341,10 @@ def test_specifications_are_read_ahead_of_their_due_time(store: Store, count: in
     key = store.keys.schedules(TOPIC, 0)
     store.execute("HSET", key, *(word for each in names for word in (each, "unreadable now")))
     for each in names:
-        make_due(store, hour_ago(store), each)
+        make_due(store, past_hour(store), each)
     for _ in range(5):
         firer.turn()
-    assert [name for name, _ in sent(store)] == sorted(names)
+    assert [name for name, _ in read_ticks(store)] == sorted(names)
 
 
 # --- moving ---------------------------------------------------------------------------------------
@@ -349,32 +356,32 @@ def test_schedule_moves_with_its_key_in_a_grown_topic(store: Store) -> None:
     names = [f"s{at}" for at in range(8)]
     reconcile(store, *(schedule(each) for each in names))
     for each in names:
-        make_due(store, hour_ago(store), each)
+        make_due(store, past_hour(store), each)
     growth.grow(store, TOPIC, 4)
     for _ in range(3):
         fire(store)
-    assert {place_of(store, each)[1] for each in names} == {0, 1, 2, 3}
-    assert [name for name, _ in sent(store, partitions=4)] == names
-    assert {one(store, each).due_unix_ms for each in names} == {hour_ago(store, 0)}
+    assert {find_place(store, each)[1] for each in names} == {0, 1, 2, 3}
+    assert [name for name, _ in read_ticks(store, partitions=4)] == names
+    assert {read_schedule(store, each).due_unix_ms for each in names} == {past_hour(store, 0)}
     for name in names:
-        for number in set(range(4)) - {place_of(store, name)[1]}:
+        for number in set(range(4)) - {find_place(store, name)[1]}:
             assert read_stored(store, [(name, (TOPIC, number))]) == [None]
 
 
 def test_schedule_move_keeps_counts_and_the_last_tick(store: Store) -> None:
     """Without its last tick, an edit after a clock was set back would send the tick again."""
     reconcile(store, schedule(misfire="skip"))
-    make_due(store, hour_ago(store, 20))
+    make_due(store, past_hour(store, 20))
     fire(store)
-    before = one(store)
-    ahead = hour_ago(store, -5)
+    before = read_schedule(store)
+    ahead = past_hour(store, -5)
     store.execute("HSET", store.keys.schedules_last(TOPIC, 0), "tick:tick", ahead, "tick:ran", 7)
     reconcile(store, schedule(topic="others"), since=2)
-    moved = one(store)
+    moved = read_schedule(store)
     assert (moved.tick, moved.ran, moved.skipped) == (ahead, 7, before.skipped)
     assert moved.due_unix_ms == ahead + 3_600_000
     reconcile(store, schedule(topic="others", payload="1"), since=3)
-    assert one(store).due_unix_ms == ahead + 3_600_000
+    assert read_schedule(store).due_unix_ms == ahead + 3_600_000
 
 
 def test_second_copy_of_a_schedule_sends_nothing(store: Store) -> None:
@@ -386,16 +393,16 @@ def test_second_copy_of_a_schedule_sends_nothing(store: Store) -> None:
     reconcile(store, schedule(topic="others"), since=2)
     reconciliation.declare(store, (TOPIC, 0), [Declaration(schedule(), "default", calls.FILE, 1)])
     for place in ((TOPIC, 0), ("others", 0)):
-        store.execute("ZADD", store.keys.schedules_due(*place), hour_ago(store), "tick")
+        store.execute("ZADD", store.keys.schedules_due(*place), past_hour(store), "tick")
     for _ in range(2):
         fire(store)
-    assert (len(sent(store)), len(sent(store, "others"))) == (0, 1)
+    assert (len(read_ticks(store)), len(read_ticks(store, "others"))) == (0, 1)
     [copy] = read_stored(store, [("tick", (TOPIC, 0))])
     assert copy is not None
-    assert (copy.held, one(store).held) == ("unreadable", "")
+    assert (copy.held, read_schedule(store).held) == ("unreadable", "")
     reconcile(store, schedule(), since=3)
-    assert (place_of(store), one(store).held) == ((TOPIC, 0), "")
-    assert one(store).due_unix_ms == hour_ago(store, 0)
+    assert (find_place(store), read_schedule(store).held) == ((TOPIC, 0), "")
+    assert read_schedule(store).due_unix_ms == past_hour(store, 0)
 
 
 STEPS = ("hold", "declare", "drop")
@@ -408,22 +415,22 @@ def test_interrupted_schedule_move_is_finished(
 ) -> None:
     """After a kill at any step of a move, no tick is sent twice and none is lost."""
     reconcile(store, schedule())
-    tick = hour_ago(store)
+    tick = past_hour(store)
     make_due(store, tick)
     if paused:
         store.run(calls.hold(store.keys, (TOPIC, 0), "tick", calls.PAUSED))
-    _die_behind(monkeypatch, step)
+    _die_after(monkeypatch, step)
     moved = schedule(topic="others")
     with pytest.raises(KeyboardInterrupt):
         reconcile(store, moved, since=2)
     monkeypatch.undo()
     reconcile(store, moved, since=2)
     reconcile(store, moved, since=2)
-    assert place_of(store) == ("others", 0)
+    assert find_place(store) == ("others", 0)
     assert read_stored(store, [("tick", (TOPIC, 0))]) == [None]
-    assert one(store).held == ("paused" if paused else "")
+    assert read_schedule(store).held == ("paused" if paused else "")
     fire(store)
-    assert sent(store) == []
+    assert read_ticks(store) == []
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -436,9 +443,9 @@ def test_interrupted_schedule_move_by_growth_is_finished(
     name = next(each for each in map(str, range(99)) if partition_of(schedule(each), 4) != 0)
     calls.enter(store, name, IndexLine("default", OPERATOR, (TOPIC, 0)), new=True)
     reconciliation.declare(store, (TOPIC, 0), [Declaration(schedule(name), "default", OPERATOR, 1)])
-    make_due(store, hour_ago(store), name)
+    make_due(store, past_hour(store), name)
     growth.grow(store, TOPIC, 4)
-    _die_behind(monkeypatch, step)
+    _die_after(monkeypatch, step)
     with pytest.raises(KeyboardInterrupt):
         fire(store)
     monkeypatch.undo()
@@ -455,12 +462,12 @@ def test_interrupted_schedule_move_by_growth_is_finished(
         "default", OPERATOR, (TOPIC, partition_of(schedule(name), 4))
     )
     assert read_stored(store, [(name, (TOPIC, 0))]) == [None]
-    assert one(store, name).held == ("paused" if paused else "")
+    assert read_schedule(store, name).held == ("paused" if paused else "")
     Firer(store, set, lambda _outcome: None).turn()
-    assert len(sent(store, partitions=4)) == (0 if paused else 1)
+    assert len(read_ticks(store, partitions=4)) == (0 if paused else 1)
 
 
-def _die_behind(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def _die_after(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Kill the process after this call."""
     build: Callable[..., Any] = getattr(calls, step)
     run = Store.run
@@ -484,7 +491,7 @@ def test_older_release_does_not_move_a_schedule_back(store: Store) -> None:
     reconcile(store, schedule(), since=1)
     reconcile(store, schedule(topic="others"), since=2)
     reconcile(store, schedule(), since=1)
-    assert place_of(store) == ("others", 0)
+    assert find_place(store) == ("others", 0)
 
 
 def test_topic_delete_removes_its_schedule_names(store: Store) -> None:
@@ -503,7 +510,7 @@ def test_declared_schedule_returns_after_a_topic_delete(store: Store) -> None:
     running.run()
     assert calls.whole_index(store) == {}
     reconcile(store, schedule())
-    assert one(store).due_unix_ms == hour_ago(store, 0)
+    assert read_schedule(store).due_unix_ms == past_hour(store, 0)
 
 
 @pytest.mark.parametrize("deleted", [TOPIC, "others"])
@@ -514,7 +521,7 @@ def test_schedule_move_survives_a_topic_delete(store: Store, deleted: str) -> No
     topics_deletion.delete(store, deleted, force=True)
     assert calls.whole_index(store)["tick"] == moving
     reconcile(store, schedule(topic="others"), since=2)
-    assert one(store).due_unix_ms == hour_ago(store, 0)
+    assert read_schedule(store).due_unix_ms == past_hour(store, 0)
 
 
 def test_failed_declaration_affects_only_its_partition(

@@ -92,7 +92,7 @@ class Shop:
         every |= {"archivePath": str(self.folder)}
         options = {name.lower(): str(value) for name, value in (every | given).items()}
         # Spark carries readers between processes.
-        return carried(source.StreamqSource(options).streamReader(schema=SCHEMA))
+        return pickled(source.StreamqSource(options).streamReader(schema=SCHEMA))
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def shop(server: Server, link: Connection, keys: Keys, tmp_path: Path) -> Shop:
     return Shop(server, link, keys, tmp_path / "archive")
 
 
-def carried(thing: Any) -> Any:
+def pickled(thing: Any) -> Any:
     return pickle.loads(pickle.dumps(thing))
 
 
@@ -108,7 +108,7 @@ def rows(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> Found:
     """Return the rows of a batch. Each has the payload of its entry."""
     found = []
     for partition in reader.partitions(start, end):
-        for batch in carried(reader).read(carried(partition)):
+        for batch in pickled(reader).read(pickled(partition)):
             assert batch.schema.names == SCHEMA.names
             for row in batch.to_pylist():
                 assert row["value"].decode() == f"{row['partition']}:{row['id']}"
@@ -116,7 +116,7 @@ def rows(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> Found:
     return found
 
 
-def to_the_end(
+def read_to_end(
     reader: Any, start: dict[str, Any], limit: Any = ALL, found: list[Found] | None = None
 ) -> list[Found]:
     """Return the rows of each batch until the end. `found` has those read before an error."""
@@ -131,7 +131,7 @@ def flat(batches: list[Found]) -> Found:
     return sorted(row for each in batches for row in each)
 
 
-def numbered(partition: int, first: int, last: int) -> Found:
+def expected_rows(partition: int, first: int, last: int) -> Found:
     return sorted((partition, f"{number}-0") for number in range(first, last + 1))
 
 
@@ -151,7 +151,7 @@ def test_stream_reads_the_archive_and_then_redis(shop: Shop) -> None:
     assert start == BEGIN
     end = reader.latestOffset(start, ALL)
     found = rows(reader, start, end)
-    assert sorted(found) == sorted(numbered(0, 1, 350) + numbered(1, 1, 100))
+    assert sorted(found) == sorted(expected_rows(0, 1, 350) + expected_rows(1, 1, 100))
     assert end == {
         "access": {"0": "350-0", "1": "100-0"},
         "#": {"access": {"0": 350, "1": 100}},
@@ -174,8 +174,8 @@ def test_limits_apply_to_archive_and_redis(shop: Shop, compacted: bool) -> None:
     shop.trim(0, "301-0")
     shop.fill(0, 301, 400)
     limit = streaming.ReadMaxRows(80)
-    batches = to_the_end(shop.reader(), BEGIN, limit)
-    assert flat(batches) == sorted(numbered(0, 1, 400) + numbered(1, 1, 100))
+    batches = read_to_end(shop.reader(), BEGIN, limit)
+    assert flat(batches) == sorted(expected_rows(0, 1, 400) + expected_rows(1, 1, 100))
     assert max(len(each) for each in batches) <= 80
     assert [len(each) for each in batches[:4]] == [80] * 4
     # Each restart continues where the checkpoint is, in either phase.
@@ -214,8 +214,8 @@ def test_stream_reads_a_growing_archive(shop: Shop) -> None:
         shop.trim(0, f"{last + 40}-0")
         found.append(rows(reader, start, end))
         start = end
-    found += to_the_end(reader, start, limit)
-    assert flat(found) == sorted(numbered(0, 1, 400))
+    found += read_to_end(reader, start, limit)
+    assert flat(found) == sorted(expected_rows(0, 1, 400))
 
 
 def test_entries_trimmed_during_a_task_are_read_from_the_archive(
@@ -251,7 +251,7 @@ def test_entries_trimmed_during_a_task_are_read_from_the_archive(
                 for row in batch.to_pylist()
             ]
         last = int(end["access"]["0"].split("-")[0])
-        assert sorted(found) == sorted(numbered(0, 1, last))
+        assert sorted(found) == sorted(expected_rows(0, 1, last))
         assert len(fetched) > 3
         shop.fill(0, last + 1, last + 350)
 
@@ -288,7 +288,11 @@ def test_stream_without_fail_on_loss_skips_trimmed_entries(
             for row in batch.to_pylist()
         ]
     assert len(fetched) > 3
-    wanted = numbered(0, 1, 400) if archived else numbered(0, 1, 20) + numbered(0, 101, 400)
+    wanted = (
+        expected_rows(0, 1, 400)
+        if archived
+        else expected_rows(0, 1, 20) + expected_rows(0, 101, 400)
+    )
     assert sorted(found) == sorted(wanted)
     lost = "an unknown number of entries of access partition 0 after 0-0 were trimmed"
     assert (lost in caplog.text) is not archived
@@ -305,10 +309,10 @@ def test_available_now_stops_at_its_target(shop: Shop) -> None:
     shop.archive()
     shop.trim(0, "201-0")
     for limit in (ALL, streaming.ReadMaxRows(30)):
-        batches = to_the_end(reader, BEGIN, limit)
-        assert flat(batches) == sorted(numbered(0, 1, 100))
-    batches = to_the_end(shop.reader(), BEGIN, streaming.ReadMaxRows(30))
-    assert flat(batches) == sorted(numbered(0, 1, 200))
+        batches = read_to_end(reader, BEGIN, limit)
+        assert flat(batches) == sorted(expected_rows(0, 1, 100))
+    batches = read_to_end(shop.reader(), BEGIN, streaming.ReadMaxRows(30))
+    assert flat(batches) == sorted(expected_rows(0, 1, 200))
 
 
 def test_starts_by_time_or_id_can_be_in_the_archive(shop: Shop) -> None:
@@ -322,15 +326,15 @@ def test_starts_by_time_or_id_can_be_in_the_archive(shop: Shop) -> None:
         {"startingOffsets": '{"access": {"0": "50-0", "1": "latest"}}'},
     ):
         reader = shop.reader(**given)
-        found = flat(to_the_end(reader, reader.initialOffset(), streaming.ReadMaxRows(20)))
-        assert found == sorted(numbered(0, 51, 110)), given
+        found = flat(read_to_end(reader, reader.initialOffset(), streaming.ReadMaxRows(20)))
+        assert found == sorted(expected_rows(0, 51, 110)), given
     late = shop.reader(startingOffsets="latest")
-    assert to_the_end(late, late.initialOffset()) == []
+    assert read_to_end(late, late.initialOffset()) == []
     shop.fill(0, 111, 130)
     start = late.initialOffset()
     shop.archive()
     shop.trim(0, "131-0")
-    assert flat(to_the_end(late, start)) == numbered(0, 111, 130)
+    assert flat(read_to_end(late, start)) == expected_rows(0, 111, 130)
 
 
 def test_new_partition_is_read_from_the_archive(shop: Shop) -> None:
@@ -340,7 +344,7 @@ def test_new_partition_is_read_from_the_archive(shop: Shop) -> None:
     shop.fill(2, 1, 20)
     shop.archive()
     shop.trim(2, "15-0")
-    assert flat(to_the_end(reader, BEGIN, streaming.ReadMaxRows(7))) == numbered(2, 1, 20)
+    assert flat(read_to_end(reader, BEGIN, streaming.ReadMaxRows(7))) == expected_rows(2, 1, 20)
 
 
 # --- missing entries ------------------------------------------------------------------------------
@@ -362,8 +366,8 @@ def test_entries_in_neither_archive_nor_redis_are_a_loss(
     first = reader.latestOffset(BEGIN, limited)
     assert len(rows(reader, BEGIN, first)) == 60, "the archived part is complete"
     lenient = shop.reader(failOnDataLoss="false")
-    found = flat(to_the_end(lenient, BEGIN, limited))
-    assert found == sorted(numbered(0, 1, 100) + numbered(0, 151, 200))
+    found = flat(read_to_end(lenient, BEGIN, limited))
+    assert found == sorted(expected_rows(0, 1, 100) + expected_rows(0, 151, 200))
     assert "50 entries of access partition 0" in caplog.text
 
 
@@ -379,11 +383,11 @@ def test_recreated_stream_follows_the_archive_after_a_loss(
         shop.fill(0, first, first + 20)
         found: list[Found] = []
         with pytest.raises(DataLossError, match="is not the stream that was read before"):
-            to_the_end(shop.reader(), BEGIN, limit, found)
-        assert flat(found) == numbered(0, 1, 100)
+            read_to_end(shop.reader(), BEGIN, limit, found)
+        assert flat(found) == expected_rows(0, 1, 100)
         caplog.clear()
-        lenient = flat(to_the_end(shop.reader(failOnDataLoss="false"), BEGIN, limit))
-        assert lenient == sorted(numbered(0, 1, 100) + numbered(0, first, first + 20))
+        lenient = flat(read_to_end(shop.reader(failOnDataLoss="false"), BEGIN, limit))
+        assert lenient == sorted(expected_rows(0, 1, 100) + expected_rows(0, first, first + 20))
         assert "is not the stream that was read before" in caplog.text
 
 
@@ -401,9 +405,9 @@ def test_archive_of_a_deleted_topic_is_read_before_its_loss(
     shop.link.execute("DEL", shop.keys.meta("access"), shop.keys.stream("access", 0))
     found = [first]
     with pytest.raises(DataLossError, match="no longer exists"):
-        to_the_end(reader, start, limit, found)
-    assert flat(found) == numbered(0, 1, 100)
-    assert flat([first, *to_the_end(lenient, start, limit)]) == numbered(0, 1, 100)
+        read_to_end(reader, start, limit, found)
+    assert flat(found) == expected_rows(0, 1, 100)
+    assert flat([first, *read_to_end(lenient, start, limit)]) == expected_rows(0, 1, 100)
     assert "no longer exists" in caplog.text
 
 
@@ -420,8 +424,8 @@ def test_start_by_time_without_a_table_is_the_oldest_entry(shop: Shop, store: St
     reader = shop.reader(subscribe="access,other", startingTimestamp=11, startingOffsets="")
     start = reader.initialOffset()
     assert start["other"]["0"] == f"20-{PART_MAX}"
-    found = flat(to_the_end(reader, start))
-    assert found == sorted(numbered(0, 11, 100) + numbered(0, 21, 30))
+    found = flat(read_to_end(reader, start))
+    assert found == sorted(expected_rows(0, 11, 100) + expected_rows(0, 21, 30))
 
 
 def test_stream_after_its_archive_needs_only_redis(
@@ -461,7 +465,7 @@ def test_stream_continues_if_the_archive_is_unavailable(
     start = reader.latestOffset(BEGIN, streaming.ReadMaxRows(30))
     monkeypatch.setattr(source, "REOPEN_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(Backfill, "look", away)
-    assert flat(to_the_end(reader, start, streaming.ReadMaxRows(30))) == numbered(0, 31, 100)
+    assert flat(read_to_end(reader, start, streaming.ReadMaxRows(30))) == expected_rows(0, 31, 100)
     assert "the object store does not answer. Continuing with the archive" in caplog.text
 
 
@@ -490,7 +494,7 @@ def test_limit_applies_to_a_file_with_a_dense_end(shop: Shop) -> None:
     shop.archive()
     shop.trim(0, f"{day * 11}-0")
     start = {"access": {"0": f"{day * 5}-0", "1": "0-0"}}
-    batches = to_the_end(shop.reader(), start, streaming.ReadMaxRows(300))
+    batches = read_to_end(shop.reader(), start, streaming.ReadMaxRows(300))
     assert [len(each) for each in batches] == [300, 204]
 
 
@@ -498,7 +502,7 @@ def test_topic_without_a_table_starts_in_redis(shop: Shop) -> None:
     Archive(shop.folder, create=True)
     shop.fill(0, 1, 10)
     reader = shop.reader()
-    assert flat(to_the_end(reader, reader.initialOffset())) == numbered(0, 1, 10)
+    assert flat(read_to_end(reader, reader.initialOffset())) == expected_rows(0, 1, 10)
     shop.trim(0, "6-0")
     if shop.server.version >= (7,):
         end = reader.latestOffset(BEGIN, ALL)
@@ -545,8 +549,8 @@ def test_archive_in_a_bucket_uses_the_configured_options(
         file.write_text("\n".join(["[archive.options]", *lines, ""]), "utf-8")
         file.chmod(0o600)
         monkeypatch.setenv("STREAMQ_CONFIG", str(file))
-        batches = to_the_end(shop.reader(), BEGIN, streaming.ReadMaxRows(25))
-    assert flat(batches) == numbered(0, 1, 80)
+        batches = read_to_end(shop.reader(), BEGIN, streaming.ReadMaxRows(25))
+    assert flat(batches) == expected_rows(0, 1, 80)
     assert [len(each) for each in batches] == [25, 25, 10, 20]
 
 
@@ -559,8 +563,8 @@ def test_batch_read_refuses_an_archive(shop: Shop) -> None:
 # --- finding rows ---------------------------------------------------------------------------------
 
 
-def ids_of(shop: Shop, after: Id, upto: Id) -> list[Id]:
-    made = carried(Backfill(location(shop.folder)))
+def read_archived_ids(shop: Shop, after: Id, upto: Id) -> list[Id]:
+    made = pickled(Backfill(location(shop.folder)))
     made.look(["access"])
     chosen = source.chosen_columns(SCHEMA, read_options(
         {"url": "redis://h", "subscribe": "access"}, {}
@@ -575,7 +579,7 @@ def ids_of(shop: Shop, after: Id, upto: Id) -> list[Id]:
     return sorted(found)
 
 
-def strange_ids() -> Iterator[Id]:
+def boundary_ids() -> Iterator[Id]:
     for ms in (1, 2, 7_000, PART_MAX >> 1, (PART_MAX >> 1) + 1, PART_MAX - 1, PART_MAX):
         for seq in (1, 2, PART_MAX >> 1, (PART_MAX >> 1) + 1, PART_MAX - 1, PART_MAX):
             yield ms, seq
@@ -587,7 +591,7 @@ def test_walk_finds_every_row_by_its_number(
 ) -> None:
     """This holds for all IDs that a server accepts, sorted or not."""
     monkeypatch.setattr(planning, "TASK_ROWS", 5)
-    every = list(strange_ids())
+    every = list(boundary_ids())
     for at in range(0, len(every), 7):
         shop.add(0, *(f"{ms}-{seq}" for ms, seq in every[at : at + 7]))
         table = shop.archive()
@@ -603,7 +607,7 @@ def test_walk_finds_every_row_by_its_number(
         assert (
             made.walk(("access", 0), every[at], every[-1], 3) == every[min(at + 3, len(every) - 1)]
         )
-        assert ids_of(shop, every[at], every[-2]) == every[at + 1 : -1]
-    assert ids_of(shop, ZERO, every[-1]) == every
+        assert read_archived_ids(shop, every[at], every[-2]) == every[at + 1 : -1]
+    assert read_archived_ids(shop, ZERO, every[-1]) == every
     assert made.waiting(("access", 0), every[-1], every[-1]) == 0
     assert Position(every[-1], len(every)) == ends["access", 0]

@@ -65,13 +65,13 @@ def url(request: pytest.FixtureRequest) -> str:
     return f"s3://bucket/{re.sub(r'[^a-z0-9_]+', '-', request.node.name.lower())}"
 
 
-def opened(archive: Archive) -> ArchiveTable:
+def open_table(archive: Archive) -> ArchiveTable:
     made = archive.table("access", create=True)
     assert made is not None
     return made
 
 
-def written(into: ArchiveTable, low: int, high: int) -> list[WrittenFile]:
+def write_files(into: ArchiveTable, low: int, high: int) -> list[WrittenFile]:
     writer = PartWriter(into.folder, 0)
     found = [
         {"id": f"{each}-0", "id_ms": each, "id_seq": 0, "value": b"v"}
@@ -82,12 +82,12 @@ def written(into: ArchiveTable, low: int, high: int) -> list[WrittenFile]:
 
 
 def add(into: ArchiveTable, low: int, high: int) -> list[WrittenFile]:
-    files = written(into, low, high)
+    files = write_files(into, low, high)
     into.append(files, {PLACE: Position((high, 0), high)})
     return files
 
 
-def seen(archive: Archive, store: BucketServer) -> list[int]:
+def read_ids(archive: Archive, store: BucketServer) -> list[int]:
     """Return the archived IDs as other programs read them."""
     deltalake = pytest.importorskip("deltalake")
     table = deltalake.DeltaTable(str(archive.folder("access")), storage_options=store.options)
@@ -96,13 +96,13 @@ def seen(archive: Archive, store: BucketServer) -> list[int]:
 
 def test_archive_in_a_bucket_equals_one_on_disk(store: BucketServer, url: str) -> None:
     archive = Archive(url, create=True, options=store.options)
-    made = opened(archive)
+    made = open_table(archive)
     add(made, 0, 3)
-    add(opened(archive), 3, 5)
+    add(open_table(archive), 3, 5)
     again = Archive(url.replace("s3://", "s3a://"), options=store.options)
     assert (again.id, again.topics(), str(again.root)) == (archive.id, ["access"], url)
-    assert opened(again).positions == {PLACE: Position((5, 0), 5)}
-    assert seen(again, store) == [1, 2, 3, 4, 5]
+    assert open_table(again).positions == {PLACE: Position((5, 0), 5)}
+    assert read_ids(again, store) == [1, 2, 3, 4, 5]
     found = look(url, "access", 0, "4-0", store.options)
     assert found.found
     assert found.file.startswith(f"{url}/tables/access/date=1970-01-01/partition=0/")
@@ -123,14 +123,14 @@ def test_directory_marker_counts_as_an_empty_directory(store: BucketServer, url:
     archive = Archive(url, create=True, options=store.options)
     system.create_dir(f"{place}/tables/access")
     assert sorted(archive.root.names()) == ["_archive.json", "tables"]
-    opened(archive)
+    open_table(archive)
     assert archive.topics() == ["access"]
 
 
 def test_engines_read_an_archive_in_a_bucket(store: BucketServer, url: str) -> None:
     polars, duckdb = pytest.importorskip("polars"), pytest.importorskip("duckdb")
     archive = Archive(url, create=True, options=store.options)
-    add(opened(archive), 0, 3)
+    add(open_table(archive), 0, 3)
     frame = polars.scan_delta(f"{url}/tables/access", storage_options=store.options).collect()
     assert sorted(frame["id_ms"].to_list()) == [1, 2, 3]
     deltalake = pytest.importorskip("deltalake")
@@ -143,9 +143,9 @@ def test_engines_read_an_archive_in_a_bucket(store: BucketServer, url: str) -> N
 def test_bucket_refuses_one_of_two_concurrent_commits(store: BucketServer, url: str) -> None:
     """Both start from the same state. The commit is a conditional PUT, and only one is accepted."""
     archive = Archive(url, create=True, options=store.options)
-    add(opened(archive), 0, 2)
-    tables = [opened(archive), opened(archive)]
-    files = [written(each, 2, 5) for each in tables]
+    add(open_table(archive), 0, 2)
+    tables = [open_table(archive), open_table(archive)]
+    files = [write_files(each, 2, 5) for each in tables]
     ready, results = threading.Barrier(2), []
 
     def commit(number: int) -> None:
@@ -163,7 +163,7 @@ def test_bucket_refuses_one_of_two_concurrent_commits(store: BucketServer, url: 
         each.join(60)
     said = f"another run wrote to {url}/tables/access at the same time; run the command again"
     assert sorted(results) == [said, "committed"]
-    assert seen(archive, store) == [1, 2, 3, 4, 5]
+    assert read_ids(archive, store) == [1, 2, 3, 4, 5]
 
 
 def test_concurrent_creations_make_one_table(store: BucketServer, url: str) -> None:
@@ -173,7 +173,7 @@ def test_concurrent_creations_make_one_table(store: BucketServer, url: str) -> N
     def create() -> None:
         ready.wait(10)
         try:
-            made.append(opened(archive).version)
+            made.append(open_table(archive).version)
         except (RequestRefusedError, ArchiveError) as error:
             made.append(str(error))
 
@@ -183,8 +183,8 @@ def test_concurrent_creations_make_one_table(store: BucketServer, url: str) -> N
     for each in threads:
         each.join(60)
     assert made == [0, 0]
-    add(opened(archive), 0, 1)
-    assert seen(archive, store) == [1]
+    add(open_table(archive), 0, 1)
+    assert read_ids(archive, store) == [1]
 
 
 @pytest.mark.parametrize(
@@ -195,57 +195,57 @@ def test_throttled_request_is_repeated(
     store: BucketServer, url: str, method: str, path: str
 ) -> None:
     archive = Archive(url, create=True, options=store.options)
-    made = opened(archive)
+    made = open_table(archive)
     store.fail(method, path, Trouble.SLOW_DOWN, times=2)
     add(made, 0, 3)
-    add(opened(archive), 3, 4)
-    assert seen(archive, store) == [1, 2, 3, 4]
+    add(open_table(archive), 3, 4)
+    assert read_ids(archive, store) == [1, 2, 3, 4]
 
 
 def test_commit_with_a_lost_reply_counts_once(store: BucketServer, url: str) -> None:
     """The store has the commit, and the client that sends it again finds its own commit there."""
     archive = Archive(url, create=True, options=store.options)
-    made = opened(archive)
+    made = open_table(archive)
     for number in range(3):
         store.fail("PUT", COMMITS, Trouble.LOST_REPLY)
         add(made, 10 * number, 10 * number + 2)
     assert made.note.batch == 3
-    assert seen(archive, store) == [1, 2, 11, 12, 21, 22]
-    assert opened(archive).positions == made.positions
+    assert read_ids(archive, store) == [1, 2, 11, 12, 21, 22]
+    assert open_table(archive).positions == made.positions
 
 
 def test_failed_commit_leaves_the_table_unchanged(store: BucketServer, url: str) -> None:
     archive = Archive(url, create=True, options=store.options)
-    made = opened(archive)
+    made = open_table(archive)
     add(made, 0, 2)
-    files = written(made, 2, 4)
+    files = write_files(made, 2, 4)
     store.fail("PUT", COMMITS, Trouble.EXPIRED, times=1000)
     with pytest.raises(ArchiveError, match="tables/access cannot be written: ") as caught:
         made.append(files, {PLACE: Position((4, 0), 4)})
     assert (KEY in str(caught.value), SECRET in str(caught.value)) == (False, False)
     assert "\n" not in str(caught.value)
     store.heal()
-    assert seen(archive, store) == [1, 2]
-    add(opened(archive), 2, 4)
-    assert seen(archive, store) == [1, 2, 3, 4]
+    assert read_ids(archive, store) == [1, 2]
+    add(open_table(archive), 2, 4)
+    assert read_ids(archive, store) == [1, 2, 3, 4]
 
 
 def test_failed_upload_leaves_no_object(store: BucketServer, url: str) -> None:
     archive = Archive(url, create=True, options=store.options)
-    made = opened(archive)
+    made = open_table(archive)
     store.fail("PUT", r"\.parquet", Trouble.EXPIRED, times=1000)
     with pytest.raises(OSError, match=r"Forbidden|privileges|denied"):
-        written(made, 0, 2)
+        write_files(made, 0, 2)
     store.heal()
     assert made.find_unnamed(0) == []
     add(made, 0, 2)
-    assert seen(archive, store) == [1, 2]
+    assert read_ids(archive, store) == [1, 2]
 
 
 def test_errors_contain_no_credentials(store: BucketServer, url: str) -> None:
     """The server repeats the credentials in its answers, as S3 does with the ID of the key."""
     archive = Archive(url, create=True, options=store.options)
-    made = opened(archive)
+    made = open_table(archive)
     add(made, 0, 2)
     store.fail("GET", ".", Trouble.EXPIRED, times=10_000)
     store.fail("HEAD", ".", Trouble.EXPIRED, times=10_000)
@@ -276,16 +276,16 @@ def test_errors_contain_no_password_of_an_endpoint() -> None:
 
 def test_small_files_in_a_bucket_are_merged_and_purged(store: BucketServer, url: str) -> None:
     archive = Archive(url, create=True, options=store.options)
-    made = opened(archive)
+    made = open_table(archive)
     for low in range(5):
         add(made, low, low + 1)
-    [orphan] = written(made, 100, 101)
+    [orphan] = write_files(made, 100, 101)
     old, new = compact.rewrite(made, 1 << 20)
     assert (len(old), [each.rows for each in new]) == (5, [5])
     assert compact.purge(made, 3600.0) == 0
     assert compact.purge(made, 0.0) == 6
     assert compact.purge(made, 0.0) == 0
-    assert seen(archive, store) == [1, 2, 3, 4, 5]
+    assert read_ids(archive, store) == [1, 2, 3, 4, 5]
     with pytest.raises(ArchiveDamagedError, match="is missing"):
         made.verify([orphan])
 
@@ -304,14 +304,14 @@ def test_object_name_stays_within_its_directory(store: BucketServer, url: str, n
 
 def test_merge_with_a_lost_reply_changes_no_row(store: BucketServer, url: str) -> None:
     archive = Archive(url, create=True, options=store.options)
-    made = opened(archive)
+    made = open_table(archive)
     for low in range(compact.FAN_IN):
         add(made, low, low + 1)
     store.fail("PUT", COMMITS, Trouble.LOST_REPLY)
     compact.tidy(made, 1)
-    assert seen(archive, store) == [*range(1, compact.FAN_IN + 1)]
-    add(opened(archive), compact.FAN_IN, compact.FAN_IN + 1)
-    assert seen(archive, store) == [*range(1, compact.FAN_IN + 2)]
+    assert read_ids(archive, store) == [*range(1, compact.FAN_IN + 1)]
+    add(open_table(archive), compact.FAN_IN, compact.FAN_IN + 1)
+    assert read_ids(archive, store) == [*range(1, compact.FAN_IN + 2)]
 
 
 def test_table_log_in_a_bucket_does_not_grow_with_age(
@@ -321,12 +321,12 @@ def test_table_log_in_a_bucket_does_not_grow_with_age(
     short = {"delta.checkpointInterval": "5", "delta.logRetentionDuration": "interval 0 days"}
     monkeypatch.setattr(storage, "_CONFIGURATION", storage._CONFIGURATION | short)
     archive = Archive(url, create=True, options=store.options)
-    made = opened(archive)
+    made = open_table(archive)
     for low in range(21):
         add(made, low, low + 1)
     log = [each for each in made.folder.within("_delta_log").names() if each.endswith(".json")]
     assert len(log) < 10
-    assert seen(archive, store) == [*range(1, 22)]
+    assert read_ids(archive, store) == [*range(1, 22)]
 
 
 def test_owed_files_in_a_bucket_are_committed_later(store: BucketServer, url: str) -> None:
@@ -344,11 +344,11 @@ def test_report_round_trips_through_a_bucket(store: BucketServer, url: str) -> N
     pytest.importorskip("pyspark")
     pytest.importorskip("jinja2")
     from streamqd.spark.pipelines import report as reports
-    from tests.unit.test_spark_report import document, living
+    from tests.unit.test_spark_report import document, live_fleet
 
     out = location(url, store.options)
     assert reports._last(out) is None
-    written_document = document(living())
+    written_document = document(live_fleet())
     reports._write(out, written_document)
     assert sorted(out.names()) == ["report.html", "report.json"]
     assert reports._last(out) == json.loads(json.dumps(written_document))
@@ -370,7 +370,7 @@ def test_commands_without_spark_accept_a_bucket(
     """The options come from the configuration, and the commands print the URL."""
     archive = Archive(url, create=True, options=store.options)
     for low in range(3):
-        add(opened(archive), low, low + 1)
+        add(open_table(archive), low, low + 1)
     topics.create(Store(link, keys), "access", config.Topic(partitions=1))
     link.execute("XADD", keys.stream("access", 0), "2-0", "payload", "x")
     lines = ["[redis]", f'url = "{server.url}"', "[keys]"]
@@ -421,8 +421,8 @@ def test_credentials_from_environment_profile_or_options_work(
     else:
         options |= secret
     archive = Archive(url, create=True, options=options)
-    add(opened(archive), 0, 2)
-    assert seen(archive, store) == [1, 2]
+    add(open_table(archive), 0, 2)
+    assert read_ids(archive, store) == [1, 2]
 
 
 def test_explicit_credentials_use_no_metadata_service(
@@ -433,7 +433,7 @@ def test_explicit_credentials_use_no_metadata_service(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", store.url)
     store.requests()
-    add(opened(Archive(url, create=True, options=store.options)), 0, 2)
+    add(open_table(Archive(url, create=True, options=store.options)), 0, 2)
     assert [each for each in store.requests() if "/latest/" in each] == []
     without = {name: value for name, value in store.options.items() if name != "aws_region"}
     assert "aws_force_credential_load" in location(url, without).options, "a profile may have it"

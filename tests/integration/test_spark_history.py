@@ -53,7 +53,7 @@ class KilledError(Exception):
     """Replaces SIGKILL where the process must survive."""
 
 
-def unasked() -> Any:
+def fail_if_started() -> Any:
     pytest.fail("Spark was started for nothing")
 
 
@@ -110,7 +110,9 @@ class HistoryCase:
 
     def run(self, *wanted: str) -> dict[str, Done]:
         """Archive, and raise the first problem like the command."""
-        with closing(Archiver(self.settings, self.folder, unasked, lambda _: None)) as archiver:
+        with closing(
+            Archiver(self.settings, self.folder, fail_if_started, lambda _: None)
+        ) as archiver:
             done = {each.topic: each for each in archiver.run(wanted)}
             for problem in archiver.problems.values():
                 raise problem
@@ -243,7 +245,7 @@ def test_invalid_dead_letters_and_history_affect_no_others(case: HistoryCase) ->
         folder = Path(case.folder) / table
         folder.mkdir(parents=True)
         (folder / "stray").write_text("x", "utf-8")
-    with closing(Archiver(case.settings, case.folder, unasked, lambda _: None)) as archiver:
+    with closing(Archiver(case.settings, case.folder, fail_if_started, lambda _: None)) as archiver:
         done = {each.topic: each.dead_letters for each in archiver.run()}
     assert done == {"access": 0, "orders": 3}
     assert list(archiver.problems) == ["access:dlq", case.keys.history(FLEET)]
@@ -364,7 +366,7 @@ def test_dead_letter_key_of_a_wrong_type_affects_no_history(case: HistoryCase, f
     else:
         case.link.execute("HSET", case.keys.trim("access", 0), "dead_archived", "x")
     case.bury("orders", 0, 1)
-    with closing(Archiver(case.settings, case.folder, unasked, lambda _: None)) as archiver:
+    with closing(Archiver(case.settings, case.folder, fail_if_started, lambda _: None)) as archiver:
         done = {each.topic: each.dead_letters for each in archiver.run()}
     assert done == {"access": 0, "orders": 1}
     assert list(archiver.problems) == ["access:dlq"]
@@ -486,7 +488,7 @@ def test_history_rows_have_the_quantiles_of_delays(case: HistoryCase) -> None:
 
 
 def test_older_table_gets_the_columns_of_delays(case: HistoryCase) -> None:
-    old_table(case)
+    archive_old_table(case)
     case.minute("web-1", 2, assignment(0, 7, delays={3: 7}))
     case.run()
     case.minute("web-1", 3, assignment(0, 2, delays={4: 2}))
@@ -504,7 +506,7 @@ def test_older_table_gets_the_columns_of_delays(case: HistoryCase) -> None:
     assert merged == rows
 
 
-def old_table(case: HistoryCase) -> None:
+def archive_old_table(case: HistoryCase) -> None:
     """Archive a minute into a table without columns of delays."""
     archive = Archive(case.folder, create=True)
     table = archive.derived_table(FLEET, HISTORY, first_minute_columns())
@@ -556,7 +558,9 @@ def test_unreadable_history_entry_is_skipped(case: HistoryCase, assignments: str
     case.link.execute("XADD", case.keys.history(FLEET), "*", *fields)
     case.minute("web-1", 1, assignment(0, 2))
     told: list[str] = []
-    archiver = Archiver(case.settings, case.folder, unasked, lambda _: None, warn=told.append)
+    archiver = Archiver(
+        case.settings, case.folder, fail_if_started, lambda _: None, warn=told.append
+    )
     with closing(archiver):
         archiver.run()
         archiver.run()
@@ -567,7 +571,7 @@ def test_unreadable_history_entry_is_skipped(case: HistoryCase, assignments: str
 
 def test_concurrent_runs_archive_the_history_once(case: HistoryCase) -> None:
     case.minute("web-1", 0, assignment(0, 1))
-    archiver = Archiver(case.settings, case.folder, unasked, lambda _: None)
+    archiver = Archiver(case.settings, case.folder, fail_if_started, lambda _: None)
     name = f"history:{archiver.archive.id[:12]}"
     with closing(archiver):
         with PipelineLease(archiver._connect, case.keys, FLEET, name):

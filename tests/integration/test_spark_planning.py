@@ -57,7 +57,7 @@ def shop(server: Server, link: Connection, keys: Keys) -> Shop:
     return Shop(server, link, keys)
 
 
-def at(*ids: str) -> dict[str, Any]:
+def offset_at(*ids: str) -> dict[str, Any]:
     """Return the offset of a reader that has read up to these entries, with ids 1-0, 2-0 …"""
     return {
         "access": {str(number): each for number, each in enumerate(ids)},
@@ -75,8 +75,8 @@ def rows(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
 
 def test_initial_offset_is_the_start(shop: Shop) -> None:
     shop.fill(0, 1, 30)
-    assert shop.reader().initialOffset() == at("0-0", "0-0")
-    assert shop.reader(startingOffsets="latest").initialOffset() == at("30-0", "0-0")
+    assert shop.reader().initialOffset() == offset_at("0-0", "0-0")
+    assert shop.reader(startingOffsets="latest").initialOffset() == offset_at("30-0", "0-0")
     by_time = shop.reader(startingTimestamp=21).initialOffset()
     assert by_time["access"]["0"] == f"20-{(1 << 64) - 1}"
     assert by_time["#"]["access"]["0"] == 20
@@ -92,9 +92,9 @@ def test_initial_offset_does_not_change(shop: Shop) -> None:
 def test_unlimited_batch_reaches_the_end(shop: Shop) -> None:
     shop.fill(0, 1, 30)
     reader = shop.reader()
-    end = reader.latestOffset(at("0-0", "0-0"), ALL)
-    assert end == at("30-0", "0-0")
-    assert len(rows(reader, at("0-0", "0-0"), end)) == 30
+    end = reader.latestOffset(offset_at("0-0", "0-0"), ALL)
+    assert end == offset_at("30-0", "0-0")
+    assert len(rows(reader, offset_at("0-0", "0-0"), end)) == 30
 
 
 def test_offset_without_new_entries_is_unchanged(shop: Shop) -> None:
@@ -102,7 +102,7 @@ def test_offset_without_new_entries_is_unchanged(shop: Shop) -> None:
     reader = shop.reader()
     start = json.loads('{"access": {"0": "30-0", "1": "0-0"}}')
     assert json.dumps(reader.latestOffset(start, ALL)) == json.dumps(start)
-    start = at("30-0", "0-0")
+    start = offset_at("30-0", "0-0")
     assert json.dumps(reader.latestOffset(start, ALL)) == json.dumps(start)
 
 
@@ -112,8 +112,8 @@ def test_limited_batch_is_split_by_backlog(shop: Shop) -> None:
     reader = shop.reader(maxOffsetsPerTrigger=40)
     limit = reader.getDefaultReadLimit()
     assert limit == streaming.ReadMaxRows(40)
-    first = reader.latestOffset(at("0-0", "0-0"), limit)
-    assert first == at("30-0", "10-0")
+    first = reader.latestOffset(offset_at("0-0", "0-0"), limit)
+    assert first == offset_at("30-0", "10-0")
     second = reader.latestOffset(first, limit)
     assert len(rows(reader, first, second)) == 40
 
@@ -122,9 +122,13 @@ def test_limited_batch_starves_no_partition(shop: Shop) -> None:
     shop.fill(0, 1, 3000)
     shop.fill(1, 1, 1)
     reader = shop.reader()
-    assert reader.latestOffset(at("0-0", "0-0"), streaming.ReadMaxRows(10)) == at("9-0", "1-0")
+    assert reader.latestOffset(offset_at("0-0", "0-0"), streaming.ReadMaxRows(10)) == offset_at(
+        "9-0", "1-0"
+    )
     shop.fill(1, 2, 2)
-    assert reader.latestOffset(at("9-0", "1-0"), streaming.ReadMaxRows(1)) == at("9-0", "2-0")
+    assert reader.latestOffset(offset_at("9-0", "1-0"), streaming.ReadMaxRows(1)) == offset_at(
+        "9-0", "2-0"
+    )
 
 
 def test_available_now_query_ignores_later_entries(shop: Shop) -> None:
@@ -135,50 +139,50 @@ def test_available_now_query_ignores_later_entries(shop: Shop) -> None:
     shop.grow(3)
     shop.fill(2, 1, 5)
     limit = streaming.ReadMaxRows(30)
-    first = reader.latestOffset(at("0-0", "0-0"), limit)
-    assert first == at("30-0", "0-0")
+    first = reader.latestOffset(offset_at("0-0", "0-0"), limit)
+    assert first == offset_at("30-0", "0-0")
     second = reader.latestOffset(first, limit)
-    assert second == at("50-0", "0-0")
+    assert second == offset_at("50-0", "0-0")
     assert reader.latestOffset(second, limit) == second
     assert len(rows(reader, first, second)) == 20
     lag = {"#lag": {"total": 35, "max": 30, "avg": 11.7}}
-    assert reader.reportLatestOffset() == at("80-0", "0-0", "5-0") | lag
+    assert reader.reportLatestOffset() == offset_at("80-0", "0-0", "5-0") | lag
 
 
 def test_new_partition_is_read_from_its_first_entry(shop: Shop) -> None:
     reader = shop.reader(startingOffsets="latest")
-    start = at("0-0", "0-0")
+    start = offset_at("0-0", "0-0")
     shop.grow(3)
     shop.fill(2, 1, 5)
     end = reader.latestOffset(start, ALL)
-    assert end == at("0-0", "0-0", "5-0")
+    assert end == offset_at("0-0", "0-0", "5-0")
     assert rows(reader, start, end) == [f"2:{number}-0" for number in range(1, 6)]
 
 
 def test_small_batch_waits_for_min_offsets_or_max_delay(shop: Shop) -> None:
     reader = shop.reader(minOffsetsPerTrigger=10, maxTriggerDelay="1h")
-    start = at("0-0", "0-0")
+    start = offset_at("0-0", "0-0")
     shop.fill(0, 1, 3)
     # The first batch does not wait.
     start = reader.latestOffset(start, ALL)
-    assert start == at("3-0", "0-0")
+    assert start == offset_at("3-0", "0-0")
     shop.fill(0, 4, 12)
     assert reader.latestOffset(start, ALL) == start
     shop.fill(1, 1, 1)
-    assert reader.latestOffset(start, ALL) == at("12-0", "1-0")
+    assert reader.latestOffset(start, ALL) == offset_at("12-0", "1-0")
     impatient = shop.reader(minOffsetsPerTrigger=10, maxTriggerDelay="0s")
-    assert impatient.latestOffset(at("11-0", "1-0"), ALL) == at("12-0", "1-0")
+    assert impatient.latestOffset(offset_at("11-0", "1-0"), ALL) == offset_at("12-0", "1-0")
 
 
 def test_lost_entries_are_reported_once(shop: Shop, link: Connection, keys: Keys) -> None:
     if shop.server.version < (7,):
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
     shop.fill(0, 1, 100)
-    start = at("10-0", "0-0")
+    start = offset_at("10-0", "0-0")
     link.execute("XTRIM", keys.stream("access", 0), "MINID", "31-0")
     reader = shop.reader(failOnDataLoss="false")
     end = reader.latestOffset(start, streaming.ReadMaxRows(50))
-    assert end == at("80-0", "0-0")
+    assert end == offset_at("80-0", "0-0")
     assert len(rows(reader, start, end)) == 50
     strict = shop.reader()
     with pytest.raises(Exception, match="20 entries of access partition 0 after 10-0"):
@@ -188,7 +192,7 @@ def test_lost_entries_are_reported_once(shop: Shop, link: Connection, keys: Keys
 def test_recreated_stream_of_equal_count_is_read(shop: Shop) -> None:
     """A new stream has issued as many entries as were read. Its later entries are read."""
     shop.fill(0, 6, 15)
-    start = at("10-0", "0-0")
+    start = offset_at("10-0", "0-0")
     reader = shop.reader()
     end = reader.latestOffset(start, streaming.ReadMaxRows(1000))
     assert end["access"]["0"] == "15-0"
@@ -199,10 +203,10 @@ def test_trimming_by_other_clients_skips_no_entries(shop: Shop) -> None:
     """This also holds without counts (Redis 6.2), and no entry is read twice."""
     key = shop.keys.stream("access", 0)
     shop.fill(0, 1, 10)
-    reader = lenient(shop, maxOffsetsPerTrigger=4)
+    reader = lenient_reader(shop, maxOffsetsPerTrigger=4)
     limit = reader.getDefaultReadLimit()
     found: list[str] = []
-    start = at("0-0", "0-0")
+    start = offset_at("0-0", "0-0")
     for number in range(11, 17):
         end = reader.latestOffset(start, limit)
         found += rows(reader, start, end)
@@ -218,21 +222,23 @@ def test_trimming_by_other_clients_skips_no_entries(shop: Shop) -> None:
 def test_positions_of_unread_partitions_are_kept(shop: Shop) -> None:
     shop.fill(0, 1, 5)
     shop.grow(3)
-    start = at("0-0", "0-0", "7-0")
+    start = offset_at("0-0", "0-0", "7-0")
     reader = shop.reader(subscribe=None, assign='{"access": [0, 1]}')
     end = reader.latestOffset(start, ALL)
-    assert end == at("5-0", "0-0", "7-0")
+    assert end == offset_at("5-0", "0-0", "7-0")
     assert len(rows(reader, start, end)) == 5
 
 
 # --- loss -----------------------------------------------------------------------------------------
 
 
-def lenient(shop: Shop, **given: object) -> Any:
+def lenient_reader(shop: Shop, **given: object) -> Any:
     return shop.reader(failOnDataLoss="false", **given)
 
 
-def goes_on(caplog: pytest.LogCaptureFixture, reader: Any, start: Any, end: Any) -> list[str]:
+def read_despite_loss(
+    caplog: pytest.LogCaptureFixture, reader: Any, start: Any, end: Any
+) -> list[str]:
     """Return the entries of a lenient query, and assert that it reports its loss once."""
     caplog.clear()
     found = rows(reader, start, end)
@@ -251,7 +257,7 @@ def test_deleted_topic_is_a_loss(
     """The topic had 500 entries that the query has not read."""
     topics.create(Store(shop.link, shop.keys), "other", config.Topic(partitions=1))
     shop.fill(0, 1, 600)
-    start = at("100-0", "0-0")
+    start = offset_at("100-0", "0-0")
     running = shop.reader(maxOffsetsPerTrigger=1, **how)
     running.latestOffset(start, running.getDefaultReadLimit())
     topics_deletion.delete(Store(shop.link, shop.keys), "access", force=True)
@@ -264,7 +270,7 @@ def test_deleted_topic_is_a_loss(
             with pytest.raises(DataLossError, match=message):
                 reader.partitions(start, end)
     caplog.clear()
-    reader = lenient(shop, **how)
+    reader = lenient_reader(shop, **how)
     end = reader.latestOffset(start, ALL)
     assert rows(reader, start, end) == []
     assert [each.levelname for each in caplog.records][:2] == ["WARNING"] * 2  # partitions
@@ -279,17 +285,17 @@ def test_deleted_topic_is_a_loss(
 
 def test_removed_partitions_are_a_loss(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     """The topic was recreated with fewer partitions."""
-    start = at("0-0", "7-0")
+    start = offset_at("0-0", "7-0")
     topics_deletion.delete(Store(shop.link, shop.keys), "access", force=True)
     topics.create(Store(shop.link, shop.keys), "access", config.Topic(partitions=1))
     shop.fill(0, 1, 3)
     for how in ({}, {"subscribe": None, "assign": '{"access": [0, 1]}'}):
         reader = shop.reader(**how)
         end = reader.latestOffset(start, ALL)
-        assert end == at("3-0")
+        assert end == offset_at("3-0")
         with pytest.raises(DataLossError, match="access partition 1 after 7-0 no longer exists"):
             reader.partitions(start, end)
-        assert len(goes_on(caplog, lenient(shop, **how), start, end)) == 3
+        assert len(read_despite_loss(caplog, lenient_reader(shop, **how), start, end)) == 3
 
 
 @pytest.mark.parametrize(
@@ -307,7 +313,7 @@ def test_recreated_stream_is_a_loss(
     if shop.server.version < (7,) and first <= 100 <= first + count - 1:
         pytest.skip("Redis 6.2 does not count: ids of the past may be those of the one stream")
     shop.fill(0, 1, 100)
-    start = at("100-0", "0-0")
+    start = offset_at("100-0", "0-0")
     shop.link.execute("DEL", shop.keys.stream("access", 0))
     shop.fill(0, first, first + count - 1)
     reader = shop.reader()
@@ -315,7 +321,7 @@ def test_recreated_stream_is_a_loss(
     assert end != start
     with pytest.raises(DataLossError, match="is not the stream that was read before"):
         reader.partitions(start, end)
-    assert len(goes_on(caplog, lenient(shop), start, end)) == count
+    assert len(read_despite_loss(caplog, lenient_reader(shop), start, end)) == count
 
 
 def test_recreated_stream_with_smaller_ids_is_a_loss(
@@ -323,22 +329,22 @@ def test_recreated_stream_with_smaller_ids_is_a_loss(
 ) -> None:
     """Its counts would also fit the old stream."""
     shop.link.execute("XADD", shop.keys.stream("access", 0), "5000-0", "payload", "x")
-    start = shop.reader().latestOffset(at("0-0", "0-0"), ALL)
+    start = shop.reader().latestOffset(offset_at("0-0", "0-0"), ALL)
     shop.link.execute("DEL", shop.keys.stream("access", 0))
     shop.fill(0, 1, 30)
     reader = shop.reader()
     end = reader.latestOffset(start, ALL)
     with pytest.raises(DataLossError, match="is not the stream that was read before"):
         reader.partitions(start, end)
-    assert len(goes_on(caplog, lenient(shop), start, end)) == 30
+    assert len(read_despite_loss(caplog, lenient_reader(shop), start, end)) == 30
 
 
 def test_recreated_stream_is_read_in_portions(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     """Limits and a fixed end hold for the new stream too, and the loss is reported."""
     shop.fill(0, 1, 100)
-    reader = lenient(shop, maxOffsetsPerTrigger=40)
+    reader = lenient_reader(shop, maxOffsetsPerTrigger=40)
     limit = reader.getDefaultReadLimit()
-    start = reader.latestOffset(at("0-0", "0-0"), limit)
+    start = reader.latestOffset(offset_at("0-0", "0-0"), limit)
     reader.prepareForTriggerAvailableNow()
     shop.link.execute("DEL", shop.keys.stream("access", 0))
     shop.fill(0, 1, 30)
@@ -357,8 +363,8 @@ def test_stream_recreated_after_planning_is_read_once(
 ) -> None:
     """The read returns each entry of the new stream exactly once."""
     shop.fill(0, 1, 100)
-    start = at("0-0", "0-0")
-    reader = lenient(shop)
+    start = offset_at("0-0", "0-0")
+    reader = lenient_reader(shop)
     end = reader.latestOffset(start, ALL)
     shop.link.execute("DEL", shop.keys.stream("access", 0))
     shop.fill(0, 50, 80)
@@ -371,7 +377,7 @@ def test_stream_recreated_after_planning_is_read_once(
 def test_stream_recreated_during_a_read_is_a_loss(shop: Shop) -> None:
     """The task reports that its entries are gone."""
     shop.fill(0, 1, 100)
-    start = at("0-0", "0-0")
+    start = offset_at("0-0", "0-0")
     for options in ({}, {"minPartitions": 2}):
         reader = shop.reader(**options)
         planned = reader.partitions(start, reader.latestOffset(start, ALL))
@@ -393,15 +399,15 @@ def test_unknown_topic_is_an_error(shop: Shop) -> None:
     with pytest.raises(TopicNotFoundError, match="topic nowhere does not exist"):
         reader.initialOffset()
     with pytest.raises(TopicNotFoundError, match="topic nowhere does not exist"):
-        reader.latestOffset(at("0-0", "0-0"), ALL)
+        reader.latestOffset(offset_at("0-0", "0-0"), ALL)
 
 
 def test_batch_is_split_into_pieces(shop: Shop) -> None:
     shop.fill(0, 1, 100)
     for options, count in (({"minPartitions": 4}, 4), ({"maxRecordsPerPartition": 30}, 4)):
         reader = shop.reader(**options)
-        assert len(reader.partitions(at("0-0"), at("100-0"))) == count
-        assert len(rows(reader, at("0-0"), at("100-0"))) == 100
+        assert len(reader.partitions(offset_at("0-0"), offset_at("100-0"))) == count
+        assert len(rows(reader, offset_at("0-0"), offset_at("100-0"))) == 100
 
 
 @pytest.mark.parametrize("count", [2_000, 20_000])
@@ -462,7 +468,7 @@ def test_evenly_spaced_entries_are_split_without_a_count(
     reader = shop.reader(minPartitions=4)
     sizes = [
         sum(len(batch) for batch in reader.read(each))
-        for each in reader.partitions(at("0-0", "0-0"), at("20000-0", "0-0"))
+        for each in reader.partitions(offset_at("0-0", "0-0"), offset_at("20000-0", "0-0"))
     ]
     assert len(sizes) == 4
     assert max(sizes) <= 5_500
@@ -473,7 +479,9 @@ def test_stream_deleted_before_its_read_is_a_loss(shop: Shop) -> None:
     """The loss is reported in this batch, not only in the next."""
     shop.fill(0, 1, 100)
     reader = shop.reader(minPartitions=2)
-    planned = reader.partitions(at("0-0", "0-0"), reader.latestOffset(at("0-0", "0-0"), ALL))
+    planned = reader.partitions(
+        offset_at("0-0", "0-0"), reader.latestOffset(offset_at("0-0", "0-0"), ALL)
+    )
     assert len(planned) == 2
     shop.link.execute("DEL", shop.keys.stream("access", 0))
     for piece in planned:
@@ -503,10 +511,10 @@ def test_trim_during_the_count_is_not_a_later_loss(
         pytest.skip("Redis 6.2 does not count what a foreign XTRIM removes")
     shop.fill(0, 1, 100)
     Trimmer(shop, monkeypatch, "31-0")
-    reader = lenient(shop)
-    end = reader.latestOffset(at("10-0", "0-0"), streaming.ReadMaxRows(20))
-    assert end == at("50-0", "0-0")
-    assert len(rows(reader, at("10-0", "0-0"), end)) == 20
+    reader = lenient_reader(shop)
+    end = reader.latestOffset(offset_at("10-0", "0-0"), streaming.ReadMaxRows(20))
+    assert end == offset_at("50-0", "0-0")
+    assert len(rows(reader, offset_at("10-0", "0-0"), end)) == 20
 
 
 def test_trimming_during_the_first_count_hides_no_loss(
@@ -538,7 +546,7 @@ def test_unread_partition_in_the_options_is_refused(shop: Shop) -> None:
     with pytest.raises(RequestRefusedError, match=f"ending{text}"):
         source.StreamqSource(batch).reader(schema=SCHEMA).partitions()
     shop.fill(0, 1, 5)
-    assert reader.latestOffset(at("0-0", "0-0"), ALL) == at("5-0", "0-0")
+    assert reader.latestOffset(offset_at("0-0", "0-0"), ALL) == offset_at("5-0", "0-0")
 
 
 @pytest.mark.parametrize(

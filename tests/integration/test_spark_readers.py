@@ -23,26 +23,31 @@ ROOT = Path(__file__).parents[2]
 KILLS = 12
 
 
-def by_pyarrow(folder: str) -> list[int]:
+def read_with_pyarrow(folder: str) -> list[int]:
     table = deltalake.DeltaTable(folder).to_pyarrow_dataset().to_table(columns=["id_ms"])
     return table["id_ms"].to_pylist()  # type: ignore[no-any-return]
 
 
-def by_polars(folder: str) -> list[int]:
+def read_with_polars(folder: str) -> list[int]:
     return polars.scan_delta(folder).select("id_ms").collect()["id_ms"].to_list()  # type: ignore[no-any-return]
 
 
-def by_pandas(folder: str) -> list[int]:
+def read_with_pandas(folder: str) -> list[int]:
     return deltalake.DeltaTable(folder).to_pandas(columns=["id_ms"])["id_ms"].to_list()  # type: ignore[no-any-return]
 
 
-def by_duckdb(folder: str) -> list[int]:
+def read_with_duckdb(folder: str) -> list[int]:
     files = deltalake.DeltaTable(folder).file_uris()
     found = duckdb.sql("SELECT id_ms FROM read_parquet($files)", params={"files": files})
     return [each for (each,) in found.fetchall()]
 
 
-READERS: tuple[Callable[[str], list[int]], ...] = (by_pyarrow, by_polars, by_pandas, by_duckdb)
+READERS: tuple[Callable[[str], list[int]], ...] = (
+    read_with_pyarrow,
+    read_with_polars,
+    read_with_pandas,
+    read_with_duckdb,
+)
 
 
 def test_every_engine_reads_whole_batches_once(tmp_path: Path) -> None:
@@ -74,6 +79,6 @@ def test_every_engine_reads_whole_batches_once(tmp_path: Path) -> None:
             running.kill()
     table = archive.table("access")
     assert table is not None
-    assert len(by_pyarrow(folder)) == ROWS * table.note.batch
+    assert len(read_with_pyarrow(folder)) == ROWS * table.note.batch
     assert len(table.files()) < table.note.batch / 2, "it was compacted during the reads"
     table.verify(table.files())

@@ -102,7 +102,7 @@ LETTERS = [chr(ord("a") + number) for number in range(26)]
 BODIES = [letter.encode() for letter in LETTERS]
 
 
-def in_tasks(made: list[Any], count: int) -> list[list[Any]]:
+def split_into_tasks(made: list[Any], count: int) -> list[list[Any]]:
     return [made[number::count] for number in range(count)]
 
 
@@ -110,16 +110,16 @@ def in_tasks(made: list[Any], count: int) -> list[list[Any]]:
 def test_sink_writes_a_batch_with_another_layout_once(shop: Shop, key: bool) -> None:
     """Four tasks staged it and the driver died before publishing. One task stages it again."""
     made = rows(*LETTERS, key=key)
-    for task, part in enumerate(in_tasks(made, 4)):
+    for task, part in enumerate(split_into_tasks(made, 4)):
         shop.stage(part, task=task)
     assert shop.all_written() == []
     for count in (1, 3, 4):
-        shop.batch(in_tasks(made[::-1], count))
+        shop.batch(split_into_tasks(made[::-1], count))
     assert shop.all_written() == BODIES
     if key:
         first, _ = shop.written()
         assert {crc32_partition(each, 2) for each in first} == {0}
-    shop.batch(in_tasks(made, 2), batch=4)
+    shop.batch(split_into_tasks(made, 2), batch=4)
     assert sum(map(len, shop.written())) == 52
 
 
@@ -144,8 +144,8 @@ def test_sink_survives_a_driver_kill_anywhere_in_a_commit(
     outcomes = []
     for number in range(100):
         shop.forget()
-        parts = [shop.stage(part) for part in in_tasks(first, 3)]
-        monkeypatch.setattr(staging, "persist", dying_after(number))
+        parts = [shop.stage(part) for part in split_into_tasks(first, 3)]
+        monkeypatch.setattr(staging, "persist", fail_after(number))
         try:
             shop.publish(parts)
         except DeadError:
@@ -153,12 +153,12 @@ def test_sink_survives_a_driver_kill_anywhere_in_a_commit(
             monkeypatch.setattr(staging, "CALLS", 1)
             monkeypatch.setattr(store, "ROWS_MAX", 3)
             partly = shop.all_written()
-            shop.batch(in_tasks(second, 5))
+            shop.batch(split_into_tasks(second, 5))
             whole = shop.all_written()
             decided = whole == BODIES
             assert decided or (whole == sorted([*BODIES, b"other"]) and not partly), number
             outcomes.append((len(partly), decided))
-            shop.batch(in_tasks(second, 2), batch=4)
+            shop.batch(split_into_tasks(second, 2), batch=4)
             assert len(shop.all_written()) == len(whole) + 27
             assert shop.left_over() == []
             continue
@@ -174,7 +174,7 @@ class DeadError(Exception):
     """The death of the driver."""
 
 
-def dying_after(exchanges: int) -> Callable[..., Any]:
+def fail_after(exchanges: int) -> Callable[..., Any]:
     """Return `persist` that fails after a number of exchanges. The last one is executed."""
     left = [exchanges]
 
@@ -194,14 +194,14 @@ def test_sink_publishes_a_batch_of_two_drivers_once(
     """The second driver starts while the first is active, and each row is published once."""
     monkeypatch.setattr(staging, "CALLS", 1)
     monkeypatch.setattr(store, "ROWS_MAX", 3)
-    mine = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
+    mine = [shop.stage(part) for part in split_into_tasks(rows(*LETTERS), 2)]
     meanwhile: list[bool] = []
     real = staging.Publisher._run_many
 
     def overtaken(publisher: Any, calls: Any) -> Any:
         if not meanwhile:
             meanwhile.append(True)
-            shop.batch(in_tasks(rows(*LETTERS), 3))
+            shop.batch(split_into_tasks(rows(*LETTERS), 3))
             shop.batch([rows("next")], batch=4)
         return real(publisher, calls)
 
@@ -271,14 +271,14 @@ def test_sink_keeps_partitions_of_rows_despite_a_growth(
     sink.TopicStreamWriter(shop.options()).abort(parts, 3)
     shop.batch([made])
     assert [crc32_partition(page[0], 4) for page in shop.written(4)] == [0, 1, 2, 3]
-    half_published(shop, monkeypatch, made, batch=4)
+    die_half_published(shop, monkeypatch, made, batch=4)
     shop.grow(8)
     shop.batch([made[::-1]], batch=4)
     assert [len(page) for page in shop.written(8)][4:] == [0] * 4
     assert sum(map(len, shop.written(8))) == 52
 
 
-def only_decided(shop: Shop, monkeypatch: pytest.MonkeyPatch, parts: list[Any]) -> None:
+def die_after_decision(shop: Shop, monkeypatch: pytest.MonkeyPatch, parts: list[Any]) -> None:
     """Make the driver die before it moves a row."""
 
     def dying(*_: object) -> None:
@@ -290,7 +290,7 @@ def only_decided(shop: Shop, monkeypatch: pytest.MonkeyPatch, parts: list[Any]) 
             shop.publish(parts)
 
 
-def half_published(
+def die_half_published(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, made: list[Any], *, batch: int = 3
 ) -> None:
     """Make the driver die after it has decided a batch and moved three rows of each partition."""
@@ -368,7 +368,7 @@ def test_sink_removes_the_rows_of_a_failed_task(
 
 def test_sink_removes_the_rows_of_an_aborted_batch(shop: Shop) -> None:
     """This includes rows of tasks that finished before another task failed."""
-    parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
+    parts = [shop.stage(part) for part in split_into_tasks(rows(*LETTERS), 2)]
     sink.TopicStreamWriter(shop.options()).abort([*parts, None], 3)
     assert shop.left_over() == []
     assert shop.link.execute("HGETALL", shop.keys.sink(QUERY)) == []
@@ -379,7 +379,7 @@ def test_sink_keeps_a_decision_after_a_failed_commit(
 ) -> None:
     """Spark calls abort in this case too."""
     parts = [shop.stage(rows(*LETTERS))]
-    only_decided(shop, monkeypatch, parts)
+    die_after_decision(shop, monkeypatch, parts)
     sink.TopicStreamWriter(shop.options()).abort([*parts, shop.stage(rows("x"))], 3)
     shop.batch([rows(*LETTERS)])
     assert shop.all_written() == BODIES
@@ -417,7 +417,7 @@ def test_sink_reports_no_loss_to_the_slower_driver(shop: Shop) -> None:
 
 
 def test_sink_refuses_to_publish_after_losing_staged_rows(shop: Shop) -> None:
-    parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 2)]
+    parts = [shop.stage(part) for part in split_into_tasks(rows(*LETTERS), 2)]
     shop.link.execute("DEL", shop.left_over()[0])
     with pytest.raises(staging.NotPublishedError, match="of the staged rows, so nothing"):
         shop.publish(parts)
@@ -429,7 +429,7 @@ def test_sink_refuses_to_publish_after_losing_staged_rows(shop: Shop) -> None:
 def test_sink_reports_lost_staged_rows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A half-published batch is always reported, and the message contains the remedy."""
     parts = [shop.stage(rows(*LETTERS))]
-    only_decided(shop, monkeypatch, parts)
+    die_after_decision(shop, monkeypatch, parts)
     shop.link.execute("DEL", *shop.left_over())
     with pytest.raises(
         staging.NotPublishedError, match="were lost before they were published"
@@ -532,7 +532,7 @@ def test_sink_continues_after_a_topic_delete(
     """An open plan has lost its rows for the deleted one of two topics."""
     topics.create(Store(shop.link, shop.keys), "other", config.Topic(partitions=1))
     mixed = rows(*LETTERS) + [row._replace(topic="other") for row in rows(*LETTERS)]
-    half_published(shop, monkeypatch, mixed)
+    die_half_published(shop, monkeypatch, mixed)
     topics_deletion.delete(Store(shop.link, shop.keys), "other", force=True)
     if again:
         topics.create(Store(shop.link, shop.keys), "other", config.Topic(partitions=1))
@@ -556,7 +556,7 @@ def test_sink_handles_rows_for_a_removed_partition(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The topic was recreated with fewer partitions, so the other streams have no reader."""
-    half_published(shop, monkeypatch, rows(*LETTERS))
+    die_half_published(shop, monkeypatch, rows(*LETTERS))
     before = shop.written()
     shop.grow(1)
     parts = [shop.stage(rows(*LETTERS))]
@@ -588,7 +588,7 @@ def test_sink_survives_a_failover_during_the_commit(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new master lacks the last moves. No row is lost or duplicated."""
-    parts = [shop.stage(part) for part in in_tasks(rows(*LETTERS), 3)]
+    parts = [shop.stage(part) for part in split_into_tasks(rows(*LETTERS), 3)]
     keys = [key.decode() for key in shop.left_over()] + [shop.keys.stream("out", n) for n in (0, 1)]
     before = {key: shop.link.execute("DUMP", key) for key in keys}
     failed_over: list[bool] = []
@@ -612,7 +612,7 @@ def test_sink_survives_a_failover_during_the_commit(
 
 def test_sink_keeps_the_proof_of_a_published_batch(shop: Shop) -> None:
     """In a cluster, another node has the record, and its replica may lack the batch's end."""
-    shop.batch(in_tasks(rows(*LETTERS), 2))
+    shop.batch(split_into_tasks(rows(*LETTERS), 2))
     proofs = shop.staged()
     assert proofs
     record = shop.keys.sink(QUERY)
@@ -642,7 +642,7 @@ def test_sink_removes_rows_of_a_killed_driver_on_start(
 def test_sink_keeps_the_decision_of_a_killed_driver(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half_published(shop, monkeypatch, rows(*LETTERS))
+    die_half_published(shop, monkeypatch, rows(*LETTERS))
     monkeypatch.setattr(sink, "_task", Task)
     writer = sink.TopicStreamWriter(shop.options())
     shop.publish([writer.write(iter([batch(value=["x"])]))])

@@ -61,7 +61,7 @@ def shop(server: Server, link: Connection, keys: Keys) -> Shop:
     return Shop(server, link, keys)
 
 
-def ids_of(options: ReadOptions, span: Span) -> list[str]:
+def read_ids(options: ReadOptions, span: Span) -> list[str]:
     return [entry[0].decode() for batch in EntryReader(options, span).batches() for entry in batch]
 
 
@@ -145,9 +145,9 @@ def test_reader_keeps_the_order_for_every_fetch_size(shop: Shop, size: int) -> N
     catalog = shop.catalog()
     span = shop.span(catalog)
     assert span.rows == 200
-    assert ids_of(shop.options(fetchSize=size), span) == wanted
+    assert read_ids(shop.options(fetchSize=size), span) == wanted
     inner = Span(PLACE, (5, 2), (9, 0))
-    assert ids_of(shop.options(fetchSize=size), inner) == ["6-0", "7-1", "8-2", "9-0"]
+    assert read_ids(shop.options(fetchSize=size), inner) == ["6-0", "7-1", "8-2", "9-0"]
 
 
 def test_reader_bounds_each_fetch_by_bytes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_reader_adapts_to_large_entries_after_small_ones(
 def test_reader_accepts_one_entry_above_fetch_bytes(shop: Shop) -> None:
     shop.add(*(f"{n}-0" for n in range(1, 6)), size=100_000)
     options = shop.options(fetchBytes=1000)
-    assert len(ids_of(options, shop.span(Catalog(options)))) == 5
+    assert len(read_ids(options, shop.span(Catalog(options)))) == 5
 
 
 @pytest.mark.parametrize("limit", [1, 9, 10, 11, 99, 100, 101])
@@ -234,8 +234,8 @@ def test_limited_read_overtaken_by_trimming_reads_to_the_end(shop: Shop) -> None
 
 def test_reader_adds_up_its_progress(shop: Shop, link: Connection) -> None:
     shop.add(*(f"{n}-0" for n in range(1, 51)))
-    ids_of(shop.options(progressKey="p"), shop.span(shop.catalog()))
-    ids_of(shop.options(progressKey="p"), shop.span(shop.catalog()))
+    read_ids(shop.options(progressKey="p"), shop.span(shop.catalog()))
+    read_ids(shop.options(progressKey="p"), shop.span(shop.catalog()))
     assert link.execute("HGETALL", "p") == [b"access/0", b"100"]
     assert link.execute("TTL", "p") > 0
 
@@ -251,7 +251,7 @@ def test_failed_progress_report_fails_no_task(
     with FaultProxy(server.socket_path) as proxy:
         options = shop.options(url=proxy.url, progressKey="p", retryIntervalMs=1)
         trigger = proxy.arm(fault, command="HINCRBY")
-        assert len(ids_of(options, shop.span(Catalog(options)))) == rows
+        assert len(read_ids(options, shop.span(Catalog(options)))) == rows
         assert trigger.hit
     assert int(link.execute("HGET", "p", "access/0") or 0) <= rows, "nothing counts twice"
 
@@ -287,7 +287,7 @@ def test_reader_counts_entries_trimmed_before_planning(
     with caplog.at_level(logging.WARNING, "streamqd.spark"):
         left = lenient.spans(start, ends, facts)[PLACE]
     assert "2 entries" in caplog.text
-    assert (left.rows, ids_of(shop.options(), left)) == (5, [f"{n}-0" for n in range(6, 11)])
+    assert (left.rows, read_ids(shop.options(), left)) == (5, [f"{n}-0" for n in range(6, 11)])
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -331,7 +331,7 @@ def test_reader_finds_entries_trimmed_before_the_first_fetch(shop: Shop) -> None
     shop.trim("60-0")
     for piece in pieces:
         with pytest.raises(DataLossError):
-            ids_of(options, piece)
+            read_ids(options, piece)
 
 
 def test_trim_record_counts_losses_on_every_server(
@@ -374,4 +374,4 @@ def test_reader_accepts_removed_dead_letters(shop: Shop, link: Connection, keys:
     read = len(next(pages))
     link.execute("XDEL", dlq, *(f"{n}-0" for n in range(1, 51)))
     assert read + sum(map(len, pages)) == read + 50
-    assert ids_of(options, span) == [f"{n}-0" for n in range(51, 101)]
+    assert read_ids(options, span) == [f"{n}-0" for n in range(51, 101)]

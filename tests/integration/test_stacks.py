@@ -16,7 +16,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.stacks import KEPT_SECONDS, PublishedStack, publish
 from streamqd.store.store import Store
-from tests.integration.test_steering import SendHeartbeat, heartbeat, ordered, orders, own
+from tests.integration.test_steering import SendHeartbeat, heartbeat, orders, own, read_directives
 from tests.support.verbs import Run
 
 __all__ = ["heartbeat", "orders", "own"]
@@ -33,7 +33,7 @@ def fleet(store: Store, heartbeat: SendHeartbeat, own: Callable[[int, str], None
     return Fleet(store, "default", 60.0)
 
 
-def given(fleet: Fleet, link: Connection, assignment: Assignment, age: float) -> None:
+def write_request(fleet: Fleet, link: Connection, assignment: Assignment, age: float) -> None:
     """Write a request that is some seconds old."""
     at = int(link.execute("TIME")[0]) * 1000 - round(age * 1000)
     body = json.dumps({"version": 1, "at_unix_ms": at, "by": "otto", "why": ""})
@@ -45,7 +45,7 @@ def test_stack_requires_a_live_owner(fleet: Fleet, run: Run, link: Connection, k
     assert "b is not in this fleet" in run("stack", "orders/1/bill", code=8).stderr
     assert "numbered 0 to 2" in run("stack", "orders/3/bill", code=8).stderr
     assert "is not a valid assignment" in run("stack", "orders/*/bill", code=2).stderr
-    assert ordered(link, keys).stacks == {}
+    assert read_directives(link, keys).stacks == {}
 
 
 def test_stack_without_an_answer_exits_1(
@@ -59,7 +59,7 @@ def test_stack_without_an_answer_exits_1(
         **ASSIGNMENT._asdict(),
         "stack": None,
     }
-    assert [*ordered(link, keys).stacks] == [ASSIGNMENT]
+    assert [*read_directives(link, keys).stacks] == [ASSIGNMENT]
     # All live instances have read it once they have sent another heartbeat.
     assert "stack:orders/0/bill" in run("control", "list").stdout
     assert "stack" not in run("status").stdout
@@ -67,20 +67,20 @@ def test_stack_without_an_answer_exits_1(
 
 def test_stack_dry_run_writes_nothing(fleet: Fleet, link: Connection, keys: Keys) -> None:
     assert stacks.request(fleet, ASSIGNMENT, dry_run=True).notes == ["a owns it"]
-    assert ordered(link, keys).stacks == {}
+    assert read_directives(link, keys).stacks == {}
 
 
 def test_stack_requests_are_bounded_and_expire(fleet: Fleet, link: Connection, keys: Keys) -> None:
     """Requests must not fill the directives of the fleet, or a pause is refused."""
     others = [Assignment("orders", number, "other") for number in range(stacks.REQUESTS_MAX)]
     for each in others:
-        given(fleet, link, each, 1.0)
-    given(fleet, link, Assignment("orders", 99, "other"), stacks.ANSWER_SECONDS + 1)
+        write_request(fleet, link, each, 1.0)
+    write_request(fleet, link, Assignment("orders", 99, "other"), stacks.ANSWER_SECONDS + 1)
     with pytest.raises(RequestRefusedError, match="16 stacks were requested"):
         stacks.request(fleet, ASSIGNMENT)
-    given(fleet, link, others[0], stacks.ANSWER_SECONDS + 1)
+    write_request(fleet, link, others[0], stacks.ANSWER_SECONDS + 1)
     stacks.request(fleet, ASSIGNMENT)
-    assert {*ordered(link, keys).stacks} == {ASSIGNMENT, *others[1:]}
+    assert {*read_directives(link, keys).stacks} == {ASSIGNMENT, *others[1:]}
 
 
 def test_stack_view_distinguishes_waiting_and_missed_requests(
@@ -92,11 +92,11 @@ def test_stack_view_distinguishes_waiting_and_missed_requests(
         return found.awaited, found.missed, found.published is not None
 
     assert view() == (False, False, False)
-    given(fleet, link, ASSIGNMENT, 1.0)
+    write_request(fleet, link, ASSIGNMENT, 1.0)
     assert view() == (True, False, False)
-    given(fleet, link, ASSIGNMENT, stacks.ANSWER_SECONDS + 1)
+    write_request(fleet, link, ASSIGNMENT, stacks.ANSWER_SECONDS + 1)
     assert view() == (False, True, False)
-    given(fleet, link, ASSIGNMENT, KEPT_SECONDS + 1)
+    write_request(fleet, link, ASSIGNMENT, KEPT_SECONDS + 1)
     assert view() == (False, False, False)
     asked = stacks.request(fleet, ASSIGNMENT).at_unix_ms or 0
     old = PublishedStack(asked - 1, asked, "a", 1, 1, "old")

@@ -61,7 +61,7 @@ def own(link: Connection, keys: Keys) -> Callable[[int, str], None]:
     return take
 
 
-def ordered(link: Connection, keys: Keys) -> directives.Directives:
+def read_directives(link: Connection, keys: Keys) -> directives.Directives:
     return directives.read(link.execute("HGETALL", keys.orders("default")))
 
 
@@ -85,7 +85,7 @@ def test_pause_and_resume_accept_each_scope(
 ) -> None:
     said = document(run("pause", *words, "--reason", "why\x1b[31m", "--json"))
     assert said["directive"] == f"pause:{scope}"
-    [(found, order)] = ordered(link, keys).pauses.items()
+    [(found, order)] = read_directives(link, keys).pauses.items()
     assert found == scope
     assert order.at_unix_ms == said["at_unix_ms"]
     assert "@" in order.by
@@ -94,7 +94,7 @@ def test_pause_and_resume_accept_each_scope(
     assert first.startswith(f"PAUSED {scope} for ")
     assert first.endswith(f"by {order.by}: why\\x1b[31m")
     run("resume", *words)
-    assert ordered(link, keys).pauses == {}
+    assert read_directives(link, keys).pauses == {}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_resume_respects_overlapping_pauses(run: Run, link: Connection, keys: Ke
     assert "orders/*/* is still paused" in run("resume", "orders/bill").stdout
     run("pause", "orders/1/bill")
     run("resume", "orders")
-    assert ordered(link, keys).pauses == {}
+    assert read_directives(link, keys).pauses == {}
     assert "was not paused" in run("resume", "orders").stdout
     run("pause", "orders", "--partition", "1")
     assert "orders/1/* is still paused" in run("resume", "orders/bill").stdout
@@ -201,13 +201,13 @@ def test_impossible_moves_are_rejected(
         "ful": "did you mean full?",
     }.items():
         assert text in run("move", str(assignment), to, code=8).stderr
-    assert ordered(link, keys).moves == {}
+    assert read_directives(link, keys).moves == {}
     assert "numbered 0 to 2" in run("move", "orders/7/bill", "a", code=8).stderr
     run("move", "orders/bill", "a", code=2)
 
     run("move", "orders/1/bill", "full")  # a full instance may keep its assignments
     run("move", str(assignment), "a", "-r", "hot")
-    assert {u: order.to for u, order in ordered(link, keys).moves.items()} == {
+    assert {u: order.to for u, order in read_directives(link, keys).moves.items()} == {
         assignment: "a",
         Assignment("orders", 1, "bill"): "full",
     }
@@ -226,7 +226,7 @@ def test_rebalance_shows_its_plan_and_clears_moves(
     assert planned["forgotten"] == ["move:orders/0/bill"]
     assert [(each["owner"], each["to"]) for each in planned["moves"]] == [("a", "b")]
     assert "orders/2/bill" in run("rebalance").stdout
-    found = ordered(link, keys)
+    found = read_directives(link, keys)
     assert found.moves == {}
     assert found.rebalance is not None
 
@@ -243,7 +243,7 @@ def test_drain_dry_run_names_waiting_groups(
     assert "orders/bill: its partitions will wait" in run("drain", "b").stdout
     link.execute("ZREM", keys.members("default"), "a")
     run("drain", "a", "--undo")  # undoing works for an absent instance
-    assert list(ordered(link, keys).drains) == ["b"]
+    assert list(read_directives(link, keys).drains) == ["b"]
     run("drain", "b", "--undo")
     assert "was not drained" in run("drain", "b", "--undo").stdout
     run("drain", "a", code=8)
@@ -303,19 +303,19 @@ def test_reload_accepts_some_or_all_instances(
     link.execute("ZADD", keys.members("default"), 1, "asleep")
     assert "asleep is silent" in run("reload").stderr
     link.execute("ZREM", keys.members("default"), "asleep")
-    order = ordered(link, keys).reload_of("b")
+    order = read_directives(link, keys).reload_of("b")
     heartbeat("b", reloading={"directive_unix_ms": order, "assignment": ["orders", 0, "bill"]})
     said = run("reload", "b").stderr
     assert "b was already asked to reload 0 s ago, and waits for" in said
     assert "the worker of orders/0/bill; it reloads again after that" in said
     said = run("reload", "b", "-w", "--timeout", "100ms", code=1).stderr
     assert "b has not reloaded and waits for the replacement of the worker of orders/0/bill" in said
-    order = ordered(link, keys).reload_of("a")
+    order = read_directives(link, keys).reload_of("a")
     heartbeat("a", reloaded=order)
     heartbeat("b", reloaded=order, reload_problem="handlers: no module named x")
     link.execute("ZREM", keys.members("default"), "b")
     run("reload", "a")  # directives for removed instances are deleted
-    assert set(ordered(link, keys).reloads) == {"*", "a"}
+    assert set(read_directives(link, keys).reloads) == {"*", "a"}
 
 
 def test_directives_are_listed_and_cleared(
@@ -338,7 +338,7 @@ def test_directives_are_listed_and_cleared(
     run("control", "clear", code=2)
     assert "pass --yes" in run("control", "clear", "--missing", code=8).stderr
     run("control", "clear", "--missing", "sing", "-y")
-    left = ordered(link, keys)
+    left = read_directives(link, keys)
     assert (list(left.pauses), left.drains, left.unreadable) == ([Scope("orders")], {}, {})
     run("control", "clear", "--missing", "-y")
 
@@ -353,7 +353,7 @@ def test_group_stop_and_group_start_work(
     said = document(run(*words, "-w", "--timeout", "100ms", "--json", code=1))
     assert said["directive"] == "stop:orders/*/bill"
     assert said["waiting"] == ["a owns orders/0/bill"]
-    [(scope, order)] = ordered(link, keys).stops.items()
+    [(scope, order)] = read_directives(link, keys).stops.items()
     assert (scope, order.why) == (Scope("orders", None, "bill"), "wrong prices")
     shown = run("status").stdout.splitlines()
     assert shown[0].startswith("STOPPED orders/*/bill for ")
@@ -368,7 +368,7 @@ def test_group_stop_and_group_start_work(
     assert document(run("status", "--json"))["problems"] == []
 
     assert run("group", "start", "orders", "bill").stdout == "orders/bill is started\n"
-    assert ordered(link, keys).stops == {}
+    assert read_directives(link, keys).stops == {}
     assert "was not stopped" in run("group", "start", "orders", "bill").stdout
     waiting = run("group", "start", "orders", "bill", "-w", "--timeout", "100ms", code=1).stderr
     assert "not yet: no instance owns orders/2/bill" in waiting
@@ -411,7 +411,7 @@ def test_invalid_stop_directive_is_ignored(link: Connection, keys: Keys, name: s
     """A stop directive that does not cover all partitions of one group is ignored."""
     told = json.dumps({"version": 1, "at_unix_ms": 5, "by": "x", "why": ""})
     link.execute("HSET", keys.orders("default"), name, told)
-    found = ordered(link, keys)
+    found = read_directives(link, keys)
     assert (found.stops, set(found.unreadable)) == ({}, {name})
 
 

@@ -28,7 +28,7 @@ def fill(harness: Harness, count: int) -> None:
         harness.add(f"{number + 1}-0", "payload", str(number))
 
 
-def within(starts: Sequence[int], per_second: float, burst: int) -> bool:
+def respects_rate(starts: Sequence[int], per_second: float, burst: int) -> bool:
     """Return True if no period has more starts than the rate and the burst allow."""
     interval = SECOND / per_second
     return all(
@@ -65,7 +65,7 @@ def test_rate_limits_runs_including_retries(harness: Harness, life: Life, journa
     worker = life.worker("t1", rate="200/s", rate_burst=3, max_messages=30, max_attempts=2)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert len(journal.starts) == 30
-    assert within(journal.starts, 200, 3)
+    assert respects_rate(journal.starts, 200, 3)
     assert life.slot.counter("throttled_ns") > 0
     assert life.slot.waits.read().kind is Wait.NOTHING
 
@@ -77,7 +77,7 @@ def test_rate_state_survives_a_worker_replacement(harness: Harness, life: Life, 
         worker = life.worker("t1", rate="20/s", rate_burst=2, max_messages=3)
         assert life.run(worker, lambda _message: journal.note()) == ExitCode.RECYCLE
     assert len(journal.starts) == 12
-    assert within(journal.starts, 20, 2)
+    assert respects_rate(journal.starts, 20, 2)
 
 
 def test_rate_share_follows_the_partition_count(
@@ -94,16 +94,16 @@ def test_rate_share_follows_the_partition_count(
 
     worker = life.worker("t1", rate="400/s", rate_per="group", rate_burst=1, max_messages=30)
     assert life.run(worker, work) == ExitCode.RECYCLE
-    assert within(journal.starts[:15], 200, 1)
-    assert within(journal.starts[15:], 100, 1)
+    assert respects_rate(journal.starts[:15], 200, 1)
+    assert respects_rate(journal.starts[15:], 100, 1)
     assert slot.rate_micro == 100_000_000
 
 
-BATCHES = "tests.integration.test_throttle:take"
+BATCHES = "tests.integration.test_throttle:handle_batch"
 _takers: list[Any] = []
 
 
-def take(batch: list[Message]) -> None:
+def handle_batch(batch: list[Message]) -> None:
     """A batch handler."""
     _takers[-1](batch)
 
@@ -126,7 +126,7 @@ def test_rate_counts_each_message_of_a_batch(
     assert life.run(worker, lambda _message: None) == ExitCode.RECYCLE
     assert sum(sizes) == 40
     assert max(sizes) <= most
-    assert within(journal.starts, 200, most)
+    assert respects_rate(journal.starts, 200, most)
 
 
 @pytest.mark.parametrize("lanes", [2, 8])
@@ -148,7 +148,7 @@ def test_concurrent_runs_share_one_rate(harness: Harness, life: Life, slot: Work
     )
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert len(begun) == 30
-    assert within(sorted(begun.values()), 150, 2)
+    assert respects_rate(sorted(begun.values()), 150, 2)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_pause_and_resume_work_during_a_rate_wait(
     worker = life.worker("t1", rate="10/s", rate_burst=1, max_messages=4)
     assert life.run(worker, lambda _message: journal.note()) == ExitCode.RECYCLE
     thread.join()
-    assert within(journal.starts, 10, 1)
+    assert respects_rate(journal.starts, 10, 1)
 
 
 def test_rate_wait_respects_an_untrusted_lease(

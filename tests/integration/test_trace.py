@@ -30,7 +30,7 @@ FAILED = {
 
 
 @pytest.fixture
-def handed_out(at: At) -> Harness:
+def delivered_message(at: At) -> Harness:
     """Deliver the message to an owner, with others around it."""
     harness = at(0)
     harness.groups()
@@ -41,7 +41,7 @@ def handed_out(at: At) -> Harness:
     return harness
 
 
-def seen(run: Run, uid: str = UID, group: str = "hits") -> dict[str, Any]:
+def trace_group(run: Run, uid: str = UID, group: str = "hits") -> dict[str, Any]:
     found = document(run("trace", uid, "--json"))
     [row] = [each for each in found["groups"] if each["group"] == group]
     return {**row, "trace": found}
@@ -53,16 +53,16 @@ def test_trace_shows_unread_pending_and_acknowledged(run: Run, at: At) -> None:
     harness.groups()
     other.groups()
     harness.add("1000-0", "payload", "hello", "key", "alice")
-    assert seen(run)["state"] == "unread"
+    assert trace_group(run)["state"] == "unread"
     harness.own("t1", owner="west-1")
     harness.fetch()
-    row = seen(run)
+    row = trace_group(run)
     assert (row["state"], row["place"], row["deliveries"], row["attempt"]) == (
         "pending", "m:1000-0", 1, 1,
     )  # fmt: skip
-    assert seen(run, group="agents")["state"] == "unread"
+    assert trace_group(run, group="agents")["state"] == "unread"
     harness.do("XACK", harness.stream, "hits", "1000-0")
-    row = seen(run)
+    row = trace_group(run)
     assert row["state"] == "acknowledged"
     assert row["trace"]["entry"] == {
         "id": "1000-0",
@@ -87,7 +87,7 @@ def test_trace_shows_unread_pending_and_acknowledged(run: Run, at: At) -> None:
 
 
 def test_trace_shows_a_running_message(
-    run: Run, handed_out: Harness, link: Connection, keys: Keys
+    run: Run, delivered_message: Harness, link: Connection, keys: Keys
 ) -> None:
     """A message that its owner reports as running is shown as running."""
     link.run(
@@ -104,34 +104,34 @@ def test_trace_shows_a_running_message(
     link.execute(
         "SET", keys.instance("default", "west-1"), json.dumps({"assignments": [assignment]})
     )
-    handed_out.add("1002-0")
+    delivered_message.add("1002-0")
     said = run("trace", "access/0/1002-0").stdout
     assert "hits: unread, another message is running on west-1" in said
     assert "hits: running for 12s on west-1, attempt 1" in run("trace", UID).stdout
-    assert seen(run, "access/0/999-0")["state"] == "pending"
+    assert trace_group(run, "access/0/999-0")["state"] == "pending"
 
 
-def test_trace_shows_a_message_blocked_in_place(run: Run, handed_out: Harness) -> None:
+def test_trace_shows_a_message_blocked_in_place(run: Run, delivered_message: Harness) -> None:
     """A message that blocks its partition is pending, with the time of its next run."""
-    harness = handed_out
+    harness = delivered_message
     due = harness.now_unix_ms() + 90_500
     harness.do("HSET", harness.attempts, "m:1000-0:f", "2", "m:1000-0:due", due, "m:1000-0:c", "zz")
-    row = seen(run)
+    row = trace_group(run)
     assert (row["state"], row["attempt"], row["crashes"]) == ("pending", 3, 0)
     assert row["due_unix_ms"] == due
     assert "hits: pending, delivered " in run("trace", UID).stdout
     assert ", attempt 3, which runs in 1m" in run("trace", UID).stdout
 
 
-def test_trace_shows_each_state_of_a_retry(run: Run, handed_out: Harness) -> None:
+def test_trace_shows_each_state_of_a_retry(run: Run, delivered_message: Harness) -> None:
     """Its retries are found, even by their ids in the retry stream."""
-    harness = handed_out
+    harness = delivered_message
     # The fields of a worker. Only its letters have class and message in separate fields.
     told = {b"originalId": b"1000-0", b"retryCount": b"2", b"crashCount": b"1"}
     told[LAST_ERROR] = b"BankError: the card was\x1b[31m declined"
     call = messages.retry(harness.keys, harness.leased("t1"), [(b"m:1000-0", 60.0, told)])
     assert harness.link.run(call).word == "OK"
-    row = seen(run)
+    row = trace_group(run)
     assert (row["state"], row["attempt"], row["crashes"]) == ("waiting", 3, 1)
     assert row["due_unix_ms"] > row["trace"]["now_unix_ms"]
     said = run("trace", UID).stdout
@@ -140,28 +140,28 @@ def test_trace_shows_each_state_of_a_retry(run: Run, handed_out: Harness) -> Non
 
     harness.do("ZADD", harness.delayed, 1, "m:1000-0")
     harness.link.run(messages.promote_retries(harness.keys, harness.assignment, 10))
-    assert seen(run)["state"] == "retry-unread"
+    assert trace_group(run)["state"] == "retry-unread"
     said = run("trace", UID).stdout
     assert "ready for attempt 3 after a crash, not read yet" in said
     [again] = harness.fetch(1, stream=harness.retry)
-    row = seen(run)
+    row = trace_group(run)
     assert (row["state"], row["place"], row["attempt"]) == ("pending", f"r:{again.decode()}", 3)
 
     later = told | {b"retryCount": b"3"}
     call = messages.retry(harness.keys, harness.leased("t1"), [(b"r:" + again, 60.0, later)])
     assert harness.link.run(call).word == "OK"
-    row = seen(run)
+    row = trace_group(run)
     assert (row["state"], row["place"], row["attempt"]) == ("waiting", f"r:{again.decode()}", 4)
 
 
-def test_trace_shows_a_dead_letter_and_its_replay(run: Run, handed_out: Harness) -> None:
+def test_trace_shows_a_dead_letter_and_its_replay(run: Run, delivered_message: Harness) -> None:
     """A dead letter is named, and a replay to every group is found."""
-    harness = handed_out
+    harness = delivered_message
     letter = FAILED | {b"group": b"hits", b"reason": b"attempts", b"attempts": b"5"}
     letter |= {b"originalTopic": b"access", b"originalPartition": b"0"}
     call = messages.dead(harness.keys, harness.leased("t1"), [(b"m:1000-0", letter)])
     assert harness.link.run(call).word == "OK"
-    row = seen(run)
+    row = trace_group(run)
     [name] = row["dead_letter_ids"]
     assert row["state"] == "dead-lettered"
     assert row["trace"]["dead_letters"][0]["attempts"] == 5
@@ -170,17 +170,19 @@ def test_trace_shows_a_dead_letter_and_its_replay(run: Run, handed_out: Harness)
     assert f"  -> streamqd dlq show access {name}" in said
 
     run("dlq", "replay", "access", "--id", name, "--all-groups", "--yes")
-    row = seen(run)
+    row = trace_group(run)
     [again] = row["trace"]["replays"]
     assert (row["state"], row["dead_letter_ids"]) == ("unread", [])
     assert f"replayed to every group as {again}" in run("trace", UID).stdout
     harness.fetch()
-    assert seen(run)["place"] == f"m:{again}"
+    assert trace_group(run)["place"] == f"m:{again}"
 
 
-def test_trace_shows_where_to_search_for_a_removed_entry(run: Run, handed_out: Harness) -> None:
+def test_trace_shows_where_to_search_for_a_removed_entry(
+    run: Run, delivered_message: Harness
+) -> None:
     """A removed entry is reported as gone, with the place to look next."""
-    harness = handed_out
+    harness = delivered_message
     trim = harness.keys.trim("access", 0)
     harness.do("XACK", harness.stream, "hits", "999-0", "1000-0")
     harness.do("HSET", trim, "archived", "999-0")
@@ -206,9 +208,9 @@ def test_trace_shows_where_to_search_for_a_removed_entry(run: Run, handed_out: H
     )
 
 
-def test_trace_does_not_find_an_unwritten_message(run: Run, handed_out: Harness) -> None:
+def test_trace_does_not_find_an_unwritten_message(run: Run, delivered_message: Harness) -> None:
     """Retention alone proves nothing. If nothing was removed, a wrong digit is refused."""
-    harness = handed_out
+    harness = delivered_message
     harness.do("XACK", harness.stream, "hits", "999-0", "1000-0", "1001-0")
     harness.do("HSET", harness.keys.trim("access", 0), "first", "999-0")
     if b"entries-added" not in harness.do("XINFO", "STREAM", harness.stream):
@@ -220,9 +222,9 @@ def test_trace_does_not_find_an_unwritten_message(run: Run, handed_out: Harness)
     assert refused in run("trace", "access/0/998-0", code=8).stderr
 
 
-def test_trace_reports_an_id_in_a_gap_as_unwritten(run: Run, handed_out: Harness) -> None:
+def test_trace_reports_an_id_in_a_gap_as_unwritten(run: Run, delivered_message: Harness) -> None:
     """Trimming takes the oldest, and the server keeps the greatest id that was deleted."""
-    harness = handed_out
+    harness = delivered_message
     harness.do("XACK", harness.stream, "hits", "999-0", "1000-0", "1001-0")
     if b"max-deleted-entry-id" not in harness.do("XINFO", "STREAM", harness.stream):
         pytest.skip("this server does not keep the greatest id that was deleted")
@@ -235,9 +237,9 @@ def test_trace_reports_an_id_in_a_gap_as_unwritten(run: Run, handed_out: Harness
     assert "not in the partition: deleted, or never written" in said
 
 
-def test_trace_counts_crashed_runs(run: Run, handed_out: Harness) -> None:
+def test_trace_counts_crashed_runs(run: Run, delivered_message: Harness) -> None:
     """Runs that crashed are attempts too."""
-    harness = handed_out
+    harness = delivered_message
     letter = FAILED | {b"group": b"hits", b"reason": b"crashes", b"attempts": b"0"}
     letter |= {b"originalTopic": b"access", b"originalPartition": b"0", b"crashes": b"3"}
     call = messages.dead(harness.keys, harness.leased("t1"), [(b"m:1000-0", letter)])
@@ -395,8 +397,8 @@ def test_trace_isolates_a_group_with_a_wrong_key_type(run: Run, at: At) -> None:
     at(0).add("1000-0")
     at(0).do("DEL", at(0).retry)
     at(0).do("SET", at(0).retry, "x")
-    assert seen(run)["state"] == "unreadable"
-    assert seen(run, group="agents")["state"] == "unread"
+    assert trace_group(run)["state"] == "unreadable"
+    assert trace_group(run, group="agents")["state"] == "unread"
     said = run("trace", UID).stdout
     assert "hits: unknown: " in said
     assert "WRONGTYPE" in said
@@ -418,16 +420,18 @@ def test_trace_reports_when_its_search_was_bounded(
 
 
 @need("pyarrow", "deltalake")
-def test_trace_refuses_a_missing_archive(run: Run, handed_out: Harness, tmp_path: Any) -> None:
+def test_trace_refuses_a_missing_archive(
+    run: Run, delivered_message: Harness, tmp_path: Any
+) -> None:
     """Reading an archive starts no Spark, and a missing archive is reported."""
     refused = run("trace", UID, "--archive", str(tmp_path), code=8).stderr
     assert "is not an archive" in refused
 
 
-def test_trace_writes_nothing(run: Run, handed_out: Harness) -> None:
-    before = handed_out.dump()
+def test_trace_writes_nothing(run: Run, delivered_message: Harness) -> None:
+    before = delivered_message.dump()
     run("trace", UID)
-    assert handed_out.dump() == before
+    assert delivered_message.dump() == before
 
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

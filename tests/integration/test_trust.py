@@ -23,7 +23,7 @@ from tests.support.proxy import Fault, FaultProxy
 LONG_AGO = 1  # nanoseconds since the machine was started
 
 
-def many(messages: list[Message]) -> None:
+def handle_batch(messages: list[Message]) -> None:
     """A batch handler that does the same as `handle` of a life."""
     for message in messages:
         lives.handle(message)
@@ -31,7 +31,9 @@ def many(messages: list[Message]) -> None:
 
 @pytest.mark.fault("F8", "F9", "F11")
 @pytest.mark.parametrize(
-    "settings", [{}, {"handler": f"{__name__}:many", "batch": 1}], ids=["one by one", "in batches"]
+    "settings",
+    [{}, {"handler": f"{__name__}:handle_batch", "batch": 1}],
+    ids=["one by one", "in batches"],
 )
 def test_lease_expiring_during_a_slow_settle_delays_runs(
     link: Connection,

@@ -36,7 +36,7 @@ ANSI_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.fixture
-def typed(file: Path, tmp_path: Path) -> Typed:
+def run_in_terminal(file: Path, tmp_path: Path) -> Typed:
     """Run the command in a terminal of 80 columns. `keys` are typed when `until` is shown."""
 
     def invoke(*args: str, code: int = 0, until: str = "", keys: str = "", **env: str) -> Terminal:
@@ -84,13 +84,13 @@ def test_every_reason_is_documented_and_can_be_filtered(run: Run, at: At) -> Non
         assert run("dlq", "list", "access", "--reason", reason).stdout == "nothing matches\n"
 
 
-def test_dlq_list_at_80_columns_shows_the_error(typed: Typed, at: At) -> None:
+def test_dlq_list_at_80_columns_shows_the_error(run_in_terminal: Typed, at: At) -> None:
     """At 80 columns, the message of the error is shown, without the module of its class."""
     text = "the invoice 4711 of customer 17 has no positions, so there is no sum"
     bury(at(1), "1763640000000-0", errorClass="shop.billing.errors.InvoiceError", errorMessage=text)
     bury(at(1), "1763640000001-0", errorClass="shop.billing.errors.Short", errorMessage="no sum")
 
-    shown = ANSI_COLOR.sub("", typed("dlq", "list", "access").raw).replace("\r\n", "\n")
+    shown = ANSI_COLOR.sub("", run_in_terminal("dlq", "list", "access").raw).replace("\r\n", "\n")
 
     assert f"\n    {text}\n" in shown  # no room for both: the message is shown
     assert "\n    Short: no sum\n" in shown
@@ -105,7 +105,7 @@ def test_dlq_tries_include_crashed_runs(run: Run, at: At) -> None:
     assert row[at_ : at_ + 5].strip() == "3"
 
 
-def test_error_of_a_retry_fits_80_columns(typed: Typed, at: At) -> None:
+def test_error_of_a_retry_fits_80_columns(run_in_terminal: Typed, at: At) -> None:
     """A terminal shows the whole error of a retry, not only its class."""
     harness = at(0)
     harness.groups()
@@ -119,13 +119,13 @@ def test_error_of_a_retry_fits_80_columns(typed: Typed, at: At) -> None:
         harness.keys, harness.leased("t1"), [(b"m:1795379457027-0", 60.0, fields)]
     )
     assert harness.link.run(call).word == "OK"
-    assert error in typed("retry", "list", "access", "hits").shown
+    assert error in run_in_terminal("retry", "list", "access", "hits").shown
 
 
-def test_group_state_fits_80_columns(typed: Typed, at: At) -> None:
+def test_group_state_fits_80_columns(run_in_terminal: Typed, at: At) -> None:
     """A narrow terminal always shows the state of a group."""
     at(0, "invoices-of-the-north").groups()
-    shown = typed("status").shown
+    shown = run_in_terminal("status").shown
     assert re.search(r"access/invoices-of-the-north .* no owner", shown.replace("\n", " ")), shown
     assert "…" not in shown
 
@@ -241,21 +241,23 @@ def test_produce_creates_a_configured_topic(
 
 @pytest.mark.parametrize(("answer", "code", "there"), [("n", 8, []), ("y", 0, ["orders"])])
 def test_produce_on_a_terminal_confirms_a_new_topic(
-    typed: Typed, store: Store, answer: str, code: int, there: list[str]
+    run_in_terminal: Typed, store: Store, answer: str, code: int, there: list[str]
 ) -> None:
     """On a terminal, the command asks before it creates a topic."""
     asked = "Create topic orders?"
-    shown = typed("produce", "orders", "x", until=asked, keys=f"{answer}\n", code=code).raw
+    shown = run_in_terminal(
+        "produce", "orders", "x", until=asked, keys=f"{answer}\n", code=code
+    ).raw
     assert "does not exist" in shown
     assert topics.names(store) == there
 
 
 def test_produce_reads_lines_typed_into_a_terminal(
-    typed: Typed, at: At, link: Connection, keys: Keys
+    run_in_terminal: Typed, at: At, link: Connection, keys: Keys
 ) -> None:
     """In a terminal, lines are read until Ctrl-D."""
     at(0)
-    typed("produce", "access", until="finish with Ctrl-D", keys="one\ntwo\n\x04")
+    run_in_terminal("produce", "access", until="finish with Ctrl-D", keys="one\ntwo\n\x04")
     assert payloads(link, keys) == [b"one", b"two"]
 
 
@@ -278,11 +280,13 @@ def test_tail_since_shows_messages_from_that_time(run: Run, at: At, link: Connec
     assert "is not a valid time" in run("tail", "access", "--since", "nope", code=2).stderr
 
 
-def test_tail_since_can_be_combined_with_follow(typed: Typed, at: At, link: Connection) -> None:
+def test_tail_since_can_be_combined_with_follow(
+    run_in_terminal: Typed, at: At, link: Connection
+) -> None:
     """--since and --follow together miss nothing and show nothing twice."""
     now = server_unix_ms(link)
     at(0).add(f"{now - 5000}-0", "payload", "before")
-    terminal = typed(
+    terminal = run_in_terminal(
         "tail", "access", "--since", "1h", "--follow", until="before", keys="\x03", code=130
     )
     assert terminal.raw.count("before") == 1
@@ -314,24 +318,24 @@ def test_move_and_drain_check_the_instance_equally(run: Run, at: At) -> None:
     ],
 )
 def test_terminal_output_has_colors(
-    typed: Typed, at: At, options: tuple[str, ...], env: dict[str, str], colored: bool
+    run_in_terminal: Typed, at: At, options: tuple[str, ...], env: dict[str, str], colored: bool
 ) -> None:
     """A terminal gets colors, unless NO_COLOR or `--no-color` is set."""
     at(0)
-    assert bool(ANSI_COLOR.search(typed(*options, "topic", "list", **env).raw)) == colored
-    refused = typed(*options, "topic", "describe", "nope", code=8, **env).raw
+    assert bool(ANSI_COLOR.search(run_in_terminal(*options, "topic", "list", **env).raw)) == colored
+    refused = run_in_terminal(*options, "topic", "describe", "nope", code=8, **env).raw
     assert bool(ANSI_COLOR.search(refused)) == colored
 
 
 @pytest.mark.parametrize("options", [(), ("--color",)])
 def test_pipes_and_json_have_no_colors(
-    run: Run, typed: Typed, at: At, options: tuple[str, ...]
+    run: Run, run_in_terminal: Typed, at: At, options: tuple[str, ...]
 ) -> None:
     """Pipes and JSON never have colors."""
     at(0)
     assert "\x1b" not in run(*options, "topic", "list").stdout
     assert "\x1b" not in run(*options, "topic", "describe", "nope", code=8).stderr
-    assert "\x1b" not in typed(*options, "topic", "list", "--json").raw
+    assert "\x1b" not in run_in_terminal(*options, "topic", "list", "--json").raw
 
 
 # --- completion -----------------------------------------------------------------------------------

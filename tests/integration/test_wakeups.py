@@ -120,11 +120,11 @@ def test_wake_up_with_the_subscription_reply_is_noticed(
     with contextlib.closing(connect(server.settings, timeout=5.0, name="test:other")) as other:
         other.open()
         # The server may read the other connection first. Then the wake-up reaches no subscriber.
-        tries = (subscribed_while_published(server, other) for _ in range(20))
+        tries = (publish_after_subscribing(server, other) for _ in range(20))
         assert next(heard for got, heard in tries if got) is True
 
 
-def subscribed_while_published(server: ProcessServer, other: Connection) -> tuple[int, bool]:
+def publish_after_subscribing(server: ProcessServer, other: Connection) -> tuple[int, bool]:
     """Publish a wake-up right after a subscription. Return its receivers, and True if heard."""
     listener = PubSubListener(connect(server.settings, timeout=5.0, name="test:wakes"), "wake")
     listener.link.open()

@@ -38,11 +38,11 @@ LATE = (
 )
 
 
-def given(server: Server) -> dict[str, Any]:
+def make_settings(server: Server) -> dict[str, Any]:
     return {"redis": {"url": server.url}, "topics": {"orders": {"partitions": 1}}}
 
 
-def sent(link: Connection) -> list[Any]:
+def read_payloads(link: Connection) -> list[Any]:
     """Return the payloads of the topic `orders`."""
     entries = link.execute("XRANGE", Keys().stream("orders", 0), "-", "+")
     return [json.loads(fields[fields.index(b"payload") + 1]) for _, fields in entries]
@@ -67,10 +67,10 @@ async def orders(request: Request) -> JSONResponse:
 
 
 def test_fastapi_route_gets_the_producer_of_the_lifespan(server: Server, link: Connection) -> None:
-    with TestClient(fastapi_app(given(server))) as client:
+    with TestClient(fastapi_app(make_settings(server))) as client:
         uids = [client.post("/orders", json={"id": n}).json()["uid"] for n in (7, 8)]
 
-    assert sent(link) == [{"id": 7}, {"id": 8}]
+    assert read_payloads(link) == [{"id": 7}, {"id": 8}]
     assert [uid.rpartition("/")[0] for uid in uids] == ["orders/0", "orders/0"]
 
 
@@ -83,7 +83,7 @@ def test_fastapi_returns_503_while_redis_is_unavailable() -> None:
 
 def test_starlette_mounts_share_the_producer(server: Server, link: Connection) -> None:
     """An application with its own lifespan adds the state of `producer_lifespan` to its own."""
-    opened = producer_lifespan(given(server))
+    opened = producer_lifespan(make_settings(server))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[Mapping[str, Any]]:
@@ -95,7 +95,7 @@ def test_starlette_mounts_share_the_producer(server: Server, link: Connection) -
     with TestClient(app) as client:
         assert client.post("/inner/orders", json={"id": 1}).status_code == 200
 
-    assert sent(link) == [{"id": 1}]
+    assert read_payloads(link) == [{"id": 1}]
 
 
 def test_fastapi_error_without_a_lifespan_names_the_remedy() -> None:
@@ -117,7 +117,7 @@ def test_flask_extension_sends_and_inserts(
 ) -> None:
     streamqd = Streamqd()
     app = Flask("shop")
-    app.config["STREAMQD"] = given(server)
+    app.config["STREAMQD"] = make_settings(server)
     streamqd.init_app(app)
 
     @app.post("/orders/<int:number>")
@@ -136,14 +136,14 @@ def test_flask_extension_sends_and_inserts(
         streamqd.producer.close()
 
     assert json.loads(payload) == {"id": 7}
-    assert sent(link) == [{"id": 7, "outbox": f"orders/outbox/{uid}"}]
+    assert read_payloads(link) == [{"id": 7, "outbox": f"orders/outbox/{uid}"}]
 
 
 def test_flask_applications_have_separate_producers(server: Server) -> None:
     streamqd = Streamqd()
     apps = [Flask(name) for name in ("one", "two", "without")]
     for app in apps[:2]:
-        app.config["STREAMQD"] = given(server)
+        app.config["STREAMQD"] = make_settings(server)
         streamqd.init_app(app)
 
     with apps[0].app_context():

@@ -36,7 +36,7 @@ WIDE = 4500  # fields, which with their values exceed a script's limit for one c
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def logged_events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the logged events, in order."""
     names: list[str] = []
     monkeypatch.setattr(logs, "_log", lambda name, *_rest: names.append(name))
@@ -48,7 +48,7 @@ def add_wide(harness: Harness, entry_id: str) -> None:
     harness.add(entry_id, *fields, "payload", "wide", "key", "k", "headers", "{}")
 
 
-def letters(harness: Harness) -> dict[bytes, dict[str, bytes]]:
+def dead_letters_by_message(harness: Harness) -> dict[bytes, dict[str, bytes]]:
     """Return dead letters by the id of their message."""
     found = harness.state().get("dlq")
     return {letter["originalId"]: letter for letter in found.entries.values()} if found else {}
@@ -72,7 +72,7 @@ def test_too_wide_entry_is_dead_lettered_in_part(harness: Harness, life: Life):
     harness.add("3-0")
     life.run(life.worker("t1", max_messages=3, max_attempts=1), fail_bad)
 
-    found = letters(harness)
+    found = dead_letters_by_message(harness)
     assert set(found) == {b"1-0", b"2-0"}
     wide = found[b"1-0"]
     assert (wide["payload"], wide["key"], wide["headers"]) == (b"wide", b"k", b"{}")
@@ -87,7 +87,7 @@ def test_wide_entry_without_a_body_becomes_a_dead_letter(harness: Harness, life:
     harness.add("2-0")
     life.run(life.worker("t1", max_messages=2, max_attempts=1, dlq_body=body), fail_bad)
 
-    wide = letters(harness)[b"1-0"]
+    wide = dead_letters_by_message(harness)[b"1-0"]
     assert (wide["payload"], wide["payloadBytes"], wide["key"]) == (b"", b"4", b"k")
     assert harness.state()["stream"].groups == {"hits": ("2-0", {})}
 
@@ -115,7 +115,7 @@ def test_entry_within_the_script_limit_keeps_all_fields(harness: Harness, life: 
     fields = [part for n in range(3000) for part in (f"f{n}", "v")]
     harness.add("1-0", *fields, "payload", "bad")
     life.run(life.worker("t1", max_messages=1, max_attempts=1), fail_bad)
-    assert letters(harness)[b"1-0"].keys() >= {"payload", "f0", "f2999"}
+    assert dead_letters_by_message(harness)[b"1-0"].keys() >= {"payload", "f0", "f2999"}
 
 
 # --- exceptions that cannot be described ----------------------------------------------------------
@@ -178,7 +178,7 @@ def test_undescribable_exception_counts_as_a_failure(
     state = harness.state()
     assert state["stream"].groups == {"hits": ("3-0", {})}
     if attempts == 1:
-        (letter,) = letters(harness).values()
+        (letter,) = dead_letters_by_message(harness).values()
         assert letter["errorClass"]
         assert len(letter["fingerprint"]) == 12
     else:
@@ -201,7 +201,7 @@ def test_message_with_an_invalid_crash_record_is_dead_lettered(
     harness.fetch()
     harness.do("HSET", harness.attempts, "m:1-0:c", "3", "m:1-0:last", context)
     assert life.run(life.worker("t1", max_messages=1), lambda _message: None) == ExitCode.RECYCLE
-    assert letters(harness)[b"1-0"]["reason"] == b"crashes"
+    assert dead_letters_by_message(harness)[b"1-0"]["reason"] == b"crashes"
 
 
 # --- refusals of the server -----------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_message_with_an_invalid_crash_record_is_dead_lettered(
 
 @pytest.mark.fault("F21")
 def test_refused_dead_letters_do_not_block_others(
-    harness: Harness, life: Life, slot: WorkerSlot, said: list[str]
+    harness: Harness, life: Life, slot: WorkerSlot, logged_events: list[str]
 ):
     harness.do("SET", harness.dlq, "not a stream")
     harness.add("1-0", "payload", "bad")
@@ -219,8 +219,8 @@ def test_refused_dead_letters_do_not_block_others(
     assert life.run(worker, fail_bad) == ExitCode.RECYCLE
     assert harness.state()["stream"].groups == {"hits": ("4-0", {"1-0": "w"})}
     assert slot.counter("deferred") == 1
-    assert said.count("message.deferred") == 1
-    assert "worker.stalled" not in said
+    assert logged_events.count("message.deferred") == 1
+    assert "worker.stalled" not in logged_events
 
 
 def test_refused_item_does_not_block_its_batch(harness: Harness, slot: WorkerSlot):
@@ -306,7 +306,7 @@ def test_settler_acknowledges_counted_entries_in_parts(
 
 
 def test_refused_reads_are_logged_once_and_backed_off(
-    harness: Harness, life: Life, slot: WorkerSlot, said: list[str]
+    harness: Harness, life: Life, slot: WorkerSlot, logged_events: list[str]
 ):
     worker = life.worker("t1")
     waits: list[float] = []
@@ -328,8 +328,8 @@ def test_refused_reads_are_logged_once_and_backed_off(
     assert all(later >= 0.05 * 2**n for n, later in enumerate(waits[1:]))
     assert waits[5] > 0.5
     assert slot.counter("redis_errors") == 5
-    assert said.count("worker.stalled") == 1
-    assert said.count("worker.resumed") == 1
+    assert logged_events.count("worker.stalled") == 1
+    assert logged_events.count("worker.resumed") == 1
     assert worker.reconnect_wait == 0
 
 
@@ -487,7 +487,7 @@ def test_message_age_uses_the_server_clock(
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 7200)
     life.run(life.worker("t1", max_messages=2, retry_max_age=3600.0), fail)
-    found = letters(harness)
+    found = dead_letters_by_message(harness)
     assert {uid: letter["reason"] for uid, letter in found.items()} == {b"1-0": b"too-old"}
     assert len(harness.state()["items"]) == 1
 
@@ -515,7 +515,7 @@ def test_message_trimmed_during_its_run_is_settled(harness: Harness, life: Life,
     life.run(life.worker("t1", max_messages=1, max_attempts=attempts), work)
     state = harness.state()
     assert state["stream"].groups == {"hits": ("1-0", {})}
-    kept = state["items"]["m:1-0"] if attempts == 2 else letters(harness)[b"1-0"]
+    kept = state["items"]["m:1-0"] if attempts == 2 else dead_letters_by_message(harness)[b"1-0"]
     assert kept["payload"] == b"precious"
 
 

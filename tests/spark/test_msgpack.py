@@ -23,7 +23,7 @@ from tests.spark.test_parsed import HOSTILE, NESTED, OUT_OF_RANGE, SCHEMA, press
 from tests.spark.test_proofs import COLUMNS, LEAVES, USUAL, compare, raw
 from tests.spark.test_reasons import MAPS, NOW_US, shapes
 from tests.unit import test_spark_packed
-from tests.unit.test_spark_packed import DEEPEST, pack, timestamp, under
+from tests.unit.test_spark_packed import DEEPEST, pack, pack_field, timestamp
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,7 +107,7 @@ def test_quarantine_keeps_msgpack_bytes(press: Press) -> None:
 
 
 def test_rows_of_another_codec_are_parsed_again(press: Press) -> None:
-    press.add(pack({"id": 1}), under(b"\x05"), b'{"id": 2}')
+    press.add(pack({"id": 1}), pack_field(b"\x05"), b'{"id": 2}')
     press.run("id long")
     assert press.ids() == [2]
     assert press.reparse("id long", codec="msgpack", quarantine_only=True) == (2, 0)

@@ -9,7 +9,7 @@ MIB = 1 << 20
 CONSUMER = Consumer(topic="t", group="g", handler="h:go", prefetch_bytes=4 * MIB)
 
 
-def settled(size: int, spent_ns: int = 1000) -> PrefetchController:
+def controller_after(size: int, spent_ns: int = 1000) -> PrefetchController:
     """Return an appetite after many reads of entries with this size and duration."""
     prefetch = PrefetchController(CONSUMER, MIB, 256)
     for _ in range(50):
@@ -34,14 +34,14 @@ def test_prefetch_doubles_up_to_its_bound():
 
 
 def test_prefetch_is_bounded_by_bytes_and_run_time():
-    assert settled(64 * 1024).count == 64
-    assert settled(1, spent_ns=100_000_000).count == 10
-    assert settled(100 * MIB).count == 1
+    assert controller_after(64 * 1024).count == 64
+    assert controller_after(1, spent_ns=100_000_000).count == 10
+    assert controller_after(100 * MIB).count == 1
 
 
 def test_prefetch_is_small_after_an_oversized_read():
     """One oversized read counts although the mean size is still small."""
-    prefetch = settled(100)
+    prefetch = controller_after(100)
     assert prefetch.count == 256
     prefetch.observe(256, 100 * 256, 0, received=5 * MIB)
     assert prefetch.count == 4

@@ -28,7 +28,7 @@ def member(name: str, *offers: tuple[str, str], weight: int = 1, cap: int = 0) -
     return Member(name, weight, cap, frozenset(offers or PAIRS))
 
 
-def assignments_of(counts: Mapping[tuple[str, str], int]) -> list[Assignment]:
+def make_assignments(counts: Mapping[tuple[str, str], int]) -> list[Assignment]:
     return [
         Assignment(topic, number, group)
         for (topic, group), count in counts.items()
@@ -36,12 +36,14 @@ def assignments_of(counts: Mapping[tuple[str, str], int]) -> list[Assignment]:
     ]
 
 
-def loads(members: Sequence[Member], wanted: Mapping[Assignment, str]) -> dict[str, int]:
+def count_loads(members: Sequence[Member], wanted: Mapping[Assignment, str]) -> dict[str, int]:
     counts = Counter(wanted.values())
     return {each.id: counts[each.id] for each in members}
 
 
-def moved(before: Mapping[Assignment, str], now: Mapping[Assignment, str]) -> list[Assignment]:
+def moved_assignments(
+    before: Mapping[Assignment, str], now: Mapping[Assignment, str]
+) -> list[Assignment]:
     return [assignment for assignment, owner in before.items() if now.get(assignment) != owner]
 
 
@@ -49,18 +51,18 @@ def moved(before: Mapping[Assignment, str], now: Mapping[Assignment, str]) -> li
 
 
 def test_assign_without_members_or_assignments_is_empty() -> None:
-    assert assign([], assignments_of({A: 2}), {}) == {}
+    assert assign([], make_assignments({A: 2}), {}) == {}
     assert assign([member("a")], [], {}) == {}
 
 
 def test_single_member_gets_every_assignment() -> None:
-    assignments = assignments_of({A: 3, B: 2})
+    assignments = make_assignments({A: 3, B: 2})
     assert assign([member("a")], assignments, {}) == dict.fromkeys(assignments, "a")
 
 
 def test_two_members_split_each_topic_and_group() -> None:
     members = [member("a"), member("b")]
-    wanted = assign(members, assignments_of({A: 4, B: 4, C: 4}), {})
+    wanted = assign(members, make_assignments({A: 4, B: 4, C: 4}), {})
     spread = Counter(
         (assignment.topic, assignment.group, owner) for assignment, owner in wanted.items()
     )
@@ -70,8 +72,8 @@ def test_two_members_split_each_topic_and_group() -> None:
 
 def test_odd_partition_counts_balance_in_total() -> None:
     members = [member("a"), member("b")]
-    wanted = assign(members, assignments_of({A: 3, B: 3, C: 1, D: 1}), {})
-    assert loads(members, wanted) == {"a": 4, "b": 4}
+    wanted = assign(members, make_assignments({A: 3, B: 3, C: 1, D: 1}), {})
+    assert count_loads(members, wanted) == {"a": 4, "b": 4}
     for pair in (A, B):
         counts = Counter(
             wanted[assignment]
@@ -82,19 +84,21 @@ def test_odd_partition_counts_balance_in_total() -> None:
 
 
 def test_joining_member_gets_its_share_of_each_topic_and_group() -> None:
-    assignments = assignments_of({A: 4, B: 4})
+    assignments = make_assignments({A: 4, B: 4})
     before = assign([member("a")], assignments, {})
     members = [member("a"), member("b")]
     now = assign(members, assignments, before)
-    assert loads(members, now) == {"a": 4, "b": 4}
-    assert Counter((assignment.topic, assignment.group) for assignment in moved(before, now)) == {
+    assert count_loads(members, now) == {"a": 4, "b": 4}
+    assert Counter(
+        (assignment.topic, assignment.group) for assignment in moved_assignments(before, now)
+    ) == {
         A: 2,
         B: 2,
     }
 
 
 def test_members_keep_their_lowest_partitions() -> None:
-    assignments = assignments_of({A: 5})
+    assignments = make_assignments({A: 5})
     before = assign([member("a")], assignments, {})
     now = assign([member("a"), member("b")], assignments, before)
     assert now == {
@@ -105,19 +109,19 @@ def test_members_keep_their_lowest_partitions() -> None:
 
 
 def test_free_partitions_are_assigned_in_order() -> None:
-    assignments = assignments_of({A: 6})
+    assignments = make_assignments({A: 6})
     before = {assignment: "a" for assignment in assignments if assignment.partition < 4}
     now = assign([member("a"), member("b"), member("c")], assignments, before)
     assert now == {assignment: "aabbcc"[assignment.partition] for assignment in assignments}
 
 
 def test_leaving_member_moves_only_its_own_assignments() -> None:
-    assignments = assignments_of({A: 6, B: 6})
+    assignments = make_assignments({A: 6, B: 6})
     members = [member("a"), member("b"), member("c")]
     before = assign(members, assignments, {})
     now = assign(members[:2], assignments, before)
-    assert loads(members[:2], now) == {"a": 6, "b": 6}
-    assert set(moved(before, now)) == {
+    assert count_loads(members[:2], now) == {"a": 6, "b": 6}
+    assert set(moved_assignments(before, now)) == {
         assignment for assignment, owner in before.items() if owner == "c"
     }
     for pair in (A, B):
@@ -129,8 +133,8 @@ def test_leaving_member_moves_only_its_own_assignments() -> None:
 
 def test_weights_split_each_topic_and_group() -> None:
     members = [member("a", weight=1), member("b", weight=3)]
-    wanted = assign(members, assignments_of({A: 4, B: 8}), {})
-    assert loads(members, wanted) == {"a": 3, "b": 9}
+    wanted = assign(members, make_assignments({A: 4, B: 8}), {})
+    assert count_loads(members, wanted) == {"a": 3, "b": 9}
     spread = Counter(
         (assignment.topic, assignment.group, owner) for assignment, owner in wanted.items()
     )
@@ -141,25 +145,29 @@ def test_weights_split_each_topic_and_group() -> None:
 def test_large_weight_gets_at_most_its_rounded_share() -> None:
     # Methods that divide step by step would give the large member 96 here.
     members = [member("big", weight=940), *(member(f"m{n}", weight=10) for n in range(6))]
-    wanted = assign(members, assignments_of({A: 96}), {})
-    assert loads(members, wanted)["big"] == 90 or loads(members, wanted)["big"] == 91
+    wanted = assign(members, make_assignments({A: 96}), {})
+    assert count_loads(members, wanted)["big"] == 90 or count_loads(members, wanted)["big"] == 91
 
 
 def test_assignment_respects_caps() -> None:
     members = [member("a", cap=1), member("b"), member("c")]
-    assert loads(members, assign(members, assignments_of({A: 9}), {})) == {"a": 1, "b": 4, "c": 4}
+    assert count_loads(members, assign(members, make_assignments({A: 9}), {})) == {
+        "a": 1,
+        "b": 4,
+        "c": 4,
+    }
 
 
 def test_assignments_above_all_caps_are_dropped_evenly() -> None:
     members = [member("a", cap=2), member("b", cap=2)]
-    assignments = assignments_of({A: 4, B: 4})
+    assignments = make_assignments({A: 4, B: 4})
     wanted = assign(members, assignments, {})
     assert Counter((assignment.topic, assignment.group) for assignment in wanted) == {A: 2, B: 2}
     assert assign(members, assignments, wanted) == wanted
 
 
 def test_lowered_cap_sheds_only_the_excess() -> None:
-    assignments = assignments_of({A: 4, B: 4})
+    assignments = make_assignments({A: 4, B: 4})
     before = dict.fromkeys(assignments, "a")
     now = assign([member("a", cap=6)], assignments, before)
     assert Counter((assignment.topic, assignment.group) for assignment in now) == {A: 3, B: 3}
@@ -167,14 +175,14 @@ def test_lowered_cap_sheds_only_the_excess() -> None:
 
 def test_assignments_go_only_to_members_with_a_consumer() -> None:
     members = [member("old", A), member("new", A, B)]
-    wanted = assign(members, assignments_of({A: 4, B: 2, C: 1}), {})
-    assert loads(members, wanted) == {"old": 3, "new": 3}
-    assert all(wanted[assignment] == "new" for assignment in assignments_of({B: 2}))
+    wanted = assign(members, make_assignments({A: 4, B: 2, C: 1}), {})
+    assert count_loads(members, wanted) == {"old": 3, "new": 3}
+    assert all(wanted[assignment] == "new" for assignment in make_assignments({B: 2}))
     assert Assignment("orders", 0, "mail") not in wanted
 
 
 def test_owner_without_a_consumer_loses_the_assignment() -> None:
-    assignments = assignments_of({A: 2})
+    assignments = make_assignments({A: 2})
     assert assign(
         [member("a", B), member("b", A)], assignments, dict.fromkeys(assignments, "a")
     ) == (dict.fromkeys(assignments, "b"))
@@ -183,34 +191,34 @@ def test_owner_without_a_consumer_loses_the_assignment() -> None:
 def test_assignment_balances_through_intermediate_members() -> None:
     # Only b can take from a, and only c can relieve b.
     members = [member("a", A), member("b", A, B), member("c", B)]
-    assignments = assignments_of({A: 6, B: 3})
+    assignments = make_assignments({A: 6, B: 3})
     before = {
         assignment: ("a" if assignment.group == A[1] and assignment.partition < 3 else "b")
         for assignment in assignments
     }
-    assert loads(members, before) == {"a": 3, "b": 6, "c": 0}
-    assert loads(members, assign(members, assignments, before)) == {"a": 3, "b": 3, "c": 3}
+    assert count_loads(members, before) == {"a": 3, "b": 6, "c": 0}
+    assert count_loads(members, assign(members, assignments, before)) == {"a": 3, "b": 3, "c": 3}
 
 
 def test_assign_finds_a_chain_of_moves() -> None:
     members = [member("a", A), member("b", A, B), member("c", B)]
-    assignments = assignments_of({A: 4, B: 5})
+    assignments = make_assignments({A: 4, B: 5})
     before = {assignment: "a" if assignment.group == A[1] else "b" for assignment in assignments}
     before |= {Assignment(B[0], 3, B[1]): "c", Assignment(B[0], 4, B[1]): "c"}
-    assert loads(members, before) == {"a": 4, "b": 3, "c": 2}
+    assert count_loads(members, before) == {"a": 4, "b": 3, "c": 2}
     now = assign(members, assignments, before)
-    assert loads(members, now) == {"a": 3, "b": 3, "c": 3}
-    assert len(moved(before, now)) == 2
+    assert count_loads(members, now) == {"a": 3, "b": 3, "c": 3}
+    assert len(moved_assignments(before, now)) == 2
 
 
 def test_assign_makes_room_through_intermediate_members() -> None:
     # b is full with assignments that a could take, and only b offers B.
     members = [member("a", A, cap=4), member("b", A, B, cap=2), member("c", C)]
-    assignments = assignments_of({A: 2, B: 2, C: 1})
+    assignments = make_assignments({A: 2, B: 2, C: 1})
     before = {assignment: "b" for assignment in assignments if assignment.group == A[1]}
     now = assign(members, assignments, before)
     assert len(now) == 5
-    assert loads(members, now) == {"a": 2, "b": 2, "c": 1}
+    assert count_loads(members, now) == {"a": 2, "b": 2, "c": 1}
 
 
 # --- properties -----------------------------------------------------------------------------------
@@ -236,7 +244,7 @@ def fleets(
 ) -> tuple[list[Member], list[Assignment], dict[Assignment, str]]:
     """Draw members, assignments and owners. An owner is a member, an unknown instance or absent."""
     members = draw(members_of)
-    assignments = assignments_of(draw(counts_of_assignments))
+    assignments = make_assignments(draw(counts_of_assignments))
     names = [each.id for each in members] + ["stranger", ""]
     owners = {assignment: draw(st.sampled_from(names)) for assignment in assignments}
     return (
@@ -257,7 +265,7 @@ def test_each_member_is_within_one_of_its_share(fleet: Fleet) -> None:
     total = sum(each.weight for each in members)
     for each in members:
         share = Fraction(len(assignments) * each.weight, total)
-        assert abs(loads(members, wanted)[each.id] - share) < 1
+        assert abs(count_loads(members, wanted)[each.id] - share) < 1
 
 
 @given(fleets(same_offers))
@@ -266,7 +274,7 @@ def test_assignment_uses_the_fewest_moves(fleet: Fleet) -> None:
     wanted = assign(members, assignments, owners)
     names = {each.id for each in members}
     owned = {assignment: owner for assignment, owner in owners.items() if owner in names}
-    before, now = loads(members, owned), loads(members, wanted)
+    before, now = count_loads(members, owned), count_loads(members, wanted)
     # A giving member takes nothing and keeps the whole part of its share. With fewer moves, a
     # member would be more than one assignment away from its share.
     total = sum(each.weight for each in members)
@@ -282,7 +290,7 @@ def test_assignment_uses_the_fewest_moves(fleet: Fleet) -> None:
             fractional.append(before[each.id] > floor)
             at_top += before[each.id] > floor
     spare = len(assignments) - sum(len(assignments) * each.weight // total for each in members)
-    assert len(moved(owned, wanted)) == over - min(spare, at_top)
+    assert len(moved_assignments(owned, wanted)) == over - min(spare, at_top)
     assert spare <= len(fractional)
 
 
@@ -342,10 +350,12 @@ def test_offers_and_caps_are_respected(fleet: Fleet) -> None:
         assert assignment in assignments
         assert (assignment.topic, assignment.group) in by_id[owner].offers
     for each in members:
-        assert not each.cap or loads(members, wanted)[each.id] <= each.cap
+        assert not each.cap or count_loads(members, wanted)[each.id] <= each.cap
 
 
-def reachable(members: Sequence[Member], wanted: Mapping[Assignment, str], start: str) -> set[str]:
+def reachable_members(
+    members: Sequence[Member], wanted: Mapping[Assignment, str], start: str
+) -> set[str]:
     """Return the members that an assignment of `start` can reach, through other members too."""
     held: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for assignment, owner in wanted.items():
@@ -369,10 +379,10 @@ def test_assign_leaves_no_balancing_chain_of_moves(fleet: Fleet) -> None:
     members, assignments, owners = fleet
     members = [Member(each.id, 1, each.cap, each.offers) for each in members]
     wanted = assign(members, assignments, owners)
-    counts = loads(members, wanted)
+    counts = count_loads(members, wanted)
     by_id = {each.id: each for each in members}
     for each in members:
-        for other in reachable(members, wanted, each.id):
+        for other in reachable_members(members, wanted, each.id):
             if has_room(by_id[other], counts):
                 assert counts[each.id] - counts[other] <= 1
 
@@ -405,12 +415,12 @@ def test_immovable_assignments_count_for_the_share(fleet: Fleet, elsewhere: list
 def test_assignment_is_dropped_only_without_a_chain(fleet: Fleet) -> None:
     members, assignments, owners = fleet
     wanted = assign(members, assignments, owners)
-    counts = loads(members, wanted)
+    counts = count_loads(members, wanted)
     for assignment in set(assignments) - set(wanted):
         for each in members:
             if (assignment.topic, assignment.group) in each.offers:
                 assert not has_room(each, counts)
-                for other in reachable(members, wanted, each.id):
+                for other in reachable_members(members, wanted, each.id):
                     assert not has_room(next(m for m in members if m.id == other), counts)
 
 
@@ -419,12 +429,12 @@ def test_assignment_from_scratch_spreads_within_one(
     count: int, counts: dict[tuple[str, str], int], data: st.DataObject
 ) -> None:
     members = [member(f"m{number}") for number in range(count)]
-    wanted = assign(members, assignments_of(counts), {})
+    wanted = assign(members, make_assignments(counts), {})
     for pair in counts:
         of_pair = {
             assignment: owner for assignment, owner in wanted.items() if assignment[::2] == pair
         }
-        spread = loads(members, of_pair).values()
+        spread = count_loads(members, of_pair).values()
         assert max(spread) - min(spread) <= 1
 
 
@@ -433,11 +443,11 @@ def test_leave_moves_only_the_assignments_of_the_member(
     count: int, counts: dict[tuple[str, str], int], data: st.DataObject
 ) -> None:
     members = [member(f"m{number}") for number in range(count)]
-    assignments = assignments_of(counts)
+    assignments = make_assignments(counts)
     before = assign(members, assignments, {})
     leaver = data.draw(st.sampled_from(members))
     now = assign([each for each in members if each is not leaver], assignments, before)
-    assert {before[assignment] for assignment in moved(before, now)} <= {leaver.id}
+    assert {before[assignment] for assignment in moved_assignments(before, now)} <= {leaver.id}
 
 
 @given(st.integers(1, 8), counts_of_assignments)
@@ -445,10 +455,10 @@ def test_join_moves_assignments_only_to_the_new_member(
     count: int, counts: dict[tuple[str, str], int]
 ) -> None:
     members = [member(f"m{number}") for number in range(count)]
-    assignments = assignments_of(counts)
+    assignments = make_assignments(counts)
     before = assign(members, assignments, {})
     now = assign([*members, member("new")], assignments, before)
-    gone = moved(before, now)
+    gone = moved_assignments(before, now)
     assert {now[assignment] for assignment in gone} <= {"new"}
     assert len(gone) == len(assignments) // (count + 1)
 
@@ -459,7 +469,7 @@ def test_join_moves_assignments_only_to_the_new_member(
 @pytest.mark.parametrize("kind", ["same offers", "different offers"])
 def test_assignment_of_a_large_fleet_is_fast(kind: str) -> None:
     pairs = [(f"topic{number}", "group") for number in range(40)]
-    assignments = assignments_of(dict.fromkeys(pairs, 250))
+    assignments = make_assignments(dict.fromkeys(pairs, 250))
     chance = random.Random(7)
     members = [
         Member(

@@ -38,7 +38,7 @@ def worker(**more: Any) -> AssignmentRow:
     return published_rows("west", {"assignments": [raw | more]})[0]
 
 
-def failed(error: str = "builtins.OSError", ago: float = 3.0) -> RecentFailure:
+def recent_failure(error: str = "builtins.OSError", ago: float = 3.0) -> RecentFailure:
     return RecentFailure(error, 9, ago, "access", 3, "hits", "west")
 
 
@@ -141,7 +141,7 @@ CASES = [
         facts(
             **FREE,
             members=(replace(WEST, broken=frozenset({ASSIGNMENT})),),
-            failures=(failed("process x"),),
+            failures=(recent_failure("process x"),),
         ),
         "crashes in a loop on west and is backing off; last: process x, 3 s ago",
     ),
@@ -208,14 +208,14 @@ CASES = [
         False,
         facts(
             worker=worker(state="booting"),
-            failures=(failed("process terminated with exit code 3"),),
+            failures=(recent_failure("process terminated with exit code 3"),),
         ),
         "keeps crashing (process terminated with exit code 3, 3 s ago)",
     ),
     (
         "failing",
         False,
-        facts(worker=worker(rates={"acked": 1.0, "failed": 3.0}), failures=(failed(),)),
+        facts(worker=worker(rates={"acked": 1.0, "failed": 3.0}), failures=(recent_failure(),)),
         "75% of the runs of access/3/hits fail; last: builtins.OSError",
     ),
     (
@@ -225,14 +225,14 @@ CASES = [
             **READ,
             pending=0,
             worker=worker(rates={"acked": 0.0, "failed": 3.0}, dead_letters=5),
-            failures=(failed(),),
+            failures=(recent_failure(),),
         ),
         "fail, and the messages are dead-lettered without another attempt (3.0 runs/s); last:",
     ),
     (
         "blocked",
         False,
-        facts(worker=worker(state="blocked", waits_seconds=12.0), failures=(failed(),)),
+        facts(worker=worker(state="blocked", waits_seconds=12.0), failures=(recent_failure(),)),
         "which failed, next attempt in 12 s; last: builtins.OSError, 3 s ago",
     ),
     (
@@ -339,7 +339,7 @@ def test_dominant_cause_is_listed_first() -> None:
         control=PAUSE,
         worker=worker(longest_run_seconds=75.0),
         other_clients={"bob": 1},
-        failures=(failed(),),
+        failures=(recent_failure(),),
     )
 
     words = [each.word for each in causes(known)]
@@ -364,7 +364,7 @@ def test_stopped_group_still_lists_other_clients() -> None:
 def test_cause_ignores_old_failures() -> None:
     known = facts(
         worker=worker(state="booting"),
-        failures=(failed("process terminated with exit code 3", 301.0),),
+        failures=(recent_failure("process terminated with exit code 3", 301.0),),
     )
 
     assert causes(known)[0].word == "starting"
@@ -391,7 +391,7 @@ def test_failing_cause_names_the_command_for_its_messages(
 
 def test_open_circuit_names_only_failures_that_open_it() -> None:
     """A Retry never opens the circuit, even if it was the last failure."""
-    mixed = (failed("shop.BankDown", 9.0), failed("streamqd.handlers.Retry", 1.0))
+    mixed = (recent_failure("shop.BankDown", 9.0), recent_failure("streamqd.handlers.Retry", 1.0))
 
     (cause, *_others) = causes(facts(worker=worker(state="halted"), failures=mixed))
 

@@ -12,7 +12,7 @@ def circuit(failures: int = 3, window: float = 10.0, probe_every: float = 5.0) -
     return Circuit(failures, window, probe_every)
 
 
-def opened(*, at: float = 0.0) -> Circuit:
+def open_circuit(*, at: float = 0.0) -> Circuit:
     one = circuit()
     for uid in "abc":
         one.record_failure(uid, at, 0)
@@ -41,7 +41,7 @@ def test_failures_outside_the_window_do_not_open_circuit():
 
 
 def test_circuit_closes_after_a_successful_probe():
-    one = opened()
+    one = open_circuit()
     one.start_probe(5.0)
     assert one.state is CircuitState.HALF_OPEN
     assert one.seconds_until_start(5.0) == 0
@@ -53,7 +53,7 @@ def test_circuit_closes_after_a_successful_probe():
 
 
 def test_circuit_reopens_after_a_failed_probe():
-    one = opened()
+    one = open_circuit()
     for number in range(1, 10):
         at = number * 5.0
         assert one.seconds_until_start(at) == 0

@@ -133,7 +133,7 @@ def test_confirmation_without_a_terminal_is_refused(monkeypatch: pytest.MonkeyPa
 # --- lines ----------------------------------------------------------------------------------------
 
 
-def lines_of(path: Path, max_bytes: int = 100) -> list[bytes]:
+def read_lines(path: Path, max_bytes: int = 100) -> list[bytes]:
     opened = Lines(str(path))
     try:
         return list(opened.read(max_bytes))
@@ -147,7 +147,7 @@ EXPECTED = [b"one", b"two", b"", b"four \xff", b"last without end"]
 
 def test_lines_of_strips_only_line_ends(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(CONTENT)
-    assert lines_of(tmp_path / "plain") == EXPECTED
+    assert read_lines(tmp_path / "plain") == EXPECTED
 
 
 def test_gzip_is_recognized_under_any_name(tmp_path: Path) -> None:
@@ -155,13 +155,13 @@ def test_gzip_is_recognized_under_any_name(tmp_path: Path) -> None:
     members = gzip.compress(CONTENT[:half]) + gzip.compress(CONTENT[half:])
     (tmp_path / "plain.log").write_bytes(members)
 
-    assert lines_of(tmp_path / "plain.log") == EXPECTED
+    assert read_lines(tmp_path / "plain.log") == EXPECTED
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"\x1f", b"\n"])
 def test_lines_of_reads_very_short_files(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "short").write_bytes(content)
-    assert lines_of(tmp_path / "short") == content.splitlines()
+    assert read_lines(tmp_path / "short") == content.splitlines()
 
 
 def test_damaged_archive_names_the_line(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def supervisor_calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Replace the supervisor with a stub that returns 6, and return the list of its calls."""
     calls: list[dict[str, Any]] = []
 
@@ -60,22 +60,24 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def process(*args: str) -> subprocess.CompletedProcess[str]:
+def run_process(*args: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a separate process, which forks to import handlers."""
     command = [sys.executable, "-m", "streamqd", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def verbs(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def command_paths(
+    group: click.Group = cli, path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ...]]:
     at = click.Context(group)
     for name in group.list_commands(at):
         command = group.get_command(at, name)
         yield (*path, name)
         if isinstance(command, click.Group):
-            yield from verbs(command, (*path, name))
+            yield from command_paths(command, (*path, name))
 
 
-def command_at(path: tuple[str, ...]) -> click.Command:
+def find_command(path: tuple[str, ...]) -> click.Command:
     found: click.Command = cli
     for name in path:
         assert isinstance(found, click.Group)
@@ -89,7 +91,7 @@ def command_at(path: tuple[str, ...]) -> click.Command:
 
 
 def test_command_list_is_complete() -> None:
-    assert {" ".join(path) for path in verbs()} == {
+    assert {" ".join(path) for path in command_paths()} == {
         *("check", "status", "partitions", "produce", "tail", "pending", "init"),
         *("delayed", "delayed list", "delayed show", "delayed now", "delayed cancel"),
         *("outbox", "outbox create", "outbox check", "outbox run", "outbox status"),
@@ -122,7 +124,7 @@ def test_command_list_is_complete() -> None:
     }
 
 
-@pytest.mark.parametrize("path", [(), *verbs()], ids=" ".join)
+@pytest.mark.parametrize("path", [(), *command_paths()], ids=" ".join)
 def test_every_command_has_help_of_80_columns(invoke: Invoke, path: tuple[str, ...]) -> None:
     for option in ("-h", "--help"):
         result = invoke(*path, option)
@@ -135,9 +137,9 @@ def test_every_command_has_help_of_80_columns(invoke: Invoke, path: tuple[str, .
 SERVING = {("outbox", "run"), ("console",)}
 
 
-@pytest.mark.parametrize("path", list(verbs()), ids=" ".join)
+@pytest.mark.parametrize("path", list(command_paths()), ids=" ".join)
 def test_every_command_accepts_json(path: tuple[str, ...]) -> None:
-    command = command_at(path)
+    command = find_command(path)
     if not isinstance(command, click.Group) and path not in SERVING:
         assert "--json" in {name for option in command.params for name in option.opts}
 
@@ -162,10 +164,10 @@ SHORT = {
 OTHERWISE = {("dlq", "replay", "--partition"), ("dlq", "--reason"), ("topic", "grow", "--wait")}
 
 
-@pytest.mark.parametrize("path", list(verbs()), ids=" ".join)
+@pytest.mark.parametrize("path", list(command_paths()), ids=" ".join)
 def test_short_option_has_one_meaning_in_all_commands(path: tuple[str, ...]) -> None:
     """A letter means the same long option in every command that has either of them."""
-    for option in command_at(path).params:
+    for option in find_command(path).params:
         if not isinstance(option, click.Option) or option.hidden:
             continue
         short = {each for each in option.opts if len(each) == 2}
@@ -347,14 +349,14 @@ def test_config_schema_prints_json(invoke: Invoke) -> None:
 
 
 def test_streamqd_without_a_command_runs_the_daemon(
-    invoke: Invoke, started: list[dict[str, Any]]
+    invoke: Invoke, supervisor_calls: list[dict[str, Any]]
 ) -> None:
     Path("streamq.toml").write_text(GOOD)
 
     result = invoke("-l", "warning", "--log-format", "json", "--only", "access/hits", "--burst")
 
     assert result.exit_code == 6
-    [call] = started
+    [call] = supervisor_calls
     assert (call["burst"], call["only"]) == (True, ("access/hits",))
     assert (call["settings"].log.level, call["settings"].log.format) == ("warning", "json")
     Path("streamq.toml").write_text(GOOD.replace("partitions = 2", "partitions = 5"))
@@ -365,31 +367,31 @@ def test_streamqd_without_a_command_runs_the_daemon(
 
 @pytest.mark.parametrize(("option", "level"), [("-v", "debug"), ("-q", "warning"), ("", "info")])
 def test_verbosity_sets_the_level(
-    invoke: Invoke, started: list[dict[str, Any]], option: str, level: str
+    invoke: Invoke, supervisor_calls: list[dict[str, Any]], option: str, level: str
 ) -> None:
     Path("streamq.toml").write_text(GOOD)
     invoke(*filter(None, [option]))
 
-    assert started[0]["settings"].log.level == level
+    assert supervisor_calls[0]["settings"].log.level == level
 
 
 def test_daemon_does_not_run_without_a_configuration(
-    invoke: Invoke, started: list[dict[str, Any]]
+    invoke: Invoke, supervisor_calls: list[dict[str, Any]]
 ) -> None:
     result = invoke()
 
-    assert (result.exit_code, started) == (2, [])
+    assert (result.exit_code, supervisor_calls) == (2, [])
     assert "streamqd init" in result.stderr
 
 
 @pytest.mark.parametrize("only", ["access", "/hits", "access/", "a/b/c"])
 def test_only_option_requires_topic_and_group(
-    invoke: Invoke, started: list[dict[str, Any]], only: str
+    invoke: Invoke, supervisor_calls: list[dict[str, Any]], only: str
 ) -> None:
     Path("streamq.toml").write_text(GOOD)
     result = invoke("--only", only)
 
-    assert (result.exit_code, started) == (2, [])
+    assert (result.exit_code, supervisor_calls) == (2, [])
     assert "TOPIC/GROUP" in result.stderr
 
 
@@ -469,13 +471,13 @@ def test_refused_start_is_printed_in_the_log_format(invoke: Invoke) -> None:
     """A fatal error at startup is printed in the format of the log."""
     Path("streamq.toml").write_text('[log]\nformat = "json"\n[daemon]\nlease_tll = "1s"\nx = 1\n')
     for style in ((), ("--log-format", "auto"), ("-v",)):
-        ran = process(*style)
+        ran = run_process(*style)
         told = [json.loads(line) for line in ran.stderr.splitlines()]
         assert ran.returncode == 3
         assert {(each["event"], each["code"]) for each in told} == {("start.refused", 3)}
         assert any("daemon.lease_tll" in each["error"] for each in told)
         assert ("traceback" in told[0]) == (style == ("-v",))
-    assert process("--log-format", "text").stderr.startswith("Error: ")
+    assert run_process("--log-format", "text").stderr.startswith("Error: ")
 
 
 # --- init -----------------------------------------------------------------------------------------
@@ -490,7 +492,7 @@ def test_init_writes_a_working_configuration(invoke: Invoke) -> None:
         "wrote new/project/weblog.py",
         "wrote new/project/streamqd.service",
     ]
-    checked = process("-c", "new/project/streamq.toml", "check", "--json")
+    checked = run_process("-c", "new/project/streamq.toml", "check", "--json")
     report = json.loads(checked.stdout)
     assert (checked.returncode, report["ok"]) == (0, True)
     assert [each["level"] for each in report["findings"]] == ["ok", "ok", "skipped"]
@@ -502,10 +504,10 @@ def test_init_writes_a_working_configuration(invoke: Invoke) -> None:
 def test_init_writes_a_working_example_of_schedules(invoke: Invoke) -> None:
     result = invoke("init", "project", "--example")
     assert "wrote project/reports.py" in result.stdout.splitlines()
-    checked = process("-c", "project/streamq.toml", "check", "--json")
+    checked = run_process("-c", "project/streamq.toml", "check", "--json")
     assert (checked.returncode, json.loads(checked.stdout)["ok"]) == (0, True)
     since = ("--from", "2027-01-01", "--count", "2", "--json")
-    told = process("-c", "project/streamq.toml", "schedule", "next", "minutely", *since)
+    told = run_process("-c", "project/streamq.toml", "schedule", "next", "minutely", *since)
     assert [each["tick"] for each in json.loads(told.stdout)["rows"]] == [
         "2027-01-01T00:00:00Z",
         "2027-01-01T00:01:00Z",
@@ -519,9 +521,9 @@ def test_init_writes_a_working_example_of_an_outbox(invoke: Invoke) -> None:
         f"wrote project/{name}"
         for name in ("streamq.toml", "shop.py", "billing.py", "streamqd.service")
     ]
-    checked = process("-c", "project/streamq.toml", "check", "--json")
+    checked = run_process("-c", "project/streamq.toml", "check", "--json")
     assert (checked.returncode, json.loads(checked.stdout)["ok"]) == (0, True)
-    assert process("-c", "project/streamq.toml", "outbox", "create").returncode == 0
+    assert run_process("-c", "project/streamq.toml", "outbox", "create").returncode == 0
     command = [sys.executable, "shop.py", "9.50", "-1", "3"]
     placed = subprocess.run(command, cwd="project", capture_output=True, text=True, timeout=60)
     assert placed.stdout.splitlines() == [
@@ -611,7 +613,7 @@ def test_check_names_a_module_without_a_handler(invoke: Invoke) -> None:
         '[redis]\nurl = "redis://127.0.0.1:1"\n[daemon]\nhandlers = ["work"]\n'
     )
 
-    report = json.loads(process("-c", "streamq.toml", "check", "--json").stdout)
+    report = json.loads(run_process("-c", "streamq.toml", "check", "--json").stdout)
 
     [text] = [each["text"] for each in report["findings"] if each["about"] == "handlers"]
     assert text.startswith("daemon.handlers: work declares no handler; put @handler(topic=")
@@ -624,7 +626,7 @@ def test_check_names_a_slow_import(invoke: Invoke) -> None:
         '[redis]\nurl = "redis://127.0.0.1:1"\n[daemon]\nhandlers = ["work"]\nboot_timeout = "4s"\n'
     )
 
-    shown = process("-c", "streamq.toml", "check")
+    shown = run_process("-c", "streamq.toml", "check")
 
     assert "importing work (limit: daemon.boot_timeout, 4 s)\n" in shown.stderr
     assert "it took longer than 4 s" in shown.stdout
@@ -643,13 +645,13 @@ def test_status_without_redis_exits_4(invoke: Invoke) -> None:
 def test_check_prints_all_findings(invoke: Invoke) -> None:
     Path("streamq.toml").write_text(GOOD)
 
-    result = process("check", "--json")
+    result = run_process("check", "--json")
 
     report = json.loads(result.stdout)
     problems = [each["about"] for each in report["findings"] if each["level"] == "problem"]
     assert (result.returncode, report["ok"]) == (1, False)
     assert problems == ["handlers", "redis"]
-    shown = process("check")
+    shown = run_process("check")
     assert "no module named weblog" in shown.stdout
     assert shown.stdout.splitlines()[-1] == "2 problems, no warnings"
 
@@ -665,7 +667,7 @@ def test_module_import_failure_is_reported_once(invoke: Invoke, verb: tuple[str,
     )
     Path("broken.py").write_text("import no_such_library\n")
 
-    result = process(*verb)
+    result = run_process(*verb)
 
     assert result.returncode == (1 if verb == ("check",) else 3)
     said = (result.stdout + result.stderr).splitlines()
@@ -687,11 +689,11 @@ def test_check_reports_an_http_address_in_use(
         monkeypatch.setenv("STREAMQ_HTTP__BIND", bind)
         Path("streamq.toml").write_text('[redis]\nurl = "redis://127.0.0.1:1"\n')
 
-        found = json.loads(process("check", "--json").stdout)["findings"]
+        found = json.loads(run_process("check", "--json").stdout)["findings"]
         (told,) = [each for each in found if each["about"] == "http.bind"]
         assert told["level"] == "problem"
         assert "is in use by another process" in told["text"]
-    found = json.loads(process("check", "--json").stdout)["findings"]
+    found = json.loads(run_process("check", "--json").stdout)["findings"]
     assert "http.bind" not in [each["about"] for each in found], (
         "a stale socket does not block the address"
     )
@@ -699,10 +701,10 @@ def test_check_reports_an_http_address_in_use(
         assert Path("pages.sock").is_socket(), "and the file stays"
 
 
-@pytest.mark.parametrize("path", sorted(verbs()), ids=" ".join)
+@pytest.mark.parametrize("path", sorted(command_paths()), ids=" ".join)
 def test_commands_accept_config_after_their_name(path: tuple[str, ...]) -> None:
     """`streamqd topic list -c FILE` means the same as `streamqd -c FILE topic list`."""
-    names = {name for param in command_at(path).params for name in param.opts}
+    names = {name for param in find_command(path).params for name in param.opts}
     assert {"-c", "--config"} <= names
 
 
@@ -724,5 +726,5 @@ def test_config_after_a_command_is_read(invoke: Invoke, tmp_path: Path) -> None:
 )
 def test_commands_without_confirmation_accept_yes(path: tuple[str, ...]) -> None:
     """A script may pass `--yes` to each command that changes messages."""
-    names = {name for param in command_at(path).params for name in param.opts}
+    names = {name for param in find_command(path).params for name in param.opts}
     assert {"-y", "--yes"} <= names

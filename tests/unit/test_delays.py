@@ -42,7 +42,7 @@ def raw(*ids: bytes) -> list[RawEntry]:
     return [[each, []] for each in ids]
 
 
-def counted(slot: WorkerSlot) -> dict[int, int]:
+def delay_counts(slot: WorkerSlot) -> dict[int, int]:
     counts, _ = slot.histogram("delay")
     return {bucket: count for bucket, count in enumerate(counts) if count}
 
@@ -75,10 +75,10 @@ def test_delay_counts_equal_one_count_per_run(
             expected[bucket] = expected.get(bucket, 0) + 1
             seconds += delay
     delays.publish(slot)
-    assert counted(slot) == expected
+    assert delay_counts(slot) == expected
     assert slot.histogram("delay")[1] == pytest.approx(seconds, rel=0.5)
     delays.publish(slot)
-    assert counted(slot) == expected
+    assert delay_counts(slot) == expected
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -113,7 +113,7 @@ def test_unrecorded_starts_are_counted_exactly(
             expected[bucket] = expected.get(bucket, 0) + 1
         starts.count(raw(b"1-1", *(b"%d-0" % each for each in written)), 1)
     delays.publish(slot)
-    assert counted(slot) == expected
+    assert delay_counts(slot) == expected
 
 
 def test_message_from_the_future_has_no_delay(delays: StartDelays, slot: WorkerSlot) -> None:
@@ -127,13 +127,13 @@ def test_delay_counter_wraps_within_64_bits(delays: StartDelays, slot: WorkerSlo
     slot.delay_histogram[-1] = 2**64 - 1
     delays.note_each(raw(*(b"1-%d" % each for each in range(1_000))), 0, [START] * 1_000)
     delays.publish(slot)
-    assert counted(slot) == {len(DELAY_BUCKETS): 1_000}
+    assert delay_counts(slot) == {len(DELAY_BUCKETS): 1_000}
 
 
 def test_ids_of_any_length_are_counted_once(delays: StartDelays, slot: WorkerSlot) -> None:
     delays.note_each(raw(b"5-1", b"70-1", b"%d-1" % (AT_MS - 3)), 0, [START] * 3)
     delays.publish(slot)
-    assert counted(slot) == {len(DELAY_BUCKETS): 2, bisect_right(DELAY_BUCKETS, 0.003): 1}
+    assert delay_counts(slot) == {len(DELAY_BUCKETS): 2, bisect_right(DELAY_BUCKETS, 0.003): 1}
 
 
 def test_only_first_attempts_have_a_delay(delays: StartDelays, slot: WorkerSlot) -> None:
@@ -143,4 +143,4 @@ def test_only_first_attempts_have_a_delay(delays: StartDelays, slot: WorkerSlot)
     others = [entry(AT_MS - 9_000, retried=True), entry(AT_MS - 9_000, crashes=1), kept]
     delays.note_together([entry(AT_MS - 3), *others, entry(AT_MS - 9_500)], START)
     delays.publish(slot)
-    assert counted(slot) == {bisect_right(DELAY_BUCKETS, each): 1 for each in (0.003, 9.5)}
+    assert delay_counts(slot) == {bisect_right(DELAY_BUCKETS, each): 1 for each in (0.003, 9.5)}

@@ -49,12 +49,12 @@ def store(folder: Folder, group: str, partition: int, *, handled: int) -> None:
     database.close()
 
 
-def wrong(tally: DemoTally) -> list[str]:
+def failed_checks(tally: DemoTally) -> list[str]:
     return [sentence for ok, sentence in tally.checks() if not ok]
 
 
 def test_demo_accepts_correct_counts(tally: DemoTally):
-    assert wrong(tally) == []
+    assert failed_checks(tally) == []
     assert tally.top("hits") == [("/a", 200, 4 * (EACH - 1))]
 
 
@@ -62,14 +62,16 @@ def test_demo_finds_a_lost_message(tally: DemoTally):
     store(tally.folder, "agents", 2, handled=EACH - 2)
     tally.look()
 
-    assert wrong(tally) == ["agents: handled + dead-lettered = produced, in every partition"]
+    assert failed_checks(tally) == [
+        "agents: handled + dead-lettered = produced, in every partition"
+    ]
 
 
 def test_demo_finds_a_message_in_the_wrong_partition(tally: DemoTally):
     tally.added[0] += 1
     tally.added[1] -= 1
 
-    assert wrong(tally) == [
+    assert failed_checks(tally) == [
         "hits: handled + dead-lettered = produced, in every partition",
         "agents: handled + dead-lettered = produced, in every partition",
     ]
@@ -81,20 +83,20 @@ def test_demo_finds_a_message_counted_twice(tally: DemoTally):
         database.execute("UPDATE hits SET count = count + 1")
     database.close()
 
-    assert wrong(tally) == ["hits: each handled message is counted exactly once"]
+    assert failed_checks(tally) == ["hits: each handled message is counted exactly once"]
 
 
 def test_demo_finds_an_unsent_line(tally: DemoTally):
     tally.lines += 1
 
-    assert wrong(tally) == ["every line of the file is in Redis"]
+    assert failed_checks(tally) == ["every line of the file is in Redis"]
 
 
 @pytest.mark.parametrize("unsettled", [1, None])
 def test_demo_finds_unfinished_work(tally: DemoTally, unsettled: int | None):
     tally.unsettled = unsettled
 
-    assert wrong(tally) == ["no message is unread, pending or waiting"]
+    assert failed_checks(tally) == ["no message is unread, pending or waiting"]
 
 
 def test_demo_recreates_its_folder_for_each_run(tmp_path: Path):

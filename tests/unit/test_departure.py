@@ -14,7 +14,7 @@ HITS = [Assignment("access", number, "hits") for number in range(4)]
 MAIL = Assignment("orders", 0, "mail")
 
 
-def seen(
+def member_view(
     name: str, *, cap: int = 0, broken: tuple[Assignment, ...] = (), mail: bool = False
 ) -> MemberView:
     offers = {("access", "hits")} | ({("orders", "mail")} if mail else set())
@@ -24,7 +24,7 @@ def seen(
 def test_remaining_members_share_the_assignments() -> None:
     owners = dict.fromkeys(HITS, "a")
 
-    taken = takers("a", [seen("b"), seen("c")], HITS, owners, {})
+    taken = takers("a", [member_view("b"), member_view("c")], HITS, owners, {})
 
     assert sorted(to for to, _ in taken.values()) == ["b", "b", "c", "c"]
     assert {why for _, why in taken.values()} == {""}
@@ -33,13 +33,13 @@ def test_remaining_members_share_the_assignments() -> None:
 def test_departure_lists_only_assignments_of_the_member() -> None:
     owners = {HITS[0]: "a", HITS[1]: "b", HITS[2]: "b"}
 
-    assert takers("a", [seen("b")], HITS, owners, {}) == {HITS[0]: ("b", "")}
+    assert takers("a", [member_view("b")], HITS, owners, {}) == {HITS[0]: ("b", "")}
 
 
 def test_assignment_without_another_consumer_is_stranded() -> None:
     owners = {HITS[0]: "a", MAIL: "a"}
 
-    taken = takers("a", [seen("b")], [*HITS, MAIL], owners, {})
+    taken = takers("a", [member_view("b")], [*HITS, MAIL], owners, {})
 
     assert taken == {HITS[0]: ("b", ""), MAIL: ("", "no-consumer")}
 
@@ -47,7 +47,7 @@ def test_assignment_without_another_consumer_is_stranded() -> None:
 def test_assignments_above_all_caps_are_stranded() -> None:
     owners = {HITS[0]: "a", HITS[1]: "a", HITS[2]: "b", HITS[3]: "b"}
 
-    taken = takers("a", [seen("b", cap=3)], HITS, owners, {})
+    taken = takers("a", [member_view("b", cap=3)], HITS, owners, {})
 
     assert sorted(taken.values()) == [("", "max-partitions"), ("b", "")]
 
@@ -55,7 +55,7 @@ def test_assignments_above_all_caps_are_stranded() -> None:
 def test_assignments_broken_on_others_are_stranded() -> None:
     owners = dict.fromkeys(HITS, "a")
 
-    taken = takers("a", [seen("b", broken=(HITS[2],))], HITS, owners, {})
+    taken = takers("a", [member_view("b", broken=(HITS[2],))], HITS, owners, {})
 
     assert taken[HITS[2]] == ("", "broken")
     assert taken[HITS[1]] == ("b", "")
@@ -64,7 +64,9 @@ def test_assignments_broken_on_others_are_stranded() -> None:
 def test_move_directive_overrides_the_balance() -> None:
     owners = dict.fromkeys(HITS[:2], "a")
 
-    taken = takers("a", [seen("b"), seen("c")], HITS[:2], owners, dict.fromkeys(HITS[:2], "c"))
+    taken = takers(
+        "a", [member_view("b"), member_view("c")], HITS[:2], owners, dict.fromkeys(HITS[:2], "c")
+    )
 
     assert {to for to, _ in taken.values()} == {"c"}
 

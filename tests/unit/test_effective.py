@@ -9,14 +9,14 @@ from streamqd import config
 from streamqd.config import Retention, Topic
 
 
-def topic_of(folder: Path, text: str) -> Topic:
+def load_topic(folder: Path, text: str) -> Topic:
     file = folder / "streamq.toml"
     file.write_text(text)
     return config.load(file, {}, {}).topics["access"]
 
 
 def test_registered_settings_restore_the_topic(tmp_path: Path) -> None:
-    stated = topic_of(
+    stated = load_topic(
         tmp_path,
         "[topics.access]\n"
         'retention = { max_age = "1h", max_bytes = "1MiB", ack_policy = "delete" }',
@@ -30,11 +30,11 @@ def test_registered_settings_restore_the_topic(tmp_path: Path) -> None:
 
 def test_file_overrides_registered_settings_one_by_one(tmp_path: Path) -> None:
     stored = {"archive": "required", "retention": {"max_age": 60.0, "max_length": 7}}
-    stated = topic_of(tmp_path, '[topics.access]\nretention = { max_age = "none" }')
+    stated = load_topic(tmp_path, '[topics.access]\nretention = { max_age = "none" }')
     found = config.effective(stated, stored)
     assert found.retention == Retention(max_age=None, max_length=7)
     assert found.archive == "required"
-    stated = topic_of(tmp_path, '[topics.access]\narchive = "off"')
+    stated = load_topic(tmp_path, '[topics.access]\narchive = "off"')
     assert config.effective(stated, stored).archive == "off"
 
 

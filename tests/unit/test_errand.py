@@ -12,7 +12,7 @@ import pytest
 from streamqd.subprocess_task import SubprocessTask, TaskResult
 
 
-def ended(errand: SubprocessTask) -> TaskResult:
+def wait_result(errand: SubprocessTask) -> TaskResult:
     while (found := errand.poll(5.0)) is None:
         pass
     return found
@@ -20,19 +20,19 @@ def ended(errand: SubprocessTask) -> TaskResult:
 
 def test_subprocess_task_returns_a_result_of_any_size():
     errand = SubprocessTask(lambda: {"list": list(range(100_000))}, title="errand", timeout=30.0)
-    assert ended(errand) == TaskResult({"list": list(range(100_000))}, "")
+    assert wait_result(errand) == TaskResult({"list": list(range(100_000))}, "")
 
 
 def test_subprocess_task_reports_a_killed_child():
     errand = SubprocessTask(lambda: threading.Event().wait(), title="errand", timeout=30.0)
     assert errand.poll() is None
     os.killpg(errand.pid, 9)
-    assert ended(errand) == TaskResult(None, "its process terminated with signal SIGKILL")
+    assert wait_result(errand) == TaskResult(None, "its process terminated with signal SIGKILL")
 
 
 def test_subprocess_task_is_killed_after_its_timeout():
     errand = SubprocessTask(lambda: threading.Event().wait(), title="errand", timeout=0.2)
-    assert ended(errand) == TaskResult(None, "it took longer than 0.2 s")
+    assert wait_result(errand) == TaskResult(None, "it took longer than 0.2 s")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_subprocess_task_rejects_a_truncated_result(end: Callable[[], None], tro
         os.fdopen = write_half  # type: ignore[assignment]  # in the child, which exits there
         return True
 
-    found = ended(SubprocessTask(work, title="errand", timeout=30.0))
+    found = wait_result(SubprocessTask(work, title="errand", timeout=30.0))
     assert found.result is None
     assert found.trouble.startswith(trouble)
 
@@ -62,11 +62,11 @@ def test_subprocess_task_does_not_affect_its_parent():
         os.environ["LEFT_BEHIND"] = "1"
         return True
 
-    assert ended(SubprocessTask(work, title="errand", timeout=30.0)) == TaskResult(True, "")
+    assert wait_result(SubprocessTask(work, title="errand", timeout=30.0)) == TaskResult(True, "")
     assert "LEFT_BEHIND" not in os.environ
 
 
 def test_subprocess_task_leaves_no_open_descriptor():
     before = psutil.Process().num_fds()
-    ended(SubprocessTask(lambda: 1, title="errand", timeout=30.0))
+    wait_result(SubprocessTask(lambda: 1, title="errand", timeout=30.0))
     assert psutil.Process().num_fds() == before

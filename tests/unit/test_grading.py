@@ -45,7 +45,7 @@ def test_dead_letters_of_failing_runs_have_their_severity() -> None:
 
     def found(acked: float) -> str:
         some = row(acked=acked, failed=1.0, dead_lettered=1.0)
-        health = FleetHealth(summaries={"west": {"assignments": [raw_of(some)]}})
+        health = FleetHealth(summaries={"west": {"assignments": [raw_row(some)]}})
         [finding] = run_checks([check], DiagnosisFacts(Settings(), 0, fleet=health))
         return finding.severity
 
@@ -53,7 +53,7 @@ def test_dead_letters_of_failing_runs_have_their_severity() -> None:
     assert found(acked=99.0) == Severity.WARNING
 
 
-def raw_of(some: AssignmentRow) -> dict[str, object]:
+def raw_row(some: AssignmentRow) -> dict[str, object]:
     rates = {name: getattr(some, name) for name in ("acked", "failed", "dead_lettered")}
     return {"topic": some.topic, "partition": some.partition, "group": some.group, "rates": rates}
 

@@ -29,7 +29,7 @@ def shape(
     }
 
 
-def beside(amount: int, ours: float, redis: float = 10.0) -> dict[str, Any]:
+def cost_row(amount: int, ours: float, redis: float = 10.0) -> dict[str, Any]:
     rates = {"ours, ms/s": ours, "redis, ms/s": redis, "commands/s": 1000.0}
     return {"amount": amount, **rates, "redis, MiB": 2.5}
 
@@ -49,7 +49,7 @@ RESULTS: dict[str, Any] = {
         shape(16, 8, ours=24.2, redis=1.0),
     ],
     "amounts": {
-        "backlog": [beside(0, 20.0), beside(1_000, 10.0), beside(1_000_000, 12.5, redis=9.0)],
+        "backlog": [cost_row(0, 20.0), cost_row(1_000, 10.0), cost_row(1_000_000, 12.5, redis=9.0)],
     },
 }
 

@@ -266,7 +266,7 @@ class RefusalError(ValueError):
     pass
 
 
-def raised(error: BaseException) -> BaseException:
+def raise_in_handler(error: BaseException) -> BaseException:
     """Return the error with a traceback as in a worker: the caller's frame, then its own."""
 
     def handler_function() -> None:
@@ -290,7 +290,7 @@ def raised(error: BaseException) -> BaseException:
     ],
 )
 def test_failure_details_follow_the_error_setting(detail: str, known: tuple[bool, ...]):
-    failed = handlers.outcome_of(raised(RefusalError("no, because")), detail)
+    failed = handlers.outcome_of(raise_in_handler(RefusalError("no, because")), detail)
     assert isinstance(failed, Failed)
     assert (bool(failed.error_class), bool(failed.message), bool(failed.traceback)) == known
     assert {"RefusalError", "ValueError", "builtins.ValueError", "Exception"} <= set(failed.lineage)
@@ -301,7 +301,7 @@ def test_failure_details_follow_the_error_setting(detail: str, known: tuple[bool
         assert "password" not in failed.traceback.replace('secret_local = "password"', "")
 
 
-def caused(*, hidden: bool = False) -> BaseException:
+def raise_with_context(*, hidden: bool = False) -> BaseException:
     """Return an error that was raised while another one was handled."""
 
     def handler_function() -> None:
@@ -317,8 +317,8 @@ def caused(*, hidden: bool = False) -> BaseException:
     raise AssertionError
 
 
-def noted() -> BaseException:
-    error = raised(RefusalError("no"))
+def raise_with_note() -> BaseException:
+    error = raise_in_handler(RefusalError("no"))
     error.add_note("and a note")
     return error
 
@@ -332,7 +332,7 @@ class HomelessError(Exception):
     __module__ = "__main__"
 
 
-def misspelt() -> BaseException:
+def raise_name_error() -> BaseException:
     """Return an error for which Python may suggest the correct name."""
 
     def handler_function() -> None:
@@ -346,22 +346,22 @@ def misspelt() -> BaseException:
 @pytest.mark.parametrize(
     "error",
     [
-        raised(RefusalError("no")),
-        raised(RefusalError("no, once more")),
-        raised(SyntaxError("odd", ("file", 1, 1, "text"))),
-        raised(ExceptionGroup("all", [ValueError("a"), KeyError("b")])),
-        caused(),
-        caused(hidden=True),
-        noted(),
+        raise_in_handler(RefusalError("no")),
+        raise_in_handler(RefusalError("no, once more")),
+        raise_in_handler(SyntaxError("odd", ("file", 1, 1, "text"))),
+        raise_in_handler(ExceptionGroup("all", [ValueError("a"), KeyError("b")])),
+        raise_with_context(),
+        raise_with_context(hidden=True),
+        raise_with_note(),
         RefusalError("never raised"),
-        raised(RefusalError()),
-        raised(RefusalError("two\nlines")),
-        raised(UnspeakableError()),
-        raised(HomelessError("no")),
-        raised(KeyError("no")),
-        raised(SystemExit(3)),
-        raised(ImportError("no", name="streamqd")),
-        misspelt(),
+        raise_in_handler(RefusalError()),
+        raise_in_handler(RefusalError("two\nlines")),
+        raise_in_handler(UnspeakableError()),
+        raise_in_handler(HomelessError("no")),
+        raise_in_handler(KeyError("no")),
+        raise_in_handler(SystemExit(3)),
+        raise_in_handler(ImportError("no", name="streamqd")),
+        raise_name_error(),
     ],
     ids=[
         *("plain", "same place", "syntax", "group", "cause", "no cause", "note", "no stack"),
@@ -386,7 +386,7 @@ def test_traceback_names_the_right_file_for_identical_code():
 
 
 def test_long_error_texts_are_truncated():
-    failed = handlers.failure_of(raised(RefusalError("x" * 100_000)), "traceback")
+    failed = handlers.failure_of(raise_in_handler(RefusalError("x" * 100_000)), "traceback")
     assert len(failed.message) == handlers.MESSAGE_CHARS_MAX
     assert len(failed.traceback) <= handlers.TRACEBACK_BYTES_MAX
     assert "… cut …" in failed.traceback
@@ -394,7 +394,7 @@ def test_long_error_texts_are_truncated():
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
 def test_every_exception_is_recorded_as_a_failure(error: BaseException):
-    assert isinstance(handlers.outcome_of(raised(error), "traceback"), Failed)
+    assert isinstance(handlers.outcome_of(raise_in_handler(error), "traceback"), Failed)
 
 
 @pytest.mark.parametrize("detail", ["none", "class", "message", "traceback"])
@@ -407,7 +407,9 @@ def test_every_exception_is_recorded_as_a_failure(error: BaseException):
     ids=lambda error: type(error).__name__,
 )
 def test_brief_outcome_equals_the_full_one_without_texts(error: BaseException, detail: str):
-    whole, brief = (of(raised(error), detail) for of in (handlers.outcome_of, handlers.brief_of))
+    whole, brief = (
+        of(raise_in_handler(error), detail) for of in (handlers.outcome_of, handlers.brief_of)
+    )
     without = {"message": "", "traceback": ""}
     if isinstance(whole, Failed):
         assert brief == replace(whole, **without)
@@ -426,20 +428,20 @@ def test_error_class_without_a_module_is_named():
     class Odd(Exception, metaclass=Meta):  # noqa: N818
         pass
 
-    brief = handlers.brief_of(raised(Odd("no")), "class")
+    brief = handlers.brief_of(raise_in_handler(Odd("no")), "class")
     assert isinstance(brief, Failed)
     assert brief.error_class == "Odd"
-    assert len(handlers.Description(raised(Odd("no"))).fingerprint("h:go")) == LENGTH
+    assert len(handlers.Description(raise_in_handler(Odd("no"))).fingerprint("h:go")) == LENGTH
 
 
 def test_retry_and_dead_exceptions_become_requests():
-    asked = handlers.outcome_of(raised(Retry(after=2.5)), "class")
+    asked = handlers.outcome_of(raise_in_handler(Retry(after=2.5)), "class")
     assert isinstance(asked, RetryAsked)
     assert asked.after == 2.5
-    plain = handlers.outcome_of(raised(Retry()), "class")
+    plain = handlers.outcome_of(raise_in_handler(Retry()), "class")
     assert isinstance(plain, RetryAsked)
     assert plain.after is None
-    dead = handlers.outcome_of(raised(Dead("cut off")), "message")
+    dead = handlers.outcome_of(raise_in_handler(Dead("cut off")), "message")
     assert isinstance(dead, DeadAsked)
     assert (dead.reason, dead.failure.message) == ("dead", "cut off")
 
@@ -463,18 +465,18 @@ def test_decorator_without_parentheses_error_shows_usage():
 
 
 def test_soft_timeout_is_a_failure_marked_timed_out():
-    failed = handlers.outcome_of(raised(SoftTimeout("over")), "class")
+    failed = handlers.outcome_of(raise_in_handler(SoftTimeout("over")), "class")
     assert isinstance(failed, Failed)
     assert failed.timed_out
 
 
 def test_equal_failures_have_equal_fingerprints():
-    one = handlers.Description(raised(RefusalError("a"))).fingerprint("h:go")
-    assert one == handlers.Description(raised(RefusalError("b"))).fingerprint("h:go"), (
+    one = handlers.Description(raise_in_handler(RefusalError("a"))).fingerprint("h:go")
+    assert one == handlers.Description(raise_in_handler(RefusalError("b"))).fingerprint("h:go"), (
         "the text differs, no more"
     )
-    assert one != handlers.Description(raised(KeyError("a"))).fingerprint("h:go")
-    assert one != handlers.Description(raised(RefusalError("a"))).fingerprint("h:other")
+    assert one != handlers.Description(raise_in_handler(KeyError("a"))).fingerprint("h:go")
+    assert one != handlers.Description(raise_in_handler(RefusalError("a"))).fingerprint("h:other")
     assert handlers.Description(RefusalError("never raised")).fingerprint("h:go") != one
 
 

@@ -36,7 +36,7 @@ signal.pause()
 
 
 @pytest.fixture
-def lead() -> Iterator[Callable[[str], int]]:
+def start_leader() -> Iterator[Callable[[str], int]]:
     """Start the leader of a session with one process of a kind and return its pid."""
     leaders: list[subprocess.Popen[bytes]] = []
 
@@ -48,13 +48,13 @@ def lead() -> Iterator[Callable[[str], int]]:
     yield start
     for leader in leaders:
         for pid in psutil.pids():
-            if pid != leader.pid and session_of(pid) == leader.pid:
+            if pid != leader.pid and session_id(pid) == leader.pid:
                 os.kill(pid, signal.SIGKILL)
         leader.kill()
         leader.wait(10)
 
 
-def session_of(pid: int) -> int:
+def session_id(pid: int) -> int:
     try:
         return os.getsid(pid)
     except ProcessLookupError:
@@ -62,8 +62,8 @@ def session_of(pid: int) -> int:
 
 
 @pytest.mark.parametrize("sort", ["zombie", "orphan", "lost"])
-def test_unexpected_child_process_is_found(lead: Callable[[str], int], sort: str):
-    leader = lead(sort)
+def test_unexpected_child_process_is_found(start_leader: Callable[[str], int], sort: str):
+    leader = start_leader(sort)
 
     def found() -> list[str]:
         return [each for each in odd_ones(leader) if each.startswith(f"{sort} ")]
@@ -71,8 +71,8 @@ def test_unexpected_child_process_is_found(lead: Callable[[str], int], sort: str
     wait_until(found, timeout=20.0, what=f"the {sort} is found")
 
 
-def test_worker_process_is_expected(lead: Callable[[str], int]):
-    leader = lead("worker")
+def test_worker_process_is_expected(start_leader: Callable[[str], int]):
+    leader = start_leader("worker")
 
     def titles() -> list[str]:
         return [each.cmdline()[0] for each in psutil.Process(leader).children()]

@@ -17,7 +17,7 @@ SOON = 0.02  # seconds of silence until the first probe
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+def socket_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     """Yield both sockets of a connection."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -41,35 +41,35 @@ class Prober:
         return answer
 
 
-def test_silent_connection_is_dead_if_a_new_one_is_answered(ends) -> None:
+def test_silent_connection_is_dead_if_a_new_one_is_answered(socket_pair) -> None:
     """A silent connection is dead if the server answers a new one."""
     prober = Prober(True)
     with pytest.raises(SilentConnectionError, match="a new connection was answered") as raised:
-        IdleProbe(SOON, prober).await_reply(ends[0], time.monotonic() + 60)
+        IdleProbe(SOON, prober).await_reply(socket_pair[0], time.monotonic() + 60)
     assert raised.value.sent, "the command may have been executed"
     assert prober.asked == 1
 
 
-def test_available_reply_is_read_without_a_probe(ends) -> None:
+def test_available_reply_is_read_without_a_probe(socket_pair) -> None:
     """A process that was stopped for a while reads the answer that has arrived."""
-    ends[1].send(b"+OK")
+    socket_pair[1].send(b"+OK")
     prober = Prober(True)
-    IdleProbe(SOON, prober).await_reply(ends[0], time.monotonic() - 1)
+    IdleProbe(SOON, prober).await_reply(socket_pair[0], time.monotonic() - 1)
     assert prober.asked == 0
 
 
-def test_connection_closed_by_the_server_is_not_probed(ends) -> None:
-    ends[1].close()
+def test_connection_closed_by_the_server_is_not_probed(socket_pair) -> None:
+    socket_pair[1].close()
     prober = Prober(True)
-    IdleProbe(SOON, prober).await_reply(ends[0], time.monotonic() + 60)
+    IdleProbe(SOON, prober).await_reply(socket_pair[0], time.monotonic() + 60)
     assert prober.asked == 0, "reading from the connection raises the real error"
 
 
-def test_reply_right_after_the_probe_reply_is_accepted(ends) -> None:
+def test_reply_right_after_the_probe_reply_is_accepted(socket_pair) -> None:
     """Both answers came from a slow server. The next probe comes later."""
-    prober = Prober(True, then=ends[1])
+    prober = Prober(True, then=socket_pair[1])
     one = IdleProbe(SOON, prober)
-    one.await_reply(ends[0], time.monotonic() + 60)
+    one.await_reply(socket_pair[0], time.monotonic() + 60)
     assert prober.asked == 1
     one.record_late_reply(1.2)
     assert (
@@ -81,27 +81,29 @@ def test_reply_right_after_the_probe_reply_is_accepted(ends) -> None:
     assert 1.0 <= one.seconds_until_probe() <= 1.0 * 9 / 8
 
 
-def test_longer_wait_after_a_late_reply_expires(ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longer_wait_after_a_late_reply_expires(
+    socket_pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(idle_probe, "SLOW_SERVER_SECONDS", 0.0)
     one = IdleProbe(SOON, Prober())
     one.record_late_reply(1.0)
     assert one.seconds_until_probe() <= SOON * 9 / 8
 
 
-def test_silent_server_gets_few_probes(ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_server_gets_few_probes(socket_pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses bound the number of connections, and the late answer is still read."""
     monkeypatch.setattr(idle_probe, "PAUSE_SECONDS", (0.1, 0.4))
     prober = Prober()
-    timer = threading.Timer(1.0, lambda: ends[1].send(b"+OK"))
+    timer = threading.Timer(1.0, lambda: socket_pair[1].send(b"+OK"))
     timer.start()
-    IdleProbe(SOON, prober).await_reply(ends[0], time.monotonic() + 60)
+    IdleProbe(SOON, prober).await_reply(socket_pair[0], time.monotonic() + 60)
     timer.join()
     assert 1 <= prober.asked <= 4, "after 0.02 s, and after pauses of 0.1, 0.2 and 0.4 s"
 
 
-def test_wait_for_a_reply_raises_at_its_deadline(ends) -> None:
+def test_wait_for_a_reply_raises_at_its_deadline(socket_pair) -> None:
     with pytest.raises(TimeoutError):
-        IdleProbe(SOON, Prober()).await_reply(ends[0], time.monotonic() + 0.1)
+        IdleProbe(SOON, Prober()).await_reply(socket_pair[0], time.monotonic() + 0.1)
 
 
 def test_connect_timeout_grows_only_after_a_timeout() -> None:

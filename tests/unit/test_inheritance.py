@@ -32,7 +32,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.set_threshold(*threshold)
 
 
-def seen_by_child(target: Path) -> dict[str, str]:
+def child_environment(target: Path) -> dict[str, str]:
     def run(_control: socket.socket) -> int:
         target.write_text(json.dumps(dict(os.environ)))
         return 0
@@ -51,7 +51,7 @@ def test_child_does_not_inherit_supervisor_variables(tmp_path: Path, frozen: boo
     if frozen:
         fork_hygiene.freeze()
 
-    seen = seen_by_child(tmp_path / "environment")
+    seen = child_environment(tmp_path / "environment")
 
     assert not NOT_PASSED_ON & seen.keys()
     assert seen[URL] == "redis://@cache:6379/0"

@@ -7,21 +7,21 @@ from collections import Counter
 from tests.support.nemesis import FAULTS, plan
 
 
-def planned(seed: int, seconds: float = 600.0):
+def make_plan(seed: int, seconds: float = 600.0):
     return plan(seed, seconds, every=1.5, lasting=(0.5, 6.0), kinds=FAULTS)
 
 
 def test_equal_seeds_give_equal_plans():
-    assert planned(1) == planned(1) != planned(2)
+    assert make_plan(1) == make_plan(1) != make_plan(2)
 
 
 def test_longer_plan_starts_like_a_shorter_one():
-    shorter = planned(1, 60.0)
-    assert planned(1)[: len(shorter)] == shorter
+    shorter = make_plan(1, 60.0)
+    assert make_plan(1)[: len(shorter)] == shorter
 
 
 def test_plan_uses_each_kind_before_repeating_one():
-    strokes = planned(1)
+    strokes = make_plan(1)
     kinds = [stroke.kind for stroke in strokes]
     for turn in range(len(kinds) // len(FAULTS)):
         once = kinds[turn * len(FAULTS) :][: len(FAULTS)]
@@ -29,7 +29,7 @@ def test_plan_uses_each_kind_before_repeating_one():
 
 
 def test_planned_strokes_respect_interval_and_duration():
-    strokes = planned(3)
+    strokes = make_plan(3)
     assert 300 < len(strokes) < 600
     assert [stroke.at for stroke in strokes] == sorted(stroke.at for stroke in strokes)
     assert all(0 < stroke.at < 600 for stroke in strokes)

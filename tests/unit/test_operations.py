@@ -70,54 +70,58 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[Watched]:
+def watched_supervisor(tmp_path: Path) -> Iterator[Watched]:
     made = Watched(tmp_path)
     yield made
     made.close()
 
 
-def test_watchdog_requires_progress_of_both_processes(watched: Watched) -> None:
-    assert "WATCHDOG=1" in watched.tick()  # the housekeeper has not started yet
-    watched.board.housekeeper_progress_ns = now_ns()
-    assert "WATCHDOG=1" in watched.tick()
+def test_watchdog_requires_progress_of_both_processes(watched_supervisor: Watched) -> None:
+    assert "WATCHDOG=1" in watched_supervisor.tick()  # the housekeeper has not started yet
+    watched_supervisor.board.housekeeper_progress_ns = now_ns()
+    assert "WATCHDOG=1" in watched_supervisor.tick()
 
-    watched.board.housekeeper_progress_ns = now_ns() - int((HOUSEKEEPER_SECONDS + 1) * 1e9)
-    assert "WATCHDOG=1" not in watched.tick()
+    watched_supervisor.board.housekeeper_progress_ns = now_ns() - int(
+        (HOUSEKEEPER_SECONDS + 1) * 1e9
+    )
+    assert "WATCHDOG=1" not in watched_supervisor.tick()
 
-    watched.board.housekeeper_progress_ns = now_ns()
-    assert "WATCHDOG=1" in watched.tick()
+    watched_supervisor.board.housekeeper_progress_ns = now_ns()
+    assert "WATCHDOG=1" in watched_supervisor.tick()
 
 
-def test_watchdog_is_fed_while_redis_is_down(watched: Watched) -> None:
-    said = watched.tick(redis_ok=False)
+def test_watchdog_is_fed_while_redis_is_down(watched_supervisor: Watched) -> None:
+    said = watched_supervisor.tick(redis_ok=False)
 
     assert "WATCHDOG=1" in said
     assert "Redis does not answer" in said
 
 
-def test_timeout_is_extended_only_during_start_and_drain(watched: Watched) -> None:
+def test_timeout_is_extended_only_during_start_and_drain(watched_supervisor: Watched) -> None:
     word = f"EXTEND_TIMEOUT_USEC={EXTEND_SECONDS * 1e6:.0f}"
-    assert word in watched.tick(seen=False)
-    assert word not in watched.tick(seen=False)  # it is not sent in every tick
-    assert "READY=1" in watched.tick()
-    watched.report._extend_at = 0.0
-    assert word not in watched.tick()
-    assert word in watched.tick(draining=True)
+    assert word in watched_supervisor.tick(seen=False)
+    assert word not in watched_supervisor.tick(seen=False)  # it is not sent in every tick
+    assert "READY=1" in watched_supervisor.tick()
+    watched_supervisor.report._extend_at = 0.0
+    assert word not in watched_supervisor.tick()
+    assert word in watched_supervisor.tick(draining=True)
     assert EXTEND_SECONDS > 2 * EXTEND_EVERY
 
 
-def test_timeout_is_not_extended_without_progress(watched: Watched) -> None:
-    watched.tick()
-    watched.report._extend_at = 0.0
-    watched.board.housekeeper_progress_ns = now_ns() - int((HOUSEKEEPER_SECONDS + 1) * 1e9)
+def test_timeout_is_not_extended_without_progress(watched_supervisor: Watched) -> None:
+    watched_supervisor.tick()
+    watched_supervisor.report._extend_at = 0.0
+    watched_supervisor.board.housekeeper_progress_ns = now_ns() - int(
+        (HOUSEKEEPER_SECONDS + 1) * 1e9
+    )
 
-    assert "EXTEND_TIMEOUT_USEC" not in watched.tick(draining=True)
+    assert "EXTEND_TIMEOUT_USEC" not in watched_supervisor.tick(draining=True)
 
 
 # --- the service units ----------------------------------------------------------------------------
 
 
-def settings_of(text: str) -> list[str]:
+def unit_settings(text: str) -> list[str]:
     """Return the settings of an assignment, except the settings that an installation adapts."""
     before, _, rest = text.partition("# ---- adapt from here ")
     after = rest.partition("# ---- to here ")[2]
@@ -125,7 +129,7 @@ def settings_of(text: str) -> list[str]:
     return [line for line in lines if "=" in line and not line.startswith(("#", "Description="))]
 
 
-def value_of(text: str, name: str) -> str:
+def unit_value(text: str, name: str) -> str:
     [value] = [line.partition("=")[2] for line in text.splitlines() if line.startswith(f"{name}=")]
     return value
 
@@ -135,14 +139,14 @@ def test_shipped_units_match_their_template(tmp_path: Path) -> None:
     template = (ROOT / "systemd" / "streamqd@.service").read_text()
 
     assert (ROOT / "systemd" / "streamqd.service").read_text() == shipped
-    assert settings_of(template) == settings_of(shipped)
+    assert unit_settings(template) == unit_settings(shipped)
     assert "%i" in template
 
 
 # --- alert rules and dashboard --------------------------------------------------------------------
 
 
-def exposed() -> dict[str, set[str]]:
+def exposed_metrics() -> dict[str, set[str]]:
     """Return the names under which Prometheus stores the metrics, with their labels."""
     found = {}
     for metric in METRICS:
@@ -185,7 +189,7 @@ EXPRESSIONS = [*alert_expressions().items(), *dashboard_expressions().items()]
 
 @pytest.mark.parametrize(("place", "expression"), EXPRESSIONS, ids=[one for one, _ in EXPRESSIONS])
 def test_alert_rules_and_dashboard_use_existing_metrics(place: str, expression: str) -> None:
-    metrics = exposed()
+    metrics = exposed_metrics()
     named = set(re.findall(r"\bstreamqd_\w+", expression)) - {"streamqd_instance"}  # is a label
     if place != "StreamqdDown":
         assert named
@@ -207,7 +211,7 @@ def test_alert_labels_exist_in_the_metrics() -> None:
         kept = set(re.findall(r"\w+", " ".join(re.findall(r"\bby \(([^)]*)\)", expression))))
         if not kept:
             found = re.findall(r"\bstreamqd_\w+", expression)
-            kept = set().union(*(exposed()[one] for one in found), {"instance"})
+            kept = set().union(*(exposed_metrics()[one] for one in found), {"instance"})
         assert set(re.findall(r"\$labels\.(\w+)", block)) <= kept, name
 
 
@@ -355,12 +359,14 @@ def test_systemd_timeouts_exceed_drain_and_boot(defaults: config.Settings) -> No
     for name in ("streamqd.service", "streamqd@.service"):
         assignment = (ROOT / "systemd" / name).read_text()
         assert (
-            float(value_of(assignment, "TimeoutStopSec"))
+            float(unit_value(assignment, "TimeoutStopSec"))
             > defaults.daemon.drain_timeout + AFTER_DRAIN
         )
-        assert float(value_of(assignment, "TimeoutStartSec")) > defaults.daemon.boot_timeout + 30.0
+        assert (
+            float(unit_value(assignment, "TimeoutStartSec")) > defaults.daemon.boot_timeout + 30.0
+        )
         # A tick may wait several seconds for Redis, and several ticks must fit into the interval.
-        assert float(value_of(assignment, "WatchdogSec")) >= 2 * SUPERVISOR_SECONDS
+        assert float(unit_value(assignment, "WatchdogSec")) >= 2 * SUPERVISOR_SECONDS
 
 
 def test_kubernetes_timeouts_exceed_drain_and_boot(defaults: config.Settings) -> None:
@@ -436,7 +442,7 @@ def test_kubernetes_configuration_is_valid(tmp_path: Path, monkeypatch: pytest.M
     assert str(loaded.daemon.state_dir) in state
 
 
-def scaling() -> dict[str, Any]:
+def scaling_manifests() -> dict[str, Any]:
     """Return the manifests for KEDA by their kind."""
     return {each["kind"]: each for each in documents(KUBERNETES / "scaledobject.yaml")}
 
@@ -447,7 +453,7 @@ def test_manifests_for_keda_match_its_schema(kind: str) -> None:
     known = json.loads((ROOT / "tests" / "support" / "keda" / "crds.json").read_text())["kinds"][
         kind
     ]
-    manifest = scaling()[kind]
+    manifest = scaling_manifests()[kind]
 
     assert manifest["apiVersion"] == known["apiVersion"]
     jsonschema.validate(manifest["spec"], known["spec"])
@@ -457,7 +463,7 @@ def test_manifests_for_keda_match_its_schema(kind: str) -> None:
 
 def test_keda_reads_an_existing_field_of_the_endpoint() -> None:
     """The settings of KEDA's metrics-api scaler are strings, which no schema describes."""
-    manifests = scaling()
+    manifests = scaling_manifests()
     [trigger] = manifests["ScaledObject"]["spec"]["triggers"]
     settings = trigger["metadata"]
     assert set(settings) == {"url", "valueLocation", "targetValue", "authMode"}
@@ -484,7 +490,7 @@ def test_scaling_pod_shares_the_configuration_of_the_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon, deployment, *_ = documents(KUBERNETES / "streamqd.yaml")
-    manifests = scaling()
+    manifests = scaling_manifests()
     [container] = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
     pod = manifests["Deployment"]["spec"]["template"]["spec"]
     [other] = deployment["spec"]["template"]["spec"]["containers"]

@@ -18,7 +18,7 @@ class Entry:
     key: bytes | None
 
 
-def one(ordering: Ordering[Entry]) -> Entry | None:
+def take_one(ordering: Ordering[Entry]) -> Entry | None:
     return next(iter(ordering.take(1)), None)
 
 
@@ -37,7 +37,7 @@ def test_ordering_starts_each_key_in_order_one_at_a_time(
         choice = chance.random()
         if coming and choice < 0.4:
             ordering.add([coming.pop(0)])
-        elif len(running) < lanes and (entry := one(ordering)) is not None:
+        elif len(running) < lanes and (entry := take_one(ordering)) is not None:
             assert entry.key is None or entry.key not in {each.key for each in running}
             running.append(entry)
         elif not dropped and choice > 0.95:
@@ -69,24 +69,24 @@ def test_ordering_does_not_wait_for_a_slow_key():
     slow, behind, other = Entry(0, b"a"), Entry(1, b"a"), Entry(2, b"b")
     for entry in (slow, behind, other):
         ordering.add([entry])
-    assert (one(ordering), one(ordering), one(ordering)) == (slow, other, None)
+    assert (take_one(ordering), take_one(ordering), take_one(ordering)) == (slow, other, None)
     ordering.mark_finished([slow])
-    assert one(ordering) == behind
+    assert take_one(ordering) == behind
 
 
 def test_entries_waiting_for_a_key_can_be_removed():
     ordering: Ordering[Entry] = ByKey()
     for number, key in enumerate((b"a", b"a", b"b", b"a", None)):
         ordering.add([Entry(number, key)])
-    first = one(ordering)
+    first = take_one(ordering)
     assert first is not None
     assert [each.number for each in ordering.take_waiting(first)] == [1, 3]
     assert ordering.waiting == 2
     ordering.mark_finished([first])
-    assert [each.number for each in (one(ordering), one(ordering)) if each] == [2, 4]
-    assert one(ordering) is None
+    assert [each.number for each in (take_one(ordering), take_one(ordering)) if each] == [2, 4]
+    assert take_one(ordering) is None
     ordering.add([Entry(5, b"a")])
-    assert one(ordering) == Entry(5, b"a"), "its key is free"
+    assert take_one(ordering) == Entry(5, b"a"), "its key is free"
     assert ordering.take_waiting(Entry(6, None)) == []
 
 

@@ -49,7 +49,7 @@ class DeadAndSilent(handlers.Dead):
 HOSTILE = (NoClass, NoAttributes, nameless(), DeadAndSilent)
 
 
-def raised(kind: Callable[..., BaseException]) -> BaseException:
+def raise_error(kind: Callable[..., BaseException]) -> BaseException:
     try:
         raise kind("no")
     except BaseException as error:  # noqa: BLE001 - it may be any
@@ -60,7 +60,7 @@ def raised(kind: Callable[..., BaseException]) -> BaseException:
 @pytest.mark.parametrize("detail", ["none", "class", "message", "traceback"])
 def test_hostile_exception_still_has_an_outcome(kind: Any, detail: str):
     """Attributes of an exception are user code, which killed a worker or a lane."""
-    error = raised(kind)
+    error = raise_error(kind)
     expected = DeadAsked if kind is DeadAndSilent else Failed
     assert type(handlers.outcome_of(error, detail)) is expected
     assert type(handlers.brief_of(error, detail)) is expected

@@ -20,7 +20,7 @@ def released(at: int, owner: str, reason: str = "") -> OwnerChange:
     return OwnerChange(at, "released", at, owner, reason)
 
 
-def ends(found: list[OwnerPeriod]) -> list[tuple[str, str, float | None]]:
+def period_ends(found: list[OwnerPeriod]) -> list[tuple[str, str, float | None]]:
     return [(each.owner, each.end, each.held_seconds) for each in found]
 
 
@@ -35,7 +35,7 @@ def test_owner_period_has_a_start_and_an_end() -> None:
         "c",
         NOW,
     )
-    assert ends(found) == [("c", "", 40.0), ("b", "lost", 56.0), ("a", "handed-over", 2.0)]
+    assert period_ends(found) == [("c", "", 40.0), ("b", "lost", 56.0), ("a", "handed-over", 2.0)]
     assert [each.until_unix_ms for each in found] == [None, 60_000, 3_000]
 
 
@@ -48,22 +48,22 @@ def test_every_release_reason_has_a_description() -> None:
 
 def test_reset_ends_an_ownership() -> None:
     changes = [acquired(1_000, "a"), OwnerChange(2_000, "reset", 1_000, "a", "")]
-    assert ends(periods(changes, "", NOW)) == [("a", "reset", 1.0)]
+    assert period_ends(periods(changes, "", NOW)) == [("a", "reset", 1.0)]
 
 
 def test_change_by_an_older_version_has_an_unknown_end() -> None:
     # An older version released for `a`, and acquired for `b`, which this one released.
     found = periods([acquired(1_000, "a"), released(9_000, "b", "shed")], "", NOW)
-    assert ends(found) == [("b", "handed-over", None), ("a", "unknown", None)]
+    assert period_ends(found) == [("b", "handed-over", None), ("a", "unknown", None)]
     # An older version released for `a`.
     found = periods([acquired(1_000, "a"), acquired(5_000, "c")], "c", NOW)
-    assert ends(found) == [("c", "", 95.0), ("a", "unknown", None)]
+    assert period_ends(found) == [("c", "", 95.0), ("a", "unknown", None)]
     # An older version lost `b`, which this one has not recorded.
     found = periods([acquired(1_000, "a"), inherited(5_000, "c", "b")], "c", NOW)
-    assert ends(found) == [("c", "", 95.0), ("a", "unknown", None)]
+    assert period_ends(found) == [("c", "", 95.0), ("a", "unknown", None)]
     # The present owner is not the recorded one.
-    assert ends(periods([acquired(1_000, "a")], "b", NOW)) == [("a", "unknown", None)]
-    assert ends(periods([acquired(1_000, "a")], "", NOW)) == [("a", "unknown", None)]
+    assert period_ends(periods([acquired(1_000, "a")], "b", NOW)) == [("a", "unknown", None)]
+    assert period_ends(periods([acquired(1_000, "a")], "", NOW)) == [("a", "unknown", None)]
 
 
 def test_only_the_last_owners_are_returned() -> None:

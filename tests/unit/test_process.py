@@ -46,14 +46,14 @@ def spawn() -> Iterator[Start]:
             child.reap()
 
 
-def ended(child: Child) -> Exit:
+def wait_exit(child: Child) -> Exit:
     assert process.wait_readable([child.pidfd], 10.0) == [child.pidfd], "it does not end"
     exit_ = child.reap()
     assert exit_ is not None
     return exit_
 
 
-def heard(child: Child) -> bytes:
+def receive(child: Child) -> bytes:
     """Return the next message of the child, or b'' after its exit."""
     assert process.wait_readable([child.control.fileno()], 10.0), "it says nothing"
     return child.control.recv(65536)
@@ -71,7 +71,7 @@ def echo(control: socket.socket) -> int:
     return park(control)
 
 
-def parked(spawn: Start, **options: object) -> Child:
+def spawn_parked(spawn: Start, **options: object) -> Child:
     """Return a child that has reported its setup and waits forever."""
 
     def run(control: socket.socket) -> int:
@@ -79,7 +79,7 @@ def parked(spawn: Start, **options: object) -> Child:
         return park(control)
 
     child = spawn(run, **options)
-    assert heard(child) == b"up"
+    assert receive(child) == b"up"
     return child
 
 
@@ -87,7 +87,7 @@ def parked(spawn: Start, **options: object) -> Child:
 
 
 def test_child_exits_with_the_returned_code(spawn: Start):
-    assert ended(spawn(lambda _: 5)) == Exit(5, None)
+    assert wait_exit(spawn(lambda _: 5)) == Exit(5, None)
 
 
 def test_child_exits_with_1_after_an_exception(spawn: Start, capfd, monkeypatch):
@@ -96,7 +96,7 @@ def test_child_exits_with_1_after_an_exception(spawn: Start, capfd, monkeypatch)
     def run(_control: socket.socket) -> int:
         raise ValueError("out of the blue")
 
-    assert ended(spawn(run)) == Exit(1, None)
+    assert wait_exit(spawn(run)) == Exit(1, None)
     assert "ValueError: out of the blue" in capfd.readouterr().err
 
 
@@ -119,10 +119,10 @@ def test_start_time_of_a_missing_process_raises(spawn: Start):
 
 
 def test_signal_is_distinguished_from_an_exit_code(spawn: Start):
-    child = parked(spawn)
+    child = spawn_parked(spawn)
     assert child.reap() is None, "it lives"
     child.signal(signal.SIGKILL)
-    assert ended(child) == Exit(None, signal.SIGKILL)
+    assert wait_exit(child) == Exit(None, signal.SIGKILL)
 
 
 def test_exit_status_is_described_in_words():
@@ -145,11 +145,11 @@ def test_messages_and_signals_to_a_dead_child_are_ignored(spawn: Start):
 # --- deaths of parents and children ---------------------------------------------------------------
 
 
-def children_of(pid: int) -> list[int]:
+def child_pids(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
@@ -165,15 +165,15 @@ def test_descendants_exit_with_their_child(spawn: Start):
         return park(control)
 
     child = spawn(run)
-    grandchild = int(heard(child))
-    assert children_of(child.pid) == [grandchild]
+    grandchild = int(receive(child))
+    assert child_pids(child.pid) == [grandchild]
     child.signal(signal.SIGKILL)
-    ended(child)
-    wait_until(lambda: not alive(grandchild), what="the grandchild is gone")
+    wait_exit(child)
+    wait_until(lambda: not is_alive(grandchild), what="the grandchild is gone")
 
 
 def test_child_has_its_own_process_group(spawn: Start):
-    child = parked(spawn)
+    child = spawn_parked(spawn)
     assert os.getpgid(child.pid) == child.pid != os.getpgrp()
 
 
@@ -184,10 +184,10 @@ def test_child_exits_with_its_parent(spawn: Start):
         return park(control)
 
     child = spawn(run)
-    inner = int(heard(child))
-    assert alive(inner)
+    inner = int(receive(child))
+    assert is_alive(inner)
     os.kill(child.pid, signal.SIGKILL)  # only the middle process, not its group
-    wait_until(lambda: not alive(inner), what="the inner one is gone")
+    wait_until(lambda: not is_alive(inner), what="the inner one is gone")
 
 
 def test_parent_exit_differs_from_an_ordinary_signal(spawn: Start):
@@ -210,9 +210,9 @@ def test_parent_exit_differs_from_an_ordinary_signal(spawn: Start):
         return park(control)
 
     child = spawn(run)
-    assert heard(child) == b"up here"
+    assert receive(child) == b"up here"
     os.kill(child.pid, signal.SIGKILL)
-    assert heard(child) == b"on_parent_death"
+    assert receive(child) == b"on_parent_death"
 
 
 def test_child_of_a_dead_parent_exits_immediately(spawn: Start):
@@ -220,7 +220,7 @@ def test_child_of_a_dead_parent_exits_immediately(spawn: Start):
         process.die_with_parent(parent_pid=1 if os.getppid() != 1 else 2)
         return 7
 
-    assert ended(spawn(run)) == Exit(1, None)
+    assert wait_exit(spawn(run)) == Exit(1, None)
 
 
 # --- inheritance ----------------------------------------------------------------------------------
@@ -239,8 +239,8 @@ def test_child_closes_other_file_descriptors(spawn: Start):
             return 0
 
         child = spawn(run, keep=[kept])
-        open_ = {int(one) for one in heard(child).split(b",")}
-        control = int(heard(child))
+        open_ = {int(one) for one in receive(child).split(b",")}
+        control = int(receive(child))
         (stacks,) = open_ - {0, 1, 2, kept, control}
         assert os.path.sameopenfile(stacks, child.stacks)
     finally:
@@ -262,8 +262,8 @@ def test_child_detaches_connections_first(spawn: Start):
         return 0
 
     child = spawn(run, forget=[forget])
-    assert heard(child) == b"['forgotten'] -1"
-    ended(child)
+    assert receive(child) == b"['forgotten'] -1"
+    wait_exit(child)
     assert order == [], "not in the parent"
     ours.send(b"still open")
     assert theirs.recv(100) == b"still open"
@@ -282,7 +282,7 @@ def test_child_does_not_inherit_supervisor_state(spawn: Start, monkeypatch):
         control.send(f"{names} {score}".encode())
         return 0
 
-    assert heard(spawn(run)) == b"['MINE'] 500"
+    assert receive(spawn(run)) == b"['MINE'] 500"
 
 
 def test_child_has_an_empty_standard_input(spawn: Start):
@@ -290,7 +290,7 @@ def test_child_has_an_empty_standard_input(spawn: Start):
         control.send(b"[" + os.read(0, 10) + b"]")
         return 0
 
-    assert heard(spawn(run)) == b"[]"
+    assert receive(spawn(run)) == b"[]"
 
 
 def test_programs_started_by_a_child_can_be_terminated(spawn: Start):
@@ -308,22 +308,22 @@ def test_programs_started_by_a_child_can_be_terminated(spawn: Start):
         return 0
 
     child = spawn(run)
-    assert heard(child) == b"(-15, -15)"
-    assert ended(child) == Exit(0, None)
+    assert receive(child) == b"(-15, -15)"
+    assert wait_exit(child) == Exit(0, None)
 
 
 def test_child_ignores_signals_of_the_supervisor(spawn: Start):
     signals = SignalQueue()
     try:
         child = spawn(echo)
-        assert heard(child) == b"up"
+        assert receive(child) == b"up"
         for number in SUPERVISORS:
             child.signal(number)
         assert signals.take() == [], "and the child's signals do not reach the parent"
         child.send(b"here")
-        assert heard(child) == b"here", "it lives"
+        assert receive(child) == b"here", "it lives"
         child.signal(signal.SIGQUIT)
-        assert ended(child) == Exit(None, signal.SIGQUIT)
+        assert wait_exit(child) == Exit(None, signal.SIGQUIT)
         readable, _, _ = select.select([signals], [], [], 10.0)
         assert readable
         assert signals.take() == [signal.SIGCHLD]
@@ -350,11 +350,11 @@ def test_stacks_are_dumped_while_threads_start_and_exit(spawn: Start):
             control.send(control.recv(100))
 
     child = spawn(run)
-    assert heard(child) == b"up"
+    assert receive(child) == b"up"
     for _ in range(300):
         child.ask_stacks()
         child.send(b"here")
-        assert heard(child) == b"here", f"{child.reap()}"
+        assert receive(child) == b"here", f"{child.reap()}"
     shown = child.take_stack()
     assert "in run" in shown
     assert "in churn" in shown
@@ -376,7 +376,7 @@ def test_stack_dump_is_bounded_and_read_once(spawn: Start, capfd):
         return 0
 
     child = spawn(run)
-    assert heard(child) == b"up"
+    assert receive(child) == b"up"
     assert child.poll_stack() == ""
     for _ in range(300):  # more than fit into the buffer
         child.ask_stacks()
@@ -446,10 +446,10 @@ def test_reaping_orphans_leaves_own_children_alone(spawn: Start):
             return 0
 
         middle = process.spawn(leave_an_orphan, title="test: middle")
-        orphan = int(heard(middle))
+        orphan = int(receive(middle))
         process.wait_readable([middle.pidfd], 10.0)
         middle.reap()
-        wait_until(lambda: not alive(orphan), what="the orphan has exited")
+        wait_until(lambda: not is_alive(orphan), what="the orphan has exited")
         # The known child dies first, and only its own reap may collect it.
         process.reap_adopted({known.pid})
         exit_ = known.reap()
@@ -457,7 +457,7 @@ def test_reaping_orphans_leaves_own_children_alone(spawn: Start):
         control.send(f"{exit_} / {Path(f'/proc/{orphan}').exists()}".encode())
         return 0
 
-    assert heard(spawn(run)) == b"exit code 3 / False"
+    assert receive(spawn(run)) == b"exit code 3 / False"
 
 
 def test_unbuffered_python_writes_each_print_immediately() -> None:

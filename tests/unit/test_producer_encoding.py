@@ -143,16 +143,16 @@ def test_unsendable_value_error_is_one_sentence(
     assert type(caught.value) is error
 
 
-def cut(items: Any, *, count: int = 3, size: int = 1000) -> list[list[bytes]]:
+def cut_batches(items: Any, *, count: int = 3, size: int = 1000) -> list[list[bytes]]:
     found = batches(items, partial(envelope_of, max_bytes=1000), count=count, size=size)
     return [[to_encoded(each).fields[1] for each in batch] for batch in found]
 
 
 def test_batches_are_bounded_by_count_and_bytes() -> None:
-    assert cut([b"1", b"2", b"3", b"4"]) == [[b"1", b"2", b"3"], [b"4"]]
-    assert cut([b"x" * 400] * 4) == [[b"x" * 400] * 3, [b"x" * 400]]
-    assert cut([b"x" * 600] * 3) == [[b"x" * 600] * 2, [b"x" * 600]]
-    assert cut([]) == []
+    assert cut_batches([b"1", b"2", b"3", b"4"]) == [[b"1", b"2", b"3"], [b"4"]]
+    assert cut_batches([b"x" * 400] * 4) == [[b"x" * 400] * 3, [b"x" * 400]]
+    assert cut_batches([b"x" * 600] * 3) == [[b"x" * 600] * 2, [b"x" * 600]]
+    assert cut_batches([]) == []
 
 
 def test_batch_contains_one_kind_of_message() -> None:
@@ -164,7 +164,7 @@ def test_batch_contains_one_kind_of_message() -> None:
         b"5",
     ]
 
-    assert cut(items) == [[b"1"], [b"2"], [b"3", b"4"], [b"5"]]
+    assert cut_batches(items) == [[b"1"], [b"2"], [b"3", b"4"], [b"5"]]
 
 
 def test_error_is_raised_after_the_items_before_it() -> None:

@@ -17,12 +17,14 @@ from streamqd.producer.routing import Chooser, Partitioner, Router
 KEYS = [b"customer-%d" % number for number in range(2000)]
 
 
-def chosen(partitioner: Partitioner, keys: Any, count: int = 4, dedup_id: str | None = None) -> Any:
+def choose_partitions(
+    partitioner: Partitioner, keys: Any, count: int = 4, dedup_id: str | None = None
+) -> Any:
     chooser = Chooser(partitioner)
     return [chooser.choose(key, dedup_id, count) for key in keys]
 
 
-def routed(partitioner: Any) -> Router:
+def make_router(partitioner: Any) -> Router:
     """Return a router without a server."""
     none: Any = None
     return Router(config.Settings(), none, none, partitioner, create=False)
@@ -56,7 +58,7 @@ def test_jump_hash_moves_keys_only_to_new_partitions(key: bytes, count: int, mor
 
 @pytest.mark.parametrize("partitioner", ["hash", "consistent"])
 def test_keys_spread_evenly(partitioner: Partitioner) -> None:
-    shares = Counter(chosen(partitioner, KEYS))
+    shares = Counter(choose_partitions(partitioner, KEYS))
 
     assert set(shares) == {0, 1, 2, 3}
     assert min(shares.values()) > 400
@@ -65,7 +67,9 @@ def test_keys_spread_evenly(partitioner: Partitioner) -> None:
 def test_hash_and_sticky_take_the_crc32_of_a_key() -> None:
     expected = [zlib.crc32(key) % 4 for key in KEYS[:50]]
 
-    assert chosen("hash", KEYS[:50]) == chosen("sticky", KEYS[:50]) == expected
+    assert (
+        choose_partitions("hash", KEYS[:50]) == choose_partitions("sticky", KEYS[:50]) == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,7 @@ def test_hash_and_sticky_take_the_crc32_of_a_key() -> None:
 def test_round_robin_visits_every_partition(
     partitioner: Partitioner, keys: list[bytes | None]
 ) -> None:
-    found = chosen(partitioner, keys)
+    found = choose_partitions(partitioner, keys)
 
     assert found == [(found[0] + n) % 4 for n in range(8)]
 
@@ -113,7 +117,9 @@ def test_equal_dedup_ids_get_the_same_partition(partitioner: Partitioner) -> Non
     choose = jump_partition if partitioner == "consistent" else crc32_partition
     keys = [None, b"k", b"l"] if partitioner == "round-robin" else [None]
 
-    assert set(chosen(partitioner, keys * 3, dedup_id="order-7")) == {choose(b"order-7", 4)}
+    assert set(choose_partitions(partitioner, keys * 3, dedup_id="order-7")) == {
+        choose(b"order-7", 4)
+    }
 
 
 def test_custom_partitioner_gets_key_and_partition_count() -> None:
@@ -123,18 +129,18 @@ def test_custom_partitioner_gets_key_and_partition_count() -> None:
         calls.append((key, partitions))
         return partitions - 1
 
-    assert chosen(last, [b"a", None], 5) == [4, 4]
+    assert choose_partitions(last, [b"a", None], 5) == [4, 4]
     assert calls == [(b"a", 5), (None, 5)]
 
 
 @pytest.mark.parametrize("answer", [4, -1, True, 1.0, None])
 def test_partitioner_with_an_invalid_result_is_refused(answer: Any) -> None:
     with pytest.raises(ValueError, match="partitions are numbered 0 to 3"):
-        chosen(lambda _key, _count: answer, [b"a"])
+        choose_partitions(lambda _key, _count: answer, [b"a"])
 
 
 def test_partitioner_can_be_set_per_topic() -> None:
-    router = routed({"orders": lambda _key, _count: 3, "logs": "round-robin"})
+    router = make_router({"orders": lambda _key, _count: 3, "logs": "round-robin"})
 
     assert router.chooser("orders").choose(b"k", None, 4) == 3
     assert router.chooser("logs").takes_turns(b"k", None)
@@ -144,4 +150,4 @@ def test_partitioner_can_be_set_per_topic() -> None:
 @pytest.mark.parametrize("wrong", ["murmur", {"orders": "random"}, 7])
 def test_unknown_partitioner_name_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="choose one of hash, round-robin, sticky, consistent"):
-        routed(wrong)
+        make_router(wrong)

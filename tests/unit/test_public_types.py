@@ -175,13 +175,13 @@ def test_type_checker_finds_wrong_use_of_the_api(errors: dict[str, set[int]]) ->
     assert errors["wrong.py"] == WRONG_LINES
 
 
-def imported(code: str, module: str) -> set[str]:
+def imported_names(code: str, module: str) -> set[str]:
     """Return the names that a module imports from another."""
     nodes = [each for each in ast.walk(ast.parse(code)) if isinstance(each, ast.ImportFrom)]
     return {alias.name for node in nodes if node.module == module for alias in node.names}
 
 
 def test_type_test_uses_every_public_name() -> None:
-    both = imported(GOOD, "streamqd") | imported(test_producer_types.GOOD, "streamqd")
+    both = imported_names(GOOD, "streamqd") | imported_names(test_producer_types.GOOD, "streamqd")
     assert set(streamqd.__all__) - both == set(), "use the new name in GOOD"
-    assert set(testing.__all__) - imported(GOOD, "streamqd.testing") == set()
+    assert set(testing.__all__) - imported_names(GOOD, "streamqd.testing") == set()

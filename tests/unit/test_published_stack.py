@@ -16,7 +16,7 @@ ASSIGNMENT = Assignment("orders", 0, "bill")
 FOUND = PublishedStack(5, 7, "one", 9, 4711, "Stack (most recent call first):\n  File x")
 
 
-def published(found: PublishedStack) -> bytes:
+def publish_stack(found: PublishedStack) -> bytes:
     command = stacks.publish(Keys(), ASSIGNMENT, found)
     assert command[:2] == ("SET", "streaming:mq:stack:{orders:p:0}:bill")
     assert command[3:] == ("PX", KEPT_SECONDS * 1000)
@@ -24,14 +24,14 @@ def published(found: PublishedStack) -> bytes:
 
 
 def test_published_stack_round_trips() -> None:
-    assert stacks.parse(published(FOUND), "k") == FOUND
+    assert stacks.parse(publish_stack(FOUND), "k") == FOUND
     assert stacks.parse(None, "k") is None
 
 
 def test_long_stack_is_truncated_at_a_line_end() -> None:
     line = "  File ü"
     long = FOUND._replace(stack="\n".join([line] * 10_000))
-    found = stacks.parse(published(long), "k")
+    found = stacks.parse(publish_stack(long), "k")
     assert found is not None
     assert len(found.stack.encode()) <= BYTES_MAX
     assert set(found.stack.split("\n")) == {line}
@@ -40,7 +40,7 @@ def test_long_stack_is_truncated_at_a_line_end() -> None:
 
 
 def test_stack_of_one_oversized_line_is_empty() -> None:
-    found = stacks.parse(published(FOUND._replace(stack="x" * (BYTES_MAX + 1))), "k")
+    found = stacks.parse(publish_stack(FOUND._replace(stack="x" * (BYTES_MAX + 1))), "k")
     assert found is not None
     assert (found.stack, found.lines_left_out) == ("", 1)
 

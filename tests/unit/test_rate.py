@@ -119,7 +119,7 @@ def test_rate_and_burst_bound_the_runs_of_any_period(rate: Rate, steps: list[tup
 WORK = '[[consumers]]\ntopic = "t"\ngroup = "g"\nhandler = "m:f"\n'
 
 
-def loaded(folder: Path, text: str) -> config.Settings:
+def load_config(folder: Path, text: str) -> config.Settings:
     file = folder / "streamq.toml"
     file.write_text(text)
     return config.load(file, {}, {})
@@ -130,11 +130,11 @@ def loaded(folder: Path, text: str) -> config.Settings:
     [("100/s", 100.0), ("5/m", 5 / 60), ("0.5/s", 0.5), ("36/h", 0.01), ("999999999/s", 999999999)],
 )
 def test_rate_is_read_from_a_file_and_a_declaration(tmp_path: Path, text: str, per_second: float):
-    (stated,) = loaded(tmp_path, f'{WORK}rate = "{text}"\nrate_burst = 7').consumers
+    (stated,) = load_config(tmp_path, f'{WORK}rate = "{text}"\nrate_burst = 7').consumers
     assert stated.rate_per_second(1) == pytest.approx(per_second)
     assert stated.rate_burst == 7
     declared = {"topic": "t", "group": "d", "handler": "m:g", "rate": text}
-    *_, other = config.declare_consumers(loaded(tmp_path, WORK), [declared]).consumers
+    *_, other = config.declare_consumers(load_config(tmp_path, WORK), [declared]).consumers
     assert other.rate_per_second(1) == pytest.approx(per_second)
     assert other.rate_burst is None
 
@@ -142,7 +142,7 @@ def test_rate_is_read_from_a_file_and_a_declaration(tmp_path: Path, text: str, p
 @pytest.mark.parametrize("text", ['"100"', '"0/s"', '"0.0/m"', '"10/day"', '"-1/s"', '"1e3/s"'])
 def test_invalid_rate_error_shows_the_format(tmp_path: Path, text: str):
     with pytest.raises(ConfigError) as raised:
-        loaded(tmp_path, f"{WORK}rate = {text}")
+        load_config(tmp_path, f"{WORK}rate = {text}")
     (problem,) = raised.value.problems
     assert problem.startswith("consumers[0].rate: ")
     assert 'such as "100/s", "5/m" or "0.5/s"' in problem
@@ -150,7 +150,7 @@ def test_invalid_rate_error_shows_the_format(tmp_path: Path, text: str):
 
 def test_rate_burst_without_a_rate_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError) as raised:
-        loaded(tmp_path, f"{WORK}rate_burst = 5")
+        load_config(tmp_path, f"{WORK}rate_burst = 5")
     assert raised.value.problems == [
         (
             "consumers[0].rate_burst: has no effect without rate; set rate, or remove it"
@@ -161,16 +161,16 @@ def test_rate_burst_without_a_rate_is_refused(tmp_path: Path):
 
 def test_group_rate_is_shared_by_its_partitions(tmp_path: Path):
     """Each partition gets an equal share, or the whole rate if their count is unknown."""
-    (shared,) = loaded(tmp_path, f'{WORK}rate = "12/s"\nrate_per = "group"').consumers
+    (shared,) = load_config(tmp_path, f'{WORK}rate = "12/s"\nrate_per = "group"').consumers
     assert [shared.rate_per_second(count) for count in (0, 1, 4, 8)] == [12.0, 12.0, 3.0, 1.5]
-    (each,) = loaded(tmp_path, f'{WORK}rate = "12/s"').consumers
+    (each,) = load_config(tmp_path, f'{WORK}rate = "12/s"').consumers
     assert each.rate_per_second(8) == 12.0
 
 
 def test_rate_per_without_a_rate_is_refused(tmp_path: Path):
     """`check` reports a `rate_per` without a `rate`."""
     with pytest.raises(ConfigError) as raised:
-        loaded(tmp_path, f'{WORK}rate_per = "group"')
+        load_config(tmp_path, f'{WORK}rate_per = "group"')
     assert raised.value.problems == [
         (
             "consumers[0].rate_per: has no effect without rate; set rate, or remove it"
@@ -181,7 +181,7 @@ def test_rate_per_without_a_rate_is_refused(tmp_path: Path):
 
 def test_max_age_below_a_second_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError) as raised:
-        loaded(tmp_path, f'{WORK}max_age = "200ms"')
+        load_config(tmp_path, f'{WORK}max_age = "200ms"')
     assert raised.value.problems == [
         (
             'consumers[0].max_age: "200ms" is too small (minimum: "1s", or 0 for no'
@@ -189,5 +189,5 @@ def test_max_age_below_a_second_is_refused(tmp_path: Path):
             f"{tmp_path}/streamq.toml:1)"
         )
     ]
-    (stated,) = loaded(tmp_path, f"{WORK}max_age = 0").consumers
+    (stated,) = load_config(tmp_path, f"{WORK}max_age = 0").consumers
     assert stated.max_age == 0

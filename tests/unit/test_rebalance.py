@@ -545,7 +545,7 @@ def test_rebalancing_converges_after_any_membership_changes(changes: list[str]):
 # --- directives of operators ----------------------------------------------------------------------
 
 
-def ordered(fleet: Fleet, assignment: Assignment, to: str, at: int = 1) -> None:
+def order_move(fleet: Fleet, assignment: Assignment, to: str, at: int = 1) -> None:
     fleet.constraints = fleet.constraints._replace(
         moves={**fleet.constraints.moves, assignment: (to, at)}
     )
@@ -556,7 +556,7 @@ def test_move_directive_is_applied_immediately_and_kept():
     fleet.settle(3)
     assignment = next(assignment for assignment, (owner, _) in fleet.owned.items() if owner == "a")
     fleet.moves.clear()
-    ordered(fleet, assignment, "b")
+    order_move(fleet, assignment, "b")
     fleet.heartbeat()
     fleet.settle(400)  # much longer than delay and hold
     assert [(what, name, moved) for _, what, name, moved in fleet.moves] == [
@@ -568,7 +568,7 @@ def test_move_directive_is_applied_immediately_and_kept():
 
 def test_move_directive_waits_for_an_absent_instance():
     fleet = Fleet("a", "b", delay=1000.0, hold=1000.0)
-    ordered(fleet, ASSIGNMENTS[0], "c")
+    order_move(fleet, ASSIGNMENTS[0], "c")
     fleet.settle(3)
     assert fleet.shares() == {"a": 4, "b": 4}
     fleet.moves.clear()

@@ -109,12 +109,12 @@ def test_printed_configuration_loads_as_equal_settings(tmp_path: Path) -> None:
     assert shown["daemon"]["lease_ttl"] == "1m30s"
     retention = shown["topics"]["access"]["retention"]
     assert (retention["max_age"], retention["max_length"]) == ("1h", "none")
-    (tmp_path / "shown.toml").write_text(as_toml(json.loads(json.dumps(shown))))
+    (tmp_path / "shown.toml").write_text(to_toml(json.loads(json.dumps(shown))))
     again = config.load(tmp_path / "shown.toml", {}, {})
     assert dataclasses.replace(again, source=settings.source) == settings
 
 
-def as_toml(document: dict[str, object]) -> str:
+def to_toml(document: dict[str, object]) -> str:
     """Return a document as inline TOML. JSON strings, numbers and lists are valid TOML."""
 
     def value(item: object) -> str:

@@ -270,7 +270,7 @@ def test_steps_are_bounded_and_end_after_now(
 )
 def test_schedule_record_round_trips(payload: Any, every: int, key: str | None) -> None:
     table = {"name": "a", "topic": "t", "every": every / 1000, "payload": payload}
-    [of] = declared([table | ({"key": key} if key else {})])
+    [of] = declare_schedules([table | ({"key": key} if key else {})])
     assert record.read(record.text_of(of)) == of
     assert record.text_of(record.read(record.text_of(of))) == record.text_of(of)
 
@@ -330,7 +330,7 @@ def test_message_has_the_key_and_due_time_of_its_schedule() -> None:
 # --- the configuration ----------------------------------------------------------------------------
 
 
-def declared(tables: list[dict[str, Any]]) -> tuple[Schedule, ...]:
+def declare_schedules(tables: list[dict[str, Any]]) -> tuple[Schedule, ...]:
     """Declare schedules like a user's code."""
     handler = {"topic": "reports", "group": "g", "handler": "work:run", "schedules": tables}
     return config.declare_consumers(config.Settings(), [handler]).schedules
@@ -441,7 +441,7 @@ def test_invalid_schedule_table_is_refused(tmp_path: Path, text: str, found: lis
 def test_topic_accepts_ten_thousand_schedules() -> None:
     tables = [{"name": f"s{at}", "topic": "t", "every": 60} for at in range(10_001)]
     with pytest.raises(ConfigError, match=r"10,001 schedules send to topic t \(maximum: 10,000\)"):
-        declared(tables)
+        declare_schedules(tables)
 
 
 def test_config_file_overrides_declared_schedules() -> None:

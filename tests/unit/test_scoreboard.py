@@ -100,7 +100,7 @@ def test_slots_do_not_overlap(board: Scoreboard):
 # --- reading from another process -----------------------------------------------------------------
 
 
-def in_a_child(work) -> int:
+def run_in_child(work) -> int:
     """Run `work` in a forked process and return its status from waitpid."""
     pid = os.fork()
     if pid == 0:
@@ -122,7 +122,7 @@ def test_parent_reads_the_batch_of_a_killed_child(slot: WorkerSlot):
         slot.add("fetched", 5)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assert os.WTERMSIG(in_a_child(work)) == signal.SIGKILL
+    assert os.WTERMSIG(run_in_child(work)) == signal.SIGKILL
     assert slot.batch() == Batch([PLACES[1]], [PLACES[3]])
     assert slot.running == [RunningEntry(PLACES[3], 777, slot.run_seq)]
     assert slot.unfinished == 2  # the running entry and the next one

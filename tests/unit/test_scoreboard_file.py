@@ -28,11 +28,11 @@ def test_scoreboard_file_header_round_trips():
     }
 
 
-@pytest.mark.parametrize("told", [b"{", b"\xff", b"[" * 900, b"[]", b"7", b""])
-def test_header_with_valid_checksum_and_invalid_json_is_refused(told: bytes):
+@pytest.mark.parametrize("document", [b"{", b"\xff", b"[" * 900, b"[]", b"7", b""])
+def test_header_with_valid_checksum_and_invalid_json_is_refused(document: bytes):
     """The error is a ScoreboardFileError, not the decoder's own, which would prevent the start."""
     magic = scoreboard_file.pack_header({})[:20]
-    raw = struct.pack("<20sII", magic, len(told), zlib.crc32(told)) + told
+    raw = struct.pack("<20sII", magic, len(document), zlib.crc32(document)) + document
     with pytest.raises(scoreboard_file.ScoreboardFileError, match="not a streamqd scoreboard"):
         scoreboard_file.unpack_header(raw)
 
@@ -61,7 +61,7 @@ def lock(tmp_path: Path) -> Iterator[InstanceLock]:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def logged_problems(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the problems in the log."""
     found: list[str] = []
 
@@ -94,7 +94,7 @@ def board_in(memory: Path) -> Path:
 def test_unreadable_board_is_renamed_after_any_exception(
     memory: Path,
     lock: InstanceLock,
-    told: list[str],
+    logged_problems: list[str],
     monkeypatch: pytest.MonkeyPatch,
     error: type[Exception],
 ):
@@ -108,16 +108,16 @@ def test_unreadable_board_is_renamed_after_any_exception(
         broken.setattr(scoreboard_file, "unpack_header", fail)
         assert start(lock).resumable == {}
     aside = board_in(memory).with_suffix(scoreboard_file.REFUSED)
-    (problem,) = told
+    (problem,) = logged_problems
     assert f"{error.__name__}: " in problem
     assert f"it was renamed to {aside}; delete it" in problem
     assert aside.stat().st_size
     assert set(start(lock).resumable) == set(ASSIGNMENTS), "the file after it is read again"
-    assert len(told) == 1
+    assert len(logged_problems) == 1
 
 
 def test_unreadable_slot_costs_only_its_own_assignment(
-    memory: Path, lock: InstanceLock, told: list[str], monkeypatch: pytest.MonkeyPatch
+    memory: Path, lock: InstanceLock, logged_problems: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     """An unexpected error about one slot leaves the other assignments resumable."""
     start(lock)
@@ -131,7 +131,7 @@ def test_unreadable_slot_costs_only_its_own_assignment(
     with monkeypatch.context() as broken:
         broken.setattr(WorkerSlot, "checked_batch", fail)
         assert set(start(lock).resumable) == {ASSIGNMENTS[0], ASSIGNMENTS[2]}
-    assert told == ["slot 1 is damaged: found while reading"]
+    assert logged_problems == ["slot 1 is damaged: found while reading"]
 
 
 def _folder(path: Path) -> None:
@@ -146,18 +146,18 @@ def _pipe(path: Path) -> None:
 
 @pytest.mark.parametrize("obstacle", [_folder, _pipe])
 def test_scoreboard_that_is_not_a_file_is_moved_aside(
-    memory: Path, lock: InstanceLock, told: list[str], obstacle: Callable[[Path], None]
+    memory: Path, lock: InstanceLock, logged_problems: list[str], obstacle: Callable[[Path], None]
 ):
     """A directory in place of the file must not prevent the start of the daemon."""
     start(lock)
     obstacle(board_in(memory))
     assert start(lock).resumable == {}
-    assert "not a regular file" in told[0]
+    assert "not a regular file" in logged_problems[0]
     assert board_in(memory).is_file()
 
 
 def test_unrenamable_board_does_not_prevent_the_start(
-    memory: Path, lock: InstanceLock, told: list[str]
+    memory: Path, lock: InstanceLock, logged_problems: list[str]
 ):
     """With directories in both places, the daemon starts without a file."""
     start(lock)
@@ -168,13 +168,13 @@ def test_unrenamable_board_does_not_prevent_the_start(
     (aside / "kept").mkdir()
     try:
         assert start(lock).resumable == {}
-        assert "cannot be renamed" in told[0]
+        assert "cannot be renamed" in logged_problems[0]
     finally:
         (aside / "kept").rmdir()
 
 
 def test_random_bytes_in_a_board_never_prevent_a_start(
-    memory: Path, lock: InstanceLock, told: list[str]
+    memory: Path, lock: InstanceLock, logged_problems: list[str]
 ):
     """300 boards with random bytes in random places are used in part or renamed."""
     start(lock)
@@ -186,4 +186,4 @@ def test_random_bytes_in_a_board_never_prevent_a_start(
                 file.seek(drawn.randrange(BOARD_BYTES + len(ASSIGNMENTS) * SLOT_BYTES))
                 file.write(drawn.randbytes(drawn.choice(sizes)))
         assert set(start(lock).resumable) <= set(ASSIGNMENTS)
-    assert told, "some damage was noticed"
+    assert logged_problems, "some damage was noticed"

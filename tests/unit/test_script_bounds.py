@@ -61,7 +61,7 @@ BOUNDED_OTHERWISE = {
 }
 
 
-def unbounded(code: str) -> list[str]:
+def find_unbounded_calls(code: str) -> list[str]:
     """Return the calls that list a whole collection."""
     without = " ".join(re.sub(r"--[^\n]*", "", code).split())
     calls = [arguments(without[found.end() :]) for found in _CALL.finditer(without)]
@@ -103,7 +103,10 @@ def _is_bounded(call: list[str]) -> bool:
 
 
 def test_no_script_calls_an_unbounded_command() -> None:
-    found = {script.name: unbounded(script.source.decode()) for script in scripts.load().values()}
+    found = {
+        script.name: find_unbounded_calls(script.source.decode())
+        for script in scripts.load().values()
+    }
     seen = {call for calls in found.values() for call in calls}
     assert seen <= BOUNDED_OTHERWISE.keys(), found
     assert seen == BOUNDED_OTHERWISE.keys(), "an exception that no script needs any more"
@@ -123,7 +126,7 @@ def test_no_script_calls_an_unbounded_command() -> None:
     ],
 )
 def test_unbounded_calls_are_found(call: str) -> None:
-    assert len(unbounded(f"local rows = {call}\n")) == 1
+    assert len(find_unbounded_calls(f"local rows = {call}\n")) == 1
 
 
 @pytest.mark.parametrize(
@@ -139,7 +142,7 @@ def test_unbounded_calls_are_found(call: str) -> None:
     ],
 )
 def test_bounded_calls_are_accepted(call: str) -> None:
-    assert unbounded(f"local rows = {call}\n") == []
+    assert find_unbounded_calls(f"local rows = {call}\n") == []
 
 
 def sources() -> dict[str, str]:
@@ -157,7 +160,7 @@ def constants() -> dict[str, int]:
     }
 
 
-def unpacked() -> set[str]:
+def find_unpacked_lists() -> set[str]:
     """Return each list that a script unpacks as a whole, as `settle_note: higher`."""
     found = set()
     for name, code in sources().items():
@@ -244,7 +247,7 @@ TIED: dict[str, int | str] = {
 
 def test_every_unpacked_list_fits_the_lua_stack() -> None:
     """Callers pass at most as many values to a script as one `unpack` takes."""
-    assert unpacked() == UNPACKED.keys(), "a list without its limit"
+    assert find_unpacked_lists() == UNPACKED.keys(), "a list without its limit"
     limits = {
         what: bound(limit) if isinstance(limit, str) else limit for what, limit in UNPACKED.items()
     }

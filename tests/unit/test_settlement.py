@@ -63,7 +63,7 @@ OUTCOMES: dict[str, Outcome] = {
 WAITS = {1: 1.0, 2: 2.0, 3: 4.0, 4: 8.0}
 
 
-def expected(name: str, attempt: int, crashes: int, age: float) -> Verdict:
+def expected_verdict(name: str, attempt: int, crashes: int, age: float) -> Verdict:
     """Return the verdict that the documentation promises, read line by line."""
     if name in ("dead", "undecodable"):
         return DeadVerdict(name)
@@ -83,7 +83,7 @@ def test_verdict_matches_its_table(name: str) -> None:
     policy = dataclasses.replace(POLICY, max_age=100.0)
     for attempt, crashes, age in itertools.product(range(1, 8), range(6), (0.0, 99.9, 100.0, 1e9)):
         found = verdict(OUTCOMES[name], attempt, crashes, age, policy)
-        assert found == expected(name, attempt, crashes, age), (attempt, crashes, age)
+        assert found == expected_verdict(name, attempt, crashes, age), (attempt, crashes, age)
 
 
 def test_verdict_table_covers_every_outcome() -> None:

@@ -23,7 +23,7 @@ def stretch(place: TopicPartition, facts: StreamFacts, start: int = 0) -> Stretc
     return Stretch(place, position, facts.latest)
 
 
-def reached(each: Stretch, end: Id, rows: int) -> Position:
+def end_of_stretch(each: Stretch, end: Id, rows: int) -> Position:
     place = each.place
     ended = [TaskEnd(place[1], end, rows)]
     return batches.end_positions({place: each.begin}, {place: each.target}, ended)[place]
@@ -36,7 +36,7 @@ def test_batch_plan_reads_everything_that_fits() -> None:
         (None, [30]),
         (None, [10]),
     ]
-    assert reached(planned[0], (30, 0), 30) == Position((30, 0), 30)
+    assert end_of_stretch(planned[0], (30, 0), 30) == Position((30, 0), 30)
 
 
 def test_plan_splits_the_limit_by_backlog() -> None:
@@ -46,9 +46,9 @@ def test_plan_splits_the_limit_by_backlog() -> None:
         (30, [None]),
         (10, [None]),
     ]
-    assert reached(planned[0], (30, 0), 30) == Position((30, 0), 30)
+    assert end_of_stretch(planned[0], (30, 0), 30) == Position((30, 0), 30)
     # Trimming overtook the batch, which continues at the end, where the count is known.
-    assert reached(planned[0], (300, 0), 250) == Position((300, 0), 300)
+    assert end_of_stretch(planned[0], (300, 0), 250) == Position((300, 0), 300)
 
 
 def test_plan_handles_a_limit_below_the_partition_count() -> None:
@@ -126,7 +126,7 @@ def test_successive_batches_read_every_entry_once(
             waiting = each.target.id[0] - each.begin.id[0]
             rows = waiting if each.limit is None else min(each.limit, waiting)
             end = (each.begin.id[0] + rows, 0) if each.limit else each.target.id
-            archived[each.place] = reached(each, end, rows)
+            archived[each.place] = end_of_stretch(each, end, rows)
             batch += rows
         assert 0 < batch <= most
         taken += batch

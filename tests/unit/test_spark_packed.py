@@ -50,7 +50,7 @@ def read(payload: bytes | None) -> tuple[bytes | None, str | None]:
     return text, why
 
 
-def under(value: bytes, name: bytes = b"x") -> bytes:
+def pack_field(value: bytes, name: bytes = b"x") -> bytes:
     """Return a map of one name with an encoded value."""
     return b"\x81" + bytes([0xA0 + len(name)]) + name + value
 
@@ -64,25 +64,28 @@ def timestamp(seconds: int, nanoseconds: int = 0) -> bytes:
     [
         (b"\x80", "{}"),
         (pack({"a": [None, True, -1, 2**64 - 1, 1.5, "ü\x00"], "b": {"c": {}}}), None),
-        (under(b"\xca\x3f\x80\x00\x00"), '{"x":1.0}'),  # a float of 4 bytes
-        (under(b"\xca\x3d\xcc\xcc\xcd"), '{"x":0.10000000149011612}'),
-        (under(b"\xd3" + struct.pack(">q", 5)), '{"x":5}'),  # an encoding longer than necessary
-        (under(b"\xd9\x01a"), '{"x":"a"}'),
-        (under(b"\xdd\x00\x00\x00\x01\xde\x00\x01\xa1a\xcc\x01"), '{"x":[{"a":1}]}'),
-        (under(b"\xc4\x02hi"), '{"x":"aGk="}'),  # a value whose name is no column
-        (under(b"\xc4\x02hi", b"raw"), '{"raw":"aGk="}'),
-        (under(b"\xc5\x00\x02hi", b"raw"), '{"raw":"aGk="}'),
-        (under(b"\x92\xc4\x02hi\xc0", b"many"), '{"many":["aGk=",null]}'),
-        (under(b"\x81\xa1k\x81\xa1b\xc4\x02hi", b"tags"), '{"tags":{"k":{"b":"aGk="}}}'),
-        (under(b"\xd6\xff\x00\x00\x00\x01"), '{"x":"1970-01-01T00:00:01Z"}'),
+        (pack_field(b"\xca\x3f\x80\x00\x00"), '{"x":1.0}'),  # a float of 4 bytes
+        (pack_field(b"\xca\x3d\xcc\xcc\xcd"), '{"x":0.10000000149011612}'),
         (
-            under(b"\xd7\xff" + struct.pack(">Q", 123_456_789 << 34 | 1)),
+            pack_field(b"\xd3" + struct.pack(">q", 5)),
+            '{"x":5}',
+        ),  # an encoding longer than necessary
+        (pack_field(b"\xd9\x01a"), '{"x":"a"}'),
+        (pack_field(b"\xdd\x00\x00\x00\x01\xde\x00\x01\xa1a\xcc\x01"), '{"x":[{"a":1}]}'),
+        (pack_field(b"\xc4\x02hi"), '{"x":"aGk="}'),  # a value whose name is no column
+        (pack_field(b"\xc4\x02hi", b"raw"), '{"raw":"aGk="}'),
+        (pack_field(b"\xc5\x00\x02hi", b"raw"), '{"raw":"aGk="}'),
+        (pack_field(b"\x92\xc4\x02hi\xc0", b"many"), '{"many":["aGk=",null]}'),
+        (pack_field(b"\x81\xa1k\x81\xa1b\xc4\x02hi", b"tags"), '{"tags":{"k":{"b":"aGk="}}}'),
+        (pack_field(b"\xd6\xff\x00\x00\x00\x01"), '{"x":"1970-01-01T00:00:01Z"}'),
+        (
+            pack_field(b"\xd7\xff" + struct.pack(">Q", 123_456_789 << 34 | 1)),
             '{"x":"1970-01-01T00:00:01.123456789Z"}',
         ),
-        (under(timestamp(-1, 500_000_000)), '{"x":"1969-12-31T23:59:59.500000Z"}'),
-        (under(timestamp(-1, 999_999_999)), '{"x":"1969-12-31T23:59:59.999999999Z"}'),
-        (under(timestamp(-62_135_596_800)), '{"x":"0001-01-01T00:00:00Z"}'),
-        (under(timestamp(253_402_300_799, 1)), '{"x":"9999-12-31T23:59:59.000000001Z"}'),
+        (pack_field(timestamp(-1, 500_000_000)), '{"x":"1969-12-31T23:59:59.500000Z"}'),
+        (pack_field(timestamp(-1, 999_999_999)), '{"x":"1969-12-31T23:59:59.999999999Z"}'),
+        (pack_field(timestamp(-62_135_596_800)), '{"x":"0001-01-01T00:00:00Z"}'),
+        (pack_field(timestamp(253_402_300_799, 1)), '{"x":"9999-12-31T23:59:59.000000001Z"}'),
         (pack({"x": DEEPEST}), None),
     ],
 )
@@ -109,9 +112,9 @@ HOSTILE = [
     (pack({"x": "text"})[:-1], BROKEN),
     (b"\x80\x80", BROKEN),
     (b"\x80\n", BROKEN),
-    (under(b"\xc1"), BROKEN),
-    (under(b"\xdb\xff\xff\xff\xff"), BROKEN),
-    (under(b"\xc6\xff\xff\xff\xff"), BROKEN),
+    (pack_field(b"\xc1"), BROKEN),
+    (pack_field(b"\xdb\xff\xff\xff\xff"), BROKEN),
+    (pack_field(b"\xc6\xff\xff\xff\xff"), BROKEN),
     (b"\xdd\xff\xff\xff\xff" * 100, BROKEN),
     (b"\xdf\xff\xff\xff\xff", BROKEN),
     (b"\x91" * 100_000, DEEP),
@@ -123,27 +126,30 @@ HOSTILE = [
     (b"\x82\xa2id\x01\xd9\x02id\x02", "the name 'id' occurs twice"),
     # As long as the map without the first value, because a float of 4 bytes becomes one of 8.
     (b"\x82\xa1a\xcd\x01\x00\xa1a\xca\x3f\x80\x00\x00", "the name 'a' occurs twice"),
-    (under(b"\x82\xa2\xc3\xbc\x01\xa2\xc3\xbc\x02"), "the name '\\xfc' occurs twice"),
+    (pack_field(b"\x82\xa2\xc3\xbc\x01\xa2\xc3\xbc\x02"), "the name '\\xfc' occurs twice"),
     (b"\x81\x01\x02", KEY),
     (b"\x81\xc4\x01a\x02", KEY),
     (b"\x81\xc0\x02", KEY),
-    (under(b"\x91\x81\x01\x02"), KEY),
+    (pack_field(b"\x91\x81\x01\x02"), KEY),
     (b"\x81\x91\x01\x02", KEY),
     (b"\x81\x80\x02", KEY),
     (pack({"x": math.nan}), NUMBER),
     (pack({"x": [{"y": -math.inf}]}), NUMBER),
-    (under(b"\xca\x7f\x80\x00\x00"), NUMBER),
-    (under(b"\xa1\xff"), TEXT),
+    (pack_field(b"\xca\x7f\x80\x00\x00"), NUMBER),
+    (pack_field(b"\xa1\xff"), TEXT),
     (b"\x81\xa1\xff\x01", TEXT),
-    (under(b"\xa3\xed\xa0\x80"), TEXT),  # half of a surrogate pair
-    (under(b"\xd4\x05\x00"), "it contains a value of the extension type 5"),
-    (under(b"\xc7\x00\x80"), "it contains a value of the extension type -128"),
-    (under(b"\xd4\xff\x00"), BROKEN),  # a timestamp of one byte
-    (under(timestamp(1, 1_000_000_000)), BROKEN),
-    (under(timestamp(1 << 62)), YEARS),
-    (under(timestamp(-62_135_596_801)), YEARS),
-    (under(b"\xc4\x02hi", b"note"), "note is not string"),
-    (under(b"\xc4\x03\xd7\x6d\xf8", b"money"), "money is not decimal(10,2)"),  # base64 of "1234"
+    (pack_field(b"\xa3\xed\xa0\x80"), TEXT),  # half of a surrogate pair
+    (pack_field(b"\xd4\x05\x00"), "it contains a value of the extension type 5"),
+    (pack_field(b"\xc7\x00\x80"), "it contains a value of the extension type -128"),
+    (pack_field(b"\xd4\xff\x00"), BROKEN),  # a timestamp of one byte
+    (pack_field(timestamp(1, 1_000_000_000)), BROKEN),
+    (pack_field(timestamp(1 << 62)), YEARS),
+    (pack_field(timestamp(-62_135_596_801)), YEARS),
+    (pack_field(b"\xc4\x02hi", b"note"), "note is not string"),
+    (
+        pack_field(b"\xc4\x03\xd7\x6d\xf8", b"money"),
+        "money is not decimal(10,2)",
+    ),  # base64 of "1234"
     (
         b"\x82\xa2id\xc4\x00\xa4tags\x81\xa1k\x81\xa1n\xc4\x00",
         "id is not bigint; tags is not map<string,struct<n:bigint,b:binary>>",
@@ -166,7 +172,7 @@ def test_invalid_payload_affects_only_its_own_row() -> None:
 @settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=60))
 def test_any_payload_is_converted_or_has_a_reason(payload: bytes) -> None:
-    for each in (payload, under(payload), b"\x82" + payload):
+    for each in (payload, pack_field(payload), b"\x82" + payload):
         text, _ = read(each)
         if text is not None:
             assert isinstance(json.loads(text), dict)

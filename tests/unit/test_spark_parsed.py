@@ -299,14 +299,14 @@ def archive(tmp_path: Path) -> Archive:
     return Archive(tmp_path / "archive", create=True)
 
 
-def made(archive: Archive) -> tuple[ArchiveTable, ArchiveTable]:
+def make_pair(archive: Archive) -> tuple[ArchiveTable, ArchiveTable]:
     archive.derived_table("orders", PARSED, parsed_columns())
     pair = open_pair(archive, "orders")
     assert pair is not None
     return pair
 
 
-def unfit(table: ArchiveTable, *ids: str) -> list[WrittenFile]:
+def write_unfit(table: ArchiveTable, *ids: str) -> list[WrittenFile]:
     schema = quarantine_columns().remove(0)
     names = [each for each in schema.names if each != "id"]
     columns: dict[str, list[Any]] = {name: [None] * len(ids) for name in names}
@@ -322,20 +322,22 @@ def ids(archive: Archive) -> list[str]:
     return sorted(found)
 
 
-def at(ms: int) -> dict[tuple[str, int], Position]:
+def position_at(ms: int) -> dict[tuple[str, int], Position]:
     return {("orders", 0): Position((ms, 0))}
 
 
 def test_owed_files_are_committed_on_open(archive: Archive) -> None:
-    table, quarantine = made(archive)
+    table, quarantine = make_pair(archive)
     for number in (1, 2):
-        files = unfit(quarantine, f"{number}-0")
-        table.append([], at(number), owed=UnparsedFiles(quarantine.note.batch, tuple(files)))
+        files = write_unfit(quarantine, f"{number}-0")
+        table.append(
+            [], position_at(number), owed=UnparsedFiles(quarantine.note.batch, tuple(files))
+        )
         pair = open_pair(archive, "orders")  # after a kill between the two commits
         assert pair is not None
         table, quarantine = pair
         assert table.note.batch == quarantine.note.batch == number
-        assert quarantine.positions == at(number)
+        assert quarantine.positions == position_at(number)
     assert ids(archive) == ["1-0", "2-0"]
     again = open_pair(archive, "orders")
     assert again is not None
@@ -365,7 +367,7 @@ def test_column_bounds_are_in_the_table_log(archive: Archive) -> None:
     schema = pa.schema(columns[1:])
     writer = DateWriter(table.folder, "event_date", schema)
     writer.write("2025-11-20", pa.RecordBatch.from_pydict(values, schema=schema))
-    table.append(writer.finish(), at(1))
+    table.append(writer.finish(), position_at(1))
     (found,) = pa.table(table.delta.get_add_actions(flatten=True)).to_pylist()
     assert (found["min.entry_id"], found["max.entry_id"]) == ("1-0", "2-0")
     assert (found["min.amount"], found["max.amount"], found["null_count.amount"]) == (1.5, 1.5, 1)
@@ -430,9 +432,9 @@ def test_values_without_a_bound_are_stored(
 
 
 def test_missing_owed_file_is_reported(archive: Archive) -> None:
-    table, quarantine = made(archive)
-    (file,) = unfit(quarantine, "1-0")
-    table.append([], at(1), owed=UnparsedFiles(0, (file,)))
+    table, quarantine = make_pair(archive)
+    (file,) = write_unfit(quarantine, "1-0")
+    table.append([], position_at(1), owed=UnparsedFiles(0, (file,)))
     (quarantine.folder.path / file.path).unlink()
     with pytest.raises(storage.ArchiveDamagedError, match="is missing"):
         open_pair(archive, "orders")
@@ -440,12 +442,12 @@ def test_missing_owed_file_is_reported(archive: Archive) -> None:
 
 def test_table_without_its_quarantine_is_refused(archive: Archive) -> None:
     """With a new quarantine, the rows of the deleted one would be in neither table."""
-    table, quarantine = made(archive)
+    table, quarantine = make_pair(archive)
     open_pair(archive, "orders")
     shutil.rmtree(quarantine.folder.path)
     assert open_pair(archive, "orders") is not None, "nothing was committed yet"
-    files = unfit(quarantine, "1-0")
-    table.append([], at(1), owed=UnparsedFiles(0, tuple(files)))
+    files = write_unfit(quarantine, "1-0")
+    table.append([], position_at(1), owed=UnparsedFiles(0, tuple(files)))
     shutil.rmtree(quarantine.folder.path)
     with pytest.raises(
         RequestRefusedError, match="quarantine/orders is missing, and so are the rows"
@@ -467,16 +469,18 @@ def test_broken_log_of_a_result_table_is_reported(archive: Archive) -> None:
 
 @pytest.mark.parametrize("path", ["../../tables/orders/x.parquet", "/etc/passwd"])
 def test_owed_file_must_be_inside_its_table(archive: Archive, path: str) -> None:
-    table, _ = made(archive)
+    table, _ = make_pair(archive)
     table.append(
-        [], at(1), owed=UnparsedFiles(0, (WrittenFile(path, "2025-01-01", 0, 1, 1, ZERO, ZERO),))
+        [],
+        position_at(1),
+        owed=UnparsedFiles(0, (WrittenFile(path, "2025-01-01", 0, 1, 1, ZERO, ZERO),)),
     )
     with pytest.raises(RequestRefusedError, match="is not a path below"):
         open_pair(archive, "orders")
 
 
 def test_table_schema_grows_but_never_changes(archive: Archive) -> None:
-    table, _ = made(archive)
+    table, _ = make_pair(archive)
     more = pa.schema([("a", pa.int64()), ("b", pa.list_(pa.struct([("c", pa.string())])))])
     table.grow(more)
     version = table.version
@@ -494,11 +498,11 @@ def test_unparsed_entries_do_not_hide_a_loss(
 ) -> None:
     """Old dates of the raw table were deleted, and as many new entries were added."""
     raw = archive.table("orders", create=True)
-    table, quarantine = made(archive)
+    table, quarantine = make_pair(archive)
     assert raw is not None
-    files = unfit(quarantine, "1-0", "2-0")
-    table.append([], at(2), owed=UnparsedFiles(0, tuple(files)))
-    quarantine.append(files, at(2), batch=1)
+    files = write_unfit(quarantine, "1-0", "2-0")
+    table.append([], position_at(2), owed=UnparsedFiles(0, tuple(files)))
+    quarantine.append(files, position_at(2), batch=1)
     new, old = (
         WrittenFile("x.parquet", "2025-01-01", 0, 2, 1, first, (first[0] + 1, 0))
         for first in ((3, 0), (1, 0))
@@ -514,11 +518,11 @@ def test_unparsed_entries_do_not_hide_a_loss(
 
 def test_restarted_table_keeps_no_rows(archive: Archive) -> None:
     """A kill between the two commits leaves the quarantine for the next run."""
-    table, quarantine = made(archive)
-    files = unfit(quarantine, "1-0", "2-0")
-    table.append([], at(2), owed=UnparsedFiles(0, tuple(files)))
-    quarantine.append(files, at(2), batch=1)
-    new = unfit(quarantine, "3-0")
+    table, quarantine = make_pair(archive)
+    files = write_unfit(quarantine, "1-0", "2-0")
+    table.append([], position_at(2), owed=UnparsedFiles(0, tuple(files)))
+    quarantine.append(files, position_at(2), batch=1)
+    new = write_unfit(quarantine, "3-0")
     columns = pa.schema([*PARSED.columns(), ("id", pa.string())])
     owed = UnparsedFiles(1, tuple(new), replaces=True)
     table.append([], {("orders", 1): Position((1, 0))}, owed=owed, batch=2, columns=columns)
@@ -537,7 +541,7 @@ def test_chunks_advance_in_every_partition(
     monkeypatch.setattr(parsed, "CHUNK", 1)
     raw = archive.table("orders", create=True)
     assert raw is not None
-    table, _ = made(archive)
+    table, _ = make_pair(archive)
 
     def raw_files(partition: int, *days: int) -> list[WrittenFile]:
         found = []
@@ -569,7 +573,7 @@ def test_chunks_advance_in_every_partition(
 def test_empty_recreated_partition_does_not_stop_others(archive: Archive) -> None:
     raw = archive.table("orders", create=True)
     assert raw is not None
-    table, _ = made(archive)
+    table, _ = make_pair(archive)
     table.append([], {("orders", 0): Position((9, 0)), ("orders", 1): Position((9, 0))})
     raw.append([], {("orders", 0): Position(ZERO, 0), ("orders", 1): Position((10, 0))})
     assert [reached for _, reached in parsed._chunks(raw, table)] == [

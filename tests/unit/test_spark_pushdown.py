@@ -26,13 +26,15 @@ COMPARE: dict[str, Any] = {
 WHOLE = Span(("access", 0), offsets.ZERO, (100, 0), 50, 0)
 
 
-def made(kind: str, column: str, value: Any) -> Any:
+def make_filter(kind: str, column: str, value: Any) -> Any:
     return getattr(datasource, kind)((column,), value)
 
 
 def test_partition_filters_are_pushed_down() -> None:
     narrowing = Narrowing()
-    rest = narrowing.take([made("In", "partition", [0, 2]), made("EqualTo", "Topic", "access")])
+    rest = narrowing.take(
+        [make_filter("In", "partition", [0, 2]), make_filter("EqualTo", "Topic", "access")]
+    )
     assert rest == []
     places = [("access", 0), ("access", 1), ("access", 2), ("orders", 0)]
     assert [place for place in places if narrowing.keeps(place)] == [places[0], places[2]]
@@ -41,11 +43,11 @@ def test_partition_filters_are_pushed_down() -> None:
 
 def test_unsupported_filter_is_left_to_spark() -> None:
     offered = [
-        made("GreaterThan", "partition", 1),
-        made("EqualTo", "value", b"x"),
+        make_filter("GreaterThan", "partition", 1),
+        make_filter("EqualTo", "value", b"x"),
         datasource.IsNotNull(("partition",)),
-        datasource.Not(made("EqualTo", "partition", 1)),
-        made("EqualTo", "id", "5-0"),
+        datasource.Not(make_filter("EqualTo", "partition", 1)),
+        make_filter("EqualTo", "id", "5-0"),
         datasource.EqualTo(("partition", "deeper"), 1),
     ]
     narrowing = Narrowing()
@@ -59,7 +61,7 @@ def test_time_filter_keeps_every_matching_row(kind: str, micros: int, elsewhere:
     if elsewhere:
         value = value.astimezone(timezone(timedelta(hours=5)))
     narrowing = Narrowing()
-    offered = [made(kind, "timestamp", value)]
+    offered = [make_filter(kind, "timestamp", value)]
     assert narrowing.take(offered) == offered
     kept = narrowing.spans([WHOLE])
     for ms in range(1, 15):
@@ -72,7 +74,7 @@ def test_time_filter_keeps_every_matching_row(kind: str, micros: int, elsewhere:
 @given(st.sampled_from(sorted(COMPARE)), st.integers(0, 12))
 def test_millisecond_filter_keeps_every_matching_row(kind: str, value: int) -> None:
     narrowing = Narrowing()
-    narrowing.take([made(kind, "id_ms", value)])
+    narrowing.take([make_filter(kind, "id_ms", value)])
     kept = narrowing.spans([WHOLE])
     for ms in range(1, 15):
         if COMPARE[kind](ms, value):
@@ -81,7 +83,9 @@ def test_millisecond_filter_keeps_every_matching_row(kind: str, value: int) -> N
 
 def test_narrowed_span_has_no_row_count() -> None:
     narrowing = Narrowing()
-    narrowing.take([made("GreaterThanOrEqual", "id_ms", 5), made("LessThan", "id_ms", 9)])
+    narrowing.take(
+        [make_filter("GreaterThanOrEqual", "id_ms", 5), make_filter("LessThan", "id_ms", 9)]
+    )
     (kept,) = narrowing.spans([WHOLE])
     assert (kept.start, kept.rows, kept.removed) == ((4, offsets.PART_MAX), None, 0)
 
@@ -91,9 +95,9 @@ def test_unsupported_time_filters_are_left_to_spark() -> None:
     naive = datetime(2026, 1, 1)  # noqa: DTZ001
     narrowing.take(
         [
-            made("GreaterThan", "timestamp", naive),
-            made("LessThan", "timestamp", EPOCH - timedelta(days=1)),
-            made("LessThan", "id_ms", -1),
+            make_filter("GreaterThan", "timestamp", naive),
+            make_filter("LessThan", "timestamp", EPOCH - timedelta(days=1)),
+            make_filter("LessThan", "id_ms", -1),
         ]
     )
     assert narrowing.spans([WHOLE]) == [WHOLE]

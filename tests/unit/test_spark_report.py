@@ -40,7 +40,9 @@ NO_SCHEDULES = ScheduleTotals(0, 0, 0, 0, 0, 0, None)
 FLEET = StatusView("main", NOW, [], {}, [], [], [], [], [], {}, NO_SCHEDULES, [])
 
 
-def living(*groups: GroupStatus, lagging: list[Behind] | None = None, **more: Any) -> StatusView:
+def live_fleet(
+    *groups: GroupStatus, lagging: list[Behind] | None = None, **more: Any
+) -> StatusView:
     """Return a fleet with a live instance."""
 
     class Alive:
@@ -72,7 +74,7 @@ def cause(letters: int, **more: Any) -> dict[str, Any]:
     } | told | more  # fmt: skip
 
 
-def wrong(seen: StatusView, *topics: dict[str, Any]) -> list[str]:
+def finding_lines(seen: StatusView, *topics: dict[str, Any]) -> list[str]:
     """Return the findings, one line each."""
     found = judge_status(seen, topics)["findings"]
     return [f"{each['severity']}: {each['about']}: {each['text']}" for each in found]
@@ -84,7 +86,7 @@ def wrong(seen: StatusView, *topics: dict[str, Any]) -> list[str]:
 def test_healthy_fleet_with_a_small_topic_gets_no_advice() -> None:
     """A topic of five entries gets no advice on its partitions."""
     hot = [{"key": "k", "crc32": 1, "entries": 5, "keys": 1}]
-    assert wrong(living(GROUP), topic("orders", 5, 0, 0, 0, keys=hot)) == []
+    assert finding_lines(live_fleet(GROUP), topic("orders", 5, 0, 0, 0, keys=hot)) == []
 
 
 def test_report_lists_the_worst_finding_first() -> None:
@@ -92,11 +94,11 @@ def test_report_lists_the_worst_finding_first() -> None:
     stuck = replace(GROUP, group="mail", longest_run_seconds=75.0, pending=1)
     failing = replace(GROUP, waiting_retries=12, lag=90, pending=10)
     unread = topic("audit", 40)
-    seen = living(failing, stuck, lagging=[LATE], unreadable=[Unreadable("k", "f", "x", "y")])
+    seen = live_fleet(failing, stuck, lagging=[LATE], unreadable=[Unreadable("k", "f", "x", "y")])
 
     found = judge_status(seen, [unread, topic("fine", 1), dying])
 
-    assert wrong(seen, unread, dying) == [
+    assert finding_lines(seen, unread, dying) == [
         "problem: orders/billing: 90 messages unread, the oldest for 10 min 0 s, growing by 3.0/s",
         "problem: orders/mail: has been running one message for 75 s",
         "warning: orders/billing: 12 messages wait for their next attempt",
@@ -108,9 +110,9 @@ def test_report_lists_the_worst_finding_first() -> None:
 
 
 def test_report_ranks_topics_by_their_worst_finding() -> None:
-    seen = living(GROUP, replace(GROUP, topic="mail", waiting_retries=1), lagging=[LATE])
+    seen = live_fleet(GROUP, replace(GROUP, topic="mail", waiting_retries=1), lagging=[LATE])
     uneven = topic("orders", 900, 100)
-    assert [each.partition(":")[0] for each in wrong(seen, topic("mail", 9), uneven)] == [
+    assert [each.partition(":")[0] for each in finding_lines(seen, topic("mail", 9), uneven)] == [
         *("problem", "warning", "note"),
     ]
     found = judge_status(seen, [topic("mail", 9), uneven])["topics"]
@@ -122,31 +124,31 @@ def test_report_ranks_topics_by_their_worst_finding() -> None:
 )
 def test_lag_is_graded_by_the_oldest_message(seconds: int, severity: list[str]) -> None:
     late = replace(LATE, since_unix_ms=NOW - seconds * 1000, lag_per_second=None)
-    found = judge_status(living(GROUP, lagging=[late]), [topic("orders", 1)])["findings"]
+    found = judge_status(live_fleet(GROUP, lagging=[late]), [topic("orders", 1)])["findings"]
     assert [each["severity"] for each in found] == severity
 
 
 def test_condition_finding_names_place_and_reason() -> None:
     broken = replace(GROUP, condition="circuit-open", condition_partitions=2, reason="OSError")
-    assert wrong(living(broken), topic()) == [
+    assert finding_lines(live_fleet(broken), topic()) == [
         "problem: orders/billing: circuit open in 2 of 4 partitions: OSError"
     ]
     stopped = replace(GROUP, condition="stopped", lag=3)
-    assert wrong(living(stopped), topic()) == ["warning: orders/billing: stopped"]
+    assert finding_lines(live_fleet(stopped), topic()) == ["warning: orders/billing: stopped"]
 
 
 def test_finding_names_the_fleet_if_no_instance_is_live() -> None:
     free = replace(GROUP, condition="free", lag=5)
-    assert wrong(replace(FLEET, groups=[free]), topic()) == [
+    assert finding_lines(replace(FLEET, groups=[free]), topic()) == [
         "problem: fleet main: no instance is alive"
     ]
-    assert wrong(living(free), topic()) == ["problem: orders/billing: no owner"]
+    assert finding_lines(live_fleet(free), topic()) == ["problem: orders/billing: no owner"]
 
 
 def test_skew_finding_names_the_key_or_partition_count() -> None:
     one = [{"key": "k", "crc32": 0, "entries": 900, "keys": 3}]
     full = topic("orders", 1000, 100, 100, 100, keys=one)
-    assert wrong(living(GROUP), full) == [
+    assert finding_lines(live_fleet(GROUP), full) == [
         (
             "note: orders: partition 0 of 4 has 77% of the entries, and one key has 69%; use finer"
             " keys, such as user-7/orders"
@@ -154,7 +156,7 @@ def test_skew_finding_names_the_key_or_partition_count() -> None:
     ]
     # Eight keys share one of two partitions. Four partitions would separate them.
     many = [{"key": "k", "crc32": each % 2 * 2, "entries": 100, "keys": 8} for each in range(8)]
-    uneven = judge_status(living(GROUP), [topic("orders", 900, 200, keys=many)])["findings"]
+    uneven = judge_status(live_fleet(GROUP), [topic("orders", 900, 200, keys=many)])["findings"]
     assert [(each["text"], each["command"]) for each in uneven] == [
         (
             (
@@ -172,7 +174,7 @@ def test_report_names_only_existing_commands(monkeypatch: pytest.MonkeyPatch) ->
     fields = {"fits": 0, "bad": 1, "rows": []}
     dying = topic("orders", 900, 200, dead_letters=1, causes=[cause(1)], fields=fields)
     bad = [Unreadable("k", "f", "x", "y")]
-    for seen in (living(broken, lagging=[LATE], unreadable=bad), FLEET):
+    for seen in (live_fleet(broken, lagging=[LATE], unreadable=bad), FLEET):
         for each in judge_status(seen, [dying, topic("audit", 3)])["findings"]:
             program, *words = shlex.split(each["command"])
             done = CliRunner().invoke(cli, words)
@@ -194,10 +196,10 @@ def document(seen: StatusView, *topics: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_worst_changes_are_listed_first() -> None:
-    before = document(living(GROUP), topic("orders", 5), topic("gone", 3))
+    before = document(live_fleet(GROUP), topic("orders", 5), topic("gone", 3))
     grown = replace(GROUP, lag=70, waiting_retries=0)
     dying = topic("orders", 5, dead_letters=4, causes=[cause(4, error_class="KeyError")])
-    now = document(living(grown), dying)
+    now = document(live_fleet(grown), dying)
 
     assert compare_reports(before, now) == {
         "compared_with": NOW,
@@ -221,7 +223,7 @@ def test_worst_changes_are_listed_first() -> None:
     ],
 )
 def test_unusable_last_report_is_named(wrong: dict[str, Any], sentence: str) -> None:
-    now = document(living(GROUP), topic("orders", 5))
+    now = document(live_fleet(GROUP), topic("orders", 5))
     found = compare_reports(now | wrong, now)
     assert found["changes"] == []
     assert sentence in found["compared_with"]
@@ -229,7 +231,7 @@ def test_unusable_last_report_is_named(wrong: dict[str, Any], sentence: str) -> 
 
 
 def test_last_report_is_compared_only_by_numbers() -> None:
-    now = document(living(GROUP), topic("orders", 5))
+    now = document(live_fleet(GROUP), topic("orders", 5))
     told = {"entries of orders": "5", "a": True, "b": 1 << 60, "c": 1.5, "d" * 501: 1, EVIL: 3}
     found = compare_reports(now | {"measures": told}, now)
     assert [each["measure"] for each in found["changes"]] == [
@@ -270,7 +272,7 @@ class Reader(HTMLParser):
         self.words += data
 
 
-def hostile() -> dict[str, Any]:
+def hostile_report() -> dict[str, Any]:
     """Return a report in which every text is foreign input."""
     texts = ("fingerprint", "id", "place", "error_class", "error_message", "reason", "handler")
     row = dict.fromkeys(("name", "type", "least", "greatest"), EVIL)
@@ -283,13 +285,13 @@ def hostile() -> dict[str, Any]:
         fields={"fits": 1, "bad": 1, "rows": [row]},
     )  # fmt: skip
     group = replace(GROUP, topic=EVIL, group=EVIL, condition=EVIL, reason=EVIL, waiting_retries=2)
-    seen = living(group, lagging=[replace(LATE, topic=EVIL, group=EVIL)], fleet=EVIL)
+    seen = live_fleet(group, lagging=[replace(LATE, topic=EVIL, group=EVIL)], fleet=EVIL)
     made = document(seen, held)
     return made | compare_reports(made | {"measures": {EVIL: 3}}, made)
 
 
 def test_report_page_escapes_values_and_loads_nothing() -> None:
-    text = page(hostile())
+    text = page(hostile_report())
     read = Reader(text)
     assert not {"script", "img", "link", "iframe", "object", "base"} & {*read.tags}
     names = {name for name, _ in read.attributes}
@@ -305,7 +307,7 @@ def test_report_page_escapes_values_and_loads_nothing() -> None:
 
 
 def test_report_page_has_plots_and_figures() -> None:
-    text = page(hostile())
+    text = page(hostile_report())
     read = Reader(text)
     assert read.tags.count("svg") == 2
     assert read.tags.count("rect") >= 4
@@ -314,7 +316,7 @@ def test_report_page_has_plots_and_figures() -> None:
         assert words in read.words
 
 
-def past(**more: Any) -> dict[str, Any]:
+def past_history(**more: Any) -> dict[str, Any]:
     """Return the history of a topic over two hours."""
     group = {
         "group": EVIL, "handler": EVIL, "handled": 123_456, "failed": 7, "retried": 6,
@@ -334,8 +336,8 @@ def past(**more: Any) -> dict[str, Any]:
 
 
 def test_report_page_shows_the_history() -> None:
-    held = topic("orders", history=past())
-    text = page(document(living(GROUP), held))
+    held = topic("orders", history=past_history())
+    text = page(document(live_fleet(GROUP), held))
     read = Reader(text)
     assert not {"script", "img"} & {*read.tags}
     assert read.tags.count("svg") == 3
@@ -347,10 +349,10 @@ def test_report_page_shows_the_history() -> None:
 
 
 def test_report_page_leaves_out_plots_without_failures_or_runs() -> None:
-    quiet = past(
-        timeline=[{**each, "failed": 0, "p99_seconds": None} for each in past()["timeline"]]
+    quiet = past_history(
+        timeline=[{**each, "failed": 0, "p99_seconds": None} for each in past_history()["timeline"]]
     )
-    read = Reader(page(document(living(GROUP), topic("orders", history=quiet))))
+    read = Reader(page(document(live_fleet(GROUP), topic("orders", history=quiet))))
     assert read.tags.count("svg") == 1
     assert "Failed runs" not in read.words
 
@@ -374,7 +376,7 @@ def test_report_shows_the_reasons_of_the_quarantine() -> None:
     ]
     held = {"archive": "/data", "view": "quarantine_orders", "rows": 4_000, "reasons": reasons}
     fields = {"fits": 1, "bad": 2, "rows": []}
-    made = document(living(GROUP), topic("orders", 3, fields=fields, quarantine=held))
+    made = document(live_fleet(GROUP), topic("orders", 3, fields=fields, quarantine=held))
     read = Reader(page(made))
     assert not {"script", "img"} & {*read.tags}
     for words in ("4,000 archived payloads do not fit", "75.0%", "it has no payload", "1,000"):
@@ -384,14 +386,14 @@ def test_report_shows_the_reasons_of_the_quarantine() -> None:
 
 
 def test_report_truncates_long_texts() -> None:
-    made = document(living(GROUP), topic("x" * 100_000, 1))
+    made = document(live_fleet(GROUP), topic("x" * 100_000, 1))
     assert len(page(made)) < 40_000
 
 
 def test_report_omits_times_out_of_range() -> None:
     far = (1 << 63) - 1
     beyond = [{"at_unix_ms": at, "entries": 1, "dead_letters": 0} for at in (0, far // 2)]
-    made = document(living(GROUP), topic("orders", 2, timeline=beyond, width_ms=far // 60))
+    made = document(live_fleet(GROUP), topic("orders", 2, timeline=beyond, width_ms=far // 60))
     made["causes"] = [{"topic": "orders", **cause(1, last_unix_ms=far)}]
     assert Reader(page(made)).tags.count("svg") == 0
 
@@ -462,7 +464,10 @@ def test_chart_has_separators_years_and_a_tooltip() -> None:
 
 def test_empty_window_is_reported() -> None:
     """For an empty window, the page has a sentence instead of a list of findings."""
-    made = document(living(), topic("orders", 0)) | {"since_unix_ms": NOW, "until_unix_ms": None}
+    made = document(live_fleet(), topic("orders", 0)) | {
+        "since_unix_ms": NOW,
+        "until_unix_ms": None,
+    }
     words = " ".join(Reader(page(made)).words.split())
     wanted = "There are no entries and no dead letters from 2025-11-20 00:53:20 to now (UTC)."
     assert wanted in words
@@ -472,7 +477,7 @@ def test_payload_finding_names_the_quarantine() -> None:
     """The finding's command counts the rows of the quarantine by reason."""
     fields = {"fits": 1, "bad": 2, "rows": []}
     held = {"archive": "/data/my archive", "view": "quarantine_orders", "rows": 3}
-    made = document(living(GROUP), topic("orders", 3, fields=fields, quarantine=held))
+    made = document(live_fleet(GROUP), topic("orders", 3, fields=fields, quarantine=held))
     [found] = [each for each in made["findings"] if "schema" in each["text"]]
     assert found["text"] == "2 payloads do not fit the schema, and the quarantine holds 3 rows"
     assert found["command"] == (
@@ -482,7 +487,7 @@ def test_payload_finding_names_the_quarantine() -> None:
 
 
 def test_report_page_without_topics_has_a_note() -> None:
-    words = Reader(page(document(living()))).words
+    words = Reader(page(document(live_fleet()))).words
     assert "There are no topics" in words
     assert "this is the first report" in words
 
@@ -493,9 +498,9 @@ def test_report_page_without_topics_has_a_note() -> None:
 def test_report_round_trips_through_its_file(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     assert reports._last(location(out)) is None
-    reports._write(location(out), hostile())
+    reports._write(location(out), hostile_report())
     assert {each.name for each in out.iterdir()} == {"report.json", "report.html"}
-    assert reports._last(location(out)) == json.loads(json.dumps(hostile()))
+    assert reports._last(location(out)) == json.loads(json.dumps(hostile_report()))
 
 
 @pytest.mark.parametrize(
@@ -514,12 +519,12 @@ def test_report_refuses_an_unsuitable_directory(tmp_path: Path) -> None:
         with pytest.raises(RequestRefusedError, match="not a directory"):
             reports._last(location(tmp_path / name))
     with pytest.raises(RequestRefusedError, match="cannot be written"):
-        reports._write(location(tmp_path / "file" / "below"), document(living()))
+        reports._write(location(tmp_path / "file" / "below"), document(live_fleet()))
 
 
 def test_failed_report_leaves_no_files(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "report.html").mkdir(parents=True)
     with pytest.raises(RequestRefusedError, match="cannot be written"):
-        reports._write(location(out), document(living()))
+        reports._write(location(out), document(live_fleet()))
     assert [each.name for each in out.iterdir()] == ["report.html"]

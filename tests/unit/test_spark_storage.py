@@ -59,13 +59,13 @@ def archive(tmp_path: Path) -> Archive:
     return Archive(tmp_path / "archive", create=True)
 
 
-def opened(archive: Archive, topic: str = "access") -> ArchiveTable:
+def open_table(archive: Archive, topic: str = "access") -> ArchiveTable:
     found = archive.table(topic, create=True)
     assert found is not None
     return found
 
 
-def written(into: ArchiveTable, low: int, high: int, partition: int = 0) -> list[WrittenFile]:
+def write_files(into: ArchiveTable, low: int, high: int, partition: int = 0) -> list[WrittenFile]:
     """Write files with the entries (low, high] into the table's folder."""
     writer = PartWriter(into.folder, partition)
     writer.write(table(range(low + 1, high + 1)))
@@ -73,12 +73,12 @@ def written(into: ArchiveTable, low: int, high: int, partition: int = 0) -> list
 
 
 def add(into: ArchiveTable, low: int, high: int) -> list[WrittenFile]:
-    files = written(into, low, high)
+    files = write_files(into, low, high)
     into.append(files, {PLACE: Position((high, 0), high)})
     return files
 
 
-def seen(archive: Archive) -> list[int]:
+def read_ids(archive: Archive) -> list[int]:
     """Return the rows that an independent reader of Delta tables sees."""
     found = deltalake.DeltaTable(str(archive.folder("access"))).to_pyarrow_table(columns=["id_ms"])
     return sorted(found["id_ms"].to_pylist())
@@ -101,10 +101,10 @@ def test_part_writer_writes_one_file_per_date(tmp_path: Path) -> None:
     for each in files:
         assert Path(each.path).parent.as_posix() == f"date={each.date}/partition=1"
         assert (tmp_path / each.path).stat().st_size == each.size
-    assert len({each.path for each in [*files, *written_again(tmp_path)]}) == 4
+    assert len({each.path for each in [*files, *rewrite_files(tmp_path)]}) == 4
 
 
-def written_again(folder: Path) -> list[WrittenFile]:
+def rewrite_files(folder: Path) -> list[WrittenFile]:
     writer = PartWriter(location(folder), 1)
     writer.write(table([DAY - 2]))
     return writer.finish()
@@ -154,9 +154,9 @@ def test_link_within_a_table_is_not_followed(tmp_path: Path) -> None:
 
 def test_commit_is_visible_to_every_engine(archive: Archive) -> None:
     duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
-    made = opened(archive)
+    made = open_table(archive)
     add(made, 0, 3)
-    written(made, 3, 9)  # the run was killed, so no commit names the files
+    write_files(made, 3, 9)  # the run was killed, so no commit names the files
     folder = str(made.folder)
     rows = deltalake.DeltaTable(folder).to_pyarrow_dataset()
     assert rows.count_rows() == 3
@@ -174,29 +174,29 @@ def test_commit_is_visible_to_every_engine(archive: Archive) -> None:
 
 
 def test_positions_are_read_from_the_newest_commit(archive: Archive) -> None:
-    made = opened(archive)
+    made = open_table(archive)
     assert made.positions == {}
     add(made, 0, 3)
     made.append([], {("access", 1): Position((5, 7), None)})  # every entry was gone
     expected = {PLACE: Position((3, 0), 3), ("access", 1): Position((5, 7), None)}
-    assert made.positions == opened(archive).positions == expected
+    assert made.positions == open_table(archive).positions == expected
     assert archive.topics() == ["access"]
 
 
 def test_second_concurrent_run_is_refused(archive: Archive) -> None:
     """The lease is only advisory. The conflict check is the fence."""
-    first, second = opened(archive), opened(archive)
-    files = written(second, 0, 3)
+    first, second = open_table(archive), open_table(archive)
+    files = write_files(second, 0, 3)
     add(first, 0, 3)
     with pytest.raises(RequestRefusedError, match="another run wrote"):
         second.append(files, {PLACE: Position((3, 0), 3)})
-    assert seen(archive) == [1, 2, 3]
+    assert read_ids(archive) == [1, 2, 3]
 
 
 def test_simultaneous_runs_commit_only_once(archive: Archive) -> None:
-    opened(archive)
-    tables = [opened(archive) for _ in range(4)]
-    files = [written(each, 0, 5) for each in tables]
+    open_table(archive)
+    tables = [open_table(archive) for _ in range(4)]
+    files = [write_files(each, 0, 5) for each in tables]
     ready, done = threading.Barrier(4), []
 
     def run(number: int) -> None:
@@ -211,12 +211,12 @@ def test_simultaneous_runs_commit_only_once(archive: Archive) -> None:
     for each in threads:
         each.join()
     assert len(done) == 1
-    assert seen(archive) == [1, 2, 3, 4, 5]
+    assert read_ids(archive) == [1, 2, 3, 4, 5]
 
 
 def test_missing_and_damaged_files_are_not_committed(archive: Archive) -> None:
-    made = opened(archive)
-    [file] = written(made, 0, 3)
+    made = open_table(archive)
+    [file] = write_files(made, 0, 3)
     for spoilt, what in (
         (file._replace(path=file.path + "x"), "is missing"),
         (file._replace(rows=4), "has 3 rows, not 4"),
@@ -226,13 +226,13 @@ def test_missing_and_damaged_files_are_not_committed(archive: Archive) -> None:
     (made.folder.path / file.path).write_bytes(b"PAR1 nonsense")
     with pytest.raises(ArchiveError, match="cannot be read"):
         made.append([file], {PLACE: Position((3, 0), 3)})
-    assert (opened(archive).version, opened(archive).positions) == (0, {})
+    assert (open_table(archive).version, open_table(archive).positions) == (0, {})
 
 
 @pytest.mark.parametrize("path", ["../x.parquet", "/etc/passwd", "date=1/../../x", ""])
 def test_file_outside_of_its_table_is_refused(archive: Archive, path: str) -> None:
-    made = opened(archive)
-    [file] = written(made, 0, 3)
+    made = open_table(archive)
+    [file] = write_files(made, 0, 3)
     with pytest.raises(RequestRefusedError, match="not a path below"):
         made.append([file._replace(path=path)], {})
 
@@ -241,35 +241,35 @@ def test_file_outside_of_its_table_is_refused(archive: Archive, path: str) -> No
 
 
 def test_other_programs_may_compact_and_vacuum(archive: Archive) -> None:
-    made = opened(archive)
+    made = open_table(archive)
     add(made, 0, 3)
     add(made, 3, 6)
     other = deltalake.DeltaTable(str(made.folder))
     other.optimize.compact()
     other.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
-    again = opened(archive)
+    again = open_table(archive)
     assert again.positions == {PLACE: Position((6, 0), 6)}
     again.verify(again.files())
     add(made, 6, 7)  # a run that has not refreshed its view since
-    assert seen(archive) == [1, 2, 3, 4, 5, 6, 7]
+    assert read_ids(archive) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_archive_continues_from_a_restored_version(archive: Archive) -> None:
-    made = opened(archive)
+    made = open_table(archive)
     for low in (0, 3, 6):
         add(made, low, low + 3)
     deltalake.DeltaTable(str(made.folder)).restore(2)
-    again = opened(archive)
+    again = open_table(archive)
     assert again.positions == {PLACE: Position((6, 0), 6)}
     add(again, 6, 8)
-    assert seen(archive) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert read_ids(archive) == [1, 2, 3, 4, 5, 6, 7, 8]
     earliest = deltalake.DeltaTable(str(made.folder)).history()[-2]["timestamp"]
     moment = dt.datetime.fromtimestamp(earliest / 1000, dt.UTC)
     deltalake.DeltaTable(str(made.folder)).restore(moment)
-    assert opened(archive).positions == {PLACE: Position((3, 0), 3)}
+    assert open_table(archive).positions == {PLACE: Position((3, 0), 3)}
 
 
-def restored_by_spark(folder: Path, version: int, given: Any) -> None:
+def write_spark_restore(folder: Path, version: int, given: Any) -> None:
     """Return the commit that Spark writes for a restore. delta-rs wrote the same before."""
     info = {"timestamp": 2_000_000_000_000, "operation": "RESTORE", "operationParameters": given}
     (folder / "_delta_log" / f"{version:020d}.json").write_text(json.dumps({"commitInfo": info}))
@@ -277,14 +277,14 @@ def restored_by_spark(folder: Path, version: int, given: Any) -> None:
 
 @pytest.mark.parametrize("null", [None, "null"])
 def test_restore_by_spark_resets_the_positions(archive: Archive, null: str | None) -> None:
-    made = opened(archive)
+    made = open_table(archive)
     for low in (0, 3, 6):
         add(made, low, low + 3)
-    restored_by_spark(made.folder.path, 4, {"version": "2", "timestamp": null})
-    assert opened(archive).positions == {PLACE: Position((6, 0), 6)}
+    write_spark_restore(made.folder.path, 4, {"version": "2", "timestamp": null})
+    assert open_table(archive).positions == {PLACE: Position((6, 0), 6)}
     moment = dt.datetime.fromtimestamp(storage_time(made, 1) / 1000, dt.UTC).isoformat()
-    restored_by_spark(made.folder.path, 5, {"version": null, "timestamp": moment})
-    assert opened(archive).positions == {PLACE: Position((3, 0), 3)}
+    write_spark_restore(made.folder.path, 5, {"version": null, "timestamp": moment})
+    assert open_table(archive).positions == {PLACE: Position((3, 0), 3)}
 
 
 def storage_time(made: ArchiveTable, version: int) -> int:
@@ -304,27 +304,27 @@ def storage_time(made: ArchiveTable, version: int) -> int:
     ],
 )
 def test_unreadable_restore_is_refused(archive: Archive, given: dict[str, Any]) -> None:
-    made = opened(archive)
+    made = open_table(archive)
     add(made, 0, 3)
-    restored_by_spark(made.folder.path, 2, given)
+    write_spark_restore(made.folder.path, 2, given)
     what = "restore in version 2 of the table cannot be read.*restore that version by its number"
     with pytest.raises(ArchiveError, match=what):
-        opened(archive)
-    restored_by_spark(made.folder.path, 3, {"version": "1"})
-    assert opened(archive).positions == {PLACE: Position((3, 0), 3)}
+        open_table(archive)
+    write_spark_restore(made.folder.path, 3, {"version": "1"})
+    assert open_table(archive).positions == {PLACE: Position((3, 0), 3)}
 
 
 def test_table_with_unsupported_features_is_refused(archive: Archive) -> None:
-    made = opened(archive)
+    made = open_table(archive)
     protocol: dict[str, Any] = {"minReaderVersion": 3, "minWriterVersion": 7}
     protocol |= {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
     path = made.folder.path / "_delta_log" / f"{1:020d}.json"
     path.write_text(json.dumps({"protocol": protocol}))
     with pytest.raises(ArchiveError, match="another program added deletionVectors"):
-        opened(archive)
+        open_table(archive)
 
 
-def mapped(schema: Any, numbers: Iterator[int]) -> None:
+def add_column_mapping(schema: Any, numbers: Iterator[int]) -> None:
     """Add the metadata that Spark gives each field when column mapping is enabled."""
     for field in schema["fields"]:
         number = next(numbers)
@@ -336,25 +336,25 @@ def mapped(schema: Any, numbers: Iterator[int]) -> None:
         while isinstance(inner, dict) and inner["type"] == "array":
             inner = inner["elementType"]
         if isinstance(inner, dict) and inner["type"] == "struct":
-            mapped(inner, numbers)
+            add_column_mapping(inner, numbers)
 
 
 @pytest.mark.parametrize("mode", ["name", "id"])
 def test_older_column_mapping_is_refused(archive: Archive, mode: str) -> None:
     """Protocols before features only have a number, so the table property decides."""
-    made = opened(archive)
+    made = open_table(archive)
     log = made.folder.path / "_delta_log"
     first = [json.loads(each) for each in (log / f"{0:020d}.json").read_text().splitlines()]
     metadata = next(each["metaData"] for each in first if "metaData" in each)
     metadata["configuration"]["delta.columnMapping.mode"] = mode
     schema = json.loads(metadata["schemaString"])
-    mapped(schema, itertools.count(1))
+    add_column_mapping(schema, itertools.count(1))
     metadata["schemaString"] = json.dumps(schema)
     protocol = {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}
     lines = (json.dumps(each) for each in (protocol, {"metaData": metadata}))
     (log / f"{1:020d}.json").write_text("\n".join(lines))
     with pytest.raises(ArchiveError, match="another program added columnMapping"):
-        opened(archive)
+        open_table(archive)
 
 
 def test_files_of_an_interrupted_creation_are_no_table(tmp_path: Path) -> None:
@@ -366,9 +366,9 @@ def test_files_of_an_interrupted_creation_are_no_table(tmp_path: Path) -> None:
     log.mkdir(parents=True)
     assert archive.topics() == []
     assert archive.table("access") is None
-    add(opened(archive), 0, 3)
+    add(open_table(archive), 0, 3)
     assert archive.topics() == ["access"]
-    assert seen(archive) == [1, 2, 3]
+    assert read_ids(archive) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["a%20b", "a#b", "a?b", "a*b", "a[b]", "a{b}", "a\\b"])
@@ -388,11 +388,11 @@ def test_unusable_folder_error_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_added_columns_do_no_harm(archive: Archive) -> None:
-    made = opened(archive)
+    made = open_table(archive)
     other = deltalake.DeltaTable(str(made.folder))
     other.alter.add_columns([deltalake.Field("note", deltalake.schema.PrimitiveType("string"))])
-    add(opened(archive), 0, 3)
-    assert seen(archive) == [1, 2, 3]
+    add(open_table(archive), 0, 3)
+    assert read_ids(archive) == [1, 2, 3]
 
 
 def test_foreign_table_is_left_alone(archive: Archive) -> None:
@@ -408,7 +408,7 @@ def test_foreign_table_is_left_alone(archive: Archive) -> None:
 
 
 def test_unreadable_table_raises_one_sentence(archive: Archive) -> None:
-    made = opened(archive)
+    made = open_table(archive)
     log = made.folder.path / "_delta_log"
     for spoilt in ('{"commitInfo":{"streamqd":"junk"}}', "junk"):
         (log / f"{1:020d}.json").write_text(spoilt)
@@ -450,10 +450,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_full_disk_error_is_one_sentence_and_loses_nothing(small_disk: Path) -> None:
     archive = Archive(small_disk / "archive", create=True)
-    made = opened(archive)
+    made = open_table(archive)
     add(made, 0, 3)
     add(made, 3, 6)
-    files = written(made, 6, 9)
+    files = write_files(made, 6, 9)
     ballast = small_disk / "ballast"
     with ballast.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
@@ -466,15 +466,15 @@ def test_full_disk_error_is_one_sentence_and_loses_nothing(small_disk: Path) -> 
         with pytest.raises(ArchiveError, match=r"cannot be written: .*No space left") as caught:
             work()
         assert "\n" not in str(caught.value)
-    assert seen(archive) == [1, 2, 3, 4, 5, 6]
+    assert read_ids(archive) == [1, 2, 3, 4, 5, 6]
     ballast.unlink()
-    again = opened(archive)
+    again = open_table(archive)
     again.append(files, {PLACE: Position((9, 0), 9)})
     compact.rewrite(again, 1 << 20)
-    assert seen(archive) == [*range(1, 10)]
+    assert read_ids(archive) == [*range(1, 10)]
 
 
-def everything(archive: Archive) -> set[Path]:
+def all_paths(archive: Archive) -> set[Path]:
     return set(archive.root.path.parent.rglob("*"))
 
 
@@ -492,15 +492,15 @@ def everything(archive: Archive) -> set[Path]:
 def test_topic_name_never_affects_another_archive(archive: Archive, topic: str) -> None:
     """A topic's name cannot change the archive of another topic."""
     if not archive.topics():
-        add(opened(archive), 0, 3)
-    before = everything(archive)
+        add(open_table(archive), 0, 3)
+    before = all_paths(archive)
     with suppress(RequestRefusedError):
         made = archive.table(topic, create=True)
         assert made is not None
         assert made.folder.path.parent.parent == archive.root.path
-    assert before <= everything(archive)
+    assert before <= all_paths(archive)
     assert {
-        each for each in everything(archive) - before if archive.root.path not in each.parents
+        each for each in all_paths(archive) - before if archive.root.path not in each.parents
     } == (set())
 
 
@@ -518,18 +518,18 @@ def test_link_in_the_archive_is_not_followed(archive: Archive, tmp_path: Path) -
 
 
 def test_small_files_are_merged_automatically(archive: Archive) -> None:
-    made = opened(archive)
+    made = open_table(archive)
     for low in range(compact.FAN_IN):
         add(made, low, low + 1)
         compact.tidy(made, 1)
     assert len(made.files()) == 1
-    assert seen(archive) == [*range(1, compact.FAN_IN + 1)]
-    assert opened(archive).positions == {PLACE: Position((compact.FAN_IN, 0), compact.FAN_IN)}
+    assert read_ids(archive) == [*range(1, compact.FAN_IN + 1)]
+    assert open_table(archive).positions == {PLACE: Position((compact.FAN_IN, 0), compact.FAN_IN)}
 
 
 def test_small_files_of_many_dates_are_compacted_in_one_commit(archive: Archive) -> None:
     """Any producer may send messages of many dates, and a commit looks at all files."""
-    made = opened(archive)
+    made = open_table(archive)
     dates = 20
     for number in range(1, compact.FAN_IN + 1):
         writer = PartWriter(made.folder, 0)
@@ -538,30 +538,30 @@ def test_small_files_of_many_dates_are_compacted_in_one_commit(archive: Archive)
     version = made.version
     compact.tidy(made, 1)
     assert (len(made.files()), made.version) == (dates, version + 1)
-    assert len(seen(archive)) == dates * compact.FAN_IN
+    assert len(read_ids(archive)) == dates * compact.FAN_IN
 
 
 def test_running_reader_finishes_within_the_grace_period(archive: Archive) -> None:
-    made = opened(archive)
+    made = open_table(archive)
     for low in range(3):
         add(made, low, low + 1)
     before = deltalake.DeltaTable(str(made.folder))
     old, new = compact.rewrite(made, 1 << 20)
     assert (len(old), len(new), new[0].rows) == (3, 1, 3)
-    orphans = written(made, 3, 4)
+    orphans = write_files(made, 3, 4)
     assert compact.purge(made, 3600.0) == 0
     assert before.to_pyarrow_table().num_rows == 3
     assert compact.purge(made, 0.0) == 4
     assert not (made.folder.path / orphans[0].path).exists()
-    assert seen(archive) == [1, 2, 3]
-    assert opened(archive).positions == {PLACE: Position((3, 0), 3)}
+    assert read_ids(archive) == [1, 2, 3]
+    assert open_table(archive).positions == {PLACE: Position((3, 0), 3)}
 
 
 def test_foreign_files_are_never_purged(archive: Archive, tmp_path: Path) -> None:
     """Targets of links and files of other programs in the folder stay."""
-    made = opened(archive)
+    made = open_table(archive)
     [file] = add(made, 0, 1)
-    orphan = made.folder.path / written(made, 1, 2)[0].path
+    orphan = made.folder.path / write_files(made, 1, 2)[0].path
     outside = tmp_path / "outside" / "partition=0"
     outside.mkdir(parents=True)
     here = (made.folder.path / file.path).parent
@@ -578,13 +578,13 @@ def test_foreign_files_are_never_purged(archive: Archive, tmp_path: Path) -> Non
     assert not orphan.exists()
     assert all(each.exists() for each in kept)
     assert (here / "linked.parquet").is_symlink()
-    assert seen(archive) == [1]
+    assert read_ids(archive) == [1]
 
 
 def test_undeletable_file_is_logged_in_one_sentence(small_disk: Path) -> None:
     archive = Archive(small_disk / "archive", create=True)
-    made = opened(archive)
-    [orphan] = written(made, 0, 1)
+    made = open_table(archive)
+    [orphan] = write_files(made, 0, 1)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(ArchiveError, match=r"parquet cannot be deleted: Read-only file system"):
         compact.purge(made, 0.0)
@@ -592,20 +592,20 @@ def test_undeletable_file_is_logged_in_one_sentence(small_disk: Path) -> None:
 
 
 def test_compaction_tolerates_a_concurrent_commit(archive: Archive) -> None:
-    made = opened(archive)
+    made = open_table(archive)
     for low in range(3):
         add(made, low, low + 1)
-    add(opened(archive), 3, 7)
+    add(open_table(archive), 3, 7)
     old, new = compact.rewrite(made, 1 << 20)
     assert (len(old), [each.rows for each in new]) == (3, [3])
-    assert seen(archive) == [*range(1, 8)]
-    assert opened(archive).positions == {PLACE: Position((7, 0), 7)}
+    assert read_ids(archive) == [*range(1, 8)]
+    assert open_table(archive).positions == {PLACE: Position((7, 0), 7)}
 
 
 def test_failed_merge_stops_a_run_only_on_damage(
     archive: Archive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = opened(archive)
+    made = open_table(archive)
     files = [add(made, low, low + 1)[0] for low in range(compact.FAN_IN)]
     gone = made.folder.path / files[0].path
     gone.rename(gone.with_suffix(".aside"))
@@ -630,13 +630,13 @@ def test_table_log_does_not_grow_with_age(
     monkeypatch.setattr(storage, "_CHECKPOINT", 5)
     short = {"delta.checkpointInterval": "5", "delta.logRetentionDuration": "interval 0 days"}
     monkeypatch.setattr(storage, "_CONFIGURATION", storage._CONFIGURATION | short)
-    made = opened(archive)
+    made = open_table(archive)
     for low in range(31):
         add(made, low, low + 1)
     log = list((made.folder.path / "_delta_log").glob("*.json"))
     assert len(log) < 15
-    assert seen(archive) == [*range(1, 32)]
-    assert opened(archive).positions == {PLACE: Position((31, 0), 31)}
+    assert read_ids(archive) == [*range(1, 32)]
+    assert open_table(archive).positions == {PLACE: Position((31, 0), 31)}
 
 
 # --- power loss -----------------------------------------------------------------------------------
@@ -669,7 +669,7 @@ def test_committed_files_are_synced_to_disk(
     monkeypatch.setattr(os, "fsync", noted)
     interval = {"delta.checkpointInterval": "5"}
     monkeypatch.setattr(storage, "_CONFIGURATION", storage._CONFIGURATION | interval)
-    made = opened(archive)
+    made = open_table(archive)
     assert lost() == []
     for low in range(11):
         add(made, low, low + 1)

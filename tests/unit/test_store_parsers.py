@@ -76,7 +76,7 @@ def read(parse: Callable[[], T], key: str, *fields: str) -> T | None:
     return None
 
 
-def fine(number: int | None, low: int = 0, high: int = untrusted.INTEGER_MAX) -> None:
+def assert_in_range(number: int | None, low: int = 0, high: int = untrusted.INTEGER_MAX) -> None:
     assert number is None or low <= number <= high
 
 
@@ -90,8 +90,8 @@ def test_fence_parser_reports_bad_values(
     key = "the fence of a"
     view = read(lambda: leases.LeaseView.parse(fence, ttl_ms, key), key, "epoch", "since")
     if view is not None:
-        fine(view.epoch)
-        fine(view.since_unix_ms)
+        assert_in_range(view.epoch)
+        assert_in_range(view.since_unix_ms)
 
 
 INFO = ("weight", "cap", "owned", "reloaded", "ttl", "offers", "broken", "leaving", "nonce")
@@ -103,12 +103,12 @@ def test_member_parser_bounds_its_values(info: dict[str, Any], score: bytes) -> 
     """Values such as `"owned": 10**400` are replaced with values within the bounds."""
     told = json.dumps(info).encode()
     (heartbeat,) = members.heartbeats([b"one", score], [b"one", told])
-    fine(heartbeat.heartbeat_unix_ms)
+    assert_in_range(heartbeat.heartbeat_unix_ms)
     seen = members.seen_of(heartbeat)
-    fine(seen.member.weight, 1, members.WEIGHT_MAX)
-    fine(seen.member.cap, 0, members.ASSIGNMENTS_MAX)
-    fine(seen.owned, 0, members.ASSIGNMENTS_MAX)
-    fine(seen.reloaded)
+    assert_in_range(seen.member.weight, 1, members.WEIGHT_MAX)
+    assert_in_range(seen.member.cap, 0, members.ASSIGNMENTS_MAX)
+    assert_in_range(seen.owned, 0, members.ASSIGNMENTS_MAX)
+    assert_in_range(seen.reloaded)
     assert seen.ttl is None or 0 < seen.ttl <= members.TTL_MAX
     for topic, group in seen.member.offers:
         assert isinstance(topic, str)
@@ -142,7 +142,7 @@ def test_directive_parser_lists_unreadable_directives(told: dict[str, Any]) -> N
     """A directive is parsed or listed as unreadable."""
     raw = json.dumps({"version": 1, "at_unix_ms": 1} | told).encode()
     known = directives.read([b"pause:a/0/b", raw, b"move:a/0/b", raw, b"reload:*", raw])
-    fine(known.reload_of("x"))
+    assert_in_range(known.reload_of("x"))
 
 
 @quick
@@ -158,8 +158,8 @@ def test_topic_parsers_report_bad_values(
     meta = read(lambda: topics.meta(Store(registered, keys), "orders"), key, *fields)  # type: ignore[arg-type]
     if meta is not None:
         assert isinstance(meta.settings, dict)
-        fine(meta.partitions, 1, topics.PARTITIONS_MAX)
-        fine(meta.created_unix_ms)
+        assert_in_range(meta.partitions, 1, topics.PARTITIONS_MAX)
+        assert_in_range(meta.created_unix_ms)
     read(lambda: growth.in_progress(Store(growing, keys), "orders"), key)  # type: ignore[arg-type]
 
 
@@ -194,7 +194,7 @@ def test_figure_parsers_report_bad_values(kept: bytes, name: bytes, due: bytes) 
     assert stand is None or isinstance(stand.groups[0].name, str)
     trimmed = retention.Trimmed.parse(Reply("OK", [1, b"1-0", name, b"", 0]))
     assert isinstance(trimmed.holder, str)
-    fine(read(lambda: statistics.due_of(due), "a due time"), -untrusted.INTEGER_MAX)
+    assert_in_range(read(lambda: statistics.due_of(due), "a due time"), -untrusted.INTEGER_MAX)
     read(lambda: dead.Marked.parse(Reply("OK", [name, due])), "a mark of a move")
 
 
@@ -209,9 +209,9 @@ def test_counter_parser_reports_bad_values(
         Reply("OK", [0, b"", b"", [row], [row], 0, 0, b""]), "the counters"
     )
     for entry in page.main + page.retry:
-        fine(entry.crashes, 0, messages.COUNT_MAX)
-        fine(entry.failures, 0, messages.COUNT_MAX)
-        fine(entry.wait_ms, 0, messages.WAIT_MS_MAX)
+        assert_in_range(entry.crashes, 0, messages.COUNT_MAX)
+        assert_in_range(entry.failures, 0, messages.COUNT_MAX)
+        assert_in_range(entry.wait_ms, 0, messages.WAIT_MS_MAX)
     first = page.main[0]
     counted = first.crashes, first.failures, first.wait_ms
     assert bool(page.bad) == (counted != (crashes, failures, wait_ms))
@@ -229,6 +229,6 @@ def test_plan_and_delay_parsers_report_bad_values(
         for name, partitions in of_attempt.items():
             assert NAME.fullmatch(name)
             for number in partitions:
-                fine(number)
+                assert_in_range(number)
     delayed = [[place, due, 0, fields * 2] for place, due, fields in rows]
     read(lambda: retries.rows(Reply("OK", [delayed, 0])), "due times")

@@ -66,7 +66,7 @@ def obey(msg: Message) -> object:
     return None
 
 
-async def obey_later(msg: Message) -> object:
+async def obey_async(msg: Message) -> object:
     """Do what the payload requests, on an event loop."""
     await asyncio.sleep(30 if msg.payload == b"wait" else 0)
     return None if msg.payload == b"wait" else obey(msg)
@@ -75,7 +75,7 @@ async def obey_later(msg: Message) -> object:
 # --- one run --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("function", [obey, obey_later])
+@pytest.mark.parametrize("function", [obey, obey_async])
 @pytest.mark.parametrize(
     ("word", "verdict", "reason", "delay"),
     [
@@ -137,7 +137,7 @@ def test_old_message_is_dead_and_expired_one_is_not_run() -> None:
     assert run(obey, "done", expires=30, age=29).verdict == "ack"
 
 
-@pytest.mark.parametrize("function", [obey, obey_later])
+@pytest.mark.parametrize("function", [obey, obey_async])
 def test_soft_timeout_raises_in_the_handler(function: Any) -> None:
     before = signal.getsignal(signal.SIGUSR1)
     found = run(function, "wait", timeout=0.05)
@@ -323,7 +323,7 @@ def test_crashes_are_charged_until_the_message_is_dead() -> None:
         assert worker.run(story[2].message, crashes=2).reason == "crashes"
 
 
-def leave(msg: Message) -> None:
+def exit_process(msg: Message) -> None:
     """End the process in the way that the payload names."""
     seen.append(msg)
     how, _, number = msg.text().partition(" ")
@@ -362,29 +362,32 @@ def leave(msg: Message) -> None:
 )
 def test_handler_that_exits_its_process_has_crashed(payload: str, what: str) -> None:
     """Such a handler once terminated pytest."""
-    found = run(leave, payload)
+    found = run(exit_process, payload)
     assert (found.verdict, found.crashes, found.delay) == ("crash", 1, (0.0, 0.0))
     assert len(seen) == 1
-    story = run_to_end(leave, payload, max_crashes=2)
+    story = run_to_end(exit_process, payload, max_crashes=2)
     assert [each.verdict for each in story] == ["crash", "dead"]
     assert story[-1].reason == "crashes"
     assert story[-1].dead_letter is not None
     assert what in story[-1].dead_letter.error
 
 
-async def leave_later(msg: Message) -> None:
+async def exit_process_later(msg: Message) -> None:
     await asyncio.sleep(0)
     os._exit(3)
 
 
-def leave_batch(batch: list[Message]) -> None:
+def exit_process_in_batch(batch: list[Message]) -> None:
     os._exit(3)
 
 
 def test_every_handler_kind_may_exit_its_process() -> None:
     """Coroutines and batch handlers that exit their process have crashed too."""
-    assert run(leave_later, "").verdict == "crash"
-    assert [each.verdict for each in run_batch(leave_batch, ["a", "b"])] == ["crash", "crash"]
+    assert run(exit_process_later, "").verdict == "crash"
+    assert [each.verdict for each in run_batch(exit_process_in_batch, ["a", "b"])] == [
+        "crash",
+        "crash",
+    ]
 
 
 def test_harmless_signals_and_children_are_not_crashes(tmp_path: Path) -> None:
@@ -411,7 +414,7 @@ def test_harmless_signals_and_children_are_not_crashes(tmp_path: Path) -> None:
 
 def test_handler_that_exits_before_the_crash_step_has_crashed() -> None:
     """The child exits before the step of the requested crash."""
-    assert run(leave, "exit 0", crash_at="end").verdict == "crash"
+    assert run(exit_process, "exit 0", crash_at="end").verdict == "crash"
     assert seen == []
 
 

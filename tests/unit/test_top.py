@@ -31,7 +31,7 @@ def assignment(partition: int = 0, owner: str = "west-1", **more: Any) -> Assign
     return published_rows(owner, {"assignments": [raw | more]})[0]
 
 
-def free(partition: int, **more: Any) -> AssignmentRow:
+def free_assignment(partition: int, **more: Any) -> AssignmentRow:
     return replace(assignment(partition, "", state="", **more), lease="free")
 
 
@@ -48,7 +48,7 @@ def text(lines: Sequence[Line]) -> str:
     return "\n".join("".join(cell.text for cell in line).rstrip() for line in lines)
 
 
-def columns_of(line: Line) -> int:
+def count_columns(line: Line) -> int:
     shown = "".join(cell.text for cell in line)
     return sum(2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in shown)
 
@@ -72,7 +72,7 @@ def test_frame_fills_the_screen_exactly(width: int, height: int, chosen: ScreenO
     lines = frame(seen, chosen, width, height, trouble="no reply " * 20, old=7.0)
 
     assert len(lines) == height
-    assert {columns_of(line) for line in lines} == {width}
+    assert {count_columns(line) for line in lines} == {width}
 
 
 def test_head_shows_the_fleet_and_its_totals() -> None:
@@ -105,7 +105,7 @@ def test_only_the_problem_is_shown_before_the_first_reply() -> None:
 
 def test_pauses_are_shown_first_in_text_and_rows() -> None:
     paused = replace(assignment(7), paused=True)
-    assignments = [assignment(1, lag=10_000, oldest_seconds=900.0), paused, free(2)]
+    assignments = [assignment(1, lag=10_000, oldest_seconds=900.0), paused, free_assignment(2)]
     orders = Directives(
         drains={"east-1": Directive(NOW - 90_000, "bob", "")},
         pauses={Scope("access", 7): Directive(NOW - 60_000, "alice", "the disk")},
@@ -168,7 +168,7 @@ def test_top_shows_the_dead_letters_of_each_group() -> None:
 def test_totals_include_partitions_without_an_owner() -> None:
     """An assignment without an owner does not hide the dead letters of its partition."""
     told = assignment(0, partition_dead_letters=7, arriving=2.0)
-    stray = free(0, group="zoo")
+    stray = free_assignment(0, group="zoo")
     other = assignment(0, group="agents", partition_dead_letters=7, arriving=2.0)
     sums = view([told, other, stray]).totals
     assert (sums.dead_letters, sums.arriving) == (7, 2.0)
@@ -182,7 +182,7 @@ def test_top_shows_a_running_message_as_the_state() -> None:
         )
     )
     assert " run 4.2s " in shown
-    stopped = replace(free(5), stopped=True)
+    stopped = replace(free_assignment(5), stopped=True)
     shown = text(frame(view([stopped]), ScreenOptions(), 80, 24))
     assert " STOPPED " in shown
     assert "no owner" not in shown

@@ -121,7 +121,7 @@ def test_second_entry_of_a_message_is_unexpected(story: Story):
 # --- duplicates -----------------------------------------------------------------------------------
 
 
-def again(story: Story, number: int = 1, *, end: str = "", took: float = 0.01) -> None:
+def repeat_run(story: Story, number: int = 1, *, end: str = "", took: float = 0.01) -> None:
     """Record a run in process 100 at 1.0 and a repetition in process 101 at 2.0."""
     story.send(number)
     story.run(number, at=1.0, end=end, took=took)
@@ -129,13 +129,13 @@ def again(story: Story, number: int = 1, *, end: str = "", took: float = 0.01) -
 
 
 def test_duplicate_without_a_cause_is_unexplained(story: Story):
-    again(story)
+    repeat_run(story)
     [found] = story.judged().unexplained
     assert (found.number, found.pids) == ("1", (100, 101))
 
 
 def test_running_message_of_a_killed_worker_is_explained(story: Story):
-    again(story)
+    repeat_run(story)
     story.strike("kill worker", 100, at=1.5)
     report = story.judged()
     assert report.faults_of_ours() == {}
@@ -154,7 +154,7 @@ def test_running_message_of_a_killed_worker_is_explained(story: Story):
     ],
 )
 def test_unrelated_strike_explains_nothing(story: Story, strike: tuple[str, int, float]):
-    again(story)
+    repeat_run(story)
     kind, pid, at = strike
     story.strike(kind, pid, at=at)
     assert len(story.judged().unexplained) == 1
@@ -188,7 +188,7 @@ def test_cause_explains_one_duplicate_per_process(story: Story):
 
 
 def test_message_finished_long_before_a_kill_is_unexplained(story: Story):
-    again(story, end="end")
+    repeat_run(story, end="end")
     story.strike("kill worker", 100, at=1.9)
     assert len(story.judged().unexplained) == 1
 
@@ -288,7 +288,7 @@ def test_idle_process_had_no_unacknowledged_messages(story: Story, kind: str, en
 def test_no_process_settles_while_redis_is_unavailable(
     story: Story, kind: str, whom: str, at: float, lasting: float, *, explained: bool
 ):
-    again(story, end="end")
+    repeat_run(story, end="end")
     story.records = [each._replace(at=3.5) if each.pid == 101 else each for each in story.records]
     story.strike("stop redis" if whom == "redis" else "cut off", at=at, lasting=lasting)
     story.strikes[-1] = story.strikes[-1]._replace(whom=whom)
@@ -408,7 +408,7 @@ def test_run_started_late_by_a_stopped_process_is_explained(
 
 
 def test_every_repeated_run_needs_its_own_cause(story: Story):
-    again(story)
+    repeat_run(story)
     story.run(1, pid=102, at=3.0)
     story.strike("kill worker", 100, at=1.5)
     [found] = story.judged().unexplained
@@ -528,7 +528,7 @@ def test_attempts_must_match_the_failures(
 Break = Callable[[Story], None]
 
 
-def share(story: Story) -> None:
+def share_epoch(story: Story) -> None:
     story.run(2, pid=101, at=2.0, epoch=100)
 
 
@@ -537,14 +537,18 @@ def run_late(story: Story) -> None:
     story.run(3, pid=100, at=3.0)
 
 
-def disorder(story: Story) -> None:
+def run_out_of_order(story: Story) -> None:
     story.run(3, at=2.0)
     story.run(2, at=3.0)
 
 
 @pytest.mark.parametrize(
     ("breaking", "word"),
-    [(share, "two processes"), (run_late, "after a later one"), (disorder, "after a later one")],
+    [
+        (share_epoch, "two processes"),
+        (run_late, "after a later one"),
+        (run_out_of_order, "after a later one"),
+    ],
 )
 def test_epochs_and_key_order_are_checked(story: Story, breaking: Break, word: str):
     for number in (1, 2, 3):

@@ -120,7 +120,7 @@ def lose(soak: Soak) -> None:
     soak.records.remove(soak.pick("end"))
 
 
-def lose_a_letter(soak: Soak) -> None:
+def lose_dead_letter(soak: Soak) -> None:
     soak.letters.discard(soak.chance.choice(sorted(soak.letters)))
 
 
@@ -150,12 +150,12 @@ def repeat_itself(soak: Soak) -> None:
     begin(soak, again._replace(kind="start"), pid=again.pid, epoch=again.pid, at=again.at + 0.001)
 
 
-def forget_a_strike(soak: Soak) -> None:
+def forget_strike(soak: Soak) -> None:
     """Remove the strike that explains a duplicate."""
     soak.strikes.remove(soak.chance.choice(soak.strikes))
 
 
-def miss(soak: Soak) -> None:
+def miss_process(soak: Soak) -> None:
     """Let a strike hit another process."""
     at = soak.chance.randrange(len(soak.strikes))
     soak.strikes[at] = soak.strikes[at]._replace(pids=(99_999,))
@@ -168,7 +168,7 @@ def strike_late(soak: Soak) -> None:
     soak.strikes[at] = strike._replace(began=strike.began + LONG, ended=strike.ended + LONG)
 
 
-def go_on(soak: Soak) -> None:
+def continue_after_strike(soak: Soak) -> None:
     """Let a struck process handle another message later, so it had lost nothing."""
     strike = soak.chance.choice(soak.strikes)
     (pid,) = strike.pids
@@ -187,12 +187,12 @@ def send_twice(soak: Soak) -> None:
     soak.records.append(start._replace(uid=f"{start.uid[:-2]}-1", at=start.at + 0.001, pid=99_999))
 
 
-def invent(soak: Soak) -> None:
+def invent_run(soak: Soak) -> None:
     start = soak.pick("start")
     soak.records.append(start._replace(text="777777 1", pid=99_999, at=start.at + 0.001))
 
 
-def skip_an_attempt(soak: Soak) -> None:
+def skip_attempt(soak: Soak) -> None:
     at = soak.records.index(soak.pick("start"))
     soak.records[at] = soak.records[at]._replace(attempt=ATTEMPTS_MAX + 1)
 
@@ -207,12 +207,12 @@ def hand_over(soak: Soak, start: Record, *, pid: int, epoch: str) -> None:
     ]
 
 
-def share_an_epoch(soak: Soak) -> None:
+def share_epoch(soak: Soak) -> None:
     start = soak.pick("start")
     hand_over(soak, start, pid=99_999, epoch=start.text.split()[1])
 
 
-def run_under_an_old_epoch(soak: Soak) -> None:
+def run_under_old_epoch(soak: Soak) -> None:
     """Let an owner that was struck long ago handle a new message."""
     home = soak.partition_of(soak.pick("start"))
     hand_over(soak, home[-1], pid=home[0].pid, epoch=str(home[0].pid))
@@ -228,19 +228,19 @@ def disorder(soak: Soak) -> None:
 
 PLANTED: dict[Callable[[Soak], None], str] = {
     lose: "lost",
-    lose_a_letter: "lost",
+    lose_dead_letter: "lost",
     repeat: "duplicated without a cause",
     repeat_two: "duplicated without a cause",
     repeat_itself: "duplicated without a cause",
-    forget_a_strike: "duplicated without a cause",
-    miss: "duplicated without a cause",
+    forget_strike: "duplicated without a cause",
+    miss_process: "duplicated without a cause",
     strike_late: "duplicated without a cause",
-    go_on: "duplicated without a cause",
+    continue_after_strike: "duplicated without a cause",
     send_twice: "unexpected",
-    invent: "unexpected",
-    skip_an_attempt: "misattributed",
-    share_an_epoch: "disorderly",
-    run_under_an_old_epoch: "disorderly",
+    invent_run: "unexpected",
+    skip_attempt: "misattributed",
+    share_epoch: "disorderly",
+    run_under_old_epoch: "disorderly",
     disorder: "disorderly",
 }
 SEEDS = range(10)
