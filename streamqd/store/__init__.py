@@ -1,3 +1,3 @@
-"""All Redis I/O. It makes no decisions: a call is executed, or its refusal is returned."""
+"""All Redis I/O. This package makes no decisions: it executes calls and returns refusals."""
 
 from __future__ import annotations

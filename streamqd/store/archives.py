@@ -18,9 +18,9 @@ def advance(keys: Keys, topic: str, partition: int, entry_id: str, *, dead: bool
 def acquire_lease(
     keys: Keys, topic: str, name: str, token: str, ttl: float, dead_token: str = ""
 ) -> Call:
-    """Take the lease of a pipeline on a topic. `ttl` in seconds.
+    """Acquire the lease of a pipeline on a topic. `ttl` is in seconds.
 
-    `dead_token` is the token of a run whose process has exited: its lease counts as free.
+    `dead_token` is the token of a run whose process has exited, so its lease counts as free.
     """
     return scripts.get("pipeline_lease_acquire").call(
         {"lease": keys.pipeline(topic, name)}, token=token, ttl_ms=_ms(ttl), dead=dead_token

@@ -1,6 +1,6 @@
 """The connection to Redis: every command and script of streamqd goes through it.
 
-A `Connection` holds a route to the right server: a `Node` for one server, a `Cluster` for all
+A `Connection` has a route to the right server: a `Node` for one server, or a `Cluster` for all
 masters of a cluster.
 """
 
@@ -36,10 +36,10 @@ def connect(
     lookup: Lookup = resolve,
     probe_after: float | None = None,
 ) -> Connection:
-    """Create the connection that fits the URL, without connecting. Arguments as in `Terms`.
+    """Return the connection for the URL, without opening it. `Terms` describes the arguments.
 
-    With `key` it goes only to the cluster node that serves the key. WATCH, subscriptions and
-    blocking reads need that, because they belong to one socket. Raises ConfigError.
+    With `key`, the connection uses only the cluster node that serves the key. WATCH, subscriptions
+    and blocking reads need this, because they belong to one socket. Raises ConfigError.
     """
     where, terms = topology_of(settings), Terms(settings, timeout, name, lookup, probe_after)
     if where.kind == topology.SENTINEL:
@@ -55,7 +55,7 @@ def connect(
 class Connection:
     """All operations on Redis, for every topology.
 
-    Used by one thread of the process that made it (or that called `detach`).
+    Only one thread may use it, in the process that created it or that called `detach`.
     """
 
     def __init__(self, route: Node | Cluster) -> None:
@@ -81,8 +81,8 @@ class Connection:
     def pipeline_each(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Run commands as `pipeline` does, but keep partial results.
 
-        Commands of a node that does not answer get a RedisUnavailableError element. Raises it if no
-        node answers.
+        The result of a command is a RedisUnavailableError if its node does not answer. Raises
+        RedisUnavailableError if no node answers.
         """
         return self._route.exchange_each(commands) if commands else []
 
@@ -96,10 +96,9 @@ class Connection:
         return scripts.reply(call, raw)
 
     def run_many(self, calls: Sequence[Call]) -> list[Reply | RedisResponseError]:
-        """Run scripts in one write, in order, except scripts not loaded yet (NOSCRIPT).
+        """Run scripts in one write, in order. Scripts that were not loaded (NOSCRIPT) run later.
 
-        Calls must not depend on the order among themselves. Raises RedisUnavailableError,
-        ContractError.
+        Calls must therefore not depend on their order. Raises RedisUnavailableError, ContractError.
         """
         answers: list[Reply | RedisResponseError | ContractError] = require_all(
             self.run_each(calls)
@@ -109,8 +108,8 @@ class Connection:
     def run_each(self, calls: Sequence[Call]) -> list[Answer]:
         """Run scripts as `run_many` does, but keep partial results.
 
-        Calls of silent nodes get a RedisUnavailableError element, and invalid replies a
-        ContractError.
+        The result of a call is a RedisUnavailableError if its node is silent, and a ContractError
+        if the reply is invalid.
         """
         if not calls:
             return []
@@ -123,7 +122,7 @@ class Connection:
             except RedisUnavailableError as error:
                 if len(missing) == len(calls):
                     raise
-                again = [error] * len(missing)  # the other calls have run already
+                again = [error] * len(missing)  # the other calls have already run
             for index, raw in zip(missing, again, strict=True):
                 raws[index] = raw
         return [_answer(call, raw) for call, raw in zip(calls, raws, strict=True)]
@@ -132,9 +131,9 @@ class Connection:
 
     @property
     def node(self) -> Node:
-        """The server of the connection, for operations that belong to one socket.
+        """The node of the connection, for operations that belong to one socket.
 
-        Raises RuntimeError for a cluster: connect with a key.
+        Raises RuntimeError for a cluster, where `connect` needs a key.
         """
         return self._route.node
 
@@ -147,7 +146,7 @@ class Connection:
         return self._route.node_of(key)
 
     def together(self, keys: Sequence[Key]) -> list[list[Key]]:
-        """Group keys so that one command may name all keys of a group."""
+        """Group keys so that a single command may use all keys of a group."""
         return self._route.together(keys)
 
     @property
@@ -167,7 +166,7 @@ class Connection:
 
     @contextlib.contextmanager
     def limit_time(self, seconds: float) -> Iterator[None]:
-        """Limit the block to `seconds`: finding the node, connecting and all exchanges."""
+        """Limit the block to `seconds`, which includes finding the node and connecting."""
         self.set_deadline(time.monotonic() + seconds)
         try:
             yield
@@ -175,7 +174,7 @@ class Connection:
             self.set_deadline(NEVER)
 
     def set_deadline(self, end: float) -> None:
-        """Limit all further operations to an instant (monotonic), until it is set again."""
+        """Set the deadline (monotonic) of all further operations, until the next call."""
         self._route.set_deadline(end)
 
     def close(self) -> None:
@@ -183,15 +182,15 @@ class Connection:
         self._route.close()
 
     def detach(self) -> None:
-        """In a forked child: forget the parent's sockets without touching them.
+        """Forget the parent's sockets in a forked child, without changing them.
 
-        The descriptors stay open in the child until it closes them. Afterwards the connection
-        belongs to the child and opens its own sockets.
+        Their descriptors stay open in the child until it closes them. The connection then belongs
+        to the child and opens its own sockets.
         """
         self._route.detach()
 
     def forsake(self) -> None:
-        """In a forked child that must not use it: close the descriptors and refuse any use."""
+        """Close the descriptors in a forked child that must not use them, and reject any use."""
         self._route.forsake()
 
 
@@ -213,7 +212,10 @@ def _unknown_script(raw: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """The facts that the start checks examine. `time`: server clock, unix seconds."""
+    """The facts that the checks at the start examine.
+
+    `time` is the server's clock (unix seconds).
+    """
 
     product: str  # redis | valkey
     version: str
@@ -244,7 +246,7 @@ def server_facts(link: Connection) -> ServerFacts:
     product = "valkey" if "valkey_version" in info else "redis"
     mode = info.get("server_mode") or info.get("redis_mode", "standalone")
     if isinstance(time_raw, RedisResponseError):
-        if mode != "sentinel":  # a sentinel does not have the command
+        if mode != "sentinel":  # sentinels do not support the command
             raise time_raw
         time_raw = (0, 0)
     memory_limit = 0

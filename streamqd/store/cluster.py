@@ -1,9 +1,9 @@
 """The route to a whole Redis Cluster: each command goes to the node that serves its key.
 
-It has a `Node` for each master that it needs. An exchange writes to all nodes first and then
-reads, so it takes as long as the slowest node. All nodes share one time limit. A command that a
-node did not execute because the slot is elsewhere (MOVED, ASK) is sent to the right node. All
-other errors are the caller's decision, as with one node.
+It has a `Node` for each master that it needs. An exchange first writes to all nodes and then reads
+from all, so it takes as long as the slowest node. All nodes share one time limit. A command that a
+node redirects (MOVED, ASK) is sent to the right node. All other errors are returned to the caller,
+as with one node.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class _Command:
     """One command in progress: its target, and its reply so far."""
 
     command: Sequence[Any]
-    slot: int | None  # None: any node may answer
+    slot: int | None  # None if any node may answer
     address: Address | None = None  # target of the last redirect
     asking: bool = False
-    bound: bool = False  # part of a transaction, so never redirected alone
+    bound: bool = False  # part of a transaction, which is only redirected as a whole
     reply: Any = None
 
 
@@ -47,7 +47,7 @@ class _NodeBatch:
     errands: list[_Command] = field(default_factory=list)
 
     def commands(self) -> list[Sequence[Any]]:
-        """Return the commands, with ASKING before each that needs it."""
+        """Return the commands, with ASKING before each command that requires it."""
         found: list[Sequence[Any]] = []
         for errand in self.errands:
             if errand.asking:
@@ -73,7 +73,7 @@ class Cluster:
     """The masters of a cluster, each connected on its first use. Has the interface of `Node`."""
 
     def __init__(self, terms: Terms, discovery: TopologyDiscovery) -> None:
-        """Prepare, without connecting."""
+        """Prepare the route without connecting."""
         self._terms = terms
         self._discovery = discovery
         self._nodes: dict[Address, Node] = {}
@@ -96,8 +96,8 @@ class Cluster:
     def exchange_each(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Run commands at their nodes.
 
-        A command that is not answered, or cannot be executed now, gets a RedisUnavailableError
-        as its reply. Raises the first one if no command was answered.
+        The reply is a RedisUnavailableError for a command that got no answer or cannot be executed
+        now. Raises the first of these errors if no command was answered.
         """
         check_process(self._pid, self._terms.name)
         errands = self._route(commands)
@@ -117,7 +117,8 @@ class Cluster:
         return replies
 
     def masters(self) -> list[Node]:
-        # Read the map again: a new or replaced node causes no redirect until a command needs it.
+        # Read the map again, because only a command that meets a new or replaced node is
+        # redirected.
         check_process(self._pid, self._terms.name)
         self._stale = True
         self._read_slot_map()
@@ -218,7 +219,7 @@ class Cluster:
             for address in order:
                 node = self._node(address)
                 now = time.monotonic()
-                if now >= self._end:  # not tried, so it does not count as silent
+                if now >= self._end:  # the node was not tried, so it does not count as silent
                     loads[address].fail(RedisUnavailableError(f"no time for {address}", sent=False))
                     continue
                 end = max(deadline, now + LEAST_SECONDS)
@@ -272,7 +273,7 @@ class Cluster:
     # --- the map ---
 
     def _read_slot_map(self) -> None:
-        """Read the slot map, if it is unknown or was found wrong."""
+        """Read the slot map if it is unknown or outdated."""
         now = time.monotonic()
         if self._map is not None and (not self._stale or now - self._looked < _LOOK_AGAIN_SECONDS):
             return

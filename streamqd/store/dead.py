@@ -1,7 +1,7 @@
-"""Script calls for dead letters: replay in the slot, move to another slot, delete.
+"""Script calls for dead letters: replay within a slot, move to another slot, delete.
 
-The administration and the housekeeper's retention use them. Entries of a dead-letter stream are
-deleted one by one (XDEL). The stream is never trimmed.
+The administration and the housekeeper's retention use these calls. Entries of a dead-letter stream
+are deleted one by one (XDEL). The stream is never trimmed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def replay(
 ) -> Call:
     """Replay a dead letter within its slot.
 
-    With `group`, it goes to the group's retry stream. With None, it goes to the partition, and
-    every group gets it. `changed` are the fields to set, such as retryCount and replayCount.
+    With `group`, the message goes to the group's retry stream. With None, it goes to the partition,
+    and every group gets it. `changed` are the fields to set, such as retryCount and replayCount.
     """
     if group == "":
         raise ContractError("dead_replay: an empty group")
@@ -46,9 +46,9 @@ def replay(
 
 
 def mark(keys: Keys, topic: str, partition: int, dead_letter_id: str, target: str) -> Call:
-    """Record that a dead letter is moving to `target`, the first step out of its slot.
+    """Record that a dead letter is moving to `target`. This is the first of three steps.
 
-    The next steps are `deliver` to the target and `purge` from this slot.
+    The other steps are `deliver` in the target's slot and `purge` in this one.
     """
     place = topic, partition
     return scripts.on("dead_mark", keys, place, dead_letter_id=dead_letter_id, target=target)
@@ -77,7 +77,7 @@ def deliver(
     name: str,
     window: float,
 ) -> Call:
-    """Write a dead letter that comes from another slot, for one group, or with None for all.
+    """Write a dead letter from another slot, for one group or, with None, for all groups.
 
     `name` is its dedup ID: a second call within `window` seconds writes nothing.
     """
@@ -96,9 +96,9 @@ def deliver(
 
 
 class PurgeReply(NamedTuple):
-    """The result of a purge: the numbers of `removed` dead letters and of `unarchived` ones.
+    """The result of a purge: the number of `removed` dead letters and of `unarchived` ones left.
 
-    If `more` is True, `purge_before` reached its count, and older dead letters can be left.
+    If `more` is True, `purge_before` reached its count, and older dead letters may be left.
     """
 
     removed: int

@@ -29,9 +29,10 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
 VERSION = 1
-DIRECTIVES_MAX = 256  # directives. Every instance reads all with each heartbeat.
+# Maximum number of directives, because every instance reads all with each heartbeat.
+DIRECTIVES_MAX = 256
 WHY_MAX = 200  # characters of a reason
-TIME_END = 1 << 52  # unix ms. control_change resets times from here on.
+TIME_END = 1 << 52  # unix ms. `control_change` resets later times.
 ALL_INSTANCES = "*"
 REBALANCE = "rebalance"
 LAST = "last"
@@ -45,7 +46,7 @@ class Scope(NamedTuple):
     group: str | None = None
 
     def covers(self, assignment: Assignment | Scope) -> bool:
-        """Return True if an assignment, or every one of another scope, is in this scope."""
+        """Return True if an assignment, or every assignment of another scope, is in this scope."""
         return all(mine in (None, its) for mine, its in zip(self, assignment, strict=True))
 
     def __str__(self) -> str:
@@ -91,13 +92,13 @@ class Directives:
         return max(some, key=lambda order: order.at_unix_ms, default=None)
 
     def reload_of(self, instance: str) -> int:
-        """Return the time of that reload (unix ms), 0 = never."""
+        """Return the time of the reload that `reload_for` returns (unix ms), or 0 for none."""
         found = self.reload_for(instance)
         return found.at_unix_ms if found else 0
 
 
 def read(flat: Sequence[bytes]) -> Directives:
-    """Read the hash, names and values alternating. Never fails: see `unreadable`."""
+    """Parse the hash, given as alternating names and values. Invalid fields are in `unreadable`."""
     found = Directives()
     rebalance: Directive | None = None
     for raw_name, raw in zip(flat[::2], flat[1::2], strict=True):

@@ -1,7 +1,7 @@
-"""Find the node to connect to if there are several: with sentinels, or with a cluster's slot map.
+"""Find the node to connect to, with the help of sentinels or the slot map of a cluster.
 
 Discovery runs each time a connection opens, because the previous master may have been stopped,
-demoted or cut off since.
+demoted or cut off.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
     from streamqd import config
     from streamqd.config.topology import Topology
 
-# These replies mean that the node did nothing and cannot now: another node can, or this one later.
+# These replies mean that the node did nothing and cannot do it now. Another node may be able to, or
+# the same node later.
 NOT_NOW = frozenset({RefusalKind.NOT_READY, RefusalKind.MOVED, RefusalKind.REPLICA})
-LEAST_SECONDS = 0.05  # least time for one node, even if the others have used up the limit
+LEAST_SECONDS = 0.05  # minimum time for one node, even if the other nodes have used up the limit
 _T = TypeVar("_T")
 _HELLO = pack(("HELLO", "2"))
 
 
 class TopologyDiscovery:
-    """Asks one node after the other until one answers, and remembers which to ask first.
+    """Asks the known nodes in turn until one answers, and remembers which one to ask first.
 
     A discovery takes at most `connect_timeout` and at most `timeout` seconds.
     """
@@ -43,27 +44,27 @@ class TopologyDiscovery:
         where: Topology,
         endpoint: Callable[[config.Redis, Topology, Address], Endpoint],
     ) -> None:
-        """`endpoint` builds the login of the asked nodes: sentinels have their own."""
+        """`endpoint` returns the address and login of a node. Sentinels have their own login."""
         self.settings = terms.settings
         self.where = where
         self._terms = replace(terms, name="streamqd:where", probe_after=None)
         self._timeout = min(terms.timeout, terms.settings.connect_timeout)
         self._endpoint = endpoint
         self._order = list(where.addresses)
-        # Each node gets a time limit if the connections to open have such a limit.
+        # Limit the time for each node only if the connections to open have such a limit.
         self._attempts = None if terms.probe_after is None else Attempts()
 
     def prefer(self, address: Address) -> None:
-        """Ask this node first: it answered, or another node named it."""
+        """Ask this node first from now on, because it answered or another node named it."""
         self._order = [address, *(each for each in self._order if each != address)]
 
     def avoid(self, address: Address) -> None:
-        """Ask this node last: it did not answer."""
+        """Ask this node last from now on, because it did not answer."""
         if address in self._order:
             self._order = [*(each for each in self._order if each != address), address]
 
     def learn(self, addresses: Sequence[Address]) -> None:
-        """Ask these nodes too from now on. Configured nodes are never forgotten."""
+        """Add these nodes to the known nodes. Configured nodes always stay known."""
         kept = {*addresses, *self.where.addresses}
         new = [each for each in addresses if each not in self._order]
         self._order = [each for each in self._order if each in kept] + new
@@ -71,7 +72,9 @@ class TopologyDiscovery:
     def ask(
         self, command: Sequence[Any], read: Callable[[Any, Address], _T | None], end: float
     ) -> _T:
-        """Return the first value other than None that `read` makes of a reply.
+        """Send a command to one node after another.
+
+        Return the first result of `read` that is not None.
 
         No node is asked after `end` (monotonic). Raises RedisUnavailableError with `sent=False`.
         """
@@ -100,7 +103,7 @@ class TopologyDiscovery:
         raise RedisUnavailableError(f"{self.where}: {reasons}", sent=False)
 
     def _turns(self, end: float) -> Iterator[tuple[Address, float]]:
-        """Yield each node with its seconds. No node may use up the time of all others."""
+        """Yield each node with its time limit, so that no node uses up the time of all others."""
         deadline = min(time.monotonic() + self._timeout, end)
         order = list(self._order)
         for number, address in enumerate(order):
@@ -129,7 +132,7 @@ def master_finder(discovery: TopologyDiscovery) -> Finder:
         str(where),
         find,
         verify=_verify_master,
-        # A master that lost its replicas may have been replaced without noticing.
+        # A master that lost its replicas may have been replaced without knowing it.
         not_now=NOT_NOW | {RefusalKind.NO_REPLICAS},
         patience=settings.connect_timeout,
     )
@@ -137,7 +140,7 @@ def master_finder(discovery: TopologyDiscovery) -> Finder:
 
 def _verify_master(opened: Transport) -> None:
     answers: list[Any] = []
-    # HELLO reports the role to users without ROLE, which is in the category @dangerous.
+    # Use HELLO, because users may lack permission for ROLE, which is in the category @dangerous.
     opened.send([_HELLO])
     opened.receive(1, answers)
     [answer] = answers
@@ -172,7 +175,7 @@ def slot_finder(discovery: TopologyDiscovery, key: str) -> Finder:
         failed=lambda endpoint: discovery.avoid(endpoint.address),
         refused=follow_redirect,
         not_now=NOT_NOW,
-        # A node that hangs is about to be replaced, so do not wait for its answer.
+        # Do not wait for a node that hangs, because the cluster is about to replace it.
         patience=settings.connect_timeout,
     )
 

@@ -1,4 +1,4 @@
-"""The address and the login of a server, as values from the settings."""
+"""The address and the login of a server, from the settings."""
 
 from __future__ import annotations
 

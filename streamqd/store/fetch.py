@@ -1,12 +1,13 @@
-"""The hot path: one round trip that acknowledges, reads, and is fenced by WATCH.
+"""The hot path: a round trip that acknowledges and reads, fenced by WATCH.
 
     [XREAD COUNT 1 BLOCK b STREAMS retry stream …]      the long poll, only when idle
     MULTI; XACK …; XREADGROUP …; EXEC                   refused as a whole if the fence changed
     WATCH fence; HGET fence token                       prepares the next round
 
-EXEC does nothing if the fence changed after the WATCH whose HGET returned our token. A script that
-compares the token first gives the same guarantee, but a native read is cheaper. Bytes pass directly
-between the socket and hiredis, without intermediate objects.
+EXEC does nothing if the fence changed after the WATCH. The HGET after the WATCH returned our token,
+so the worker still owned the assignment then. A script that compares the token first gives the same
+guarantee, but a native read is cheaper. Bytes pass directly between the socket and hiredis, without
+intermediate objects.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from streamqd.store.transport import Transport
 if TYPE_CHECKING:
     import socket
 
-CONSUMER = "w"  # consumer name of every group: the fence, not the name, identifies the owner
+CONSUMER = "w"  # consumer name in every group, because the fence identifies the owner
 
 
 def _pack(*command: str | bytes) -> bytes:
-    # The stub accepts a tuple of one element only. The function accepts any length.
+    # The type stub accepts only tuples of one element. The function accepts any length.
     packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
     return packed
 
@@ -74,13 +75,14 @@ class Fetcher:
         self._retry_name = self._retry.encode()
         self._watch = _pack("WATCH", fence) + _pack("HGET", fence, "token")
         self._reads: dict[int, bytes] = {}
-        # The connection of the WATCH. Rounds use no other: on a new connection none is fenced.
+        # The connection of the WATCH. Rounds use only this connection, because on another one they
+        # would not be fenced.
         self._transport: Transport | None = None
         self._pending_acks = 0
-        self._before = 0  # bytes received on it before the last round was sent
+        self._before = 0  # bytes that the connection had received before the last round was sent
 
     def watch(self) -> bool:
-        """Put the fence under WATCH on the current connection. False: it is no longer ours."""
+        """WATCH the fence on the current connection. Return False if it contains another token."""
         self._transport = self._node.ready()
         self._send([self._watch])
         return self._owns_fence(*self._receive(2))
@@ -88,7 +90,7 @@ class Fetcher:
     def send_round(
         self, main_acks: list[bytes], retry_acks: list[bytes], count: int, long_poll: bytes = b""
     ) -> None:
-        """Send one round. The acknowledged ids must be our pending entries."""
+        """Send one round. The acknowledged IDs must be pending entries of this worker."""
         parts = [long_poll, _MULTI] if long_poll else [_MULTI]
         self._pending_acks = 0
         if main_acks:
@@ -108,12 +110,13 @@ class Fetcher:
         )
 
     def receive_round(self, *, polled: bool) -> FetchResult:
-        """Read the replies of the last round. `polled`: it started with the long poll."""
-        # Long poll, MULTI, QUEUED for each command, EXEC, WATCH, HGET.
+        """Read the replies of the last round. `polled`: the round started with a long poll."""
+        # The replies to the long poll, MULTI, each queued command, EXEC, WATCH and HGET.
         replies = self._receive(polled + 2 + self._pending_acks + 3)
         executed, mine = replies[-3], self._owns_fence(*replies[-2:])
         if not isinstance(executed, list):
-            # nil: the fence changed. An error (OOM or MOVED during queueing): nothing was done.
+            # With nil, the fence changed. With an error (OOM or MOVED during queueing), nothing was
+            # done.
             refusals = [
                 each.code for each in replies[polled:-2] if isinstance(each, RedisResponseError)
             ]
@@ -135,7 +138,8 @@ class Fetcher:
         return FetchResult(True, mine, acked, retried, main, "", received, reported)
 
     def _last_entries(self, poll: Any) -> tuple[bytes, bytes]:
-        # nil: time is up. Error: the server unblocked its clients, as a new replica does.
+        # A nil means that the time is up. An error means that the server unblocked its clients, as
+        # a new replica does.
         found = {name: entries[0][0] for name, entries in poll} if isinstance(poll, list) else {}
         return found.get(self._retry_name, b""), found.get(self._stream.encode(), b"")
 
@@ -149,7 +153,7 @@ class Fetcher:
 
     @property
     def sock(self) -> socket.socket:
-        """The socket, to wait on it together with others."""
+        """The socket, for waiting on several descriptors."""
         return self._watched_on.sock
 
     @property

@@ -1,6 +1,6 @@
 """Script calls that set the position of a group on a partition, or remove the group.
 
-The administration uses them. Each call is for one partition. One call releases a limited number of
+The administration uses these calls. Each is for one partition and releases a limited number of
 pending entries. After the reply MORE, repeat the call with the same token.
 """
 
@@ -13,7 +13,7 @@ from streamqd.store import scripts
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
-AT_ONCE_MAX = 1_000  # pending entries up to which one call destroys the group
+AT_ONCE_MAX = 1_000  # number of pending entries up to which one call removes the whole group
 PART_MAX = 250  # pending entries that one call releases if there are more
 KEPT_SECONDS = 15.0  # time for which the partition stays reserved between two calls
 
@@ -30,9 +30,9 @@ def reset(
     at_once: int = AT_ONCE_MAX,
     part: int = PART_MAX,
 ) -> Call:
-    """Move the group to the entries after an id, or after the last id issued if it is ''.
+    """Move the group to the entries after an ID. With '', move it to the end of the partition.
 
-    With `force` an owner loses the partition, unless it is the `keeper`. `token` must be new.
+    With `force`, the owner loses the partition, unless it is the `keeper`. `token` must be new.
     """
     return scripts.on(
         "group_reset",
@@ -50,7 +50,10 @@ def reset(
 
 
 class ResetResult(NamedTuple):
-    """The effect of a reset. `retried` counts entries of the retry stream, even settled ones."""
+    """The effect of a reset.
+
+    `retried` counts the entries of the retry stream, even settled ones.
+    """
 
     before: str
     after: str
@@ -65,7 +68,7 @@ class ResetResult(NamedTuple):
         return cls(before.decode(), after.decode(), *map(int, counts))
 
     def following(self, part: ResetResult) -> ResetResult:
-        """Return the total effect of this call and the one before it."""
+        """Return the total of this result and the result of the previous call."""
         return self._replace(before=part.before, pending=part.pending + self.pending)
 
 
@@ -78,7 +81,7 @@ def delete(
     at_once: int = AT_ONCE_MAX,
     part: int = PART_MAX,
 ) -> Call:
-    """Remove the group and its state, with `force` even if it is owned or has unsettled entries.
+    """Remove the group and its state. `force`: even if it is owned or has unsettled entries.
 
     `token` must be new.
     """

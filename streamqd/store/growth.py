@@ -1,6 +1,6 @@
 """Script calls that record the phases of a topic's growth. Only `streamqd.admin.growth` uses them.
 
-Each call is on the topic's meta key. The caller changes the partitions between them.
+Each call uses the topic's meta key. The caller changes the partitions between the calls.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 from streamqd.store.topics import PARTITIONS_MAX
 
-META = "the meta of a topic"  # used if the caller passes no key
+META = "the meta of a topic"  # label in errors if the caller passes no key
 STARTED, SWITCHED, MARKED = "started", "switched", "marked"
 
 
 class Growth(NamedTuple):
-    """A growth in progress. `barriers` are the last ids of the old partitions, once marked."""
+    """A growth in progress. `barriers` are the last IDs of the old partitions, once marked."""
 
     token: str
     before: int
@@ -39,7 +39,7 @@ class Growth(NamedTuple):
 
 
 class GrowthInProgress(NamedTuple):
-    """A growth as views show it. `barriers` is empty before they are marked."""
+    """A growth in progress, for views. `barriers` is empty until `mark` was called."""
 
     before: int
     to: int
@@ -80,7 +80,7 @@ def switch(keys: Keys, topic: str, token: str, new: Sequence[int]) -> Call:
 
 
 def mark(keys: Keys, topic: str, token: str, barriers: Sequence[str]) -> Call:
-    """Store the last ids of the old partitions, read after the switch. The first call wins."""
+    """Store the last IDs of the old partitions, read after the switch. The first call wins."""
     return scripts.on("growth_mark", keys, (topic,), token=token, barriers=" ".join(barriers))
 
 

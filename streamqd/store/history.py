@@ -1,8 +1,8 @@
 """The history of a fleet: one entry for each instance and minute, kept for `daemon.history`.
 
 The housekeeper of each instance appends the figures of its own workers. The console reads the rows
-of groups, and `streamqd pipeline archive` the figures of assignments. No entry covers the whole
-fleet, so a reader sums the entries of all instances.
+of groups, and `streamqd pipeline archive` reads the figures of assignments. No entry covers the
+whole fleet, so readers sum the entries of all instances.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROWS_MAX = 1_000  # topics and groups in one entry, about 80 bytes each
 ASSIGNMENTS_MAX = 1_000  # assignments in one entry, about 110 bytes each
 BUCKETS_MAX = 64
 HANDLER_MAX = 300  # characters of the name of a handler
-PARTITIONS_MAX = 1 << 16  # largest number of a partition that is read
+PARTITIONS_MAX = 1 << 16  # limit of the partition numbers that are read
 MEASURED_MAX = 10_000  # groups in one entry whose partitions were measured, about 25 bytes each
 ENTRIES_AT_ONCE = 200  # entries in one reply
 _ENTRY_BYTES_MAX = 1 << 20
@@ -35,8 +35,8 @@ COUNTS = ("added", "acked", "failed", "retried", "dead_lettered", "expired")
 class HistoryRow:
     """The figures of an assignment, or of a topic and group, in one interval on one instance.
 
-    `partition` is None for a group: all its assignments, or those without a row of their own.
-    `handler` is `module:function`, or '' if unknown.
+    `partition` is None in a row for a group. Such a row sums all assignments of the group, or those
+    without a row. `handler` is `module:function`, or '' if unknown.
 
     `added` counts the messages that any producer wrote to the partitions that the instance owns for
     the group. `lag` (messages) and `oldest_ms` (age of the oldest unfinished message) are the
@@ -83,10 +83,11 @@ class Interval:
 
     @property
     def minutes(self) -> range:
-        """The minutes since 1970 for which its figures count, at least one.
+        """The minutes since 1970 to which the figures belong, at least one.
 
-        An entry is written just after its minute. A housekeeper that starts or exits within a
-        minute writes one for a part of it. After an outage, one covers several minutes.
+        An entry is written just after its minute. A housekeeper that starts or exits during a
+        minute writes an entry for a part of the minute. After an outage, an entry covers several
+        minutes.
         """
         spread = max(1, round(self.seconds / 60))
         middle = self.until_unix_ms - min(self.seconds, 60.0) * 500
@@ -95,11 +96,14 @@ class Interval:
 
     @property
     def reaches_end(self) -> bool:
-        """True if it covers the end of its last minute, so that its lag is that of the minute."""
+        """True if the interval includes the end of its last minute.
+
+        Its lag is then the minute's lag.
+        """
         return self.until_unix_ms >= self.minutes.stop * _MINUTE_MS
 
     def by_assignment(self) -> list[HistoryRow]:
-        """Return the figures of assignments, and for each group those without an assignment."""
+        """Return the figures of assignments, and a row per group for the rest of its figures."""
         rest = {
             (row.topic, row.group): replace(row, counts=dict(row.counts), handled=dict(row.handled))
             for row in self.rows
@@ -111,15 +115,15 @@ class Interval:
 
 
 def share(count: int, at: int, parts: int) -> int:
-    """Return the part `at` of a count, from 0 on. The sum of all `parts` is the count."""
+    """Split a count evenly into `parts`, and return the part with index `at`."""
     return count * (at + 1) // parts - count * at // parts
 
 
 def append(store: Store, fleet: str, interval: Interval, keep_seconds: float) -> None:
     """Add an entry, and remove the entries that are older than `keep_seconds`.
 
-    Beyond ROWS_MAX rows and ASSIGNMENTS_MAX assignments, the busiest are kept. Raises
-    RedisResponseError, RedisUnavailableError.
+    If there are more than ROWS_MAX rows or ASSIGNMENTS_MAX assignments, only the busiest are
+    written. Raises RedisResponseError, RedisUnavailableError.
     """
     rows, assignments = (
         _select_busiest(interval.rows, ROWS_MAX),
@@ -139,11 +143,10 @@ def append(store: Store, fleet: str, interval: Interval, keep_seconds: float) ->
 
 
 def read(store: Store, fleet: str, since_unix_ms: int, after: str = "") -> Iterator[Interval]:
-    """Yield the entries of the last intervals, oldest first, in pages of ENTRIES_AT_ONCE.
+    """Yield entries, oldest first. They are read in pages of ENTRIES_AT_ONCE.
 
-    Starts at `since_unix_ms` (the server's clock), or after the entry with the id `after` if that
-    is later. An invalid entry has `bad` and no rows. Raises RedisResponseError,
-    RedisUnavailableError.
+    Start at `since_unix_ms` (the server's clock), or after the entry with the ID `after` if that is
+    later. An invalid entry has `bad` and no rows. Raises RedisResponseError, RedisUnavailableError.
     """
     key, start = store.keys.history(fleet), f"({after}" if after else str(since_unix_ms)
     while True:
@@ -168,7 +171,7 @@ def _subtract(rest: HistoryRow, assignment: HistoryRow) -> None:
         rest.handled[index] = max(0, rest.handled.get(index, 0) - runs)
     rest.handled = {index: runs for index, runs in rest.handled.items() if runs}
     rest.handler = rest.handler or assignment.handler
-    if not rest.lag:  # the oldest message is that of an assignment
+    if not rest.lag:  # no lag is left, so the oldest message belongs to an assignment
         rest.oldest_ms = 0
 
 
@@ -192,7 +195,7 @@ def _packed_assignments(assignments: Iterable[HistoryRow]) -> list[Any]:
 def _packed_delays(assignments: Iterable[HistoryRow]) -> list[Any]:
     """Return lists of topic, group, and a list of figures for each partition with known delays.
 
-    They are in a field of their own, which older versions ignore.
+    They are written to a separate field, which older versions ignore.
     """
     return _group_by_names(
         ((each.topic, each.group), [each.partition, *_flat(each.delays)])
@@ -202,7 +205,7 @@ def _packed_delays(assignments: Iterable[HistoryRow]) -> list[Any]:
 
 
 def _group_by_names(rows: Iterable[tuple[tuple[str, ...], list[Any]]]) -> list[Any]:
-    """Return lists of names, and of the figures that have these names."""
+    """Return a list for each combination of names: the names, and the figures of their rows."""
     found: dict[tuple[str, ...], list[Any]] = {}
     for names, figures in rows:
         found.setdefault(names, []).append(figures)
@@ -244,7 +247,7 @@ def _interval(key: str, entry_id: str, fields: Mapping[bytes, bytes]) -> Interva
 def _read(
     key: str, name: str, raw: bytes, most: int, read_one: Callable[[Any], Iterable[_Item]]
 ) -> list[_Item]:
-    """Return the parsed items, at most `most`. `read_one` raises ValueError for a bad item."""
+    """Return at most `most` parsed items. `read_one` raises ValueError for an invalid item."""
     try:
         listed = json.loads(raw) if len(raw) <= _ENTRY_BYTES_MAX else None
         if isinstance(listed, list) and len(listed) <= most:
@@ -299,7 +302,7 @@ def _delays(raw: Any) -> list[tuple[tuple[str, str, int | None], dict[int, int]]
 
 
 def _by_partition(rows: Any) -> Iterator[tuple[int, list[Any]]]:
-    """Return the partition and the other figures of each list. Raises ValueError."""
+    """Yield the partition and the remaining figures of each list. Raises ValueError."""
     if not isinstance(rows, list):
         raise ValueError
     for row in rows:
@@ -316,7 +319,7 @@ def _are_names(topic: Any, group: Any) -> bool:
 
 
 def _is_handler(value: Any) -> bool:
-    """Return True for a name that UTF-8 can encode. A JSON string may contain a lone surrogate."""
+    """Return True for a valid handler name. A JSON string may contain a lone surrogate."""
     if not isinstance(value, str) or len(value) > HANDLER_MAX:
         return False
     return not any("\ud800" <= each <= "\udfff" for each in value)
@@ -341,7 +344,7 @@ def _read_figures(numbers: list[Any]) -> tuple[dict[str, int], int, int, dict[in
 
 
 def _read_buckets(numbers: list[Any]) -> dict[int, int]:
-    """Return runs by bucket, from a list in which they alternate. Raises ValueError."""
+    """Return runs by bucket, from a list of alternating buckets and runs. Raises ValueError."""
     if len(numbers) % 2 or len(numbers) > 2 * BUCKETS_MAX:
         raise ValueError
     if not all(_is_count(each, untrusted.INTEGER_MAX) for each in numbers):

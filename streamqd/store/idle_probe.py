@@ -1,16 +1,16 @@
 """Probe a silent connection to find out whether the server is slow or the connection is dead.
 
-A proxy or a NAT can drop a connection without closing it, while new connections still work. If a
-reply is overdue by much more than a server needs, a probe is therefore sent on a separate
-connection. If the server answers the probe and the first connection stays silent, that connection
-is dead. If the probe gets no answer, the server is slow, stopped or unreachable, and waiting
-continues, with a few more probes. An exchange that is answered in time costs nothing more.
+A proxy or a NAT can drop a connection without closing it, while new connections still work. So if a
+reply is overdue by much more time than a server needs, a probe is sent on a separate connection. If
+the server answers the probe and the first connection stays silent, that connection is dead. If the
+probe gets no answer, the server is slow, stopped or unreachable, and waiting continues, with a few
+more probes. An exchange that is answered in time has no extra cost.
 
-Commands on an abandoned connection may have been executed, or may be executed late. That is a lost
-reply (`RedisUnavailableError.sent`), which all callers handle.
+Commands on an abandoned connection may have been executed, or may still be executed. To the caller,
+this is a lost reply (`RedisUnavailableError.sent`).
 
-A connection that is still opening needs no probe: no command was sent yet, so the next attempt is
-the probe. `Attempts` limits the time of each attempt.
+A connection that is still opening needs no probe, because no command was sent. The next attempt
+serves as the probe, and `Attempts` limits the time of each attempt.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from random import random
 
 from streamqd.errors import SilentConnectionError
 
-# The probe also checks that scripts and writes are served now: a server that delays them
-# (CLIENT PAUSE) delays the probe, or replies BUSY. It needs no permission that our scripts lack.
+# The probe also checks that the server executes scripts and writes: a server that delays these
+# (CLIENT PAUSE) delays the probe or replies BUSY. It needs only permissions that the scripts need
+# too.
 PROBE = ("EVAL", "return 1", "0")
 PROBE_SECONDS = 1.0  # longest wait for the answer to a probe
-# After a probe, an overdue answer may still come for this share of the normal silence, and for
-# twice the time of the probe. The server answers in order, but the network need not deliver in
-# order across connections.
+# After an answered probe, wait for the overdue answer this share of the normal silence, plus twice
+# the time of the probe. The server answers in order, but the network may reorder across
+# connections.
 GRACE_SHARE = 0.25
 PAUSE_SECONDS = (1.0, 4.0)  # first and longest pause between two unanswered probes
 PROBE_AFTER_MAX = 2.0  # seconds, even with a server that is often slow
 SLOW_SERVER_SECONDS = 60.0  # seconds that a server counts as slow after a late answer
-ATTEMPT_SECONDS = 1.0  # limit of each of the first attempts to connect and log in
-ATTEMPTS_QUICK = 3  # attempts with this limit, which doubles with each later failed attempt
+ATTEMPT_SECONDS = 1.0  # time limit of each of the first attempts to connect and log in
+ATTEMPTS_QUICK = 3  # attempts with this limit. After them, each failed attempt doubles it.
 
 
 class Attempts:
-    """Limits each attempt to connect and log in. Lives as long as its connection.
+    """Limits each attempt of one connection to connect and log in.
 
-    The first attempts are short: the connection may die during the login, and another one may
-    work. Later ones are longer: the server may be slow.
+    The first attempts are short, because a connection may die during the login while another one
+    would work. Later attempts are longer, because the server may be slow.
     """
 
     def __init__(self) -> None:
-        self._used_up = 0  # attempts in a row that reached their limit
+        self._used_up = 0  # consecutive attempts that reached their limit
 
     def limit(self) -> float:
         """Return how many seconds the next attempt may take."""
@@ -58,17 +59,23 @@ class Attempts:
 
 
 class IdleProbe:
-    """Judges the silences of one connection to a server. Survives its reconnects."""
+    """Watches the silences of one connection to a server, across reconnects."""
 
     def __init__(self, seconds: float, ask: Callable[[float], bool]) -> None:
-        """`seconds`: normal silence. `ask` probes the server within the given seconds."""
+        """`seconds` is the longest normal silence.
+
+        `ask` probes the server within the given seconds.
+        """
         self.seconds = seconds
         self.ask = ask
-        self._late = 0.0  # seconds that the last answer after a probe was late
+        self._late = 0.0  # seconds by which the last answer after a probe was late
         self._late_until = 0.0
 
     def start_wait(self, expected: float, most: float) -> ReplyWait:
-        """Start a silence. The answer is due at `expected` (monotonic) and awaited `most` more."""
+        """Start a wait for an answer.
+
+        It is due at `expected` (monotonic), with `most` seconds more.
+        """
         return ReplyWait(self, expected, expected + most)
 
     def await_reply(self, sock: socket.socket, deadline: float) -> None:
@@ -84,19 +91,20 @@ class IdleProbe:
         wait.record_reply()
 
     def seconds_until_probe(self) -> float:
-        """Seconds of silence before a probe, longer if an answer recently came after a probe."""
+        """Seconds of silence before a probe, more if the server was recently slow."""
         longer = 2 * self._late if time.monotonic() < self._late_until else 0.0
-        # Connections that become silent at the same time must not all probe at the same time.
+        # Vary the time, because connections that become silent together must not all probe
+        # together.
         return max(self.seconds, min(longer, PROBE_AFTER_MAX)) * (1 + random() / 8)
 
     def record_late_reply(self, late: float) -> None:
-        """Record that an answer came this many seconds late, after a probe."""
+        """Record that an answer arrived after a probe, `late` seconds late."""
         self._late = late
         self._late_until = time.monotonic() + SLOW_SERVER_SECONDS
 
 
 class ReplyWait:
-    """One overdue answer: when to probe, and when to give it up."""
+    """The wait for one answer: when to probe, and when to give up."""
 
     def __init__(self, probe: IdleProbe, expected: float, deadline: float) -> None:
         self._probe = probe
@@ -107,11 +115,11 @@ class ReplyWait:
         self._has_probed = False
 
     def seconds_left(self) -> float:
-        """Return the seconds until `check` has something to do."""
+        """Return the seconds until `check` must be called."""
         return max(0.0, min(self._probe_at, self._deadline) - time.monotonic())
 
     def check(self, sock: socket.socket) -> None:
-        """Handle continued silence: probe on another connection when it is time.
+        """Check a connection that is still silent: probe on another connection when that is due.
 
         Raises TimeoutError after the deadline, SilentConnectionError if the server answers other
         connections.
@@ -136,13 +144,13 @@ class ReplyWait:
         self._pause = min(2 * self._pause, PAUSE_SECONDS[1])
 
     def record_reply(self) -> None:
-        """Record that the answer came."""
+        """Record that the answer arrived."""
         if self._has_probed:
             self._probe.record_late_reply(time.monotonic() - self._expected)
 
 
 def wait_readable(sock: socket.socket, seconds: float) -> bool:
-    """Wait until the socket is readable or closed by the peer. False: not in time."""
+    """Wait until the socket is readable or closed by the peer. Return False after `seconds`."""
     poller = select.poll()
     poller.register(sock, select.POLLIN)
     return bool(poller.poll(seconds * 1000))

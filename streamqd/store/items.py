@@ -1,6 +1,6 @@
-"""The entries of one call: their bounds, and the argument format of the scripts that settle.
+"""The entries of one call: their limits, and their format as arguments of scripts.
 
-Many messages of one call usually fail alike, so shared changes are sent and read once.
+The messages of one call usually fail in the same way, so shared changes are sent once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def portions(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """Split items into lists of at most `most`, each of BYTES_MAX of bodies or one item."""
+    """Split items into lists of at most `most` items and BYTES_MAX bytes, or one larger item."""
     part: list[T] = []
     taken = 0
     for item in items:
@@ -32,10 +32,10 @@ def portions(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterato
 
 
 def flatten_items(entries: Sequence[tuple[tuple[Any, ...], Fields]]) -> list[Any]:
-    """Return the arguments for lua/_settle_items.lua: shared changes, then each entry with its own.
+    """Return the arguments for lua/_settle_items.lua: shared changes, then each entry's own.
 
-    An entry is its leading arguments (place, and possibly a delay) and its changed fields. Names
-    that all entries have are shared, with the values of the first entry.
+    An entry consists of its leading arguments (place, and possibly a delay) and its changed fields.
+    Fields that all entries have are shared, with the values of the first entry.
     """
     shared = _shared_fields([fields for _, fields in entries])
     flat: list[Any] = [2 * len(shared)]

@@ -1,6 +1,7 @@
-"""Check the types of keys without the command TYPE, which would be one more permission.
+"""Check the types of keys without the command TYPE, which would require another permission.
 
-For each type, it runs a command that returns the length. The daemon needs those commands anyway.
+For each key, run the command of its type that returns the length. The daemon needs these commands
+anyway.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ HASH, SORTED_SET, SET = "a hash", "a sorted set", "a set"
 def find_mistyped(link: Connection, wanted: Mapping[str, str]) -> list[InvalidValueError]:
     """Return the keys that exist with a type other than `wanted`. One round trip.
 
-    A list, a module type, and a type whose command this user may not run count as another type.
+    A list or a module type counts as another type. So does a key for which this user may not run
+    the command.
     """
     commands = [(command, key) for key in wanted for command in _LENGTHS]
     replies = iter(link.pipeline(commands))
@@ -43,11 +45,11 @@ def _is_mistyped(answer: object) -> bool:
 def is_of_type(error: RedisResponseError) -> bool:
     """Return True if a command or a script met a key of the wrong type.
 
-    Redis 6.2 puts the code of a command inside a script only into the text.
+    For a command inside a script, Redis 6.2 reports the code only within the text.
     """
     return "WRONGTYPE" in str(error)
 
 
 def remedy(key: str) -> str:
-    """Return the command that moves a key of a wrong type out of the way."""
+    """Return the advice for a key of a wrong type."""
     return f"find the client that writes {key}, then run: redis-cli RENAME '{key}' '{key}:other'"

@@ -1,6 +1,6 @@
-"""Script calls for the lease of an assignment, the right to settle its messages.
+"""Script calls for the lease of an assignment.
 
-The supervisor uses them. Durations are seconds here and milliseconds in the scripts.
+The supervisor uses these calls. Durations are in seconds here and in milliseconds in the scripts.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
 _EVENTS = (b"acquired", b"inherited", b"released", b"reset")
-CHANGES_MAX = 40  # changes of owner that are kept, see lua/_owner_changes.lua
-FENCE = "the fence of a partition"  # used if the caller passes no key
+CHANGES_MAX = 40  # number of stored owner changes, the same as in lua/_owner_changes.lua
+FENCE = "the fence of a partition"  # label in errors if the caller passes no key
 
 
 def acquire(
@@ -30,7 +30,8 @@ def acquire(
 
     The token of `lease` must be new. Repeat the same call until it is answered. `dead_token` is the
     token of a predecessor whose processes have all exited, or of an owner that was silent for
-    longer than a lease lasts. Its lease may still exist if a clock was set back.
+    longer than a lease lasts. The lease of such a silent owner may still exist if a clock was set
+    back.
     """
     return scripts.on(
         "lease_acquire",
@@ -60,8 +61,8 @@ def refence(
 ) -> Call:
     """Replace the token of an exited worker by `new`, and settle its entries in the same step.
 
-    Acknowledges the places in `done` (at most ENTRIES_MAX, the most that a worker can have) and
-    charges a crash to `charged`, if not None. Raises ContractError if the tokens are equal or
+    The call acknowledges the places in `done` (at most ENTRIES_MAX, as many as a worker can have)
+    and charges a crash to `charged`, if not None. Raises ContractError if the tokens are equal or
     `done` is too long.
     """
     if lease.token == new:
@@ -82,7 +83,7 @@ def refence(
 
 
 def release(keys: Keys, lease: Lease, reason: str = "") -> Call:
-    """Release the assignment. Its token must not be used after this was sent.
+    """Release the assignment. Do not use its token after sending this call.
 
     `reason` is recorded with the change of owner, '' if it is unknown.
     """
@@ -93,12 +94,15 @@ class Acquired(NamedTuple):
     """An acquired lease. `victim` is the place charged with a crash, b'' for none."""
 
     epoch: int
-    unclean: bool  # not released by the last owner: pending entries run in quarantine
+    unclean: bool  # the last owner did not release it, so pending entries run in quarantine
     victim: bytes
 
     @classmethod
     def parse(cls, reply: Reply) -> Acquired:
-        """Parse the reply OK or MINE. MINE never charges an entry again."""
+        """Parse the reply OK or MINE.
+
+        MINE answers a repeated call, which charges no entry again.
+        """
         victim = reply.rest[2] if reply.word == "OK" else b""
         return cls(epoch_of(reply), bool(reply.rest[1]), victim)
 
@@ -111,7 +115,7 @@ class Acquired(NamedTuple):
 def epoch_of(reply: Reply) -> int:
     """Return the epoch from the OK or MINE of an acquire, or the OK of a refence.
 
-    Raises ContractError if it is not a number: the scripts refuse an invalid epoch of the fence.
+    Raises ContractError if it is not a number, because the scripts refuse an invalid epoch.
     """
     try:
         return untrusted.integer(reply.rest[0], FENCE, "epoch")
@@ -120,7 +124,7 @@ def epoch_of(reply: Reply) -> int:
 
 
 class LeaseView(NamedTuple):
-    """Fence and lease, read together. For information: it decides nothing."""
+    """The fence and lease of an assignment, read together. The view may be outdated."""
 
     token: str
     """'' if no instance owns the assignment."""
@@ -134,7 +138,7 @@ class LeaseView(NamedTuple):
 
     @classmethod
     def parse(cls, fence: Sequence[bytes | None], ttl_ms: int, key: str = FENCE) -> LeaseView:
-        """Read the two replies to `view`. Raises InvalidValueError, naming the fence's `key`."""
+        """Parse the replies to `view`. Raises InvalidValueError, which names the fence's `key`."""
         token, epoch, owner, since, quarantine = fence
         return cls(
             token=untrusted.label(token or b""),
@@ -147,7 +151,7 @@ class LeaseView(NamedTuple):
 
 
 def view(keys: Keys, assignment: Assignment) -> list[tuple[Any, ...]]:
-    """Build the two commands whose replies `LeaseView.parse` takes."""
+    """Build the two commands whose replies `LeaseView.parse` parses."""
     return [
         ("HMGET", keys.fence(*assignment), "token", "epoch", "owner", "since", "quarantine"),
         ("PTTL", keys.lease(*assignment)),
@@ -160,7 +164,7 @@ def glance(keys: Keys, assignment: Assignment) -> tuple[Any, ...]:
 
 
 class OwnerChange(NamedTuple):
-    """One change of owner. `other` is the owner that was lost, or the reason of a release."""
+    """One change of owner. `other` is the lost owner, or the reason of a release."""
 
     at_unix_ms: int
     event: str
@@ -170,7 +174,7 @@ class OwnerChange(NamedTuple):
 
     @classmethod
     def parse(cls, raw: bytes, key: str) -> OwnerChange:
-        """Read `unix-ms event epoch owner other`, an element of the history.
+        """Parse `unix-ms event epoch owner other`, an element of the list.
 
         Raises InvalidValueError.
         """

@@ -18,7 +18,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-INFO = "the members of a fleet"  # used if the caller passes no key
+INFO = "the members of a fleet"  # label in errors if the caller passes no key
 WEIGHT_MAX = 1_000_000
 ASSIGNMENTS_MAX = 1_000_000
 TTL_MAX = 366 * 86_400
@@ -33,10 +33,10 @@ def heartbeat(
     stale: float,
     silent: Sequence[str] = (),
 ) -> Call:
-    """Send a heartbeat. The heartbeat of another run is ignored after `stale` seconds.
+    """Send a heartbeat. A heartbeat of another run with this name counts for `stale` seconds.
 
-    `nonce` is random, one for each run of the instance, and becomes part of the info. `silent` are
-    members without a heartbeat while this instance watched. They are removed after a long silence.
+    `nonce` is a random string for each run of the instance, and becomes part of the info. `silent`
+    are members from which this instance saw no heartbeat. They are removed after a long silence.
     """
     described = json.dumps({**info, "nonce": nonce}, separators=(",", ":"), sort_keys=True)
     return scripts.get("member_heartbeat").call(
@@ -59,14 +59,14 @@ def types(keys: Keys, fleet: str) -> dict[str, str]:
 
 
 def leave(keys: Keys, fleet: str, instance: str, nonce: str) -> Call:
-    """Remove the instance's entry, if it belongs to the run with this nonce."""
+    """Remove the instance's record if it belongs to the run with this nonce."""
     return scripts.get("member_leave").call(_keys(keys, fleet), id=instance, nonce=nonce)
 
 
 class Heartbeat(NamedTuple):
-    """A member and its published record. If the record is invalid, `info` is empty.
+    """A member and its published record.
 
-    `bad` is the error in that case, else None.
+    If the record is invalid, `info` is empty and `bad` is the error.
     """
 
     instance: str
@@ -76,9 +76,9 @@ class Heartbeat(NamedTuple):
 
 
 class Present(NamedTuple):
-    """All members by the server's clock, including the caller, and the operators' directives.
+    """The reply to a heartbeat: all members, including the caller, and the directives.
 
-    `orders` are names and values alternating, for `directives.read`.
+    `orders` is a list of alternating names and values, for `directives.read`.
     """
 
     now_unix_ms: int
@@ -93,7 +93,10 @@ class Present(NamedTuple):
 
 
 def seen_of(heartbeat: Heartbeat) -> MemberView:
-    """Convert a member's record for the rebalancer. An invalid record has no consumers."""
+    """Convert a member's record for the rebalancer.
+
+    An invalid record becomes one without consumers.
+    """
     try:
         return parse_member(heartbeat)
     except InvalidValueError:
@@ -103,7 +106,7 @@ def seen_of(heartbeat: Heartbeat) -> MemberView:
 
 
 def parse_member(heartbeat: Heartbeat, key: str = INFO) -> MemberView:
-    """Read a member's record.
+    """Parse a member's record.
 
     Raises InvalidValueError for the first bad field of the hash `key`.
     """
@@ -148,13 +151,13 @@ def parse_member(heartbeat: Heartbeat, key: str = INFO) -> MemberView:
 
 
 def _bad(key: str, name: str, field: str, value: object, wanted: str) -> InvalidValueError:
-    # A JSON value may be nested too deeply to print.
+    # Show only the type of a list or object, which may be nested too deeply to print.
     found = repr(value) if isinstance(value, str | int | float | bool) else type(value).__name__
     return InvalidValueError(key, f"{name}.{field}", found[: untrusted.SHOWN_BYTES], wanted)
 
 
 def process_of(heartbeat: Heartbeat) -> dict[str, Any]:
-    """Return host and pid of a member as log fields, leaving out unreadable ones."""
+    """Return the host and pid of a member as log fields, without invalid values."""
     host, pid = heartbeat.info.get("host"), heartbeat.info.get("pid")
     found: dict[str, Any] = {}
     if isinstance(host, str):
@@ -165,7 +168,7 @@ def process_of(heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def duplicate(reply: Reply) -> Heartbeat:
-    """Read DUPLICATE: the other run with the same id (its instance is '' here)."""
+    """Parse the reply DUPLICATE, which describes the other run with the same name."""
     return _heartbeat(b"", *reply.rest)
 
 
@@ -178,7 +181,7 @@ def _heartbeat(instance: bytes, heartbeat_unix_ms: bytes, described: bytes) -> H
     try:
         heartbeat = untrusted.integer(heartbeat_unix_ms, INFO, f"{name}, last beat")
     except InvalidValueError as error:
-        heartbeat, bad = 0, error  # an unreadable score counts as a heartbeat of long ago
+        heartbeat, bad = 0, error  # an invalid score counts as a very old heartbeat
     return Heartbeat(name, heartbeat, info, bad)
 
 
@@ -187,7 +190,7 @@ def _keys(keys: Keys, fleet: str) -> dict[str, str]:
 
 
 def heartbeat_commands(keys: Keys, fleet: str) -> list[tuple[Any, ...]]:
-    """Build the two commands whose replies `beats` reads, for callers outside the fleet."""
+    """Build the two commands whose replies `heartbeats` parses, for callers outside the fleet."""
     return [
         ("ZRANGE", keys.members(fleet), 0, -1, "WITHSCORES"),
         ("HGETALL", keys.info(fleet)),
@@ -213,7 +216,7 @@ def member(store: Store, fleet: str, instance: str) -> Heartbeat | None:
 
 
 def heartbeats(scores: Sequence[bytes] | None, infos: Sequence[bytes] | None) -> list[Heartbeat]:
-    """Read the replies to the commands of `heartbeat_commands`."""
+    """Parse the replies to the commands of `heartbeat_commands`."""
     info_of = dict(zip((infos or ())[::2], (infos or ())[1::2], strict=True))
     flat = scores or ()
     return [

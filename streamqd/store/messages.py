@@ -1,7 +1,7 @@
 """Script calls for the messages of an assignment: list pending entries, settle, promote.
 
-The worker reads and settles, fenced by its token. The housekeeper promotes, which any process may
-do. The fetch itself is in `store.fetch`, and trimming in `store.retention`.
+The worker lists and settles, fenced by its token. The housekeeper promotes, which any process may
+do. Fetching is in `store.fetch`, and trimming in `store.retention`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLACES_MAX = 512  # places in one call
 ITEMS_MAX = 256  # entries moved by one call
 COUNT_MAX = 1_000_000_000  # crashes, or failures, of one entry
 WAIT_MS_MAX = 366 * 86_400_000  # longer than any delay that can be configured
-ATTEMPTS = "the counters of a group on a partition"  # used if the caller passes no key
+ATTEMPTS = "the counters of a group on a partition"  # label in errors if the caller passes no key
 
 Cursor = tuple[bytes, bytes]  # another client's consumer, and one of its entries
 BEGIN: Cursor = (b"", b"")
@@ -31,7 +31,10 @@ BEGIN: Cursor = (b"", b"")
 
 
 def ensure_group(keys: Keys, assignment: Assignment, start: str) -> Call:
-    """Ensure that the group exists. `start`: 0 = from the first message, $ = only later ones."""
+    """Ensure that the group exists.
+
+    `start` is 0 for the first message, or $ for later ones only.
+    """
     if start not in ("0", "$"):
         raise ContractError(f"group_ensure: start {start!r}")
     return scripts.on("group_ensure", keys, assignment, start=start)
@@ -44,10 +47,10 @@ def restore_group(
     after_retry: bytes,
     places: Sequence[bytes],
 ) -> Call:
-    """Create the group again after another client destroyed it, as its owner knows it.
+    """Create the group again after another client destroyed it, in the state that its owner knows.
 
-    `after_*` are the last ids delivered, `places` the delivered entries that are not settled.
-    The call returns the IDs after which the group continues, b'' if the group existed.
+    `after_*` are the last delivered IDs, and `places` the delivered entries that are not settled.
+    The call returns the IDs after which the group continues, or b'' if the group existed.
     """
     return _fenced_call(
         "group_restore",
@@ -68,9 +71,9 @@ def recover(
     after_retry: str | bytes,
     count: int,
 ) -> Call:
-    """List a page of pending entries. `open`: this is the first page of a connection.
+    """List a page of pending entries. `open`: this is the first page on a new connection.
 
-    `after_*` is the last id of the previous page, empty for the first page.
+    `after_*` are the last IDs of the previous page, empty for the first page.
     """
     return _fenced_call(
         "message_recover",
@@ -85,20 +88,20 @@ def recover(
 
 
 def place_of(entry_id: bytes, *, retried: bool) -> bytes:
-    """Return the unambiguous name of a pending entry: its stream and id."""
+    """Return the unambiguous name of a pending entry: its stream and ID."""
     return (b"r:" if retried else b"m:") + entry_id
 
 
 class PendingEntry(NamedTuple):
-    """A pending entry. `fields` is flat (name, value, …), or None if its body is gone."""
+    """A pending entry. `fields` is a flat list (name, value, …), or None if the body is gone."""
 
-    retried: bool  # it is in the retry stream
+    retried: bool  # True for the retry stream, False for the partition
     id: bytes
     fields: list[bytes] | None
-    crashes: int = 0  # charged since it was last delivered
+    crashes: int = 0  # crashes charged since the last delivery
     context: bytes = b""  # JSON of the last charged crash, b'' for none
     failures: int = 0  # failures in place, for a handler that keeps the order
-    wait_ms: int = 0  # until its next run in place is due
+    wait_ms: int = 0  # milliseconds until its next run in place is due
 
     @property
     def place(self) -> bytes:
@@ -114,7 +117,9 @@ class PendingEntry(NamedTuple):
     def parse(
         cls, entry: Sequence[Any], key: str, *, retried: bool
     ) -> tuple[PendingEntry, list[InvalidValueError]]:
-        """Read an entry of `message_recover`. Unreadable counters count as 0 and are returned.
+        """Parse an entry of `message_recover`.
+
+        Invalid counters count as 0, and are returned as errors.
 
         `key` is the key of the counters.
         """
@@ -143,8 +148,8 @@ class PendingEntry(NamedTuple):
 class Recovered(NamedTuple):
     """A page of pending entries, each list oldest first.
 
-    `more_*`: the list may continue. `last_*` are the ids last delivered to the group, where the
-    long poll starts.
+    `more_*`: the list may continue on the next page. `last_*` are the IDs last delivered to the
+    group, after which the long poll starts.
     """
 
     quarantine: bool
@@ -176,7 +181,7 @@ class Recovered(NamedTuple):
         )
 
     def in_order(self) -> tuple[list[PendingEntry], bool]:
-        """Merge both lists, oldest first. Also return True if they are complete.
+        """Merge both lists, oldest first. Also return True if both lists are complete.
 
         Entries beyond the last one of an incomplete list stay for the next page, because they must
         not run before the rest of that list.
@@ -190,7 +195,7 @@ class Recovered(NamedTuple):
 
 
 def fetch(keys: Keys, lease: Lease, session: str, count: int) -> Call:
-    """Read at most `count` entries of each stream while memory is full (else: `store.fetch`)."""
+    """Read at most `count` entries per stream while memory is full. See `store.fetch` otherwise."""
     return _fenced_call("message_fetch", keys, lease, session=session, count=_page(count))
 
 
@@ -205,8 +210,8 @@ def reclaim(
 ) -> Call:
     """Take over entries that other clients' consumers left pending for `idle` seconds.
 
-    `source`: m = partition stream, r = retry stream. Examines one `page` of their entries. The
-    reply names the start of the next one.
+    `source` is m for the partition stream and r for the retry stream. One call examines one `page`
+    of their entries, and the reply contains the start of the next page.
     """
     stream = keys.source if source == "m" else keys.retry_stream
     return scripts.get("message_reclaim").call(
@@ -225,7 +230,7 @@ def reclaim(
 
 
 class Reclaimed(NamedTuple):
-    """Entries taken over, each (id, flat fields), and the number settled without a body.
+    """The entries taken over, each (ID, flat fields), and the number of missing entries.
 
     `next` starts the next page, or is None after the last one.
     """
@@ -249,9 +254,9 @@ class Reclaimed(NamedTuple):
 
 
 def ack(keys: Keys, lease: Lease, places: Sequence[bytes], charged: Sequence[bytes] = ()) -> Call:
-    """Acknowledge `charged` places and remove their counters, and acknowledge all other `places`.
+    """Acknowledge `places` and `charged`, and remove the counters of the entries in `charged`.
 
-    A place in both counts as charged.
+    An entry in both lists is treated as charged.
     """
     every = [*charged, *(place for place in places if place not in charged)]
     if len(every) > PLACES_MAX:
@@ -269,10 +274,10 @@ def retry(
     *,
     adjacent: bool = False,
 ) -> Call:
-    """Move failed entries to the retry set, each (place, delay in seconds, changed fields).
+    """Move failed entries, each (place, delay in seconds, changed fields), to the retry set.
 
-    After the reply MISSING, pass all fields of the entry, including `payload`. With `adjacent`, the
-    entries of a stream are consecutive, so one range command finds them.
+    If the reply for an entry is MISSING, repeat the call with all its fields, including `payload`.
+    With `adjacent`, the entries of a stream are consecutive, so one range command finds all.
     """
     _check_count("settle_retry", len(items))
     return _fenced_call(
@@ -293,7 +298,8 @@ def dead(
 ) -> Call:
     """Dead-letter entries, each (place, changed fields). Fields and `adjacent` are as in `retry`.
 
-    Do not call it for a group that reads dead letters: it would read its own dead letters forever.
+    Do not call this for a group that reads dead letters, because it would read its own dead letters
+    forever.
     """
     _check_count("settle_dead", len(items))
     if lease.assignment.reads_dead_letters:
@@ -308,9 +314,9 @@ def dead(
 
 
 def note(keys: Keys, lease: Lease, notes: Sequence[tuple[bytes, int, float]]) -> Call:
-    """Record the failures of entries that stay with their owner, and when they run again.
+    """Record the failures of entries that wait in their place, and when the entries run again.
 
-    A note is (place, failures, seconds until it is due).
+    A note is (place, failures, seconds until the next run).
     """
     _check_count("settle_note", len(notes))
     return _fenced_call(
@@ -325,7 +331,7 @@ class SettledReply(NamedTuple):
     """A word for each item (MOVED, GONE or MISSING), in order.
 
     After `retry`, `next_due_unix_ms` is the earliest due time of the group's waiting retries. After
-    `dead`, `letters` has the ID of each item's dead letter, b'' if it was not moved.
+    `dead`, `letters` contains the ID of each item's dead letter, or b'' if the item was not moved.
     """
 
     words: list[str]
@@ -345,11 +351,11 @@ class SettledReply(NamedTuple):
 def quarantine_mark(
     keys: Keys, lease: Lease, session: str, places: bytes, acked: Sequence[bytes]
 ) -> Call:
-    """Mark the next inherited entries, and acknowledge the previous ones. b'' = none is left.
+    """Mark the next inherited entries, and acknowledge the previous ones.
 
-    `places` are separated by spaces.
+    `places` are separated by spaces, and b'' if no inherited entry is left.
 
-    Entries with counters are acknowledged by `ack`, not here.
+    Use `ack` to acknowledge entries with counters.
     """
     return _fenced_call("quarantine_mark", keys, lease, session=session, places=places, acked=acked)
 
@@ -368,10 +374,10 @@ def promote_delayed(keys: Keys, topic: str, partition: int, count: int) -> Call:
 
 
 class Promoted(NamedTuple):
-    """The numbers of moved items and of removed members without an item, and the next due time.
+    """The result of a promotion: moved items, members removed without an item, next due time.
 
-    `unreadable` items stay, because they are not in streamqd's format. `more`: further items are
-    already due, beyond the limit of one call.
+    `unreadable` is the number of items that stay, because their format is invalid. `more`: further
+    items are due, beyond the limit of one call.
     """
 
     moved: int
@@ -393,7 +399,7 @@ def snapshot(keys: Keys, assignment: Assignment, limit: int = 500) -> Call:
 
 
 class Snapshot(NamedTuple):
-    """The counts of `snapshot`. An unread count above the limit is -1."""
+    """The counts that `snapshot` returns. An unread count above the limit is -1."""
 
     length: int
     unread: int

@@ -1,8 +1,8 @@
 """The connection to one server. After a failure, it reports whether a command may have run.
 
-Nothing is repeated automatically: a repeated XADD writes a duplicate, and a repeated XREADGROUP
-orphans messages. Instead, `RedisUnavailableError.sent` is True if the command may have been
-executed, and the caller, which knows the command, decides.
+Nothing is repeated automatically, because a repeated XADD writes a duplicate, and a repeated
+XREADGROUP orphans messages. Instead, `RedisUnavailableError.sent` is True if the command may have
+been executed. The caller knows the command, and decides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from streamqd import config
 
-# After these replies the connection is unusable: it lost its login, or the node its role.
+# After these replies, the connection is unusable, because its login or the node's role has changed.
 DROP_AFTER = frozenset({RefusalKind.LOGIN, RefusalKind.REPLICA})
 NEVER = float("inf")  # no time limit
 Key = TypeVar("Key", bound=str | bytes)
@@ -35,18 +35,18 @@ _NAME = re.compile(r"[!-~]{1,200}")
 
 
 def _nothing(*_: Any) -> None:
-    """The default of a finder's optional functions."""
+    """Do nothing. This is the default of a finder's optional functions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The settings of a connection, common to all its servers."""
+    """The settings of a connection that apply to all its servers."""
 
     settings: config.Redis
-    # Seconds of one exchange. It limits connecting too, as `connect_timeout` does, if `lookup`
-    # keeps to its limit.
+    # Time limit of one exchange in seconds. It includes connecting, which `connect_timeout` limits
+    # too, provided that `lookup` respects its limit.
     timeout: float
-    name: str  # shown by CLIENT LIST
+    name: str  # name in the output of CLIENT LIST
     lookup: Lookup = resolve
     probe_after: float | None = None  # seconds of silence before a probe: see `store/idle_probe.py`
 
@@ -59,18 +59,18 @@ class Terms:
 class Finder:
     """Finds the server to connect to. It runs for each new connection."""
 
-    label: str  # the place of the search, for display
-    find: Callable[[float], Endpoint]  # until an instant (monotonic). Raises RedisUnavailableError.
-    # Checks that the server is the right one. Raises RedisUnavailableError, RedisResponseError.
+    label: str  # description of where it searches, for display
+    find: Callable[[float], Endpoint]  # takes a deadline (monotonic). Raises RedisUnavailableError.
+    # Checks that the server is the right one. Raises RedisUnavailableError or RedisResponseError.
     verify: Callable[[Transport], None] = _nothing
     failed: Callable[[Endpoint], None] = _nothing  # called if no connection could be opened
     refused: Callable[[Endpoint, RedisResponseError], None] = (
-        _nothing  # called before a close for it
+        _nothing  # called before the connection is closed because of such a reply
     )
-    # These refusals mean that the command was not executed: the server is no longer the right
-    # one, or not at present.
+    # Refusals which mean that the command was not executed, because the server is not the right one
+    # now.
     not_now: frozenset[RefusalKind] = frozenset()
-    patience: float = NEVER  # seconds to open the connection after the server was found
+    patience: float = NEVER  # time limit for opening the connection after the server was found
 
 
 def fixed_finder(endpoint: Endpoint) -> Finder:
@@ -79,15 +79,15 @@ def fixed_finder(endpoint: Endpoint) -> Finder:
 
 
 class Node:
-    """The route to one server: a connection that is opened on first use.
+    """The route to one server. Its connection is opened on first use.
 
-    Used by one thread of the process that created it (or that called `detach`). No automatic
-    retries, RESP2, replies as raw bytes. After a `RedisUnavailableError` the connection is closed
-    and the next use opens a new one. `opened` counts the connections.
+    Only one thread may use it, in the process that created it or that called `detach`. It uses
+    RESP2, returns replies as raw bytes and never retries. After a `RedisUnavailableError`, the
+    connection is closed, and the next use opens a new one. `opened` counts the connections.
     """
 
     def __init__(self, terms: Terms, finder: Finder) -> None:
-        """Prepare, without connecting."""
+        """Prepare the route without connecting."""
         self.terms = terms
         self.timeout = terms.timeout
         self.opened = 0
@@ -109,7 +109,7 @@ class Node:
         self.post(commands)
         return self.collect(len(commands))
 
-    exchange_each = exchange  # one node answers all commands or none
+    exchange_each = exchange  # a single node answers all commands or none
 
     def masters(self) -> list[Node]:
         return [self]
@@ -151,7 +151,7 @@ class Node:
         self.transport = None
 
     def set_deadline(self, end: float) -> None:
-        """Limit all further operations to `end` (monotonic)."""
+        """Set the deadline (monotonic) of all further operations."""
         self._end = end
 
     def open(self) -> None:
@@ -172,7 +172,8 @@ class Node:
             raise RedisUnavailableError(
                 f"cannot connect to {self.address}: {reason(error.__cause__ or error)}", sent=False
             ) from error
-        self.transport.idle_probe = self.idle_probe  # only now: a login has its own time limit
+        # Set after the login, which has its own time limit.
+        self.transport.idle_probe = self.idle_probe
         self.opened += 1
 
     # --- the connection ---
@@ -201,7 +202,8 @@ class Node:
                 opened.send([pack(command) for command in commands])
                 opened.receive(len(commands), replies)
             except RedisUnavailableError:
-                # A server that rejects clients sends the reason and closes before reading.
+                # A server that rejects a client sends the reason and closes the connection without
+                # reading, so look for that reason.
                 with contextlib.suppress(RedisUnavailableError):
                     opened.receive(len(replies) + 1, replies)
                 check_replies(replies)
@@ -210,7 +212,8 @@ class Node:
                 isinstance(replies[-1], RedisResponseError)
                 and replies[-1].kind is RefusalKind.FORBIDDEN
             ):
-                # A restricted user may be forbidden to set its name. It can work without one.
+                # A restricted user may lack permission to set the name of the connection, which is
+                # optional.
                 del replies[-1]
             check_replies(replies)
             self._finder.verify(opened)
@@ -220,9 +223,11 @@ class Node:
         return opened
 
     def ready(self) -> Transport:
-        """Return the open connection, for a custom exchange. Close it if that stops half way.
+        """Return the open connection for a custom exchange.
 
-        Opens a new one if there is none, or if the server closed an idle one. Raises
+        Close it if the exchange is interrupted.
+
+        Opens a new connection if there is none, or if the server closed the idle one. Raises
         RedisUnavailableError with `sent=False`.
         """
         check_process(self._pid, self.terms.name)
@@ -237,7 +242,7 @@ class Node:
         return self.transport
 
     def socket(self) -> socket.socket:
-        """Return the open socket (opening it first), which never blocks."""
+        """Return the socket, which never blocks. Connects if necessary."""
         self.open()
         assert self.transport is not None
         return self.transport.sock
@@ -251,11 +256,11 @@ class Node:
         self.send([pack(command) for command in commands])
 
     def execute_weighed(self, *args: Any, bytes_max: float) -> tuple[Any, int]:
-        """Run a command with a potentially long reply. Return the reply and the bytes received.
+        """Run a command with a potentially large reply. Return the reply and the bytes received.
 
-        It may last as long as data keeps arriving, at most `timeout` apart. A reply of more than
-        `bytes_max` is left unread: raises OverweightError, and the next use connects again. Raises
-        RedisResponseError, RedisUnavailableError.
+        The command may take any time while data keeps arriving at least every `timeout` seconds.
+        Raises OverweightError for a reply of more than `bytes_max`, which stays unread, so the next
+        use connects again. Raises RedisResponseError, RedisUnavailableError.
         """
         self.post((args,))
         assert self.transport is not None
@@ -269,7 +274,7 @@ class Node:
     def collect(
         self, count: int, *, silence: float | None = None, bytes_max: float = NEVER
     ) -> list[Any]:
-        """Read the replies to the commands of `post`. Raises as `Transport.receive` does."""
+        """Read the replies to the commands of `post`. Raises the errors of `Transport.receive`."""
         replies: list[Any] = []
         self.receive(count, replies, silence=silence, bytes_max=bytes_max)
         if self.close_if_unusable(replies):
@@ -284,8 +289,9 @@ class Node:
     ) -> None:
         """Send packed commands.
 
-        `receive` must follow. Raises RedisUnavailableError, as a Transport. They use the current
-        connection or a new one. Pass `on` to require the connection that holds a WATCH.
+        Call `receive` next. Raises RedisUnavailableError, like a Transport. Uses the current
+        connection, or opens a new one. Pass `on` to require a certain connection, such as the one
+        with a WATCH.
         """
         check_process(self._pid, self.terms.name)
         try:
@@ -311,8 +317,8 @@ class Node:
         try:
             opened.receive(count, replies, silence=silence, bytes_max=bytes_max)
         except BaseException:
-            # Even after an exception from a signal handler: a late reply must never be taken
-            # for the answer to the next command.
+            # Drop the connection even after an exception from a signal handler. Otherwise, a late
+            # reply could be taken for the answer to the next command.
             self._drop()
             raise
 
@@ -327,7 +333,7 @@ class Node:
         return False
 
     def _probe(self, seconds: float) -> bool:
-        """Return True if the server answers a new connection in time and can run a script."""
+        """Return True if the server answers on a new connection in time and can run a script."""
         seconds = min(seconds, self._end - time.monotonic())
         if seconds <= 0 or self.endpoint is None:
             return False
@@ -352,7 +358,7 @@ class Node:
     def _seconds_left(self, most: float) -> float:
         """Return the seconds for the next step.
 
-        Raises RedisUnavailableError if the time is over.
+        Raises RedisUnavailableError after the deadline.
         """
         left = min(most, self._end - time.monotonic())
         if left <= 0:

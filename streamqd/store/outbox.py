@@ -1,6 +1,6 @@
 """Script calls of an outbox relay: lease the outbox, fence partitions, and publish each row once.
 
-`streamqd.outbox.relay` uses them. Views read the published state of an outbox.
+`streamqd.outbox.relay` uses the calls. Views read the state that a relay publishes.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from streamqd.store.store import Store
 UID_DIGITS, ID_DIGITS = 32, 16  # hex digits of a row in a record
 _ROW_DIGITS = UID_DIGITS + ID_DIGITS
 _ID_RANGE = 1 << 4 * ID_DIGITS
-ROWS_MAX = 4096  # rows of one call
-OUTBOXES_MAX = 1000  # outboxes that one check reads
+ROWS_MAX = 4096  # limit of rows in one call
+OUTBOXES_MAX = 1000  # limit of outboxes that one check reads
 # Fields that a relay publishes.
 FIGURES = (
     *("rows", "more", "oldest_ms", "sent", "dead"),
     *("error", "cause", "topic", "failing_ms", "table"),
 )
-# Why rows wait: the database is unavailable or returned an error, Redis is unavailable, another
-# outbox has the same table, or a topic or partition cannot be written or has no room.
+# The reasons for which rows wait: the database is unavailable or returned an error, Redis is
+# unavailable, another outbox has the same table, or a topic or partition cannot be written or has
+# no room.
 CAUSES = ("database", "refused", "redis", "shared", "topic", "partition", "backlog")
 
 
 class RecordedRow(NamedTuple):
-    """A row that is in its topic. `id` is its number in the table, an integer of 64 bits."""
+    """A row that is in its topic. `id` is its 64-bit ID in the table."""
 
     id: int
     uid: str
 
 
 class OutgoingRow(NamedTuple):
-    """A row as it is written: `fields` are flat, name, value, name, value …"""
+    """A row to write. `fields` is a flat list: name, value, name, value …"""
 
     id: int
     uid: str
@@ -69,7 +70,7 @@ def renew(keys: Keys, name: str, token: str, ttl: float, figures: Mapping[str, A
 
 
 def release(keys: Keys, name: str, token: str) -> Call:
-    """Release an outbox. Its token must not be used after this was sent."""
+    """Release an outbox. Do not use its token after sending this call."""
     return scripts.get("outbox_release").call(_lease_keys(keys, name), token=token)
 
 
@@ -94,7 +95,7 @@ def publish(
     meta: str | None,
     max_backlog: int | None = None,
 ) -> Call:
-    """Write rows that are not recorded, in order, and record them. At most ROWS_MAX rows."""
+    """Write at most ROWS_MAX rows in order, and record them. Recorded rows are skipped."""
     if not 1 <= len(rows) <= ROWS_MAX:
         raise ContractError(f"outbox_publish: {len(rows)} rows")
     named = {
@@ -148,7 +149,7 @@ class Published(NamedTuple):
 
 
 def rows_of(raw: bytes, key: str) -> list[RecordedRow]:
-    """Read the rows of a record. Raises InvalidValueError."""
+    """Parse the rows of a record. Raises InvalidValueError."""
     found = untrusted.label(raw)
     if len(found) % _ROW_DIGITS or found.strip("0123456789abcdef"):
         raise InvalidValueError(key, "rows", untrusted.format_value(raw), "rows of 48 hex digits")
@@ -169,7 +170,7 @@ def _parse_signed(digits: str) -> int:
 
 
 class OutboxView(NamedTuple):
-    """The state of an outbox as its relay published it, for views only."""
+    """The state of an outbox that its relay published, for views only."""
 
     name: str
     epoch: int
@@ -217,7 +218,7 @@ class OutboxView(NamedTuple):
 
     @classmethod
     def parse(cls, name: str, found: Sequence[bytes | None], ttl_ms: int, key: str) -> OutboxView:
-        """Read the replies to the commands of `view`. Raises InvalidValueError."""
+        """Parse the replies to the commands of `view`. Raises InvalidValueError."""
 
         def number(at: int) -> int:
             return untrusted.integer(found[at], key, _FIELDS[at], default=0)
@@ -253,7 +254,7 @@ def view(keys: Keys, name: str) -> list[tuple[Any, ...]]:
 def views(
     store: Store, names: Sequence[str]
 ) -> list[OutboxView | InvalidValueError | RedisResponseError]:
-    """Return the state of outboxes, in one round trip, an error for each unreadable one."""
+    """Return the state of each outbox, or its error if it is invalid. One round trip."""
     replies = store.pipeline([command for name in names for command in view(store.keys, name)])
     found: list[OutboxView | InvalidValueError | RedisResponseError] = []
     for name, fields, ttl_ms in zip(names, replies[::2], replies[1::2], strict=True):
@@ -275,7 +276,7 @@ def one(store: Store, name: str) -> OutboxView:
 
 
 def register(store: Store, name: str) -> None:
-    """Add the name to the set in which views find it. Every relay repeats it at its start."""
+    """Add the name to the set of all outboxes. Every relay does this at its start."""
     store.execute("SADD", store.keys.outboxes(), name)
 
 
@@ -294,9 +295,9 @@ def registry(store: Store) -> tuple[list[str], list[InvalidValueError]]:
 
 
 def sharing(store: Store, name: str, table: str) -> OutboxView | None:
-    """Return another outbox whose relay holds the same table, or None. '' is no table.
+    """Return another outbox whose relay uses the same table, or None. '' matches no table.
 
-    An outbox that cannot be read is left out.
+    Outboxes with an invalid state are skipped.
     """
     if not table:
         return None

@@ -1,12 +1,13 @@
 """Write messages: the script calls, and the one connection that sends them.
 
-After a topic has grown, a message in the former partition of its key would break the key's order.
-Each script that writes therefore gets the topic's meta key and the partition count that the sender
-used, and compares the two in the same step. If the topic has grown or was deleted, the script
-writes nothing and returns MOVED with the current count, and the caller routes again. No state is
-kept between writes, so the cost does not depend on the number of topics: one round trip per write.
+After a topic has grown, a message in the former partition of its key would break the order of the
+key. Each script that writes therefore gets the topic's meta key and the partition count that the
+sender used, and compares the two in the same step. If the topic has grown or was deleted, the
+script writes nothing and returns MOVED with the current count, and the caller routes the message
+again. A write takes one round trip, regardless of the number of topics, because no state is kept
+between writes.
 
-`fields` are flat: name, value, name, value …
+`fields` is a flat list: name, value, name, value …
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ _EXEC = pack(("EXEC",))
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """Calls on one topic that are sent together, and their replies once read.
+    """Calls on one topic that are sent together, and their replies after these were read.
 
     `replies` is None if the count has changed and nothing was done. `lost` is the error if the
-    reply was lost: then the outcome is unknown. A transaction whose reply is never read is lost.
+    reply was lost, so that the outcome is unknown. That is also the case if the reply is never
+    read.
     """
 
     topic: str
@@ -59,17 +61,18 @@ class MessageWriter:
     """Writes to topics over one connection, and caches their partition counts.
 
     On one server the calls of a transaction run in one step, all or none. At most one transaction
-    awaits its reply. Before that reply, anything may happen: another use, the loss of the
-    connection, a fork.
+    awaits its reply. Before the reply, the connection may be used, lost or forked.
 
-    On a cluster the meta key and the partitions are in different slots, and no script spans slots.
-    So the count is read next to each write, and one write may still use a count that has just
-    changed. This happens only if a topic is deleted and created again: no topic grows on a cluster.
+    On a cluster, no script can compare the count, because the meta key and the partitions are in
+    different slots. The count is therefore read together with each write, and one write may still
+    use an old count. This happens only if a topic is deleted and created again, because no topic
+    grows on a cluster.
     """
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self.connection = connection
-        self.spread = len(connection.together(("{a}", "{b}"))) > 1  # keys on several nodes
+        # True if keys may be on several nodes.
+        self.spread = len(connection.together(("{a}", "{b}"))) > 1
         self._keys = keys
         self._counts: dict[str, int | None] = {}
         self._sent: Transaction | None = None  # the transaction that awaits its reply
@@ -83,7 +86,7 @@ class MessageWriter:
         return self._counts.get(topic)
 
     def count(self, topic: str) -> int | None:
-        """Return the partition count, read from Redis if unknown. None: no such topic.
+        """Return the partition count, read from Redis if unknown, or None for an unknown topic.
 
         Raises RedisResponseError, RedisUnavailableError, InvalidValueError.
         """
@@ -95,7 +98,7 @@ class MessageWriter:
         return found
 
     def pack_calls(self, calls: Sequence[Call], *, by_source: bool = False) -> list[Any]:
-        """Return calls as `post` takes them: packed commands, or on a cluster the calls."""
+        """Return calls in the format of `post`: packed commands, or on a cluster the calls."""
         if self.spread:
             return [*calls]
         return [pack(scripts.command(call, by_source=by_source)) for call in calls]
@@ -118,9 +121,9 @@ class MessageWriter:
         return transaction
 
     def write(self, topic: str, command: bytes) -> bytes | Transaction | None:
-        """Append one message with one call, on one server, and return the entry's id.
+        """Append one message with one call, on one server, and return the ID of the entry.
 
-        For any other reply, return the transaction, to be read as after `collect`. Return None if
+        For any other reply, return the transaction in the state after `collect`. Return None if
         nothing was sent.
         """
         if self._sent is not None:
@@ -160,7 +163,7 @@ class MessageWriter:
         self._sent = transaction
 
     def _post_each(self, transaction: Transaction, calls: Sequence[Call]) -> None:
-        """Make calls, each at the node of its key, and read the answers immediately."""
+        """Send each call to the node of its key, and read the replies immediately."""
         topic = transaction.topic
         look = ("HGET", self._keys.meta(topic), "partitionCount")
         try:
@@ -182,10 +185,10 @@ class MessageWriter:
             transaction.answer(replies)
 
     def _repeat_by_source(self, calls: Sequence[Call], replies: list[Any]) -> None:
-        """Make the calls again that were answered NOSCRIPT, and replace their `replies`.
+        """Repeat the calls that were answered NOSCRIPT, and replace their `replies`.
 
-        The calls are not one step: the server may load or forget the script between two of them,
-        so the others may be executed. A reply stays NOSCRIPT if this user may not load the script.
+        The server may load or forget the script between two calls, so the other calls may have been
+        executed. A reply stays NOSCRIPT if this user may not load the script.
         """
         missing = [at for at, reply in enumerate(replies) if is_unknown_script(reply)]
         if not missing:
@@ -205,7 +208,7 @@ class MessageWriter:
             return
         self._sent, lost = None, None
         calls, node = transaction.calls, self.connection.node
-        wanted = calls + 2 if calls > 1 else 1  # MULTI and EXEC are answered too
+        wanted = calls + 2 if calls > 1 else 1  # plus the replies to MULTI and EXEC
         replies: list[Any] = []
         assert transaction.on is not None
         transaction.on.begin(node.seconds_left())
@@ -245,12 +248,12 @@ class MessageWriter:
             self.connection.close()
 
     def detach(self) -> None:
-        """In a forked child: drop the connection and its reply, which belong to the parent."""
+        """Drop the connection and its reply in a forked child. They belong to the parent."""
         self.connection.detach()
         self._sent = None
 
     def _learn(self, topic: str, raw: bytes | None) -> None:
-        """Cache a topic's count. An invalid one is read again by `count`, which raises."""
+        """Cache a topic's count. An invalid count is not cached, so `count` reads it and raises."""
         try:
             self._counts[topic] = None if raw is None else topics.count_of(topic, raw)
         except InvalidValueError:
@@ -265,17 +268,18 @@ def is_unknown_script(reply: Any) -> bool:
 def may_not_load(reply: Any) -> bool:
     """Return True if a reply to EVAL means that this user has no permission for it.
 
-    The error of a command inside the script starts with another word.
+    The error of a command within the script has a different code.
     """
     return isinstance(reply, RedisResponseError) and str(reply).startswith("NOPERM ")
 
 
 def _read_transaction(replies: list[Any]) -> list[Any]:
-    """Read the answers to MULTI, the calls and EXEC."""
+    """Return the replies to the calls, from those to MULTI, the calls and EXEC."""
     *queued, executed = replies
     if isinstance(executed, list):
         return executed
-    # Nothing was done, because a command was refused while queueing: that reply has the reason.
+    # Nothing was executed, because a command was refused while queueing. The reply to that command
+    # contains the reason.
     refused = next((each for each in queued if isinstance(each, RedisResponseError)), executed)
     return [refused] * (len(queued) - 1)
 
@@ -290,10 +294,11 @@ def append(
     *,
     alone: bool,
 ) -> Call:
-    """Write messages, which the caller appends to the arguments of the call: see `flat`.
+    """Build a call that writes messages. The caller appends the messages, see `flat`.
 
-    `meta` is the topic's key to compare `partitions` with. If all messages are `alone`, each is one
-    argument, its payload. With `max_backlog`, messages are written while the backlog is smaller.
+    `meta` is the topic's key whose count is compared with `partitions`. `alone`: each message is a
+    single argument, its payload. With `max_backlog`, messages are written only while the backlog is
+    smaller.
     """
     named = {"stream": keys.stream(topic, partition)}
     if meta is not None:
@@ -307,7 +312,7 @@ def append(
 
 
 def flat(messages: Sequence[Sequence[bytes | str]]) -> list[bytes | str]:
-    """Return messages as script arguments: for each, the number of its fields and the fields."""
+    """Return messages as script arguments: the length of each field list, then its elements."""
     found: list[bytes | str] = []
     for fields in messages:
         found.append(str(len(_check_fields(fields))))
@@ -327,10 +332,11 @@ def publish(
     partitions: int = 0,
     meta: str | None = None,
 ) -> Call:
-    """Write a message unless its dedup id was used within `window` seconds.
+    """Write a message unless its dedup ID was used within `window` seconds.
 
-    With `max_backlog`, only while the backlog is smaller. With `meta`, the topic's key, only if the
-    topic has `partitions`. `append` writes several messages.
+    With `max_backlog`, it is written only while the backlog is smaller. With `meta`, the topic's
+    key, it is written only if the topic has `partitions` partitions. `append` writes several
+    messages.
     """
     if max_backlog is not None and max_backlog < 1:
         raise ContractError(f"message_publish: a limit of {max_backlog}")
@@ -363,10 +369,10 @@ def schedule(
     partitions: int = 0,
     meta: str | None = None,
 ) -> Call:
-    """Store a delayed send, for `delay` seconds or until a time.
+    """Store a delayed send that is due after `delay` seconds or at `at_unix_ms`.
 
-    `send_id` must be new, or repeat the same send. With `meta`, the topic's key, only if the topic
-    has `partitions`.
+    `send_id` must be new, unless the same send is repeated. With `meta`, the topic's key, the send
+    is stored only if the topic has `partitions` partitions.
     """
     one_time = (delay is None) != (at_unix_ms is None)
     if not send_id or not one_time or min(delay or 0, at_unix_ms or 0) < 0:
@@ -388,7 +394,7 @@ def schedule(
         at_ms=-1 if at_unix_ms is None else at_unix_ms,
         send_id=send_id,
         window_ms=_window_ms(dedup_id, window),
-        # The delivered entry contains the send ID.
+        # Add the send ID, so that the delivered entry contains it.
         fields=[*_check_fields(fields), "sendId", send_id],
     )
 

@@ -30,14 +30,14 @@ def check_valid(
 
 
 def check_valid(answer: Reply | RedisResponseError | ContractError) -> Reply | RedisResponseError:
-    """Return an answer. Raises the ContractError that stands for an invalid one."""
+    """Return an answer. Raises it if it is a ContractError."""
     if isinstance(answer, ContractError):
         raise answer
     return answer
 
 
 def require_all(answers: Sequence[_T | RedisUnavailableError]) -> list[_T]:
-    """Return the answers if all came. Raises the RedisUnavailableError of a missing one."""
+    """Return the answers if none is missing. Raises the RedisUnavailableError of a missing one."""
     there = [each for each in answers if not isinstance(each, RedisUnavailableError)]
     if len(there) < len(answers):
         raise missing_of(answers)
@@ -45,7 +45,7 @@ def require_all(answers: Sequence[_T | RedisUnavailableError]) -> list[_T]:
 
 
 def missing_of(answers: Sequence[Any]) -> RedisUnavailableError:
-    """Return one error for partly missing answers: the other commands may have been executed."""
+    """Return one error for missing answers. `sent` is True if any command may have run."""
     lost = [each for each in answers if isinstance(each, RedisUnavailableError)]
     sent = len(lost) < len(answers) or any(each.sent for each in lost)
     return RedisUnavailableError(str(lost[0]), sent=sent)

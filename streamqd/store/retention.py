@@ -1,7 +1,7 @@
 """Script calls that trim partitions and retry streams, and report the entries that must stay.
 
-The housekeeper and the administration use them. Any process may call these scripts, because they
-compute the oldest needed entry themselves.
+The housekeeper and the administration use these calls. Any process may run the scripts, because
+each script computes the oldest needed entry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.statistics import TRIM
 
 REMOVED_MAX = 1_000_000  # entries removed by one call
-SAMPLES = 1_000  # nodes sampled to estimate the size of a stream, as in the scripts
+SAMPLES = 1_000  # nodes sampled to estimate the size of a stream, the same as in the scripts
 MISSING_MAX = 5_000  # pending entries settled by one call
 
 
@@ -37,8 +37,8 @@ def trim(
 ) -> Call:
     """Remove entries that are acknowledged by all groups and no longer retained.
 
-    `keep_from` is the first id that age retains, '' if age retains no entry, '0-0' if it retains
-    all. `shrink_every` is in seconds. `expected` are groups that must exist.
+    `keep_from` is the first ID that is retained by age, '' if no entry is, or '0-0' if all are.
+    `shrink_every` is in seconds. `expected` are groups that must exist.
     """
     return scripts.on(
         "stream_trim",
@@ -57,7 +57,7 @@ def trim(
 
 
 def trim_retry(keys: Keys, assignment: Assignment, limit: int) -> Call:
-    """Trim the retry stream of a group to its unacknowledged entries."""
+    """Remove the acknowledged entries from the start of a group's retry stream."""
     return scripts.get("stream_trim").call(
         {"stream": keys.retry_stream(*assignment)},
         keep_from="",
@@ -74,9 +74,8 @@ def trim_retry(keys: Keys, assignment: Assignment, limit: int) -> Call:
 class Trimmed(NamedTuple):
     """The number of removed entries, the smallest ID that must stay, and its holder.
 
-    `holder` is the group, or @archive, that needs the entry, '' if none does. `held` is the first
-    entry that only the holder keeps: every limit would trim it. '' without one. With `more`,
-    another call may remove more.
+    `holder` is the group, or @archive, that needs this entry, or ''. `held` is the first entry that
+    would be trimmed but for the holder, or ''. With `more`, another call may remove more.
     """
 
     removed: int
@@ -106,7 +105,7 @@ def drop(
 ) -> Call:
     """Remove entries beyond limits, even unacknowledged ones, if the topic explicitly allows it.
 
-    Age removes the entries before `drop_before`, none if it is '0-0'.
+    Entries before `drop_before` are removed because of their age. With '0-0', there are none.
     """
     return scripts.on(
         "stream_drop",
@@ -150,9 +149,10 @@ def settle_missing(keys: Keys, assignment: Assignment, count: int) -> Call:
 class GroupPosition(NamedTuple):
     """The position of a group in a partition.
 
-    `needs` is the first entry that it has not settled, or ''. `unread` is None if the server does
-    not count it. `idle_ms` is the time since one of its consumers was active, None if it never had
-    one. `dropped_*` count all entries that limits removed before the group acknowledged them.
+    `needs` is the first entry that the group has not settled, or ''. `unread` is None if the server
+    cannot count it. `idle_ms` is the time since a consumer of the group was active, or None if it
+    never had one. `dropped_*` count all entries that were dropped before the group acknowledged
+    them.
     """
 
     name: str
@@ -165,9 +165,9 @@ class GroupPosition(NamedTuple):
 
 
 class PartitionPositions(NamedTuple):
-    """The memory of a partition, and the positions that bound its trimming. Missing IDs are ''.
+    """The memory use of a partition, and the positions that limit its trimming.
 
-    `bytes` is approximate, or None if the Redis user may not read it.
+    Missing IDs are ''. `bytes` is approximate, or None if the Redis user may not read it.
     """
 
     length: int

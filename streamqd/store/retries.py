@@ -1,7 +1,7 @@
 """Script calls of the administration for waiting retries and delayed sends.
 
-Both are stored in the same form. The place of a retry is the entry that failed, and that of a
-delayed send is its send ID.
+Both are stored in the same format. The place of a retry is that of its failed entry, and the place
+of a delayed send is its send ID.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Delayed(NamedTuple):
 
 
 def page(keys: Keys, holder: Holder, after: tuple[int, str], count: int) -> Call:
-    """Build the call for the messages that follow (due, place), by due time. Start with (0, '').
+    """Build the call for the messages after (due, place), by due time. Start with (0, '').
 
     The message at that position may have been removed.
     """
@@ -45,12 +45,12 @@ def page(keys: Keys, holder: Holder, after: tuple[int, str], count: int) -> Call
 
 
 def rows(reply: Reply) -> tuple[list[Delayed], bool]:
-    """Read the reply to `page`: rows (fewer if they are large), and True if there may be more."""
+    """Parse the reply to `page`: rows (fewer if they are large), and True if more may follow."""
     return [row(each) for each in reply.rest[0]], bool(reply.rest[1])
 
 
 def row(raw: Sequence[Any], key: str = "due times") -> Delayed:
-    """Read one row of the reply to `page`. Raises InvalidValueError for a due time in `key`."""
+    """Parse a row of the reply to `page`. Raises InvalidValueError for an invalid due time."""
     place, due, size, fields = raw
     name = untrusted.label(place)
     printable = name.encode("unicode_escape").decode()
@@ -63,12 +63,12 @@ def row(raw: Sequence[Any], key: str = "due times") -> Delayed:
 
 
 def _texts(parts: Sequence[bytes | int]) -> list[bytes]:
-    # Another client may pack a number as a number.
+    # Other clients may pack numbers as such, and not as strings.
     return [part if isinstance(part, bytes) else b"%d" % part for part in parts]
 
 
 def make_due(keys: Keys, holder: Holder, places: Sequence[str]) -> Call:
-    """Make messages due now. The reply counts those now due, and those no longer delayed."""
+    """Make messages due now. The reply has two counts: made due, and not delayed any longer."""
     _check_count(len(places))
     return scripts.on("retry_make_due", keys, holder, places=places)
 
@@ -80,10 +80,10 @@ def cancel(
     *,
     drop: bool,
 ) -> Call:
-    """Turn retries, each (place, changed fields), into dead letters, or `drop` them.
+    """Dead-letter retries, each (place, changed fields). With `drop`, remove the retries.
 
-    Delayed sends are always dropped. The reply has a word for each: MOVED, or GONE if it is not
-    delayed.
+    Delayed sends are always removed. The reply has a word for each item: MOVED, or GONE if it is
+    not delayed.
     """
     _check_count(len(items))
     flat: list[object] = []

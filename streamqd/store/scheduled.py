@@ -1,6 +1,6 @@
 """Delayed sends of a partition: cancel one without a script, and read its item.
 
-`store.retries` has the calls that they share with waiting retries.
+`store.retries` has the calls that also apply to waiting retries.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from streamqd.store.untrusted import format_value
 def withdraw(keys: Keys, topic: str, partition: int, send_id: str) -> list[tuple[str, ...]]:
     """Build the transaction that cancels one delayed send, for a user without scripts.
 
-    The first reply of EXEC is 1 if the send was waiting. A second call gets 0.
+    The first reply of EXEC is 1 if the send was waiting, else 0.
     """
     return [
         ("MULTI",),
@@ -35,7 +35,7 @@ def fields_of(raw: bytes | None, key: str, send_id: str) -> dict[bytes, bytes]:
 
 
 def _texts(raw: bytes) -> list[bytes]:
-    """Return a list of strings from MessagePack, the only types that the scripts pack."""
+    """Decode a MessagePack list of strings, the only types that the scripts pack."""
     count, at = _length(raw, 0, {0xDC: 2, 0xDD: 4}, short=(0x90, 0x0F))
     found = []
     for _ in range(count):

@@ -1,7 +1,7 @@
 """Schedules in Redis: the calls that store, fire and pause them, and the index of their names.
 
-A schedule is stored in the slot of the partition that it sends to. The index maps its name to that
-partition. The index is in a slot of its own, so it is written before the schedule.
+A schedule is stored in the slot of the partition to which it sends. The index maps its name to that
+partition. The index is in a different slot and is written first.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from streamqd.store.topics import PARTITIONS_MAX
 FILE, OPERATOR = "file", "operator"
 PAUSED, ORPHANED, UNREADABLE, MOVING = "paused", "orphaned", "unreadable", "moving"
 REASONS = (PAUSED, ORPHANED, UNREADABLE, MOVING)
-ORPHAN_MS = 600_000  # a file's schedule that no instance declared for this long is not fired
-TAKEOVER_MS = 60_000  # a specification that no instance declared for this long can be replaced
+ORPHAN_MS = 600_000  # time after which a file's schedule that no instance declares is not fired
+TAKEOVER_MS = 60_000  # time after which a specification that no instance declares can be replaced
 TICKS_MAX = 64  # ticks in one call
 LINE_BYTES_MAX = 512  # longest valid index line
 STAMPS_MAX = 256  # declared schedules in one call
@@ -62,7 +62,10 @@ class DuePage(NamedTuple):
 
 
 class DueTick(NamedTuple):
-    """A due tick for `fire`. If `tick` is None, nothing is sent. The last has no `following`."""
+    """A due tick for `fire`.
+
+    If `tick` is None, nothing is sent. `following` is None after the last tick.
+    """
 
     name: str
     hash: str
@@ -74,7 +77,7 @@ class DueTick(NamedTuple):
 
 
 class IndexLine(NamedTuple):
-    """A line of the index. `origin_place` is the previous place of a schedule that moves."""
+    """A line of the index. `origin_place` is the old place of a schedule that is moving."""
 
     fleet: str
     origin: str
@@ -97,7 +100,7 @@ class IndexLine(NamedTuple):
         return " ".join([self.fleet, self.origin, *(f"{topic} {at}" for topic, at in places)])
 
 
-@functools.lru_cache(maxsize=1024)  # all schedules of one place may have the same line
+@functools.lru_cache(maxsize=1024)  # all schedules of a place may have the same line
 def _line(raw: bytes) -> IndexLine | None:
     parts = _label(raw).split(" ")
     places = [
@@ -119,9 +122,9 @@ def page(keys: Keys, place: TopicPartition, count: int) -> Call:
 def due_later(
     store: Store, place: TopicPartition, after: int, until: int, skip: int, count: int
 ) -> list[DueSchedule]:
-    """Return schedules that fall due after `after` and not after `until` (unix ms), in that order.
+    """Return schedules that are due after `after` and up to `until` (unix ms), by due time.
 
-    At most `count`, without the first `skip`. Raises InvalidValueError, RedisResponseError,
+    Skip the first `skip`, and return at most `count`. Raises InvalidValueError, RedisResponseError,
     RedisUnavailableError.
     """
     key = store.keys.schedules_due(*place)
@@ -149,8 +152,8 @@ def fire(
 ) -> Call:
     """Write the messages of due ticks and advance their schedules.
 
-    With `partitions`, nothing is done unless the topic has that many. Pass None on a cluster. With
-    `group`, a tick is skipped while that group has not finished the previous message.
+    With `partitions`, nothing is done unless the topic has this partition count. Pass None on a
+    cluster. With `group`, a tick is skipped while the group has not finished the previous message.
     """
     if not 1 <= len(ticks) <= TICKS_MAX:
         raise ContractError(f"{len(ticks)} ticks in one call, not 1 to {TICKS_MAX}")
@@ -280,9 +283,9 @@ def whole_index(store: Store) -> dict[str, IndexLine | InvalidValueError]:
 
 
 def enter(store: Store, name: str, entry: IndexLine, *, new: bool) -> IndexLine | InvalidValueError:
-    """Write a line of the index, a `new` one only if there is none. Return the resulting line.
+    """Write a line of the index. With `new`, keep an existing line. Return the resulting line.
 
-    The place is recorded first, so that it is searched before the line exists.
+    The place is recorded first, so that housekeepers search it before the line exists.
     """
     keys = store.keys
     topic, partition = entry.place
@@ -315,7 +318,7 @@ def forget_topic(store: Store, topic: str, partitions: int) -> None:
 
 
 def places(store: Store) -> list[TopicPartition]:
-    """Return the places that may have schedules. Unreadable ones are skipped."""
+    """Return the places that may have schedules. Invalid entries are skipped."""
     found = []
     for raw in store.execute("SMEMBERS", store.keys.schedule_places()):
         topic, _, number = _label(raw).partition("/")
@@ -361,7 +364,7 @@ _LAST = ("tick", "id", "late", "fired", "skipped", "ran")
 
 
 def kept_commands(keys: Keys, place: TopicPartition, name: str) -> list[tuple[Any, ...]]:
-    """Build the commands whose three replies `parse_schedule` reads."""
+    """Build the commands whose three replies `parse_schedule` parses."""
     return [
         ("HMGET", keys.schedules(*place), name, *(f"{name}:{part}" for part in _PARTS)),
         ("HMGET", keys.schedules_last(*place), *(f"{name}:{part}" for part in _LAST)),
@@ -374,8 +377,8 @@ def carried_commands(
 ) -> list[tuple[Any, ...]]:
     """Build the commands that copy counts and the last tick to another place, for a move.
 
-    They may be repeated: existing values stay. The id of the last message belongs to another
-    stream and is not copied.
+    The commands may be repeated, because existing values stay. The ID of the last message is not
+    copied, because it belongs to another stream.
     """
     values = {
         "tick": from_.tick,
@@ -389,7 +392,7 @@ def carried_commands(
 
 
 def parse_schedule(key: str, name: str, replies: Sequence[Any]) -> StoredSchedule | None:
-    """Read the stored state of a schedule, None if there is none. Raises InvalidValueError."""
+    """Parse the stored state of a schedule, None if it does not exist. Raises InvalidValueError."""
     (raw, digest, origin, since, seen, held), last, score = replies
     if digest is None and score is None:
         return None

@@ -1,8 +1,8 @@
 """The Lua scripts by name, with their contracts.
 
-Each `lua/*.lua` starts with a header: keys, arguments, and the words that it may return. Only the
-header maps names to positions, and callers pass names. Files whose name starts with an underscore
-are shared blocks, spliced in where a header says `@include`.
+Each `lua/*.lua` starts with a header that declares the keys, the arguments and the words that the
+script may return. Callers pass names, which the header maps to positions. A file whose name starts
+with an underscore is a shared block, inserted where a header has `@include`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GUARDS_END = "-- No writes above this line"
 
 @dataclass(frozen=True, slots=True)
 class KeySpec:
-    """A key of a script. For an omitted optional key, the first key is passed."""
+    """A key of a script. If an optional key is omitted, the first key is passed instead."""
 
     name: str
     type: str
@@ -36,7 +36,7 @@ class KeySpec:
 
 @dataclass(frozen=True, slots=True)
 class ArgSpec:
-    """An argument of a script. A token is never empty. A list is all remaining arguments."""
+    """An argument of a script. A token is never empty. A list takes all remaining arguments."""
 
     name: str
     type: str
@@ -45,7 +45,7 @@ class ArgSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Script:
-    """A transition: its contract, and the source for the server."""
+    """A script: its contract, and its source."""
 
     name: str
     summary: str
@@ -60,7 +60,7 @@ class Script:
     body: str
     source: bytes
     sha: str
-    values: Mapping[str, int]  # by word, the smallest number of values after it
+    values: Mapping[str, int]  # for each word, the minimum number of values after it
 
     def call(self, keys: Mapping[str, str], **args: object) -> Call:
         """Order keys and arguments as in the header. Raises ContractError for a wrong name."""
@@ -88,7 +88,7 @@ class Script:
 
 
 class Call(NamedTuple):
-    """A call of a script: `EVALSHA sha numkeys *argv`, or EVAL. `key` routes it in a cluster."""
+    """A call of a script with EVALSHA or EVAL. On a cluster, `key` determines the node."""
 
     script: Script
     key: str
@@ -102,22 +102,22 @@ class Reply(NamedTuple):
     rest: list[Any]
 
 
-# The answer to one of several calls: a reply, or the error that stands for it.
+# The answer to one of several calls: a reply or an error.
 Answer = Reply | RedisResponseError | RedisUnavailableError | ContractError
 
 
 def command(call: Call, *, by_source: bool = False) -> tuple[Any, ...]:
-    """Return the command of a call. `by_source` is for a server without the script."""
+    """Return the command of a call. With `by_source`, it contains the source of the script."""
     if by_source:
         return ("EVAL", call.script.source, len(call.script.keys), *call.argv)
     return ("EVALSHA", call.script.sha, len(call.script.keys), *call.argv)
 
 
 def reply(call: Call, raw: object) -> Reply:
-    """Read the server's reply to a call. Raises ContractError if the header does not allow it.
+    """Parse the server's reply to a call. Raises ContractError if the header does not allow it.
 
-    A reply is a list that starts with the word, or one string of the word and values with spaces.
-    The types of the values are not checked.
+    A reply is a list that starts with the word, or a string of the word and values, separated by
+    spaces. The types of the values are not checked.
     """
     name = call.script.name
     if isinstance(raw, bytes):
@@ -162,8 +162,8 @@ def on(
 ) -> Call:
     """Build a call on the keys of an assignment, a partition or a topic that the header names.
 
-    `optional` names optional keys to pass. The group of an assignment is passed if the header has
-    an argument `group`. Raises ContractError if an argument is missing or unknown.
+    `optional` lists the optional keys to pass. The group of an assignment is passed if the header
+    has an argument `group`. Raises ContractError if an argument is missing or unknown.
     """
     script = get(name)
     wanted = [key.name for key in script.keys if not key.optional or key.name in optional]
@@ -176,12 +176,12 @@ _FIRST = re.compile(r"-- (\w+): (.+)")
 _KEY = re.compile(r"KEYS\[(\d+)\](\??)\s+(\w+)\s+(\w+)\s+(.+)")
 _ARG = re.compile(r"ARGV\[(\d+)(?:\.\.)?\]\s+(\w+)\s+(\w+)\s+(.+)")
 _WORD = re.compile(r"(?:Returns|Entry)\s+([A-Z][A-Z_]*)\s+(.+)")
-_VALUE = re.compile(r"\[(\d+)\]")  # the position of a value in a reply
+_VALUE = re.compile(r"\[(\d+)\]")  # position of a value in a reply
 _FIELD = re.compile(r"-- (KEYS\[|ARGV\[|Returns |Entry |Cost |Repeat |@include )")
 
 
 def parse(name: str, text: str, directory: Path) -> Script:
-    """Parse one script. Raises ContractError with the invalid line of the header."""
+    """Parse one script. Raises ContractError, which contains the invalid line of the header."""
     lines = text.split("\n")
     first = _FIRST.fullmatch(lines[0])
     if first is None or first[1] != name:
@@ -262,7 +262,7 @@ def _word(name: str, line: str) -> tuple[str, str]:
 
 
 def _values_in(meaning: str) -> int:
-    """Return the number of values that the header lists for a word, whose position is 1."""
+    """Return the number of values that the header lists for a word. The word has position 1."""
     return max((int(at) for at in _VALUE.findall(meaning)), default=1) - 1
 
 
@@ -281,7 +281,7 @@ def _argument(name: str, arg: ArgSpec, value: object) -> object:
 
 
 def _directory() -> Path:
-    """Return the directory of the scripts: in a wheel the package's, else the working copy's."""
+    """Return the directory of the scripts, in the installed package or the working copy."""
     package = Path(__file__).resolve().parent.parent
     packed = package / "_lua"
     return packed if packed.is_dir() else package.parent / "lua"
@@ -292,7 +292,8 @@ def _directory() -> Path:
 _CALL = re.compile(r"(?:\bredis\.p?|(?<![.\w]))call\(\s*'(\w+)'(?:,\s*'([^']*)')?")
 _RETURNED = re.compile(r"return\s*\{\s*'([A-Z_]+)'")
 _ASSIGNED_WORD = re.compile(r"\.word = (?:body and )?'([A-Z]+)'(?: or '([A-Z]+)')?")
-_WORD_FIRST = frozenset({"MEMORY", "XGROUP", "XINFO", "XREADGROUP"})  # a word comes before the key
+# Commands with a word before the key.
+_WORD_FIRST = frozenset({"MEMORY", "XGROUP", "XINFO", "XREADGROUP"})
 _LONGEST = 100
 # Commands that change nothing. Any other command counts as a write.
 _READS = re.compile(

@@ -22,7 +22,7 @@ _KEYLESS = frozenset(_NO_KEY.split())
 
 
 def slot_of(key: str | bytes) -> int:
-    """Return the slot of a key, or of its hash tag if it has one."""
+    """Return the slot of a key, which its hash tag determines if it has one."""
     name = key.encode() if isinstance(key, str) else key
     _, brace, rest = name.partition(b"{")
     tag, end, _ = rest.partition(b"}")
@@ -42,16 +42,16 @@ def key_of(command: Sequence[Any]) -> str | bytes | None:
 
 
 class Redirect(NamedTuple):
-    """The target of a redirect. `asking`: only for this command, and after ASKING."""
+    """The target of a redirect. `asking`: it applies only to this command, sent after ASKING."""
 
     address: Address
     asking: bool
 
 
 def redirect_of(text: str, asked: Address) -> Redirect | None:
-    """Read `MOVED slot host:port` or `ASK …`. Return None for any other text.
+    """Parse `MOVED slot host:port` or `ASK …`. Return None for any other text.
 
-    A node that does not know its own name omits the host, which then is the node asked.
+    A node that does not know its own name omits the host. The target is then `asked`.
     """
     parts = text.split()
     if len(parts) < 3 or parts[0] not in ("MOVED", "ASK"):
@@ -64,13 +64,13 @@ class SlotMap:
     """The master of each slot, as one node of the cluster reports it."""
 
     def __init__(self, ranges: Iterable[tuple[int, int, Address]]) -> None:
-        """Build from (first slot, last slot, master)."""
+        """Build the map from tuples (first slot, last slot, master)."""
         self.ranges = sorted(ranges)
         self._firsts = [first for first, _, _ in self.ranges]
 
     @classmethod
     def parse(cls, reply: Sequence[Any], asked: Address) -> SlotMap:
-        """Read the reply to CLUSTER SLOTS of the node at `asked`."""
+        """Parse the reply of the node at `asked` to CLUSTER SLOTS."""
         ranges = []
         for first, last, master, *_ in reply:
             host = (master[0] or b"").decode()

@@ -1,6 +1,6 @@
 """Spark's calls: count entries, and publish each row of a batch once.
 
-Called by `streamqd.spark` only.
+Only `streamqd.spark` uses these calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Plan = Mapping[str, Mapping[str, Sequence[int]]]  # attempt -> topic -> partitio
 
 
 def step(stream: str, after: str, upto: str, count: int) -> Call:
-    """Advance `count` entries from `after`, at most to `upto`. `StreamStep` reads the reply."""
+    """Advance `count` entries from `after`, at most to `upto`. `StreamStep` parses the reply."""
     if not 1 <= count <= STEP_MAX:
         raise ContractError(f"stream_step: {count} entries, not 1 to {STEP_MAX}")
     return scripts.get("stream_step").call({"stream": stream}, after=after, upto=upto, count=count)
@@ -54,7 +54,7 @@ def query_position(
     *,
     hold: bool,
 ) -> Call:
-    """Publish the position of a query on a partition: `read` of all entries ever added."""
+    """Publish the position of a query on a partition. `read` is the number of entries before it."""
     return scripts.on(
         "query_position",
         keys,
@@ -80,7 +80,7 @@ def begin(keys: Keys, query: str, batch: int, plan: Plan, ttl: float, rows: int)
 
 
 def publish(keys: Keys, topic: str, partition: int, query: str, attempt: str, ttl: float) -> Call:
-    """Move up to ROWS_MAX rows of an attempt. Replies how many were moved, and how many remain."""
+    """Move up to ROWS_MAX rows of an attempt. The reply has the moved and the remaining number."""
     return scripts.get("sink_publish").call(
         {
             "stream": keys.stream(topic, partition),
@@ -104,7 +104,7 @@ def write_plan(plan: Plan) -> str:
 
 
 def read_plan(raw: bytes | None, key: str = "the record of a query") -> Plan:
-    """Read the plan of a record, with the attempts in order. Raises InvalidValueError."""
+    """Parse the plan of a record, with the attempts in order. Raises InvalidValueError."""
     found = untrusted.json_object(raw, key, "plan")
     for topics in found.values():
         if not isinstance(topics, dict) or not all(map(_are_partitions, topics.values())):

@@ -1,6 +1,6 @@
-"""The stack of a worker that a person requested: a STRING with a TTL for each assignment.
+"""The requested stack of a worker: a STRING with a TTL for each assignment.
 
-The supervisor of the owner writes it after a directive `stack:TOPIC/PARTITION/GROUP`.
+The owner's supervisor writes the stack after a directive `stack:TOPIC/PARTITION/GROUP`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ _INTEGERS = ("requested_unix_ms", "at_unix_ms", "epoch", "pid", "lines_left_out"
 
 
 class PublishedStack(NamedTuple):
-    """The answer to a request: a stack, or the problem why there is none.
+    """The answer to a request: a stack, or the reason why there is none.
 
-    `requested_unix_ms` is the time of the directive, `at_unix_ms` that of the stack (Redis time).
-    `pid` is 0 without a process. `lines_left_out` lines at the end of the stack were too many.
+    `requested_unix_ms` is the time of the directive, and `at_unix_ms` the time of the stack (Redis
+    time). `pid` is 0 without a process. `lines_left_out` is the number of lines that were cut from
+    the end of the stack.
     """
 
     requested_unix_ms: int
@@ -36,19 +37,19 @@ class PublishedStack(NamedTuple):
     problem: str = ""
 
     def shorten(self) -> PublishedStack:
-        """Return it with at most BYTES_MAX bytes of whole lines of the stack."""
+        """Return a copy with at most BYTES_MAX bytes of the stack, in whole lines."""
         kept, left_out = _shorten(self.stack)
         return self._replace(stack=kept, lines_left_out=self.lines_left_out + left_out)
 
 
 def publish(keys: Keys, assignment: Assignment, found: PublishedStack) -> tuple[Any, ...]:
-    """Build the command that publishes a stack for KEPT_SECONDS, and replaces an earlier one."""
+    """Build the command that publishes a stack for KEPT_SECONDS and replaces an earlier stack."""
     body = json.dumps(found.shorten()._asdict(), separators=(",", ":"))
     return ("SET", keys.stack(*assignment), body, "PX", KEPT_SECONDS * 1000)
 
 
 def parse(raw: bytes | None, key: str) -> PublishedStack | None:
-    """Read a published stack, None for a missing key. Raises InvalidValueError."""
+    """Parse a published stack, None for a missing key. Raises InvalidValueError."""
     if raw is None:
         return None
     found = untrusted.json_object(raw, key)

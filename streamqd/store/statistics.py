@@ -1,6 +1,6 @@
 """Read the figures for metrics, status and health. Writes nothing.
 
-Called by the housekeeper for its instance's assignments, and by the command line's views.
+The housekeeper uses it for the assignments of its instance, and the command line for its views.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
-QUERIES_MAX = 100  # queries shown per partition, those with the latest reports
+QUERIES_MAX = 100  # limit of queries per partition. Those with the latest reports are shown.
 _QUERY = re.compile((QUERIES + NAME.pattern).encode())
-TRIM = "the record of trimming of a partition"  # used if the caller passes no key
+TRIM = "the record of trimming of a partition"  # label in errors if the caller passes no key
 RETRIES = "the retries of a group on a partition"  # likewise
 
 
@@ -28,28 +28,28 @@ class QueryFigures(NamedTuple):
     """The position of a Spark query on a partition."""
 
     group: str  # spark:NAME
-    lag: int | None  # None if the server does not count it
-    idle_ms: int | None  # time since its last report
+    lag: int | None  # None if the server cannot count it
+    idle_ms: int | None  # milliseconds since its last report
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionFigures:
     """The figures of one partition. Missing IDs are ''.
 
-    `bad` is an invalid value found in place of a figure, which then counts as missing.
+    `bad` is the error of an invalid figure, which then counts as missing.
     """
 
     length: int
-    added: int  # total entries ever added
+    added: int  # total number of entries added
     first_id: str
     last_id: str
     dead: int
     delayed_sends: int
-    trimmed_to: str  # first id that trimming kept
+    trimmed_to: str  # first ID that trimming kept
     next_due_unix_ms: int | None = None  # due time of the next delayed send
     queries: tuple[QueryFigures, ...] = ()
     bad: InvalidValueError | None = None
-    counted: bool = True  # False: `added` leaves out entries removed by other clients
+    counted: bool = True  # False if `added` excludes entries that other clients removed
 
 
 class Backlog(NamedTuple):
@@ -100,10 +100,10 @@ class AssignmentFigures:
 
 
 def unix_ms(entry_id: str) -> int:
-    """Return the time part of an entry id.
+    """Return the time part of an entry ID.
 
-    A client may choose an id of its own, up to 2^64. Such a time is clamped to the largest integer
-    that readers of our figures accept.
+    A client may choose any ID, up to 2^64. The time is limited to the largest integer that readers
+    of the figures accept.
     """
     return min(int(entry_id.partition("-")[0]), untrusted.INTEGER_MAX)
 
@@ -114,7 +114,7 @@ def measure_partition(keys: Keys, topic: str, partition: int) -> Call:
 
 
 def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
-    """Read the reply to `measure_partition`. `key` is the key of the record of trimming."""
+    """Parse the reply to `measure_partition`. `key` is the key of the trimming record."""
     length, added, first, last, dead, delayed, kept, due, queries, counted = reply.rest
     trimmed_to, bad = "", None
     try:
@@ -137,7 +137,10 @@ def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
 
 
 def _queries(raw: list[Any]) -> tuple[QueryFigures, ...]:
-    """Return figures of groups named like queries, limited because any client can create them."""
+    """Return the figures of groups that are named like queries.
+
+    Limited, because any client can create such groups.
+    """
     found = [
         QueryFigures(
             group.decode(),
@@ -157,7 +160,7 @@ def measure_assignment(keys: Keys, assignment: Assignment) -> Call:
 
 
 def assignment_figures(reply: Reply, key: str = RETRIES) -> AssignmentFigures | None:
-    """Read the reply to `measure_assignment`. Return None if the group does not exist there.
+    """Parse the reply to `measure_assignment`. Return None if the group does not exist there.
 
     `key` is the key of the due times of retries.
     """
@@ -174,7 +177,7 @@ def assignment_figures(reply: Reply, key: str = RETRIES) -> AssignmentFigures | 
 
 DEAD_LETTERS_AT_ONCE = 500  # dead letters counted by one call
 GROUP_BYTES_MAX = 256  # bytes of a group's name in a dead letter
-GROUPS_MAX = 1_000  # groups that dead letters may name. Beyond that, all counts are unknown.
+GROUPS_MAX = 1_000  # limit of groups in dead letters. With more, all counts are unknown.
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +205,7 @@ def count_dead_letters(keys: Keys, topic: str, partition: int, known: DeadLetter
 
 
 def dead_letters_counted(known: DeadLetterCount, reply: Reply) -> DeadLetterCount:
-    """Add the reply to `count_dead_letters`. If dead letters were removed, the count restarts."""
+    """Add the counts of the reply. If dead letters were removed, the count restarts."""
     counted, last, more, there = reply.rest
     found = Counter(known.by_group)
     for name, count in zip(counted[::2], counted[1::2], strict=True):
@@ -227,9 +230,9 @@ def _backlog(raw: list[Any]) -> Backlog:
 
 
 def due_of(raw: bytes, key: str = "a due time", field: str = "") -> int | None:
-    """Read the earliest due time, unix ms. Return None if nothing is delayed.
+    """Return the earliest due time (unix ms), or None if nothing is delayed.
 
-    A score may be any number, even negative. The script clamps it to the exact range.
+    A score may be any number, even negative. The script limits it to the range of exact integers.
     """
     if not raw:
         return None

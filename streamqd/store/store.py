@@ -1,4 +1,4 @@
-"""A connection, and the names of the keys of one installation."""
+"""A connection, and the key names of one installation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from streamqd.store.scripts import Answer, Call, Reply
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The installation's data in Redis. Has the calls of `Connection`, with their errors."""
+    """The installation's data in Redis.
+
+    Its methods are those of `Connection`, with their errors.
+    """
 
     connection: Connection
     keys: Keys
@@ -28,7 +31,10 @@ class Store:
         return self.connection.run_many(calls)
 
     def run_each(self, calls: Sequence[Call]) -> list[Answer]:
-        """Run scripts in one write. Silent nodes and invalid replies give an error element."""
+        """Run scripts in one write.
+
+        For a silent node or an invalid reply, the element is an error.
+        """
         return self.connection.run_each(calls)
 
     def execute(self, *args: Any) -> Any:

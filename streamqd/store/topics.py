@@ -1,8 +1,8 @@
 """Topics: their partition count, set once, and the registry of their names.
 
-Called by producers (which create the topics that they write to), the supervisor and the
-administration. These functions do their own I/O: meta and registry are in different slots, and no
-caller has other commands to send along.
+The callers are producers (which create the topics to which they write), the supervisor and the
+administration. These functions do their own I/O, because meta and registry are in different slots,
+and no caller has other commands to send with them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
 
-PARTITIONS_MAX = 65_536  # a larger number is a mistake, or another program's key
+PARTITIONS_MAX = 65_536  # a larger number is a mistake or from another program
 
 
 class TopicMeta(NamedTuple):
-    """The registered data of a topic. `settings` are those of its creation."""
+    """The registered data of a topic. `settings` are the registered settings."""
 
     partitions: int
     created_unix_ms: int
@@ -34,9 +34,9 @@ class TopicMeta(NamedTuple):
 def create(store: Store, name: str, topic: Topic) -> int:
     """Create a topic unless it exists, and register its name. Return its partition count.
 
-    The first creation wins, so the count may differ from the requested one. Raises
-    RedisResponseError with the code DELETING while the topic is being deleted, InvalidValueError if
-    the count cannot be read.
+    If the topic exists, its count may differ from the requested count. Raises RedisResponseError
+    with the code DELETING while the topic is being deleted, and InvalidValueError if the count is
+    invalid.
     """
     reply = store.run(creation(store.keys, name, topic))
     if reply.word == "DELETING":
@@ -52,7 +52,7 @@ def create(store: Store, name: str, topic: Topic) -> int:
 
 
 def creation(keys: Keys, name: str, topic: Topic) -> Call:
-    """Build the call that creates a topic: OK, EXISTS with count and settings, or DELETING."""
+    """Build the call that creates a topic. Replies OK, EXISTS (count, settings) or DELETING."""
     return scripts.on(
         "topic_create",
         keys,
@@ -72,7 +72,7 @@ def configuration(keys: Keys, name: str, seen: str, settings: Mapping[str, Any])
 
 
 def retirement(keys: Keys, name: str) -> Call:
-    """Build the call that starts a deletion: OK with the count, even if repeated, or MISSING."""
+    """Build the call that starts a deletion. Replies OK (count), even if repeated, or MISSING."""
     return scripts.on("topic_retire", keys, (name,))
 
 
@@ -83,18 +83,18 @@ def read_settings(store: Store, name: str) -> str:
 
 
 def groups_seen(store: Store, name: str) -> list[str]:
-    """Return the groups that daemons have ever created on the topic, sorted."""
+    """Return all groups that daemons have created on the topic so far, sorted."""
     fields = [untrusted.label(field) for field in store.execute("HKEYS", store.keys.meta(name))]
     return sorted(each.removeprefix("group:") for each in fields if each.startswith("group:"))
 
 
 def register(store: Store, name: str) -> None:
-    """Add the name to the registry, where views find it. Every producer repeats it at start."""
+    """Add the name to the registry. Every producer does this at its start."""
     store.execute("SADD", store.keys.registry(), name)
 
 
 def names(store: Store) -> list[str]:
-    """Return the names of all topics, sorted. Invalid names are left out, see `registry`.
+    """Return the names of all topics, sorted, without the invalid names that `registry` returns.
 
     Raises InvalidValueError if the registry's key has another type.
     """
@@ -120,7 +120,7 @@ def _names(store: Store) -> tuple[list[str], list[InvalidValueError]]:
 
 
 def no_partition(topic: str, partition: int, count: int) -> str:
-    """Return the text about a partition that a topic of `count` partitions does not have."""
+    """Return the error text for a partition that a topic of `count` partitions does not have."""
     return (
         f"partition {partition} of topic {topic} not found; partitions are numbered 0 to"
         f" {count - 1}"
@@ -134,7 +134,7 @@ def partition_count(store: Store, name: str) -> int | None:
 
 
 def presence(keys: Keys, name: str) -> tuple[Any, ...]:
-    """Build the command whose reply `present` takes."""
+    """Build the command whose reply `present` parses."""
     return ("HMGET", keys.meta(name), "partitionCount", "deleting")
 
 
@@ -150,7 +150,7 @@ def present(keys: Keys, name: str, reply: Sequence[bytes | None]) -> int | None:
 
 
 def count_streams(store: Store, name: str) -> int:
-    """Return the number of partitions in the set of their streams, from the first to a gap."""
+    """Return the number of consecutive partitions from 0 in the set of partition streams."""
     streams = set(store.execute("SMEMBERS", store.keys.partitions(name)))
     count = 0
     while count < PARTITIONS_MAX and store.keys.stream(name, count).encode() in streams:
@@ -179,7 +179,7 @@ def _read(link: Connection, wanted: str, command: str, key: str, *fields: str) -
 
 
 def metas(store: Store, names: Sequence[str]) -> list[TopicMeta | StreamqdError | None]:
-    """Return the registered data of topics in one exchange, an error for each bad one."""
+    """Return the registered data of each topic, or its error. One round trip."""
     replies = store.pipeline([("HMGET", store.keys.meta(name), *_META) for name in names])
     found: list[TopicMeta | StreamqdError | None] = []
     for name, reply in zip(names, replies, strict=True):
@@ -219,9 +219,9 @@ def missing_count_error(key: str) -> InvalidValueError:
 
 
 def count_of(name: str, raw: bytes, key: str = "") -> int:
-    """Read a partition count.
+    """Parse a partition count.
 
-    Raises InvalidValueError if it is invalid: a count is never guessed.
+    Raises InvalidValueError if it is invalid, because a count is never guessed.
     """
     # A wrong count would send messages to partitions that no group reads.
     key = key or f"the meta of topic {name}"

@@ -11,16 +11,17 @@ FIND_AT_ONCE = 500  # entries examined by one call
 
 
 class Copy(NamedTuple):
-    """A copy of a message in a stream. `fields` without payload, headers and traceback."""
+    """A copy of a message in a stream. `fields` excludes payload, headers and traceback."""
 
     id: str
     fields: dict[bytes, bytes]
 
 
 def page(stream: str, first: str, last: str, count: int, *, newest: bool) -> Call:
-    """Read at most `count` entries from `first` to `last`, up to BYTES_MAX of bodies plus one.
+    """Read at most `count` entries from `first` to `last`.
 
-    `first` and `last` have the form of XRANGE, or with `newest` of XREVRANGE.
+    The page ends after the entry with which the bodies exceed BYTES_MAX. `first` and `last` have
+    the format of XRANGE, or with `newest` that of XREVRANGE.
     """
     return scripts.get("stream_page").call(
         {"stream": stream}, first=first, last=last, count=count, newest=newest
@@ -28,12 +29,12 @@ def page(stream: str, first: str, last: str, count: int, *, newest: bool) -> Cal
 
 
 def find(stream: str, original: str, begin: str) -> Call:
-    """Search the copies of the message with the id `original`, from the id `begin` on."""
+    """Search for copies of the message with the ID `original`, from the ID `begin` on."""
     return _find(stream, "originalId", original, begin)
 
 
 def find_send(stream: str, send_id: str, begin: str) -> Call:
-    """Search the entries of a send, from the id `begin` on."""
+    """Search for the entries of a send, from the ID `begin` on."""
     return _find(stream, "sendId", send_id, begin)
 
 
@@ -44,7 +45,7 @@ def _find(stream: str, field: str, value: str, begin: str) -> Call:
 
 
 def parse_copies(reply: Reply) -> tuple[list[Copy], str]:
-    """Read a reply to `find`: copies, and the next id to search, '' after the last."""
+    """Parse a reply to `find`: the copies, and the ID at which to continue, '' at the end."""
     copies, after = reply.rest
     return [
         Copy(entry_id.decode(), dict(zip(fields[::2], fields[1::2], strict=True)))

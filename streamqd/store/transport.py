@@ -1,7 +1,7 @@
 """Send commands and receive replies on one socket, with one deadline per exchange.
 
-Each new connection has a new `Transport`. A command can therefore not be sent on a different
-connection than the one with its WATCH or transaction.
+Each new connection has a new `Transport`. Commands of a WATCH or a transaction can therefore never
+be sent on a different connection.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _FORBIDDEN = re.compile(
 # A transaction that was queued before the server's state changed: "EXECABORT Transaction discarded
 # because of: READONLY You can't write …". For an error while queueing: "of previous errors".
 _ABORTED = re.compile(r"EXECABORT Transaction discarded because of: ([A-Z]+) ")
-# A node that vanishes silently is detected after 14 s, even without an outstanding command: an
-# idle worker waits for longer than that.
+# Detect a node that disappears silently after 14 seconds, even without an outstanding command,
+# because an idle worker waits longer than that.
 KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
 _RECEIVE_BYTES = (16 * 1024, 256 * 1024)  # buffer size: initial and maximum
-_LEAST_SECONDS = 0.001  # time for a step that is tried after the deadline
+_LEAST_SECONDS = 0.001  # time limit of a step that is tried after the deadline
 _NUMBERS = frozenset({int, float})
 _BACKLOG_SECONDS = 0.01  # pause between attempts on a unix socket whose backlog is full
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
-# Resolves a host and port to (address family, socket address) pairs. The third argument is its
-# time limit in seconds. Raises OSError if there is no address, or no answer in time.
+# Resolves a host and port to (address family, socket address) pairs. The third argument is the time
+# limit in seconds. Raises OSError if there is no address or no answer in time.
 Lookup = Callable[[str, int, float], list[tuple[int, tuple[Any, ...]]]]
 
 
@@ -54,14 +54,15 @@ class OverweightError(Exception):
 
 
 def resolve(host: str, port: int, _seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
-    """Resolve with the operating system, which may take 5 s for each silent name server."""
+    """Resolve with the operating system, which may take 5 seconds per silent name server."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [(family, address) for family, _, _, _, address in found]
 
 
 def pack(command: Sequence[Any]) -> bytes:
     """Pack a command of strings, bytes and numbers."""
-    # hiredis aborts the process if a signal handler raises while it writes a number.
+    # Convert numbers here, because hiredis aborts the process if a signal handler raises while
+    # hiredis converts one.
     if not _NUMBERS.isdisjoint(map(type, command)):
         command = [str(each) if type(each) in _NUMBERS else each for each in command]
     packed: bytes = hiredis.pack_command(tuple(command))
@@ -69,7 +70,7 @@ def pack(command: Sequence[Any]) -> bytes:
 
 
 def code_of(text: str) -> str:
-    """Return the code of an error reply, as `OOM`, however the server's version wraps it."""
+    """Return the code of an error reply, such as `OOM`, for every server version."""
     if _FORBIDDEN.match(text):
         return "NOPERM"
     wrapped = _WRAPPED.match(text) or _ABORTED.match(text)
@@ -85,10 +86,10 @@ def reason(error: BaseException) -> str:
 
 
 class Transport:
-    """A connected socket, and the parser of its replies. Once closed it stays closed.
+    """A connected socket and the parser of its replies. A closed Transport is not reopened.
 
-    An exchange is `begin`, `send` and `receive`, by one thread. The socket never blocks: all
-    waiting is done here, until the one deadline.
+    One thread calls `begin`, `send` and `receive` for an exchange. The socket never blocks. All
+    waits are done here, and end at one deadline.
     """
 
     def __init__(self, sock: socket.socket, address: str) -> None:
@@ -96,8 +97,8 @@ class Transport:
         sock.setblocking(False)
         self.sock = sock
         self.address = address
-        self.received = 0  # bytes received since it was opened
-        self.owes = False  # a reply is outstanding, or was given up
+        self.received = 0  # bytes received since the connection was opened
+        self.owes = False  # True if a reply is outstanding or was given up
         self.idle_probe: IdleProbe | None = None  # probes a silent server before the deadline
         self._deadline = 0.0
         self._tls = isinstance(sock, ssl.SSLSocket)
@@ -113,14 +114,14 @@ class Transport:
     def send(self, packed: Sequence[bytes], needed: int = 1) -> None:
         """Send packed commands in one write.
 
-        Raises RedisUnavailableError. Its `sent` is False while the first `needed` are incomplete: a
-        transaction does nothing before its EXEC arrives.
+        Raises RedisUnavailableError. Its `sent` is False if the first `needed` commands were not
+        sent completely, because a transaction does nothing before its EXEC arrives.
         """
         raw = packed[0] if len(packed) == 1 else b"".join(packed)
         done = 0
         self.owes = True
         try:
-            if self.sock.fileno() < 0:  # TLS would write to a reused descriptor
+            if self.sock.fileno() < 0:  # otherwise, TLS would write to a reused descriptor
                 raise ConnectionAbortedError("the connection was closed")
             while done < len(raw):
                 try:
@@ -130,7 +131,7 @@ class Transport:
                 except _WOULD_BLOCK:
                     self._wait_writable()
         except OSError as error:
-            # A server does not execute half a command. TLS does not report how much was sent.
+            # A server executes only complete commands. TLS does not report how much was sent.
             enough = sum(map(len, packed[:needed]))
             sent = done >= enough or (self._tls and self.sock.fileno() >= 0)
             raise RedisUnavailableError(
@@ -147,9 +148,9 @@ class Transport:
     ) -> None:
         """Append replies until there are `count`.
 
-        An error reply is a RedisResponseError among them. With `silence`, the exchange may last as
-        long as data arrives within that many seconds of the last. Replies received before an error
-        stay in `replies`. Raises RedisUnavailableError, or OverweightError after more than
+        An error reply is appended as a RedisResponseError. With `silence`, the exchange may take
+        any time while data arrives at least every `silence` seconds. Replies received before an
+        error stay in `replies`. Raises RedisUnavailableError, or OverweightError after more than
         `bytes_max`.
         """
         gets, most = self._reader.gets, self.received + bytes_max
@@ -173,8 +174,8 @@ class Transport:
     def is_closed(self) -> bool:
         """Return True if the connection can no longer be used.
 
-        The server closed it while idle, or an exchange was given up before its reply. Raises
-        RedisUnavailableError if there is an unread reply.
+        That is the case if the server closed it while idle, or if an exchange was given up before
+        its reply. Raises RedisUnavailableError if there is an unread reply.
         """
         if self.owes:
             return True
@@ -185,10 +186,10 @@ class Transport:
                 if not self.sock.recv(1):
                     return True
             except _WOULD_BLOCK:
-                return False  # TLS sends records of its own between replies
+                return False  # TLS sends its own records between replies
             except OSError:
                 return True
-        # The next read would return the answer to another command.
+        # Fail here, because the next read would return the reply to an earlier command.
         raise RedisUnavailableError("the connection holds an unread reply", sent=False)
 
     def close(self) -> None:
@@ -212,7 +213,7 @@ class Transport:
                 size = self.sock.recv_into(self._buffer)
             except ssl.SSLWantWriteError:
                 self._wait_writable()
-                again = True  # data that TLS must write is sent with the next attempt
+                again = True  # the next attempt also sends data that TLS must write
             except _WOULD_BLOCK:
                 continue
         if not size:
@@ -229,8 +230,8 @@ class Transport:
     def _wait_readable(self) -> None:
         if self.sock.fileno() < 0:
             raise ConnectionAbortedError("the connection was closed")
-        # Data that has already arrived is read even after the deadline: the process may have
-        # been stopped in between, and an answer is worth more than the timeout.
+        # Read data that has arrived even after the deadline. The process may have been stopped
+        # meanwhile, and an answer is better than a timeout.
         left = max(0.0, self._deadline - time.monotonic())
         probe = self.idle_probe
         if probe is not None and left > probe.seconds:
@@ -254,7 +255,7 @@ def _response_error(text: str) -> RedisResponseError:
 
 
 def addresses_of(endpoint: Endpoint, end: float, lookup: Lookup) -> list[tuple[int, Any]]:
-    """Return the addresses of a server: (address family, socket address) each.
+    """Return the addresses of a server, each as (address family, socket address).
 
     Raises OSError, or UnicodeError for some names.
     """
@@ -266,11 +267,11 @@ def addresses_of(endpoint: Endpoint, end: float, lookup: Lookup) -> list[tuple[i
 def connect(
     endpoint: Endpoint, addresses: Sequence[tuple[int, Any]], end: float, patience: float
 ) -> Transport:
-    """Connect to a server until `end` (monotonic), but dial for at most `patience` seconds.
+    """Connect to a server by `end` (monotonic). The TCP connection may take `patience` seconds.
 
-    Raises OSError, even for an untrusted certificate, or UnicodeError for some names.
+    Raises OSError, including for an untrusted certificate, or UnicodeError for some names.
     """
-    # A unix socket whose backlog is full may have room later.
+    # A Unix socket with a full backlog may have room later, so use the whole time for it.
     sock = _dial(addresses, end if endpoint.path else min(end, time.monotonic() + patience))
     if endpoint.tls:
         sock = _start_tls(sock, endpoint, end)
@@ -278,7 +279,7 @@ def connect(
 
 
 def _dial(addresses: Sequence[tuple[int, Any]], end: float) -> socket.socket:
-    """Connect to the first address that answers, all of them within one time limit."""
+    """Connect to the first address that answers. All attempts share one time limit."""
     trouble = OSError("it has no address")
     for follow, (family, address) in zip(range(len(addresses) - 1, -1, -1), addresses, strict=True):
         sock = None
@@ -289,7 +290,7 @@ def _dial(addresses: Sequence[tuple[int, Any]], end: float) -> socket.socket:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for option, value in KEEPALIVE.items():
                     sock.setsockopt(socket.IPPROTO_TCP, option, value)
-            # An address that hangs must leave time for the next ones.
+            # Leave time for the next addresses if this one hangs.
             sock.settimeout(_seconds_left(end) / 2 if follow else _seconds_left(end))
             _reach(sock, address, end)
         except BaseException as error:
@@ -304,7 +305,7 @@ def _dial(addresses: Sequence[tuple[int, Any]], end: float) -> socket.socket:
 
 
 def _reach(sock: socket.socket, address: Any, end: float) -> None:
-    """Connect. A unix socket reports a full backlog immediately, and may have room later."""
+    """Connect. Try a Unix socket with a full backlog again, because it may have room later."""
     while True:
         try:
             return sock.connect(address)
@@ -315,7 +316,7 @@ def _reach(sock: socket.socket, address: Any, end: float) -> None:
 
 
 def _start_tls(sock: socket.socket, endpoint: Endpoint, end: float) -> ssl.SSLSocket:
-    """Do the TLS handshake. The files are read each time, so a replaced one applies at once."""
+    """Do the TLS handshake. Certificate files are read each time, so a new file applies at once."""
     try:
         context = ssl.create_default_context()
         context.minimum_version = ssl.TLSVersion.TLSv1_2

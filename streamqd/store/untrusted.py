@@ -1,8 +1,8 @@
 """Check values from Redis. Each value is untrusted until one of these functions has checked it.
 
-Any client can write any value under our keys. Each function takes the raw reply, and returns a
-value within bounds or raises InvalidValueError with its key and field. A caller that reads for one
-partition, group or topic catches InvalidValueError for that one and continues with the others.
+Any client can write any value to streamqd's keys. Each function takes the raw reply, and returns a
+value within bounds or raises InvalidValueError with the key and field. Callers catch
+InvalidValueError per partition, group or topic, and continue with the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from streamqd.config.setting import NAME
 from streamqd.errors import InvalidValueError
 
-INTEGER_MAX = (1 << 53) - 1  # greatest integer that Lua, JSON and sorted sets hold exactly
+INTEGER_MAX = (1 << 53) - 1  # largest integer that Lua, JSON and sorted sets represent exactly
 TEXT_BYTES_MAX = 64 << 10
 OBJECT_BYTES_MAX = 1 << 20
 SHOWN_BYTES = 40
@@ -33,7 +33,7 @@ def integer(
     low: int = 0,
     high: int = INTEGER_MAX,
 ) -> int:
-    """Return an integer from `low` to `high`, or the default, if there is one, for None."""
+    """Return an integer from `low` to `high`. For None, return the default, if there is one."""
     if raw is None and default is not None:
         return default
     if raw is None or not _INTEGER.fullmatch(raw) or not low <= int(raw) <= high:
@@ -50,7 +50,7 @@ def number(
     low: float = 0.0,
     high: float = float(INTEGER_MAX),
 ) -> float:
-    """Return a finite number from `low` to `high`, or the default, if there is one, for None."""
+    """Return a finite number from `low` to `high`. For None, return the default, if any."""
     if raw is None and default is not None:
         return default
     try:
@@ -63,7 +63,7 @@ def number(
 
 
 def text(raw: bytes | None, key: str, field: str = "", *, default: str | None = None) -> str:
-    """Return UTF-8 text of at most 64 KiB, or the default, if there is one, for None."""
+    """Return UTF-8 text of at most 64 KiB. For None, return the default, if there is one."""
     if raw is None and default is not None:
         return default
     try:
@@ -75,7 +75,7 @@ def text(raw: bytes | None, key: str, field: str = "", *, default: str | None = 
 
 
 def name(raw: bytes | None, key: str, field: str = "") -> str:
-    """Return the name of a topic, group or instance, by the rule for names in configuration."""
+    """Return the name of a topic, group or instance that is valid in the configuration too."""
     try:
         found = (raw or b"").decode("ascii")
     except UnicodeDecodeError:
@@ -91,7 +91,7 @@ def name(raw: bytes | None, key: str, field: str = "") -> str:
 
 
 def entry_id(raw: bytes | None, key: str, field: str = "", *, default: str | None = None) -> str:
-    """Return the id of a stream entry, `ms-seq`, or the default, if there is one, for None."""
+    """Return the ID of a stream entry, `ms-seq`. For None, return the default, if there is one."""
     if not raw and default is not None:
         return default
     if raw is None or not _ENTRY_ID.fullmatch(raw):
@@ -102,14 +102,14 @@ def entry_id(raw: bytes | None, key: str, field: str = "", *, default: str | Non
 
 
 def label(raw: bytes) -> str:
-    """Return a name chosen by another client in printable form. It may have been any bytes."""
+    """Return a name that another client chose, which may be any bytes, in printable form."""
     return raw.decode("utf-8", "backslashreplace")
 
 
 def json_object(
     raw: bytes | None, key: str, field: str = "", *, default: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return a JSON object of at most 1 MiB, or the default, if there is one, for None.
+    """Return a JSON object of at most 1 MiB. For None, return the default, if there is one.
 
     The values in the object are still untrusted.
     """
