@@ -130,17 +130,18 @@ def _message(found: admin.Trace) -> list[str]:
 
 def _in(found: admin.Trace) -> str:
     left = (found.due_unix_ms or 0) - found.now_unix_ms
-    return f"in {age(left)}" if left > 0 else "now: it is due"
+    return f"in {age(left)}" if left > 0 else "now, because it is due"
 
 
 def _archive(found: admin.Trace, folder: Path | str | None, looked: Any) -> list[str]:
     if looked is not None and looked.file:
-        place = "archived: in" if looked.found else "not in the archive, whose file of its time is"
-        return [f"{place} {looked.file}"]
+        if looked.found:
+            return [f"archived in {looked.file}"]
+        return [f"not in the archive (searched {looked.file})"]
     if looked is not None:
         return [f"not in the archive {folder}"]
     if found.archived:
-        return ["archived: pass --archive DIR to find the file"]
+        return ["archived (pass --archive DIR to find the file)"]
     return ["not archived yet"] if found.archived is False else []
 
 

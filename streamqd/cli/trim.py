@@ -76,7 +76,7 @@ def _show(done: admin.TrimReport) -> None:
         return "-" if since is None else f"{row.holder}, for {since}"
 
     listing(
-        f"PARTITION {'WOULD_GO' if done.dry_run else 'REMOVED'} MESSAGES MEMORY NEEDED_BY",
+        f"PARTITION {'REMOVABLE' if done.dry_run else 'REMOVED'} MESSAGES MEMORY NEEDED_BY",
         done.partitions,
         partition=lambda row: str(row.partition),
         would_go=format_removed,

@@ -193,7 +193,7 @@ def test_trace_shows_where_to_search_for_a_removed_entry(
     assert (found["where"], found["archived"], found["entry"]) == ("trimmed", True, None)
     said = run("trace", UID).stdout
     assert "not in the partition: trimmed, or never written" in said
-    assert "archived: pass --archive DIR to find the file" in said
+    assert "archived (pass --archive DIR to find the file)" in said
     # it is unknown if the partition ever contained it.
     between = document(run("trace", "access/0/1000-7", "--json"))
     assert (between["where"], between["written"]) == ("trimmed", None)

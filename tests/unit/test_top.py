@@ -212,7 +212,7 @@ def test_uppercase_conditions_are_explained_above_the_table(state: str, told: st
     [
         ({"state": "paused"}, "instance west-1 is paused"),
         ({"state": "drained"}, "instance west-1 is drained"),
-        ({"redis_up": False}, "the housekeeper of west-1 cannot reach Redis: its retries wait"),
+        ({"redis_up": False}, "the housekeeper of west-1 cannot reach Redis, so retries wait"),
         (
             {"at_unix_ms": None},
             "west-1 sends heartbeats, but its housekeeper has not reported recently",
@@ -238,7 +238,7 @@ def test_problems_leave_room_for_the_partitions() -> None:
     ).splitlines()
 
     assert sum(line.startswith("!") for line in lines) == 3
-    assert lines[2].startswith("! no instance of the fleet default is alive")
+    assert lines[2].startswith("! no instance of the fleet default is live")
     assert "and 29 more" in lines[4]
     assert any(line.startswith("access/0/hits") for line in lines)
 

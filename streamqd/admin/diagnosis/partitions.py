@@ -255,7 +255,7 @@ def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.unowned", Severity.WARNING, Need.ASSIGNMENTS)
 def _unowned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """Pending messages have no consumer."""
+    """Pending messages belong to no Redis consumer."""
     for (topic, group), assignments in by_group(
         each for each in facts.assignments if each.unowned
     ).items():

@@ -11,7 +11,7 @@ from streamqd.words import plural
 
 @check("topics.without-meta", Severity.PROBLEM, Need.TOPICS)
 def _without_meta(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A topic is in the registry, but not stored."""
+    """A topic is in the registry, but its partition count is missing."""
     for topic in facts.topics:
         if (
             topic.registered
@@ -31,7 +31,7 @@ def _without_meta(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("topics.unregistered", Severity.WARNING, Need.TOPICS)
 def _unregistered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A consumed topic is stored, but not in the registry."""
+    """A consumed topic exists, but is not in the registry."""
     for topic in facts.topics:
         if topic.partitions is not None and not topic.registered:
             yield CheckResult(
