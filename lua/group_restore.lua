@@ -9,7 +9,7 @@
 -- KEYS[2]  stream       STREAM  stream:topic:{T:p:i}
 -- KEYS[3]  retry        STREAM  stream:topic:{T:p:i}:retry:G
 --
--- ARGV[1]  token        token   the owner's
+-- ARGV[1]  token        token   token of the owner
 -- ARGV[2]  group        str     consumer group
 -- ARGV[3]  after_main   id      last id delivered from the partition stream
 -- ARGV[4]  after_retry  id      the same for the retry stream

@@ -8,7 +8,7 @@
 -- KEYS[2]  lease   STRING  streaming:mq:lease:{T:p:i}:G
 -- KEYS[3]  epochs  LIST    streaming:mq:epochs:{T:p:i}:G
 --
--- ARGV[1]  token   token   the owner's
+-- ARGV[1]  token   token   token of the owner
 -- ARGV[2]  reason  str     reason of the release, for the history; '' = unknown
 --
 -- Returns  OK      free

@@ -6,7 +6,7 @@
 -- KEYS[1]  fence   HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease   STRING  streaming:mq:lease:{T:p:i}:G
 --
--- ARGV[1]  token   token   the owner's
+-- ARGV[1]  token   token   token of the owner
 -- ARGV[2]  ttl_ms  int     lifetime of the lease from now
 --
 -- Returns  OK      renewed

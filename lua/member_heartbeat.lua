@@ -15,7 +15,7 @@
 -- ARGV[4]  stale_ms  int   a heartbeat older than this does not count
 -- ARGV[5..] silent   list  ids without a heartbeat while the caller watched
 --
--- Returns  OK    [2] now, unix ms [3] members, each id, last heartbeat in unix ms, JSON [4]
+-- Returns  OK    [2] now, unix ms [3] members, for each: id, last heartbeat in unix ms, JSON [4]
 --                directives and their JSON, alternating
 -- Returns  DUPLICATE  another run sends heartbeats under this id
 --                [2] its last heartbeat, unix ms [3] its JSON

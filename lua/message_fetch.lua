@@ -10,12 +10,13 @@
 -- KEYS[2]  stream   STREAM  stream:topic:{T:p:i}
 -- KEYS[3]  retry    STREAM  stream:topic:{T:p:i}:retry:G
 --
--- ARGV[1]  token    token   the owner's
+-- ARGV[1]  token    token   token of the owner
 -- ARGV[2]  session  token   the session that message_recover opened
 -- ARGV[3]  group    str     consumer group
 -- ARGV[4]  count    int     at most this many from each stream
 --
--- Returns  OK       [2] entries of the retry stream [3] of the partition stream; each id, fields
+-- Returns  OK       [2] entries of the retry stream, for each: id, fields [3] the same for the
+--                   partition stream
 -- Returns  SESSION  a newer connection opened a session
 -- Returns  FENCED   another owner, or none     [2] epoch [3] owner
 --

@@ -11,8 +11,8 @@
 -- ARGV[3]  from   id   first entry to examine
 -- ARGV[4]  count  int  examine at most this many
 --
--- Returns  OK  [2] copies, each id, fields without payload, headers and traceback [3] next entry to
---              examine, or '' if all were examined
+-- Returns  OK  [2] copies, for each: id, fields without payload, headers and traceback [3] next
+--              entry to examine, or '' if all were examined
 --
 -- Cost     O(log n + count) + at most 512 KiB of bodies plus eight more, n = entries
 -- Repeat   safe: read-only

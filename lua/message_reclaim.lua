@@ -16,7 +16,7 @@
 -- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  source   STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:retry:G
 --
--- ARGV[1]  token    token   the owner's
+-- ARGV[1]  token    token   token of the owner
 -- ARGV[2]  session  token   the session that message_recover opened
 -- ARGV[3]  group    str     consumer group
 -- ARGV[4]  idle_ms  int     minimum time since the entry was last delivered
@@ -25,8 +25,8 @@
 -- ARGV[7]  after    bytes   start after this entry of that consumer, '' = first entry of the first
 --                           consumer
 --
--- Returns  OK       [2] entries, each id, fields [3] missing entries acknowledged [4] start of the
---                   next page, name and id; empty at the end
+-- Returns  OK       [2] entries, for each: id, fields [3] missing entries acknowledged [4] start of
+--                   the next page, name and id; empty at the end
 -- Returns  SESSION  a newer connection opened a session
 -- Returns  FENCED   another owner, or none      [2] epoch [3] owner
 --

@@ -11,7 +11,7 @@
 -- KEYS[3]  retry        STREAM  stream:topic:{T:p:i}:retry:G
 -- KEYS[4]  attempts     HASH    streaming:mq:attempts:{T:p:i}:G
 --
--- ARGV[1]  token        token   the owner's
+-- ARGV[1]  token        token   token of the owner
 -- ARGV[2]  session      token   new, random, one per connection
 -- ARGV[3]  group        str     consumer group
 -- ARGV[4]  open         flag    1 = the first page: write the session
@@ -20,9 +20,10 @@
 -- ARGV[7]  count        int     at most this many from each stream
 --
 -- Returns  OK      [2] 1 = in quarantine [3] last id delivered to the group in the partition stream
---                  [4] the same in the retry stream [5] entries of the partition stream [6] of the
---                  retry stream; each id, fields or nil, crashes, failures, crash context, ms until
---                  its next run in place is due (a number that cannot be read is -1) [7] 1 = there
+--                  [4] the same in the retry stream [5] entries of the partition stream, for each:
+--                  id, fields or nil, crashes, failures, crash context, ms until its next run in
+--                  place is due; a number that cannot be read is -1 [6] the same for the retry
+--                  stream [7] 1 = there
 --                  may be more in the partition stream [8] the same for the retry stream [9]
 --                  entries (`m:ID` or `r:ID`) that were running when a host was lost, separated by
 --                  spaces, '' = none

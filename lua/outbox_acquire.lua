@@ -7,7 +7,7 @@
 -- KEYS[1]  outbox  HASH    streaming:mq:outbox:{N}
 -- KEYS[2]  lease   STRING  streaming:mq:outbox:{N}:lease
 --
--- ARGV[1]  token   token   the relay's: host, process and random part
+-- ARGV[1]  token   token   token of the relay: host, process and random part
 -- ARGV[2]  ttl_ms  int     lifetime of the lease
 -- ARGV[3]  owner   str     where the relay runs, for operators
 -- ARGV[4]  above   int     the new epoch is greater than this number. 0 = no condition

@@ -8,7 +8,7 @@
 -- KEYS[1]  record  HASH  streaming:mq:outbox:{T:p:i}:N
 -- KEYS[2]? meta    HASH  streaming:mq:topic:{T}:meta     not on a cluster: another slot
 --
--- ARGV[1]  epoch       int  the relay's
+-- ARGV[1]  epoch       int  epoch of the relay
 -- ARGV[2]  partitions  int  partition count of the topic that the relay knows
 --
 -- Returns  OK      fenced     [2] rows of the last batch: 32 hex digits of the uid and 16

@@ -12,7 +12,7 @@
 --                                                                  time
 -- KEYS[5]? items      HASH    streaming:mq:delayed:item:{T:p:i}    the same
 --
--- ARGV[1]  epoch        int   the relay's
+-- ARGV[1]  epoch        int   epoch of the relay
 -- ARGV[2]  partitions   int   partition count by which the rows were routed
 -- ARGV[3]  max_backlog  int   write none if the backlog is this large, -1 = no limit
 -- ARGV[4..] rows        list  for each row: 32 hex digits of its uid and 16 of its id, its due time

@@ -5,7 +5,7 @@
 -- KEYS[1]  outbox  HASH    streaming:mq:outbox:{N}
 -- KEYS[2]  lease   STRING  streaming:mq:outbox:{N}:lease
 --
--- ARGV[1]  token   token   the relay's
+-- ARGV[1]  token   token   token of the relay
 --
 -- Returns  OK      free
 -- Returns  FENCED  not, or no longer, the holder     [2] epoch [3] owner

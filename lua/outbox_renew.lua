@@ -6,7 +6,7 @@
 -- KEYS[1]  outbox  HASH    streaming:mq:outbox:{N}
 -- KEYS[2]  lease   STRING  streaming:mq:outbox:{N}:lease
 --
--- ARGV[1]  token    token  the relay's
+-- ARGV[1]  token    token  token of the relay
 -- ARGV[2]  ttl_ms   int    lifetime of the lease from now
 -- ARGV[3..] figures list   names and values. `at` is added here
 --

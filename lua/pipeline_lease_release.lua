@@ -4,7 +4,7 @@
 --
 -- KEYS[1]  lease  STRING  streaming:mq:pipeline:{T}:N
 --
--- ARGV[1]  token  token   the run's
+-- ARGV[1]  token  token   token of the run
 --
 -- Returns  OK     free
 -- Returns  LOST   expired, or held by another run

@@ -5,7 +5,7 @@
 --
 -- KEYS[1]  lease   STRING  streaming:mq:pipeline:{T}:N
 --
--- ARGV[1]  token   token   the run's
+-- ARGV[1]  token   token   token of the run
 -- ARGV[2]  ttl_ms  int     lifetime of the lease from now
 --
 -- Returns  OK      held

@@ -9,7 +9,7 @@
 -- KEYS[2]  stream   STREAM  stream:topic:{T:p:i}
 -- KEYS[3]  retry    STREAM  stream:topic:{T:p:i}:retry:G
 --
--- ARGV[1]  token    token   the owner's
+-- ARGV[1]  token    token   token of the owner
 -- ARGV[2]  session  token   the session that message_recover opened
 -- ARGV[3]  group    str     consumer group
 -- ARGV[4]  places   str     about to run, separated by spaces, '' = the quarantine is over

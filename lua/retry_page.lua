@@ -11,8 +11,8 @@
 -- ARGV[2]  after_place  str   place of that row, '' = start
 -- ARGV[3]  count        int   at most this many rows
 --
--- Returns  OK  [2] rows, each place, due, payload bytes (-1 if the item cannot be read), fields
---              without payload and headers [3] 1 = there may be more
+-- Returns  OK  [2] rows, for each: place, due time, payload bytes (-1 if the item cannot be read),
+--              fields without payload and headers [3] 1 = there may be more
 --
 -- Cost     O(log n + count) + at most 512 KiB of bodies plus one more, n = waiting retries
 -- Repeat   safe: read-only

@@ -9,7 +9,7 @@
 -- KEYS[3]  retry          STREAM  stream:topic:{T:p:i}:retry:G
 -- KEYS[4]? attempts       HASH    streaming:mq:attempts:{T:p:i}:G    only with charged places
 --
--- ARGV[1]  token          token   the owner's
+-- ARGV[1]  token          token   token of the owner
 -- ARGV[2]  group          str     consumer group
 -- ARGV[3]  charged_count  int     number of places with counters
 -- ARGV[4..] places        list    places to acknowledge, the charged ones first

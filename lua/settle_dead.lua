@@ -9,7 +9,7 @@
 -- KEYS[4]  dlq       STREAM  stream:topic:{T:p:i}:dlq
 -- KEYS[5]  attempts  HASH    streaming:mq:attempts:{T:p:i}:G
 --
--- ARGV[1]  token     token   the owner's
+-- ARGV[1]  token     token   token of the owner
 -- ARGV[2]  group     str     consumer group
 -- ARGV[3]  adjacent  flag    1 = the entries of each stream are adjacent, so they are read together
 -- ARGV[4..] entries  list    first the changes that all entries share: field_count, then that many

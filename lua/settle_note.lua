@@ -10,7 +10,7 @@
 -- KEYS[3]  retry     STREAM  stream:topic:{T:p:i}:retry:G
 -- KEYS[4]  attempts  HASH    streaming:mq:attempts:{T:p:i}:G
 --
--- ARGV[1]  token     token   the owner's
+-- ARGV[1]  token     token   token of the owner
 -- ARGV[2]  group     str     consumer group
 -- ARGV[3..] notes    list    for each entry: place, failures, delay_ms
 --

@@ -12,7 +12,7 @@
 -- KEYS[5]  items     HASH    streaming:mq:retry:item:{T:p:i}:G     place -> packed fields
 -- KEYS[6]  attempts  HASH    streaming:mq:attempts:{T:p:i}:G
 --
--- ARGV[1]  token     token   the owner's
+-- ARGV[1]  token     token   token of the owner
 -- ARGV[2]  group     str     consumer group
 -- ARGV[3]  adjacent  flag    1 = the entries of each stream are adjacent, so they are read together
 -- ARGV[4..] entries  list    first the changes that all entries share: field_count, then that many

@@ -10,7 +10,7 @@
 -- ARGV[3]  count   int   at most this many entries
 -- ARGV[4]  newest  flag  1 = from the newest entry to the oldest
 --
--- Returns  OK  [2] entries, each id and fields [3] 1 = there may be more
+-- Returns  OK  [2] entries, for each: id, fields [3] 1 = there may be more
 --
 -- Cost     O(log n + count), n = entries. Reads up to eight bodies after the first 512 KiB, and
 --          returns at most one of them
