@@ -341,7 +341,7 @@ class WorkerSlot:
         raw = place.encode("utf-8", "replace")[-_BLOCKER_BYTES:]
         self._blocker[:] = raw.ljust(_BLOCKER_BYTES, b"\0")
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Replace the shared pages with private zeroed memory. For a forked child only.
 
         All existing views of the slot then show the private memory. Raises OSError when the
@@ -443,7 +443,7 @@ class WorkerSlot:
             by_state.get(state, []).append(place)
         return batch
 
-    def unsettled(self) -> list[bytes]:
+    def unsettled_places(self) -> list[bytes]:
         """Return the places of the entries in flight that have not succeeded. Worker only."""
         states = bytes(self.states[: self.in_flight])
         return [

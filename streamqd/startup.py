@@ -117,7 +117,7 @@ def _connected(settings: Settings) -> Iterator[Connection]:
         link.close()
 
 
-def everything_wrong(error: ConfigError) -> ConfigError:
+def collect_problems(error: ConfigError) -> ConfigError:
     """Return the error with the problems of the handlers and the server added.
 
     So one answer lists all problems. Only the valid settings of the file are checked.

@@ -93,8 +93,8 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
     If it no longer waits, raises RequestRefusedError with the uid of its message.
     """
     [(partition, send_id)] = _read(store, topic, [name])
-    score = store.execute("ZSCORE", store.keys.scheduled(topic, partition), send_id)
-    items = store.keys.scheduled_items(topic, partition)
+    score = store.execute("ZSCORE", store.keys.delayed_sends(topic, partition), send_id)
+    items = store.keys.delayed_send_items(topic, partition)
     raw = None if score is None else store.execute("HGET", items, send_id)
     if score is None or raw is None:
         missed = look_for(store, topic, [f"{partition}:{send_id}"])
@@ -154,7 +154,7 @@ def make_due(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
         due_now, missing = store.run(retries.make_due(store.keys, (topic, partition), batch)).rest
         changed += due_now
         if missing:
-            key = store.keys.scheduled(topic, partition)
+            key = store.keys.delayed_sends(topic, partition)
             scores = ask(store, [("ZSCORE", key, each) for each in batch])
             gone += [
                 f"{partition}:{send_id}"

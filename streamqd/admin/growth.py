@@ -166,7 +166,10 @@ def _refuse_cluster(store: Store, topic: str) -> None:
 
     Producers cannot watch such a count.
     """
-    if len(store.connection.together([store.keys.meta(topic), store.keys.stream(topic, 0)])) > 1:
+    if (
+        len(store.connection.group_by_node([store.keys.meta(topic), store.keys.stream(topic, 0)]))
+        > 1
+    ):
         raise RequestRefusedError(
             f"topic {topic} cannot grow on Redis Cluster; create a topic with more partitions and"
             " switch the producers to it"

@@ -75,7 +75,7 @@ def find(store: Store, name: OutboxUid, partitions: int) -> Search:
     """Return the places of a message: delayed sends first, then entries written after the send."""
     reader, keys, numbers = ViewReader(store), store.keys, range(partitions)
     # Delayed sends come first: if one becomes due during the search, its stream has it.
-    waiting = [("ZSCORE", keys.scheduled(name.topic, number), name.uid) for number in numbers]
+    waiting = [("ZSCORE", keys.delayed_sends(name.topic, number), name.uid) for number in numbers]
     for number, score in zip(numbers, reader.ask(waiting), strict=True):
         if score is not None:
             return Search(Found(number, ""))

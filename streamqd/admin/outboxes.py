@@ -37,7 +37,7 @@ def read(reader: ViewReader, configured: Collection[str] = ()) -> list[OutboxVie
     except RedisResponseError as refused:
         reader.add_error(refused, reader.keys.outboxes(), "SMEMBERS")
     names, found = sorted([*configured, *others]), []
-    for name, each in zip(names, outbox.views(reader.store, names), strict=True):
+    for name, each in zip(names, outbox.read_views(reader.store, names), strict=True):
         if isinstance(each, OutboxView):
             found.append(each)
         elif isinstance(each, InvalidValueError):

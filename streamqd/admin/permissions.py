@@ -40,7 +40,7 @@ _META = "HGET @ f, HMGET @ f, HSET @ f v, HSETNX @ f v"
 _NAMES = "SADD @ m, SCARD @, SMEMBERS @"
 _MEMBERS = "ZADD @ 1 m, ZREM @ m, ZSCORE @ m, ZRANGE @ 0 0, ZRANGEBYSCORE @ 0 1"
 _INFO = "HGET @ f, HSET @ f v, HDEL @ f, HGETALL @"
-_ORDERS = "HGET @ f, HGETALL @, HSET @ f v, HDEL @ f, HLEN @, HEXISTS @ f"
+_DIRECTIVES = "HGET @ f, HGETALL @, HSET @ f v, HDEL @ f, HLEN @, HEXISTS @ f"
 _SUMMARY = "GET @, SET @ v"
 _EPOCHS = "RPUSH @ v, LTRIM @ 0 1"
 _STACK = "SET @ v"
@@ -130,8 +130,8 @@ def _of_partition(keys: Keys) -> dict[str, str]:
         keys.retry_stream(*_ASSIGNMENT): _STREAM,
         keys.dlq(*place): _LETTERS,
         keys.moving(*place): _MAPPED,
-        keys.scheduled(*place): _ORDERED,
-        keys.scheduled_items(*place): _MAPPED,
+        keys.delayed_sends(*place): _ORDERED,
+        keys.delayed_send_items(*place): _MAPPED,
         keys.trim(*place): _TRIM,
         keys.dedup(*place, "d"): _DEDUP,
     }
@@ -141,7 +141,7 @@ def _of_fleet(keys: Keys, fleet: str) -> dict[str, str]:
     return {
         keys.members(fleet): _MEMBERS,
         keys.info(fleet): _INFO,
-        keys.orders(fleet): _ORDERS,
+        keys.directives(fleet): _DIRECTIVES,
         keys.instance(fleet, "streamqd-check"): _SUMMARY,
         keys.wake(fleet): _WAKE,
     }

@@ -81,7 +81,7 @@ def fleet_state(fleet: Fleet, reader: ViewReader | None = None) -> FleetState:
 
     Without a reader, a key of another type raises InvalidValueError.
     """
-    key = fleet.store.keys.orders(fleet.name)
+    key = fleet.store.keys.directives(fleet.name)
     commands = [
         ("TIME",),
         *members.heartbeat_commands(fleet.store.keys, fleet.name),

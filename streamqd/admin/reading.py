@@ -431,7 +431,11 @@ def memory_of(store: Store, streams: Sequence[str], samples: int) -> list[int | 
 def lease_views(reader: ViewReader, assignments: Sequence[Assignment]) -> list[LeaseView]:
     """Fence and lease of each assignment. A number that cannot be read is 0."""
     replies = reader.ask(
-        [command for assignment in assignments for command in leases.view(reader.keys, assignment)]
+        [
+            command
+            for assignment in assignments
+            for command in leases.view_commands(reader.keys, assignment)
+        ]
     )
     return [
         lease_view(reader, assignment, *both)
@@ -445,7 +449,7 @@ def lease_view(
     fence: Sequence[bytes | None] | None,
     ttl_ms: int | None,
 ) -> LeaseView:
-    """Parse the replies to the commands of `leases.view`. None is a refused command."""
+    """Parse the replies to the commands of `leases.view_commands`. None is a refused command."""
     token, epoch, owner, since, quarantine = fence or (None,) * 5
     ttl = -2 if ttl_ms is None else ttl_ms
     numbers = {"epoch": epoch, "since": since}

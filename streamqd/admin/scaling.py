@@ -119,7 +119,7 @@ def _due_keys(keys: Keys, assignment: Assignment) -> list[str]:
     found = [keys.retry(*assignment)]
     if not assignment.group.endswith(LETTERS):  # dead letters have no delayed sends
         place = (assignment.topic, assignment.partition)
-        found += [keys.scheduled(*place), keys.schedules_due(*place)]
+        found += [keys.delayed_sends(*place), keys.schedules_due(*place)]
     return found
 
 

@@ -415,7 +415,7 @@ def add(
         )
     now = server_unix_ms(store.connection)
     if not dry_run:
-        line = calls.enter(store, schedule.name, wanted, new=True)
+        line = calls.write_index(store, schedule.name, wanted, new=True)
         if line != wanted:
             raise RequestRefusedError(
                 f"schedule {schedule.name} was added by another client at the same time, so nothing"
@@ -423,7 +423,7 @@ def add(
             )
         declare(store, place, [Declaration(schedule, fleet, OPERATOR, now)])
         # A prune at the same time may have deleted the line as a leftover.
-        calls.enter(store, schedule.name, wanted, new=True)
+        calls.write_index(store, schedule.name, wanted, new=True)
     first = ticks_of(schedule, now + 1, 1)
     return ScheduleChanged(
         {schedule.name: ACTIVE if first else FINISHED},
@@ -515,7 +515,7 @@ def remove(store: Store, names: Iterable[str]) -> ScheduleChanged:
             places = [each for each in (line.place, line.origin_place) if each is not None]
         for place in places:
             store.run(calls.drop(store.keys, place, name))
-        calls.leave(store, name)
+        calls.remove_index(store, name)
         removed[name] = "removed"
     return ScheduleChanged(removed, None, False)
 
@@ -586,7 +586,7 @@ def index(reader: ViewReader) -> dict[str, IndexLine]:
     """Return the readable lines of the index, by name."""
     key, found = reader.keys.schedule_index(), {}
     try:
-        lines = calls.whole_index(reader.store)
+        lines = calls.read_index(reader.store)
     except RedisResponseError as error:
         reader.add_error(error, key, "HGETALL")
         return {}
@@ -623,7 +623,7 @@ def _read_stored(
     commands = [
         command
         for name, place in places
-        for command in calls.kept_commands(reader.keys, place, name)
+        for command in calls.read_commands(reader.keys, place, name)
     ]
     replies = reader.ask(commands)
     found = {}
@@ -684,7 +684,7 @@ def _line_of(store: Store, name: str) -> dict[str, IndexLine]:
 
 
 def _not_found_error(store: Store, name: str) -> RequestRefusedError:
-    near = difflib.get_close_matches(name, calls.whole_index(store), n=1)
+    near = difflib.get_close_matches(name, calls.read_index(store), n=1)
     hint = f"did you mean {near[0]}?" if near else "`streamqd schedule list` prints those that do"
     return RequestRefusedError(f"schedule {name} does not exist; {hint}")
 

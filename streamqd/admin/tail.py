@@ -89,7 +89,7 @@ class Tail:
     def follow(self) -> Iterator[list[TailedEntry]]:
         """Yield messages as they are written, and [] after each second without one. Never ends."""
         numbers = {stream.encode(): number for number, stream in self._streams.items()}
-        groups = self._store.connection.together(list(self._positions))
+        groups = self._store.connection.group_by_node(list(self._positions))
         while True:
             if len(groups) > 1:  # one command cannot wait at several nodes
                 pages = ask(self._store, [self._command(streams) for streams in groups])

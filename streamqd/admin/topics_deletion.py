@@ -119,7 +119,7 @@ def delete(
         raise RequestRefusedError(f"topic {topic} was deleted by another client")
     removed = 0
     for batch in _batches(store, topic, found):
-        slots = store.connection.together(batch)
+        slots = store.connection.group_by_node(batch)
         removed += sum(map(int, ask(store, [("UNLINK", *names) for names in slots])))
         progress(removed)
     schedules.forget_topic(store, topic, found.partitions)
@@ -137,7 +137,7 @@ def _batches(store: Store, topic: str, found: Doomed) -> Iterator[list[str | byt
         *(keys.epochs, keys.stack),
     )
     of_partitions = (
-        *(keys.stream, keys.dlq, keys.trim, keys.scheduled, keys.scheduled_items),
+        *(keys.stream, keys.dlq, keys.trim, keys.delayed_sends, keys.delayed_send_items),
         keys.moving,
         *(keys.schedules, keys.schedules_due, keys.schedules_last),
     )

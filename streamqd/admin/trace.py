@@ -212,7 +212,7 @@ def _of_outbox(fleet: Fleet, name: OutboxUid, partitions: int) -> Trace:
 def _of_send(fleet: Fleet, name: Name) -> Trace:
     """Find a delayed send by its send ID and, if it was due, the message that it became."""
     store = fleet.store
-    due = store.execute("ZSCORE", store.keys.scheduled(name.topic, name.partition), name.id)
+    due = store.execute("ZSCORE", store.keys.delayed_sends(name.topic, name.partition), name.id)
     if due is None:
         missed = delayed.look_for(store, name.topic, [f"{name.partition}:{name.id}"])
         if not missed.sent:

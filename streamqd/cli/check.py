@@ -189,7 +189,9 @@ def _pipelines(session: Session, settings: config.Settings) -> list[CheckFinding
 def _duplicate(session: Session, settings: config.Settings) -> list[CheckFinding]:
     """Look for another process with the name of this instance that sends heartbeats."""
     daemon = settings.daemon
-    wrong = key_types.find_mistyped(session.link, members.types(session.store.keys, daemon.fleet))
+    wrong = key_types.find_mistyped(
+        session.link, members.expected_types(session.store.keys, daemon.fleet)
+    )
     if wrong:
         return [_problem("redis", f"{each}; {key_types.remedy(each.key)}") for each in wrong]
     found = members.member(session.store, daemon.fleet, daemon.instance)

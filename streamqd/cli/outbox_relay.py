@@ -111,7 +111,7 @@ def status(
     found = outbox_of(session, name, database, table)
     view, away = None, None
     try:
-        view = relays.one(session.store, found.name)
+        view = relays.read_view(session.store, found.name)
     except RedisUnavailableError as error:
         away = error
     rows = oldest = dead = None

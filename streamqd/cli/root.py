@@ -420,7 +420,7 @@ def _run(session: Session, burst: bool, only: tuple[str, ...], watch: bool) -> i
     try:
         settings = session.settings
     except ConfigError as error:
-        raise startup.everything_wrong(error) from None
+        raise startup.collect_problems(error) from None
     return supervisor.run(
         settings,
         load=session.load,

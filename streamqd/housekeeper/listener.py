@@ -81,9 +81,9 @@ class Listener:
         for stream, after in sorted(places, key=_order):
             by_stream.setdefault(stream, []).append(after)
         parts = [
-            together[start : start + STREAMS_MAX]
-            for together in self._store.connection.together(list(by_stream))
-            for start in range(0, len(together), STREAMS_MAX)
+            streams[start : start + STREAMS_MAX]
+            for streams in self._store.connection.group_by_node(list(by_stream))
+            for start in range(0, len(streams), STREAMS_MAX)
         ]
         replies = run_commands(self._store, [_command(part, by_stream) for part in parts])
         found: list[StreamPosition] = []

@@ -25,7 +25,7 @@ def measure_outboxes(store: Store, view: MetricsView, names: Sequence[str], bad:
     if not names:
         return
     refusals, found, wrong = Refusals(), [], []
-    for each in outbox.views(store, names):
+    for each in outbox.read_views(store, names):
         if isinstance(each, OutboxView):
             found.append(each)
         elif isinstance(each, InvalidValueError):

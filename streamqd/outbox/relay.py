@@ -163,7 +163,7 @@ class Relay:
         self._topics: dict[str, _Topic] = {}
         self._settled: list[OutboxRow] = []  # rows in their topics that are not known to be deleted
         self._blocked: dict[tuple[str, int], _Hold] = {}  # by topic and partition
-        self._spread = len(store.connection.together(("{a}", "{b}"))) > 1
+        self._spread = len(store.connection.group_by_node(("{a}", "{b}"))) > 1
         self._pages = 1  # batches to read: more while all rows of fewer batches wait
         self._figures = _Figures()
         self._registered = False
@@ -284,7 +284,7 @@ class Relay:
         elif self._standby:
             # If the other relay is stuck, the table is never empty.
             try:
-                view = outbox.one(self._store, self._options.name)
+                view = outbox.read_view(self._store, self._options.name)
             except (RedisUnavailableError, RedisResponseError, InvalidValueError):
                 return False  # the next turn reports it
             if view.error and view.failing_seconds >= FAILING_SECONDS:
@@ -336,7 +336,7 @@ class Relay:
         Records belong to the name of an outbox, so both relays would send each row. The identity
         of the table was published before, so at least the later one of two relays finds the other.
         """
-        other = outbox.sharing(self._store, self._options.name, self._figures.table)
+        other = outbox.find_conflict(self._store, self._options.name, self._figures.table)
         self._stuck = other is not None
         if other is None:
             return False

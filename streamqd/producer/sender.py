@@ -209,7 +209,9 @@ class Sender:
         except Exception as error:  # noqa: BLE001 - a partitioner may raise anything
             return error
         alone = type(envelope) is bytes
-        messages = (envelope,) if alone else publishing.flat([to_encoded(envelope).fields])
+        messages = (
+            (envelope,) if alone else publishing.flatten_messages([to_encoded(envelope).fields])
+        )
         _, head = self._head(topic, partition, count, alone)
         command = hiredis.pack_command((*head, *messages))
         answer = self._alone(
@@ -517,7 +519,9 @@ class Sender:
         alone = set(map(type, envelopes)) == {bytes}
         call, _ = self._head(chunk.topic, partition, chunk.count, alone)
         messages = (
-            envelopes if alone else publishing.flat([to_encoded(each).fields for each in envelopes])
+            envelopes
+            if alone
+            else publishing.flatten_messages([to_encoded(each).fields for each in envelopes])
         )
         return Call(call.script, call.key, (*call.argv, *messages))
 

@@ -135,7 +135,7 @@ class Firer:
         count = self._count(place[0])
         if not count:
             return None
-        known = self._at_home(place, self._readable_schedules(place, rows))
+        known = self._select_local(place, self._readable_schedules(place, rows))
         ticks: list[tuple[str, DueTick]] = []
         following_all: list[int] = []
         for row in rows:
@@ -163,10 +163,10 @@ class Firer:
             call = calls.fire(
                 self._store.keys, place, batch, group=group, partitions=count if single else None
             )
-            self._book(place, batch, call)
+            self._record_reply(place, batch, call)
         return following_all
 
-    def _book(self, place: TopicPartition, batch: Sequence[DueTick], call: Call) -> None:
+    def _record_reply(self, place: TopicPartition, batch: Sequence[DueTick], call: Call) -> None:
         reply = self._store.run(call)
         if reply.word == "MOVED":
             self._counts.pop(place[0], None)
@@ -239,7 +239,7 @@ class Firer:
             found[row.name] = schedule
         return found, problems
 
-    def _at_home(
+    def _select_local(
         self, place: TopicPartition, known: dict[bytes, Schedule]
     ) -> dict[bytes, Schedule]:
         """Return the schedules whose name is kept for this place, and hold the others.

@@ -124,8 +124,8 @@ class Reconciler:
         else:
             if entry is None:
                 wanted = IndexLine(each.fleet, each.origin, place)
-                entry = calls.enter(self._store, each.name, wanted, new=True)
-            problem = objection(each, entry)
+                entry = calls.write_index(self._store, each.name, wanted, new=True)
+            problem = find_name_conflict(each, entry)
         if problem or not isinstance(entry, IndexLine):
             self._refuse(each, problem)
             return None
@@ -172,7 +172,7 @@ def _place(schedule: Schedule, count: int) -> TopicPartition:
     return schedule.topic, record.partition_of(schedule, max(count, 1))
 
 
-def objection(each: Declaration, entry: IndexLine | InvalidValueError) -> str:
+def find_name_conflict(each: Declaration, entry: IndexLine | InvalidValueError) -> str:
     """Return why a schedule cannot have its name, '' when it can."""
     if isinstance(entry, InvalidValueError):
         return str(entry)
@@ -236,7 +236,7 @@ def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPart
         if before is not None and not _may_move(store, each, before):
             return False
         # Before any hold, so that an interrupted move is found again.
-        calls.enter(
+        calls.write_index(
             store, each.name, IndexLine(entry.fleet, entry.origin, place, origin), new=False
         )
     elif entry.place != place:
@@ -248,7 +248,7 @@ def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPart
     same = before is not None and before.hash == digest
     now = server_unix_ms(store)
     due = before.due_unix_ms if same and before else next_due(each.schedule, now, before)
-    carried = calls.carried_commands(store.keys, place, each.name, before) if before else []
+    carried = calls.copy_commands(store.keys, place, each.name, before) if before else []
     if carried:  # before anything can fire there
         check_replies(store.pipeline(carried))
     store.run(
@@ -266,7 +266,7 @@ def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPart
     if before is not None and before.held == PAUSED:
         store.run(calls.hold(store.keys, place, each.name, PAUSED))
     store.run(calls.drop(store.keys, origin, each.name))
-    calls.enter(store, each.name, IndexLine(entry.fleet, entry.origin, place), new=False)
+    calls.write_index(store, each.name, IndexLine(entry.fleet, entry.origin, place), new=False)
     logs.event("schedule.moved", schedule=each.name, topic=place[0], partition=place[1])
     return True
 
@@ -286,7 +286,7 @@ class MoveFinisher:
         """Look at all schedules. Raises RedisUnavailableError, RedisResponseError."""
         moving = {
             name: line
-            for name, line in calls.whole_index(self._store).items()
+            for name, line in calls.read_index(self._store).items()
             if isinstance(line, IndexLine) and line.origin_place is not None
         }
         for name, line in moving.items():
@@ -328,7 +328,7 @@ def read_stored(
     """Read the stored state of schedules by name and place. Raises InvalidValueError."""
     wanted = list(named)
     commands = [
-        each for name, place in wanted for each in calls.kept_commands(store.keys, place, name)
+        each for name, place in wanted for each in calls.read_commands(store.keys, place, name)
     ]
     replies = check_replies(store.pipeline(commands)) if commands else []
     return [

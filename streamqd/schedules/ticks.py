@@ -80,7 +80,7 @@ def newest_ticks(schedule: Schedule, after: int, until: int, limit: int) -> list
     span = 3_600_000
     while True:
         start = max(after, until - span)
-        found = deque(_between(schedule, start, until), maxlen=limit)
+        found = deque(_ticks_between(schedule, start, until), maxlen=limit)
         if start == after or len(found) == limit:
             return list(found)
         span *= 8
@@ -92,14 +92,14 @@ def count_ticks(schedule: Schedule, after: int, until: int) -> int:
         period = round(schedule.every * 1000)
         return max(0, until // period - after // period)
     number = 0
-    for _ in _between(schedule, after, until):
+    for _ in _ticks_between(schedule, after, until):
         number += 1
         if number == COUNTED_MAX:
             break
     return number
 
 
-def _between(schedule: Schedule, after: int, until: int) -> Iterator[int]:
+def _ticks_between(schedule: Schedule, after: int, until: int) -> Iterator[int]:
     if schedule.every is not None:
         period = round(schedule.every * 1000)
         yield from range((after // period + 1) * period, until + 1, period)
@@ -134,12 +134,12 @@ def steps(schedule: Schedule, tick: int, now: int) -> list[TickStep]:
     tick = max(tick, 0)
     missed = now - tick > grace_ms(schedule, tick)
     if not missed:
-        return _chain(schedule, [tick, *_between(schedule, tick, now)])
+        return _to_steps(schedule, [tick, *_ticks_between(schedule, tick, now)])
     if schedule.misfire == ALL:
         ticks = newest_ticks(schedule, tick, now, CATCH_UP_MAX)
         # Include the tick itself, if there is room.
         ticks = [tick, *ticks] if len(ticks) < CATCH_UP_MAX else ticks
-        return _chain(schedule, ticks, count_ticks(schedule, tick - 1, ticks[0] - 1))
+        return _to_steps(schedule, ticks, count_ticks(schedule, tick - 1, ticks[0] - 1))
     [newest] = newest_ticks(schedule, tick, now, 1) or [tick]
     # The tick counts separately: an operator or an older specification may have set it.
     before = int(newest != tick) + max(0, count_ticks(schedule, tick, newest) - 1)
@@ -149,7 +149,7 @@ def steps(schedule: Schedule, tick: int, now: int) -> list[TickStep]:
     return [TickStep(newest, following, before)]
 
 
-def _chain(schedule: Schedule, ticks: list[int], skipped: int = 0) -> list[TickStep]:
+def _to_steps(schedule: Schedule, ticks: list[int], skipped: int = 0) -> list[TickStep]:
     follow = [*ticks[1:], next_tick(schedule, ticks[-1])]
     return [
         TickStep(tick, following, 0 if at else skipped)

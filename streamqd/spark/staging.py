@@ -86,7 +86,7 @@ class _Ledger:
         return check_replies(self.ask(lambda link: link.pipeline(commands)))
 
     def stream(self, place: TopicPartition, attempt: str) -> str:
-        return self.keys.staged(*place, self.query, attempt)
+        return self.keys.staged_rows(*place, self.query, attempt)
 
     def lengths(self, streams: Sequence[str]) -> list[int | None]:
         """Return the number of rows in each stream, None if it is missing. Extends their expiry."""
@@ -123,8 +123,8 @@ class _Ledger:
 
     def remove(self, link: Connection, fields: Iterable[bytes], streams: Iterable[str]) -> None:
         commands: list[tuple[object, ...]] = []
-        for together in link.together(list(streams)):
-            commands += [("UNLINK", *part) for part in _portions(together)]
+        for group in link.group_by_node(list(streams)):
+            commands += [("UNLINK", *part) for part in _portions(group)]
         commands += [("HDEL", self.record, *part) for part in _portions(list(fields))]
         check_replies(link.pipeline(commands))
 

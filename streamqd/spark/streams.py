@@ -99,7 +99,7 @@ def _drop_inherited() -> None:
     global _links_of
     if _links_of != os.getpid():
         for each in _links.values():
-            each.link.forsake()
+            each.link.disable()
         _links.clear()
         _links_of = os.getpid()
 

@@ -12,7 +12,7 @@ from streamqd.store.scripts import Call
 
 def advance(keys: Keys, topic: str, partition: int, entry_id: str, *, dead: bool = False) -> Call:
     """Record that a partition is archived up to and including this entry, or this dead letter."""
-    return scripts.on("archive_advance", keys, (topic, partition), id=entry_id, dead=dead)
+    return scripts.build_call("archive_advance", keys, (topic, partition), id=entry_id, dead=dead)
 
 
 def acquire_lease(

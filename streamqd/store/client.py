@@ -145,9 +145,9 @@ class Connection:
         """Return the last known node that serves a key, or '' if there is only one server."""
         return self._route.node_of(key)
 
-    def together(self, keys: Sequence[Key]) -> list[list[Key]]:
+    def group_by_node(self, keys: Sequence[Key]) -> list[list[Key]]:
         """Group keys so that a single command may use all keys of a group."""
-        return self._route.together(keys)
+        return self._route.group_by_node(keys)
 
     @property
     def address(self) -> str:
@@ -189,9 +189,9 @@ class Connection:
         """
         self._route.detach()
 
-    def forsake(self) -> None:
+    def disable(self) -> None:
         """Close the descriptors in a forked child that must not use them, and reject any use."""
-        self._route.forsake()
+        self._route.disable()
 
 
 def _answer(call: Call, raw: Any) -> Answer:

@@ -44,29 +44,29 @@ class _Command:
 class _NodeBatch:
     """The commands for one node in one write."""
 
-    errands: list[_Command] = field(default_factory=list)
+    requests: list[_Command] = field(default_factory=list)
 
     def commands(self) -> list[Sequence[Any]]:
         """Return the commands, with ASKING before each command that requires it."""
         found: list[Sequence[Any]] = []
-        for errand in self.errands:
-            if errand.asking:
+        for request in self.requests:
+            if request.asking:
                 found.append(("ASKING",))
-            found.append(errand.command)
+            found.append(request.command)
         return found
 
     def assign_replies(self, replies: Sequence[Any]) -> None:
         """Assign each command its reply."""
         at = 0
-        for errand in self.errands:
-            at += errand.asking
-            errand.reply = replies[at]
+        for request in self.requests:
+            at += request.asking
+            request.reply = replies[at]
             at += 1
 
     def fail(self, error: RedisUnavailableError) -> None:
         """Set the error as the reply of every command."""
-        for errand in self.errands:
-            errand.reply = error
+        for request in self.requests:
+            request.reply = error
 
 
 class Cluster:
@@ -100,18 +100,18 @@ class Cluster:
         now. Raises the first of these errors if no command was answered.
         """
         check_process(self._pid, self._terms.name)
-        errands = self._route(commands)
-        waiting = errands
+        requests = self._route(commands)
+        waiting = requests
         for _ in range(1 + REDIRECTS_MAX):
             self._round(waiting)
             waiting = [each for each in waiting if self._follow_redirect(each)]
             if not waiting:
                 break
-        for each in errands:
+        for each in requests:
             if isinstance(each.reply, RedisResponseError) and each.reply.kind in NOT_NOW:
                 self._stale = True
                 each.reply = RedisUnavailableError(str(each.reply), sent=False)
-        replies = [each.reply for each in errands]
+        replies = [each.reply for each in requests]
         if all(isinstance(reply, RedisUnavailableError) for reply in replies):
             raise missing_of(replies)
         return replies
@@ -132,7 +132,7 @@ class Cluster:
         master = None if self._map is None else self._map.master_of(slot_of(key))
         return "" if master is None else str(master)
 
-    def together(self, keys: Sequence[Key]) -> list[list[Key]]:
+    def group_by_node(self, keys: Sequence[Key]) -> list[list[Key]]:
         slots: dict[int, list[Key]] = {}
         for key in keys:
             slots.setdefault(slot_of(key), []).append(key)
@@ -163,9 +163,9 @@ class Cluster:
         self._stale = True
         self._pid = os.getpid()
 
-    def forsake(self) -> None:
+    def disable(self) -> None:
         for node in self._nodes.values():
-            node.forsake()
+            node.disable()
 
     def set_deadline(self, end: float) -> None:
         self._end = end
@@ -182,33 +182,33 @@ class Cluster:
     # --- one exchange ---
 
     def _route(self, commands: Iterable[Sequence[Any]]) -> list[_Command]:
-        errands = []
+        requests = []
         for command in commands:
             key = key_of(command)
-            errands.append(_Command(command, None if key is None else slot_of(key)))
-        if any(each.command[0] == "MULTI" for each in errands):
+            requests.append(_Command(command, None if key is None else slot_of(key)))
+        if any(each.command[0] == "MULTI" for each in requests):
             # A transaction goes to one node as a whole.
-            slot = next((each.slot for each in errands if each.slot is not None), None)
-            for each in errands:
+            slot = next((each.slot for each in requests if each.slot is not None), None)
+            for each in requests:
                 each.slot, each.bound = slot, True
-        return errands
+        return requests
 
-    def _round(self, errands: Sequence[_Command]) -> None:
+    def _round(self, requests: Sequence[_Command]) -> None:
         """Send each command to its node by the current map, and read the replies."""
         deadline = min(time.monotonic() + self._terms.timeout, self._end)
         try:
             self._read_slot_map()
         except RedisUnavailableError as error:
-            _NodeBatch(list(errands)).fail(error)
+            _NodeBatch(list(requests)).fail(error)
             return
         loads: dict[Address, _NodeBatch] = {}
-        for each in errands:
+        for each in requests:
             address = each.address or self._master_of(each)
             if address is None:
                 each.reply = RedisUnavailableError(f"no node serves slot {each.slot}", sent=False)
                 self._stale = True
             else:
-                loads.setdefault(address, _NodeBatch()).errands.append(each)
+                loads.setdefault(address, _NodeBatch()).requests.append(each)
         self._exchange(loads, deadline)
 
     def _exchange(self, loads: dict[Address, _NodeBatch], deadline: float) -> None:
@@ -253,19 +253,19 @@ class Cluster:
         self._discovery.avoid(address)
         self._stale = True
 
-    def _follow_redirect(self, errand: _Command) -> bool:
+    def _follow_redirect(self, request: _Command) -> bool:
         """Return True if the reply redirects the command, after setting its new target."""
-        reply = errand.reply
-        if not isinstance(reply, RedisResponseError) or errand.slot is None or errand.bound:
+        reply = request.reply
+        if not isinstance(reply, RedisResponseError) or request.slot is None or request.bound:
             return False
         assert self._map is not None
-        asked = errand.address or self._map.master_of(errand.slot)
+        asked = request.address or self._map.master_of(request.slot)
         redirect = None if asked is None else redirect_of(str(reply), asked)
         if redirect is None:
             return False
-        errand.address, errand.asking = redirect
+        request.address, request.asking = redirect
         if not redirect.asking:
-            self._map = self._map.with_moved(errand.slot, redirect.address)
+            self._map = self._map.with_moved(request.slot, redirect.address)
             self._discovery.prefer(redirect.address)
             self._stale = True
         return True
@@ -289,9 +289,9 @@ class Cluster:
         for address in gone:
             self._nodes.pop(address).close()
 
-    def _master_of(self, errand: _Command) -> Address | None:
+    def _master_of(self, request: _Command) -> Address | None:
         assert self._map is not None
-        return self._any_master() if errand.slot is None else self._map.master_of(errand.slot)
+        return self._any_master() if request.slot is None else self._map.master_of(request.slot)
 
     def _any_master(self) -> Address:
         """Return a master for a command that any node may answer, preferably a connected one."""

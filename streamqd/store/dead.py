@@ -35,7 +35,7 @@ def replay(
     if group == "":
         raise ContractError("dead_replay: an empty group")
     place = (topic, partition) if group is None else Assignment(topic, partition, group)
-    return scripts.on(
+    return scripts.build_call(
         "dead_replay",
         keys,
         place,
@@ -51,7 +51,9 @@ def mark(keys: Keys, topic: str, partition: int, dead_letter_id: str, target: st
     The other steps are `deliver` in the target's slot and `purge` in this one.
     """
     place = topic, partition
-    return scripts.on("dead_mark", keys, place, dead_letter_id=dead_letter_id, target=target)
+    return scripts.build_call(
+        "dead_mark", keys, place, dead_letter_id=dead_letter_id, target=target
+    )
 
 
 class Marked(NamedTuple):
@@ -126,7 +128,7 @@ def purge(
             f"dead_purge: {len(dead_letter_ids)} ids, at most {PLACES_MAX} are allowed"
         )
     place = topic, partition
-    return scripts.on(
+    return scripts.build_call(
         "dead_purge", keys, place, before="", count=0, archive=archived_only, ids=dead_letter_ids
     )
 
@@ -147,6 +149,6 @@ def purge_before(
     if not before or not 1 <= count <= ITEMS_MAX:
         raise ContractError(f"dead_purge: {count} dead letters before {before!r}")
     place = topic, partition
-    return scripts.on(
+    return scripts.build_call(
         "dead_purge", keys, place, before=before, count=count, archive=archived_only, ids=[]
     )

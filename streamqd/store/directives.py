@@ -193,7 +193,7 @@ def change(
         raise ContractError(f"control_change: {len(remove)} directives in one call")
     body = {"version": VERSION, "by": by, "why": why[:WHY_MAX], **({"to": to} if to else {})}
     return scripts.get("control_change").call(
-        {"control": keys.orders(fleet)},
+        {"control": keys.directives(fleet)},
         directives_max=DIRECTIVES_MAX,
         field=name,
         body=json.dumps(body, separators=(",", ":")),

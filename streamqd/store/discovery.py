@@ -63,7 +63,7 @@ class TopologyDiscovery:
         if address in self._order:
             self._order = [*(each for each in self._order if each != address), address]
 
-    def learn(self, addresses: Sequence[Address]) -> None:
+    def add(self, addresses: Sequence[Address]) -> None:
         """Add these nodes to the known nodes. Configured nodes always stay known."""
         kept = {*addresses, *self.where.addresses}
         new = [each for each in addresses if each not in self._order]
@@ -79,7 +79,7 @@ class TopologyDiscovery:
         No node is asked after `end` (monotonic). Raises RedisUnavailableError with `sent=False`.
         """
         trouble: list[str] = []
-        for address, seconds in self._turns(end):
+        for address, seconds in self._time_slices(end):
             endpoint = self._endpoint(self.settings, self.where, address)
             node = Node(replace(self._terms, timeout=seconds), fixed_finder(endpoint))
             started = time.monotonic()
@@ -102,7 +102,7 @@ class TopologyDiscovery:
         reasons = "; ".join(trouble) or "no time was left"
         raise RedisUnavailableError(f"{self.where}: {reasons}", sent=False)
 
-    def _turns(self, end: float) -> Iterator[tuple[Address, float]]:
+    def _time_slices(self, end: float) -> Iterator[tuple[Address, float]]:
         """Yield each node with its time limit, so that no node uses up the time of all others."""
         deadline = min(time.monotonic() + self._timeout, end)
         order = list(self._order)
@@ -190,5 +190,5 @@ def survey(discovery: TopologyDiscovery, end: float) -> SlotMap:
         return SlotMap.parse(reply, asked) if reply else None
 
     found = discovery.ask(("CLUSTER", "SLOTS"), read, end)
-    discovery.learn(found.masters)
+    discovery.add(found.masters)
     return found

@@ -42,14 +42,14 @@ class FetchResult(NamedTuple):
     """The result of one round.
 
     `executed` is False if EXEC was refused (the fence changed) or the read failed. In both cases,
-    nothing was acknowledged. `mine` is True if the fence contains our token now. `error` is the
+    nothing was acknowledged. `owned` is True if the fence contains our token now. `error` is the
     code of an error reply to the read, such as NOGROUP. `received` is the number of bytes received,
     including the long poll. It is at least the size of the entries. `reported` are the IDs that the
     long poll found in the retry stream and in the partition, b"" for none.
     """
 
     executed: bool
-    mine: bool
+    owned: bool
     acked: int
     retried: list[RawEntry]
     main: list[RawEntry]
@@ -83,7 +83,7 @@ class Fetcher:
 
     def watch(self) -> bool:
         """WATCH the fence on the current connection. Return False if it contains another token."""
-        self._transport = self._node.ready()
+        self._transport = self._node.open_transport()
         self._send([self._watch])
         return self._owns_fence(*self._receive(2))
 
@@ -113,7 +113,7 @@ class Fetcher:
         """Read the replies of the last round. `polled`: the round started with a long poll."""
         # The replies to the long poll, MULTI, each queued command, EXEC, WATCH and HGET.
         replies = self._receive(polled + 2 + self._pending_acks + 3)
-        executed, mine = replies[-3], self._owns_fence(*replies[-2:])
+        executed, owned = replies[-3], self._owns_fence(*replies[-2:])
         if not isinstance(executed, list):
             # With nil, the fence changed. With an error (OOM or MOVED during queueing), nothing was
             # done.
@@ -121,11 +121,11 @@ class Fetcher:
                 each.code for each in replies[polled:-2] if isinstance(each, RedisResponseError)
             ]
             error = "" if executed is None else refusals[0]
-            return FetchResult(False, mine, 0, [], [], error)
+            return FetchResult(False, owned, 0, [], [], error)
         reply = executed[-1]
         acked = sum(n for n in executed[:-1] if isinstance(n, int))
         if isinstance(reply, RedisResponseError):
-            return FetchResult(True, mine, acked, [], [], reply.code)
+            return FetchResult(True, owned, acked, [], [], reply.code)
         retried: list[RawEntry] = []
         main: list[RawEntry] = []
         for name, entries in reply or ():
@@ -135,7 +135,7 @@ class Fetcher:
                 main = entries
         reported = self._last_entries(replies[0]) if polled else (b"", b"")
         received = self._watched_on.received - self._before
-        return FetchResult(True, mine, acked, retried, main, "", received, reported)
+        return FetchResult(True, owned, acked, retried, main, "", received, reported)
 
     def _last_entries(self, poll: Any) -> tuple[bytes, bytes]:
         # A nil means that the time is up. An error means that the server unblocked its clients, as

@@ -34,7 +34,7 @@ def reset(
 
     With `force`, the owner loses the partition, unless it is the `keeper`. `token` must be new.
     """
-    return scripts.on(
+    return scripts.build_call(
         "group_reset",
         keys,
         assignment,
@@ -85,7 +85,7 @@ def delete(
 
     `token` must be new.
     """
-    return scripts.on(
+    return scripts.build_call(
         "group_delete",
         keys,
         assignment,

@@ -70,20 +70,20 @@ def _barriers(raw: bytes, key: str) -> list[str]:
 
 def begin(keys: Keys, topic: str, seen: int, to: int, token: str) -> Call:
     """Start a growth, or return the progress of one to the same count."""
-    return scripts.on("growth_start", keys, (topic,), seen=seen, to=to, token=token)
+    return scripts.build_call("growth_start", keys, (topic,), seen=seen, to=to, token=token)
 
 
 def switch(keys: Keys, topic: str, token: str, new: Sequence[int]) -> Call:
     """Change the partition count that producers use. `new` are the new partitions."""
     streams = [keys.stream(topic, number) for number in new]
-    return scripts.on("growth_switch", keys, (topic,), token=token, streams=streams)
+    return scripts.build_call("growth_switch", keys, (topic,), token=token, streams=streams)
 
 
 def mark(keys: Keys, topic: str, token: str, barriers: Sequence[str]) -> Call:
     """Store the last IDs of the old partitions, read after the switch. The first call wins."""
-    return scripts.on("growth_mark", keys, (topic,), token=token, barriers=" ".join(barriers))
+    return scripts.build_call("growth_mark", keys, (topic,), token=token, barriers=" ".join(barriers))
 
 
 def end(keys: Keys, topic: str, token: str) -> Call:
     """Delete the record of the growth."""
-    return scripts.on("growth_finish", keys, (topic,), token=token)
+    return scripts.build_call("growth_finish", keys, (topic,), token=token)

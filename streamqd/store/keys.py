@@ -44,7 +44,7 @@ class Keys:
         """STREAM: statistics of each instance and minute, trimmed to `daemon.history`."""
         return f"{self.control}:history:{{{fleet}}}"
 
-    def orders(self, fleet: str) -> str:
+    def directives(self, fleet: str) -> str:
         """HASH: directives as JSON, by name. Commands write them, and heartbeats read them."""
         return f"{self.control}:control:{{{fleet}}}"
 
@@ -116,11 +116,11 @@ class Keys:
         """HASH: `unix-ms destination` of dead letters that are moving to another slot, by ID."""
         return f"{self.control}:moving:{{{topic}:p:{partition}}}"
 
-    def scheduled(self, topic: str, partition: int) -> str:
+    def delayed_sends(self, topic: str, partition: int) -> str:
         """ZSET: send IDs of delayed sends, by due time."""
         return f"{self.control}:delayed:{{{topic}:p:{partition}}}"
 
-    def scheduled_items(self, topic: str, partition: int) -> str:
+    def delayed_send_items(self, topic: str, partition: int) -> str:
         """HASH: packed fields of delayed sends, by send ID."""
         return f"{self.control}:delayed:item:{{{topic}:p:{partition}}}"
 
@@ -150,7 +150,7 @@ class Keys:
         """
         return f"{self.control}:trim:{{{topic}:p:{partition}}}"
 
-    def staged(self, topic: str, partition: int, query: str, attempt: str) -> str:
+    def staged_rows(self, topic: str, partition: int, query: str, attempt: str) -> str:
         """STREAM, TTL: rows that an attempt of a Spark task staged, until they are published."""
         return f"{self.control}:sink:{{{topic}:p:{partition}}}:{query}:{attempt}"
 
@@ -224,9 +224,9 @@ _OF_PARTITION = {
     "dlq": Keys.dlq,
     "moving": Keys.moving,
     "trim": Keys.trim,
-    "scheduled": Keys.scheduled,
-    "delayed": Keys.scheduled,
-    "items": Keys.scheduled_items,
+    "scheduled": Keys.delayed_sends,
+    "delayed": Keys.delayed_sends,
+    "items": Keys.delayed_send_items,
     "target": Keys.stream,
     "due": Keys.schedules_due,
     "schedules": Keys.schedules,

@@ -33,7 +33,7 @@ def acquire(
     longer than a lease lasts. The lease of such a silent owner may still exist if a clock was set
     back.
     """
-    return scripts.on(
+    return scripts.build_call(
         "lease_acquire",
         keys,
         lease.assignment,
@@ -47,7 +47,9 @@ def acquire(
 
 def renew(keys: Keys, lease: Lease, ttl: float) -> Call:
     """Extend the lease to `ttl` seconds from now."""
-    return scripts.on("lease_renew", keys, lease.assignment, token=lease.token, ttl_ms=_ttl_ms(ttl))
+    return scripts.build_call(
+        "lease_renew", keys, lease.assignment, token=lease.token, ttl_ms=_ttl_ms(ttl)
+    )
 
 
 def refence(
@@ -69,7 +71,7 @@ def refence(
         raise ContractError("lease_refence: the new token is the old one")
     if len(done) > ENTRIES_MAX:
         raise ContractError(f"lease_refence: {len(done)} places, at most {ENTRIES_MAX} are allowed")
-    return scripts.on(
+    return scripts.build_call(
         "lease_refence",
         keys,
         lease.assignment,
@@ -87,7 +89,9 @@ def release(keys: Keys, lease: Lease, reason: str = "") -> Call:
 
     `reason` is recorded with the change of owner, '' if it is unknown.
     """
-    return scripts.on("lease_release", keys, lease.assignment, token=lease.token, reason=reason)
+    return scripts.build_call(
+        "lease_release", keys, lease.assignment, token=lease.token, reason=reason
+    )
 
 
 class Acquired(NamedTuple):
@@ -150,7 +154,7 @@ class LeaseView(NamedTuple):
         )
 
 
-def view(keys: Keys, assignment: Assignment) -> list[tuple[Any, ...]]:
+def view_commands(keys: Keys, assignment: Assignment) -> list[tuple[Any, ...]]:
     """Build the two commands whose replies `LeaseView.parse` parses."""
     return [
         ("HMGET", keys.fence(*assignment), "token", "epoch", "owner", "since", "quarantine"),
@@ -158,7 +162,7 @@ def view(keys: Keys, assignment: Assignment) -> list[tuple[Any, ...]]:
     ]
 
 
-def glance(keys: Keys, assignment: Assignment) -> tuple[Any, ...]:
+def token_command(keys: Keys, assignment: Assignment) -> tuple[Any, ...]:
     """Build the command that returns the token of the lease, or None without a lease."""
     return ("GET", keys.lease(*assignment))
 

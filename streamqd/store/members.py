@@ -40,7 +40,7 @@ def heartbeat(
     """
     described = json.dumps({**info, "nonce": nonce}, separators=(",", ":"), sort_keys=True)
     return scripts.get("member_heartbeat").call(
-        {**_keys(keys, fleet), "control": keys.orders(fleet)},
+        {**_keys(keys, fleet), "control": keys.directives(fleet)},
         id=instance,
         nonce=nonce,
         described=described,
@@ -49,12 +49,12 @@ def heartbeat(
     )
 
 
-def types(keys: Keys, fleet: str) -> dict[str, str]:
+def expected_types(keys: Keys, fleet: str) -> dict[str, str]:
     """Return the keys of a heartbeat and the types that they must have, for `mistyped`."""
     return {
         keys.members(fleet): key_types.SORTED_SET,
         keys.info(fleet): key_types.HASH,
-        keys.orders(fleet): key_types.HASH,
+        keys.directives(fleet): key_types.HASH,
     }
 
 
@@ -78,18 +78,18 @@ class Heartbeat(NamedTuple):
 class Present(NamedTuple):
     """The reply to a heartbeat: all members, including the caller, and the directives.
 
-    `orders` is a list of alternating names and values, for `directives.read`.
+    `directives` is a list of alternating names and values, for `directives.read`.
     """
 
     now_unix_ms: int
     members: list[Heartbeat]
-    orders: list[bytes]
+    directives: list[bytes]
 
     @classmethod
     def parse(cls, reply: Reply) -> Present:
         """Parse the reply OK."""
-        now, rows, orders = reply.rest
-        return cls(untrusted.integer(now, "TIME"), [_heartbeat(*row) for row in rows], orders)
+        now, rows, directives = reply.rest
+        return cls(untrusted.integer(now, "TIME"), [_heartbeat(*row) for row in rows], directives)
 
 
 def seen_of(heartbeat: Heartbeat) -> MemberView:

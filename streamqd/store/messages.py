@@ -37,7 +37,7 @@ def ensure_group(keys: Keys, assignment: Assignment, start: str) -> Call:
     """
     if start not in ("0", "$"):
         raise ContractError(f"group_ensure: start {start!r}")
-    return scripts.on("group_ensure", keys, assignment, start=start)
+    return scripts.build_call("group_ensure", keys, assignment, start=start)
 
 
 def restore_group(
@@ -365,12 +365,12 @@ def quarantine_mark(
 
 def promote_retries(keys: Keys, assignment: Assignment, count: int) -> Call:
     """Move due retries into the group's retry stream."""
-    return scripts.on("message_promote", keys, assignment, count=_page(count))
+    return scripts.build_call("message_promote", keys, assignment, count=_page(count))
 
 
 def promote_delayed(keys: Keys, topic: str, partition: int, count: int) -> Call:
     """Move due delayed sends into the partition."""
-    return scripts.on("message_promote", keys, (topic, partition), count=_page(count))
+    return scripts.build_call("message_promote", keys, (topic, partition), count=_page(count))
 
 
 class Promoted(NamedTuple):
@@ -395,7 +395,7 @@ class Promoted(NamedTuple):
 
 def snapshot(keys: Keys, assignment: Assignment, limit: int = 500) -> Call:
     """Count the messages of a group on a partition by state, in one atomic step."""
-    return scripts.on("partition_snapshot", keys, assignment, limit=limit)
+    return scripts.build_call("partition_snapshot", keys, assignment, limit=limit)
 
 
 class Snapshot(NamedTuple):
@@ -421,7 +421,7 @@ class Snapshot(NamedTuple):
 
 def _fenced_call(script: str, keys: Keys, lease: Lease, **given: Any) -> Call:
     """Call a script that acts for the owner of an assignment."""
-    return scripts.on(script, keys, lease.assignment, token=lease.token, **given)
+    return scripts.build_call(script, keys, lease.assignment, token=lease.token, **given)
 
 
 def _order(entry_id: bytes) -> tuple[int, int]:

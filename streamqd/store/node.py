@@ -117,7 +117,7 @@ class Node:
     def node_of(self, key: str) -> str:  # noqa: ARG002 - it matters to a cluster
         return ""
 
-    def together(self, keys: Sequence[Key]) -> list[list[Key]]:
+    def group_by_node(self, keys: Sequence[Key]) -> list[list[Key]]:
         return [list(keys)] if keys else []
 
     @property
@@ -145,7 +145,7 @@ class Node:
         self.transport = None
         self._pid = os.getpid()
 
-    def forsake(self) -> None:
+    def disable(self) -> None:
         if self.transport is not None:
             os.close(self.transport.forget())
         self.transport = None
@@ -222,7 +222,7 @@ class Node:
             raise
         return opened
 
-    def ready(self) -> Transport:
+    def open_transport(self) -> Transport:
         """Return the open connection for a custom exchange.
 
         Close it if the exchange is interrupted.
@@ -295,7 +295,7 @@ class Node:
         """
         check_process(self._pid, self.terms.name)
         try:
-            opened = on or self.ready()
+            opened = on or self.open_transport()
             opened.begin(self._seconds_left(self.timeout))
             opened.send(packed, needed)
         except BaseException:

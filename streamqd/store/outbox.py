@@ -105,8 +105,8 @@ def publish(
     if meta is not None:
         named["meta"] = meta
     if any(row.due_unix_ms is not None for row in rows):
-        named["scheduled"] = keys.scheduled(topic, partition)
-        named["items"] = keys.scheduled_items(topic, partition)
+        named["scheduled"] = keys.delayed_sends(topic, partition)
+        named["items"] = keys.delayed_send_items(topic, partition)
     flat: list[Any] = []
     for row in rows:
         if len(row.fields) % 2 or not 0 < len(row.fields) <= FIELDS_MAX:
@@ -246,16 +246,16 @@ class OutboxView(NamedTuple):
 _FIELDS = ("epoch", "owner", "since", "at", *FIGURES)
 
 
-def view(keys: Keys, name: str) -> list[tuple[Any, ...]]:
+def view_commands(keys: Keys, name: str) -> list[tuple[Any, ...]]:
     """Build the two commands whose replies `OutboxView.parse` takes."""
     return [("HMGET", keys.outbox(name), *_FIELDS), ("PTTL", keys.outbox_lease(name))]
 
 
-def views(
+def read_views(
     store: Store, names: Sequence[str]
 ) -> list[OutboxView | InvalidValueError | RedisResponseError]:
     """Return the state of each outbox, or its error if it is invalid. One round trip."""
-    replies = store.pipeline([command for name in names for command in view(store.keys, name)])
+    replies = store.pipeline([command for name in names for command in view_commands(store.keys, name)])
     found: list[OutboxView | InvalidValueError | RedisResponseError] = []
     for name, fields, ttl_ms in zip(names, replies[::2], replies[1::2], strict=True):
         refused = [each for each in (fields, ttl_ms) if isinstance(each, RedisResponseError)]
@@ -267,9 +267,9 @@ def views(
     return found
 
 
-def one(store: Store, name: str) -> OutboxView:
+def read_view(store: Store, name: str) -> OutboxView:
     """Return the state of an outbox. Raises InvalidValueError, RedisResponseError."""
-    [found] = views(store, [name])
+    [found] = read_views(store, [name])
     if isinstance(found, Exception):
         raise found
     return found
@@ -294,7 +294,7 @@ def registry(store: Store) -> tuple[list[str], list[InvalidValueError]]:
     return names, invalid
 
 
-def sharing(store: Store, name: str, table: str) -> OutboxView | None:
+def find_conflict(store: Store, name: str, table: str) -> OutboxView | None:
     """Return another outbox whose relay uses the same table, or None. '' matches no table.
 
     Outboxes with an invalid state are skipped.
@@ -302,7 +302,7 @@ def sharing(store: Store, name: str, table: str) -> OutboxView | None:
     if not table:
         return None
     others = [each for each in registry(store)[0][:OUTBOXES_MAX] if each != name]
-    for found in views(store, others):
+    for found in read_views(store, others):
         if isinstance(found, OutboxView) and found.relayed and found.table == table:
             return found
     return None

@@ -49,7 +49,7 @@ class Transaction:
 
     topic: str
     calls: int
-    on: Transport | None = None  # the connection on which it was sent
+    transport: Transport | None = None  # the connection on which it was sent
     replies: list[Any] | None = field(default_factory=list)
     lost: RedisUnavailableError | None = _GIVEN_UP
 
@@ -72,7 +72,7 @@ class MessageWriter:
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self.connection = connection
         # True if keys may be on several nodes.
-        self.spread = len(connection.together(("{a}", "{b}"))) > 1
+        self.spread = len(connection.group_by_node(("{a}", "{b}"))) > 1
         self._keys = keys
         self._counts: dict[str, int | None] = {}
         self._sent: Transaction | None = None  # the transaction that awaits its reply
@@ -145,16 +145,16 @@ class MessageWriter:
                 case [b"OK", [bytes(entry_id)], b""]:
                     return entry_id
         transaction = Transaction(topic, 1)
-        self._take(transaction, replies, lost)
+        self._record_reply(transaction, replies, lost)
         return transaction
 
     def _post(self, transaction: Transaction, commands: Sequence[bytes]) -> None:
         node = self.connection.node
-        transaction.on = node.ready()
+        transaction.transport = node.open_transport()
         if len(commands) > 1:
             commands = [_MULTI, *commands, _EXEC]
         try:
-            node.send(commands, needed=len(commands), on=transaction.on)
+            node.send(commands, needed=len(commands), on=transaction.transport)
         except RedisUnavailableError as error:
             if not error.sent:
                 raise
@@ -174,7 +174,7 @@ class MessageWriter:
             transaction.answer([], error)
             return
         if count is None or isinstance(count, bytes):
-            self._learn(topic, count)
+            self._cache_count(topic, count)
         self._repeat_by_source(calls, replies)
         if any(isinstance(reply, RedisUnavailableError) for reply in replies):
             lost = missing_of(replies)
@@ -210,15 +210,15 @@ class MessageWriter:
         calls, node = transaction.calls, self.connection.node
         wanted = calls + 2 if calls > 1 else 1  # plus the replies to MULTI and EXEC
         replies: list[Any] = []
-        assert transaction.on is not None
-        transaction.on.begin(node.seconds_left())
+        assert transaction.transport is not None
+        transaction.transport.begin(node.seconds_left())
         try:
-            node.receive(wanted, replies, on=transaction.on)
+            node.receive(wanted, replies, on=transaction.transport)
         except RedisUnavailableError as error:
             lost = error
-        self._take(transaction, replies, lost)
+        self._record_reply(transaction, replies, lost)
 
-    def _take(
+    def _record_reply(
         self, transaction: Transaction, replies: list[Any], lost: RedisUnavailableError | None
     ) -> None:
         """Record the reply of a transaction, and update the known count."""
@@ -232,7 +232,7 @@ class MessageWriter:
                 self.connection.node.close_if_unusable((*replies, reply))
                 break
             if isinstance(reply, list) and reply[0] == b"MOVED":
-                self._learn(transaction.topic, reply[1] or None)
+                self._cache_count(transaction.topic, reply[1] or None)
                 transaction.answer(None)
                 break
 
@@ -252,7 +252,7 @@ class MessageWriter:
         self.connection.detach()
         self._sent = None
 
-    def _learn(self, topic: str, raw: bytes | None) -> None:
+    def _cache_count(self, topic: str, raw: bytes | None) -> None:
         """Cache a topic's count. An invalid count is not cached, so `count` reads it and raises."""
         try:
             self._counts[topic] = None if raw is None else topics.count_of(topic, raw)
@@ -311,7 +311,7 @@ def append(
     )
 
 
-def flat(messages: Sequence[Sequence[bytes | str]]) -> list[bytes | str]:
+def flatten_messages(messages: Sequence[Sequence[bytes | str]]) -> list[bytes | str]:
     """Return messages as script arguments: the length of each field list, then its elements."""
     found: list[bytes | str] = []
     for fields in messages:
@@ -351,7 +351,7 @@ def publish(
         window_ms=_window_ms(dedup_id, window),
         max_backlog=-1 if max_backlog is None else max_backlog,
         alone=False,
-        messages=flat([fields]),
+        messages=flatten_messages([fields]),
     )
 
 
@@ -380,8 +380,8 @@ def schedule(
             f"message_schedule: send id {send_id!r}, delay {delay} s, at {at_unix_ms} ms"
         )
     named = {
-        "scheduled": keys.scheduled(topic, partition),
-        "items": keys.scheduled_items(topic, partition),
+        "scheduled": keys.delayed_sends(topic, partition),
+        "items": keys.delayed_send_items(topic, partition),
     }
     if meta is not None:
         named["meta"] = meta

@@ -40,7 +40,7 @@ def trim(
     `keep_from` is the first ID that is retained by age, '' if no entry is, or '0-0' if all are.
     `shrink_every` is in seconds. `expected` are groups that must exist.
     """
-    return scripts.on(
+    return scripts.build_call(
         "stream_trim",
         keys,
         (topic, partition),
@@ -107,7 +107,7 @@ def drop(
 
     Entries before `drop_before` are removed because of their age. With '0-0', there are none.
     """
-    return scripts.on(
+    return scripts.build_call(
         "stream_drop",
         keys,
         (topic, partition),
@@ -211,7 +211,7 @@ class PartitionPositions(NamedTuple):
 
 def measure(keys: Keys, topic: str, partition: int) -> Call:
     """Build the call that returns the size of a partition and each group's position."""
-    return scripts.on("retention_measure", keys, (topic, partition))
+    return scripts.build_call("retention_measure", keys, (topic, partition))
 
 
 def _bound(most: int | None) -> int:

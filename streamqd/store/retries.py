@@ -39,7 +39,7 @@ def page(keys: Keys, holder: Holder, after: tuple[int, str], count: int) -> Call
     The message at that position may have been removed.
     """
     due, place = after
-    return scripts.on(
+    return scripts.build_call(
         "retry_page", keys, holder, after_due=due, after_place=place, count=_check_count(count)
     )
 
@@ -70,7 +70,7 @@ def _texts(parts: Sequence[bytes | int]) -> list[bytes]:
 def make_due(keys: Keys, holder: Holder, places: Sequence[str]) -> Call:
     """Make messages due now. The reply has two counts: made due, and not delayed any longer."""
     _check_count(len(places))
-    return scripts.on("retry_make_due", keys, holder, places=places)
+    return scripts.build_call("retry_make_due", keys, holder, places=places)
 
 
 def cancel(
@@ -91,7 +91,7 @@ def cancel(
         flat += (place, 2 * len(fields))
         for pair in fields.items():
             flat += pair
-    return scripts.on("retry_cancel", keys, holder, drop=drop, entries=flat)
+    return scripts.build_call("retry_cancel", keys, holder, drop=drop, entries=flat)
 
 
 def _check_count(count: int) -> int:

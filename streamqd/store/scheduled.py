@@ -17,8 +17,8 @@ def withdraw(keys: Keys, topic: str, partition: int, send_id: str) -> list[tuple
     """
     return [
         ("MULTI",),
-        ("ZREM", keys.scheduled(topic, partition), send_id),
-        ("HDEL", keys.scheduled_items(topic, partition), send_id),
+        ("ZREM", keys.delayed_sends(topic, partition), send_id),
+        ("HDEL", keys.delayed_send_items(topic, partition), send_id),
         ("EXEC",),
     ]
 

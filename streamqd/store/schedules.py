@@ -116,7 +116,7 @@ def _line(raw: bytes) -> IndexLine | None:
 
 def page(keys: Keys, place: TopicPartition, count: int) -> Call:
     """Build the call that lists due schedules."""
-    return scripts.on("schedule_page", keys, place, count=count)
+    return scripts.build_call("schedule_page", keys, place, count=count)
 
 
 def due_later(
@@ -191,7 +191,7 @@ def run(
     """Write one message of a schedule now."""
     if len(fields) > FIELDS_MAX:
         raise ContractError(f"a message of {len(fields)} names and values")
-    return scripts.on(
+    return scripts.build_call(
         "schedule_run",
         keys,
         place,
@@ -218,7 +218,7 @@ def declare(
     takeover_ms: int = TAKEOVER_MS,
 ) -> Call:
     """Store a schedule, unless its specification is unchanged."""
-    return scripts.on(
+    return scripts.build_call(
         "schedule_declare",
         keys,
         place,
@@ -238,24 +238,24 @@ def stamp(keys: Keys, place: TopicPartition, declared: Sequence[tuple[str, str]]
     if not 1 <= len(declared) <= STAMPS_MAX:
         raise ContractError(f"{len(declared)} schedules in one call, not 1 to {STAMPS_MAX}")
     flat = [part for pair in declared for part in pair]
-    return scripts.on("schedule_stamp", keys, place, declared=flat)
+    return scripts.build_call("schedule_stamp", keys, place, declared=flat)
 
 
 def hold(keys: Keys, place: TopicPartition, name: str | bytes, reason: str) -> Call:
     """Stop a schedule and keep its due time."""
     if reason not in REASONS:
         raise ContractError(f"schedule_hold: reason {reason!r}")
-    return scripts.on("schedule_hold", keys, place, name=name, reason=reason)
+    return scripts.build_call("schedule_hold", keys, place, name=name, reason=reason)
 
 
 def release(keys: Keys, place: TopicPartition, name: str) -> Call:
     """Make a held schedule due again."""
-    return scripts.on("schedule_release", keys, place, name=name)
+    return scripts.build_call("schedule_release", keys, place, name=name)
 
 
 def drop(keys: Keys, place: TopicPartition, name: str) -> Call:
     """Remove a schedule."""
-    return scripts.on("schedule_drop", keys, place, name=name)
+    return scripts.build_call("schedule_drop", keys, place, name=name)
 
 
 def _count_keys(partitions: int | None) -> tuple[str, ...]:
@@ -274,7 +274,7 @@ def index(store: Store, names: Sequence[str]) -> dict[str, IndexLine | InvalidVa
     return {name: _entry(raw, key, name) for name, raw in pairs if raw is not None}
 
 
-def whole_index(store: Store) -> dict[str, IndexLine | InvalidValueError]:
+def read_index(store: Store) -> dict[str, IndexLine | InvalidValueError]:
     """Return all index lines."""
     key = store.keys.schedule_index()
     flat: list[Any] = store.execute("HGETALL", key)
@@ -282,7 +282,7 @@ def whole_index(store: Store) -> dict[str, IndexLine | InvalidValueError]:
     return {_label(name): _entry(raw, key, _label(name)) for name, raw in pairs}
 
 
-def enter(store: Store, name: str, entry: IndexLine, *, new: bool) -> IndexLine | InvalidValueError:
+def write_index(store: Store, name: str, entry: IndexLine, *, new: bool) -> IndexLine | InvalidValueError:
     """Write a line of the index. With `new`, keep an existing line. Return the resulting line.
 
     The place is recorded first, so that housekeepers search it before the line exists.
@@ -298,7 +298,7 @@ def enter(store: Store, name: str, entry: IndexLine, *, new: bool) -> IndexLine 
     return index(store, [name]).get(name, entry)
 
 
-def leave(store: Store, name: str) -> None:
+def remove_index(store: Store, name: str) -> None:
     """Remove a line of the index."""
     store.execute("HDEL", store.keys.schedule_index(), name)
 
@@ -308,11 +308,11 @@ def forget_topic(store: Store, topic: str, partitions: int) -> None:
 
     The name of a schedule that is moving from or to another topic stays until that move finishes.
     """
-    for name, line in whole_index(store).items():
+    for name, line in read_index(store).items():
         if isinstance(line, IndexLine):
             topics = {each[0] for each in (line.place, line.origin_place) if each is not None}
             if topics == {topic}:
-                leave(store, name)
+                remove_index(store, name)
     gone = [f"{topic}/{number}" for number in range(partitions)]
     store.execute("SREM", store.keys.schedule_places(), *gone)
 
@@ -363,7 +363,7 @@ _PARTS = ("hash", "origin", "since", "seen", "held")
 _LAST = ("tick", "id", "late", "fired", "skipped", "ran")
 
 
-def kept_commands(keys: Keys, place: TopicPartition, name: str) -> list[tuple[Any, ...]]:
+def read_commands(keys: Keys, place: TopicPartition, name: str) -> list[tuple[Any, ...]]:
     """Build the commands whose three replies `parse_schedule` parses."""
     return [
         ("HMGET", keys.schedules(*place), name, *(f"{name}:{part}" for part in _PARTS)),
@@ -372,7 +372,7 @@ def kept_commands(keys: Keys, place: TopicPartition, name: str) -> list[tuple[An
     ]
 
 
-def carried_commands(
+def copy_commands(
     keys: Keys, place: TopicPartition, name: str, from_: StoredSchedule
 ) -> list[tuple[Any, ...]]:
     """Build the commands that copy counts and the last tick to another place, for a move.

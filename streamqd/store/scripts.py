@@ -151,7 +151,7 @@ def get(name: str) -> Script:
         raise ContractError(f"script {name} not found") from None
 
 
-def on(
+def build_call(
     name: str,
     keys: Keys,
     place: Place,

@@ -54,8 +54,8 @@ def query_position(
     *,
     hold: bool,
 ) -> Call:
-    """Publish the position of a query on a partition. `read` is the number of entries before it."""
-    return scripts.on(
+    """Publish the position of a query build_call a partition. `read` is the number of entries before it."""
+    return scripts.build_call(
         "query_position",
         keys,
         (topic, partition),
@@ -84,7 +84,7 @@ def publish(keys: Keys, topic: str, partition: int, query: str, attempt: str, tt
     return scripts.get("sink_publish").call(
         {
             "stream": keys.stream(topic, partition),
-            "staged": keys.staged(topic, partition, query, attempt),
+            "staged": keys.staged_rows(topic, partition, query, attempt),
         },
         limit=ROWS_MAX,
         ttl_ms=round(ttl * 1000),

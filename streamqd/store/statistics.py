@@ -110,7 +110,7 @@ def unix_ms(entry_id: str) -> int:
 
 def measure_partition(keys: Keys, topic: str, partition: int) -> Call:
     """Build the call for the figures of one partition."""
-    return scripts.on("partition_measure", keys, (topic, partition))
+    return scripts.build_call("partition_measure", keys, (topic, partition))
 
 
 def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
@@ -156,7 +156,7 @@ def _queries(raw: list[Any]) -> tuple[QueryFigures, ...]:
 
 def measure_assignment(keys: Keys, assignment: Assignment) -> Call:
     """Build the call for the figures of one group on one partition."""
-    return scripts.on("assignment_measure", keys, assignment)
+    return scripts.build_call("assignment_measure", keys, assignment)
 
 
 def assignment_figures(reply: Reply, key: str = RETRIES) -> AssignmentFigures | None:
@@ -199,7 +199,7 @@ class DeadLetterCount:
 def count_dead_letters(keys: Keys, topic: str, partition: int, known: DeadLetterCount) -> Call:
     """Build the call that counts the next dead letters."""
     place = topic, partition
-    return scripts.on(
+    return scripts.build_call(
         "dead_letters_measure", keys, place, after=known.after, count=DEAD_LETTERS_AT_ONCE
     )
 

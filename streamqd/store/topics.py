@@ -53,7 +53,7 @@ def create(store: Store, name: str, topic: Topic) -> int:
 
 def creation(keys: Keys, name: str, topic: Topic) -> Call:
     """Build the call that creates a topic. Replies OK, EXISTS (count, settings) or DELETING."""
-    return scripts.on(
+    return scripts.build_call(
         "topic_create",
         keys,
         (name,),
@@ -68,12 +68,14 @@ def configuration(keys: Keys, name: str, seen: str, settings: Mapping[str, Any])
 
     `seen` is the reply of `read_settings`.
     """
-    return scripts.on("topic_configure", keys, (name,), seen=seen, settings=_to_json(settings))
+    return scripts.build_call(
+        "topic_configure", keys, (name,), seen=seen, settings=_to_json(settings)
+    )
 
 
 def retirement(keys: Keys, name: str) -> Call:
     """Build the call that starts a deletion. Replies OK (count), even if repeated, or MISSING."""
-    return scripts.on("topic_retire", keys, (name,))
+    return scripts.build_call("topic_retire", keys, (name,))
 
 
 def read_settings(store: Store, name: str) -> str:

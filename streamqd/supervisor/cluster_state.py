@@ -67,7 +67,7 @@ class OwnershipCache:
         found: dict[Assignment, LeaseView] = {}
         silent: set[Assignment] = set()
         glance = {
-            assignment: self._isolate(assignment, leases.glance, self._keys, assignment)
+            assignment: self._isolate(assignment, leases.token_command, self._keys, assignment)
             for assignment in held
         }
         known = [assignment for assignment in assignments if glance.get(assignment)]
@@ -84,7 +84,7 @@ class OwnershipCache:
             if assignment not in found and assignment not in silent
         ]
         views = {
-            assignment: self._isolate(assignment, leases.view, self._keys, assignment)
+            assignment: self._isolate(assignment, leases.view_commands, self._keys, assignment)
             for assignment in left
         }
         rest = [assignment for assignment in left if views[assignment]]

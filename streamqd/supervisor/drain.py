@@ -82,7 +82,7 @@ class Drain:
             logs.event("drain.expired", logging.WARNING)
             self.kill_all("deadline", 0.0)
 
-    def wishes(self, partitions: Collection[AssignmentState]) -> list[Action]:
+    def plan_actions(self, partitions: Collection[AssignmentState]) -> list[Action]:
         """Stop or kill every worker, and release each partition without one."""
         actions: list[Action] = []
         for each in partitions:

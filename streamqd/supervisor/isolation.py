@@ -34,16 +34,16 @@ class Isolation:
         self,
         partitions: Mapping[Assignment, AssignmentState],
         policy: Backoff,
-        let_go: Callable[[AssignmentState], None],
+        remove_processes: Callable[[AssignmentState], None],
     ) -> None:
-        """`let_go` removes the processes of an assignment and its planned actions."""
+        """`remove_processes` removes the processes of an assignment and its planned actions."""
         self._partitions = partitions
         self.policy = policy  # a reload replaces it
-        self._let_go = let_go
+        self._remove_processes = remove_processes
         # Consecutive errors, end of the pause.
         self._failed: dict[Assignment, tuple[int, float]] = {}
         # Pauses that could not be set yet: end, problem.
-        self._owed: dict[Assignment, tuple[float, str]] = {}
+        self._pending_pauses: dict[Assignment, tuple[float, str]] = {}
 
     def run(
         self, assignment: Assignment, do: Callable[P, T], /, *args: P.args, **named: P.kwargs
@@ -76,7 +76,7 @@ class Isolation:
 
     def observe(self, now: float) -> None:
         """End the pauses that are over, and retry failed steps of giving up."""
-        for assignment in list(self._owed):
+        for assignment in list(self._pending_pauses):
             self._pause(assignment)
         for assignment, (_, until) in list(self._failed.items()):
             partition = self._partitions.get(assignment)
@@ -88,17 +88,17 @@ class Isolation:
 
     def _give_up(self, assignment: Assignment, error: Exception) -> None:
         now = time.monotonic()
-        errors, rests_until = self._failed.get(assignment, (0, 0.0))
+        errors, pauses_until = self._failed.get(assignment, (0, 0.0))
         problem = f"{type(error).__name__}: {error}"
-        if now < rests_until:
+        if now < pauses_until:
             # The assignment already pauses, and its release failed too. Keep the pause, and let the
             # lease expire.
-            self._owed[assignment] = rests_until, problem
+            self._pending_pauses[assignment] = pauses_until, problem
             self._pause(assignment)
             return
         seconds = backoff.delay(self.policy, errors + 1, random())
         self._failed[assignment] = errors + 1, now + seconds
-        self._owed[assignment] = now + seconds, problem
+        self._pending_pauses[assignment] = now + seconds, problem
         self._pause(assignment)
         # The log itself may have caused the error.
         with contextlib.suppress(Exception):
@@ -113,12 +113,12 @@ class Isolation:
 
     def _pause(self, assignment: Assignment) -> None:
         """Remove the processes of an assignment and pause it. The next tick retries a failure."""
-        until, problem = self._owed[assignment]
+        until, problem = self._pending_pauses[assignment]
         partition = self._partitions.get(assignment)
         with contextlib.suppress(Exception):
             if partition is not None:
-                self._let_go(partition)
+                self._remove_processes(partition)
                 partition.fail(until, problem)
                 partition.slot.failures.note(f"internal {problem.partition(':')[0]}", now_ns())
                 partition.slot.add("assignment_errors")
-            del self._owed[assignment]
+            del self._pending_pauses[assignment]

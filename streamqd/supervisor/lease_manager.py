@@ -136,7 +136,7 @@ class LeaseManager:
         others: list[tuple[object, Callable[[], object]]] = [
             (self._view_due, partial(self._read_fleet, partitions, offers, now)),
             (self.membership.dead_nonce, self._remove_predecessor),
-            (self.membership.mistyped, partial(self.membership.explain, self.link)),
+            (self.membership.mistyped, partial(self.membership.log_mistyped_keys, self.link)),
             (self._wake_ups, self._send_wake_ups),
             (self._stacks, self._send_stacks),
             (now >= self.wakes.next_at(), partial(self._listen, now)),
@@ -154,7 +154,7 @@ class LeaseManager:
             self.client.pause_all(error)
             self.wakes.link.close()
             # After an outage, first read which members are alive.
-            self.membership.heartbeat_by(time.monotonic())
+            self.membership.schedule_heartbeat(time.monotonic())
 
     def _remove_predecessor(self) -> None:
         # Ignore the word of the reply: a silent predecessor is removed later anyway.
@@ -337,7 +337,7 @@ class LeaseManager:
 
     def wake_fleet(self) -> None:
         """Wake the other instances at one of the next ticks, after a change."""
-        self._wake_ups.append(self.membership.wake_up())
+        self._wake_ups.append(self.membership.wake_command())
 
     def _on_heartbeat(self, reply: Reply | RedisResponseError | ContractError) -> None:
         before = self.membership.directives
@@ -409,7 +409,7 @@ class LeaseManager:
         try:
             with self.client.deadline():
                 self.link.run(self.membership.departure())
-                self.link.execute(*self.membership.wake_up())
+                self.link.execute(*self.membership.wake_command())
         except (RedisUnavailableError, RedisResponseError, ContractError):
             pass
 

@@ -118,7 +118,7 @@ class Limits:
         running = partition.slot.running
         self._note_run(partition, now, running=bool(running))
         if not running:
-            actions, idle = self._idle_trouble(partition, worker, now, boot_timeout)
+            actions, idle = self._check_idle(partition, worker, now, boot_timeout)
             if not idle:
                 return LimitsExceeded(actions, replacements, later)
         if worker.ready_at:
@@ -128,7 +128,7 @@ class Limits:
         found, due = self._check_time(partition, worker, running, now)
         return LimitsExceeded(actions + found, replacements, due)
 
-    def _idle_trouble(
+    def _check_idle(
         self, partition: AssignmentState, worker: RunningWorker, now: float, boot_timeout: float
     ) -> tuple[list[Action], bool]:
         """Check the boot time, progress and control socket of a worker that runs no handler.
@@ -293,7 +293,7 @@ class OomMonitor:
 
         `path` is the file with the kernel's count. None searches for it.
         """
-        self._path = path or counter_of(Path("/proc/self/cgroup"))
+        self._path = path or find_counter(Path("/proc/self/cgroup"))
         self._seen = self._count()
         self._recent: list[float] = []
 
@@ -323,7 +323,7 @@ class OomMonitor:
         return 0
 
 
-def counter_of(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None:
+def find_counter(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None:
     """Return the file in which the kernel counts its kills, None if there is none.
 
     `membership` is a file in the format of /proc/self/cgroup.

@@ -61,9 +61,9 @@ class Membership:
         at = heartbeats.woken_heartbeat(
             self._heartbeat_sent_at, self.interval, len(self.seen), random()
         )
-        self.heartbeat_by(at)
+        self.schedule_heartbeat(at)
 
-    def heartbeat_by(self, at: float) -> None:
+    def schedule_heartbeat(self, at: float) -> None:
         """Send a heartbeat no later than `at` (monotonic)."""
         self.heartbeat_at = min(self.heartbeat_at, at)
 
@@ -77,7 +77,7 @@ class Membership:
         """Return the current time of Redis, computed from the last reply (unix ms)."""
         return self.server_unix_ms + round((time.monotonic() - self._heartbeat_sent_at) * 1000)
 
-    def wake_up(self) -> tuple[str, ...]:
+    def wake_command(self) -> tuple[str, ...]:
         """Return the command that wakes the other instances after a change."""
         return "PUBLISH", self._keys.wake(self.daemon.fleet), self.daemon.instance
 
@@ -125,14 +125,14 @@ class Membership:
         now = self._heartbeat_sent_at = time.monotonic()
         self.heartbeat_at = heartbeats.next_heartbeat(now, self.interval, jitter)
         try:
-            return self._take(check_valid(reply), now)
+            return self._accept_reply(check_valid(reply), now)
         except InvalidValueError as error:
             logs.bad_value(error)
         except Exception as error:  # noqa: BLE001 - the reply may have any shape
             self._log_refusal(f"{type(error).__name__}: {error}")
         return False
 
-    def _take(self, reply: Reply | RedisResponseError, now: float) -> bool:
+    def _accept_reply(self, reply: Reply | RedisResponseError, now: float) -> bool:
         if isinstance(reply, RedisResponseError):
             if key_types.is_of_type(reply):
                 self.mistyped = str(reply)
@@ -142,14 +142,14 @@ class Membership:
         if reply.word == "DUPLICATE":
             other = members.duplicate(reply)
             self._reset_refusals()
-            self._give_way(other, now)
+            self._record_duplicate(other, now)
             return False
         present = members.Present.parse(reply)
         invalid: list[InvalidValueError] = []
         seen = [self._parse_member(member, invalid) for member in present.members]
-        if present.orders != self._stored_directives:
-            self.directives = directives.read(present.orders)
-            self._stored_directives = present.orders
+        if present.directives != self._stored_directives:
+            self.directives = directives.read(present.directives)
+            self._stored_directives = present.directives
         self._reset_refusals()
         self.accepted, self.duplicate = True, {}
         self.silence.forget_duplicate()
@@ -168,12 +168,12 @@ class Membership:
             self._refusal = error
             logs.event("redis.refused", logging.ERROR, request="heartbeat", error=error)
 
-    def explain(self, link: Connection) -> None:
+    def log_mistyped_keys(self, link: Connection) -> None:
         """Log each key of the heartbeat that has a wrong type, with the remedy, once.
 
         One round trip. Raises RedisUnavailableError.
         """
-        found = key_types.find_mistyped(link, members.types(self._keys, self.daemon.fleet))
+        found = key_types.find_mistyped(link, members.expected_types(self._keys, self.daemon.fleet))
         refusal, self.mistyped = self.mistyped, ""
         if not found:
             self._log_refusal(refusal)
@@ -189,7 +189,7 @@ class Membership:
             }
         )
 
-    def _give_way(self, other: members.Heartbeat, now: float) -> None:
+    def _record_duplicate(self, other: members.Heartbeat, now: float) -> None:
         """Record that another run has the same name, and check whether its process has exited."""
         self.accepted = False
         info = other.info

@@ -185,7 +185,7 @@ class AssignmentState:
             self.slot.restore(found.done, found.running)
             self.slot.note_lease(found.lease)
             self.acquire(found.lease.epoch, found.lease.token, found)
-            self._suspect(found.running)
+            self._add_suspects(found.running)
             self.suspects_complete = True
             return
         self.lease = found.lease
@@ -198,7 +198,7 @@ class AssignmentState:
             context = json.dumps(what).encode()
             self.step = replace(self.step, charged=found.running[0], context=context)
         else:
-            self._suspect(found.running)
+            self._add_suspects(found.running)
         self.slot.restore(found.done, found.running)
         self.slot.note_lease(self.lease, new_token)
 
@@ -274,10 +274,10 @@ class AssignmentState:
             return "acquired"
         self.slot.forget_batch()  # this batch belongs to an earlier process
         self.slot.note_lease(self.lease)
-        self._owns_from(now)
+        self._start_ownership(now)
         return "acquired"
 
-    def _owns_from(self, now: float) -> None:
+    def _start_ownership(self, now: float) -> None:
         self.since = now
         self.groups_ready = False
         self.refused_since = 0.0
@@ -301,7 +301,7 @@ class AssignmentState:
             self.slot.note_lease(self.lease)
         charged = "charged" if refence.charged is not None else ""
         if refence.resumed is not None:
-            self._owns_from(now)
+            self._start_ownership(now)
             charged = "resumed"
         if refence.charged is not None:
             self.slot.add("charged")
@@ -342,7 +342,7 @@ class AssignmentState:
             self._count_crash(exit_, worker.kill)
         if worker.stop_reason == "recycle" and not worker.has_recycled:
             self.slot.add("recycled")
-        self._follow_on(exit_, worker, refence, expected=blame.expected)
+        self._plan_next_call(exit_, worker, refence, expected=blame.expected)
         lost = held and isinstance(self.step, Free)
         self.pace = self.pace_of(now)
         self.worker = None
@@ -378,13 +378,13 @@ class AssignmentState:
         if not self.slot.suspects_left:
             self.suspects = {}  # all suspects have run without a crash
         if blame.crashed and blame.suspects:
-            self._suspect(blame.suspects)
+            self._add_suspects(blame.suspects)
         if not blame.expected and idle:
             self.uncharged += 1
         elif blame.charged is not None or not blame.crashed:
             self.uncharged = 0
 
-    def _suspect(self, running: list[bytes]) -> None:
+    def _add_suspects(self, running: list[bytes]) -> None:
         self.suspects = rounds.after_crash(self.suspects, running, ENTRIES_MAX)
 
     def _count_crash(self, exit_: Exit, kill: Kill | None) -> None:
@@ -483,12 +483,12 @@ class AssignmentState:
         """Return the messages per second of the worker, or of the last worker that finished any."""
         return (self.worker.pace(now) if self.worker is not None else 0.0) or self.pace
 
-    def started_as(self, child: Child, now: float) -> None:
+    def record_start(self, child: Child, now: float) -> None:
         """Record the process that was forked or adopted. `now` is a monotonic time."""
         self.worker = RunningWorker(child, self.slot, self.consumer, now)
         self.slot.pid = child.pid
 
-    def _follow_on(
+    def _plan_next_call(
         self, exit_: Exit, worker: RunningWorker, refence: Refencing, *, expected: bool
     ) -> None:
         """Plan the call that follows the exit of the process, usually `refence`."""

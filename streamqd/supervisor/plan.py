@@ -1,7 +1,7 @@
 """The actions of the supervisor in one tick, merged from the wishes of its parts.
 
 The parts (drain, rebalance, capacity, limits, rolling replacement) read the partitions and return
-wishes. They never act. Only `merge` decides between wishes for the same partition, and the
+actions. They never act. Only `merge` decides between actions for the same partition, and the
 supervisor applies the result.
 
 Precedence, highest first:
@@ -151,8 +151,8 @@ _RANK_OF_REASON = MappingProxyType({"drain": _DRAIN, "lost": _LOST, "shed": _HAN
 _UNORDERED = (DismissStandby, KillStandby, InterruptRun, PauseWorker, WakeWorker)
 
 
-def merge(wishes: Iterable[Action], isolate: Isolate[Assignment] = directly) -> list[Action]:
-    """Return the actions of a tick: for each partition, the wish with the highest precedence.
+def merge(actions: Iterable[Action], isolate: Isolate[Assignment] = directly) -> list[Action]:
+    """Return the actions of a tick: for each partition, the action with the highest precedence.
 
     A standby that should exit is not adopted. The next tick forks a worker instead.
 
@@ -161,29 +161,31 @@ def merge(wishes: Iterable[Action], isolate: Isolate[Assignment] = directly) -> 
     """
     beside: list[Action] = []
     chosen: dict[Assignment, tuple[int, Action]] = {}
-    for wish in wishes:
-        if isinstance(wish, _UNORDERED):
-            beside.append(wish)
+    for action in actions:
+        if isinstance(action, _UNORDERED):
+            beside.append(action)
             continue
-        rank = isolate(wish.assignment, _rank, wish)
+        rank = isolate(action.assignment, _rank, action)
         if rank is None:
             continue
-        before = chosen.get(wish.assignment)
+        before = chosen.get(action.assignment)
         if before is None or rank < before[0]:
-            chosen[wish.assignment] = rank, wish
+            chosen[action.assignment] = rank, action
     ordered = sorted(chosen.values(), key=lambda each: each[0])
-    ending = {wish.assignment for wish in beside if isinstance(wish, DismissStandby | KillStandby)}
+    ending = {
+        action.assignment for action in beside if isinstance(action, DismissStandby | KillStandby)
+    }
     return [
         *beside,
         *(
-            wish
-            for _, wish in ordered
-            if not (isinstance(wish, AdoptStandby) and wish.assignment in ending)
+            action
+            for _, action in ordered
+            if not (isinstance(action, AdoptStandby) and action.assignment in ending)
         ),
     ]
 
 
-def _rank(wish: Action) -> int:
-    if isinstance(wish, StopWorker | ReleaseLease):
-        return _RANK_OF_REASON.get(wish.reason, _RANK[type(wish)])
-    return _RANK[type(wish)]
+def _rank(action: Action) -> int:
+    if isinstance(action, StopWorker | ReleaseLease):
+        return _RANK_OF_REASON.get(action.reason, _RANK[type(action)])
+    return _RANK[type(action)]

@@ -35,7 +35,7 @@ def observe(
             )
 
 
-def wishes(now: float, partitions: Iterable[AssignmentState]) -> list[ReleaseLease]:
+def plan_actions(now: float, partitions: Iterable[AssignmentState]) -> list[ReleaseLease]:
     """Release the partitions that could not be started for `GIVE_UP_SECONDS`."""
     return [ReleaseLease(each.assignment, "unstartable") for each in _stuck(now, partitions)]
 

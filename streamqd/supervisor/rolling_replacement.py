@@ -108,7 +108,7 @@ class _Replacing:
 class RollingReplacement:
     """The queue of replacements and the current one.
 
-    `observe` chooses the current replacement and tracks its progress. `wishes` changes nothing.
+    `observe` chooses the current replacement and tracks its progress. `plan_actions` changes nothing.
     """
 
     def __init__(self, isolate: Isolate[Assignment] = directly) -> None:
@@ -316,7 +316,7 @@ class RollingReplacement:
 
     # --- plan ---
 
-    def wishes(
+    def plan_actions(
         self, partitions: Iterable[AssignmentState], now: float, boot_timeout: float
     ) -> list[Action]:
         """Return the next step of the current replacement. Dismiss processes no longer needed."""

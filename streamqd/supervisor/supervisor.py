@@ -1,9 +1,9 @@
 """The supervisor's loop: observe, plan, apply.
 
-A tick observes signals, exited children and the replies of Redis. It merges the wishes of all parts
-into a list of actions (see `plan`), and applies them. Workers are started only in this last step.
-They are removed elsewhere too: after an internal error (`_give_up`), an exit (`_reap`) or a kill
-without effect. A reload also replaces the housekeeper, and `_keep_up` keeps the housekeeper
+A tick observes signals, exited children and the replies of Redis. It merges the actions of all parts
+into one list of actions (see `plan`), and applies them. Workers are started only in this last step.
+They are removed elsewhere too: after an internal error (`_give_up`), an exit (`_reap`) or one kill
+without effect. A reload also replaces the housekeeper, and `_keep_processes` keeps the housekeeper
 running.
 """
 
@@ -100,7 +100,7 @@ class Supervisor:
         )  # known assignments that a reload removed
         # Partition count by topic, without topics that were never readable.
         self.counts = dict(counts)
-        self._offer(settings, counts)
+        self._create_assignments(settings, counts)
         self._resume(file)
         file.publish()
         self._scoreboard_file = file
@@ -146,7 +146,7 @@ class Supervisor:
 
     def _give_up(self, partition: AssignmentState) -> None:
         """Remove the processes and the planned actions of an assignment that is given up."""
-        self.pool.let_go(partition)
+        self.pool.kill_given_up(partition)
         self.replacement.drop(partition.assignment)
 
     # --- life ---
@@ -188,14 +188,14 @@ class Supervisor:
     def _tick(self) -> None:
         now = time.monotonic()
         seen = self._observe(now)
-        self._apply(plan.merge(self._wishes(seen), self.isolation.run))
-        self._keep_up(now)
+        self._apply(plan.merge(self._plan_actions(seen), self.isolation.run))
+        self._keep_processes(now)
         self._exchange()
         if self.drain.begun and self.exit_code is None:
             self.exit_code = self.drain.exit_code(
                 self.partitions.values(),
                 now,
-                self.pool.ending(now) + self.pool.leaving,
+                self.pool.ending(now) + self.pool.exiting_relays,
                 redis_ok=self.leases.ok,
             )
         self._report()
@@ -212,7 +212,7 @@ class Supervisor:
         self._follow_directives()
         self._reload()
         self._check_end(now)
-        self.drain.observe(partitions, now, self.pool.ending(now) + self.pool.leaving)
+        self.drain.observe(partitions, now, self.pool.ending(now) + self.pool.exiting_relays)
         return self._check_parts(now)
 
     def _check_parts(self, now: float) -> Observation:
@@ -227,14 +227,14 @@ class Supervisor:
         moves: list[Action] = []
         if not self.drain.begun:
             process_capacity.observe(self.capacity, now, partitions, self.pool.refusal)
-            moves = self._moves(now)
+            moves = self._rebalance(now)
         circumstances = Circumstances(
             now, daemon, self.drain.begun, self.unwanted, self.pool.ending(now)
         )
         self.replacement.observe(self.partitions, circumstances)
         return Observation(now, moves, exceeded.actions)
 
-    def _moves(self, now: float) -> list[Action]:
+    def _rebalance(self, now: float) -> list[Action]:
         """Return the actions for a new view of the fleet."""
         view = self.leases.take_view()
         if view is None:
@@ -259,7 +259,7 @@ class Supervisor:
             isolate=self.isolation.run,
         )
         if more:
-            self.leases.membership.heartbeat_by(now + MORE_SECONDS)
+            self.leases.membership.schedule_heartbeat(now + MORE_SECONDS)
         return moves
 
     def _request_replacement(self, found: Replacement) -> None:
@@ -288,38 +288,38 @@ class Supervisor:
 
     # --- plan ---
 
-    def _wishes(self, seen: Observation) -> list[Action]:
-        """Collect the wishes of all parts. Changes nothing."""
+    def _plan_actions(self, seen: Observation) -> list[Action]:
+        """Collect the actions of all parts. Changes nothing."""
         now, partitions = seen.now, self.partitions.values()
-        wishes: list[Action] = []
+        actions: list[Action] = []
         if self.exit_code == EXIT_DUPLICATE:
-            wishes += [plan.KillWorker(assignment, "quit") for assignment in self.partitions]
+            actions += [plan.KillWorker(assignment, "quit") for assignment in self.partitions]
         if self.drain.begun:
-            wishes += self.drain.wishes(partitions)
+            actions += self.drain.plan_actions(partitions)
         else:
-            wishes += seen.moves
-            wishes += process_capacity.wishes(now, partitions)
-            wishes += self._starts(now)
+            actions += seen.moves
+            actions += process_capacity.plan_actions(now, partitions)
+            actions += self._plan_starts(now)
             for assignment in self.unwanted:
-                wishes += (
+                actions += (
                     self.isolation.run(assignment, rebalance.shed, self.partitions[assignment])
                     or ()
                 )
             # Another instance may be able to run the partition. This one tries again after the
             # cooldown.
             broken = [each for each in partitions if each.broken_until > now and each.releasable]
-            wishes += [plan.ReleaseLease(each.assignment, "broken") for each in broken]
+            actions += [plan.ReleaseLease(each.assignment, "broken") for each in broken]
         for each in partitions:
             if each.phase is Phase.FREE and each.child is not None and not each.stop_reason:
                 # The lease was lost while its worker ran. Redis rejects the worker's further
                 # writes.
-                wishes.append(plan.StopWorker(each.assignment, "lost"))
-        wishes += self.replacement.wishes(partitions, now, self.settings.daemon.boot_timeout)
+                actions.append(plan.StopWorker(each.assignment, "lost"))
+        actions += self.replacement.plan_actions(partitions, now, self.settings.daemon.boot_timeout)
         for each in partitions:
-            wishes += self.isolation.run(each.assignment, self._commands, each) or ()
-        return wishes + seen.exceeded
+            actions += self.isolation.run(each.assignment, self._commands, each) or ()
+        return actions + seen.exceeded
 
-    def _starts(self, now: float) -> list[Action]:
+    def _plan_starts(self, now: float) -> list[Action]:
         """Return the actions that start a process for each owned partition without one."""
         starts: list[Action] = []
         for assignment, partition in self.partitions.items():
@@ -359,7 +359,7 @@ class Supervisor:
                     self._forks_wait = True  # the next tick plans the fork again
                     continue
             partition = self.partitions[action.assignment]
-            self.isolation.run(action.assignment, self._change, action, partition)
+            self.isolation.run(action.assignment, self._apply_action, action, partition)
             if isinstance(action, plan.ForkWorker):
                 forked.append(partition)
         # Log after all forks, because writing memory between two forks is expensive: see
@@ -375,7 +375,7 @@ class Supervisor:
         """
         return min(FORK_SECONDS, self.leases.interval / 2)
 
-    def _change(self, action: Action, partition: AssignmentState) -> None:
+    def _apply_action(self, action: Action, partition: AssignmentState) -> None:
         """Apply one action of the plan."""
         match action:
             case plan.Acquire(_, epoch, dead_token):
@@ -391,9 +391,9 @@ class Supervisor:
             case plan.KillWorker(_, reason, run_seq):
                 self.pool.kill(partition, reason, run_seq)
             case _:
-                self._change_process(action, partition)
+                self._apply_to_process(action, partition)
 
-    def _change_process(self, action: Action, partition: AssignmentState) -> None:
+    def _apply_to_process(self, action: Action, partition: AssignmentState) -> None:
         match action:
             case plan.ForkWorker():
                 self._end_cooldown(partition)
@@ -451,7 +451,7 @@ class Supervisor:
             self.leases.membership.heartbeat_soon()  # check whether the partition is still free
         self.leases.tick(now, self.partitions, self.wanted_assignments())
 
-    def _keep_up(self, now: float) -> None:
+    def _keep_processes(self, now: float) -> None:
         """Keep the other processes running, and check what else can be started."""
         if self.drain.begun:
             self.pool.drain_relays(now)
@@ -509,7 +509,7 @@ class Supervisor:
 
     # --- offered assignments ---
 
-    def _offer(self, settings: Settings, counts: Mapping[str, int]) -> None:
+    def _create_assignments(self, settings: Settings, counts: Mapping[str, int]) -> None:
         """Create the state of every assignment of every consumer.
 
         A known assignment keeps its state.
@@ -526,7 +526,7 @@ class Supervisor:
             partition.slot.partitions = self.counts[assignment.topic]
         self.unwanted = frozenset(self.partitions.keys() - wanted.keys())
 
-    def _adopt(self, settings: Settings, counts: Mapping[str, int]) -> None:
+    def _use_configuration(self, settings: Settings, counts: Mapping[str, int]) -> None:
         """Use a reloaded configuration. Running workers keep the old configuration."""
         self.settings = self.pool.settings = settings
         self.isolation.policy = settings.daemon.crash_backoff
@@ -535,10 +535,10 @@ class Supervisor:
         self.rebalancer.hold = settings.daemon.rebalance_hold
         self.rebalancer.moves_max = settings.daemon.rebalance_moves
         self.replacement.forget()
-        self._offer(settings, counts)
+        self._create_assignments(settings, counts)
         self.leases.membership.heartbeat_soon()
 
-    def _fits(self, settings: Settings, counts: Mapping[str, int]) -> bool:
+    def _has_room_for(self, settings: Settings, counts: Mapping[str, int]) -> bool:
         """Return True if the scoreboard has room for all assignments of a new configuration."""
         new = _assignments_of(settings, counts).keys() - self.partitions.keys()
         used = self.board.used
@@ -564,8 +564,8 @@ class Supervisor:
         if self.leases.must_check_topics and self.leases.ok:
             self.reregister.begin(now, self.settings, self.counts)
         new = {name: count for name, count in done.partitions.items() if name not in self.counts}
-        if new and self._fits(self.settings, new):
-            self._offer(self.settings, new)
+        if new and self._has_room_for(self.settings, new):
+            self._create_assignments(self.settings, new)
             self.leases.membership.heartbeat_soon()
 
     # --- signals, directives, reload ---
@@ -640,12 +640,12 @@ class Supervisor:
             self.watcher.watch(found.sources, found.since_unix_ns)
         if found.settings is None:
             return
-        if not self._fits(found.settings, found.partitions):
+        if not self._has_room_for(found.settings, found.partitions):
             # An assignment keeps its slot until the supervisor exits, even if it is no longer
             # wanted.
             self.reload.refuse(["no slot is left for the new partitions; restart the daemon"])
             return
-        self._adopt(found.settings, found.partitions)
+        self._use_configuration(found.settings, found.partitions)
         self.pool.replace_helpers(time.monotonic())
         assignments = [
             assignment for assignment, one in self.partitions.items() if one.child is not None
@@ -659,7 +659,7 @@ class Supervisor:
         """Reap exited children. A worker's unfinished messages are settled under a new token."""
         self.oom_monitor.count_kills(now)
         self.isolation.each(self.partitions.values(), self._reap_children, now)
-        self.pool.tend_dismissed(now)
+        self.pool.reap_dismissed(now)
         self._log_stacks(now)
         # Reap only orphans of our children. All our own processes are in `_known_pids`.
         process.reap_adopted(self._known_pids())

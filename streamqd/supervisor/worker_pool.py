@@ -83,8 +83,10 @@ class WorkerPool:
     )  # killed, but not exited yet
     dismissed: list[Dismissed] = field(default_factory=list)
     _relays: dict[str, Helper] = field(default_factory=dict)  # by the name of the outbox
-    _relied: dict[str, tuple[object, ...]] = field(default_factory=dict)  # settings of each relay
-    _leaving: list[Helper] = field(default_factory=list)  # relays that were asked to exit
+    _settings_of_relays: dict[str, tuple[object, ...]] = field(
+        default_factory=dict
+    )  # settings of each relay
+    _exiting_relays: list[Helper] = field(default_factory=list)  # relays that were asked to exit
 
     def __post_init__(self) -> None:
         housekeeper.preload(self.settings)
@@ -114,7 +116,7 @@ class WorkerPool:
             partition.refused_since = partition.refused_since or now
             return False
         partition.refused_since = 0.0
-        partition.started_as(child, time.monotonic())
+        partition.record_start(child, time.monotonic())
         partition.slot.add("restarts")
         return True
 
@@ -195,7 +197,7 @@ class WorkerPool:
         child, partition.standby = partition.standby, None
         assert child is not None
         self._clear_for_next(partition, paused=paused)
-        partition.started_as(child, time.monotonic())
+        partition.record_start(child, time.monotonic())
         partition.slot.standby_pid = partition.slot.warm_pid = 0
         partition.slot.add("restarts")
         child.send(self._grant(partition).pack())
@@ -231,12 +233,12 @@ class WorkerPool:
         partition.slot.leaving_pid = child.pid
         self.dismissed.append(Dismissed(child, partition, reason, time.monotonic()))
 
-    def tend_dismissed(self, now: float) -> None:
+    def reap_dismissed(self, now: float) -> None:
         """Reap dismissed processes that exited. Kill the slow ones."""
         for one in list(self.dismissed):
-            self.isolate(one.partition.assignment, self._tend, one, now)
+            self.isolate(one.partition.assignment, self._reap_or_kill, one, now)
 
-    def _tend(self, one: Dismissed, now: float) -> None:
+    def _reap_or_kill(self, one: Dismissed, now: float) -> None:
         slot, exit_ = one.partition.slot, one.child.reap()
         if slot.standby_pid == one.child.pid and (exit_ is not None or one.killed_at):
             slot.standby_pid = 0
@@ -271,7 +273,7 @@ class WorkerPool:
         for one in self.dismissed:
             one.killed_at = one.killed_at or time.monotonic()
             one.child.kill_group()
-        for each in self._leaving:
+        for each in self._exiting_relays:
             if each.child is not None:
                 each.child.kill_group()
 
@@ -316,7 +318,7 @@ class WorkerPool:
 
     def helpers(self) -> list[Child]:
         """Return the processes without a partition."""
-        kept = (self._housekeeper, *self._relays.values(), *self._leaving)
+        kept = (self._housekeeper, *self._relays.values(), *self._exiting_relays)
         return [each.child for each in kept if each.child is not None]
 
     def keep_helpers(self, now: float) -> None:
@@ -324,9 +326,9 @@ class WorkerPool:
         before = self._housekeeper.restarts
         self._housekeeper.keep(now)
         self.board.add("housekeeper_restarts", self._housekeeper.restarts - before)
-        for each in (*self._relays.values(), *self._leaving):
+        for each in (*self._relays.values(), *self._exiting_relays):
             each.keep(now)
-        self._leaving = [each for each in self._leaving if each.child is not None]
+        self._exiting_relays = [each for each in self._exiting_relays if each.child is not None]
 
     def replace_helpers(self, now: float) -> None:
         """Restart the housekeeper, and the relays whose settings changed."""
@@ -337,16 +339,18 @@ class WorkerPool:
         """Run one relay for each configured outbox, and dismiss other relays."""
         offered = {each.name: each for each in self.settings.outboxes}
         for name in [*self._relays]:
-            if name not in offered or self._relied[name] != self._relies_on(offered[name]):
-                leaving = self._relays.pop(name)
-                leaving.dismiss(now)
-                self._leaving.append(leaving)
+            if name not in offered or self._settings_of_relays[name] != self._relay_settings(
+                offered[name]
+            ):
+                exiting_relays = self._relays.pop(name)
+                exiting_relays.dismiss(now)
+                self._exiting_relays.append(exiting_relays)
         for name, outbox in offered.items():
             if name not in self._relays:
-                self._relied[name] = self._relies_on(outbox)
+                self._settings_of_relays[name] = self._relay_settings(outbox)
                 self._relays[name] = self._relay(outbox)
 
-    def _relies_on(self, outbox: OutboxSettings) -> tuple[object, ...]:
+    def _relay_settings(self, outbox: OutboxSettings) -> tuple[object, ...]:
         """Return the settings on which a relay depends."""
         settings = self.settings
         return (outbox, settings.redis, settings.keys, settings.topics, settings.daemon)
@@ -382,21 +386,21 @@ class WorkerPool:
         )
 
     @property
-    def leaving(self) -> int:
+    def exiting_relays(self) -> int:
         """The number of relays that were asked to exit and still run."""
-        return len(self._leaving)
+        return len(self._exiting_relays)
 
     def drain_relays(self, now: float) -> None:
         """Ask the relays to finish their batches and to release their outboxes."""
         for each in self._relays.values():
             each.dismiss(now)
-        self._leaving += self._relays.values()
+        self._exiting_relays += self._relays.values()
         self._relays = {}
 
     def stop_helpers(self, seconds: float) -> None:
         """Ask the helpers to exit. Kill them after `seconds`."""
         self.drain_relays(time.monotonic())
-        for each in (*self._leaving, self._housekeeper):
+        for each in (*self._exiting_relays, self._housekeeper):
             each.stop(seconds)
 
     # --- commands ---
@@ -478,7 +482,7 @@ class WorkerPool:
                 "worker.unkillable", logging.ERROR, assignment=partition.assignment, child=child.pid
             )
 
-    def let_go(self, partition: AssignmentState) -> None:
+    def kill_given_up(self, partition: AssignmentState) -> None:
         """Kill the processes of a partition that is given up. The processes are reaped later.
 
         Until then, the partition is not acquired again, because its processes may write to the

@@ -66,9 +66,9 @@ class Family:
         self.child, self._assignment = True, worker.assignment
         self._worker = lambda: None
         for link in worker.links():
-            link.forsake()
+            link.disable()
         try:
-            worker.slot.leave()
+            worker.slot.detach()
         except OSError:
             os._exit(EXIT_CODE)  # otherwise, its next write would change its parent's slot
         worker.slot.words[WORD_COMMAND] = WorkerCommand.STOP

@@ -228,7 +228,7 @@ class Guards:
                     link.pipeline([("PUBLISH", keys.wake(self._fleet), "order")])
         # After its next heartbeat, the supervisor also commands the pause. Until then, or if it
         # cannot read the directive, this loop keeps the worker waiting.
-        orders = keys.orders(self._fleet)
+        directives = keys.directives(self._fleet)
         while self._paused and link.execute("HEXISTS", orders, name):
             self._channel.sleep(RESUME_SECONDS, self._slot.unfinished)
         self.must_pause = self._paused = False

@@ -141,7 +141,7 @@ class Reader:
 
         Raises Fenced if another instance owns the assignment, and RedisResponseError.
         """
-        if not fetched.mine:
+        if not fetched.owned:
             raise Fenced
         if fetched.error == "OOM":
             return None

@@ -149,7 +149,7 @@ class Settler:
             self.since_ns = now
 
     @property
-    def unsettled(self) -> int:
+    def unsettled_count(self) -> int:
         """The number of entries that are not settled."""
         return len(self._ack_indexes) + len(self._with_counters) + len(self.items)
 
@@ -392,7 +392,7 @@ class Settler:
         for reply in check_replies(self.link.pipeline(commands)):
             ours = CONSUMER.encode()
             pending += sum(int(count) for name, count in reply[3] or () if name == ours)
-        return pending != self.unsettled + kept
+        return pending != self.unsettled_count + kept
 
     # --- bookkeeping ---
 

@@ -157,7 +157,7 @@ class WorkerLoop:
         reply = None
         while reply is None:
             in_flight = {
-                *self.slot.unsettled(),
+                *self.slot.unsettled_places(),
                 *self.settler.deferred_places,
                 *self.executor.places,
             }
@@ -349,7 +349,7 @@ class WorkerLoop:
         """Check at intervals that this worker has fetched all pending entries."""
         now = now_ns()
         # Entries that wait for a rate limit, a circuit or a held key are pending too.
-        if self.executor.in_flight.entries or self.settler.unsettled:
+        if self.executor.in_flight.entries or self.settler.unsettled_count:
             self._idle_since = 0
             return
         self._turns.publish()

@@ -42,7 +42,7 @@ def hashes() -> Iterator[tuple[str, str]]:
     for field in (*record, "shrink_next", f"dropped_unread:{GROUP}", f"dropped_pending:{GROUP}"):
         yield KEYS.trim(TOPIC, 0), field
     yield KEYS.retry_items(*ONE), "m:1-0"
-    yield KEYS.scheduled_items(TOPIC, 0), "send"
+    yield KEYS.delayed_send_items(TOPIC, 0), "send"
     yield KEYS.moving(TOPIC, 0), "1-0"
 
 
@@ -70,7 +70,7 @@ def of_the_fleet() -> Iterator[tuple[str, list[Plant]]]:
     for score in ("inf", "-inf", "1e300"):
         yield f"score {score}", [("ZADD", KEYS.members(FLEET), score, "two")]
         yield f"own score {score}", [("ZADD", KEYS.members(FLEET), score, "one")]
-        for key in (KEYS.retry(*ONE), KEYS.scheduled(TOPIC, 0)):
+        for key in (KEYS.retry(*ONE), KEYS.delayed_sends(TOPIC, 0)):
             yield f"{key} {score}", [("ZADD", key, score, "m:1-0")]
     for field in ("created", "settings", f"group:{GROUP}", "growTo", "growToken"):
         for number, raw in enumerate(ODD):

@@ -195,5 +195,5 @@ def test_killed_or_paused_send_can_be_repeated(
         assert os.waitpid(pid, 0)[1] == 0
     unsent = point == "publish-unsent" and act == "KILL"
     sent = daemon.link.execute("XLEN", daemon.keys.stream(TOPIC, 0))
-    sent += daemon.link.execute("ZCARD", daemon.keys.scheduled(TOPIC, 0))
+    sent += daemon.link.execute("ZCARD", daemon.keys.delayed_sends(TOPIC, 0))
     assert sent == (1 if unsent else way.again)

@@ -122,7 +122,7 @@ def test_late_acquire_does_not_restore_an_old_token(harness: Harness, owners: tu
     assert a.say(acquire) == "MOVED", "the first copy, late"
     assert harness.dump() == before
     late = read(reader, [b"2-1"])
-    assert (late.executed, late.mine, late.acked) == (False, False, 0)
+    assert (late.executed, late.owned, late.acked) == (False, False, 0)
     assert a.say(messages.ack(a.keys, Lease(ASSIGNMENT, a.token), added[1:2])) == "FENCED"
     assert harness.dump() == before
 
@@ -219,7 +219,7 @@ def test_no_call_of_an_old_owner_has_an_effect(
         assert a.harness.link.run(call).word == "FENCED", script
         assert harness.dump() == before, script
     late = read(reader, [b"1-1"])
-    assert (late.executed, late.mine, late.acked, ids(late)) == (False, False, 0, [])
+    assert (late.executed, late.owned, late.acked, ids(late)) == (False, False, 0, [])
     assert harness.dump() == before, "the read"
 
 
@@ -235,7 +235,7 @@ def test_late_read_on_an_old_connection_is_refused(
     assert inherited == []
     harness.add("1-1")
     late = read(old)
-    assert (late.executed, late.mine, ids(late)) == (False, True, [])
+    assert (late.executed, late.owned, ids(late)) == (False, True, [])
     assert ids(read(new)) == [b"1-1"]
     given_up.close()
 

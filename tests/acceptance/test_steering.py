@@ -173,7 +173,7 @@ def test_stopped_group_is_reset_and_started_again(fleet: Fleet):
 def test_instances_reload_in_turn_once_per_directive(fleet: Fleet):
     one, two = fleet.members["a"], fleet.members["b"]
     marks = {daemon: daemon.mark() for daemon in (one, two)}
-    orders = one.keys.orders("default")
+    orders = one.keys.directives("default")
     later = json.dumps({"version": 2, "at_unix_ms": 5, "by": "x", "why": ""})
     one.link.execute("HSET", orders, "rebalance", later, "sing", "\xff", "drain:a", "[]")
     one.link.execute("PUBLISH", one.keys.wake("default"), "x")

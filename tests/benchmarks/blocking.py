@@ -73,7 +73,7 @@ def due(harness: Harness, body: str, most: int) -> list[str]:
     """Make `most` retries and delayed sends due, if they fit; return the retries' places."""
     harness.groups()
     costs.delayed(harness, many(most, body), body)
-    for key in (harness.delayed, harness.scheduled):
+    for key in (harness.delayed, harness.delayed_sends):
         harness.do("ZUNIONSTORE", key, 1, key, "WEIGHTS", 0.5)
     return [each.decode() for each in harness.do("ZRANGE", harness.delayed, 0, -1)]
 
@@ -223,7 +223,7 @@ def missing_entries(harness: Harness, body: str) -> Iterator[Call]:
 
 def publish_staged(harness: Harness, body: str) -> Iterator[Call]:
     count = max(1, min(spark.ROWS_MAX, (1 << 20) // len(body)))
-    staged = harness.keys.staged(*PATH, "q", "a")
+    staged = harness.keys.staged_rows(*PATH, "q", "a")
     harness.link.pipeline([("XADD", staged, f"0-{n + 1}", "payload", body) for n in range(count)])
     yield spark.publish(harness.keys, *PATH, "q", "a", 60)
 

@@ -147,7 +147,7 @@ def fill(link: Connection, daemon: Daemon, options: argparse.Namespace) -> None:
     due_from = now + 1000 * DUE_SECONDS
     most = int(1_000_000 * options.scale)
     retries = (keys.retry(*ASSIGNMENT), keys.retry_items(*ASSIGNMENT))
-    scheduled = (keys.scheduled(TOPIC, 0), keys.scheduled_items(TOPIC, 0))
+    scheduled = (keys.delayed_sends(TOPIC, 0), keys.delayed_send_items(TOPIC, 0))
     for first in range(1, most + 1, STEP):
         last = min(first + STEP - 1, most)
         for due, items in (retries, scheduled):

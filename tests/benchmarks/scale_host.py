@@ -152,7 +152,7 @@ class Host:
         """Return the number of retries and delayed sends that are due but not promoted."""
         seconds, _ = self.link.execute("TIME")
         sets = [self.keys.retry(*assignment) for assignment in shape.assignments]
-        sets += [self.keys.scheduled(*place) for place in shape.places]
+        sets += [self.keys.delayed_sends(*place) for place in shape.places]
         self.asked += len(sets)
         return sum(self.link.pipeline([("ZCOUNT", key, 0, int(seconds) * 1000) for key in sets]))
 

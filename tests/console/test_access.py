@@ -346,7 +346,7 @@ def test_double_click_acts_once_and_is_audited(fleet, console):
 
     first = client.post(PAUSE, form, OWN)
     second = client.post(PAUSE, form, OWN)
-    orders = fleet.link.execute("HGETALL", fleet.keys.orders("default"))
+    orders = fleet.link.execute("HGETALL", fleet.keys.directives("default"))
     client.post("/groups/orders/bill/resume", {"request-id": "back"}, OWN)
 
     assert first.status == second.status == 303

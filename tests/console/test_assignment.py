@@ -32,7 +32,7 @@ PAGE = f"topics/{TOPIC}/partitions/0/bill"
 def no_stack(fleet: Daemon) -> Iterator[None]:
     """Remove the stacks and requests of this test."""
     yield
-    fleet.link.execute("DEL", fleet.keys.stack(*ASSIGNMENT), fleet.keys.orders("default"))
+    fleet.link.execute("DEL", fleet.keys.stack(*ASSIGNMENT), fleet.keys.directives("default"))
 
 
 @pytest.mark.parametrize("javascript", [True, False])
@@ -113,7 +113,7 @@ def test_unanswered_stack_request_is_reported(
         past = (request.at_unix_ms or 0) - 21_000
         body = {"version": 1, "at_unix_ms": past, "by": "otto", "why": ""}
         fleet.link.execute(
-            "HSET", fleet.keys.orders("default"), f"stack:{ASSIGNMENT}", json.dumps(body)
+            "HSET", fleet.keys.directives("default"), f"stack:{ASSIGNMENT}", json.dumps(body)
         )
         wait_until(lambda: "No stack was received within 20 s" in client.get(f"/{PAGE}").text)
     finally:

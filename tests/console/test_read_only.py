@@ -122,7 +122,7 @@ def test_viewer_acl_refuses_a_change_without_read_only(fleet, viewer):
         client = entered(console)
         fleet.link.execute("ACL", "LOG", "RESET")
         answer = client.post("/groups/orders/bill/pause", {"request-id": "once"}, OWN)
-        paused = fleet.link.execute("HGETALL", fleet.keys.orders("default"))
+        paused = fleet.link.execute("HGETALL", fleet.keys.directives("default"))
 
     assert answer.status == 409
     assert "Redis rejected the change" in answer.text

@@ -71,14 +71,14 @@ class Harness:
         self.items = keys.retry_items(topic, partition, group)
         self.attempts = keys.attempts(topic, partition, group)
         self.epochs = keys.epochs(topic, partition, group)
-        self.scheduled = keys.scheduled(topic, partition)
-        self.scheduled_items = keys.scheduled_items(topic, partition)
+        self.delayed_sends = keys.delayed_sends(topic, partition)
+        self.delayed_send_items = keys.delayed_send_items(topic, partition)
         self.trim = keys.trim(topic, partition)
         self._short = {
             getattr(self, name): name
             for name in (
                 *("stream", "retry", "dlq", "lease", "fence", "delayed", "items", "attempts"),
-                *("scheduled", "scheduled_items", "trim"),
+                *("delayed_sends", "delayed_send_items", "trim"),
             )
         }
 
@@ -230,7 +230,7 @@ class Harness:
         kind = self.do("TYPE", key)
         if kind == b"string":
             return self.do("GET", key)
-        if kind == b"hash" and key in (self.items, self.scheduled_items):
+        if kind == b"hash" and key in (self.items, self.delayed_send_items):
             return {member.decode(): self.unpacked(key, member) for member in self.do("HKEYS", key)}
         if kind == b"hash":
             return _paired(self.do("HGETALL", key))

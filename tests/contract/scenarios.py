@@ -214,8 +214,8 @@ def message_promote_orphan(harness: Harness) -> Call:
 
 def message_promote_delayed(harness: Harness) -> Call:
     harness.add("1-0")
-    harness.do("ZADD", harness.scheduled, 1, "send")
-    harness.do("HSET", harness.scheduled_items, "send", b"\x92\xa7payload\xa1x")
+    harness.do("ZADD", harness.delayed_sends, 1, "send")
+    harness.do("HSET", harness.delayed_send_items, "send", b"\x92\xa7payload\xa1x")
     return messages.promote_delayed(
         harness.keys, harness.assignment.topic, harness.assignment.partition, 10
     )
@@ -324,8 +324,8 @@ def message_publish(harness: Harness) -> Call:
 
 
 def message_schedule(harness: Harness) -> Call:
-    harness.do("ZADD", harness.scheduled, 9e12, "other")
-    harness.do("HSET", harness.scheduled_items, "other", b"\x92\xa7payload\xa1x")
+    harness.do("ZADD", harness.delayed_sends, 9e12, "other")
+    harness.do("HSET", harness.delayed_send_items, "other", b"\x92\xa7payload\xa1x")
     topic, partition, _ = harness.assignment
     fields = [b"payload", b"x"]
     return publishing.schedule(
@@ -441,14 +441,14 @@ def _delay_retry(harness: Harness) -> None:
 def member_heartbeat(harness: Harness) -> Call:
     harness.do("ZADD", harness.keys.members("default"), 1, "silent")
     harness.do("HSET", harness.keys.info("default"), "silent", '{"nonce":"n0"}')
-    harness.do("HSET", harness.keys.orders("default"), "rebalance", "{}")
+    harness.do("HSET", harness.keys.directives("default"), "rebalance", "{}")
     return members.heartbeat(
         harness.keys, "default", "west-1", "n1", {"weight": 1}, 9.0, ["silent"]
     )
 
 
 def control_change(harness: Harness) -> Call:
-    harness.do("HSET", harness.keys.orders("default"), "drain:west-1", "{}")
+    harness.do("HSET", harness.keys.directives("default"), "drain:west-1", "{}")
     return directives.change(
         harness.keys, "default", "pause:access/*/*", by="ops@west", remove=["drain:west-1"]
     )
@@ -471,7 +471,7 @@ def member_leave(harness: Harness) -> Call:
 def partition_snapshot(harness: Harness) -> Call:
     settle_retry(harness)
     harness.add("1-0", stream=harness.dlq)
-    harness.do("ZADD", harness.scheduled, 1, "send")
+    harness.do("ZADD", harness.delayed_sends, 1, "send")
     return messages.snapshot(harness.keys, harness.assignment)
 
 
@@ -534,8 +534,8 @@ def outbox_publish(harness: Harness) -> Call:
     harness.link.run(outbox_fence(harness))
     harness.groups()
     harness.add("1-0")
-    harness.do("ZADD", harness.scheduled, 9e12, "other")
-    harness.do("HSET", harness.scheduled_items, "other", b"\x92\xa7payload\xa1x")
+    harness.do("ZADD", harness.delayed_sends, 9e12, "other")
+    harness.do("HSET", harness.delayed_send_items, "other", b"\x92\xa7payload\xa1x")
     rows = [
         outbox.OutgoingRow(number, f"{number:032x}", due, [b"payload", b"x"])
         for number, due in enumerate((None, 9_000_000_000_000, None))
@@ -611,7 +611,7 @@ def stream_step(harness: Harness) -> Call:
 
 def stage_rows(harness: Harness) -> None:
     """Stage two rows of a task."""
-    key = harness.keys.staged(*harness.assignment[:2], "q", "a")
+    key = harness.keys.staged_rows(*harness.assignment[:2], "q", "a")
     harness.do("XADD", key, "0-1", "payload", "1")
     harness.do("XADD", key, "0-2", "payload", "2")
 

@@ -94,7 +94,7 @@ def test_lease_acquire_charges_despite_an_invalid_count(harness: Harness) -> Non
 @pytest.mark.parametrize("last", [*NO_NUMBER, 2**53 - 1, 2**53, 2**63])
 def test_control_change_ignores_an_invalid_last_time(harness: Harness, last: object) -> None:
     """Even with `last` = 2^53, the members read the directive of `pause`."""
-    key = harness.keys.orders("default")
+    key = harness.keys.directives("default")
     harness.do("HSET", key, "last", last)
     for _ in range(2):
         harness.expect(

@@ -24,7 +24,7 @@ def apply_change(harness: Harness, call: Call) -> DirectiveChange:
 
 
 def read_directives(harness: Harness) -> Directives:
-    return directives.read(harness.do("HGETALL", harness.keys.orders("default")))
+    return directives.read(harness.do("HGETALL", harness.keys.directives("default")))
 
 
 def test_control_change_stores_the_directive_with_its_time(harness: Harness) -> None:
@@ -40,11 +40,11 @@ def test_control_change_stores_the_directive_with_its_time(harness: Harness) -> 
 
 def test_directive_times_increase_despite_the_clock(harness: Harness) -> None:
     ahead = harness.now_unix_ms() + 3_600_000
-    harness.do("HSET", harness.keys.orders("default"), "last", ahead)
+    harness.do("HSET", harness.keys.directives("default"), "last", ahead)
     assert apply_change(harness, change(harness, "rebalance")).at_unix_ms == ahead + 1
     assert apply_change(harness, change(harness, "rebalance")).at_unix_ms == ahead + 2
     for odd in ("garbage", 1 << 52):
-        harness.do("HSET", harness.keys.orders("default"), "last", odd)
+        harness.do("HSET", harness.keys.directives("default"), "last", odd)
         with harness.instant() as now:
             at = apply_change(harness, change(harness, "rebalance")).at_unix_ms
         assert now == at, odd

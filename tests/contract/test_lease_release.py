@@ -14,7 +14,7 @@ def release(harness: Harness, token: str = "t1") -> Call:
 
 def view(harness: Harness) -> leases.LeaseView:
     return leases.LeaseView.parse(
-        *harness.link.pipeline(leases.view(harness.keys, harness.assignment))
+        *harness.link.pipeline(leases.view_commands(harness.keys, harness.assignment))
     )
 
 

@@ -122,13 +122,13 @@ def test_outbox_renew_writes_figures_and_restores_the_lease(harness: Harness) ->
         harness.expect(
             "outbox_renew", "OK", keep(harness, rows=3, more=1, oldest_ms=1500, error="full")
         )
-    replies = [harness.do(*command) for command in outbox.view(harness.keys, NAME)]
+    replies = [harness.do(*command) for command in outbox.view_commands(harness.keys, NAME)]
     seen = OutboxView.parse(NAME, *replies, "the outbox")
     assert (seen.epoch, seen.owner, seen.rows, seen.more) == (epoch, "host of t1", 3, True)
     assert (seen.oldest_seconds, seen.error, seen.relayed) == (1.5, "full", True)
     assert now == seen.at_unix_ms
     harness.expect("outbox_acquire", "OK", take(harness))  # removes the error, keeps the figures
-    replies = [harness.do(*command) for command in outbox.view(harness.keys, NAME)]
+    replies = [harness.do(*command) for command in outbox.view_commands(harness.keys, NAME)]
     seen = OutboxView.parse(NAME, *replies, "the outbox")
     assert (seen.rows, seen.error) == (3, "")
     with pytest.raises(ContractError, match="colour"):
@@ -231,8 +231,8 @@ def test_outbox_publish_delays_rows_until_they_are_due(harness: Harness) -> None
         assert harness.expect("outbox_publish", "OK", publish(harness, some)) == [3, 3, b""]
     assert payloads(harness) == [b"2", b"3"]
     state = harness.state()
-    assert state["scheduled"] == {uid(1): later}
-    item = state["scheduled_items"][uid(1)]
+    assert state["delayed_sends"] == {uid(1): later}
+    item = state["delayed_send_items"][uid(1)]
     assert now == item.pop("sentAt")
     assert item == {"payload": b"1"}
     assert harness.expect("outbox_publish", "OK", publish(harness, some)) == [3, 0, b""]

@@ -37,7 +37,7 @@ def test_partition_snapshot_counts_every_place(harness: Harness) -> None:
     for n in range(1, 8):
         harness.add(f"{n}-0", stream=harness.dlq)
     for n in range(1, 9):
-        harness.do("ZADD", harness.scheduled, n, f"send-{n}")
+        harness.do("ZADD", harness.delayed_sends, n, f"send-{n}")
     assert snapshot(harness) == Snapshot(
         length=7,
         unread=4,

@@ -137,7 +137,9 @@ def append(harness: Harness, *messages: bytes | list[bytes], partitions: int = 2
     meta = harness.keys.meta("access")
     call = publishing.append(harness.keys, "access", 0, partitions, meta, alone=alone)
     fields = [each if isinstance(each, list) else [b"payload", each] for each in messages]
-    return call._replace(argv=(*call.argv, *(messages if alone else publishing.flat(fields))))
+    return call._replace(
+        argv=(*call.argv, *(messages if alone else publishing.flatten_messages(fields)))
+    )
 
 
 def register(harness: Harness, count: object = 2) -> None:
@@ -209,7 +211,7 @@ def test_append_writes_the_messages_that_fit(harness: Harness) -> None:
     fill(harness, 3)
     messages = [[b"payload", b"%d" % number] for number in range(4)]
     call = publishing.append(harness.keys, "access", 0, 0, None, max_backlog=5, alone=False)
-    call = call._replace(argv=(*call.argv, *publishing.flat(messages)))
+    call = call._replace(argv=(*call.argv, *publishing.flatten_messages(messages)))
     ids, backlog = harness.expect("message_publish", "OK", call)
     assert (len(ids), backlog) == (2, 3)
     assert [each["payload"] for each in stream_entries(harness)][3:] == [b"0", b"1"]
@@ -224,9 +226,9 @@ def test_schedule_writes_a_delayed_send(harness: Harness) -> None:
         due = int(harness.expect("message_schedule", "OK", schedule(harness))[0])
     assert now + 30_000 == due
     state = harness.state()
-    assert now == state["scheduled_items"]["send-1"].pop("sentAt")
+    assert now == state["delayed_send_items"]["send-1"].pop("sentAt")
     named = BODY | {"sendId": b"send-1"}
-    assert state == {"scheduled": {"send-1": due}, "scheduled_items": {"send-1": named}}
+    assert state == {"delayed_sends": {"send-1": due}, "delayed_send_items": {"send-1": named}}
 
 
 @pytest.mark.parametrize("at_unix_ms", [0, 1_000, 4_000_000_000_123])
@@ -235,7 +237,7 @@ def test_schedule_accepts_an_instant(harness: Harness, at_unix_ms: int) -> None:
         harness.keys, "access", 0, None, "send-1", FIELDS, at_unix_ms=at_unix_ms
     )
     assert harness.expect("message_schedule", "OK", call) == [b"%d" % at_unix_ms]
-    assert harness.state()["scheduled"] == {"send-1": at_unix_ms}
+    assert harness.state()["delayed_sends"] == {"send-1": at_unix_ms}
 
 
 def test_schedule_repeated_schedules_once(harness: Harness) -> None:
@@ -249,8 +251,12 @@ def test_schedule_without_a_dedup_id_stores_each_message(harness: Harness) -> No
     for send_id in ("send-1", "send-2"):
         harness.expect("message_schedule", "OK", schedule(harness, send_id))
     state = harness.state()
-    assert sorted(state) == ["scheduled", "scheduled_items"]
-    assert sorted(state["scheduled"]) == sorted(state["scheduled_items"]) == ["send-1", "send-2"]
+    assert sorted(state) == ["delayed_sends", "delayed_send_items"]
+    assert (
+        sorted(state["delayed_sends"])
+        == sorted(state["delayed_send_items"])
+        == ["send-1", "send-2"]
+    )
 
 
 def test_schedule_writes_a_dedup_id_once(harness: Harness) -> None:

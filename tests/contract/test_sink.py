@@ -26,7 +26,7 @@ def publish(harness: Harness, attempt: str = "a") -> Call:
 
 
 def stage(harness: Harness, *texts: bytes, attempt: str = "a") -> str:
-    key = harness.keys.staged("access", 0, QUERY, attempt)
+    key = harness.keys.staged_rows("access", 0, QUERY, attempt)
     for number, text in enumerate(texts, 1):
         harness.do("XADD", key, f"0-{number}", "payload", text, "key", b"\x00\xff")
     return key
@@ -116,7 +116,7 @@ def test_sink_publish_bounds_parts_by_bytes(harness: Harness) -> None:
 
 
 def test_sink_publish_moves_a_wide_row(harness: Harness) -> None:
-    key = harness.keys.staged("access", 0, QUERY, "a")
+    key = harness.keys.staged_rows("access", 0, QUERY, "a")
     harness.do("XADD", key, "0-1", *[b"n"] * spark.FIELDS_MAX)
     assert harness.expect("sink_publish", "OK", publish(harness)) == [1, 0]
 

@@ -24,8 +24,8 @@ def seed(harness: Harness) -> None:
     for number, due in enumerate((1, 2, FAR)):
         harness.do("ZADD", harness.delayed, due, f"m:{number}-1")
         harness.do("HSET", harness.items, f"m:{number}-1", PACKED)
-        harness.do("ZADD", harness.scheduled, due, f"send-{number}")
-        harness.do("HSET", harness.scheduled_items, f"send-{number}", PACKED)
+        harness.do("ZADD", harness.delayed_sends, due, f"send-{number}")
+        harness.do("HSET", harness.delayed_send_items, f"send-{number}", PACKED)
     # For trimming, dropping, and settling after the drop, in nodes of ten.
     for number in range(1, 71):
         harness.add(f"{number}-0", "payload", "x")
@@ -84,7 +84,7 @@ def tend(context: ScenarioContext) -> None:
     for stream in ("stream", "retry"):
         promoted = [entry_id for entry_id in state[stream].entries if len(entry_id) > len("999-0")]
         assert len(promoted) == 2, stream
-    assert (len(state["delayed"]), len(state["scheduled"])) == (1, 1)
+    assert (len(state["delayed"]), len(state["delayed_sends"])) == (1, 1)
     assert "dlq" not in state or state["dlq"].entries == {}
 
 

@@ -33,7 +33,7 @@ def _written(context: ScenarioContext) -> list[bytes]:
 
 def _scheduled(context: ScenarioContext) -> int:
     keys = context.keys
-    calls = [("ZCARD", keys.scheduled(TOPIC, number)) for number in range(2)]
+    calls = [("ZCARD", keys.delayed_sends(TOPIC, number)) for number in range(2)]
     return sum(context.link.pipeline(calls))
 
 

@@ -53,7 +53,7 @@ class Talk:
     def run_until_killed(self) -> None:
         """Kill a process that has finished one entry and runs another."""
         holding = self.holding
-        holding.started_as(Child(os.getpid(), -1, None, "", -1), self.now)  # type: ignore[arg-type]
+        holding.record_start(Child(os.getpid(), -1, None, "", -1), self.now)  # type: ignore[arg-type]
         assert holding.worker is not None
         holding.worker.ready_at = self.now
         holding.slot.state = WorkerState.READY

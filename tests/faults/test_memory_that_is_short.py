@@ -15,7 +15,7 @@ import pytest
 
 from streamqd.cgroups import CONTROL_GROUPS, killed_as_one
 from streamqd.process import Exit
-from streamqd.supervisor.limits import BELIEVED_SECONDS, OomMonitor, counter_of
+from streamqd.supervisor.limits import BELIEVED_SECONDS, OomMonitor, find_counter
 from tests.support.daemon import GROUP, Daemon
 from tests.support.ledger import Audit
 
@@ -82,8 +82,8 @@ def test_oom_kill_counter_is_found_in_the_cgroup(
     path.touch()
     membership = tmp_path / "cgroup"
     membership.write_text(line + "\n")
-    assert counter_of(membership, root) == (path if found else None)
-    assert counter_of(tmp_path / "absent", root) is None
+    assert find_counter(membership, root) == (path if found else None)
+    assert find_counter(tmp_path / "absent", root) is None
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_start_in_a_cgroup_killed_as_a_whole_warns(new_daemon: NewDaemon, tmp_pa
 @pytest.fixture
 def limited() -> Iterator[Path]:
     """Create a control group with little memory."""
-    own = counter_of(Path("/proc/self/cgroup"))
+    own = find_counter(Path("/proc/self/cgroup"))
     if own is None:
         pytest.skip(f"no memory controller below {CONTROL_GROUPS}")
     folder = own.parent / f"streamqd-test-{os.getpid()}"

@@ -89,7 +89,7 @@ def test_topics_are_listed_and_described(store: Store, keys: Keys, at: At) -> No
         at(0, group).groups()
     at(1).add("5-0")
     at(1).add("6-0")
-    at(1).do("ZADD", keys.scheduled("access", 1), 1, "send")
+    at(1).do("ZADD", keys.delayed_sends("access", 1), 1, "send")
     letter = bury(at(2), "7-0")
 
     [row] = admin_topics.list_topics(store)

@@ -184,8 +184,8 @@ BAD = [
             ("dlq", KEYS.dlq(*PLACE), ("status", "why access/0", "partitions", "topic list")),
         )
     ),
-    Bad("scheduled=inf", ("ZADD", KEYS.scheduled(*PLACE), "inf", "x"), KEYS.scheduled(*PLACE),
-        "x", ("delayed list access",)),
+    Bad("scheduled=inf", ("ZADD", KEYS.delayed_sends(*PLACE), "inf", "x"),
+        KEYS.delayed_sends(*PLACE), "x", ("delayed list access",)),
     # assignments
     *(_hash(ATTEMPTS, "m:1-0:c", value) for value in ("abc", HUGE, "-1")),
     _hash(ATTEMPTS, "m:1-0:f", "abc"),
@@ -272,7 +272,11 @@ def test_commands_survive_one_bad_value(
             KEYS.stream(*PLACE),
             KEYS.dlq(*PLACE),
         ),
-        *(KEYS.retry_stream(*ASSIGNMENT), KEYS.scheduled(*PLACE), KEYS.scheduled_items(*PLACE)),
+        *(
+            KEYS.retry_stream(*ASSIGNMENT),
+            KEYS.delayed_sends(*PLACE),
+            KEYS.delayed_send_items(*PLACE),
+        ),
         *(KEYS.partitions(TOPIC), KEYS.moving(*PLACE)),
     ],
 )

@@ -458,7 +458,7 @@ def test_produce_accepts_at_expires_and_dedup_id(run: Run, link: Connection, key
     assert fields == [b"payload", b"x", b"expiresAfter", b"3600000"]
     run("produce", "images", "y", "--at", "2040-01-01T12:00:00.5")
     run("produce", "images", "y", "--at", "2040-01-01T13:00:00.5+01:00")
-    due = link.execute("ZRANGE", keys.scheduled("images", 0), 0, -1, "WITHSCORES")[1::2]
+    due = link.execute("ZRANGE", keys.delayed_sends("images", 0), 0, -1, "WITHSCORES")[1::2]
     assert due == [b"2209032000500"] * 2
     for words, said in (
         (("--from", "-", "--dedup-id", "x"), "--dedup-id allows only one message"),
@@ -474,7 +474,7 @@ def test_produce_accepts_at_expires_and_dedup_id(run: Run, link: Connection, key
 
 def test_produce_accepts_partition_and_delay(run: Run, link: Connection, keys: Keys) -> None:
     run("produce", "orders", "--from", "-", "--partition", "2", "--delay", "1h", typed="a\nb\n")
-    assert link.execute("ZCARD", keys.scheduled("orders", 2)) == 2
+    assert link.execute("ZCARD", keys.delayed_sends("orders", 2)) == 2
     refused = run("produce", "orders", "--from", "-", "--partition", "3", typed="a\n", code=8)
     assert "partition 3 of topic orders not found" in refused.stderr
 

@@ -112,8 +112,8 @@ def test_cluster_command_with_two_slots_is_refused(open_link: Open) -> None:
 
 
 def test_together_groups_keys_by_slot(open_link: Open) -> None:
-    assert open_link().together(["{a}1", "b", "{a}2"]) == [["{a}1", "{a}2"], ["b"]]
-    assert open_link().together([]) == []
+    assert open_link().group_by_node(["{a}1", "b", "{a}2"]) == [["{a}1", "{a}2"], ["b"]]
+    assert open_link().group_by_node([]) == []
 
 
 # --- slots that move ------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_cluster_link_reconnects_in_a_forked_child(open_link: Open) -> None:
 def test_cluster_link_without_a_key_has_no_single_node(open_link: Open) -> None:
     with pytest.raises(RuntimeError, match="connect with a key"):
         _ = open_link().node
-    assert open_link(key="a").node.ready().sock.fileno() >= 0
+    assert open_link(key="a").node.open_transport().sock.fileno() >= 0
 
 
 def test_plain_url_of_a_cluster_node_is_reported(cluster: Cluster) -> None:
@@ -331,7 +331,7 @@ def test_cluster_supports_delays_and_dedup_ids(
     first = producer.send("orders", "x", dedup_id="one")
     assert producer.send("orders", "x", dedup_id="one") == first
     producer.send("orders", "later", delay=60.0, partition=1)
-    assert open_link().execute("ZCARD", keys.scheduled("orders", 1)) == 1
+    assert open_link().execute("ZCARD", keys.delayed_sends("orders", 1)) == 1
 
 
 def test_cluster_producer_notices_a_recreated_topic(

@@ -87,7 +87,7 @@ def test_delayed_list_pages_within_one_millisecond(
     for partition in range(3):
         for number in range(5):
             link.execute(
-                "ZADD", keys.scheduled("access", partition), 9_000_000_000_000, f"s{number}"
+                "ZADD", keys.delayed_sends("access", partition), 9_000_000_000_000, f"s{number}"
             )
             wanted.add(f"{partition}:s{number}")
     found: list[str] = []
@@ -166,7 +166,7 @@ def test_due_time_counts_equal_a_direct_count(
         assert each.until_unix_ms == after
     assert counted.messages == len(delays)
     assert counted.counted == counted.partitions == 3
-    link.execute("SET", keys.scheduled("access", 1), "of another type")
+    link.execute("SET", keys.delayed_sends("access", 1), "of another type")
     assert due.histogram(store, "access", "", 3, now).messages < len(delays)
     assert due.histogram(store, "access", "", 10_000, now).counted == 512
 
@@ -194,7 +194,7 @@ def test_delayed_cancel_reports_each_outcome(
     assert "was already sent, as" in verb("show", "access", sent, code=8).stderr
     assert "never existed" in verb("show", "access", drop, code=8).stderr
     assert [row["id"] for row in document(verb("list", "access", "--json"))["rows"]] == [keep]
-    assert link.execute("HLEN", keys.scheduled_items("access", 0)) == 1
+    assert link.execute("HLEN", keys.delayed_send_items("access", 0)) == 1
 
 
 def test_producer_cancel_removes_a_delayed_send(
@@ -219,8 +219,8 @@ def test_producer_cancel_removes_a_delayed_send(
         for wrong in (drop.id, f"{drop.partition}:{drop.id}", "a b/0/x", "access/x/1-0", 7):
             with pytest.raises(ValueError, match=r"not the uid of a delayed send; pass what send"):
                 producer.cancel(wrong)  # type: ignore[arg-type]
-    assert link.execute("ZCARD", keys.scheduled("access", 0)) == 0
-    assert link.execute("HLEN", keys.scheduled_items("access", 0)) == 0
+    assert link.execute("ZCARD", keys.delayed_sends("access", 0)) == 0
+    assert link.execute("HLEN", keys.delayed_send_items("access", 0)) == 0
     assert link.execute("XLEN", keys.stream("access", 0)) == 2
 
 
@@ -338,8 +338,8 @@ def test_delayed_list_isolates_an_unreadable_item(
 ) -> None:
     """An unreadable item is listed without a size and can be canceled."""
     [name] = send(delayed_message("fine"))
-    link.execute("ZADD", keys.scheduled("access", 0), 5, "bad")
-    link.execute("HSET", keys.scheduled_items("access", 0), "bad", b"\x92\xa1")
+    link.execute("ZADD", keys.delayed_sends("access", 0), 5, "bad")
+    link.execute("HSET", keys.delayed_send_items("access", 0), "bad", b"\x92\xa1")
     rows = document(verb("list", "access", "--json"))["rows"]
     assert [(row["id"], row["payload_bytes"]) for row in rows] == [("0:bad", None), (name, 4)]
     with pytest.raises(

@@ -34,7 +34,7 @@ def order(doctor_case: DoctorCase, name: str, to: str = "") -> None:
 
 def age(doctor_case: DoctorCase, name: str, *, days: int) -> None:
     """Set the age of a directive."""
-    key = doctor_case.keys.orders("default")
+    key = doctor_case.keys.directives("default")
     found = json.loads(doctor_case.do("HGET", key, name))
     found["at_unix_ms"] = doctor_case.ago(86_400 * days)
     doctor_case.do("HSET", key, name, json.dumps(found))
@@ -228,7 +228,7 @@ def test_doctor_finds_a_directive_for_a_missing_instance(
 def test_doctor_finds_an_unreadable_directive(doctor_case: DoctorCase) -> None:
     order(doctor_case, "reload:*")
     doctor_case.silent("fleet.directives-unreadable")
-    doctor_case.do("HSET", doctor_case.keys.orders("default"), "pause:all", "now")
+    doctor_case.do("HSET", doctor_case.keys.directives("default"), "pause:all", "now")
     assert "control clear 'pause:all'" in doctor_case.finding("fleet.directives-unreadable")["fix"]
 
 

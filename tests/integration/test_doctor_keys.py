@@ -307,9 +307,9 @@ def test_doctor_finds_a_due_time_without_a_message(doctor_case: DoctorCase) -> N
 
 def test_doctor_finds_a_message_without_a_due_time(doctor_case: DoctorCase) -> None:
     doctor_case.silent("partitions.waiting-stuck")
-    doctor_case.do("HSET", doctor_case.harness.scheduled_items, "send-1", "x")
+    doctor_case.do("HSET", doctor_case.harness.delayed_send_items, "send-1", "x")
     found = doctor_case.finding("partitions.waiting-stuck")
-    assert f"ZADD {doctor_case.harness.scheduled} 0 send-1" in found["fix"]
+    assert f"ZADD {doctor_case.harness.delayed_sends} 0 send-1" in found["fix"]
 
 
 def test_doctor_distinguishes_stuck_and_lost_retries(doctor_case: DoctorCase) -> None:

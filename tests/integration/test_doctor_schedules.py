@@ -136,7 +136,7 @@ def test_doctor_finds_a_schedule_name_of_another_fleet(doctor_case: DoctorCase) 
         file.write(f'[[schedules]]\nname = "nightly"\ntopic = "{TOPIC}"\nevery = "1h"\n')
     doctor_case.silent("schedules.refused")
     other = IndexLine("green", calls.FILE, find_place(doctor_case))
-    calls.enter(doctor_case.store, "nightly", other, new=False)
+    calls.write_index(doctor_case.store, "nightly", other, new=False)
     told = doctor_case.finding("schedules.refused")
     assert "fleet green has a schedule of this name" in told["text"]
 

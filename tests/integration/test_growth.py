@@ -254,7 +254,7 @@ def test_growth_reroutes_scripted_sends(
     if kind == "dedup":
         assert lengths(link, keys) == [1, 0, 1, 0]
     else:
-        waiting = [link.execute("ZCARD", keys.scheduled("access", n)) for n in range(4)]
+        waiting = [link.execute("ZCARD", keys.delayed_sends("access", n)) for n in range(4)]
         assert waiting == [1, 0, 1, 0]
 
 

@@ -188,8 +188,8 @@ def test_dead_lettered_held_message_stays_so_after_a_reconnect(
 
     def resume() -> None:
         pause = f"pause:{directives.Scope(*ASSIGNMENT)}"
-        orders = harness.keys.orders("default")
-        wait_until(lambda: other_life.execute("HDEL", orders, pause), what="the flood is stopped")
+        directives = harness.keys.directives("default")
+        wait_until(lambda: other_life.execute("HDEL", directives, pause), what="the flood is stopped")
 
     resumer = threading.Thread(target=resume)
     resumer.start()
@@ -393,7 +393,7 @@ def test_flood_of_dead_letters_pauses_the_partition(
             raise Dead("a bad release")
 
     def read_orders() -> directives.Directives:
-        return directives.read(other_life.execute("HGETALL", harness.keys.orders("default")))
+        return directives.read(other_life.execute("HGETALL", harness.keys.directives("default")))
 
     def play() -> None:
         wait_until(lambda: waits.read().kind is Wait.FLOODED, what="the flood is stopped")
@@ -494,7 +494,7 @@ def test_flood_guard_waits_if_no_pause_can_be_written(
     harness: Harness, life: Life, slot: WorkerSlot
 ):
     for number in range(directives.DIRECTIVES_MAX + 1):
-        harness.do("HSET", harness.keys.orders("default"), f"pause:other/{number}/g", "{}")
+        harness.do("HSET", harness.keys.directives("default"), f"pause:other/{number}/g", "{}")
     waits = slot.waits
     died = []
 

@@ -240,7 +240,7 @@ def test_closed_link_opens_again(link: Connection) -> None:
 
 def test_transport_never_reconnects(link: Connection) -> None:
     """A command cannot be sent on any connection except its own."""
-    transport = link.node.ready()
+    transport = link.node.open_transport()
     link.close()
     with pytest.raises(RedisUnavailableError) as caught:
         transport.send([b"PING\r\n"])

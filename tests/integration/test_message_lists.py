@@ -38,7 +38,7 @@ def store(link: Connection, keys: Keys, at: At) -> Store:
         harness.pending(name)
         harness.do("XADD", keys.dlq(*place), name, "payload", "x", "key", f"k{number % 2}")
         harness.do("ZADD", keys.retry(*assignment), number, f"m:{name}")
-        harness.do("ZADD", keys.scheduled(*place), number, f"send{number}")
+        harness.do("ZADD", keys.delayed_sends(*place), number, f"send{number}")
     return Store(link, keys)
 
 

@@ -52,7 +52,7 @@ def test_read_after_a_fence_change_fetches_and_acks_nothing(
     fetcher.send_round([b"1-0"], [], 10)
     answer = fetcher.receive_round(polled=False)
 
-    assert (answer.executed, answer.mine) == (False, False)
+    assert (answer.executed, answer.owned) == (False, False)
     assert harness.state()["stream"].groups == {"hits": ("1-0", {"1-0": "w"})}
 
 
@@ -220,7 +220,7 @@ def test_full_memory_defers_failures_but_not_acknowledgments(harness: Harness, s
 
     settler._deferred_until_ns = 1  # now it is due
     settler.flush()
-    assert settler.unsettled == 0
+    assert settler.unsettled_count == 0
     assert slot.states[0] == CLEARED
     assert list(harness.state()["delayed"]) == ["m:1-0"]
 

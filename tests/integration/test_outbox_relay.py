@@ -86,7 +86,7 @@ class Shop:
         return sorted(each[b"payload"] for each in self.entries(topic))
 
     def view(self) -> OutboxView:
-        replies = self.store.pipeline(outbox.view(self.store.keys, NAME))
+        replies = self.store.pipeline(outbox.view_commands(self.store.keys, NAME))
         return OutboxView.parse(NAME, *replies, "the outbox")
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ def test_relay_delays_rows_until_they_are_due(shop: Shop) -> None:
     shop.send(b"now", delay=0)
     shop.burst()
     assert shop.payloads() == [b"now"]
-    assert shop.store.execute("ZCARD", shop.store.keys.scheduled("orders", 0)) == 1
+    assert shop.store.execute("ZCARD", shop.store.keys.delayed_sends("orders", 0)) == 1
 
 
 def test_relay_marks_unsendable_rows_dead(shop: Shop) -> None:
@@ -426,7 +426,7 @@ def test_two_outboxes_of_one_table_use_one_relay(shop: Shop) -> None:
         second._turn()
         assert second._epoch == 0
     assert shop.payloads() == []
-    [copy] = outbox.views(shop.store, ["copy"])
+    [copy] = outbox.read_views(shop.store, ["copy"])
     assert (copy.relayed, copy.cause) == (False, "shared")
     assert copy.error.startswith("outbox shop has the same table, and its relay (")
     for _ in range(3):
@@ -437,10 +437,10 @@ def test_two_outboxes_of_one_table_use_one_relay(shop: Shop) -> None:
         second._turn()
     assert second._epoch > 0
     assert shop.payloads() == [b"1", b"2"]
-    [copy] = outbox.views(shop.store, ["copy"])
+    [copy] = outbox.read_views(shop.store, ["copy"])
     second._keep_at = 0.0
     second._turn()
-    assert outbox.views(shop.store, ["copy"])[0].error == ""
+    assert outbox.read_views(shop.store, ["copy"])[0].error == ""
 
 
 def test_two_outboxes_started_together_both_yield(shop: Shop) -> None:

@@ -323,7 +323,7 @@ def test_delayed_message_is_stored_outside_the_stream(producer, link, keys):
 
     assert entries(link, keys, "access") == []
     [(member, due)] = pairs(
-        link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1, "WITHSCORES")
+        link.execute("ZRANGE", keys.delayed_sends("access", 0), 0, -1, "WITHSCORES")
     )
     seconds, _ = link.execute("TIME")
     assert member.decode() == sent.id
@@ -336,7 +336,7 @@ def test_delay_and_dedup_id_can_be_combined(producer, link, keys):
 
     assert first == second
     assert (first.is_duplicate, second.is_duplicate) == (False, True)
-    assert link.execute("ZCARD", keys.scheduled("access", 0)) == 1
+    assert link.execute("ZCARD", keys.delayed_sends("access", 0)) == 1
 
 
 def pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
@@ -422,7 +422,7 @@ def test_send_with_a_long_delay_is_repeated(proxy, link, keys, delay):
             producer.send("access", b"second", delay=delay)
         assert trigger.hit
 
-    assert link.execute("ZCARD", keys.scheduled("access", 0)) == 2
+    assert link.execute("ZCARD", keys.delayed_sends("access", 0)) == 2
 
 
 def test_unsent_command_is_repeated(proxy, link, keys):
@@ -575,7 +575,7 @@ def test_send_many_writes_the_items_before_an_invalid_one(producer, link, keys):
 def test_send_chunks_schedules_many_messages(producer, link, keys):
     [ids] = producer.send_chunks("access", [b"x", b"y"], delay=60)
 
-    members = link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1)
+    members = link.execute("ZRANGE", keys.delayed_sends("access", 0), 0, -1)
     assert {each.decode() for each in members} == {each.id for each in ids}
 
 

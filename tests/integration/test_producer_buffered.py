@@ -114,7 +114,7 @@ def test_buffered_send_accepts_every_option_of_send(server, link, keys):
 
     assert first.result(0) == again.result(0) != plain.result(0)
     assert payloads(link, keys) == [b"1", b"2"]
-    scheduled = link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1)
+    scheduled = link.execute("ZRANGE", keys.delayed_sends("access", 0), 0, -1)
     assert scheduled == [later.result(0).id.encode()]
     assert payloads(link, keys, "orders") == [b"5"]
     assert other.result(0)

@@ -96,7 +96,7 @@ def test_send_at_keeps_the_millisecond(server, link, keys):
         first = producer.send("access", b"x", at=noon)
         producer.send_many("access", [Outgoing(b"y", at=noon.timestamp() + 1)])
 
-    found = link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1, "WITHSCORES")
+    found = link.execute("ZRANGE", keys.delayed_sends("access", 0), 0, -1, "WITHSCORES")
     due = round(noon.timestamp() * 1000)
     assert [found[0].decode(), found[1], found[3]] == [first.id, b"%d" % due, b"%d" % (due + 1000)]
 
@@ -221,4 +221,4 @@ def test_send_many_writes_mixed_items_in_order(server, link, keys):
 
     assert payloads(link, keys) == [b"1", b"2", b"3"]
     assert ids[1] == ids[3]
-    assert link.execute("ZRANGE", keys.scheduled("access", 0), 0, -1) == [ids[2].id.encode()]
+    assert link.execute("ZRANGE", keys.delayed_sends("access", 0), 0, -1) == [ids[2].id.encode()]

@@ -232,4 +232,4 @@ def test_every_kind_of_producer_cancels_a_delayed_send(
             return [await producer.cancel(later), await producer.cancel(later)]
 
     assert asyncio.run(work()) == [True, False]
-    assert link.execute("ZCARD", keys.scheduled("access", 0)) == 0
+    assert link.execute("ZCARD", keys.delayed_sends("access", 0)) == 0

@@ -89,7 +89,7 @@ def test_scale_counts_work_before_its_due_time(at: At, keys: Keys, scale: Scale)
     place = ("access", 0)
     for key in (
         keys.retry(*harness.assignment),
-        keys.scheduled(*place),
+        keys.delayed_sends(*place),
         keys.schedules_due(*place),
     ):
         add_due(harness, key, 20)
@@ -103,7 +103,7 @@ def test_scale_counts_work_before_its_due_time(at: At, keys: Keys, scale: Scale)
 def test_scale_counts_a_delayed_send_for_each_group(at: At, keys: Keys, scale: Scale) -> None:
     for group in ("hits", "bills"):
         write(at(0, group), 0)
-    add_due(at(0), keys.scheduled("access", 0), 5)
+    add_due(at(0), keys.delayed_sends("access", 0), 5)
 
     found = scale()
 
@@ -157,12 +157,12 @@ def test_scale_reports_an_unreadable_key(
 ) -> None:
     for partition in (0, 1):
         write(at(partition), 1)
-    link.execute("SET", keys.scheduled("access", 0), "frog")
+    link.execute("SET", keys.delayed_sends("access", 0), "frog")
 
     found = scale()
 
     assert found["total"]["backlog"] == 2
-    assert [each["key"] for each in found["unreadable"]] == [keys.scheduled("access", 0)]
+    assert [each["key"] for each in found["unreadable"]] == [keys.delayed_sends("access", 0)]
 
 
 # --- the endpoint ---------------------------------------------------------------------------------

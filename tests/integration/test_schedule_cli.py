@@ -125,7 +125,7 @@ def test_schedule_add_repeated_changes_nothing(with_schedule: Run) -> None:
 def test_schedule_add_repeated_finishes_an_interrupted_one(verb: Run, store: Store) -> None:
     partition = admin.record.partition_of(Schedule("tick", TOPIC, every=3600.0), 4)
     line = calls.IndexLine("default", calls.OPERATOR, (TOPIC, partition))
-    calls.enter(store, "tick", line, new=True)
+    calls.write_index(store, "tick", line, new=True)
     assert row(verb)["state"] == "missing"
     verb("add", "tick", "--topic", TOPIC, "--every", "1h")
     assert row(verb)["state"] == "active"
@@ -188,7 +188,7 @@ def test_schedule_edit_finishes_an_interrupted_move(with_schedule: Run, store: S
     before = calls.index(store, ["tick"])["tick"]
     assert isinstance(before, calls.IndexLine)
     store.run(calls.hold(store.keys, before.place, "tick", calls.MOVING))
-    calls.enter(
+    calls.write_index(
         store, "tick", before._replace(place=("others", 0), origin_place=before.place), new=False
     )
     assert row(with_schedule)["state"] == "moving"

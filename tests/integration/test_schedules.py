@@ -441,7 +441,7 @@ def test_interrupted_schedule_move_by_growth_is_finished(
     """This includes a schedule that an operator added."""
     topics.create(store, TOPIC, Topic(partitions=1))
     name = next(each for each in map(str, range(99)) if partition_of(schedule(each), 4) != 0)
-    calls.enter(store, name, IndexLine("default", OPERATOR, (TOPIC, 0)), new=True)
+    calls.write_index(store, name, IndexLine("default", OPERATOR, (TOPIC, 0)), new=True)
     reconciliation.declare(store, (TOPIC, 0), [Declaration(schedule(name), "default", OPERATOR, 1)])
     make_due(store, past_hour(store), name)
     growth.grow(store, TOPIC, 4)
@@ -498,7 +498,7 @@ def test_topic_delete_removes_its_schedule_names(store: Store) -> None:
     reconcile(store, schedule(), schedule("other", topic="others"))
     topics_deletion.delete(store, TOPIC, force=True)
     assert store.execute("KEYS", "*:schedule:*{" + TOPIC + "*") == []
-    assert [*calls.whole_index(store)] == ["other"]
+    assert [*calls.read_index(store)] == ["other"]
     assert calls.places(store) == [("others", 0)]
 
 
@@ -508,7 +508,7 @@ def test_declared_schedule_returns_after_a_topic_delete(store: Store) -> None:
     running.run()
     topics_deletion.delete(store, TOPIC, force=True)
     running.run()
-    assert calls.whole_index(store) == {}
+    assert calls.read_index(store) == {}
     reconcile(store, schedule())
     assert read_schedule(store).due_unix_ms == past_hour(store, 0)
 
@@ -517,9 +517,9 @@ def test_declared_schedule_returns_after_a_topic_delete(store: Store) -> None:
 def test_schedule_move_survives_a_topic_delete(store: Store, deleted: str) -> None:
     reconcile(store, schedule(), schedule("other", topic="others"))
     moving = IndexLine("default", calls.FILE, ("others", 0), (TOPIC, 0))
-    calls.enter(store, "tick", moving, new=False)
+    calls.write_index(store, "tick", moving, new=False)
     topics_deletion.delete(store, deleted, force=True)
-    assert calls.whole_index(store)["tick"] == moving
+    assert calls.read_index(store)["tick"] == moving
     reconcile(store, schedule(topic="others"), since=2)
     assert read_schedule(store).due_unix_ms == past_hour(store, 0)
 
@@ -556,7 +556,7 @@ def test_refused_schedule_move_does_not_stop_the_others(store: Store) -> None:
     reconcile(store, schedule("a", topic="broken"), schedule("b"))
     for name, topic in (("a", "broken"), ("b", TOPIC)):
         moving = IndexLine("default", calls.FILE, (topic, 1), (topic, 0))
-        calls.enter(store, name, moving, new=False)
+        calls.write_index(store, name, moving, new=False)
     store.execute("SET", store.keys.schedules("broken", 1), "x")
     moves = MoveFinisher(store)
     moves.run()

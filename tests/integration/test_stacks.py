@@ -37,7 +37,7 @@ def write_request(fleet: Fleet, link: Connection, assignment: Assignment, age: f
     """Write a request that is some seconds old."""
     at = int(link.execute("TIME")[0]) * 1000 - round(age * 1000)
     body = json.dumps({"version": 1, "at_unix_ms": at, "by": "otto", "why": ""})
-    link.execute("HSET", fleet.store.keys.orders("default"), f"stack:{assignment}", body)
+    link.execute("HSET", fleet.store.keys.directives("default"), f"stack:{assignment}", body)
 
 
 def test_stack_requires_a_live_owner(fleet: Fleet, run: Run, link: Connection, keys: Keys) -> None:

@@ -56,7 +56,7 @@ def test_figures_of_a_partition_are_complete(harness: Harness, server: Server) -
     for number in range(1, 6):
         harness.add(f"{number}-0")
     harness.add("1-0", stream=harness.dlq)
-    harness.do("ZADD", harness.scheduled, 9, "send")
+    harness.do("ZADD", harness.delayed_sends, 9, "send")
     harness.fetch(2)
     harness.do("XACK", harness.stream, ASSIGNMENT.group, "1-0", "2-0")
     counted = server.version >= (7,)

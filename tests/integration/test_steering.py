@@ -62,7 +62,7 @@ def own(link: Connection, keys: Keys) -> Callable[[int, str], None]:
 
 
 def read_directives(link: Connection, keys: Keys) -> directives.Directives:
-    return directives.read(link.execute("HGETALL", keys.orders("default")))
+    return directives.read(link.execute("HGETALL", keys.directives("default")))
 
 
 # --- pauses ---------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_pause_refuses_an_unknown_scope(
     run: Run, link: Connection, keys: Keys, words: list[str], code: int, text: str
 ) -> None:
     assert text in run("pause", *words, code=code).stderr
-    assert link.execute("EXISTS", keys.orders("default")) == 0
+    assert link.execute("EXISTS", keys.directives("default")) == 0
 
 
 def test_resume_respects_overlapping_pauses(run: Run, link: Connection, keys: Keys) -> None:
@@ -324,7 +324,7 @@ def test_directives_are_listed_and_cleared(
     heartbeat("a")
     run("drain", "a", "-r", "disk")
     run("pause", "orders")
-    link.execute("HSET", keys.orders("default"), "sing", "la")
+    link.execute("HSET", keys.directives("default"), "sing", "la")
     link.execute("ZREM", keys.members("default"), "a")
     seen = document(run("control", "list", "--json"))
     assert [(each["name"], each["instance_missing"]) for each in seen["directives"]] == [
@@ -410,7 +410,7 @@ def test_applied_reload_is_no_longer_listed(
 def test_invalid_stop_directive_is_ignored(link: Connection, keys: Keys, name: str) -> None:
     """A stop directive that does not cover all partitions of one group is ignored."""
     told = json.dumps({"version": 1, "at_unix_ms": 5, "by": "x", "why": ""})
-    link.execute("HSET", keys.orders("default"), name, told)
+    link.execute("HSET", keys.directives("default"), name, told)
     found = read_directives(link, keys)
     assert (found.stops, set(found.unreadable)) == ({}, {name})
 

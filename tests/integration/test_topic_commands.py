@@ -35,11 +35,13 @@ def fill(at: At, *, everywhere: bool = True) -> None:
         harness.do("ZADD", harness.delayed, 9e12, "m:2-0")
         harness.do("HSET", harness.items, "m:2-0", b"\x92\xa7payload\xa1x")
         harness.do("HSET", harness.attempts, b"m:2-0:c", "1")
-        harness.do("ZADD", harness.scheduled, 9e12, "send")
-        harness.do("HSET", harness.scheduled_items, "send", b"\x92\xa7payload\xa1x")
+        harness.do("ZADD", harness.delayed_sends, 9e12, "send")
+        harness.do("HSET", harness.delayed_send_items, "send", b"\x92\xa7payload\xa1x")
         harness.do("HSET", harness.trim, "first", "1-0", "floor:hits", "2-0")
         harness.do("SET", harness.keys.dedup("access", number, "order-1"), "1-0", "PX", 60_000)
-        harness.do("XADD", harness.keys.staged("access", number, "q", "a"), "0-1", "payload", "x")
+        harness.do(
+            "XADD", harness.keys.staged_rows("access", number, "q", "a"), "0-1", "payload", "x"
+        )
         harness.do("HSET", harness.keys.meta("access"), "group:hits", "3")
     at(0).do("SET", at(0).keys.pipeline("access", "archive"), "t", "PX", 60_000)
 
@@ -172,13 +174,13 @@ def test_topic_delete_refuses_a_topic_in_use(
 def test_topic_delete_covers_every_key_of_a_partition(keys: Keys) -> None:
     own = topics_deletion.pattern(keys, "access")
     built = [
-        *(keys.stream("access", 3), keys.dlq("access", 3), keys.scheduled("access", 3)),
+        *(keys.stream("access", 3), keys.dlq("access", 3), keys.delayed_sends("access", 3)),
         *(
-            keys.scheduled_items("access", 3),
+            keys.delayed_send_items("access", 3),
             keys.dedup("access", 3, "a:b"),
             keys.trim("access", 3),
         ),
-        *(keys.staged("access", 3, "q", "a"), keys.pipeline("access", "archive")),
+        *(keys.staged_rows("access", 3, "q", "a"), keys.pipeline("access", "archive")),
         *(keys.moving("access", 3), keys.audit("access")),
         keys.outbox_record("access", 3, "shop"),
         *(

@@ -252,9 +252,9 @@ def test_trace_finds_a_delayed_send_by_its_send_id(
 ) -> None:
     """A message that is still to be written is found by its send id."""
     at(0).groups()
-    link.execute("HSET", keys.scheduled_items("access", 0), "abc123", "x")
+    link.execute("HSET", keys.delayed_send_items("access", 0), "abc123", "x")
     due = at(0).now_unix_ms() + 3_600_000
-    link.execute("ZADD", keys.scheduled("access", 0), due, "abc123")
+    link.execute("ZADD", keys.delayed_sends("access", 0), due, "abc123")
     found = document(run("trace", "access/0/abc123", "--json"))
     assert (found["where"], found["due_unix_ms"]) == ("delayed", due)
     said = run("trace", "access/0/abc123").stdout
@@ -297,7 +297,7 @@ def test_trace_finds_a_delayed_row_of_an_outbox(run: Run, at: At, link: Connecti
     harness = at(2)
     harness.groups()
     uid, due = new_uid(harness.now_unix_ms()), harness.now_unix_ms() + 3_600_000
-    link.execute("ZADD", harness.keys.scheduled("access", 2), due, uid)
+    link.execute("ZADD", harness.keys.delayed_sends("access", 2), due, uid)
     found = document(run("trace", f"access/outbox/{uid}", "--json"))
     assert (found["where"], found["partition"], found["due_unix_ms"]) == ("delayed", 2, due)
     assert "sent by an outbox as" in run("trace", f"access/outbox/{uid}").stdout
@@ -329,7 +329,7 @@ def test_trace_of_an_outbox_isolates_an_unreadable_partition(
     harness.groups()
     uid = new_uid(harness.now_unix_ms())
     link.execute("SET", broken.stream, "x")
-    link.execute("SET", broken.keys.scheduled("access", 0), "x")
+    link.execute("SET", broken.keys.delayed_sends("access", 0), "x")
     refused = run("trace", f"access/outbox/{uid}", code=8).stderr
     assert "was not found among the entries that were searched" in refused
     harness.add("*", "payload", "hello", "sendId", uid)

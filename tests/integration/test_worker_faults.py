@@ -298,9 +298,9 @@ def test_settler_acknowledges_counted_entries_in_parts(
         slot.states[at] = DONE
         settler.ack(entry.encode(), at, 1, retried=False, has_counters=True)
     settler.flush()
-    assert settler.unsettled == 0
+    assert settler.unsettled_count == 0
     assert slot.counter("acked") == count
-    assert slot.unsettled() == []
+    assert slot.unsettled_places() == []
     assert harness.do("XPENDING", harness.stream, harness.assignment.group)[0] == 0
     assert harness.do("EXISTS", harness.attempts) == 0
 
@@ -528,9 +528,9 @@ def test_parked_items_are_retried_at_exit(harness: Harness, slot: WorkerSlot):
     with harness.full_memory():
         settler.flush()
     settler.flush()
-    assert settler.unsettled == 1
+    assert settler.unsettled_count == 1
     settler.flush_last()
-    assert settler.unsettled == 0
+    assert settler.unsettled_count == 0
     assert list(harness.state()["items"]) == ["m:1-0"]
 
 
@@ -575,7 +575,7 @@ def test_exiting_worker_tries_an_unreachable_server_only_once(
     with pytest.raises(RedisUnavailableError):
         settler.flush_last()
     assert proxy.refused == 1
-    assert settler.unsettled == 1
+    assert settler.unsettled_count == 1
 
 
 # --- order and size of reads ----------------------------------------------------------------------

@@ -65,7 +65,7 @@ FENCE = (
         "a worker that continues although the fence has another token",
         "no entry is delivered to a worker that has lost the assignment",
         "streamqd/worker/reader.py",
-        ("if not fetched.mine:", "if fetched.mine is None:"),
+        ("if not fetched.owned:", "if fetched.owned is None:"),
         tests={
             "integration/test_mutant_gaps.py": ("test_worker_without_the_assignment_starts_nothing")
         },
@@ -1092,7 +1092,7 @@ SCHEDULES = (
         "a schedule is sent only where its name is kept",
         "streamqd/schedules/firing.py",
         (
-            "self._at_home(place, self._readable_schedules(place, rows))",
+            "self._select_local(place, self._readable_schedules(place, rows))",
             "self._readable_schedules(place, rows)",
         ),
         tests={"integration/test_schedules.py": "test_second_copy_of_a_schedule_sends_nothing"},

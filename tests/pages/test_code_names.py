@@ -125,8 +125,8 @@ def test_every_code_name_on_a_page_exists(source: Source) -> None:
         ("lease_defence", False),
         ("HeldLease", True),
         ("HeldLeash", False),
-        ("_wishes", True),
-        ("_wishful", False),
+        ("_plan_actions", True),
+        ("_plan_action", False),
         ("XREADGROUP", True),  # not a name of code
     ],
 )

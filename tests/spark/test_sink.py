@@ -177,7 +177,7 @@ def test_query_start_removes_rows_of_a_killed_driver(shop: Shop, tmp_path: Path)
     with pytest.raises(StreamingQueryException, match="maxStagedBytes"):
         copy(shop, rows, tmp_path, maxStagedBytes=100)
     query = json.loads((tmp_path / "metadata").read_text())["id"]
-    record, left = shop.keys.sink(query), shop.keys.staged("out", 0, query, "00000000dead")
+    record, left = shop.keys.sink(query), shop.keys.staged_rows("out", 0, query, "00000000dead")
     shop.link.execute("HSET", record, "attempt:00000000dead:out", 0)
     shop.link.execute("XADD", left, "0-1", "payload", "x")
     with pytest.raises(StreamingQueryException, match="maxStagedBytes"):

@@ -207,7 +207,7 @@ def retries(harness: Harness, count: int, body: str = "x", ahead: float = DAY) -
 def delayed(harness: Harness, count: int, body: str = "x", ahead: float = DAY) -> None:
     """Add `count` retries and as many delayed sends."""
     retries(harness, count, body, ahead)
-    schedule = (harness.scheduled, harness.scheduled_items)
+    schedule = (harness.delayed_sends, harness.delayed_send_items)
     harness.do("EVAL", _DELAYED, 2, *schedule, count, body, round(ahead * 1000))
 
 

@@ -105,7 +105,7 @@ class HousekeeperTrial:
 
     def verdict(self) -> None:
         """Fail unless everything ran as often as without a fault, and is where it belongs."""
-        daemon, scheduled = self.one, self.one.keys.scheduled(TOPIC, 0)
+        daemon, scheduled = self.one, self.one.keys.delayed_sends(TOPIC, 0)
         daemon.wait_for(
             lambda: not daemon.link.execute("ZCARD", scheduled),
             timeout=PATIENCE, what="what was scheduled is due",

@@ -100,7 +100,7 @@ class OutboxSite:
         assert done.returncode == 0, done.stderr.decode()
 
     def view(self) -> OutboxView:
-        [found] = relays.views(self.store, [NAME])
+        [found] = relays.read_views(self.store, [NAME])
         return found
 
     def holder(self) -> Relay | None:

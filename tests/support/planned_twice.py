@@ -44,13 +44,13 @@ def unlogged() -> Iterator[None]:
         logs.event = event
 
 
-def twice(wishes: Callable[..., list[Action]], *parts: object) -> list[Action]:
+def twice(plan_actions: Callable[..., list[Action]], *parts: object) -> list[Action]:
     """Return the planned actions. Raises AssertionError when planning leaves a trace."""
     before = [state_of(part) for part in parts]
     with unlogged():
-        first, second = wishes(), wishes()
+        first, second = plan_actions(), plan_actions()
         if first != second:  # a worker changed its slot in between, which happens only once
-            first, second = second, wishes()
+            first, second = second, plan_actions()
     assert first == second, f"a plan is repeated differently: {first}, then {second}"
     after = [state_of(part) for part in parts]
     changed = [
@@ -66,13 +66,13 @@ def main() -> None:
     """Run the command from the arguments."""
     from streamqd.cli import main as streamqd
 
-    wishes = supervisor.Supervisor._wishes
+    plan_actions = supervisor.Supervisor._plan_actions
 
     def asked(self: supervisor.Supervisor, seen: Any) -> list[Action]:
         parts = [getattr(self, name) for name in PARTS]
-        return twice(lambda: wishes(self, seen), *parts)
+        return twice(lambda: plan_actions(self, seen), *parts)
 
-    supervisor.Supervisor._wishes = asked  # type: ignore[method-assign]
+    supervisor.Supervisor._plan_actions = asked  # type: ignore[method-assign]
     streamqd()
 
 

@@ -88,7 +88,7 @@ def _commands(node: ast.AST) -> set[str]:
         each.args[0].value
         for each in ast.walk(node)
         if isinstance(each, ast.Call)
-        and ast.unparse(each.func) in ("scripts.get", "scripts.on", "_fenced_call")
+        and ast.unparse(each.func) in ("scripts.get", "scripts.build_call", "_fenced_call")
         and isinstance(each.args[0], ast.Constant)
     }
     return found | of_scripts(named)

@@ -68,7 +68,7 @@ class Scenario:
         self.child = FakeChild()
         self.holding.acquire(seen_epoch=6)
         self.answer(b"7", 0, b"")
-        self.holding.started_as(self.child, time.monotonic())  # type: ignore[arg-type]
+        self.holding.record_start(self.child, time.monotonic())  # type: ignore[arg-type]
         self.slot.state = WorkerState.READY
         self.slot.post_batch([b"m:1-0", b"m:2-0"])
         self.begin(0, age=0.0)
@@ -133,7 +133,7 @@ def test_worker_keeps_its_limits_after_a_reload(limit: str) -> None:
     scenario.look()
     scenario.look()
     assert (scenario.child.signals, scenario.child.killed) == ([], False)
-    scenario.holding.started_as(scenario.child, time.monotonic())  # type: ignore[arg-type]
+    scenario.holding.record_start(scenario.child, time.monotonic())  # type: ignore[arg-type]
     scenario.look()
     scenario.look()
     assert (scenario.child.signals, scenario.child.killed) != ([], False)
@@ -183,7 +183,7 @@ class DrainOf:
         """Make one tick and return the exit code, or None while a process or lease is left."""
         at = time.monotonic() if now is None else now
         self.drain.observe([self.scenario.holding], at, ending=0)
-        self.scenario.apply(self.drain.wishes([self.scenario.holding]))
+        self.scenario.apply(self.drain.plan_actions([self.scenario.holding]))
         return self.drain.exit_code([self.scenario.holding], at, ending=0, redis_ok=True)
 
 

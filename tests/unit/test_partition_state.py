@@ -70,7 +70,7 @@ class StateDriver:
     def run(self) -> StateDriver:
         """Start a process that works on four entries."""
         child = Child(4711, -1, None, "", -1)  # type: ignore[arg-type]
-        self.partition.started_as(child, now=101.0)
+        self.partition.record_start(child, now=101.0)
         self.worker.ready_at = 102.0
         self.slot.state = WorkerState.READY
         self.slot.post_batch(PLACES)

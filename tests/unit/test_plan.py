@@ -1,4 +1,4 @@
-"""The plan of a tick: for each partition, the wish with the highest rank wins."""
+"""The plan of a tick: for each partition, the action with the highest rank wins."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Fleet:
         return Child(self._pid, -1, None, "", -1)  # type: ignore[arg-type]
 
     def start(self, partition: AssignmentState, child: Child | None = None) -> None:
-        partition.started_as(child or self.process(), self.now)
+        partition.record_start(child or self.process(), self.now)
         assert partition.worker is not None
         partition.worker.ready_at = self.now
         partition.slot.state = WorkerState.READY
@@ -79,7 +79,7 @@ class Fleet:
         given = Circumstances(self.now, self.daemon, False, frozenset(), 0)
         self.replacement.observe(self.partitions, given)
         return twice(
-            lambda: self.replacement.wishes(self.partitions.values(), self.now, 60.0),
+            lambda: self.replacement.plan_actions(self.partitions.values(), self.now, 60.0),
             self.replacement,
             self.partitions,
         )
@@ -227,10 +227,12 @@ def test_refused_partitions_are_released_together(since: list[float]) -> None:
         partition.worker = None if refused else partition.worker
     now = 50.0 + GIVE_UP_SECONDS
     process_capacity.observe(capacity, now, partitions, "Too many open files")
-    wishes = twice(lambda: list(process_capacity.wishes(now, partitions)), capacity, partitions)
+    actions = twice(
+        lambda: list(process_capacity.plan_actions(now, partitions)), capacity, partitions
+    )
     refused = [assignment for assignment, at in zip(ASSIGNMENTS, since, strict=True) if at]
     lasting = 50.0 in since
-    assert wishes == (
+    assert actions == (
         [ReleaseLease(assignment, "unstartable") for assignment in refused] if lasting else []
     )
     assert capacity.limit == (len(ASSIGNMENTS) - len(refused) if lasting else None)

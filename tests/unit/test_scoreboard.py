@@ -245,7 +245,7 @@ def test_slot_table_size_follows_its_lanes(slot: WorkerSlot, lanes: int):
     slot.lanes[2 * lanes - 2], slot.lanes[2 * lanes - 1] = last, 100
     slot.sequences[lanes - 1] = 9
     assert slot.running == [RunningEntry(PLACES[0], 100, 9)]
-    assert slot.unsettled() == [PLACES[0]]
+    assert slot.unsettled_places() == [PLACES[0]]
     assert slot.checked_batch() == Batch([], [PLACES[0]])
     slot.vacate()
     assert set(slot.lanes.tolist()) == set(slot.sequences.tolist()) == {0}
@@ -375,7 +375,7 @@ def test_detached_slot_writes_to_private_memory():
     words, states = slot.words, slot.states
     child = os.fork()
     if child == 0:
-        slot.leave()
+        slot.detach()
         clean = not any(words) and not any(states)
         words[WORD_COMMAND], states[5] = 7, DONE
         os._exit(0 if clean and slot.words[WORD_COMMAND] == 7 and other.assignment else 1)

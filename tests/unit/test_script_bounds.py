@@ -345,7 +345,7 @@ def test_related_limits_of_both_sides_agree() -> None:
     slot.put(0, *[b"m:%d-0" % number for number in range(ENTRIES_MAX)])
     slot.states[:] = bytes([DONE]) * ENTRIES_MAX
     child = Child(4711, -1, None, "", -1)  # type: ignore[arg-type]
-    partition.started_as(child, 1.0)
+    partition.record_start(child, 1.0)
     partition.on_exit(Exit(None, 9))
     call = partition.intent(Keys("streaming:mq", "stream:topic"), 10.0, "one")
     assert call is not None, "a refence takes a full table"

@@ -278,13 +278,15 @@ def test_keys_of_a_call_match_the_script_header(script: Script, key: KeySpec) ->
 
 def test_call_on_an_assignment_has_its_keys_and_group() -> None:
     keys, assignment = Keys(), Assignment("access", 3, "hits")
-    call = scripts.on("assignment_measure", keys, assignment)
+    call = scripts.build_call("assignment_measure", keys, assignment)
     assert call.argv == (
         keys.stream("access", 3), keys.retry_stream(*assignment), keys.retry(*assignment), "hits"
     )  # fmt: skip
-    sends = scripts.on("retry_make_due", keys, ("access", 3), places=["a"])
-    assert sends.argv == (keys.scheduled("access", 3), "a")
+    sends = scripts.build_call("retry_make_due", keys, ("access", 3), places=["a"])
+    assert sends.argv == (keys.delayed_sends("access", 3), "a")
     with pytest.raises(KeyError):
-        scripts.on("lease_renew", keys, ("access", 3), token="t", ttl_ms=1)
-    without = scripts.on("settle_ack", keys, assignment, token="t", charged_count=0, places=[])
+        scripts.build_call("lease_renew", keys, ("access", 3), token="t", ttl_ms=1)
+    without = scripts.build_call(
+        "settle_ack", keys, assignment, token="t", charged_count=0, places=[]
+    )
     assert keys.attempts(*assignment) not in without.argv

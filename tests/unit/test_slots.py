@@ -27,12 +27,12 @@ def test_keys_of_a_partition_and_its_groups_share_a_slot() -> None:
     keys, assignment = Keys(), Assignment("orders", 3, "bill")
     of_assignment = [keys.source, keys.retry_stream, keys.lease, keys.fence, keys.retry]
     of_assignment += [keys.retry_items, keys.attempts]
-    of_place = [keys.stream, keys.dlq, keys.moving, keys.scheduled, keys.scheduled_items]
+    of_place = [keys.stream, keys.dlq, keys.moving, keys.delayed_sends, keys.delayed_send_items]
     of_place += [keys.trim]
     named = [each(*assignment) for each in of_assignment] + [
         each(*assignment[:2]) for each in of_place
     ]
-    named += [keys.dedup("orders", 3, "x{y}"), keys.staged("orders", 3, "query", "attempt")]
+    named += [keys.dedup("orders", 3, "x{y}"), keys.staged_rows("orders", 3, "query", "attempt")]
     assert len({slot_of(key) for key in named}) == 1
 
 

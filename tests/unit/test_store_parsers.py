@@ -133,7 +133,7 @@ def test_parsers_report_records_that_are_not_json(name: bytes, score: bytes, inf
         assert isinstance(heartbeat.info, dict)
     present = members.Present.parse(Reply("OK", [b"5", [[name, score, info]], [name, info]]))
     assert len(present.members) == 1
-    assert directives.read(present.orders) is not None
+    assert directives.read(present.directives) is not None
 
 
 @quick

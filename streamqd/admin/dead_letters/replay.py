@@ -560,7 +560,7 @@ def _receivers(
     places = sorted(newest)
     assignments = [Assignment(topic, number, group) for group, number in places]
     rows = measure_assignments(ViewReader(store), assignments, 0)
-    orders = directives.read(store.execute("HGETALL", store.keys.orders(fleet)))
+    orders = directives.read(store.execute("HGETALL", store.keys.directives(fleet)))
     paused = [
         orders.pause_of(Assignment(topic, number, group)) is not None for group, number in places
     ]

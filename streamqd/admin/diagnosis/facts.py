@@ -572,7 +572,7 @@ def gather_partitions(
     figures = reader.measure([statistics.measure_partition(keys, *name) for name in names])
     stands = reader.measure([measure_retention(keys, *name) for name in names])
     scheduled = gather_delays(
-        reader, [(keys.scheduled(*name), keys.scheduled_items(*name)) for name in names]
+        reader, [(keys.delayed_sends(*name), keys.delayed_send_items(*name)) for name in names]
     )
     aged = [name for topic, name in zip(places, names, strict=True) if topic[0].holds.dlq_retention]
     letters = _oldest_dead_letters(reader, aged)
@@ -600,8 +600,8 @@ def _key_types(keys: Keys, topic: str, partition: int) -> dict[str, str]:
         keys.stream(topic, partition): "stream",
         keys.dlq(topic, partition): "stream",
         keys.trim(topic, partition): "hash",
-        keys.scheduled(topic, partition): "zset",
-        keys.scheduled_items(topic, partition): "hash",
+        keys.delayed_sends(topic, partition): "zset",
+        keys.delayed_send_items(topic, partition): "hash",
         keys.moving(topic, partition): "hash",
     }
 
@@ -711,7 +711,7 @@ def _look(reader: ViewReader, assignments: Sequence[Assignment]) -> list[Look | 
     keys = reader.keys
     asked: list[tuple[Any, ...]] = []
     for assignment in assignments:
-        asked += [*leases.view(keys, assignment), leases.glance(keys, assignment)]
+        asked += [*leases.view_commands(keys, assignment), leases.token_command(keys, assignment)]
     replies = reader.ask(asked)
     found: list[Look | None] = []
     for number, assignment in enumerate(assignments):

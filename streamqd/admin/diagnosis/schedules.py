@@ -10,7 +10,7 @@ from streamqd.admin.diagnosis.facts import DiagnosisFacts, ScheduleFacts
 from streamqd.admin.reading import ViewReader, server_unix_ms
 from streamqd.admin.schedules import MISSING, ScheduleRow
 from streamqd.config import Schedule
-from streamqd.schedules.reconciliation import Declaration, objection
+from streamqd.schedules.reconciliation import Declaration, find_name_conflict
 from streamqd.store.schedules import FILE, ORPHANED, UNREADABLE
 from streamqd.words import plural, roughly
 
@@ -108,7 +108,7 @@ def _refused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         line = facts.schedules.lines.get(each.name)
         if line is None:
             continue
-        reason = objection(Declaration(each, facts.settings.daemon.fleet, FILE, 0), line)
+        reason = find_name_conflict(Declaration(each, facts.settings.daemon.fleet, FILE, 0), line)
         if reason:
             yield CheckResult(
                 f"schedule {each.name} of this configuration is rejected: {reason}",

@@ -95,7 +95,7 @@ _RULES = (
         "HDEL {key} {member}",
     ),
     ValueRule(
-        "orders", directives.LAST, "new directives look older than it, or are refused", _DROP
+        "directives", directives.LAST, "new directives look older than it, or are refused", _DROP
     ),
     ValueRule(
         "instance",
@@ -191,7 +191,7 @@ _RULES = (
         "XGROUP DESTROY {key} {found}",
     ),
     ValueRule(
-        "scheduled",
+        "delayed_sends",
         ".+",
         "it is never due, or due immediately",
         _DUE_NOW,
@@ -255,7 +255,7 @@ def gather(
     replies = reader.ask([("HGETALL", key) for key in small], batch=BODIES_AT_ONCE)
     for key, flat in zip(small, replies, strict=True):
         _read(reader, hashes[key], key, pairs(flat))
-    delayed = {keys.scheduled(*place): "scheduled" for place in places}
+    delayed = {keys.delayed_sends(*place): "delayed_sends" for place in places}
     delayed |= {keys.retry(*assignment): "retry" for assignment in assignments}
     for key, scores in _due_times(reader, list(delayed)).items():
         _read(reader, delayed[key], key, scores)
@@ -335,7 +335,7 @@ def _homes(keys: Keys, facts: DiagnosisFacts, places: Sequence[tuple[str, int]])
         keys.registry(): Home("registry", ""),
         keys.members(fleet): Home("members", ""),
         keys.info(fleet): Home("info", "", {"members": names | state.infos.keys()}),
-        keys.orders(fleet): Home("orders", fleet),
+        keys.directives(fleet): Home("directives", fleet),
         keys.schedule_index(): Home("schedule_index", ""),
         **{keys.instance(fleet, name): Home("instance", name) for name in names},
     }
@@ -345,7 +345,7 @@ def _homes(keys: Keys, facts: DiagnosisFacts, places: Sequence[tuple[str, int]])
         homes[keys.meta(topic.name)] = Home("meta", topic.name, more)
     for place in places:
         about = f"{place[0]}/{place[1]}"
-        for kind in ("trim", "moving", "scheduled", "stream"):
+        for kind in ("trim", "moving", "delayed_sends", "stream"):
             homes[getattr(keys, kind)(*place)] = Home(kind, about)
         homes[keys.dlq(*place)] = Home("stream", about)
     for each in facts.assignments:
@@ -357,7 +357,7 @@ def _homes(keys: Keys, facts: DiagnosisFacts, places: Sequence[tuple[str, int]])
 
 
 _TYPES = {
-    **dict.fromkeys(("orders", "info", "meta", "schedule_index"), "hash"),
+    **dict.fromkeys(("directives", "info", "meta", "schedule_index"), "hash"),
     "members": "zset",
     "registry": "set",
     "instance": "string",
