@@ -258,14 +258,14 @@ def measure_assignments(
     assignments: Sequence[Assignment],
     now_unix_ms: int,
     reports: Sequence[Report] = (),
-    more: Callable[[Assignment], dict[str, Any]] = lambda _: {},
+    shared_values: Callable[[Assignment], dict[str, Any]] = lambda _: {},
     *,
     count_max: int = COUNT_MAX,
 ) -> list[AssignmentRow]:
     """Return a row for each assignment, as it is in Redis, with what its owner has published.
 
-    `more` returns further values of a row. Where the server keeps no count, unread messages are
-    counted up to `count_max`.
+    `shared_values` returns further values of a row. Where the server keeps no count, unread
+    messages are counted up to `count_max`.
     """
     known = {(values["owner"], assignment): values for assignment, values in reports}
     known |= {
@@ -307,7 +307,8 @@ def measure_assignments(
         }
         rows.append(
             AssignmentRow(
-                *assignment, **known.get((owner, assignment), {}) | values | more(assignment)
+                *assignment,
+                **known.get((owner, assignment), {}) | values | shared_values(assignment),
             )
         )
     return rows

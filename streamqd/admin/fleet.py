@@ -145,21 +145,21 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
         owned = Counter({name: each.owned or 0 for name, each in state.live.items()})
     instances = [replace(each, owned=owned[each.instance]) for each in seen.instances]
     seen = replace(seen, instances=instances)
-    letters = Counter[str]()
+    dead_letters = Counter[str]()
     for (name, _), each in seen.partitions.items():
-        letters[name] += each.dead
+        dead_letters[name] += each.dead
     timed = schedules.totals(reader, topic, seen.now_unix_ms)
     return StatusView(
         fleet=fleet.name,
         now_unix_ms=seen.now_unix_ms,
         directives=directives.rows(state),
         unreadable_directives=state.control.unreadable,
-        problems=[*_problems(seen, +letters), *_of_schedules(timed)],
+        problems=[*_problems(seen, +dead_letters), *_of_schedules(timed)],
         instances=instances,
         groups=group_rows(rows, state.control),
         assignments=rows,
         lagging=_lagging_groups(rows),
-        dead_letters=dict(+letters),
+        dead_letters=dict(+dead_letters),
         schedules=timed,
         unreadable=reader.rows,
     )
@@ -236,7 +236,7 @@ def _lagging_groups(assignments: Sequence[AssignmentRow]) -> list[Behind]:
     return sorted(found, key=lambda each: each.since_unix_ms or math.inf)
 
 
-def _problems(seen: FleetSnapshot, letters: Mapping[str, int]) -> list[str]:
+def _problems(seen: FleetSnapshot, dead_letters: Mapping[str, int]) -> list[str]:
     problems = [
         each.text
         + (
@@ -250,7 +250,7 @@ def _problems(seen: FleetSnapshot, letters: Mapping[str, int]) -> list[str]:
     if all(each.state == "silent" for each in seen.instances):
         problems.insert(0, no_instances(seen.fleet).text)
     problems += [text for _, text in why.summarize(why.problems(seen))]
-    for topic, count in letters.items():
+    for topic, count in dead_letters.items():
         problems.append(
             f"{topic} has {count} dead letters; see `streamqd dlq list {topic}`"
             if count > 1

@@ -120,12 +120,12 @@ def cancel(
     """
     drop = drop or group.endswith(LETTERS)
     words: list[str] = []
-    letters: list[str] = []
+    dead_letters: list[str] = []
     for assignment, batch in _batches(topic, group, rows):
         items = [(_place(row), {} if drop else _context(assignment, row)) for row in batch]
         found, ids = store.run(retry_calls.cancel(store.keys, assignment, items, drop=drop)).rest
         words += [word.decode() for word in found]
-        letters += [f"{assignment.partition}:{each.decode()}" for each in ids if each]
+        dead_letters += [f"{assignment.partition}:{each.decode()}" for each in ids if each]
     moved = words.count("MOVED")
     return RetriesCanceled(
         topic=topic,
@@ -134,7 +134,7 @@ def cancel(
         dropped=moved if drop else 0,
         missing=words.count("GONE"),
         unreadable=words.count("UNREADABLE"),
-        dead_letter_ids=letters,
+        dead_letter_ids=dead_letters,
     )
 
 

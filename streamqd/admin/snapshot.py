@@ -176,13 +176,15 @@ def read(
     )
     counts, _, assignments = select_assignments(reader, topic, group, partition)
     figures = topics.figures_of(reader, counts) if dead_letters else {}
-    letters = _letters(reader, figures)
-    more = _more(state.control, failures, figures, letters)
+    counted = _count_dead_letters(reader, figures)
+    shared_values = _make_shared_values(state.control, failures, figures, counted)
     return FleetSnapshot(
         fleet=fleet.name,
         state=state,
         instances=instances,
-        assignments=measure_assignments(reader, assignments, state.now_unix_ms, reports, more),
+        assignments=measure_assignments(
+            reader, assignments, state.now_unix_ms, reports, shared_values
+        ),
         failures=failures,
         topics=counts,
         partitions=figures,
@@ -231,12 +233,14 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
         for number in range(counts.get(topic, 0))
         if (assignment := Assignment(topic, number, group)) not in owned
     ]
-    more = _more(state.control, failures)
+    shared_values = _make_shared_values(state.control, failures)
     rows = [
-        AssignmentRow(*assignment, **values | more(assignment))
+        AssignmentRow(*assignment, **values | shared_values(assignment))
         for assignment, values in owned.items()
     ]
-    rows += measure_assignments(reader, strays[:STRAYS_MAX], state.now_unix_ms, more=more)
+    rows += measure_assignments(
+        reader, strays[:STRAYS_MAX], state.now_unix_ms, shared_values=shared_values
+    )
     rows.sort(key=lambda row: (row.topic, row.group, row.partition))
     return FleetSnapshot(
         fleet=fleet.name,
@@ -271,11 +275,11 @@ def _parse_summaries(
     )
 
 
-def _more(
+def _make_shared_values(
     control: Directives,
     failures: Iterable[RecentFailure],
     figures: Mapping[tuple[str, int], PartitionFigures] = {},
-    letters: Mapping[tuple[str, int], DeadLetterCount] = {},
+    dead_letters: Mapping[tuple[str, int], DeadLetterCount] = {},
 ) -> Callable[[Assignment], dict[str, Any]]:
     """Return a function for the values of a row that neither its owner nor its keys contain."""
     by_assignment: dict[Assignment, list[RecentFailure]] = {}
@@ -284,19 +288,19 @@ def _more(
             each
         )
 
-    def more(assignment: Assignment) -> dict[str, Any]:
+    def shared_values(assignment: Assignment) -> dict[str, Any]:
         found: dict[str, Any] = {
             "paused": control.pause_of(assignment) is not None,
             "stopped": control.stop_of(assignment) is not None,
             "failures": tuple(by_assignment.get(assignment, ())),
         }
         place = (assignment.topic, assignment.partition)
-        if place in letters:
-            found["dead_letters"] = letters[place].of(assignment.group)
+        if place in dead_letters:
+            found["dead_letters"] = dead_letters[place].of(assignment.group)
             found["partition_dead_letters"] = figures[place].dead
         return found
 
-    return more
+    return shared_values
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -329,7 +333,7 @@ def select_assignments(
     return counts, groups, assignments
 
 
-def _letters(
+def _count_dead_letters(
     reader: ViewReader, figures: Mapping[tuple[str, int], PartitionFigures]
 ) -> dict[tuple[str, int], DeadLetterCount]:
     """Count the dead letters of each partition by group, until DEAD_LETTERS_MAX are read in all."""

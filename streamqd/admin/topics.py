@@ -332,7 +332,7 @@ def groups(
     position of a Spark query. Names that are not UTF-8 are skipped: another client created them.
     """
     places = [(topic, each) for each in partitions]
-    found = groups_on(ViewReader(store), places, letters=not only_messages)
+    found = groups_on(ViewReader(store), places, dead_letters=not only_messages)
     names: frozenset[str] = frozenset().union(*found)
     return sorted(name for name in names if not (only_messages and name.startswith(QUERIES)))
 
@@ -347,10 +347,10 @@ def groups_of(reader: ViewReader, counts: Mapping[str, int]) -> dict[str, list[s
 
 
 def groups_on(
-    reader: ViewReader, places: Sequence[tuple[str, int]], *, letters: bool = True
+    reader: ViewReader, places: Sequence[tuple[str, int]], *, dead_letters: bool = True
 ) -> list[frozenset[str]]:
     """Return the names of the groups of each partition, as `groups` reads them."""
-    kinds = (reader.keys.stream, reader.keys.dlq) if letters else (reader.keys.stream,)
+    kinds = (reader.keys.stream, reader.keys.dlq) if dead_letters else (reader.keys.stream,)
     streams = [kind(*place) for kind in kinds for place in places]
     replies = reader.ask([("XINFO", "GROUPS", stream) for stream in streams])
     found: list[set[str]] = [set() for _ in places]

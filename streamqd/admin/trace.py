@@ -260,18 +260,20 @@ class _Search:
         )
         counts = pairs(info)
         last = read_id(last_id(info))
-        letters = [
-            self._letter(copy) for copy in self._copies(keys.dlq(name.topic, name.partition))
+        dead_letters = [
+            self._dead_letter(copy) for copy in self._copies(keys.dlq(name.topic, name.partition))
         ]
         where = "present" if here else "trimmed" if self._before(first) else "missing"
-        if self._id > last and not letters:
+        if self._id > last and not dead_letters:
             raise RequestRefusedError(
                 f"message {self._uid} not found: the last one written to its partition is {last}"
             )
         self._again = [copy.id for copy in self._copies(stream)]
         groups = topics.groups(self._store, name.topic, (name.partition,))
-        rows = [self._group(group, letters, assignments) for group in sorted(groups)]
-        written = bool(here or letters or self._again or any(row.state in _KNOWN for row in rows))
+        rows = [self._group(group, dead_letters, assignments) for group in sorted(groups)]
+        written = bool(
+            here or dead_letters or self._again or any(row.state in _KNOWN for row in rows)
+        )
         unreadable = any(row.state == UNREADABLE for row in rows)
         if not written and not unreadable:
             if removed is None and _is_whole(counts):
@@ -296,7 +298,7 @@ class _Search:
             entry=_entry(name, here[0]) if here else None,
             archived=None if passed is None else self._id <= passed,
             groups=rows,
-            dead_letters=letters,
+            dead_letters=dead_letters,
             replays=self._again,
             complete=self._complete,
         )
@@ -328,16 +330,19 @@ class _Search:
 
     def _is_ours(self, copy: tracing.Copy) -> bool:
         """Return False for a dead letter that came from another partition."""
-        letter = DeadLetterFields(copy.fields)
-        topic, partition = letter.text(b"originalTopic"), letter.text(b"originalPartition")
+        dead_letter = DeadLetterFields(copy.fields)
+        topic, partition = (
+            dead_letter.text(b"originalTopic"),
+            dead_letter.text(b"originalPartition"),
+        )
         return topic in ("", self._name.topic) and partition in ("", str(self._name.partition))
 
-    def _letter(self, copy: tracing.Copy) -> DeadLetterTrace:
-        letter = DeadLetterFields(copy.fields)
+    def _dead_letter(self, copy: tracing.Copy) -> DeadLetterTrace:
+        dead_letter = DeadLetterFields(copy.fields)
         return DeadLetterTrace(
             id=f"{self._name.partition}:{copy.id}",
-            replays=max(0, letter.number(b"replayCount") or 0),
-            **letter.fields_for(DeadLetterTrace),
+            replays=max(0, dead_letter.number(b"replayCount") or 0),
+            **dead_letter.fields_for(DeadLetterTrace),
         )
 
     # --- one group ---
@@ -345,25 +350,28 @@ class _Search:
     def _group(
         self,
         group: str,
-        letters: list[DeadLetterTrace],
+        dead_letters: list[DeadLetterTrace],
         assignments: dict[Assignment, AssignmentRow],
     ) -> GroupTrace:
         assignment = Assignment(self._name.topic, self._name.partition, group)
         seen = assignments.get(assignment)
         owner, condition = (seen.owner, seen.condition) if seen is not None else ("", "unknown")
         try:
-            found = self._state(assignment, letters, seen)
+            found = self._state(assignment, dead_letters, seen)
         except RedisResponseError as error:
             found = {"state": UNREADABLE, "problem": str(error)}
         return GroupTrace(group=group, owner=owner, condition=condition, **found)
 
     def _state(
-        self, assignment: Assignment, letters: list[DeadLetterTrace], seen: AssignmentRow | None
+        self,
+        assignment: Assignment,
+        dead_letters: list[DeadLetterTrace],
+        seen: AssignmentRow | None,
     ) -> dict[str, Any]:
         if assignment.reads_dead_letters:
-            return self._of_letters(assignment, letters, seen)
+            return self._trace_of_dead_letters(assignment, dead_letters, seen)
         retry = self._keys.retry_stream(*assignment)
-        mine = [each for each in letters if each.group == assignment.group]
+        mine = [each for each in dead_letters if each.group == assignment.group]
         more: dict[str, Any] = {"dead_letter_ids": [each.id for each in mine]}
         replays = max((each.replays for each in mine), default=0)
         # The newest of the entry and the entries that replays to every group wrote gives the state.
@@ -393,14 +401,17 @@ class _Search:
             return more | cause | {"state": DEAD}
         return more | {"state": UNREAD if held[0]["state"] == UNREAD else DONE}
 
-    def _of_letters(
-        self, assignment: Assignment, letters: list[DeadLetterTrace], seen: AssignmentRow | None
+    def _trace_of_dead_letters(
+        self,
+        assignment: Assignment,
+        dead_letters: list[DeadLetterTrace],
+        seen: AssignmentRow | None,
     ) -> dict[str, Any]:
         """Return the trace in a group that reads dead letters."""
-        for letter in reversed(letters):
-            place = f"m:{letter.id.partition(':')[2]}"
+        for dead_letter in reversed(dead_letters):
+            place = f"m:{dead_letter.id.partition(':')[2]}"
             return self._handed_out(assignment, self._keys.source(*assignment), place, seen) | {
-                "dead_letter_ids": [letter.id]
+                "dead_letter_ids": [dead_letter.id]
             }
         return {"state": "none"}
 

@@ -77,8 +77,8 @@ def list_(
             )
         return _overview(session)
     choice = build_filter(session, topic, filters)
-    letters = dead_letters.messages(session.store, topic)
-    seen = letters.page(choice, limit=limit, cursor=cursor)
+    message_list = dead_letters.messages(session.store, topic)
+    seen = message_list.page(choice, limit=limit, cursor=cursor)
 
     def show() -> None:
         print_unreadable(seen.unreadable)
@@ -150,9 +150,9 @@ def stats(session: Session, *, topic: str, newest: int | None, **filters: Any) -
 @answering
 def show(session: Session, *, topic: str, dead_letter_id: str, mask: bool) -> CommandResult:
     """Show all fields of one dead letter."""
-    letter = dead_letters.show(session.store, topic, dead_letter_id)
+    dead_letter = dead_letters.show(session.store, topic, dead_letter_id)
     now = server_unix_ms(session.link)
-    shown = dead_letters.mask_letter(letter) if mask else letter
+    shown = dead_letters.mask_dead_letter(dead_letter) if mask else dead_letter
     return CommandResult(shown, lambda: print_dead_letter(shown, now))
 
 
@@ -291,8 +291,8 @@ def _replay_result(
     session: Session, done: ReplayResult, choice: MessageFilter, target: Target, rest: list[str]
 ) -> CommandResult:
     """Return the result of a replay. An interrupted one includes the command to continue."""
-    letters = count(done.replayed, "dead letter")
-    lines = [f"{letters} of {done.topic} replayed{_for_group(choice.group)}{_to_target(target)}"]
+    replayed = count(done.replayed, "dead letter")
+    lines = [f"{replayed} of {done.topic} replayed{_for_group(choice.group)}{_to_target(target)}"]
     if done.missing:
         lines.append(f"{count(done.missing, 'dead letter')} had already been replayed or purged")
     notes = [] if done.audited else [NOT_AUDITED]
@@ -320,8 +320,8 @@ def _exit_of(result: str, text: str) -> tuple[int, StreamqdError | None]:
 
 def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
     if plan.dead_letters:
-        letters = count(plan.dead_letters, "dead letter")
-        click.echo(f"{letters} of {plan.topic} would be replayed to {plan.target}")
+        matches = count(plan.dead_letters, "dead letter")
+        click.echo(f"{matches} of {plan.topic} would be replayed to {plan.target}")
     elif not plan.refused:
         click.echo(NO_MATCH)
     if plan.refused:

@@ -68,48 +68,48 @@ def print_causes(causes: Sequence[FailureCause], now_unix_ms: int) -> None:
             click.echo(" " * (width + 2) + printable(line))
 
 
-def print_dead_letter(letter: DeadLetterDetail, now_unix_ms: int) -> None:
+def print_dead_letter(dead_letter: DeadLetterDetail, now_unix_ms: int) -> None:
     """Print all fields of one dead letter."""
-    failed = letter.failed_unix_ms
+    failed = dead_letter.failed_unix_ms
     pairs: list[tuple[str, object]] = [
-        ("id", letter.id),
-        ("uid", letter.uid),
-        ("topic", f"{letter.topic}, partition {letter.partition}"),
-        ("group", letter.group),
-        ("reason", letter.reason),
-        ("fingerprint", letter.fingerprint),
+        ("id", dead_letter.id),
+        ("uid", dead_letter.uid),
+        ("topic", f"{dead_letter.topic}, partition {dead_letter.partition}"),
+        ("group", dead_letter.group),
+        ("reason", dead_letter.reason),
+        ("fingerprint", dead_letter.fingerprint),
         ("failed", None if failed is None else f"{age(now_unix_ms - failed)} ago"),
-        ("on", letter.instance),
-        ("handler", letter.handler),
-        ("at", letter.frame),
-        ("attempts", letter.attempts),
-        ("crashes", letter.crashes),
-        ("replays", letter.replays or None),
-        ("moving to", letter.moving_to),
-        ("trace", letter.trace_id),
-        ("span", letter.span_id),
-        ("pid", None if letter.pid is None else str(letter.pid)),
-        ("signal", letter.signal),
-        ("exit code", letter.exit_code),
-        ("memory", None if letter.rss is None else f"{letter.rss:,} bytes"),
-        ("key", letter.key),
-        *((f"header {name}", value) for name, value in (letter.headers or {}).items()),
-        *letter.other.items(),
-        ("error", ": ".join(filter(None, (letter.error_class, letter.error_message)))),
+        ("on", dead_letter.instance),
+        ("handler", dead_letter.handler),
+        ("at", dead_letter.frame),
+        ("attempts", dead_letter.attempts),
+        ("crashes", dead_letter.crashes),
+        ("replays", dead_letter.replays or None),
+        ("moving to", dead_letter.moving_to),
+        ("trace", dead_letter.trace_id),
+        ("span", dead_letter.span_id),
+        ("pid", None if dead_letter.pid is None else str(dead_letter.pid)),
+        ("signal", dead_letter.signal),
+        ("exit code", dead_letter.exit_code),
+        ("memory", None if dead_letter.rss is None else f"{dead_letter.rss:,} bytes"),
+        ("key", dead_letter.key),
+        *((f"header {name}", value) for name, value in (dead_letter.headers or {}).items()),
+        *dead_letter.other.items(),
+        ("error", ": ".join(filter(None, (dead_letter.error_class, dead_letter.error_message)))),
     ]
     for name, value in pairs:
         if value is not None and value != "":
             shown = printable(value) if isinstance(value, bytes) else printable(str(value))
             click.echo(f"{printable(name) + ':':<13}{shown}")
-    if letter.traceback:
+    if dead_letter.traceback:
         click.echo()
-        click.echo(printable(letter.traceback, lines=True).rstrip())
+        click.echo(printable(dead_letter.traceback, lines=True).rstrip())
     click.echo()
-    if letter.payload == MASK.encode():
+    if dead_letter.payload == MASK.encode():
         click.echo(f"payload: {MASK}")
     else:
-        click.echo(f"payload, {len(letter.payload):,} bytes:")
-        click.echo(printable(letter.payload, lines=True))
+        click.echo(f"payload, {len(dead_letter.payload):,} bytes:")
+        click.echo(printable(dead_letter.payload, lines=True))
 
 
 def print_audit(entries: Sequence[AuditEntry], now_unix_ms: int) -> None:

@@ -174,12 +174,16 @@ def _group(found: admin.Trace, each: admin.GroupTrace, *, proven: bool) -> str:
             due = f"due in {age(left)}" if left > 0 else "due now"
             return f"waiting for {attempt}, {due}{crashes}{replayed}{error}"
         case admin.DEAD:
-            letter = next(one for one in found.dead_letters if one.id == each.dead_letter_ids[-1])
-            died = letter.failed_unix_ms
+            dead_letter = next(
+                one for one in found.dead_letters if one.id == each.dead_letter_ids[-1]
+            )
+            died = dead_letter.failed_unix_ms
             ago = "" if died is None else f" {age(now - died)} ago"
-            tries = (letter.attempts or 0) + (letter.crashes or 0)
+            tries = (dead_letter.attempts or 0) + (dead_letter.crashes or 0)
             runs = f" after {count(tries, 'attempt')}" if tries else ""
-            return f"dead letter {letter.id}{runs}{ago} ({letter.reason}){replayed}{error}"
+            return (
+                f"dead letter {dead_letter.id}{runs}{ago} ({dead_letter.reason}){replayed}{error}"
+            )
         case admin.UNREAD:
             return f"unread{_why(each)}"
         case admin.DONE | admin.MISSING | admin.MISSED:

@@ -23,18 +23,18 @@ class ConsoleJob:
     """One job on a topic or its dead letters. `note` is its present state, a clause or ''.
 
     `id` is '' until it starts. `total` is the number that it should change, None if that is not
-    known. `done` are changed, and `examined` of `letters` are read. `result` is a sentence once it
-    has finished. `failed` means that it did not do its work. `started_unix_ms` is its start by the
-    clock of this host. `replayed_since_unix_ms` is the start of a replay by the clock of Redis,
-    None for other jobs: replayed messages can die again only later. `rest` are the values of the
-    form that replays the dead letters beyond the limit of this job, None or empty without one.
+    known. `done` are changed, and `examined` of `dead_letters` are read. `result` is a sentence
+    once it has finished. `failed` means that it did not do its work. `started_unix_ms` is its start
+    by the clock of this host. `replayed_since_unix_ms` is the start of a replay by the clock of
+    Redis, None for other jobs: replayed messages can die again only later. `rest` are the values of
+    the form that replays the dead letters beyond the limit of this job, None or empty without one.
     """
 
     person: str
     title: str
     topic: str
     total: int | None = None
-    letters: int = 0
+    dead_letters: int = 0
     replayed_since_unix_ms: int | None = None
     rest: Mapping[str, str] | None = None
     id: str = ""

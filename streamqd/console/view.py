@@ -26,7 +26,7 @@ _EXAMPLES = {
     "group": "bill",
     "schedule": "tick",
     "instance": "one",
-    **{name: name.upper() for name in ("letter", "job")},
+    **{name: name.upper() for name in ("dead_letter", "job")},
 }
 
 Context = dict[str, Any]

@@ -65,14 +65,14 @@ def measure(
         refusals,
         isolate,
     )
-    view.letters = yield from _letters(store, view, partitions, refusals, isolate)
+    view.dead_letters = yield from _count_dead_letters(store, view, partitions, refusals, isolate)
     view.partitions = partitions
     view.measured_ns = began
     refusals.raise_first()
     return None
 
 
-def _letters(
+def _count_dead_letters(
     store: Store,
     view: MetricsView,
     partitions: Mapping[tuple[str, int], statistics.PartitionFigures],
@@ -85,7 +85,7 @@ def _letters(
     DEAD_LETTERS_SECONDS after the first one. The next measurement continues.
     """
     left = [place for place, figures in partitions.items() if figures.dead]
-    known = {place: view.letters.get(place, statistics.DeadLetterCount()) for place in left}
+    known = {place: view.dead_letters.get(place, statistics.DeadLetterCount()) for place in left}
 
     def ask(place: tuple[str, int]) -> Call:
         return statistics.count_dead_letters(store.keys, *place, known[place])

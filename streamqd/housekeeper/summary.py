@@ -132,9 +132,9 @@ class Summary:
     def _assignment(self, slot: WorkerSlot, assignment: Assignment) -> dict[str, Any]:
         figures = self._view.assignments.get(assignment)
         partition = self._view.partitions.get((assignment.topic, assignment.partition))
-        letters = self._view.letters.get((assignment.topic, assignment.partition))
+        dead_letters = self._view.dead_letters.get((assignment.topic, assignment.partition))
         if partition is not None and not partition.dead:
-            letters = DeadLetterCount(whole=True)
+            dead_letters = DeadLetterCount(whole=True)
         oldest = figures.oldest_unix_ms() if figures else None
         unread = figures.oldest_unread_unix_ms() if figures else None
         consumer = self._consumers.get((assignment.topic, assignment.group))
@@ -157,7 +157,7 @@ class Summary:
             "oldest_seconds": round(self._view.age(oldest), 3) if oldest is not None else None,
             "length": partition.length if partition else None,
             "partition_dead_letters": partition.dead if partition else None,
-            "dead_letters": letters.of(assignment.group) if letters else None,
+            "dead_letters": dead_letters.of(assignment.group) if dead_letters else None,
             "oldest_unread_unix_ms": unread,
             "next_due_unix_ms": figures.next_due_unix_ms if figures else None,
             **_waits(slot),

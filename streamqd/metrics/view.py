@@ -30,7 +30,7 @@ class MetricsView:
     consumers: tuple[tuple[str, str], ...] = ()  # every configured (topic, group)
     partitions: Mapping[tuple[str, int], PartitionFigures] = field(default_factory=dict)
     assignments: Mapping[Assignment, AssignmentFigures] = field(default_factory=dict)
-    letters: Mapping[tuple[str, int], DeadLetterCount] = field(default_factory=dict)
+    dead_letters: Mapping[tuple[str, int], DeadLetterCount] = field(default_factory=dict)
     outboxes: tuple[OutboxView, ...] = ()  # configured outboxes, as published by their relays
     _tally: dict[str, dict[Labels, int]] = field(default_factory=dict)  # the housekeeper's own work
     _tally_lock: Lock = field(default_factory=Lock)

@@ -1,4 +1,4 @@
-"""Detect a flood of dead letters, which means that the code is at fault, not the messages."""
+"""Detect a flood of dead dead_letters, which means that the code is at fault, not the messages."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class DeadLetterRate:
     """Watches the deaths in one partition. Times are seconds on one clock of the caller."""
 
     def __init__(
-        self, letters: int, window: float, share: float, memory: DeadLetterRateMemory = NOTHING
+        self, dead_letters: int, window: float, share: float, memory: DeadLetterRateMemory = NOTHING
     ) -> None:
-        """Set the limit: `letters` within `window` that are `share` of the settled messages."""
+        """Set the limit: `dead_letters` within `window` that are `share` of settled messages."""
         self._window = window
         self._share = share
         # Only the oldest earlier death has a known time, so all earlier ones leave the window
         # together.
         oldest = (memory.since, memory.settled)
-        self._deaths = deque([oldest] * memory.deaths, maxlen=letters)
+        self._deaths = deque([oldest] * memory.deaths, maxlen=dead_letters)
 
     @property
     def memory(self) -> DeadLetterRateMemory:

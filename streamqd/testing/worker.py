@@ -266,7 +266,7 @@ class Worker:
                 failure = outcome if isinstance(outcome, Failed) else outcome.failure
                 failure = handlers.redact_failure(failure, self._loaded.redact)
                 print_ = handlers.Description(error).fingerprint(self._reference)
-                fields = dead_letters.letter(
+                fields = dead_letters.build_fields(
                     message, self._delivery, self._reference, reason,
                     error_class=failure.error_class, error=failure.message,
                     traceback=failure.traceback,
@@ -291,7 +291,7 @@ class Worker:
         ).encode()
         what, context = dead_letters.crash_fields(record)
         why = (dead.reason, what, f"its worker process terminated with {what}")
-        fields = dead_letters.letter_without_run(
+        fields = dead_letters.build_fields_without_run(
             message, self._delivery, self._reference, why, crashes=crashes
         )
         return self._dead(message, dead.reason, crashes, now, fields | context, None)

@@ -29,7 +29,7 @@ PLACE_BYTES_MAX = 200
 # limit, only the fields that streamqd knows are kept. No producer writes such an entry.
 BODY_VALUES_MAX = 7000
 ADDED_VALUES_MAX = (
-    100  # names and values that `bookkeeping_fields`, `letter` and `crash_fields` add at most
+    100  # names and values that `bookkeeping_fields`, `build_fields` and `crash_fields` add at most
 )
 KNOWN = (
     b"payload",
@@ -99,7 +99,7 @@ def _is_forgiven(message: Message) -> bool:
     return has_field(message, FORGIVEN_AT) or bool(vars(message).get("forgiven_at"))
 
 
-def letter(
+def build_fields(
     message: Message,
     delivery: Delivery,
     handler: str,
@@ -137,7 +137,7 @@ def letter(
     return fields
 
 
-def letter_without_run(
+def build_fields_without_run(
     message: Message, delivery: Delivery, handler: str, why: tuple[str, str, str], *, crashes: int
 ) -> dict[bytes, bytes]:
     """Return the fields of a dead letter whose message did not run.
@@ -146,7 +146,7 @@ def letter_without_run(
     """
     reason, what, text = why
     retries = message.attempt - 1
-    return bookkeeping_fields(message, retries=retries, crashes=crashes) | letter(
+    return bookkeeping_fields(message, retries=retries, crashes=crashes) | build_fields(
         message,
         delivery,
         handler,

@@ -54,8 +54,8 @@ class Guards:
         memory = circuit.CircuitMemory(failures, since / 1e9, opened / 1e9, bool(is_open))
         self._circuit = Circuit(breaker.failures, breaker.window, breaker.probe_every, memory)
         deaths, since, settled = self._waits.previous_values(FLOOD)
-        letters = dead_letter_rate.DeadLetterRateMemory(deaths, since / 1e9, settled)
-        self._flood = DeadLetterRate(guard.dead_letters, guard.window, guard.share, letters)
+        flood = dead_letter_rate.DeadLetterRateMemory(deaths, since / 1e9, settled)
+        self._flood = DeadLetterRate(guard.dead_letters, guard.window, guard.share, flood)
         (self._settled_before,) = self._waits.previous_values(SETTLED_SO_FAR)
         self._deaths = 0
         self._probe_from = 0  # successes when the probe started

@@ -151,7 +151,7 @@ class Verdicts:
         `why`: the reason code, a short form and a sentence.
         """
         message, handler = entry.message, self._consumer.handler
-        fields = dead_letters.letter_without_run(
+        fields = dead_letters.build_fields_without_run(
             message, self._delivery, handler, why, crashes=entry.crash_count
         )
         self._fail(entry, None, context | fields)
@@ -222,7 +222,7 @@ class Verdicts:
             return False
         fields |= dead_letters.last_run(message, details.span)
         handler = self._consumer.handler
-        fields |= dead_letters.letter(
+        fields |= dead_letters.build_fields(
             message,
             self._delivery,
             handler,

@@ -114,7 +114,7 @@ class Both:
         )
         reply = self.link.run(call)
         settled = SettledReply.parse(reply) if reply.word == "OK" else SettledReply([], None, [])
-        letters = [letter.decode() for letter in settled.letters]
+        letters = [letter.decode() for letter in settled.dead_letters]
         word, words = self.model.dead(name, token, items, letters)
         assert settled.words == words
         return _agree(reply, word)

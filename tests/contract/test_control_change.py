@@ -89,12 +89,12 @@ def test_number_of_directives_is_bounded(harness: Harness) -> None:
 
 def test_heartbeat_returns_the_directives(harness: Harness) -> None:
     heartbeat = members.heartbeat(harness.keys, "default", "a", "n1", {}, 9.0)
-    assert Present.parse(harness.link.run(heartbeat)).orders == []
+    assert Present.parse(harness.link.run(heartbeat)).directives == []
     at = apply_change(harness, change(harness, "move:access/0/hits", to="b")).at_unix_ms
-    seen = directives.read(Present.parse(harness.link.run(heartbeat)).orders)
+    seen = directives.read(Present.parse(harness.link.run(heartbeat)).directives)
     assert seen.moves == {Assignment("access", 0, "hits"): Directive(at, "ops@west", "", "b")}
     other = members.heartbeat(harness.keys, "blue", "a", "n1", {}, 9.0)
-    assert Present.parse(harness.link.run(other)).orders == []
+    assert Present.parse(harness.link.run(other)).directives == []
 
 
 GOOD = {"version": 1, "at_unix_ms": 5, "by": "ops", "why": ""}

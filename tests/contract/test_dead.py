@@ -43,7 +43,7 @@ def die(harness: Harness, *ids: str) -> list[str]:
     for entry_id in ids:
         why = {b"originalId": entry_id.encode(), b"group": b"hits", b"retryCount": b"4", **WHY}
         call = messages.dead(harness.keys, harness.leased("t1"), [(f"m:{entry_id}".encode(), why)])
-        letters += harness.expect_entries("settle_dead", ["MOVED"], call).letters
+        letters += harness.expect_entries("settle_dead", ["MOVED"], call).dead_letters
     return [letter.decode() for letter in letters]
 
 

@@ -251,7 +251,7 @@ def test_schedule_without_a_dedup_id_stores_each_message(harness: Harness) -> No
     for send_id in ("send-1", "send-2"):
         harness.expect("message_schedule", "OK", schedule(harness, send_id))
     state = harness.state()
-    assert sorted(state) == ["delayed_sends", "delayed_send_items"]
+    assert sorted(state) == ["delayed_send_items", "delayed_sends"]
     assert (
         sorted(state["delayed_sends"])
         == sorted(state["delayed_send_items"])

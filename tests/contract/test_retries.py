@@ -114,7 +114,7 @@ def test_retry_cancel_writes_dead_letters(harness: Harness) -> None:
     state = harness.state()
     assert state["delayed"].keys() == state["items"].keys() == {"m:2-0"}
     [(dead_letter_id, letter)] = state["dlq"].entries.items()
-    assert [dead_letter_id.encode()] == settled.letters
+    assert [dead_letter_id.encode()] == settled.dead_letters
     assert now == letter.pop("failedAt")
     assert letter == {
         "payload": b"body of 1-0",

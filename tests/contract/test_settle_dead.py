@@ -31,7 +31,7 @@ def test_settle_dead_writes_a_dead_letter(harness: Harness) -> None:
     with harness.instant() as now:
         settled = harness.expect_entries("settle_dead", ["MOVED"], dead(harness, (b"m:1-0", WHY)))
     changed = harness.changes(before)
-    dead_letter_id = settled.letters[0].decode()
+    dead_letter_id = settled.dead_letters[0].decode()
     letter = changed["dlq"].entries[dead_letter_id]
     assert now == letter.pop("failedAt")
     assert changed == {
@@ -51,11 +51,11 @@ def test_settle_dead_takes_entries_of_both_streams(harness: Harness) -> None:
         "settle_dead", ["MOVED", "GONE", "MOVED"], dead(harness, *items)
     )
     letters = harness.state()["dlq"].entries
-    assert [letters[letter.decode()]["payload"] for letter in settled.letters if letter] == [
+    assert [letters[letter.decode()]["payload"] for letter in settled.dead_letters if letter] == [
         b"body of 1-0",
         b"body of 1-0",
     ]
-    assert settled.letters[1] == b""
+    assert settled.dead_letters[1] == b""
     assert len(letters) == 2
 
 
@@ -91,7 +91,7 @@ def test_settle_dead_repeated_changes_nothing(harness: Harness) -> None:
     harness.own("t1")
     call = dead(harness, (b"m:1-0", WHY))
     harness.expect_entries("settle_dead", ["MOVED"], call)
-    assert harness.expect_entries("settle_dead", ["GONE"], call).letters == [b""]
+    assert harness.expect_entries("settle_dead", ["GONE"], call).dead_letters == [b""]
 
 
 def test_settle_dead_ignores_a_duplicate_place(harness: Harness) -> None:
@@ -112,7 +112,9 @@ def test_settle_dead_uses_the_workers_fields_without_a_body(harness: Harness, ho
     harness.own("t1")
     harness.expect_entries("settle_dead", ["MISSING"], dead(harness, (b"m:1-0", WHY)))
     whole = dead(harness, (b"m:1-0", {b"payload": b"kept", **WHY}))
-    dead_letter_id = harness.expect_entries("settle_dead", ["MOVED"], whole).letters[0].decode()
+    dead_letter_id = (
+        harness.expect_entries("settle_dead", ["MOVED"], whole).dead_letters[0].decode()
+    )
     letter = harness.state()["dlq"].entries[dead_letter_id]
     del letter["failedAt"]
     assert letter == {"payload": b"kept", **WHY_TEXT}

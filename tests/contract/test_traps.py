@@ -99,7 +99,7 @@ def test_crash_count_survives_retry_dead_letter_and_replay(harness: Harness) -> 
     assert found.crashes == 0
     why = {b"group": b"hits", b"reason": b"crashes"}
     call = messages.dead(harness.keys, harness.leased("t2"), [(b"r:" + found.id, why)])
-    letter = harness.expect_entries("settle_dead", ["MOVED"], call).letters[0].decode()
+    letter = harness.expect_entries("settle_dead", ["MOVED"], call).dead_letters[0].decode()
     assert harness.state()["dlq"].entries[letter]["crashCount"] == b"1"
     replay = dead.replay(harness.keys, "access", 0, letter, "hits", {b"crashCount": b"0"})
     harness.expect("dead_replay", "OK", replay)

@@ -50,7 +50,7 @@ def bury(harness: Harness, entry_id: str, **context: str) -> str:
         **{name.encode(): value.encode() for name, value in context.items()},
     }
     call = messages.dead(harness.keys, harness.leased("t1"), [(f"m:{entry_id}".encode(), fields)])
-    [letter] = messages.SettledReply.parse(harness.link.run(call)).letters
+    [letter] = messages.SettledReply.parse(harness.link.run(call)).dead_letters
     assert letter
     return f"{harness.assignment.partition}:{letter.decode()}"
 

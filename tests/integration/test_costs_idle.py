@@ -157,9 +157,9 @@ def count_dead_letters(keeper: Housekeeper) -> None:
     [measure] = [task for task in keeper._tasks if task.name == "measure"]
     for _ in range(100):
         measure.run()
-        if all(each.whole for each in keeper.view.letters.values()):
+        if all(each.whole for each in keeper.view.dead_letters.values()):
             return
-    raise AssertionError(f"not counted: {keeper.view.letters}")
+    raise AssertionError(f"not counted: {keeper.view.dead_letters}")
 
 
 def test_a_turn_of_the_housekeeper_is_bounded(

@@ -816,6 +816,6 @@ def test_dead_letter_filter_lists_its_audit_arguments() -> None:
 
 def test_dead_letter_pages_are_bounded(store: Store, at: At) -> None:
     write_dead_letters(at(0), 450)
-    alive = [len(page.letters) for page in pages(store, TOPIC, MessageFilter(group="hits"))]
+    alive = [len(page.dead_letters) for page in pages(store, TOPIC, MessageFilter(group="hits"))]
     assert max(alive) == PAGE_MAX
     assert sum(alive) == 450

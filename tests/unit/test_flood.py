@@ -9,7 +9,7 @@ from streamqd.policy.dead_letter_rate import NOTHING, DeadLetterRate, DeadLetter
 
 
 def test_many_dead_letters_in_the_window_are_a_flood():
-    flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
+    flood = DeadLetterRate(dead_letters=3, window=10.0, share=0.5)
     assert [flood.record_dead_letter(at, n) for n, at in enumerate((0.0, 5.0, 10.0), 1)] == [
         False,
         False,
@@ -18,24 +18,24 @@ def test_many_dead_letters_in_the_window_are_a_flood():
 
 
 def test_slow_dead_letters_are_no_flood():
-    flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
+    flood = DeadLetterRate(dead_letters=3, window=10.0, share=0.5)
     assert not any(flood.record_dead_letter(number * 5.1, number) for number in range(1, 50))
 
 
 def test_dead_letters_among_many_successes_are_no_flood():
-    flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
+    flood = DeadLetterRate(dead_letters=3, window=10.0, share=0.5)
     assert not any(flood.record_dead_letter(number * 0.01, 3 * number) for number in range(1, 50))
 
 
 def test_dead_letters_at_exactly_the_share_are_a_flood():
-    flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
+    flood = DeadLetterRate(dead_letters=3, window=10.0, share=0.5)
     # Three of six messages died, counted from the first death.
     assert [flood.record_dead_letter(0.0, settled) for settled in (10, 13, 15)] == [
         False,
         False,
         True,
     ]
-    flood = DeadLetterRate(letters=3, window=10.0, share=0.5)
+    flood = DeadLetterRate(dead_letters=3, window=10.0, share=0.5)
     assert [flood.record_dead_letter(0.0, settled) for settled in (10, 13, 16)] == [
         False,
         False,
@@ -44,17 +44,17 @@ def test_dead_letters_at_exactly_the_share_are_a_flood():
 
 
 def test_share_of_zero_counts_dead_letters_only():
-    flood = DeadLetterRate(letters=2, window=10.0, share=0.0)
+    flood = DeadLetterRate(dead_letters=2, window=10.0, share=0.0)
     assert [flood.record_dead_letter(0.0, 1), flood.record_dead_letter(1.0, 10**9)] == [False, True]
 
 
 def test_dead_letter_count_restarts_after_a_flood():
-    flood = DeadLetterRate(letters=2, window=10.0, share=0.5)
+    flood = DeadLetterRate(dead_letters=2, window=10.0, share=0.5)
     assert [flood.record_dead_letter(0.0, n) for n in range(1, 7)] == [False, True] * 3
 
 
 def test_new_flood_guard_continues_the_count():
-    one = DeadLetterRate(letters=3, window=10.0, share=0.5)
+    one = DeadLetterRate(dead_letters=3, window=10.0, share=0.5)
     assert one.memory == NOTHING
     one.record_dead_letter(1.0, 7)
     one.record_dead_letter(4.0, 8)

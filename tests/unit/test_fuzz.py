@@ -101,7 +101,7 @@ def test_any_message_can_become_a_dead_letter(fields: dict[bytes, bytes], retrie
     found = message(fields, retried=retried)
     delivery = Delivery(Assignment("orders", 0, "bill"), "one", 1)
     why = ("too-large", "too-large", "text")
-    buried = dead_letters.letter_without_run(found, delivery, "work:obey", why, crashes=1)
+    buried = dead_letters.build_fields_without_run(found, delivery, "work:obey", why, crashes=1)
     assert all(isinstance(each, bytes) for pair in buried.items() for each in pair)
     assert dead_letters.too_large(found, 1 << 20) == ""
     # The limit applies to the payload and to the other fields. Our own fields do not count.

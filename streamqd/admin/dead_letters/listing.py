@@ -175,16 +175,16 @@ def show(store: Store, topic: str, dead_letter_id: str) -> DeadLetterDetail:
     )
 
 
-def mask_letter(letter: DeadLetterDetail) -> DeadLetterDetail:
+def mask_dead_letter(dead_letter: DeadLetterDetail) -> DeadLetterDetail:
     """Return the dead letter with `***` for each value that user data can be in."""
     return replace(
-        letter,
-        key=letter.key and MASK.encode(),
-        error_message=letter.error_message and MASK,
-        traceback=letter.traceback and MASK,
-        headers=letter.headers and dict.fromkeys(letter.headers, MASK),
-        payload=letter.payload and MASK.encode(),
-        other=dict.fromkeys(letter.other, MASK),
+        dead_letter,
+        key=dead_letter.key and MASK.encode(),
+        error_message=dead_letter.error_message and MASK,
+        traceback=dead_letter.traceback and MASK,
+        headers=dead_letter.headers and dict.fromkeys(dead_letter.headers, MASK),
+        payload=dead_letter.payload and MASK.encode(),
+        other=dict.fromkeys(dead_letter.other, MASK),
     )
 
 
@@ -333,7 +333,7 @@ def causes(
     return survey(store, topic, choice, last=last, budget=budget, stop=stop).causes
 
 
-class LetterSurvey(NamedTuple):
+class DeadLetterSurvey(NamedTuple):
     """The causes of the matching dead letters, and the first page of matches."""
 
     causes: Causes
@@ -349,13 +349,13 @@ def survey(
     last: int | None = None,
     budget: int | None = None,
     stop: Stop = never,
-) -> LetterSurvey:
+) -> DeadLetterSurvey:
     """Count causes as `causes` does, and return the newest `limit` matches, in one pass."""
-    letters, tally, complete, examined = messages(store, topic), FailureTally(), True, 0
+    dead_letters, tally, complete, examined = messages(store, topic), FailureTally(), True, 0
     rows: list[FoundMessage[Entry]] = []
     place: MessagePosition | None = None
     bounds = [each for each in (last, budget) if each is not None]
-    for each in letters.examine(choice, min(bounds) + 1 if bounds else _EVERY):
+    for each in dead_letters.examine(choice, min(bounds) + 1 if bounds else _EVERY):
         if examined == budget or (examined and examined % PAGE_MAX == 0 and stop()):
             complete = False
             break
@@ -373,20 +373,20 @@ def survey(
         place = rows[-1].position
     found = Causes(
         topic=topic,
-        total=letters.total(),
+        total=dead_letters.total(),
         examined=examined,
         looked_at=tally.count,
         complete=complete,
         others=tally.others,
         causes=tally.causes(),
-        unreadable=letters.reader.rows,
+        unreadable=dead_letters.reader.rows,
     )
     page = MessagePage(
         now_unix_ms=server_unix_ms(store.connection),
         total=found.total,
-        rows=letters.rows(rows),
+        rows=dead_letters.rows(rows),
         cursor=str(place or "") if full or not complete else "",
         complete=complete or full,
         unreadable=found.unreadable,
     )
-    return LetterSurvey(found, page)
+    return DeadLetterSurvey(found, page)

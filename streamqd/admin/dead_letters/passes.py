@@ -112,8 +112,8 @@ class Pass:
                 if self._stop():
                     self.result = STOPPED
                     return
-                for start in range(0, len(page.letters), throttle.batch):
-                    piece = page.letters[start : start + throttle.batch]
+                for start in range(0, len(page.dead_letters), throttle.batch):
+                    piece = page.dead_letters[start : start + throttle.batch]
                     self._wait(throttle.take(len(piece)))
                     if self._stop():
                         self.result = STOPPED
@@ -298,14 +298,14 @@ class Export:
 
 def document(topic: str, entry: Entry) -> dict[str, Any]:
     """Return a dead letter as a document for JSON, as the module describes it."""
-    letter = DeadLetterFields(entry.fields)
+    dead_letter = DeadLetterFields(entry.fields)
     *origin, original_id = origin_of(topic, entry)
     return {
         "id": str(entry.place),
         "topic": topic,
         "partition": entry.partition,
         "died_unix_ms": entry.id.ms,
-        "group": letter.text(b"group"),
+        "group": dead_letter.text(b"group"),
         "uid": "/".join((*origin, original_id)) if original_id else "",
         "fingerprint": of_dead_letter(entry.fields),
         "fields": [

@@ -299,16 +299,16 @@ class _Replay:
 
     # --- within the slot ---
 
-    def _step_back(self, letters: list[_PendingReplay]) -> None:
+    def _step_back(self, dead_letters: list[_PendingReplay]) -> None:
         topic = self._route.topic
         calls = [
             dead.replay(
                 *(self._store.keys, topic, entry.partition, str(entry.id), to.group),
                 changed_fields(topic, entry, to),
             )
-            for entry, to in letters
+            for entry, to in dead_letters
         ]
-        for (entry, _), reply in self._ask(letters, calls, len(letters)):
+        for (entry, _), reply in self._ask(dead_letters, calls, len(dead_letters)):
             match reply.word:
                 case "OK":
                     self._count_replayed(entry)
@@ -321,14 +321,15 @@ class _Replay:
 
     # --- out of the slot ---
 
-    def _move(self, letters: list[_PendingReplay]) -> None:
+    def _move(self, dead_letters: list[_PendingReplay]) -> None:
         keys, topic = self._store.keys, self._route.topic
         marks = [
-            dead.mark(keys, topic, entry.partition, str(entry.id), str(to)) for entry, to in letters
+            dead.mark(keys, topic, entry.partition, str(entry.id), str(to))
+            for entry, to in dead_letters
         ]
         going = []
         # If the reply to a mark is lost, the dead letter is still in its stream: none is unknown.
-        for (entry, to), reply in self._ask(letters, marks, 0):
+        for (entry, to), reply in self._ask(dead_letters, marks, 0):
             there = self._judge(to, reply)
             if there is not None:
                 going.append(_PendingReplay(entry, there))
@@ -354,7 +355,7 @@ class _Replay:
             return there
         return None
 
-    def _deliver(self, letters: list[_PendingReplay]) -> None:
+    def _deliver(self, dead_letters: list[_PendingReplay]) -> None:
         keys, topic = self._store.keys, self._route.topic
         calls = [
             dead.deliver(
@@ -362,21 +363,21 @@ class _Replay:
                 name=f"dlq:{topic}:{entry.place}",
                 window=RESUME_SECONDS,
             )
-            for entry, to in letters
+            for entry, to in dead_letters
         ]
         arrived: list[Entry] = []
         refused: list[Entry] = []
-        for (entry, _), reply in self._ask(letters, calls, len(letters)):
+        for (entry, _), reply in self._ask(dead_letters, calls, len(dead_letters)):
             (refused if reply.word == "NOGROUP" else arrived).append(entry)
         self._done.refused.update({GROUP_GONE: len(refused)} if refused else {})
         unmark = [dead.mark(keys, topic, each.partition, str(each.id), "") for each in refused]
         self._ask(refused, unmark, 0)
         self._delete(arrived)
 
-    def _delete(self, letters: list[Entry]) -> None:
+    def _delete(self, dead_letters: list[Entry]) -> None:
         keys, topic = self._store.keys, self._route.topic
-        calls = [dead.purge(keys, topic, each.partition, [str(each.id)]) for each in letters]
-        for entry, reply in self._ask(letters, calls, len(letters)):
+        calls = [dead.purge(keys, topic, each.partition, [str(each.id)]) for each in dead_letters]
+        for entry, reply in self._ask(dead_letters, calls, len(dead_letters)):
             if dead.PurgeReply.parse(reply).removed:
                 self._count_replayed(entry)
             else:
@@ -490,7 +491,7 @@ def plan(
         elif tally.is_full:
             break
         else:
-            tally.add(page.examined, page.letters)
+            tally.add(page.examined, page.dead_letters)
     causes = tally.alike.causes()
     receivers = _receivers(store, fleet, receiving, tally.newest, tally.counts)
     warnings, notes = _notes(tally.alike.count, target, causes, receivers)
@@ -530,10 +531,10 @@ class _PlanTally:
         """True once `limit` dead letters would be replayed."""
         return self._limit is not None and self.alike.count >= self._limit
 
-    def add(self, examined: int, letters: Sequence[Entry]) -> None:
+    def add(self, examined: int, dead_letters: Sequence[Entry]) -> None:
         """Count the dead letters of a page, among `examined`."""
         self.examined += examined
-        for entry in letters:
+        for entry in dead_letters:
             if self.is_full:
                 return
             to = self._route.of(entry)
@@ -565,13 +566,13 @@ def _receivers(
         orders.pause_of(Assignment(topic, number, group)) is not None for group, number in places
     ]
     receivers = []
-    for group, letters in counts.most_common():
+    for group, dead_letters in counts.most_common():
         mine = [at for at, place in enumerate(places) if place[0] == group]
         owned = [rows[at] for at in mine if rows[at].lease == "owned"]
         receivers.append(
             Receiver(
                 group=group,
-                dead_letters=letters,
+                dead_letters=dead_letters,
                 partitions=len(mine),
                 owned=len(owned),
                 paused=sum(paused[at] for at in mine),
@@ -587,10 +588,10 @@ def _receivers(
 
 
 def _notes(
-    letters: int, target: Target, causes: list[FailureCause], receivers: list[Receiver]
+    dead_letters: int, target: Target, causes: list[FailureCause], receivers: list[Receiver]
 ) -> tuple[list[str], list[str]]:
     """Return the warnings (reasons not to replay) and the notes, the most important first."""
-    if not letters:
+    if not dead_letters:
         return [], []
     warnings, notes = list[str](), list[str]()
     for each in receivers:

@@ -93,11 +93,11 @@ def replays_of(entry: Entry) -> int:
 
 def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
     """Return topic, partition and ID of the first write. The ID is '' if it was not recorded."""
-    letter = DeadLetterFields(entry.fields)
+    dead_letter = DeadLetterFields(entry.fields)
     return (
-        letter.text(b"originalTopic") or topic,
-        letter.text(b"originalPartition") or str(entry.partition),
-        letter.text(b"originalId"),
+        dead_letter.text(b"originalTopic") or topic,
+        dead_letter.text(b"originalPartition") or str(entry.partition),
+        dead_letter.text(b"originalId"),
     )
 
 
@@ -142,16 +142,16 @@ def stop_after(seconds: float) -> Stop:
     return lambda: time.monotonic() >= end
 
 
-class LetterPage(NamedTuple):
+class DeadLetterPage(NamedTuple):
     """The matches among `examined` dead letters of one partition, oldest first."""
 
     examined: int
-    letters: list[Entry]
+    dead_letters: list[Entry]
 
 
 def pages(
     store: Store, topic: str, choice: MessageFilter, size: int = PAGE_MAX
-) -> Iterator[LetterPage]:
+) -> Iterator[DeadLetterPage]:
     """Yield the matching dead letters, partition by partition and oldest first.
 
     A page has the matches among at most `size` dead letters. Later dead letters than those at the
@@ -179,7 +179,7 @@ def _walk(
     choice: MessageFilter,
     ends: dict[int, Id],
     size: int,
-) -> Iterator[LetterPage]:
+) -> Iterator[DeadLetterPage]:
     after = None
     if choice.since_unix_ms:
         after = Id(choice.since_unix_ms - 1, SEQ_MAX)
@@ -191,10 +191,12 @@ def _walk(
         for page in read_forwards(store, streams[partition], after=after, until=until, size=size):
             entries = [Entry(partition, *each) for each in page]
             kept = [each for each in entries if choice.takes(each.id.ms, each.fields)]
-            yield LetterPage(len(entries), kept)
+            yield DeadLetterPage(len(entries), kept)
 
 
-def _find_by_ids(store: Store, streams: dict[int, str], choice: MessageFilter) -> list[LetterPage]:
+def _find_by_ids(
+    store: Store, streams: dict[int, str], choice: MessageFilter
+) -> list[DeadLetterPage]:
     """Return the named dead letters. Raises RequestRefusedError before any is changed."""
     found = [find(store, streams, dead_letter_id) for dead_letter_id in dict.fromkeys(choice.ids)]
     for entry in found:
@@ -211,16 +213,16 @@ def _find_by_ids(store: Store, streams: dict[int, str], choice: MessageFilter) -
             f"dead letter {entry.place} does not match the filter; omit the ID, or change the"
             " filter"
         )
-    return [LetterPage(1, [entry]) for entry in found]
+    return [DeadLetterPage(1, [entry]) for entry in found]
 
 
-class LetterCount(NamedTuple):
+class MatchCount(NamedTuple):
     """The number of matches among `examined` of the topic's `total` dead letters.
 
     If `complete` is False, later dead letters can match too.
     """
 
-    letters: int
+    dead_letters: int
     examined: int
     total: int
     complete: bool
@@ -231,7 +233,7 @@ def count(store: Store, topic: str, choice: MessageFilter) -> int:
 
     Raises TopicNotFoundError, RequestRefusedError.
     """
-    return count_within(store, topic, choice).letters
+    return count_within(store, topic, choice).dead_letters
 
 
 def count_within(
@@ -241,7 +243,7 @@ def count_within(
     *,
     budget: int | None = None,
     stop: Stop = never,
-) -> LetterCount:
+) -> MatchCount:
     """Count the matches among the first `budget` dead letters, in the order of `pages`.
 
     Stops earlier when `stop` returns True. Without a filter, the count is exact and no dead letter
@@ -249,14 +251,14 @@ def count_within(
     """
     everything = total(store, topic)
     if choice == EVERY:
-        return LetterCount(everything, everything, everything, complete=True)
-    letters = examined = 0
+        return MatchCount(everything, everything, everything, complete=True)
+    dead_letters = examined = 0
     for page in limit_pages(pages(store, topic, choice, size_of(budget)), budget, stop):
         if page is None:
-            return LetterCount(letters, examined, everything, complete=False)
-        letters += len(page.letters)
+            return MatchCount(dead_letters, examined, everything, complete=False)
+        dead_letters += len(page.dead_letters)
         examined += page.examined
-    return LetterCount(letters, examined, everything, complete=True)
+    return MatchCount(dead_letters, examined, everything, complete=True)
 
 
 def size_of(budget: int | None) -> int:
@@ -265,8 +267,8 @@ def size_of(budget: int | None) -> int:
 
 
 def limit_pages(
-    walk: Iterator[LetterPage], budget: int | None, stop: Stop
-) -> Iterator[LetterPage | None]:
+    walk: Iterator[DeadLetterPage], budget: int | None, stop: Stop
+) -> Iterator[DeadLetterPage | None]:
     """Yield pages until `budget` dead letters are examined or `stop` returns True.
 
     If the walk stops early, the last value is None.

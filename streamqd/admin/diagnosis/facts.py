@@ -575,7 +575,7 @@ def gather_partitions(
         reader, [(keys.delayed_sends(*name), keys.delayed_send_items(*name)) for name in names]
     )
     aged = [name for topic, name in zip(places, names, strict=True) if topic[0].holds.dlq_retention]
-    letters = _oldest_dead_letters(reader, aged)
+    dead_letters = _oldest_dead_letters(reader, aged)
     large = _payload_sizes(reader, names[:BODIES_MAX] if bodies else [])
     return [
         PartitionFacts(
@@ -585,7 +585,7 @@ def gather_partitions(
             figures=reader.figures(statistics.partition_figures, reply, keys.trim(*name)),
             scheduled=scheduled[at] if not types[at] else Delays(),
             stand=known_stand(reader, *name, stands[at]),
-            oldest_dead_letter_unix_ms=letters.get(name),
+            oldest_dead_letter_unix_ms=dead_letters.get(name),
             large_bytes=large.get(name),
         )
         for at, (name, reply) in enumerate(zip(names, figures, strict=True))

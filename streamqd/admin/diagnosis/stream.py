@@ -228,7 +228,7 @@ def _measure_side_streams(
         [keys.dlq(topic, number), *(keys.retry_stream(topic, number, g.name) for g in stand.groups)]
         for number, stand in stands.items()
     ]
-    letters = reader.ask([("XLEN", some[0]) for some in streams])
+    dead_letters = reader.ask([("XLEN", some[0]) for some in streams])
     sizes = iter(
         memory_of(reader.store, [each for some in streams for each in some], retention.SAMPLES)
     )
@@ -238,7 +238,7 @@ def _measure_side_streams(
             "dead_letter_bytes": next(sizes),
             "retry_bytes": known_sum([next(sizes) for _ in some[1:]]),
         }
-        for number, some, dead in zip(stands, streams, letters, strict=True)
+        for number, some, dead in zip(stands, streams, dead_letters, strict=True)
     }
 
 

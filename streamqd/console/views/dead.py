@@ -87,15 +87,15 @@ def show_topics(visit: Visit) -> Context:
 def show(visit: Visit) -> Context:
     """Return the causes of a topic's dead letters, and a page of the dead letters that match.
 
-    The causes are counted on the first page only, among the newest `examine` letters.
+    The causes are counted on the first page only, among the newest `examine`.
     """
     topic, store, now = visit.path["topic"], visit.desk.store, visit.now
     choice, cursor = choice_of(visit, now.now_unix_ms), visit.text("cursor")
     budget = visit.number("examine", BUDGET, least=1, most=BUDGET_MAX)
     causes = None
     if cursor:
-        letters = dead_letters.messages(store, topic)
-        page = letters.page(choice, limit=visit.limit, cursor=cursor, budget=BUDGET)
+        message_list = dead_letters.messages(store, topic)
+        page = message_list.page(choice, limit=visit.limit, cursor=cursor, budget=BUDGET)
     else:
         seconds = SECONDS if visit.text("examine") else PAINT_SECONDS
         causes, page = dead_letters.survey(
@@ -118,18 +118,18 @@ def show(visit: Visit) -> Context:
     }
 
 
-def show_letter(visit: Visit) -> Context:
-    """Return the dossier of one letter."""
+def show_dead_letter(visit: Visit) -> Context:
+    """Return the details of one dead letter."""
     topic = visit.path["topic"]
-    letter = dead_letters.show(visit.desk.store, topic, visit.path["letter"])
+    dead_letter = dead_letters.show(visit.desk.store, topic, visit.path["dead_letter"])
     reader = visit.reader
-    headers = reader.headers(letter.headers)
+    headers = reader.headers(dead_letter.headers)
     trace_id = trace_id_of(headers)
     return {
-        "letter": letter,
-        "body": reader.body(letter.payload),
+        "dead_letter": dead_letter,
+        "body": reader.body(dead_letter.payload),
         "headers": headers,
-        "run_url": visit.trace_url(letter.trace_id),
+        "run_url": visit.trace_url(dead_letter.trace_id),
         "trace_id": trace_id,
         "trace_url": visit.trace_url(trace_id),
     }
@@ -146,19 +146,27 @@ def export(visit: Visit) -> tuple[str, str, ExportFile]:
 
 
 def payload(visit: Visit) -> tuple[str, str, bytes]:
-    """Return the payload of one letter."""
+    """Return the payload of one dead letter."""
     if visit.person.bodies != "show":
         raise RequestRefusedError("payloads are hidden from your role")
-    letter = dead_letters.show(visit.desk.store, visit.path["topic"], visit.path["letter"])
-    return f"{letter.id.replace(':', '-')}.bin", "application/octet-stream", letter.payload
+    dead_letter = dead_letters.show(
+        visit.desk.store, visit.path["topic"], visit.path["dead_letter"]
+    )
+    return (
+        f"{dead_letter.id.replace(':', '-')}.bin",
+        "application/octet-stream",
+        dead_letter.payload,
+    )
 
 
 VIEWS = (
     ConsoleView("dead_topics", "/dead", "Dead letters", show_topics, label="Dead letters", key="l"),
     ConsoleView("dead", "/topics/{topic}/dead", "Dead letters", show),
-    ConsoleView("dead_letter", "/topics/{topic}/dead/{letter}", "Dead letter", show_letter),
+    ConsoleView(
+        "dead_letter", "/topics/{topic}/dead/{dead_letter}", "Dead letter", show_dead_letter
+    ),
 )
 DOWNLOADS = (
     Download("dead_export", "/topics/{topic}/dead-export", Role.OPERATOR, export),
-    Download("dead_payload", "/topics/{topic}/dead/{letter}/payload", Role.VIEWER, payload),
+    Download("dead_payload", "/topics/{topic}/dead/{dead_letter}/payload", Role.VIEWER, payload),
 )

@@ -1,7 +1,8 @@
 """Change dead letters: replay and purge them, each in a job of the console.
 
-A dry run examines a limited number of letters and states this number. The form contains the time of
-its dry run, so the job applies to the dead letters that existed then. It reads them page by page.
+A dry run examines a limited number of dead letters and states this number. The form contains the
+time of its dry run, so the job applies to the dead letters that existed then. It reads them page by
+page.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from streamqd.admin import dead_letters
-from streamqd.admin.dead_letters import LetterCount, Purged, ReplayPlan, ReplayResult, Target
+from streamqd.admin.dead_letters import MatchCount, Purged, ReplayPlan, ReplayResult, Target
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import server_unix_ms
 from streamqd.console.access import Role
@@ -150,17 +151,17 @@ def _budget(visit: Visit) -> int:
     return visit.number("examine", EXAMINED, least=1, most=EXAMINED_MAX, label=_SCAN)
 
 
-def _form_values(at_unix_ms: int, letters: int, *, complete: bool) -> dict[str, str]:
+def _form_values(at_unix_ms: int, count: int, *, complete: bool) -> dict[str, str]:
     """Return the values that the form passes on to the act."""
-    return {AT: str(at_unix_ms)} | ({COUNT: str(letters)} if complete else {})
+    return {AT: str(at_unix_ms)} | ({COUNT: str(count)} if complete else {})
 
 
-def _how_many(number: int, *, complete: bool) -> str:
-    letters = plural(number, "dead letter")
-    return letters if complete else f"At least {letters}"
+def _format_count(number: int, *, complete: bool) -> str:
+    text = plural(number, "dead letter")
+    return text if complete else f"At least {text}"
 
 
-def _describe_unexamined(seen: ReplayPlan | LetterCount, act: str) -> str:
+def _describe_unexamined(seen: ReplayPlan | MatchCount, act: str) -> str:
     """Return the sentences about the dead letters that a dry run has not examined."""
     return (
         f"The dry run examined {seen.examined:,} of {plural(seen.total, 'dead letter')}. The {act}"
@@ -193,12 +194,12 @@ def preview_replay(visit: Visit) -> Preview:
         (each.error_class or reason(each.reason), each.group, each.count, each.replayed)
         for each in plan.causes[:ROWS]
     ]
-    letters = "Dead letters" if plan.complete else "Dead letters, at least"
+    heading = "Dead letters" if plan.complete else "Dead letters, at least"
     return Preview(
         _sentences(plan, rate),
         refusal="No dead letter would be replayed." if plan.complete and not rows else "",
         warnings=[sentence(each) for each in plan.warnings],
-        rows=(("Cause", "Group", letters, "Replayed before"), rows) if rows else None,
+        rows=(("Cause", "Group", heading, "Replayed before"), rows) if rows else None,
         typed=plan.topic if risks else "",
         typed_reason=", ".join(risks),
         stated=_form_values(at, plan.dead_letters, complete=plan.complete),
@@ -206,8 +207,8 @@ def preview_replay(visit: Visit) -> Preview:
 
 
 def _sentences(plan: ReplayPlan, rate: float | None) -> list[str]:
-    letters = _how_many(plan.dead_letters, complete=plan.complete)
-    sentences = [f"{letters} of {plan.topic} would be replayed to {plan.target}."]
+    matches = _format_count(plan.dead_letters, complete=plan.complete)
+    sentences = [f"{matches} of {plan.topic} would be replayed to {plan.target}."]
     if not plan.dead_letters and not plan.complete:
         sentences = ["None of the examined dead letters would be replayed."]
     if not plan.complete:
@@ -294,14 +295,14 @@ def preview_purge(visit: Visit) -> Preview:
         budget=_budget(visit),
         stop=dead_letters.stop_after(EXAMINING_SECONDS),
     )
-    letters = _how_many(found.letters, complete=found.complete)
-    sentences = [f"{letters} of {topic} would be deleted permanently."]
+    matches = _format_count(found.dead_letters, complete=found.complete)
+    sentences = [f"{matches} of {topic} would be deleted permanently."]
     if not found.complete:
         sentences.append(_describe_unexamined(found, "purge"))
     return Preview(
         sentences,
-        refusal="" if found.letters or not found.complete else "No dead letters match.",
-        stated=_form_values(at, found.letters, complete=found.complete),
+        refusal="" if found.dead_letters or not found.complete else "No dead dead_letters match.",
+        stated=_form_values(at, found.dead_letters, complete=found.complete),
     )
 
 
@@ -359,8 +360,8 @@ def _start_job(
             parts.append(f"the dry run counted {stated:,}")
         return "; ".join(parts) + "."
 
-    letters = dead_letters.total(store, topic)
-    job = ConsoleJob(visit.person.name, title, topic, stated, letters, replayed_since_unix_ms, rest)
+    total = dead_letters.total(store, topic)
+    job = ConsoleJob(visit.person.name, title, topic, stated, total, replayed_since_unix_ms, rest)
     return ActResult.of_job(visit.desk.backend.start_job(job, work))
 
 

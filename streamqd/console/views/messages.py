@@ -225,8 +225,8 @@ def _of_uid(label: str, text: str) -> Origin:
         return Origin(label, text)
     topic, _, dead = name.topic.partition(":")
     if dead:
-        letter = f"{name.partition}:{name.id}"
-        return Origin(label, text, "", "dead_letter", {"topic": topic, "letter": letter})
+        dead_letter = f"{name.partition}:{name.id}"
+        return Origin(label, text, "", "dead_letter", {"topic": topic, "dead_letter": dead_letter})
     return Origin(label, text, "", "message", {"topic": topic, "uid": text})
 
 

@@ -66,9 +66,11 @@ def send_message(visit: Visit) -> ActResult:
 
 
 def _edit_fields(visit: Visit) -> Sequence[FormField]:
-    letter = dead_letters.show(visit.desk.store, visit.path["topic"], visit.path["letter"])
+    dead_letter = dead_letters.show(
+        visit.desk.store, visit.path["topic"], visit.path["dead_letter"]
+    )
     try:
-        text, key = letter.payload.decode(), (letter.key or b"").decode()
+        text, key = dead_letter.payload.decode(), (dead_letter.key or b"").decode()
     except UnicodeDecodeError:
         return ()
     if "\0" in text + key or visit.person.bodies != "show":  # no form can hold a NUL
@@ -79,7 +81,7 @@ def _edit_fields(visit: Visit) -> Sequence[FormField]:
         FormField(
             "headers",
             "Headers",
-            visit.query.get("headers", json.dumps(dict(letter.headers or {}))),
+            visit.query.get("headers", json.dumps(dict(dead_letter.headers or {}))),
             "A JSON object of strings.",
         ),
     )
@@ -98,7 +100,7 @@ def stated_headers(visit: Visit) -> dict[str, str]:
 
 def preview_edit(visit: Visit) -> Preview:
     """Return what sending the edited message would do."""
-    topic, name = visit.path["topic"], visit.path["letter"]
+    topic, name = visit.path["topic"], visit.path["dead_letter"]
     if not _edit_fields(visit):
         return Preview([], refusal=f"Part of the dead letter {NOT_EDITABLE}.")
     stated_headers(visit)
@@ -112,13 +114,13 @@ def preview_edit(visit: Visit) -> Preview:
 
 def edit(visit: Visit) -> ActResult:
     """Send the edited message."""
-    topic, name = visit.path["topic"], visit.path["letter"]
+    topic, name = visit.path["topic"], visit.path["dead_letter"]
     if not _edit_fields(visit):
         raise RequestRefusedError(f"part of the dead letter {NOT_EDITABLE}")
-    letter = dead_letters.show(visit.desk.store, topic, name)
-    headers = stated_headers(visit) | {EDITED_FROM: letter.uid or f"{topic} {name}"}
+    dead_letter = dead_letters.show(visit.desk.store, topic, name)
+    headers = stated_headers(visit) | {EDITED_FROM: dead_letter.uid or f"{topic} {name}"}
     payload = visit.query.get("payload", "")
-    if b"\r\n" in letter.payload:
+    if b"\r\n" in dead_letter.payload:
         payload = payload.replace("\n", "\r\n")
     uid = send(visit, topic, payload, visit.query.get("key", ""), headers)
     note = AuditNote([topic], "dlq edit", {"letter": name, "uid": uid}, {"sent": 1})
@@ -158,7 +160,7 @@ ACTS = (
     ),
     Act(
         "edit",
-        "/topics/{topic}/dead/{letter}/edit",
+        "/topics/{topic}/dead/{dead_letter}/edit",
         "Edit and send",
         "Send",
         Role.OPERATOR,

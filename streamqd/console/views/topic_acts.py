@@ -134,10 +134,13 @@ def preview_delete_topic(visit: Visit) -> Preview:
     found = topics_deletion.look(visit.desk.store, visit.path["topic"])
     _refuse_in_use(visit, found)
     names = f"the groups {', '.join(found.groups)}" if found.groups else "no group"
-    messages, letters = plural(found.messages, "message"), plural(found.dead_letters, "dead letter")
+    messages, dead_letters = (
+        plural(found.messages, "message"),
+        plural(found.dead_letters, "dead letter"),
+    )
     parts = [
         f"{found.topic} with {plural(found.partitions, 'partition')} would be deleted permanently.",
-        f"It has {messages}, {letters} and {names}.",
+        f"It has {messages}, {dead_letters} and {names}.",
         "Retries, delayed sends, schedules and the audit log of the topic are deleted too.",
     ]
     if found.partly_deleted:

@@ -47,11 +47,11 @@ def print_summary(tally: DemoTally, fed_seconds: float, all_seconds: float) -> b
 
 def _print_dead_letters(tally: DemoTally) -> None:
     _head("Dead letters")
-    for letter in tally.letters[:DEAD_LETTERS_SHOWN]:
-        why = letter["error_message"] or letter["reason"]
-        print(f"  {letter['id']}  group {letter['group']}: {why}")
+    for dead_letter in tally.dead_letters[:DEAD_LETTERS_SHOWN]:
+        why = dead_letter["error_message"] or dead_letter["reason"]
+        print(f"  {dead_letter['id']}  group {dead_letter['group']}: {why}")
     for payload in dict.fromkeys(
-        letter["payload"] for letter in tally.letters[:DEAD_LETTERS_SHOWN]
+        dead_letter["payload"] for dead_letter in tally.dead_letters[:DEAD_LETTERS_SHOWN]
     ):
         print(f"\n  The payload, a truncated line of the log:\n    {payload}")
 
@@ -72,7 +72,7 @@ def where_to_look(folder: Folder, tally: DemoTally, *, serving: bool) -> None:
     if not serving:
         print(f"  {start}\n      start the daemon again with this data; while it runs:")
     verbs = ["status", "partitions", f"tail {TOPIC}"]
-    verbs += [f"dlq show {TOPIC} {letter['id']}" for letter in tally.letters[:1]]
+    verbs += [f"dlq show {TOPIC} {dead_letter['id']}" for dead_letter in tally.dead_letters[:1]]
     for verb in verbs:
         print(f"  {start} {verb}")
     print(f"  http://127.0.0.1:{folder.port}/    status page; metrics at /metrics")

@@ -31,7 +31,7 @@ class DemoTally:
     unsettled: int | None = (
         None  # unread and pending messages and waiting retries, None if a lag is unknown
     )
-    letters: list[dict[str, Any]] = field(default_factory=list)
+    dead_letters: list[dict[str, Any]] = field(default_factory=list)
 
     # --- looking ---
 
@@ -60,7 +60,7 @@ class DemoTally:
             self.added[row["partition"]] = row["added"]
         for row in self.folder.ask("dlq", "list", TOPIC)["rows"]:
             self.dead[row["group"], int(row["id"].partition(":")[0])] += 1
-            self.letters.append(self.folder.ask("dlq", "show", TOPIC, row["id"]))
+            self.dead_letters.append(self.folder.ask("dlq", "show", TOPIC, row["id"]))
 
     # --- results ---
 

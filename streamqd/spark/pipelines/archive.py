@@ -30,8 +30,8 @@ from streamqd.spark.location import Location, source_name
 from streamqd.spark.offsets import Id, Offsets, Position, StreamFacts
 from streamqd.spark.options import DLQ, of_settings, read_options
 from streamqd.spark.pipelines import batches, compact, parsed
+from streamqd.spark.pipelines.dead_letters import DeadLetterArchiver
 from streamqd.spark.pipelines.lease import PipelineLease
-from streamqd.spark.pipelines.letters import LetterArchiver
 from streamqd.spark.pipelines.minutes import MinuteArchiver
 from streamqd.spark.pipelines.parts import WrittenFile
 from streamqd.spark.pipelines.progress import OnProgress, ProgressMeter
@@ -231,8 +231,8 @@ class Archiver:
         return run.done
 
     def _dead_letters(self, topic: str, lease: PipelineLease) -> int:
-        letters = LetterArchiver(self.archive, self.settings, topic)
-        return letters.run(
+        dead_letters = DeadLetterArchiver(self.archive, self.settings, topic)
+        return dead_letters.run(
             check=lease.check,
             reported=lambda table: self._verify_new(table, "dead_archived"),
             advance=self.advance_dead,

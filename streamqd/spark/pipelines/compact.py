@@ -97,8 +97,10 @@ def compact(
                 assert table is not None
                 done.append(_compact_table(table, topic, target, grace))
             with _collect_problems(problems):
-                if letters := archive.derived_table(topic, DEAD):
-                    done.append(_compact_table(letters, f"{DEAD.folder}/{topic}", target, grace))
+                if dead_letters := archive.derived_table(topic, DEAD):
+                    done.append(
+                        _compact_table(dead_letters, f"{DEAD.folder}/{topic}", target, grace)
+                    )
             for made in derived.open_pair(archive, topic) or ():
                 with _collect_problems(problems):
                     done.append(_compact_table(made, f"{made.kind.folder}/{topic}", target, grace))

@@ -24,8 +24,8 @@ from streamqd.spark import offsets, register, rows
 from streamqd.spark.offsets import Offsets
 from streamqd.spark.options import DLQ, of_settings
 from streamqd.spark.pipelines import minutes, tables
+from streamqd.spark.pipelines.dead_letters import COLUMNS
 from streamqd.spark.pipelines.kinds import DEAD, HISTORY, minute_columns
-from streamqd.spark.pipelines.letters import COLUMNS
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
 from streamqd.spark.streams import partition_counts, topic_names, warn_once
 from streamqd.store.keys import Keys
@@ -99,19 +99,21 @@ def dead_letters(
     from pyspark.sql import functions as f
 
     for _ in range(READ_ATTEMPTS):
-        known = _letter_tables(archive)
-        places = _letter_places(settings)
+        known = _dead_letter_tables(archive)
+        places = _dead_letter_places(settings)
         # Read at once, because dead letters that are archived later leave Redis.
         behind = [place for place in places if place[0] in known]
-        read = _waiting_letters(spark, settings, behind, known)
+        read = _waiting_dead_letters(spark, settings, behind, known)
         read = [each.localCheckpoint() for each in read]
-        if _positions(_letter_tables(archive)) == _positions(known):
+        if _positions(_dead_letter_tables(archive)) == _positions(known):
             break
     else:
         raise RequestRefusedError(
             "dead letters were archived during each of several reads; try again"
         )
-    read += _waiting_letters(spark, settings, [each for each in places if each not in behind], {})
+    read += _waiting_dead_letters(
+        spark, settings, [each for each in places if each not in behind], {}
+    )
     names = [each.name for each in COLUMNS]
     frames = [
         tables.read_files(spark, table, table.files())
@@ -128,7 +130,7 @@ def dead_letters(
     return reduce(lambda one, other: one.unionByName(other), frames)
 
 
-def _letter_tables(archive: Archive | None) -> dict[str, ArchiveTable]:
+def _dead_letter_tables(archive: Archive | None) -> dict[str, ArchiveTable]:
     """Return the tables of dead letters by topic, without those that cannot be read."""
     names = archive.names(DEAD) if archive else []
     found = {name: _table(archive, name, DEAD, "dead_letters") for name in names}
@@ -139,7 +141,7 @@ def _positions(known: Mapping[str, ArchiveTable]) -> dict[str, Offsets]:
     return {name: table.positions for name, table in known.items()}
 
 
-def _letter_places(settings: config.Settings) -> list[TopicPartition]:
+def _dead_letter_places(settings: config.Settings) -> list[TopicPartition]:
     """Return the partitions with dead letters in Redis, without those that cannot be read."""
     keys = Keys(settings.keys.control, settings.keys.streams)
     link = tables.connect(settings)
@@ -165,7 +167,7 @@ def _letter_places(settings: config.Settings) -> list[TopicPartition]:
     return filled
 
 
-def _waiting_letters(
+def _waiting_dead_letters(
     spark: SparkSession,
     settings: config.Settings,
     places: Sequence[TopicPartition],

@@ -128,11 +128,11 @@ def _topic(
         tier = "cold" if size is None else "all"
         entries = tables.topic_table(spark, settings, name, scope.archive, tier)
         none = spark.createDataFrame([], _LETTERS)
-        letters = tables.dead_letter_table(spark, settings, name) if dead else none
+        dead_letters = tables.dead_letter_table(spark, settings, name) if dead else none
         pipeline = settings.pipelines.get(name, config.Pipeline())
         if name in scope.schemas:
             pipeline = config.Pipeline(scope.schemas[name], codec=pipeline.codec)
-        found = queries.figures(scope.within(entries), scope.within(letters), pipeline)
+        found = queries.figures(scope.within(entries), scope.within(dead_letters), pipeline)
     except PySparkException as error:
         raise failure(error) from error
     parts = found["partitions"]

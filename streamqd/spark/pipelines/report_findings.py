@@ -144,12 +144,13 @@ def _trend(slope: float) -> str:
 
 
 def _topic(topic: Topic, groups: Sequence[GroupStatus]) -> Iterator[ReportFinding]:
-    name, letters, fields = topic["topic"], topic["dead_letters"], topic["fields"]
-    if letters:
+    name, dead_letters, fields = topic["topic"], topic["dead_letters"], topic["fields"]
+    if dead_letters:
         worst = topic["causes"][0]
-        what = f"{plural(letters, 'dead letter')}, {worst['dead_letters'] / letters:.0%} of them "
+        share = worst["dead_letters"] / dead_letters
+        what = f"{plural(dead_letters, 'dead letter')}, {share:.0%} of them "
         what += f"{error_of(worst)} in group {worst['group'] or 'unknown'}"
-        yield _finding(Severity.WARNING, name, what, letters, f"dlq stats {name}")
+        yield _finding(Severity.WARNING, name, what, dead_letters, f"dlq stats {name}")
     if fields and fields["bad"]:
         verb = "does" if fields["bad"] == 1 else "do"
         what = f"{plural(fields['bad'], 'payload')} {verb} not fit the schema"

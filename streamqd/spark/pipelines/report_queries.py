@@ -43,11 +43,13 @@ _CAUSES = """
            percentile_approx(took_ms, 0.5) FILTER (WHERE took_ms >= 0) AS p50_ms,
            percentile_approx(took_ms, 0.99) FILTER (WHERE took_ms >= 0) AS p99_ms,
            max_by(newest, ms) AS newest
-    FROM {letters} GROUP BY `group`, fingerprint ORDER BY dead_letters DESC, last_unix_ms DESC"""
+    FROM {dead_letters} GROUP BY `group`, fingerprint
+    ORDER BY dead_letters DESC, last_unix_ms DESC"""
 _TIMELINE = """
     SELECT ms - pmod(ms, {width}) AS at_unix_ms, count_if(NOT dead) AS entries,
            count_if(dead) AS dead_letters
-    FROM (SELECT ms, false AS dead FROM {entries} UNION ALL SELECT ms, true AS dead FROM {letters})
+    FROM (SELECT ms, false AS dead FROM {entries}
+          UNION ALL SELECT ms, true AS dead FROM {dead_letters})
     GROUP BY at_unix_ms ORDER BY at_unix_ms"""
 
 
@@ -73,15 +75,15 @@ class ReportScope:
         return frame
 
 
-def figures(rows: DataFrame, letters: DataFrame, pipeline: config.Pipeline) -> dict[str, Any]:
+def figures(rows: DataFrame, dead_letters: DataFrame, pipeline: config.Pipeline) -> dict[str, Any]:
     """Return the contents of a topic, by the queries above. With a schema, `fields` of payloads.
 
     `width_ms` is the width of a bucket of the timeline. Raises InvalidRequestError.
     """
-    with kept(_entries(rows)) as entries, kept(_letters(letters)) as dead:
+    with kept(_entries(rows)) as entries, kept(_dead_letters(dead_letters)) as dead:
 
         def ask(query: str, **more: Any) -> list[dict[str, Any]]:
-            found = rows.sparkSession.sql(query, entries=entries, letters=dead, **more)
+            found = rows.sparkSession.sql(query, entries=entries, dead_letters=dead, **more)
             answer: list[dict[str, Any]] = found.limit(ROWS_MAX).toArrow().to_pylist()
             return answer
 
@@ -119,7 +121,7 @@ def _entries(rows: DataFrame) -> DataFrame:
     return rows.selectExpr("partition", "key", "coalesce(length(value), 0) AS size", "id_ms AS ms")
 
 
-def _letters(letters: DataFrame) -> DataFrame:
+def _dead_letters(dead_letters: DataFrame) -> DataFrame:
     """Select the columns of the dead letters that the queries use.
 
     group         the group that dead-lettered it, ''
@@ -131,7 +133,7 @@ def _letters(letters: DataFrame) -> DataFrame:
     cause = f.udf(_cause, "fingerprint string, place string", useArrow=False)
     texts = ("error_class", "error_message", "reason", "handler")
     said = (f"left(coalesce({each}, ''), {TEXT_MAX}) AS {each}" for each in texts)
-    return letters.withColumn(
+    return dead_letters.withColumn(
         "cause",
         cause("fingerprint", "error_class", "signal", "reason", "traceback", "handler"),
     ).selectExpr(

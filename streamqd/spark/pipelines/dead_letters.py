@@ -46,7 +46,7 @@ class _Range(NamedTuple):
     end: Id
 
 
-class LetterArchiver:
+class DeadLetterArchiver:
     """Archives the dead letters of one topic. The caller holds the lease on the topic."""
 
     def __init__(self, archive: Archive, settings: config.Settings, topic: str) -> None:
