@@ -76,7 +76,7 @@ def adopt(store: Store, topic: str, group: str) -> AdoptedGroup:
     """
     seen, reader = survey(store, topic, group), ViewReader(store)
     for unread in seen.unreadable:
-        reader.keep(unread)
+        reader.add_row(unread)
     assignments = [
         Assignment(topic, each, group) for each in range(topics.partition_count(store, topic))
     ]

@@ -73,7 +73,7 @@ def record(
     `command` is the command without `streamqd`, such as "dlq replay". The topic need not exist.
     """
     fields = {
-        "who": who(),
+        "who": acting_person(),
         "command": command,
         "arguments": _json(arguments),
         "counts": _json(counts),
@@ -109,7 +109,7 @@ def acting_as(person: str) -> Iterator[None]:
         _person.reset(token)
 
 
-def who() -> str:
+def acting_person() -> str:
     """Return the acting person, otherwise `user@host` of this process, if the system knows them."""
     if person := _person.get():
         return person

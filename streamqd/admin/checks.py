@@ -78,7 +78,7 @@ class Check(Generic[Facts]):
     severity: Severity
     title: str
     needs: Sequence[Need]
-    judge: Callable[[Facts], Iterable[CheckResult]]
+    run: Callable[[Facts], Iterable[CheckResult]]
 
     @property
     def area(self) -> str:
@@ -95,7 +95,7 @@ def check(
     name: str, severity: Severity, *needs: Need
 ) -> Callable[[Callable[[Facts], Iterable[CheckResult]]], Check[Facts]]:
     """Register a function as a check. Its docstring is the title."""
-    return lambda judge: Check(name, severity, judge.__doc__ or "", needs, judge)
+    return lambda run: Check(name, severity, run.__doc__ or "", needs, run)
 
 
 def run_checks(checks: Iterable[Check[Facts]], facts: Facts) -> list[Finding]:
@@ -111,5 +111,5 @@ def run_checks(checks: Iterable[Check[Facts]], facts: Facts) -> list[Finding]:
             evidence=dict(found.evidence),
         )
         for each in checks
-        for found in each.judge(facts)
+        for found in each.run(facts)
     ]

@@ -77,6 +77,6 @@ def gravity(word: str) -> int:
     return _ORDER.index(word) if word in _ORDER else _ORDER.index("unknown")
 
 
-def in_words(word: str) -> str:
+def describe_condition(word: str) -> str:
     """Return the condition in words."""
     return _WORDS.get(word, word)

@@ -98,42 +98,46 @@ def rows(state: FleetState) -> list[DirectiveRow]:
     found, live = state.control, state.live
 
     def row(
-        kind: str, target: str, order: Directive, *, gone: bool = False, done: bool = False
+        kind: str, target: str, directive: Directive, *, gone: bool = False, done: bool = False
     ) -> DirectiveRow:
         name = f"{kind}:{target}" if target else kind
-        return DirectiveRow(name, kind, target, order.to, *order[:3], gone, done)
+        return DirectiveRow(name, kind, target, directive.to, *directive[:3], gone, done)
 
     listed = [
-        row("pause", str(scope), order) for scope, order in sorted(_name_scopes(found.pauses))
-    ]
-    listed += [row("stop", str(scope), order) for scope, order in sorted(_name_scopes(found.stops))]
-    listed += [
-        row("drain", name, order, gone=name not in live)
-        for name, order in sorted(found.drains.items())
+        row("pause", str(scope), directive)
+        for scope, directive in sorted(_name_scopes(found.pauses))
     ]
     listed += [
-        row("move", str(assignment), order, gone=order.to not in live)
-        for assignment, order in sorted(found.moves.items())
+        row("stop", str(scope), directive) for scope, directive in sorted(_name_scopes(found.stops))
+    ]
+    listed += [
+        row("drain", name, directive, gone=name not in live)
+        for name, directive in sorted(found.drains.items())
+    ]
+    listed += [
+        row("move", str(assignment), directive, gone=directive.to not in live)
+        for assignment, directive in sorted(found.moves.items())
     ]
     listed += [
         row(
             "reload",
             name,
-            order,
+            directive,
             gone=name not in (directives.ALL_INSTANCES, *live),
-            done=_is_reloaded(state, name, order.at_unix_ms),
+            done=_is_reloaded(state, name, directive.at_unix_ms),
         )
-        for name, order in sorted(found.reloads.items())
+        for name, directive in sorted(found.reloads.items())
     ]
     # Every instance reads these with its next heartbeat, and applies them immediately.
     immediate = [
-        ("stack", str(assignment), order) for assignment, order in sorted(found.stacks.items())
+        ("stack", str(assignment), directive)
+        for assignment, directive in sorted(found.stacks.items())
     ]
     if found.rebalance is not None:
         immediate.append(("rebalance", "", found.rebalance))
-    for kind, target, order in immediate:
-        reported = [seen.heartbeat_unix_ms > order.at_unix_ms for seen in live.values()]
-        listed.append(row(kind, target, order, done=bool(reported) and all(reported)))
+    for kind, target, directive in immediate:
+        reported = [seen.heartbeat_unix_ms > directive.at_unix_ms for seen in live.values()]
+        listed.append(row(kind, target, directive, done=bool(reported) and all(reported)))
     return listed
 
 
@@ -151,7 +155,7 @@ def _is_reloaded(state: FleetState, name: str, ordered_unix_ms: int) -> bool:
 
 
 def _name_scopes(pauses: dict[Scope, Directive]) -> list[tuple[str, Directive]]:
-    return [(str(scope), order) for scope, order in pauses.items()]
+    return [(str(scope), directive) for scope, directive in pauses.items()]
 
 
 def write(
@@ -167,7 +171,13 @@ def write(
     Raises RequestRefusedError when there are too many.
     """
     call = directives.change(
-        fleet.store.keys, fleet.name, name, by=audit.who(), why=why, to=to, remove=remove or []
+        fleet.store.keys,
+        fleet.name,
+        name,
+        by=audit.acting_person(),
+        why=why,
+        to=to,
+        remove=remove or [],
     )
     reply = fleet.store.run(call)
     if reply.word == "FULL":
@@ -196,7 +206,7 @@ def _write_unless_dry(
     return Steered(name, at, changed, dry_run, list(notes))
 
 
-def _taken_back(
+def _remove_directives(
     fleet: Fleet,
     name: str,
     remove: list[str],
@@ -254,16 +264,16 @@ def resume(fleet: Fleet, scope: Scope, *, dry_run: bool = False) -> Steered:
             f"{scope} is paused as part of {wider[0]}; resume {wider[0]} instead"
         )
     notes = [
-        f"{each} is still paused" for each in found if each not in ended and _meet(each, scope)
+        f"{each} is still paused" for each in found if each not in ended and _overlap(each, scope)
     ]
     if not ended:
         check_scope(fleet, scope)
         return Steered(name, None, False, dry_run, [f"{scope} was not paused", *notes])
     pauses = [f"pause:{each}" for each in ended]
-    return _taken_back(fleet, name, pauses, notes=notes, dry_run=dry_run)
+    return _remove_directives(fleet, name, pauses, notes=notes, dry_run=dry_run)
 
 
-def _meet(one: Scope, other: Scope) -> bool:
+def _overlap(one: Scope, other: Scope) -> bool:
     return all(a == b or None in (a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -288,10 +298,10 @@ def start(fleet: Fleet, topic: str, group: str, *, dry_run: bool = False) -> Ste
     if scope not in state.control.stops:
         check_scope(fleet, scope)
         return Steered(name, None, False, dry_run, [f"{topic}/{group} was not stopped"])
-    notes = [f"{each} is still paused" for each in state.control.pauses if _meet(each, scope)]
+    notes = [f"{each} is still paused" for each in state.control.pauses if _overlap(each, scope)]
     if not any((topic, group) in seen.member.offers for seen in state.live.values()):
         notes.append(f"no live instance has a consumer for {topic}/{group}")
-    return _taken_back(fleet, name, [name], notes=notes, dry_run=dry_run)
+    return _remove_directives(fleet, name, [name], notes=notes, dry_run=dry_run)
 
 
 # --- instances ------------------------------------------------------------------------------------
@@ -340,7 +350,7 @@ def undrain(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Steered:
     if instance not in state.control.drains:
         find_live_member(state, instance)
         return Steered(name, None, False, dry_run, [f"{instance} was not drained"])
-    return _taken_back(fleet, name, [name], dry_run=dry_run)
+    return _remove_directives(fleet, name, [name], dry_run=dry_run)
 
 
 def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = False) -> Steered:
@@ -364,7 +374,7 @@ def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = Fals
     ]
     asked = [instance] if instance else sorted(state.live)
     notes = [
-        f"{each} was already asked to reload {_ago(state, waiting)}, and waits for"
+        f"{each} was already asked to reload {_format_age(state, waiting)}, and waits for"
         f" {waiting.waits_for}; it reloads again after that"
         for each, waiting in unfinished_reloads(fleet, state, asked).items()
     ]
@@ -384,7 +394,7 @@ def unfinished_reloads(
     return {name: each for name, each in found.items() if each is not None}
 
 
-def _ago(state: FleetState, waiting: PendingReload) -> str:
+def _format_age(state: FleetState, waiting: PendingReload) -> str:
     seconds = max(0, state.now_unix_ms - waiting.asked_unix_ms) / 1000
     return f"{lasting(seconds)} ago"
 
@@ -440,7 +450,7 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
             raise _still_alive_error(
                 instance, (state.now_unix_ms - heartbeat.heartbeat_unix_ms) / 1000
             )
-    assignments = _of_pairs(fleet, seen.member.offers)
+    assignments = _assignments_of(fleet, seen.member.offers)
     views = lease_views(ViewReader(fleet.store), assignments)
     last = [held for held in views if held.token and held.owner == instance]
     lives = [held.ttl for held in last if held.ttl]
@@ -617,10 +627,12 @@ def plan(fleet: Fleet, state: FleetState) -> list[PlannedMove]:
 
 def offered_assignments(fleet: Fleet, state: FleetState) -> list[Assignment]:
     """Return every assignment that a live member offers."""
-    return _of_pairs(fleet, {pair for seen in state.live.values() for pair in seen.member.offers})
+    return _assignments_of(
+        fleet, {pair for seen in state.live.values() for pair in seen.member.offers}
+    )
 
 
-def _of_pairs(fleet: Fleet, pairs: Set[tuple[str, str]]) -> list[Assignment]:
+def _assignments_of(fleet: Fleet, pairs: Set[tuple[str, str]]) -> list[Assignment]:
     counts = {
         topic: registry.partition_count(fleet.store, topic) or 0
         for topic in {topic for topic, _ in pairs}
@@ -694,7 +706,7 @@ _UNPAUSED = ("ready", "recovering", "booting", "quiet", *WORDS.values())
 
 def not_paused(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
     """Return a text for each assignment whose worker runs or has not reported since then."""
-    return _not_in(fleet, scope, since_unix_ms, paused=True)
+    return _list_unreported(fleet, scope, since_unix_ms, paused=True)
 
 
 def not_resumed(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
@@ -702,10 +714,10 @@ def not_resumed(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
 
     Assignments under another pause are left out.
     """
-    return _not_in(fleet, scope, since_unix_ms, paused=False)
+    return _list_unreported(fleet, scope, since_unix_ms, paused=False)
 
 
-def _not_in(fleet: Fleet, scope: Scope, since: int, *, paused: bool) -> list[str]:
+def _list_unreported(fleet: Fleet, scope: Scope, since: int, *, paused: bool) -> list[str]:
     state = published.fleet_state(fleet)
     assignments = [
         assignment for assignment in offered_assignments(fleet, state) if scope.covers(assignment)
@@ -810,7 +822,7 @@ def departure(fleet: Fleet, instance: str) -> Departure:
     assignments = offered_assignments(fleet, state)
     owners = owners_of(fleet, assignments)
     others = [one for one in state.placeable() if one.member.id != instance]
-    moves = {assignment: order.to for assignment, order in state.control.moves.items()}
+    moves = {assignment: directive.to for assignment, directive in state.control.moves.items()}
     who = takers(instance, others, assignments, owners, moves)
     seen = snapshot.read_published(fleet)
     workers = {each.assignment: each for each in seen.assignments if each.owner == instance}

@@ -224,7 +224,7 @@ def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted
 
 def growth_obstacle(store: Store, topic: str, group: str) -> str:
     """Return why deleting a group breaks the growth of its topic, '' if it does not."""
-    progress = growth.look(store, topic)
+    progress = growth.read_progress(store, topic)
     for row in progress.groups if progress is not None else ():
         if row.group == group and not row.done:
             return (
@@ -316,8 +316,8 @@ class PartitionReset:
 
     @property
     def reached(self) -> str:
-        """The new position in words: `end` after all messages, otherwise as `in_words` returns."""
-        return "end" if self.unread_exact and not self.unread else in_words(self.after)
+        """The new position: `end` after all messages, otherwise as `format_position` returns it."""
+        return "end" if self.unread_exact and not self.unread else format_position(self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +350,7 @@ class GroupReset:
         }
 
 
-def in_words(position: str) -> str:
+def format_position(position: str) -> str:
     """Return the position of a group: `start`, `before ID` between two messages, or the ID."""
     ms, _, seq = position.partition("-")
     if position == "0-0":

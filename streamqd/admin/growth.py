@@ -92,19 +92,21 @@ def grow(
     found = _start(store, topic, count, to)
     new = range(found.before, to)
     if found.phase == growth_calls.STARTED:
-        _keep(store, topic, found, _groups(store, topic, found), new)
-        _expect(store.run(growth_calls.switch(store.keys, topic, found.token, new)).word, topic)
+        _reserve_partitions(store, topic, found, _groups(store, topic, found), new)
+        _check_reply(
+            store.run(growth_calls.switch(store.keys, topic, found.token, new)).word, topic
+        )
         found = found._replace(phase=growth_calls.SWITCHED)
     if found.phase == growth_calls.SWITCHED:
         # Groups that were created between the check and the switch.
-        _keep(store, topic, found, _groups(store, topic, found), new)
+        _reserve_partitions(store, topic, found, _groups(store, topic, found), new)
         reply = store.run(
             growth_calls.mark(store.keys, topic, found.token, _last_ids(store, topic, found))
         )
-        _expect(reply.word, topic)
+        _check_reply(reply.word, topic)
         found = found._replace(phase=growth_calls.MARKED, barriers=reply.rest[0].decode().split())
     notify(SWITCHED)
-    return _settle(store, topic, found, to, notify)
+    return _hand_over_partitions(store, topic, found, to, notify)
 
 
 def progress(store: Store, topic: str, to: int) -> Progress | None:
@@ -115,9 +117,9 @@ def progress(store: Store, topic: str, to: int) -> Progress | None:
     """
     _refuse_cluster(store, topic)
     count = topics.partition_count(store, topic)
-    found = look(store, topic)
+    found = read_progress(store, topic)
     if found is None:
-        _check(topic, count, to)
+        _check_count(topic, count, to)
         return Progress(topic, count, to, True, []) if count == to else None
     if found.partitions != to:
         raise _other_growth_error(topic, found.partitions)
@@ -176,7 +178,7 @@ def _refuse_cluster(store: Store, topic: str) -> None:
         )
 
 
-def look(store: Store, topic: str) -> Progress | None:
+def read_progress(store: Store, topic: str) -> Progress | None:
     """Return the progress of a growth, None when the topic does not grow. Writes nothing."""
     found = growth_calls.in_progress(store, topic)
     if found is None:
@@ -190,7 +192,7 @@ def look(store: Store, topic: str) -> Progress | None:
 def _start(store: Store, topic: str, count: int, to: int) -> Growth:
     under_way = growth_calls.in_progress(store, topic)
     if under_way is None:
-        _check(topic, count, to)
+        _check_count(topic, count, to)
     reply = store.run(growth_calls.begin(store.keys, topic, count, to, secrets.token_hex(16)))
     match reply.word:
         case "OK":
@@ -211,7 +213,7 @@ def _other_growth_error(topic: str, partitions: int) -> RequestRefusedError:
     )
 
 
-def _check(topic: str, count: int, to: int) -> None:
+def _check_count(topic: str, count: int, to: int) -> None:
     if to < count:
         raise RequestRefusedError(
             f"topic {topic} already has {count} partitions, and a topic cannot shrink; choose"
@@ -232,7 +234,7 @@ def _groups(store: Store, topic: str, found: Growth) -> list[str]:
     return topics.groups(store, topic, range(found.before), only_messages=True)
 
 
-def _keep(
+def _reserve_partitions(
     store: Store,
     topic: str,
     found: Growth,
@@ -264,7 +266,7 @@ def _last_ids(store: Store, topic: str, found: Growth) -> list[str]:
     return [last_id(info) for info in replies]
 
 
-def _settle(
+def _hand_over_partitions(
     store: Store, topic: str, found: Growth, to: int, notify: Callable[[str], None]
 ) -> Progress:
     """Give the new partitions to groups that settled. Finish when all groups have them."""
@@ -334,7 +336,7 @@ def _positions(
     ]
 
 
-def _expect(word: str, topic: str) -> None:
+def _check_reply(word: str, topic: str) -> None:
     if word == "GONE":
         raise RequestRefusedError(
             f"another client finished this growth of {topic}; check it and try again"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from streamqd.admin.assignments import by_group
 from streamqd.admin.checks import Check, CheckResult, Severity, check
-from streamqd.admin.condition import ALARMING, STUCK_SECONDS, gravity, in_words
+from streamqd.admin.condition import ALARMING, STUCK_SECONDS, describe_condition, gravity
 from streamqd.admin.instances import (
     SeesInstances,
     housekeeper,
@@ -69,7 +69,9 @@ def _alarming(view: FleetSnapshot) -> Iterator[CheckResult]:
         for (topic, group), some in sorted(alike.items()):
             where = f"{topic}/{group} in {spans(each.partition for each in some)}"
             about = some[0].name if len(some) == 1 else where
-            yield CheckResult(f"{in_words(word)}: {about}", f"`streamqd why {topic}`", about=about)
+            yield CheckResult(
+                f"{describe_condition(word)}: {about}", f"`streamqd why {topic}`", about=about
+            )
 
 
 @check("assignments.stuck", Severity.WARNING)

@@ -40,7 +40,7 @@ class OutboxUid(NamedTuple):
         return f"{self.topic}/outbox/{self.uid}"
 
 
-class Found(NamedTuple):
+class FoundEntry(NamedTuple):
     """The partition and the entry of the message. `entry_id` is '' for a delayed send."""
 
     partition: int
@@ -54,7 +54,7 @@ class Search(NamedTuple):
     a partition has entries that were not examined.
     """
 
-    found: Found | None
+    found: FoundEntry | None
     trimmed: bool = False
     complete: bool = True
 
@@ -78,22 +78,22 @@ def find(store: Store, name: OutboxUid, partitions: int) -> Search:
     waiting = [("ZSCORE", keys.delayed_sends(name.topic, number), name.uid) for number in numbers]
     for number, score in zip(numbers, reader.ask(waiting), strict=True):
         if score is not None:
-            return Search(Found(number, ""))
+            return Search(FoundEntry(number, ""))
     sent_ms = int(name.uid[:12], 16)
     streams = {number: keys.stream(name.topic, number) for number in numbers}
-    found, left, unreadable = _from_the_send(store, streams, name.uid, sent_ms)
+    found, left, unreadable = _search_since_send(store, streams, name.uid, sent_ms)
     if found is None and left:
-        found = _among_the_newest(store, {number: streams[number] for number in left}, name.uid)
+        found = _search_newest(store, {number: streams[number] for number in left}, name.uid)
     if found is not None:
         return Search(found)
     firsts = reader.ask([("HGET", keys.trim(name.topic, number), "first") for number in numbers])
-    trimmed = any(_ms(first) >= sent_ms for first in firsts)
+    trimmed = any(_first_kept_ms(first) >= sent_ms for first in firsts)
     return Search(None, trimmed, complete=not (left or unreadable or reader.rows))
 
 
-def _from_the_send(
+def _search_since_send(
     store: Store, streams: Mapping[int, str], uid: str, sent_ms: int
-) -> tuple[Found | None, list[int], list[int]]:
+) -> tuple[FoundEntry | None, list[int], list[int]]:
     """Examine the entries from a time on, of many partitions in one write.
 
     Return the message, the partitions that have entries left, and the unreadable ones.
@@ -113,7 +113,7 @@ def _from_the_send(
                     continue
                 copies, begin = tracing.parse_copies(reply)
                 if copies:
-                    return Found(number, copies[0].id), [], []
+                    return FoundEntry(number, copies[0].id), [], []
                 if begin:
                     after[number] = begin
         begins = after
@@ -122,17 +122,17 @@ def _from_the_send(
     return None, list(begins), unreadable
 
 
-def _among_the_newest(store: Store, streams: Mapping[int, str], uid: str) -> Found | None:
+def _search_newest(store: Store, streams: Mapping[int, str], uid: str) -> FoundEntry | None:
     """Examine the newest entries: a delayed send becomes an entry at its due time."""
     pages = [read_backwards(store, number, key, size=PAGE_MAX) for number, key in streams.items()]
     newest = heapq.merge(*pages, key=lambda entry: entry.id, reverse=True)
     for entry in itertools.islice(newest, NEWEST):
         if entry.fields.get(b"sendId") == uid.encode():
-            return Found(entry.partition, str(entry.id))
+            return FoundEntry(entry.partition, str(entry.id))
     return None
 
 
-def _ms(first: bytes | None) -> int:
+def _first_kept_ms(first: bytes | None) -> int:
     """Return the time of the first entry that trimming kept, -1 without one."""
     try:
         return read_id(first).ms if first else -1

@@ -23,7 +23,7 @@ _ADVICE = {
     "partition": f"run `streamqd doctor --only server`; {_TRIES}",
     "backlog": "run `streamqd why {topic}`; the relay continues when its messages are handled",
 }
-_OTHERWISE = f"run `streamqd outbox status {{outbox}}` to see whether it persists; {_TRIES}"
+_FALLBACK = f"run `streamqd outbox status {{outbox}}` to see whether it persists; {_TRIES}"
 
 
 def read(reader: ViewReader, configured: Collection[str] = ()) -> list[OutboxView]:
@@ -47,14 +47,16 @@ def read(reader: ViewReader, configured: Collection[str] = ()) -> list[OutboxVie
     return found
 
 
-def of_topic(reader: ViewReader, topic: str, configured: Collection[str] = ()) -> list[OutboxView]:
+def read_for_topic(
+    reader: ViewReader, topic: str, configured: Collection[str] = ()
+) -> list[OutboxView]:
     """Return the outboxes that sent to a topic, and configured ones that no relay ever held."""
     views = read(reader, configured)
-    found = sent_to(reader, views, [topic])[topic]
+    found = read_senders(reader, views, [topic])[topic]
     return [each for each in views if each in found or (each.name in configured and not each.epoch)]
 
 
-def sent_to(
+def read_senders(
     reader: ViewReader, views: Sequence[OutboxView], topics: Sequence[str]
 ) -> dict[str, list[OutboxView]]:
     """Return the outboxes that sent to each topic, in one pipeline.
@@ -72,7 +74,7 @@ def sent_to(
 
 def advice(view: OutboxView) -> str:
     """Return the remedy for a blocked relay, as a clause."""
-    return _ADVICE.get(view.cause, _OTHERWISE).format(outbox=view.name, topic=view.topic)
+    return _ADVICE.get(view.cause, _FALLBACK).format(outbox=view.name, topic=view.topic)
 
 
 def start(view: OutboxView, configured: Collection[str]) -> str:

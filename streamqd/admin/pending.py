@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from streamqd.admin import groups
 from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList, MessagePosition
-from streamqd.admin.reading import BATCH, Id, ViewReader, behind, read_id
+from streamqd.admin.reading import BATCH, Id, ViewReader, range_after, read_id
 from streamqd.store import untrusted
 from streamqd.store.replies import check_replies
 from streamqd.store.store import Store
@@ -111,7 +111,7 @@ def _by_id(store: Store, source: _Source, group: str, lower: str) -> Iterator[Pe
             yield _message_of(source, raw, 0)
         if len(page) < PAGE:
             return
-        lower = behind(page[-1][0])
+        lower = range_after(page[-1][0])
 
 
 def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Iterator[Pending]:
@@ -135,7 +135,7 @@ def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Itera
                 rank = since if order == "idle" else -int(raw[3])
                 yield _message_of(source, raw, rank)
             left -= len(page)
-            if len(page) < PAGE or not (following := behind(page[-1][0])):
+            if len(page) < PAGE or not (following := range_after(page[-1][0])):
                 del positions[source]
             else:
                 positions[source] = following

@@ -36,7 +36,7 @@ PAGE_MAX = 64  # entries with bodies in one reply
 BATCH = 256  # commands in one pipeline
 _OURS = "a value in the format of streamqd"
 # The server as a whole is unavailable, so no further read can succeed.
-_HOPELESS = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.FULL, RefusalKind.LOGIN)
+_SERVER_REFUSALS = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.FULL, RefusalKind.LOGIN)
 
 
 class Id(NamedTuple):
@@ -176,7 +176,7 @@ def key_of(command: Sequence[Any]) -> str:
     return str(command[at]) if len(command) > at else str(command[0])
 
 
-def _words(command: Sequence[Any]) -> str:
+def _command_name(command: Sequence[Any]) -> str:
     """Return the name of a command, with its subcommand if it has one."""
     name = str(command[0])
     return f"{name} {command[1]}" if name in ("CONFIG", "SLOWLOG", "XINFO") else name
@@ -205,7 +205,7 @@ def read_forwards(
 
     A page has at most `size` entries, and BYTES_MAX of bodies or one more.
     """
-    lower = "-" if after is None else behind(str(after).encode())
+    lower = "-" if after is None else range_after(str(after).encode())
     upper = "+" if until is None else str(until)
     more = bool(lower)
     while more:
@@ -215,7 +215,7 @@ def read_forwards(
             yield [(read_id(raw_id), pairs(fields)) for raw_id, fields in page]
 
 
-def behind(raw_id: bytes) -> str:
+def range_after(raw_id: bytes) -> str:
     """Return the start of the range after an ID, '' if no ID can follow it."""
     return "" if raw_id == LAST_ID else f"({raw_id.decode()}"
 
@@ -296,7 +296,7 @@ class ViewReader:
                 continue
             replies.append(None)
             if isinstance(reply, ContractError):
-                self.keep(_invalid(call.key, reply))
+                self.add_row(_invalid(call.key, reply))
             elif reply.code != "WRONGTYPE" or not self._mistyped_keys(call):
                 self.add_error(reply, call.key, "EVALSHA")
         return replies
@@ -310,7 +310,7 @@ class ViewReader:
             return None if reply is None else self.read(parse, reply, key)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             # The server checks no types of values, and the contract of a script names only words.
-            self.keep(_invalid(key, error))
+            self.add_row(_invalid(key, error))
             return None
 
     def read(self, parse: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
@@ -328,9 +328,9 @@ class ViewReader:
     def add(self, error: InvalidValueError | None) -> None:
         """Keep an unreadable value. None is ignored."""
         if error is not None:
-            self.keep(Unreadable(error.key, error.field, error.found, error.wanted))
+            self.add_row(Unreadable(error.key, error.field, error.found, error.wanted))
 
-    def keep(self, row: Unreadable) -> None:
+    def add_row(self, row: Unreadable) -> None:
         """Add an invalid value that was found elsewhere."""
         self._rows.setdefault((row.key, row.field, row.found), row)
 
@@ -343,13 +343,13 @@ class ViewReader:
             self.add(_of_another_type(key))
         elif error.kind is RefusalKind.BAD_KEY_OR_COMMAND:
             self.add(InvalidValueError(key, "", str(error)[:120], _OURS))
-        elif not self._tolerant or error.kind in _HOPELESS:
+        elif not self._tolerant or error.kind in _SERVER_REFUSALS:
             raise error
         elif error.kind is RefusalKind.FORBIDDEN:
             self.forbidden.add(command)
 
     def _refused_command(self, error: RedisResponseError, command: Sequence[Any]) -> None:
-        self.add_error(error, key_of(command), _words(command))
+        self.add_error(error, key_of(command), _command_name(command))
 
     def wrong_types(self, wanted: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         """Return, for each mapping of keys to types, the keys of another type, with that type."""
@@ -373,7 +373,7 @@ class ViewReader:
         except RedisResponseError:
             return False
         for key, kind in found.items():
-            self.keep(Unreadable(key, "", f"a {kind}", f"a {wanted[key]}"))
+            self.add_row(Unreadable(key, "", f"a {kind}", f"a {wanted[key]}"))
         return bool(found)
 
     def _mistyped_keys(self, call: Call) -> bool:

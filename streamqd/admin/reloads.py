@@ -42,33 +42,33 @@ def pending(state: FleetState, instance: str, summary: Mapping[str, Any]) -> Pen
     seen = state.live.get(instance)
     if seen is None or seen.leaving:
         return None
-    order = state.control.reload_for(instance)
-    if order is not None and (seen.reloaded is None or seen.reloaded >= order.at_unix_ms):
-        order = None
+    directive = state.control.reload_for(instance)
+    if directive is not None and (seen.reloaded is None or seen.reloaded >= directive.at_unix_ms):
+        directive = None
     raw = state.infos[instance].get("reloading")
     if isinstance(raw, dict):
         since = published.read_integer(raw.get("since_unix_ms")) or 0
         at = published.read_integer(raw.get("directive_unix_ms")) or 0  # 0 for a signal
         assignment = _assignment_of(raw.get("assignment"))
         # A later directive waits until this reload has finished.
-        mine = order if order is not None and order.at_unix_ms == at else None
+        announced = directive if directive is not None and directive.at_unix_ms == at else None
         return PendingReload(
             at or since,
-            mine.by if mine else "",
-            mine.why if mine else "",
+            announced.by if announced else "",
+            announced.why if announced else "",
             assignment,
-            _waits_for(raw, assignment, _run_seconds(summary, assignment)),
+            _describe_obstacle(raw, assignment, _run_seconds(summary, assignment)),
         )
-    if order is None:
+    if directive is None:
         return None
     before = [
         name
         for name, one in sorted(state.live.items())
-        if not may_reload(instance, order.at_unix_ms, [one])
+        if not may_reload(instance, directive.at_unix_ms, [one])
     ]
-    its_turn = order is state.control.reloads.get(instance) or not before
+    its_turn = directive is state.control.reloads.get(instance) or not before
     waits = "its start" if its_turn else f"its turn, after {before[0]}"
-    return PendingReload(order.at_unix_ms, order.by, order.why, None, waits, its_turn)
+    return PendingReload(directive.at_unix_ms, directive.by, directive.why, None, waits, its_turn)
 
 
 def _assignment_of(raw: Any) -> Assignment | None:
@@ -88,7 +88,9 @@ def _run_seconds(summary: Mapping[str, Any], assignment: Assignment | None) -> f
     return 0.0
 
 
-def _waits_for(raw: Mapping[str, Any], assignment: Assignment | None, run_seconds: float) -> str:
+def _describe_obstacle(
+    raw: Mapping[str, Any], assignment: Assignment | None, run_seconds: float
+) -> str:
     step, left = raw.get("step"), published.read_integer(raw.get("workers")) or 0
     text = "the check of the new configuration and code"
     if assignment is not None:

@@ -100,7 +100,7 @@ def trim(
     rows, reader = [], ViewReader(store)
     for number in partitions:
         part = _Partition(store, topic, number, wanted, now)
-        stand = part.known_stand(reader)
+        stand = part.read_known_positions(reader)
         if stand is None:
             continue
         removed: int | None = None
@@ -109,7 +109,7 @@ def trim(
             removed = part.removable(stand)
         else:
             removed = part.trim(expected)
-            stand = part.stand()
+            stand = part.read_positions()
         holder, entry = floor_of(stand, wanted.archive == "required")
         rows.append(
             TrimRow(
@@ -135,7 +135,7 @@ def floors(
     calls = [retention.measure(reader.keys, topic, each) for each in partitions]
     rows = []
     for number, reply in zip(partitions, reader.measure(calls), strict=True):
-        stand = known_stand(reader, topic, number, reply)
+        stand = parse_positions(reader, topic, number, reply)
         if stand is not None:
             holder, entry = floor_of(stand, archive)
             since = entry.ms if entry else None
@@ -154,7 +154,7 @@ def floor_of(stand: PartitionPositions, archive: bool) -> tuple[str, Id | None]:
     return holder, entry
 
 
-def known_stand(
+def parse_positions(
     reader: ViewReader, topic: str, partition: int, reply: Reply | None
 ) -> PartitionPositions | None:
     """Parse the reply of `retention.measure`, None when unreadable.
@@ -180,11 +180,11 @@ class _Partition:
     holds: config.Topic
     now: int
 
-    def known_stand(self, reader: ViewReader) -> PartitionPositions | None:
+    def read_known_positions(self, reader: ViewReader) -> PartitionPositions | None:
         (reply,) = reader.measure([self._measure()])
-        return known_stand(reader, self.topic, self.number, reply)
+        return parse_positions(reader, self.topic, self.number, reply)
 
-    def stand(self) -> PartitionPositions:
+    def read_positions(self) -> PartitionPositions:
         (reply,) = measure(self.store, [self._measure()])
         return PartitionPositions.parse(reply)
 
@@ -210,7 +210,7 @@ class _Partition:
                 )
             )
             if reply.word == "NO_GROUPS":
-                self.check_groups(self.stand(), ())
+                self.check_groups(self.read_positions(), ())
                 return removed  # the partition is empty
             if reply.word == "MISSING_GROUP":
                 raise self._missing(reply.rest[0].decode())

@@ -81,7 +81,7 @@ def measure(
                     f"no group {group} reads topic {topic}; run `streamqd group list {topic}`"
                 )
     rows = measure_assignments(reader, assignments, state.now_unix_ms)
-    due = _due(reader, assignments, state.now_unix_ms + int(within_seconds * 1000))
+    due = _count_due(reader, assignments, state.now_unix_ms + int(within_seconds * 1000))
     groups = {
         "/".join(pair): _group(some, due, state.control, target)
         for pair, some in by_group(rows).items()
@@ -91,7 +91,7 @@ def measure(
         now_unix_ms=state.now_unix_ms,
         target=target,
         within_seconds=within_seconds,
-        total=_total(list(groups.values())),
+        total=_sum_groups(list(groups.values())),
         groups=groups,
         unreadable=reader.rows,
     )
@@ -101,7 +101,7 @@ def _name(assignment: Assignment) -> str:
     return f"{assignment.topic}/{assignment.group}"
 
 
-def _due(
+def _count_due(
     reader: ViewReader, assignments: Sequence[Assignment], last_unix_ms: int
 ) -> Counter[Assignment]:
     """Count the due times of each assignment up to an instant."""
@@ -148,7 +148,7 @@ def _backlog(each: AssignmentRow) -> int:
     return lag + (each.pending or 0)
 
 
-def _total(groups: Sequence[GroupScale]) -> GroupScale:
+def _sum_groups(groups: Sequence[GroupScale]) -> GroupScale:
     return GroupScale(
         backlog=sum(each.backlog for each in groups),
         backlog_exact=all(each.backlog_exact for each in groups),

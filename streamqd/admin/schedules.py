@@ -240,7 +240,10 @@ def list_schedules(
     names = [n for n in sorted(lines) if topic in (None, lines[n].place[0])]
     page = [name for name in names if name > cursor][:limit]
     now = server_unix_ms(store.connection)
-    rows = [schedule.row(now) for schedule in look(reader, {name: lines[name] for name in page})]
+    rows = [
+        schedule.row(now)
+        for schedule in read_schedules(reader, {name: lines[name] for name in page})
+    ]
     more = bool(page) and page[-1] != names[-1]
     return ScheduleList(now, len(names), rows, page[-1] if more else "", reader.rows)
 
@@ -347,7 +350,7 @@ def count_schedules(
     """Return the totals, and the rows of the first COUNTED_MAX schedules by name."""
     lines = {n: line for n, line in index(reader).items() if topic in (None, line.place[0])}
     some = dict(sorted(lines.items())[:COUNTED_MAX])
-    rows = [schedule.row(now_unix_ms) for schedule in look(reader, some)]
+    rows = [schedule.row(now_unix_ms) for schedule in read_schedules(reader, some)]
     states = Counter(row.state for row in rows)
     late = [is_late(row, now_unix_ms) for row in rows]
     dues = [
@@ -392,7 +395,7 @@ def add(
         raise there
     wanted = IndexLine(fleet, OPERATOR, place)
     if there is not None:
-        [before] = look(ViewReader(store), {schedule.name: there})
+        [before] = read_schedules(ViewReader(store), {schedule.name: there})
         if there.origin == OPERATOR and before.schedule == schedule:
             return ScheduleChanged({}, before.kept and before.kept.due_unix_ms, dry_run)
         if before.kept is None and there != wanted:
@@ -406,7 +409,9 @@ def add(
                 if there.origin == OPERATOR
                 else "add this one under another name"
             )
-            raise RequestRefusedError(f"schedule {schedule.name} exists ({_whose(there)}); {hint}")
+            raise RequestRefusedError(
+                f"schedule {schedule.name} exists ({_describe_owner(there)}); {hint}"
+            )
     number = sum(line.place[0] == place[0] for line in lines.values())
     if number >= PER_TOPIC_MAX:
         raise RequestRefusedError(
@@ -453,7 +458,7 @@ def edit(
             f"schedule {name} cannot be read; run `streamqd schedule remove {name}` and add it"
             " again"
         )
-    schedule = _build({**json.loads(record.text_of(before)), **_instead(given)})
+    schedule = _build({**json.loads(record.text_of(before)), **_clear_replaced(given)})
     place = _place(store, schedule)
     now = server_unix_ms(store.connection)
     if schedule == before and line.origin_place is None and place == line.place:
@@ -462,13 +467,13 @@ def edit(
         declaration = Declaration(schedule, line.fleet, OPERATOR, now)
         if line.origin_place is not None:
             relocate(store, declaration, line, place)  # first the move that was interrupted
-            [found] = look(ViewReader(store), _line_of(store, name))
+            [found] = read_schedules(ViewReader(store), _read_index_line(store, name))
             line = found.line
         if place != line.place:
             relocate(store, declaration, line, place)
         else:
             declare(store, place, [declaration])
-        [found] = look(ViewReader(store), _line_of(store, name))
+        [found] = read_schedules(ViewReader(store), _read_index_line(store, name))
         kept = found.kept
         return ScheduleChanged({name: found.state(now)}, kept and kept.due_unix_ms, dry_run)
     first = ticks_of(schedule, now + 1, 1)
@@ -482,7 +487,7 @@ def pause(store: Store, names: Iterable[str], *, dry_run: bool = False) -> Sched
 
     Each keeps its due time. Raises InvalidRequestError, RequestRefusedError, InvalidValueError.
     """
-    return _act_on_each(store, names, _may_pause, PAUSED, _hold, dry_run)
+    return _apply_to_each(store, names, _may_pause, PAUSED, _hold, dry_run)
 
 
 def resume(store: Store, names: Iterable[str], *, dry_run: bool = False) -> ScheduleChanged:
@@ -491,7 +496,7 @@ def resume(store: Store, names: Iterable[str], *, dry_run: bool = False) -> Sche
     An active schedule is not changed. Raises InvalidRequestError, InvalidValueError, and
     RequestRefusedError for a schedule that is unreadable, missing, orphaned or moving.
     """
-    return _act_on_each(store, names, _may_resume, ACTIVE, _release, dry_run)
+    return _apply_to_each(store, names, _may_resume, ACTIVE, _release, dry_run)
 
 
 def find_removable(store: Store, names: Iterable[str]) -> list[ScheduleRow]:
@@ -500,7 +505,7 @@ def find_removable(store: Store, names: Iterable[str]) -> list[ScheduleRow]:
     Raises InvalidRequestError, and RequestRefusedError if one must stay.
     """
     now = server_unix_ms(store.connection)
-    return [each.row(now) for each in _all(store, names) if _may_remove(store, each)]
+    return [each.row(now) for each in _find_all(store, names) if _may_remove(store, each)]
 
 
 def remove(store: Store, names: Iterable[str]) -> ScheduleChanged:
@@ -523,7 +528,7 @@ def remove(store: Store, names: Iterable[str]) -> ScheduleChanged:
 def find_prunable(store: Store) -> list[ScheduleRow]:
     """Return the schedules that `prune` removes: those without a declaring instance or a topic."""
     reader, now = ViewReader(store), server_unix_ms(store.connection)
-    rows = [each.row(now) for each in look(reader, index(reader))]
+    rows = [each.row(now) for each in read_schedules(reader, index(reader))]
     gone = [row for row in rows if row.state in (ORPHANED, MISSING)]
     return sorted(gone, key=lambda row: row.name)
 
@@ -544,7 +549,7 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
     single = store.connection.node_of(store.keys.meta(place[0])) == ""
     instant = max(kept.tick or 0, kept.ran or 0)
     for _ in range(TRIES):
-        instant = _between(schedule, max(server_unix_ms(store.connection), instant + 1))
+        instant = _time_between_ticks(schedule, max(server_unix_ms(store.connection), instant + 1))
         if dry_run:
             return ScheduleRan(name, *place, format_tick(instant), None, True)
         reply = store.run(
@@ -563,7 +568,7 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
     )
 
 
-def _between(schedule: Schedule, instant: int) -> int:
+def _time_between_ticks(schedule: Schedule, instant: int) -> int:
     """Return a time that is not a tick, so that its headers differ from those of every tick."""
     while next_tick(schedule, instant - 1) == instant:
         instant += 1
@@ -592,7 +597,7 @@ def index(reader: ViewReader) -> dict[str, IndexLine]:
         return {}
     for name, line in lines.items():
         if not SCHEDULE_NAME.fullmatch(name):
-            reader.keep(Unreadable(key, name, "a name", "the name of a schedule"))
+            reader.add_row(Unreadable(key, name, "a name", "the name of a schedule"))
         elif isinstance(line, InvalidValueError):
             reader.add(line)
         else:
@@ -600,7 +605,7 @@ def index(reader: ViewReader) -> dict[str, IndexLine]:
     return found
 
 
-def look(reader: ViewReader, lines: Mapping[str, IndexLine]) -> list[_SeenSchedule]:
+def read_schedules(reader: ViewReader, lines: Mapping[str, IndexLine]) -> list[_SeenSchedule]:
     """Read schedules. The reader records an invalid one, and the result omits it."""
     wanted = [(name, line, line.place) for name, line in lines.items()]
     found = {name: each for name, line, _ in wanted if (each := _SeenSchedule(name, line, None))}
@@ -637,7 +642,7 @@ def _read_stored(
     return found
 
 
-def _all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
+def _find_all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
     """Return the named schedules.
 
     Raises InvalidRequestError, RequestRefusedError when one does not exist.
@@ -656,7 +661,7 @@ def _all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
             line = IndexLine("", OPERATOR, ("", 0))
             found.append(_SeenSchedule(name, line, None))
             continue
-        found += look(ViewReader(store), {name: line})
+        found += read_schedules(ViewReader(store), {name: line})
     return found
 
 
@@ -666,15 +671,15 @@ def _find_schedule(store: Store, name: str) -> _SeenSchedule:
     Raises InvalidRequestError, RequestRefusedError when it does not exist, InvalidValueError.
     """
     check_name(name)
-    lines = _line_of(store, name)
+    lines = _read_index_line(store, name)
     reader = ViewReader(store)
-    [found] = look(reader, lines)
+    [found] = read_schedules(reader, lines)
     for row in reader.rows:
         raise InvalidValueError(row.key, row.field, row.found, row.wanted)
     return found
 
 
-def _line_of(store: Store, name: str) -> dict[str, IndexLine]:
+def _read_index_line(store: Store, name: str) -> dict[str, IndexLine]:
     line = calls.index(store, [name]).get(name)
     if line is None:
         raise _not_found_error(store, name)
@@ -696,7 +701,7 @@ def _build(given: Mapping[str, Any]) -> Schedule:
         raise InvalidRequestError(str(error)) from None
 
 
-def _instead(given: Mapping[str, Any]) -> dict[str, Any]:
+def _clear_replaced(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings, with None for each one that they replace (cron, every and at)."""
     changed = dict(given)
     chosen = [name for name in _WHEN if name in given]
@@ -721,7 +726,7 @@ def _place(store: Store, schedule: Schedule) -> TopicPartition:
     return schedule.topic, partition
 
 
-def _act_on_each(
+def _apply_to_each(
     store: Store,
     names: Iterable[str],
     may: Callable[[Store, _SeenSchedule], bool],
@@ -730,7 +735,7 @@ def _act_on_each(
     dry_run: bool,
 ) -> ScheduleChanged:
     """Run an action on schedules, after checking that each one allows it."""
-    chosen = [found for found in _all(store, names) if may(store, found)]
+    chosen = [found for found in _find_all(store, names) if may(store, found)]
     dues = [found.kept.due_unix_ms for found in chosen if found.kept and found.kept.due_unix_ms]
     if not dry_run:
         for found in chosen:
@@ -791,7 +796,7 @@ def _may_remove(store: Store, found: _SeenSchedule) -> bool:
     return True
 
 
-def _whose(line: IndexLine) -> str:
+def _describe_owner(line: IndexLine) -> str:
     who = "added by an operator" if line.origin == OPERATOR else f"a file of fleet {line.fleet}"
     return f"{line.place[0]}, {who}"
 

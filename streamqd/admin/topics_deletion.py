@@ -41,7 +41,7 @@ _OF_PARTITIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class DeletionExtent:
     """The extent of a deletion. `owned` are assignments that an instance owns."""
 
     topic: str
@@ -62,7 +62,7 @@ class Deleted:
     keys: int
 
 
-def look(store: Store, topic: str) -> Doomed:
+def measure_extent(store: Store, topic: str) -> DeletionExtent:
     """Return the extent of the deletion without deleting. Raises TopicNotFoundError."""
     raw = store.execute("HGET", store.keys.meta(topic), "deleting")
     count = int(raw) if raw is not None else admin.partition_count(store, topic)
@@ -80,7 +80,7 @@ def look(store: Store, topic: str) -> Doomed:
             )
         ],
     )
-    return Doomed(
+    return DeletionExtent(
         topic=topic,
         partitions=count,
         messages=sum(lengths[::2]),
@@ -107,7 +107,7 @@ def delete(
     Raises TopicNotFoundError, and RequestRefusedError while a group on it is owned and `force` is
     false.
     """
-    found = look(store, topic)
+    found = measure_extent(store, topic)
     if found.owned and not force:
         more = f" and {len(found.owned) - 1} more" if len(found.owned) > 1 else ""
         raise RequestRefusedError(
@@ -128,7 +128,7 @@ def delete(
     return Deleted(topic, found.partitions, removed)
 
 
-def _batches(store: Store, topic: str, found: Doomed) -> Iterator[list[str | bytes]]:
+def _batches(store: Store, topic: str, found: DeletionExtent) -> Iterator[list[str | bytes]]:
     """Yield the keys to remove: known ones, the owner's first, then keys that a scan finds."""
     keys, numbers = store.keys, range(found.partitions)
     assignments = [(topic, number, group) for number in numbers for group in found.groups]

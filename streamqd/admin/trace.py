@@ -178,16 +178,16 @@ def trace(fleet: Fleet, name: Name | OutboxUid) -> Trace:
     """
     count = topics.partition_count(fleet.store, name.topic)
     if isinstance(name, OutboxUid):
-        return _of_outbox(fleet, name, count)
+        return _trace_outbox_row(fleet, name, count)
     topics.check_partition(name.topic, name.partition, count)
     try:
         entry_id = read_id(name.id)
     except ValueError:
-        return _of_send(fleet, name)
+        return _trace_delayed_send(fleet, name)
     return _Search(fleet, name, entry_id).run()
 
 
-def _of_outbox(fleet: Fleet, name: OutboxUid, partitions: int) -> Trace:
+def _trace_outbox_row(fleet: Fleet, name: OutboxUid, partitions: int) -> Trace:
     """Find the message of a row by its UID, in every partition."""
     search = outbox_messages.find(fleet.store, name, partitions)
     if search.found is None:
@@ -202,14 +202,14 @@ def _of_outbox(fleet: Fleet, name: OutboxUid, partitions: int) -> Trace:
         )
     partition, entry_id = search.found
     if not entry_id:
-        found = _of_send(fleet, Name(name.topic, partition, name.uid))
+        found = _trace_delayed_send(fleet, Name(name.topic, partition, name.uid))
     else:
         place = Name(name.topic, partition, entry_id)
         found = _Search(fleet, place, read_id(entry_id)).run()
     return replace(found, send_id="", outbox_uid=str(name))
 
 
-def _of_send(fleet: Fleet, name: Name) -> Trace:
+def _trace_delayed_send(fleet: Fleet, name: Name) -> Trace:
     """Find a delayed send by its send ID and, if it was due, the message that it became."""
     store = fleet.store
     due = store.execute("ZSCORE", store.keys.delayed_sends(name.topic, name.partition), name.id)
@@ -241,7 +241,7 @@ class _Search:
         self._fleet, self._store, self._keys = fleet, fleet.store, fleet.store.keys
         self._name, self._id = name, entry_id
         self._complete = True
-        self._again: list[str] = []  # entries that a replay to every group has written
+        self._replay_ids: list[str] = []  # entries that a replay to every group has written
 
     def run(self) -> Trace:
         name, keys = self._name, self._keys
@@ -261,18 +261,19 @@ class _Search:
         counts = pairs(info)
         last = read_id(last_id(info))
         dead_letters = [
-            self._dead_letter(copy) for copy in self._copies(keys.dlq(name.topic, name.partition))
+            self._dead_letter(copy)
+            for copy in self._find_copies(keys.dlq(name.topic, name.partition))
         ]
-        where = "present" if here else "trimmed" if self._before(first) else "missing"
+        where = "present" if here else "trimmed" if self._is_trimmed(first) else "missing"
         if self._id > last and not dead_letters:
             raise RequestRefusedError(
                 f"message {self._uid} not found: the last one written to its partition is {last}"
             )
-        self._again = [copy.id for copy in self._copies(stream)]
+        self._replay_ids = [copy.id for copy in self._find_copies(stream)]
         groups = topics.groups(self._store, name.topic, (name.partition,))
-        rows = [self._group(group, dead_letters, assignments) for group in sorted(groups)]
+        rows = [self._trace_group(group, dead_letters, assignments) for group in sorted(groups)]
         written = bool(
-            here or dead_letters or self._again or any(row.state in _KNOWN for row in rows)
+            here or dead_letters or self._replay_ids or any(row.state in _KNOWN for row in rows)
         )
         unreadable = any(row.state == UNREADABLE for row in rows)
         if not written and not unreadable:
@@ -299,7 +300,7 @@ class _Search:
             archived=None if passed is None else self._id <= passed,
             groups=rows,
             dead_letters=dead_letters,
-            replays=self._again,
+            replays=self._replay_ids,
             complete=self._complete,
         )
 
@@ -307,14 +308,14 @@ class _Search:
     def _uid(self) -> str:
         return f"{self._name.topic}/{self._name.partition}/{self._id}"
 
-    def _before(self, first: bytes | None) -> bool:
+    def _is_trimmed(self, first: bytes | None) -> bool:
         """Return True if trimming has removed all entries up to the message."""
         kept = _id(first)
         return kept is not None and self._id < kept
 
     # --- copies ---
 
-    def _copies(self, stream: str) -> list[tracing.Copy]:
+    def _find_copies(self, stream: str) -> list[tracing.Copy]:
         """Return the copies in a stream, which were written after the message itself."""
         copies: list[tracing.Copy] = []
         begin = str(self._id)
@@ -347,7 +348,7 @@ class _Search:
 
     # --- one group ---
 
-    def _group(
+    def _trace_group(
         self,
         group: str,
         dead_letters: list[DeadLetterTrace],
@@ -357,35 +358,35 @@ class _Search:
         seen = assignments.get(assignment)
         owner, condition = (seen.owner, seen.condition) if seen is not None else ("", "unknown")
         try:
-            found = self._state(assignment, dead_letters, seen)
+            found = self._group_state(assignment, dead_letters, seen)
         except RedisResponseError as error:
             found = {"state": UNREADABLE, "problem": str(error)}
         return GroupTrace(group=group, owner=owner, condition=condition, **found)
 
-    def _state(
+    def _group_state(
         self,
         assignment: Assignment,
         dead_letters: list[DeadLetterTrace],
         seen: AssignmentRow | None,
     ) -> dict[str, Any]:
         if assignment.reads_dead_letters:
-            return self._trace_of_dead_letters(assignment, dead_letters, seen)
+            return self._state_by_dead_letters(assignment, dead_letters, seen)
         retry = self._keys.retry_stream(*assignment)
-        mine = [each for each in dead_letters if each.group == assignment.group]
-        more: dict[str, Any] = {"dead_letter_ids": [each.id for each in mine]}
-        replays = max((each.replays for each in mine), default=0)
+        of_group = [each for each in dead_letters if each.group == assignment.group]
+        more: dict[str, Any] = {"dead_letter_ids": [each.id for each in of_group]}
+        replays = max((each.replays for each in of_group), default=0)
         # The newest of the entry and the entries that replays to every group wrote gives the state.
         held = [
-            self._handed_out(assignment, self._keys.source(*assignment), f"m:{entry_id}", seen)
-            for entry_id in (*reversed(self._again), str(self._id))
+            self._entry_state(assignment, self._keys.source(*assignment), f"m:{entry_id}", seen)
+            for entry_id in (*reversed(self._replay_ids), str(self._id))
         ]
         for each in held:
             if each["state"] in (RUNNING, PENDING):
                 return more | each | {"attempt": each["failures"] + 1, "replays": replays}
-        for copy in reversed(self._copies(retry)):
+        for copy in reversed(self._find_copies(retry)):
             counts = _counts(copy.fields)
             replays = max(replays, counts["replays"])
-            again = self._handed_out(assignment, retry, f"r:{copy.id}", seen)
+            again = self._entry_state(assignment, retry, f"r:{copy.id}", seen)
             if again["state"] != DONE:
                 word = READY if again["state"] == UNREAD else again["state"]
                 counts["attempt"] += again.get("failures", 0)
@@ -395,13 +396,13 @@ class _Search:
             found = _describe_delayed(row)
             return more | found | {"replays": max(replays, found["replays"])}
         more["replays"] = replays
-        if mine:
-            last = mine[-1]
+        if of_group:
+            last = of_group[-1]
             cause = {"error_class": last.error_class, "error_message": last.error_message}
             return more | cause | {"state": DEAD}
         return more | {"state": UNREAD if held[0]["state"] == UNREAD else DONE}
 
-    def _trace_of_dead_letters(
+    def _state_by_dead_letters(
         self,
         assignment: Assignment,
         dead_letters: list[DeadLetterTrace],
@@ -410,12 +411,12 @@ class _Search:
         """Return the trace in a group that reads dead letters."""
         for dead_letter in reversed(dead_letters):
             place = f"m:{dead_letter.id.partition(':')[2]}"
-            return self._handed_out(assignment, self._keys.source(*assignment), place, seen) | {
+            return self._entry_state(assignment, self._keys.source(*assignment), place, seen) | {
                 "dead_letter_ids": [dead_letter.id]
             }
         return {"state": "none"}
 
-    def _handed_out(
+    def _entry_state(
         self, assignment: Assignment, stream: str, place: str, seen: AssignmentRow | None
     ) -> dict[str, Any]:
         """Return the state of one stream entry in a group: unread, running, pending or done."""

@@ -215,7 +215,7 @@ def answer(
         reader, [assignment for assignment in assignments if assignment.is_of_query]
     )
     held = dict(zip(assignments, other_clients(reader, assignments), strict=True))
-    feeding = outboxes.of_topic(reader, topic, () if partition is not None else configured)
+    feeding = outboxes.read_for_topic(reader, topic, () if partition is not None else configured)
     late = [
         cause
         for view in feeding
@@ -224,7 +224,7 @@ def answer(
     return [
         Answer(
             row,
-            _with_outboxes(
+            _add_outbox_causes(
                 causes(
                     replace(
                         facts,
@@ -243,7 +243,7 @@ def answer(
     ]
 
 
-def _with_outboxes(found: list[WaitCause], late: list[WaitCause]) -> list[WaitCause]:
+def _add_outbox_causes(found: list[WaitCause], late: list[WaitCause]) -> list[WaitCause]:
     """Return the causes of a group and of the outboxes that feed its topic.
 
     A group without messages waits for the outbox. A group with messages has its own cause.
@@ -322,9 +322,9 @@ class AssignmentCause(NamedTuple):
 def problems(seen: FleetSnapshot) -> Iterator[AssignmentCause]:
     """Yield the first problem of each assignment, if it has one. Directives are not problems."""
     for facts in wait_facts(seen):
-        for rule in _rules(facts):
+        for rule in _applicable_rules(facts):
             if rule.word in _PROBLEMS:
-                yield AssignmentCause(facts.row, _cause(rule, _texts(facts)))
+                yield AssignmentCause(facts.row, _cause(rule, _sentence_values(facts)))
                 break
 
 
@@ -350,7 +350,7 @@ def summarize(found: Iterable[AssignmentCause]) -> list[tuple[AssignmentCause, s
 
 
 class CauseRule(NamedTuple):
-    """A row of a table. `sentence` and `advice` are format strings for the values of `_texts`."""
+    """A row of a table. `sentence` and `advice` are format strings for `_sentence_values`."""
 
     word: str
     holds: Callable[[WaitFacts], object]
@@ -360,8 +360,8 @@ class CauseRule(NamedTuple):
 
 def causes(facts: WaitFacts) -> list[WaitCause]:
     """Return all causes that apply, most likely first. Never empty."""
-    texts = _texts(facts)
-    return [_cause(rule, texts) for rule in _rules(facts)]
+    texts = _sentence_values(facts)
+    return [_cause(rule, texts) for rule in _applicable_rules(facts)]
 
 
 def _cause(rule: CauseRule, texts: Mapping[str, object]) -> WaitCause:
@@ -369,27 +369,27 @@ def _cause(rule: CauseRule, texts: Mapping[str, object]) -> WaitCause:
     return WaitCause(rule.word, sentence, advice, rule.word in _MOVES)
 
 
-def _rules(facts: WaitFacts) -> list[CauseRule]:
+def _applicable_rules(facts: WaitFacts) -> list[CauseRule]:
     if facts.row.lease == "query":
-        return _first(_QUERY, facts)
-    rules = _first(_DIRECTIVES, facts)
+        return _first_matching_rule(_QUERY, facts)
+    rules = _first_matching_rule(_DIRECTIVES, facts)
     if not facts.row.stopped:  # otherwise the missing owner follows from the stop
         if facts.row.lease != "owned":
-            rules += _first(_EXPIRED, facts) + _first(_UNOWNED, facts)
+            rules += _first_matching_rule(_EXPIRED, facts) + _first_matching_rule(_UNOWNED, facts)
         else:
-            rules += _first(_OWNED, facts) or _all(_AT_WORK, facts)
-    rules += _all(_OTHER_CLIENTS, facts)
+            rules += _first_matching_rule(_OWNED, facts) or _matching_rules(_AT_WORK, facts)
+    rules += _matching_rules(_OTHER_CLIENTS, facts)
     if not rules or not (facts.waits or any(rule.word in _GRAVE for rule in rules)):
-        rules = _first(_OTHERWISE, facts)
+        rules = _first_matching_rule(_FALLBACK, facts)
     return rules
 
 
-def _all(rules: Iterable[CauseRule], facts: WaitFacts) -> list[CauseRule]:
+def _matching_rules(rules: Iterable[CauseRule], facts: WaitFacts) -> list[CauseRule]:
     return [rule for rule in rules if rule.holds(facts)]
 
 
-def _first(rules: Iterable[CauseRule], facts: WaitFacts) -> list[CauseRule]:
-    return _all(rules, facts)[:1]
+def _first_matching_rule(rules: Iterable[CauseRule], facts: WaitFacts) -> list[CauseRule]:
+    return _matching_rules(rules, facts)[:1]
 
 
 def _in_states(*states: str) -> Callable[[WaitFacts], bool]:
@@ -708,7 +708,7 @@ _OTHER_CLIENTS = (
 )
 
 # The activity of an assignment that nothing delays. The first true one applies.
-_OTHERWISE = (
+_FALLBACK = (
     CauseRule("idle", lambda f: not f.waits, "{assignment}: no messages waiting"),
     CauseRule(
         "lag-growing",
@@ -831,14 +831,14 @@ def share_failing(acked: float | None, failed: float | None) -> float:
 # --- parts of sentences ---------------------------------------------------------------------------
 
 
-def _texts(f: WaitFacts) -> dict[str, object]:
+def _sentence_values(f: WaitFacts) -> dict[str, object]:
     """Return the values for the sentences of the table."""
     stop, pause = f.control.stop_of(f.row.assignment), f.control.pause_of(f.row.assignment)
-    order = stop or (pause and pause[1])
+    directive = stop or (pause and pause[1])
     scope = str(pause[0]) if pause else ""
     silence = f"has been silent for {_silent_seconds(f, f.holder):.0f} s" if f.holder else ""
     least = max(f.row.lag or 0, f.row.lag_at_least)
-    left = _catching_up(least, f.slope)
+    left = _format_catch_up_time(least, f.slope)
     return {
         "assignment": f.row.assignment,
         "topic": f.row.assignment.topic,
@@ -846,7 +846,7 @@ def _texts(f: WaitFacts) -> dict[str, object]:
         "pair": f.pair,
         "lease": f.row.lease,
         "owner": f.row.owner or f.row.reporter,
-        "by": _by(order) if order else "",
+        "by": _format_author(directive) if directive else "",
         "scope": scope,
         "scope_argument": as_argument(scope),
         "alive": plural(len(f.alive), "live instance"),
@@ -854,22 +854,22 @@ def _texts(f: WaitFacts) -> dict[str, object]:
         "fit": ", ".join(each.instance for each in f.fit),
         "taker": f.present[0].instance if f.present else "",
         "caps": ", ".join(f"{each.instance} {each.owned} of {each.cap}" for each in f.present),
-        "limits": ", ".join(_limit(each) for each in f.fit),
-        "limit": _limit(f.holder) if f.holder else "",
+        "limits": ", ".join(_format_limit(each) for each in f.fit),
+        "limit": _format_limit(f.holder) if f.holder else "",
         "silence": silence,
         "and_silence": f" and {silence}" if silence else "",
-        "last": _last(f.row.failures),
-        "last_outage": _last(of_dependencies(f.row.failures)),
-        "see_failed": _see_failed(f),
+        "last": _format_last_failure(f.row.failures),
+        "last_outage": _format_last_failure(of_dependencies(f.row.failures)),
+        "see_failed": _command_for_failed(f),
         "crash": f"{f.crashes[0].error}, {f.crashes[0].seconds_ago:.0f} s ago" if f.crashes else "",
         "housekeeping": f.housekeeping[0].error if f.housekeeping else "",
         "waiting_retries": plural(f.row.waiting_retries or 0, "message"),
-        "next_due": _since(
+        "next_due": _format_seconds(
             ", the next in {} s", _seconds_until(f.row.next_due_unix_ms, f.now_unix_ms)
         ),
         "unowned": plural(f.other_clients.get("", 0), "message"),
-        "clients": _clients(f.other_clients),
-        "waiting": _waiting(f),
+        "clients": _format_clients(f.other_clients),
+        "waiting": _format_waiting(f),
         "shown": "an unknown time" if f.shown_seconds is None else lasting(f.shown_seconds),
         "acked": f"{f.acked:.1f} messages/s",
         "failing_share": f"{f.failing_share:.0%}",
@@ -880,18 +880,18 @@ def _texts(f: WaitFacts) -> dict[str, object]:
         "catch_up": lag_advice(least, f.slope),
         "run": lasting(f.run_seconds),
         "running": _running_message(f),
-        **_texts_of(f.row),
+        **_row_values(f.row),
     }
 
 
-def _catching_up(least: int, slope: float) -> str:
+def _format_catch_up_time(least: int, slope: float) -> str:
     """Return how long it takes to handle all unread messages, '' if the lag does not fall."""
     return lasting(least / -slope) if least and slope < -STEADY else ""
 
 
 def lag_advice(least: int, slope: float) -> str:
     """Return what to do about a lag of at least so many messages, which grows by `slope`/s."""
-    left = _catching_up(least, slope)
+    left = _format_catch_up_time(least, slope)
     if left:
         return f"wait: at this rate it takes {left} to catch up"
     return "make the handler faster, or grow the topic"
@@ -901,7 +901,7 @@ def _silent_seconds(f: WaitFacts, member: InstanceRow) -> float:
     return max(0, f.now_unix_ms - member.heartbeat_unix_ms) / 1000
 
 
-def _texts_of(row: AssignmentRow) -> dict[str, object]:
+def _row_values(row: AssignmentRow) -> dict[str, object]:
     full = ", the maximum, and fetches no more" if row.worker == "full" else ""
     keys = "one held key" if row.held_keys == 1 else f"{row.held_keys or 0:,} held keys"
     shared = row.rate_per == "group"
@@ -916,17 +916,17 @@ def _texts_of(row: AssignmentRow) -> dict[str, object]:
         "blocked": lasting(row.loop_blocked_seconds or 0.0),
         "blocker": f" at {row.loop_blocker}" if row.loop_blocker else "",
         "recovery": recovery(row.suspects_left, row.suspects, row.round_size),
-        "next": _since(", next attempt in {} s", row.waits_seconds),
-        "progress": _since(" (it reported progress {} s ago)", row.progress_seconds),
+        "next": _format_seconds(", next attempt in {} s", row.waits_seconds),
+        "progress": _format_seconds(" (it reported progress {} s ago)", row.progress_seconds),
     }
 
 
-def _last(failures: Iterable[RecentFailure]) -> str:
+def _format_last_failure(failures: Iterable[RecentFailure]) -> str:
     last = min(failures, key=lambda each: each.seconds_ago, default=None)
     return f"; last: {last.error}, {last.seconds_ago:.0f} s ago" if last else ""
 
 
-def _see_failed(f: WaitFacts) -> str:
+def _command_for_failed(f: WaitFacts) -> str:
     """Return the command that shows the failed messages: dead letters or waiting retries."""
     topic, group = f.row.assignment[::2]
     if f.row.dead_letters:
@@ -942,13 +942,13 @@ def _seconds_until(then_unix_ms: int | None, now_unix_ms: int | None) -> float |
     return (then_unix_ms - now_unix_ms) / 1000
 
 
-def _since(text: str, seconds: float | None) -> str:
+def _format_seconds(text: str, seconds: float | None) -> str:
     return "" if seconds is None else text.format(f"{max(0.0, seconds):.0f}")
 
 
-def _by(order: Directive) -> str:
-    who = f" by {order.by}" if order.by else ""
-    return f"{who} ({order.why})" if order.why else who
+def _format_author(directive: Directive) -> str:
+    who = f" by {directive.by}" if directive.by else ""
+    return f"{who} ({directive.why})" if directive.why else who
 
 
 def as_argument(scope: str) -> str:
@@ -966,11 +966,11 @@ def as_argument(scope: str) -> str:
             return scope
 
 
-def _limit(member: InstanceRow) -> str:
+def _format_limit(member: InstanceRow) -> str:
     return f"{member.instance} runs {member.owned}: {member.limit}"
 
 
-def _clients(other_clients: Mapping[str, int]) -> str:
+def _format_clients(other_clients: Mapping[str, int]) -> str:
     return " and ".join(
         f"{client!r} holds {plural(count, 'message')}"
         for client, count in sorted(other_clients.items())
@@ -986,7 +986,7 @@ def _running_message(f: WaitFacts) -> str:
     return f" ({f.row.running})" if f.row.running else ""
 
 
-def _waiting(f: WaitFacts) -> str:
+def _format_waiting(f: WaitFacts) -> str:
     lag = f"{f.row.lag_at_least:,} or more" if f.row.lag is None else f"{f.row.lag:,}"
     oldest = _seconds_until(f.now_unix_ms, f.row.oldest_unix_ms)
     age = "" if oldest is None else f", the oldest {lasting(oldest)} old"

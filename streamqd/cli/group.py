@@ -99,7 +99,7 @@ def _show_group(detail: groups.GroupDetail) -> None:
         oldest_unread=lambda row: ago(now, row.oldest_unread_unix_ms),
         oldest_pending=lambda row: ago(now, row.oldest_pending_unix_ms),
         retries=lambda row: row.waiting_retries,
-        position=lambda row: groups.in_words(row.position),
+        position=lambda row: groups.format_position(row.position),
         epoch=epoch,
     )
 
@@ -178,7 +178,7 @@ def _show_reset(session: Session, done: groups.GroupReset, dry_run: bool) -> Non
         "PARTITION BEFORE NOW UNREAD FORGOTTEN DROPPED",
         done.partitions,
         partition=lambda row: str(row.partition),
-        before=lambda row: groups.in_words(row.before),
+        before=lambda row: groups.format_position(row.before),
         now=lambda row: row.reached,
         unread=lambda row: at_least(row.unread, row.unread_exact),
         forgotten=lambda row: row.pending,

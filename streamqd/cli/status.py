@@ -10,7 +10,7 @@ import click
 from streamqd.admin import fleet
 from streamqd.admin import partitions as admin_partitions
 from streamqd.admin.assignments import AssignmentRow
-from streamqd.admin.condition import STEADY, in_words, recovery
+from streamqd.admin.condition import STEADY, describe_condition, recovery
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import (
     ago,
@@ -150,7 +150,7 @@ def _state(condition: str, run_seconds: float | None, progress: str) -> str:
         return f"recovering: {progress}"
     if condition == "running":
         return f"running {age((run_seconds or 0.0) * 1000)}"
-    return in_words(condition)
+    return describe_condition(condition)
 
 
 def _show_assignments(seen: fleet.StatusView) -> None:

@@ -209,40 +209,40 @@ def delete(
     it uses `create=False`. If the deletion is interrupted, run the same command to finish it.
     `streamqd dlq audit TOPIC` then shows one entry, with the user.
     """
-    doomed = topics_deletion.look(session.store, name)
-    if doomed.owned and not force and not dry_run:
+    extent = topics_deletion.measure_extent(session.store, name)
+    if extent.owned and not force and not dry_run:
         raise RequestRefusedError(
-            f"topic {name} is in use ({count(len(doomed.owned), 'assignment')}, such as"
-            f" {doomed.owned[0]}); stop its consumers first, or pass --force"
+            f"topic {name} is in use ({count(len(extent.owned), 'assignment')}, such as"
+            f" {extent.owned[0]}); stop its consumers first, or pass --force"
         )
     offering = directives.consuming_instances(session.fleet, name)
     if dry_run:
-        return CommandResult(doomed, lambda: _show_doomed(doomed, offering))
+        return CommandResult(extent, lambda: _show_extent(extent, offering))
     if offering and not while_consumed:
         raise RequestRefusedError(
             f"{', '.join(offering)} would create the topic again, empty; stop these instances,"
             " or remove the consumer and reload, or pass --while-consumed"
         )
-    confirm(f"Delete {_describe_deletion(doomed)}?", yes)
+    confirm(f"Delete {_describe_deletion(extent)}?", yes)
     done = topics_deletion.delete(session.store, name, force=force)
     # The audit log was deleted with the topic: this is the first entry of a new one.
     session.record(
         name, "topic delete",
-        {"groups": doomed.groups, "partitions": done.partitions, "force": force},
-        {"messages": doomed.messages, "dead_letters": doomed.dead_letters, "keys": done.keys},
+        {"groups": extent.groups, "partitions": done.partitions, "force": force},
+        {"messages": extent.messages, "dead_letters": extent.dead_letters, "keys": done.keys},
     )  # fmt: skip
     return CommandResult(
         done, f"{name} deleted: {count(done.partitions, 'partition')}, {done.keys:,} keys"
     )
 
 
-def _show_doomed(doomed: topics_deletion.Doomed, offering: Iterable[str]) -> None:
-    click.echo(f"would delete {_describe_deletion(doomed)}")
-    for line in (*doomed.owned, *(f"offered by {each}" for each in offering)):
+def _show_extent(extent: topics_deletion.DeletionExtent, offering: Iterable[str]) -> None:
+    click.echo(f"would delete {_describe_deletion(extent)}")
+    for line in (*extent.owned, *(f"offered by {each}" for each in offering)):
         click.echo(f"in use: {line}")
 
 
-def _describe_deletion(found: topics_deletion.Doomed) -> str:
+def _describe_deletion(found: topics_deletion.DeletionExtent) -> str:
     groups = f" and the groups {', '.join(found.groups)}" if found.groups else ""
     partly = ", partly deleted already" if found.partly_deleted else ""
     return (

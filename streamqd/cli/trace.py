@@ -11,7 +11,7 @@ import click
 
 from streamqd.admin import as_json as plain
 from streamqd.admin import trace as admin
-from streamqd.admin.condition import in_words
+from streamqd.admin.condition import describe_condition
 from streamqd.cli.arguments import DIRECTORY
 from streamqd.cli.command import CommandResult, answering
 from streamqd.cli.output import printable, sentence
@@ -209,7 +209,7 @@ def _why(each: admin.GroupTrace) -> str:
         return ""
     if each.condition == "running":
         return f", another message is running{on}"
-    return f", {in_words(each.condition)}{on}"
+    return f", {describe_condition(each.condition)}{on}"
 
 
 def _error(error_class: str, message: str) -> str:

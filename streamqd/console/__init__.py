@@ -17,7 +17,7 @@ from collections.abc import Callable
 import uvicorn
 
 from streamqd import config, logs
-from streamqd.console.access import ConsoleAccess, check_listening, made_access
+from streamqd.console.access import ConsoleAccess, check_listening, make_access
 from streamqd.console.app import ConsoleApp
 from streamqd.console.backend import ArchiveLook, Backend
 from streamqd.errors import RequestRefusedError
@@ -37,7 +37,7 @@ def run(settings: config.Settings, say: Callable[[str], None], look: ArchiveLook
     check_listening(settings.console)
     with _listening(settings.console) as listener:
         port = listener.getsockname()[1]
-        access = made_access(settings.console, port)
+        access = make_access(settings.console, port)
         logs.setup(role="console", style=settings.log.format, level=settings.log.level)
         backend = Backend(settings, look)
         try:
@@ -82,7 +82,11 @@ async def _serve(
     base = _address(settings.console, listener.getsockname()[1]) + settings.console.prefix
 
     def announce() -> None:
-        say(f"console: {base}?token={access.new_token()}" if access.by_link else f"console: {base}")
+        say(
+            f"console: {base}?token={access.new_token()}"
+            if access.logs_in_by_link
+            else f"console: {base}"
+        )
 
     console = ConsoleApp(settings, access, backend, announce)
     server = uvicorn.Server(

@@ -162,7 +162,7 @@ class _Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class AccessRequest:
     """The parts of a request that decide about access. Header names are in lower case."""
 
     method: str
@@ -187,21 +187,21 @@ class ConsoleAccess:
     # --- who it is ---
 
     @property
-    def by_link(self) -> bool:
+    def logs_in_by_link(self) -> bool:
         """True if a link with a token logs in, as the only way."""
         return self.users is None and self.settings.proxy_header is None
 
-    def person(self, asking: Asking) -> Person | None:
+    def person(self, request: AccessRequest) -> Person | None:
         """Return the person of a request, None if it is not logged in."""
         header = self.settings.proxy_header
-        if header is not None and self.trusts(asking.peer):
-            name = asking.headers.get(header.lower(), "").strip()
+        if header is not None and self.trusts(request.peer):
+            name = request.headers.get(header.lower(), "").strip()
             if name and len(name) <= NAME_CHARS and name.isprintable():
                 known = (self.users or {}).get(name)
                 return self._make_person(
                     name, known.role if known else role_of(self.settings.proxy_role)
                 )
-        value = asking.cookies.get(self.cookie_name(secure=self.is_secure(asking)), "")
+        value = request.cookies.get(self.cookie_name(secure=self.is_secure(request)), "")
         now = time.monotonic()
         with self._lock:
             session = self._sessions.get(_key(value))
@@ -218,10 +218,10 @@ class ConsoleAccess:
             return False
         return any(address in ipaddress.ip_network(each) for each in self.settings.proxy_from)
 
-    def is_secure(self, asking: Asking) -> bool:
+    def is_secure(self, request: AccessRequest) -> bool:
         """Return True if the browser uses https, directly or to a named proxy."""
-        forwarded = asking.headers.get("x-forwarded-proto", "")
-        return asking.scheme == "https" or (forwarded == "https" and self.trusts(asking.peer))
+        forwarded = request.headers.get("x-forwarded-proto", "")
+        return request.scheme == "https" or (forwarded == "https" and self.trusts(request.peer))
 
     def _make_person(self, name: str, role: Role) -> Person:
         bodies = getattr(self.settings, f"{role.word}_bodies")
@@ -235,15 +235,15 @@ class ConsoleAccess:
             self._token = secrets.token_urlsafe(24)
             return self._token
 
-    def enter_by_token(self, token: str) -> str | None:
+    def log_in_by_token(self, token: str) -> str | None:
         """Return a new session for the right token, which then no longer works."""
         with self._lock:
             right = bool(self._token) and hmac.compare_digest(token.encode(), self._token.encode())
             if right:
                 self._token = ""
-        return self._enter(self._make_person(_own_name(), Role.ADMIN)) if right else None
+        return self._start_session(self._make_person(_own_name(), Role.ADMIN)) if right else None
 
-    def enter_by_password(self, name: str, password: str) -> str | None:
+    def log_in_by_password(self, name: str, password: str) -> str | None:
         """Return a new session for the right password.
 
         Raises RequestRefusedError after many wrong ones.
@@ -260,9 +260,9 @@ class ConsoleAccess:
             with self._lock:
                 self._failures.append(now)
             return None
-        return self._enter(self._make_person(user.name, user.role))
+        return self._start_session(self._make_person(user.name, user.role))
 
-    def _enter(self, person: Person) -> str:
+    def _start_session(self, person: Person) -> str:
         value = secrets.token_urlsafe(32)
         with self._lock:
             if len(self._sessions) >= SESSIONS_MAX:
@@ -271,9 +271,9 @@ class ConsoleAccess:
             self._sessions[_key(value)] = _Session(person, time.monotonic())
         return value
 
-    def leave(self, asking: Asking) -> None:
+    def log_out(self, request: AccessRequest) -> None:
         """End the session of a request."""
-        value = asking.cookies.get(self.cookie_name(secure=self.is_secure(asking)), "")
+        value = request.cookies.get(self.cookie_name(secure=self.is_secure(request)), "")
         with self._lock:
             self._sessions.pop(_key(value), None)
 
@@ -305,25 +305,25 @@ def _own_name() -> str:
 _NOBODY = UserRecord("", Role.VIEWER, b"-" * 16, b"")
 
 
-def is_own_request(asking: Asking, host: str) -> bool:
+def is_own_request(request: AccessRequest, host: str) -> bool:
     """Return True if a request comes from a page of this console, and from no other site.
 
     Browsers send Sec-Fetch-Site only over https and to loopback addresses. Without it, the Origin
     must be `host`, the name and port under which the browser knows the console.
     """
-    site = asking.headers.get("sec-fetch-site")
+    site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site in _SECURE_SITES
-    origin = urlsplit(asking.headers.get("origin", ""))
+    origin = urlsplit(request.headers.get("origin", ""))
     return bool(host) and origin.netloc.lower() == host.lower()
 
 
-def host_of(asking: Asking, access: ConsoleAccess) -> str:
+def host_of(request: AccessRequest, access: ConsoleAccess) -> str:
     """Return the name and port under which the browser knows the console."""
-    forwarded = asking.headers.get("x-forwarded-host")
-    if forwarded and access.trusts(asking.peer):
+    forwarded = request.headers.get("x-forwarded-host")
+    if forwarded and access.trusts(request.peer):
         return forwarded.partition(",")[0].strip()
-    return asking.headers.get("host", "")
+    return request.headers.get("host", "")
 
 
 def check_listening(console: config.Console) -> None:
@@ -337,7 +337,7 @@ def check_listening(console: config.Console) -> None:
     )
 
 
-def made_access(console: config.Console, port: int) -> ConsoleAccess:
+def make_access(console: config.Console, port: int) -> ConsoleAccess:
     """Return the access of a console that listens on a port. Raises RequestRefusedError."""
     users = read_users(console.users_file) if console.users_file else None
     if users is not None and not users and console.proxy_header is None:

@@ -22,7 +22,7 @@ from streamqd import config, logs
 from streamqd.console import backend as doors
 from streamqd.console import forms
 from streamqd.console.access import (
-    Asking,
+    AccessRequest,
     ConsoleAccess,
     Person,
     Role,
@@ -98,7 +98,7 @@ class Guard:
                     headers.setdefault(name, value)
             await send(message)
 
-        asking = asking_of(Request(scope))
+        asking = access_request(Request(scope))
         if asking.method not in ("GET", "HEAD") and not is_own_request(
             asking, host_of(asking, self._access)
         ):
@@ -108,11 +108,11 @@ class Guard:
         await self._app(scope, receive, with_headers)
 
 
-def asking_of(request: Request) -> Asking:
+def access_request(request: Request) -> AccessRequest:
     """Return the parts of a request that decide about access."""
     peer = request.client.host if request.client else ""
     headers = {name.lower(): value for name, value in request.headers.items()}
-    return Asking(request.method, peer, request.url.scheme, headers, request.cookies)
+    return AccessRequest(request.method, peer, request.url.scheme, headers, request.cookies)
 
 
 class ConsoleApp:
@@ -134,10 +134,14 @@ class ConsoleApp:
         self.hub = Hub(self._render_live, doors.explain)
         self.rules = self._table()
         routes = [Route(each.path, self._guard(each), methods=[each.method]) for each in self.rules]
-        self._views = [(Route(each.path, _unused), each) for each in VIEWS]
+        self._views = [(Route(each.path, _respond_empty), each) for each in VIEWS]
         app = Starlette(
             routes=routes,
-            exception_handlers={404: self._missing, 405: self._missing, 413: self._too_large},
+            exception_handlers={
+                404: self._respond_not_found,
+                405: self._respond_not_found,
+                413: self._respond_too_large,
+            },
             max_body_size=BODY_BYTES_MAX,
         )
         self.app: ASGIApp = Guard(app, access, settings.console.prefix)
@@ -175,15 +179,15 @@ class ConsoleApp:
         """Return the endpoint of a route for persons with its role."""
 
         async def answer(request: Request) -> Response:
-            person = self._access.person(asking_of(request))
+            person = self._access.person(access_request(request))
             request.state.person = person
             if rule.role is not None:
-                if "token" in request.query_params and self._access.by_link:
-                    return self._enter(request)
+                if "token" in request.query_params and self._access.logs_in_by_link:
+                    return self._log_in_by_link(request)
                 if person is None:
-                    return self._unknown(request)
+                    return self._respond_unauthenticated(request)
                 if not person.may(rule.role):
-                    return self._forbidden(request, rule.role)
+                    return self._respond_forbidden(request, rule.role)
             return await self._answer(rule, request)
 
         return answer
@@ -193,10 +197,10 @@ class ConsoleApp:
         try:
             return await rule.endpoint(request)
         except InvalidRequestError as error:
-            return self._problem(request, HTTPStatus.BAD_REQUEST, str(error))
+            return self._respond_problem(request, HTTPStatus.BAD_REQUEST, str(error))
         except RequestRefusedError as error:
             status = HTTPStatus.NOT_FOUND if rule.method == "GET" else HTTPStatus.CONFLICT
-            return self._problem(request, status, str(error))
+            return self._respond_problem(request, status, str(error))
         except (RedisUnavailableError, RedisResponseError, TooBusyError) as error:
             if (
                 isinstance(error, RedisResponseError)
@@ -204,73 +208,75 @@ class ConsoleApp:
                 and not error.transient
             ):
                 text = f"Redis rejected the change: {error}"
-                return self._problem(request, HTTPStatus.CONFLICT, text)
-            return self._problem(
+                return self._respond_problem(request, HTTPStatus.CONFLICT, text)
+            return self._respond_problem(
                 request, HTTPStatus.SERVICE_UNAVAILABLE, doors.explain(error), away=True
             )
         except InvalidValueError as error:
             text = f"{error}; run `streamqd doctor` for the fix"
-            return self._problem(request, HTTPStatus.CONFLICT, text)
+            return self._respond_problem(request, HTTPStatus.CONFLICT, text)
         except StreamqdError as error:
-            return self._problem(request, HTTPStatus.CONFLICT, str(error))
+            return self._respond_problem(request, HTTPStatus.CONFLICT, str(error))
         except Exception as error:  # noqa: BLE001 - any other error is a page too, and in the log
             logs.event("console.failed", logging.ERROR, path=rule.path, exc=error)
             text = "An internal error occurred. The traceback is in the console's log."
-            return self._problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, text)
+            return self._respond_problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, text)
 
-    def _forbidden(self, request: Request, wanted: Role) -> Response:
+    def _respond_forbidden(self, request: Request, wanted: Role) -> Response:
         """Answer a person whose role does not suffice."""
         text = f"This requires role {wanted.word}; your role is {request.state.person.role.word}."
         if self._access.settings.read_only:
             text = "This console is read-only for every role."
-        return self._problem(request, HTTPStatus.FORBIDDEN, text)
+        return self._respond_problem(request, HTTPStatus.FORBIDDEN, text)
 
-    def _enter(self, request: Request) -> Response:
+    def _log_in_by_link(self, request: Request) -> Response:
         """Exchange the token of a link for a session, and remove it from the URL."""
-        value = self._access.enter_by_token(request.query_params["token"])
-        target = f"{self._root}{_here(request)}"
+        value = self._access.log_in_by_token(request.query_params["token"])
+        target = f"{self._root}{_current_url(request)}"
         if value is None:
             if request.state.person is not None:
                 return RedirectResponse(target, HTTPStatus.SEE_OTHER)
-            return self._unknown(request)
+            return self._respond_unauthenticated(request)
         self._new_link()
         return self._with_session(RedirectResponse(target, HTTPStatus.SEE_OTHER), request, value)
 
     def _with_session(self, response: Response, request: Request, value: str) -> Response:
-        secure = self._access.is_secure(asking_of(request))
+        secure = self._access.is_secure(access_request(request))
         response.headers.append("set-cookie", self._access.cookie(value, secure=secure))
         return response
 
-    def _unknown(self, request: Request) -> Response:
+    def _respond_unauthenticated(self, request: Request) -> Response:
         """Answer a request of a person who is not logged in."""
         if self._access.users is not None and request.method == "GET":
-            target = self._pages.url("/login", next=_here(request))
+            target = self._pages.url("/login", next=_current_url(request))
             return RedirectResponse(target, HTTPStatus.SEE_OTHER)
-        if self._access.by_link:
+        if self._access.logs_in_by_link:
             text = (
                 "Open the link that the console printed last. Its token works once; the console"
                 " prints a new one after each use."
             )
         else:
             text = "The proxy in front of this console did not send your name."
-        return self._problem(request, HTTPStatus.UNAUTHORIZED, text)
+        return self._respond_problem(request, HTTPStatus.UNAUTHORIZED, text)
 
     # --- pages ---
 
-    def _html(self, request: Request, template: str, status: int = 200, **context: Any) -> Response:
+    def _respond_html(
+        self, request: Request, template: str, status: int = 200, **context: Any
+    ) -> Response:
         """Return a page. For pages that need nothing of Redis."""
         person = getattr(request.state, "person", None)
         context.setdefault("theme", _theme(request))
         return HTMLResponse(
-            self._pages.page(template, person, _here(request), **context), int(status)
+            self._pages.page(template, person, _current_url(request), **context), int(status)
         )
 
-    def _problem(
+    def _respond_problem(
         self, request: Request, status: HTTPStatus, text: str, *, away: bool = False
     ) -> Response:
         # The overview is live, the missing page perhaps not. Its next event reloads the page.
         live_url = self._pages.url("/live", page="/") if away and request.method == "GET" else ""
-        return self._html(
+        return self._respond_html(
             request,
             "problem.html",
             status,
@@ -280,19 +286,19 @@ class ConsoleApp:
             live_url=live_url,
         )
 
-    async def _missing(self, request: Request, _error: Exception) -> Response:
-        request.state.person = self._access.person(asking_of(request))
-        return self._problem(
+    async def _respond_not_found(self, request: Request, _error: Exception) -> Response:
+        request.state.person = self._access.person(access_request(request))
+        return self._respond_problem(
             request, HTTPStatus.NOT_FOUND, "The console has no page at this address."
         )
 
-    async def _too_large(self, request: Request, _error: Exception) -> Response:
+    async def _respond_too_large(self, request: Request, _error: Exception) -> Response:
         text = f"The form is larger than {BODY_BYTES_MAX >> 20} MiB; nothing was changed."
-        return self._problem(request, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+        return self._respond_problem(request, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
 
     async def _view(self, view: ConsoleView, request: Request) -> Response:
         person: Person = request.state.person
-        here = _here(request)
+        here = _current_url(request)
         common = {
             "view": view,
             "title": view.title,
@@ -379,12 +385,12 @@ class ConsoleApp:
         `changed` means that the person has not seen this dry run yet.
         """
         person: Person = request.state.person
-        path, here, theme = request.path_params, _here(request), _theme(request)
+        path, here, theme = request.path_params, _current_url(request), _theme(request)
 
         def render(desk: Desk) -> str:
             visit = Visit(desk, person, path, values)
             fields = act.fields(visit)
-            sent = forms.values_of(values, fields)
+            sent = forms.unchanged_values(values, fields)
             preview = forms.run_preview(lambda: act.preview(visit))
             return self._pages.page(
                 "act.html",
@@ -417,7 +423,7 @@ class ConsoleApp:
         typed, seen = values.pop(TYPED, ""), values.pop(SEEN, None)
         if values.pop(DRY, ""):
             return await self._show_form(act, request, values)
-        if seen not in (None, forms.digest(forms.chosen_values(values))):
+        if seen not in (None, forms.digest(forms.user_values(values))):
             return await self._show_form(act, request, values, changed=True)
 
         def run(desk: Desk) -> ActResult:
@@ -426,7 +432,7 @@ class ConsoleApp:
             return doors.run_as(person.name, lambda: forms.write_note(desk, act.run(visit)))
 
         try:
-            done = await self._ledger.once(key, lambda: self._backend.call(run))
+            done = await self._ledger.run_once(key, lambda: self._backend.call(run))
         except (RequestRefusedError, InvalidValueError, MessageTooLargeError) as error:
             return await self._show_form(act, request, values, HTTPStatus.CONFLICT, str(error))
         place = path if done.parameters is None else done.parameters
@@ -450,18 +456,18 @@ class ConsoleApp:
 
     async def _login_page(self, request: Request) -> Response:
         if self._access.users is None:
-            return self._unknown(request)
+            return self._respond_unauthenticated(request)
         target = request.query_params.get("next", "")
-        return self._html(request, "login.html", title="Log in", problem="", next=target)
+        return self._respond_html(request, "login.html", title="Log in", problem="", next=target)
 
     async def _login(self, request: Request) -> Response:
         values = forms.read_form(await request.body())
         name, target = values.get("name", "").strip(), values.get("next", "")
         value = await self._backend.call(
-            lambda _desk: self._access.enter_by_password(name, values.get("password", ""))
+            lambda _desk: self._access.log_in_by_password(name, values.get("password", ""))
         )
         if value is None:
-            return self._html(
+            return self._respond_html(
                 request,
                 "login.html",
                 HTTPStatus.UNAUTHORIZED,
@@ -474,12 +480,12 @@ class ConsoleApp:
         return self._with_session(back, request, value)
 
     async def _logout(self, request: Request) -> Response:
-        self._access.leave(asking_of(request))
+        self._access.log_out(access_request(request))
         back = RedirectResponse(self._pages.url("/login"), HTTPStatus.SEE_OTHER)
         return self._with_session(back, request, "")
 
 
-def _here(request: Request) -> str:
+def _current_url(request: Request) -> str:
     """Return the path of a request with its query, without the token and the result of an act."""
     pairs = [each for each in request.query_params.multi_items() if each[0] not in _ONCE]
     return f"{request.url.path}{'?' if pairs else ''}{urlencode(pairs)}"
@@ -490,5 +496,5 @@ def _theme(request: Request) -> str:
     return chosen if chosen in THEMES else ""
 
 
-async def _unused(_request: Request) -> Response:
+async def _respond_empty(_request: Request) -> Response:
     return Response()

@@ -149,7 +149,7 @@ class Backend:
 
         Raises RequestRefusedError when too many run.
         """
-        acting = audit.who()
+        acting = audit.acting_person()
 
         def run(job: ConsoleJob) -> str:
             with self.own_desk() as desk, audit.acting_as(acting):

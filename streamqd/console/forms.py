@@ -48,7 +48,7 @@ def read_form(body: bytes) -> dict[str, str]:
     return {name: value.replace("\r\n", "\n") for name, value in pairs}
 
 
-def chosen_values(values: Mapping[str, str]) -> dict[str, str]:
+def user_values(values: Mapping[str, str]) -> dict[str, str]:
     """Return the values that a person chose, without the form's own."""
     own = {REQUEST, TYPED, DRY}
     return {
@@ -58,9 +58,9 @@ def chosen_values(values: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def values_of(given: Mapping[str, str], fields: Sequence[FormField]) -> dict[str, str]:
+def unchanged_values(given: Mapping[str, str], fields: Sequence[FormField]) -> dict[str, str]:
     """Return the values that an unchanged form sends: those of its fields, and other given ones."""
-    return chosen_values(given) | {each.name: each.value.replace("\r\n", "\n") for each in fields}
+    return user_values(given) | {each.name: each.value.replace("\r\n", "\n") for each in fields}
 
 
 def digest(values: Mapping[str, str]) -> str:
@@ -105,7 +105,7 @@ class Ledger:
     def __init__(self) -> None:
         self._results: OrderedDict[RequestKey, asyncio.Future[ActResult]] = OrderedDict()
 
-    async def once(self, key: RequestKey, run: Callable[[], Awaitable[ActResult]]) -> ActResult:
+    async def run_once(self, key: RequestKey, run: Callable[[], Awaitable[ActResult]]) -> ActResult:
         """Run a change, or wait for its result if the same request runs or has run."""
         if not key.request:
             raise InvalidRequestError("the form has no request ID; reload the page")

@@ -159,7 +159,7 @@ class ConsoleHistory:
         # an instance reaches it.
         for row in entry.rows:
             for at, each in enumerate(minutes):
-                _sum(self._figures((row.topic, row.group), each), row, at, len(minutes))
+                _add_figures(self._figures((row.topic, row.group), each), row, at, len(minutes))
         at_end = {(row.topic, row.group): row.lag for row in entry.rows}
         for pair, measured in entry.measured.items() if entry.reaches_end else ():
             figures = self._figures(pair, minute)
@@ -204,7 +204,7 @@ class ConsoleHistory:
         )
 
 
-def _sum(figures: array[int], row: HistoryRow, at: int, minutes: int) -> None:
+def _add_figures(figures: array[int], row: HistoryRow, at: int, minutes: int) -> None:
     """Add the counts of an instance to the figures of one of the minutes that they cover."""
     counts = row.counts
     added = {_ADDED: counts["added"], _ACKED: counts["acked"], _FAILED: counts["failed"]}

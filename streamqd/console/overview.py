@@ -15,7 +15,7 @@ from streamqd.admin import diagnosis, schedules, snapshot, topics, why
 from streamqd.admin import fleet as fleets
 from streamqd.admin.assignments import AssignmentRow, RecentFailure, by_group
 from streamqd.admin.checks import Finding, Need, Severity, run_checks
-from streamqd.admin.condition import STEADY, in_words
+from streamqd.admin.condition import STEADY, describe_condition
 from streamqd.admin.diagnosis.fleet import PAUSED_SECONDS
 from streamqd.admin.fleet import GroupStatus
 from streamqd.admin.instances import no_instances
@@ -164,7 +164,7 @@ class FleetNow:
         """The server's clock: at the snapshot, and the time since. Later entries are not ahead."""
         return self.seen.now_unix_ms + round((time.monotonic() - self.taken) * 1000)
 
-    def once(self, key: Hashable, read: Callable[[], Result]) -> Result:
+    def read_once(self, key: Hashable, read: Callable[[], Result]) -> Result:
         """Return the first result of `read` for a key. All pages of a snapshot share it.
 
         Threads that ask for a new key at the same time all read.
@@ -247,15 +247,15 @@ def derive(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
     groups.sort(key=lambda each: (_rank(each.level), -each.least_lag, each.topic, each.group))
     explained = {(each.row.topic, each.row.group) for each, _ in causes}
     troubles = [
-        *_of_instances(seen),
-        *(_of_cause(each, text) for each, text in causes),
-        *_of_failures(groups, explained),
-        *_of_lag(groups, explained, seen.now_unix_ms),
-        *_of_dead_letters(slow.dead),
-        *_of_schedules(slow.schedules),
-        *_of_doctor(slow.findings),
-        *_of_unreadable(seen.unreadable[:5]),
-        *(_of_directive(*each, seen.now_unix_ms) for each in seen.directives),
+        *_instance_troubles(seen),
+        *(_cause_trouble(each, text) for each, text in causes),
+        *_failure_troubles(groups, explained),
+        *_lag_troubles(groups, explained, seen.now_unix_ms),
+        *_dead_letter_troubles(slow.dead),
+        *_schedule_troubles(slow.schedules),
+        *_doctor_troubles(slow.findings),
+        *_unreadable_troubles(seen.unreadable[:5]),
+        *(_directive_trouble(*each, seen.now_unix_ms) for each in seen.directives),
     ]
     troubles.sort(key=lambda each: (_rank(each.level), -(each.since_unix_ms or 0)))
     return FleetNow(seen, slow, troubles, groups, levels, taken)
@@ -293,7 +293,7 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
     acked, failed = _sum(row.acked for row in rows), _sum(row.failed for row in rows)
     share = why.share_failing(acked, failed)
     failures = [each for row in rows if (each := row.last_failure) is not None]
-    word = in_words(status.condition)
+    word = describe_condition(status.condition)
     if status.condition == "ready" and cause:
         word = cause.replace("-", " ")  # only some partitions have it, or it is not a condition
     if level and status.condition_partitions < status.partitions:
@@ -326,7 +326,7 @@ def _warn_of_lag(group: GroupNow, now_unix_ms: int) -> GroupNow:
 # --- troubles -------------------------------------------------------------------------------------
 
 
-def _of_instances(seen: FleetSnapshot) -> Iterator[Trouble]:
+def _instance_troubles(seen: FleetSnapshot) -> Iterator[Trouble]:
     if all(each.state == "silent" for each in seen.instances):
         found = no_instances(seen.fleet)
         yield Trouble(ALARM, found.text, found.fix, "fleet")
@@ -343,7 +343,7 @@ def _level(finding: Finding) -> str:
     return LEVELS[Severity(finding.severity)]
 
 
-def _of_doctor(findings: Sequence[Finding]) -> Iterator[Trouble]:
+def _doctor_troubles(findings: Sequence[Finding]) -> Iterator[Trouble]:
     """Report each problem, each finding about an outbox, and the other warnings in one sentence."""
     others: dict[str, int] = Counter()
     for each in findings:
@@ -360,7 +360,7 @@ def _of_doctor(findings: Sequence[Finding]) -> Iterator[Trouble]:
         yield Trouble(WARN, text, kind="doctor")
 
 
-def _of_cause(found: why.AssignmentCause, text: str) -> Trouble:
+def _cause_trouble(found: why.AssignmentCause, text: str) -> Trouble:
     assignment, cause = found.row, found.cause
     level = LEVELS[why.grade(assignment, cause.word)]
     return Trouble(
@@ -370,7 +370,9 @@ def _of_cause(found: why.AssignmentCause, text: str) -> Trouble:
     )  # fmt: skip
 
 
-def _of_failures(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) -> Iterator[Trouble]:
+def _failure_troubles(
+    groups: Sequence[GroupNow], explained: set[tuple[str, str]]
+) -> Iterator[Trouble]:
     """Report groups whose last runs failed, and which have not run since."""
     for each in groups:
         if each.condition != FAILING or (each.topic, each.group) in explained:
@@ -387,7 +389,7 @@ def _of_failures(groups: Sequence[GroupNow], explained: set[tuple[str, str]]) ->
         yield Trouble(level, text, fix, "group", each.topic, each.group)
 
 
-def _of_lag(
+def _lag_troubles(
     groups: Sequence[GroupNow], explained: set[tuple[str, str]], now_unix_ms: int
 ) -> Iterator[Trouble]:
     """Report groups that are behind, unless another trouble explains it."""
@@ -408,7 +410,7 @@ def _of_lag(
         )
 
 
-def _of_dead_letters(dead: Mapping[str, int]) -> Iterator[Trouble]:
+def _dead_letter_troubles(dead: Mapping[str, int]) -> Iterator[Trouble]:
     """Report all dead letters in one sentence."""
     by_count = sorted(dead.items(), key=lambda pair: -pair[1])
     fix = "check their causes, then replay or purge them"
@@ -424,7 +426,7 @@ def _of_dead_letters(dead: Mapping[str, int]) -> Iterator[Trouble]:
         yield Trouble(level, text, fix, "dead_topics")
 
 
-def _of_schedules(timed: ScheduleTotals) -> Iterator[Trouble]:
+def _schedule_troubles(timed: ScheduleTotals) -> Iterator[Trouble]:
     words = {
         "schedules.late": ("late", timed.late),
         "schedules.unreadable": ("unreadable", timed.unreadable),
@@ -438,12 +440,12 @@ def _of_schedules(timed: ScheduleTotals) -> Iterator[Trouble]:
         yield Trouble(level, text, "`streamqd doctor --only schedules`", "schedules")
 
 
-def _of_unreadable(rows: Iterable[Unreadable]) -> Iterator[Trouble]:
+def _unreadable_troubles(rows: Iterable[Unreadable]) -> Iterator[Trouble]:
     for row in rows:
         yield Trouble(OF_CHECKS["values.unreadable"], str(row), "`streamqd doctor`", "doctor")
 
 
-def _of_directive(kind: str, scope: str, given: Directive, now_unix_ms: int) -> Trouble:
+def _directive_trouble(kind: str, scope: str, given: Directive, now_unix_ms: int) -> Trouble:
     """Report a directive: a note, and a warning if a pause or stop may be forgotten."""
     verb = {"pause": "paused", "stop": "stopped", "drain": "drained"}[kind]
     parts = [part for part in scope.split("/") if part != "*"]
@@ -466,7 +468,7 @@ def _of_directive(kind: str, scope: str, given: Directive, now_unix_ms: int) -> 
     )  # fmt: skip
 
 
-def silence(now: FleetNow) -> str:
+def summarize_fleet(now: FleetNow) -> str:
     """Return one calm sentence about the size of the fleet and its oldest waiting message."""
     size = f"{count(len(now.seen.instances), 'instance')}, {count(len(now.groups), 'group')}"
     if now.oldest_unix_ms is None:

@@ -60,7 +60,7 @@ def read(
             found.setdefault(row.topic, []).append(source)
     views = outboxes.read(reader, configured)
     some = views[: PAIRS_MAX // max(1, len(topics))]
-    for topic, known in outboxes.sent_to(reader, some, topics).items():
+    for topic, known in outboxes.read_senders(reader, some, topics).items():
         for each in known:
             state = "relayed" if each.relayed else "waiting"
             source = TopicSource(OUTBOX, each.name, topic, each.sent, state)

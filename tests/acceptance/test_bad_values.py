@@ -54,7 +54,7 @@ def of_the_fleet() -> Iterator[tuple[str, list[Plant]]]:
     """Yield bad values of keys that all instances read."""
     for number, raw in enumerate(ODD):
         for field in ("last", "pause:*/*/*", "move:orders/0/bill", "drain:one", "reload:*"):
-            yield f"{field} {number}", [("HSET", KEYS.orders(FLEET), field, raw)]
+            yield f"{field} {number}", [("HSET", KEYS.directives(FLEET), field, raw)]
         for name in ("one", "two"):
             yield f"info of {name} {number}", [("HSET", KEYS.info(FLEET), name, raw)]
         yield f"registry {number}", [("SADD", KEYS.registry(), raw)]
@@ -237,7 +237,7 @@ def test_50000_junk_directives_cause_few_log_lines(new_daemon: Make) -> None:
     with daemon:
         for start in range(0, 50_000, 5_000):
             junk = [part for n in range(start, start + 5_000) for part in (f"junk:{n}", "x")]
-            daemon.link.execute("HSET", KEYS.orders(FLEET), *junk)
+            daemon.link.execute("HSET", KEYS.directives(FLEET), *junk)
         daemon.wait_for(
             lambda: any(each.get("more") for each in daemon.events("directive.ignored")),
             what="one line for all others",

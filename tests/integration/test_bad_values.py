@@ -27,7 +27,7 @@ ASSIGNMENT = Assignment(TOPIC, 0, GROUP)
 PLACE = (TOPIC, 0)
 FLEET = "default"
 META, TRIM, FENCE = KEYS.meta(TOPIC), KEYS.trim(*PLACE), KEYS.fence(*ASSIGNMENT)
-MEMBERS, INFO, ORDERS = KEYS.members(FLEET), KEYS.info(FLEET), KEYS.orders(FLEET)
+MEMBERS, INFO, DIRECTIVES = KEYS.members(FLEET), KEYS.info(FLEET), KEYS.directives(FLEET)
 SUMMARY, REGISTRY = KEYS.instance(FLEET, INSTANCE), KEYS.registry()
 SCHEDULES = KEYS.schedule_index()
 ATTEMPTS, RETRY = KEYS.attempts(*ASSIGNMENT), KEYS.retry(*ASSIGNMENT)
@@ -142,8 +142,8 @@ BAD = [
         )
     ),
     # directives
-    _hash(ORDERS, "last", 1 << 53, *FLEET_VERBS),
-    _hash(ORDERS, "last", "abc", *FLEET_VERBS),
+    _hash(DIRECTIVES, "last", 1 << 53, *FLEET_VERBS),
+    _hash(DIRECTIVES, "last", "abc", *FLEET_VERBS),
     # topics
     Bad("registry", ("SADD", REGISTRY, NOT_UTF8), REGISTRY, "", _EVERY_TOPIC),
     Bad("registry..", ("SADD", REGISTRY, ".."), REGISTRY, "", _EVERY_TOPIC),
@@ -265,7 +265,19 @@ def test_commands_survive_one_bad_value(
 @pytest.mark.parametrize(
     "key",
     [
-        *(REGISTRY, META, MEMBERS, INFO, ORDERS, SUMMARY, ATTEMPTS, RETRY, FENCE, TRIM, SCHEDULES),
+        *(
+            REGISTRY,
+            META,
+            MEMBERS,
+            INFO,
+            DIRECTIVES,
+            SUMMARY,
+            ATTEMPTS,
+            RETRY,
+            FENCE,
+            TRIM,
+            SCHEDULES,
+        ),
         *(
             KEYS.lease(*ASSIGNMENT),
             KEYS.retry_items(*ASSIGNMENT),

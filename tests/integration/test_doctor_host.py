@@ -112,7 +112,7 @@ def test_doctor_finds_a_cgroup_killed_as_a_whole(
     doctor_case.silent("host.oom-group")
     (check,) = select_checks(["host.oom-group"])
     told = Host(doctor_case.folder, oom_group="/sys/fs/cgroup/pod1")
-    [found] = check.judge(DiagnosisFacts(config.load(doctor_case.path), 0, host=told))
+    [found] = check.run(DiagnosisFacts(config.load(doctor_case.path), 0, host=told))
     assert "OOMPolicy=continue" in found.fix
     assert "singleProcessOOMKill" in found.fix
 

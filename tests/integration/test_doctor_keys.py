@@ -419,10 +419,13 @@ def test_doctor_tolerates_a_new_owner(doctor_case: DoctorCase) -> None:
     looked = facts.gather_partitions(reader.of(doctor_case.store), places, bodies=False)
     found = facts.gather_assignments(reader, looked)
     [assignment_found] = [each for each in found if each.assignment == assignment]
-    assert [look.lease_matches for look in assignment_found.looks] == [False, True]
+    assert [lease_check.lease_matches for lease_check in assignment_found.lease_checks] == [
+        False,
+        True,
+    ]
     seen = DiagnosisFacts(config.load(doctor_case.path), doctor_case.ago(0), assignments=found)
     [check] = select_checks(["fleet.lease-without-fence"])
-    assert list(check.judge(seen)) == []
+    assert list(check.run(seen)) == []
 
 
 # --- ids and entries without a consumer -----------------------------------------------------------

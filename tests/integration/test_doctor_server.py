@@ -191,16 +191,18 @@ def test_doctor_finds_a_real_clock_offset(tmp_path: Path, fresh_server: ProcessS
 def test_fix_of_returns_the_version_without_vulnerability(
     product: str, version: str, to: str
 ) -> None:
-    assert server.fix_of(product, version) == to
+    assert server.lowest_safe_version(product, version) == to
 
 
 def test_doctor_finds_a_vulnerable_server(
     doctor_case: DoctorCase, link: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MENDED", {each: {(0, 1): 1} for each in ("redis", "valkey")})
+    monkeypatch.setattr(
+        server, "FIXED_VERSIONS", {each: {(0, 1): 1} for each in ("redis", "valkey")}
+    )
     doctor_case.silent("server.vulnerabilities")
     product, mine = ("valkey" if info_or(link, "valkey_version") else "redis"), (99, 1)
-    monkeypatch.setattr(server, "MENDED", {each: {mine: 2} for each in ("redis", "valkey")})
+    monkeypatch.setattr(server, "FIXED_VERSIONS", {each: {mine: 2} for each in ("redis", "valkey")})
     found = doctor_case.finding("server.vulnerabilities")
     assert found["evidence"]["fixed_in"] == "99.1.2"
     assert f"update it to {product} 99.1.2" in found["fix"]

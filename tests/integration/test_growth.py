@@ -137,7 +137,7 @@ def test_groups_get_new_partitions_after_settling_the_old(store: Store, at: At) 
     second = growth.grow(store, "access", 4)
 
     assert [(row.group, row.done) for row in second.groups] == [("agents", True), ("hits", False)]
-    assert growth.look(store, "access") == growth.Progress(
+    assert growth.read_progress(store, "access") == growth.Progress(
         "access", 2, 4, False, [growth.GroupSettling("hits", 6, True, False)]
     )
     for number in (2, 3):
@@ -147,7 +147,7 @@ def test_groups_get_new_partitions_after_settling_the_old(store: Store, at: At) 
     assert growth.grow(store, "access", 4).done
     assert at(2).own("t1", seen_epoch=int(at(2).do("HGET", at(2).fence, "epoch")))
     assert phases.in_progress(store, "access") is None
-    assert growth.look(store, "access") is None
+    assert growth.read_progress(store, "access") is None
 
 
 def test_growth_waits_for_pending_messages_of_existing_groups(store: Store, at: At) -> None:

@@ -197,7 +197,16 @@ def test_topic_delete_covers_every_key_of_a_partition(keys: Keys) -> None:
     for name in (keys.meta("access"), keys.stream("access2", 3), "x" + keys.stream("access", 3)):
         assert not own.fullmatch(name.encode()), name
     public = {each for each in dir(Keys) if not each.startswith("_")}
-    fleetwide = {"registry", "members", "info", "instance", "orders", "wake", "progress", "sink"}
+    fleetwide = {
+        "registry",
+        "members",
+        "info",
+        "instance",
+        "directives",
+        "wake",
+        "progress",
+        "sink",
+    }
     fleetwide |= {
         "duplicate",
         "history",

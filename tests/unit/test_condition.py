@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.admin.condition import condition, gravity, in_words
+from streamqd.admin.condition import condition, describe_condition, gravity
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_group_condition_is_the_worst_of_its_assignments() -> None:
     words = ["ready", "running", "circuit-open", "later", "stopped", "crash-loop"]
     ranked = sorted(words, key=gravity)
     assert ranked == ["crash-loop", "circuit-open", "stopped", "later", "running", "ready"]
-    assert [in_words(word) for word in ("circuit-open", "free", "later")] == [
+    assert [describe_condition(word) for word in ("circuit-open", "free", "later")] == [
         "circuit open",
         "no owner",
         "later",

@@ -14,7 +14,7 @@ from streamqd.console.access import Person, Role  # noqa: E402
 from streamqd.console.pages import Pages  # noqa: E402
 from streamqd.console.view import Visit  # noqa: E402
 from streamqd.console.views import ACTS, DOWNLOADS, VIEWS  # noqa: E402
-from streamqd.console.views.dead import choice_of  # noqa: E402
+from streamqd.console.views.dead import read_choice  # noqa: E402
 from streamqd.dead_letter import REASONS  # noqa: E402
 from streamqd.errors import InvalidRequestError  # noqa: E402
 
@@ -139,11 +139,11 @@ def test_advice_links_to_the_console_page_of_a_command(command, url):
 )
 def test_since_filter_accepts_an_age_or_a_time(text, unix_ms):
     anna = Person("anna", Role.ADMIN, "show")
-    assert choice_of(Visit(None, anna, {}, {"since": text}), NOON).since_unix_ms == unix_ms
+    assert read_choice(Visit(None, anna, {}, {"since": text}), NOON).since_unix_ms == unix_ms
 
 
 @pytest.mark.parametrize("text", ["yesterday", "1m1h", "-1h"])
 def test_since_filter_refuses_other_text(text):
     anna = Person("anna", Role.ADMIN, "show")
     with pytest.raises(InvalidRequestError, match="write an age"):
-        choice_of(Visit(None, anna, {}, {"since": text}), NOON)
+        read_choice(Visit(None, anna, {}, {"since": text}), NOON)

@@ -256,7 +256,7 @@ class FailureTally:
     """Counts dead letters by cause, in bounded memory: `CAUSES_MAX` causes."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str], _Alike] = {}
+        self._found: dict[tuple[str, str], _CauseTally] = {}
         self.count = 0
         self.others = 0
 
@@ -269,7 +269,7 @@ class FailureTally:
             if len(self._found) >= CAUSES_MAX:
                 self.others += 1
                 return
-            alike = self._found[name] = _Alike(entry)
+            alike = self._found[name] = _CauseTally(entry)
         alike.add(entry)
 
     def causes(self) -> list[FailureCause]:
@@ -278,7 +278,7 @@ class FailureTally:
         return sorted(rows, key=lambda each: (-each.count, -each.last_unix_ms, each.fingerprint))
 
 
-class _Alike:
+class _CauseTally:
     """The counts, the newest dead letter and the instances of one cause."""
 
     def __init__(self, entry: Entry) -> None:

@@ -37,7 +37,7 @@ _STOP_CHECK = 0.1  # seconds between two checks of `stop`
 Progress = Callable[[int], None]
 
 
-def silent(_count: int) -> None:
+def ignore_progress(_count: int) -> None:
     """Report nothing."""
 
 
@@ -80,8 +80,8 @@ class Pass:
         topic: str,
         choice: MessageFilter,
         stop: Stop = never,
-        progress: Progress = silent,
-        examining: Progress = silent,
+        progress: Progress = ignore_progress,
+        examining: Progress = ignore_progress,
     ) -> None:
         """Select the dead letters that exist now.
 
@@ -199,8 +199,8 @@ def purge(
     configured: config.Topic | None = None,
     unarchived: bool = False,
     stop: Stop = never,
-    progress: Progress = silent,
-    examining: Progress = silent,
+    progress: Progress = ignore_progress,
+    examining: Progress = ignore_progress,
 ) -> Purged:
     """Delete dead letters permanently.
 
@@ -265,7 +265,7 @@ class Export:
         choice: MessageFilter,
         *,
         stop: Stop = never,
-        progress: Progress = silent,
+        progress: Progress = ignore_progress,
     ) -> None:
         """Select the dead letters that exist now.
 

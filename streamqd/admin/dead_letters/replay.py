@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 from streamqd.admin import topics
 from streamqd.admin.assignments import measure_assignments
 from streamqd.admin.dead_letters.listing import FailureCause, FailureTally
-from streamqd.admin.dead_letters.passes import DONE, LIMIT, Pass, Progress, silent
+from streamqd.admin.dead_letters.passes import DONE, LIMIT, Pass, Progress, ignore_progress
 from streamqd.admin.dead_letters.selection import (
     DEAD_ONLY,
     REPLAYS_HEADER,
@@ -206,8 +206,8 @@ def replay(
     limit: int | None = None,
     max_replays: int = MAX_REPLAYS,
     stop: Stop = never,
-    progress: Progress = silent,
-    examining: Progress = silent,
+    progress: Progress = ignore_progress,
+    examining: Progress = ignore_progress,
 ) -> ReplayResult:
     """Replay dead letters, the oldest of each partition first.
 
@@ -293,13 +293,13 @@ class _Replay:
                 self._done.refused[why] += 1
             else:
                 (near if self._route.stays(entry, to) else far).append(_PendingReplay(entry, to))
-        self._step_back(near)
+        self._replay_in_slot(near)
         if self._done.result == DONE:
-            self._move(far)
+            self._replay_to_other_slot(far)
 
     # --- within the slot ---
 
-    def _step_back(self, dead_letters: list[_PendingReplay]) -> None:
+    def _replay_in_slot(self, dead_letters: list[_PendingReplay]) -> None:
         topic = self._route.topic
         calls = [
             dead.replay(
@@ -315,13 +315,13 @@ class _Replay:
                 case "GONE":
                     self._done.counts["missing"] += 1
                 case "MOVING":
-                    self._on_its_way(reply.rest[0].decode("utf-8", "replace"))
+                    self._refuse_unfinished_move(reply.rest[0].decode("utf-8", "replace"))
                 case _:
                     self._done.refused[GROUP_GONE] += 1
 
     # --- out of the slot ---
 
-    def _move(self, dead_letters: list[_PendingReplay]) -> None:
+    def _replay_to_other_slot(self, dead_letters: list[_PendingReplay]) -> None:
         keys, topic = self._store.keys, self._route.topic
         marks = [
             dead.mark(keys, topic, entry.partition, str(entry.id), str(to))
@@ -330,29 +330,29 @@ class _Replay:
         going = []
         # If the reply to a mark is lost, the dead letter is still in its stream: none is unknown.
         for (entry, to), reply in self._ask(dead_letters, marks, 0):
-            there = self._judge(to, reply)
-            if there is not None:
-                going.append(_PendingReplay(entry, there))
+            destination = self._choose_destination(to, reply)
+            if destination is not None:
+                going.append(_PendingReplay(entry, destination))
         if self._done.result == DONE:
             self._deliver(going)
 
-    def _judge(self, to: Destination, reply: Reply) -> Destination | None:
+    def _choose_destination(self, to: Destination, reply: Reply) -> Destination | None:
         """Return the destination to deliver a marked dead letter to, None if it stays."""
         if reply.word == "GONE":
             self._done.counts["missing"] += 1
             return None
         marked = dead.Marked.parse(reply)
-        there = read_destination(marked.target)
-        if there is None or not self._route.matches(there, to):
-            self._on_its_way(marked.target)
+        destination = read_destination(marked.target)
+        if destination is None or not self._route.matches(destination, to):
+            self._refuse_unfinished_move(marked.target)
         elif marked.age > RESUME_SECONDS / 2:
             days = round(marked.age / 86_400)
             self._done.refused[
-                f"its move to {there} was interrupted {days} days ago; check whether it arrived"
-                " there, then purge it"
+                f"its move to {destination} was interrupted {days} days ago; check whether it"
+                " arrived there, then purge it"
             ] += 1
         else:
-            return there
+            return destination
         return None
 
     def _deliver(self, dead_letters: list[_PendingReplay]) -> None:
@@ -406,7 +406,7 @@ class _Replay:
         self._done.counts["replayed"] += 1
         self._done.mark_handled(entry)
 
-    def _on_its_way(self, where: str) -> None:
+    def _refuse_unfinished_move(self, where: str) -> None:
         self._done.refused[f"its move to {where} is not complete; repeat that replay first"] += 1
 
 
@@ -492,13 +492,13 @@ def plan(
             break
         else:
             tally.add(page.examined, page.dead_letters)
-    causes = tally.alike.causes()
+    causes = tally.failures.causes()
     receivers = _receivers(store, fleet, receiving, tally.newest, tally.counts)
-    warnings, notes = _notes(tally.alike.count, target, causes, receivers)
+    warnings, notes = _notes(tally.failures.count, target, causes, receivers)
     return ReplayPlan(
         topic=topic,
         target=str(target),
-        dead_letters=tally.alike.count,
+        dead_letters=tally.failures.count,
         refused=dict(tally.refused),
         replayed_before=sum(each.replayed for each in causes),
         causes=causes,
@@ -521,7 +521,7 @@ class _PlanTally:
         self._route, self._groups, self._max_replays = route, groups, max_replays
         self._limit = limit
         self.examined = 0
-        self.alike = FailureTally()
+        self.failures = FailureTally()
         self.refused: Counter[str] = Counter()
         self.newest: dict[GroupPartition, int] = {}
         self.counts: Counter[str] = Counter()
@@ -529,7 +529,7 @@ class _PlanTally:
     @property
     def is_full(self) -> bool:
         """True once `limit` dead letters would be replayed."""
-        return self._limit is not None and self.alike.count >= self._limit
+        return self._limit is not None and self.failures.count >= self._limit
 
     def add(self, examined: int, dead_letters: Sequence[Entry]) -> None:
         """Count the dead letters of a page, among `examined`."""
@@ -544,7 +544,7 @@ class _PlanTally:
             if why or to is None:
                 self.refused[why] += 1
                 continue
-            self.alike.add(entry)
+            self.failures.add(entry)
             for group in self._groups if to.group is None else (to.group,):
                 self.counts[group] += 1
                 place = (group, to.partition)
@@ -561,21 +561,22 @@ def _receivers(
     places = sorted(newest)
     assignments = [Assignment(topic, number, group) for group, number in places]
     rows = measure_assignments(ViewReader(store), assignments, 0)
-    orders = directives.read(store.execute("HGETALL", store.keys.directives(fleet)))
+    stored_directives = directives.read(store.execute("HGETALL", store.keys.directives(fleet)))
     paused = [
-        orders.pause_of(Assignment(topic, number, group)) is not None for group, number in places
+        stored_directives.pause_of(Assignment(topic, number, group)) is not None
+        for group, number in places
     ]
     receivers = []
     for group, dead_letters in counts.most_common():
-        mine = [at for at, place in enumerate(places) if place[0] == group]
-        owned = [rows[at] for at in mine if rows[at].lease == "owned"]
+        positions = [at for at, place in enumerate(places) if place[0] == group]
+        owned = [rows[at] for at in positions if rows[at].lease == "owned"]
         receivers.append(
             Receiver(
                 group=group,
                 dead_letters=dead_letters,
-                partitions=len(mine),
+                partitions=len(positions),
                 owned=len(owned),
-                paused=sum(paused[at] for at in mine),
+                paused=sum(paused[at] for at in positions),
                 same_worker=sum(
                     row.since_unix_ms is not None
                     and row.since_unix_ms <= newest[group, row.partition]

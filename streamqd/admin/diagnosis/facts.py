@@ -22,7 +22,7 @@ from streamqd.admin.instances import InstanceRow, instance_row
 from streamqd.admin.permissions import MissingPermission
 from streamqd.admin.published import Fleet, FleetState
 from streamqd.admin.reading import Unreadable, ViewReader, lease_view, pairs, read_id
-from streamqd.admin.retention import known_stand
+from streamqd.admin.retention import parse_positions
 from streamqd.admin.schedules import ScheduleRow
 from streamqd.admin.topics import groups_on
 from streamqd.admin.topics_settings import valid_settings
@@ -111,8 +111,8 @@ class TopicFacts:
 class Delays:
     """Delayed messages, with the due time in one key and the message in another.
 
-    `lost` are due times without a message, `stuck` messages without a due time. With `more`, there
-    are too many to compare one by one, and `lost` and `stuck` are counted instead.
+    `lost` are due times without a message, `stuck` messages without a due time. With `excess`,
+    there are too many to compare one by one, and `lost` and `stuck` are counted instead.
     """
 
     key: str = ""  # key of the due times
@@ -120,7 +120,7 @@ class Delays:
     next_due_unix_ms: int | None = None
     lost: Sequence[str] = ()
     stuck: Sequence[str] = ()
-    more: int = 0  # difference of the two sizes, when the keys are too long to compare
+    excess: int = 0  # difference of the two sizes, when the keys are too long to compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +137,14 @@ class PartitionFacts:
     wrong_types: Mapping[str, str]
     groups: frozenset[str]
     figures: PartitionFigures | None
-    scheduled: Delays
+    delayed_sends: Delays
     stand: PartitionPositions | None
     oldest_dead_letter_unix_ms: int | None
     large_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LeaseCheck:
     """Fence and lease at one check. `lease_matches` is None without a lease."""
 
     fence: LeaseView
@@ -159,9 +159,9 @@ class AssignmentFacts:
     wrong_types: Mapping[str, str]
     figures: AssignmentFigures | None
     held: Mapping[str, int]  # pending entries by other client, '' for no client
-    looks: Sequence[Look]
+    lease_checks: Sequence[LeaseCheck]
     delays: Delays
-    standing: BlockingGroup | None
+    blocking: BlockingGroup | None
 
     @property
     def other_clients(self) -> dict[str, int]:
@@ -176,7 +176,7 @@ class AssignmentFacts:
     @property
     def view(self) -> LeaseView | None:
         """Fence and lease at the last read."""
-        return self.looks[-1].fence if self.looks else None
+        return self.lease_checks[-1].fence if self.lease_checks else None
 
     @property
     def pending(self) -> int:
@@ -230,16 +230,16 @@ class ScheduleFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class UnreadableValue:
     """An invalid value in Redis: its key and field, its effect and its fix.
 
     `about` is the affected instance, topic, partition or assignment.
     """
 
-    bad: Unreadable
+    row: Unreadable
     about: str
-    harm: str
-    cure: str
+    effect: str
+    fix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ class DiagnosisFacts:
     topics: Sequence[TopicFacts] = ()
     partitions: Sequence[PartitionFacts] = ()
     assignments: Sequence[AssignmentFacts] = ()
-    values: Sequence[Value] = ()
+    values: Sequence[UnreadableValue] = ()
     schedules: ScheduleFacts = field(default_factory=ScheduleFacts)
     outboxes: Sequence[OutboxFacts] = ()
     host: Host | None = None
@@ -337,7 +337,7 @@ def gather_server(reader: ViewReader) -> ServerHealth:
     stated: dict[str, str] = {}
     for flat in settings:
         stated |= {name.decode(): value.decode() for name, value in pairs(flat).items()}
-    trip, skew = _distance(reader)
+    trip, skew = _measure_round_trip(reader)
     facts = _info(info or b"")
     return ServerHealth(
         info=facts,
@@ -376,7 +376,7 @@ def _disk_latency(events: Sequence[Any]) -> Mapping[str, int]:
     return {name: worst for name, worst in found.items() if name in DISK_EVENTS}
 
 
-def _distance(reader: ViewReader) -> tuple[float | None, float | None]:
+def _measure_round_trip(reader: ViewReader) -> tuple[float | None, float | None]:
     """Return the median round trip in ms, and the clock skew in seconds from the shortest one.
 
     A single round trip may be an outlier.
@@ -506,11 +506,11 @@ def gather_delays(reader: ViewReader, pairs: Sequence[Pair]) -> list[Delays]:
     The two keys are not read at the same time. A mismatch is therefore reported only if a second
     read finds it for the same members.
     """
-    looks = [_look_at_delays(reader, pair) for pair in _measure_pairs(reader, pairs)]
-    odd = [at for at, look in enumerate(looks) if look.lost or look.stuck or look.more]
+    found = [_read_delays(reader, pair) for pair in _measure_pairs(reader, pairs)]
+    odd = [at for at, delays in enumerate(found) if delays.lost or delays.stuck or delays.excess]
     for at, again in zip(odd, _measure_pairs(reader, [pairs[at] for at in odd]), strict=True):
-        looks[at] = _merge_delays(looks[at], _look_at_delays(reader, again))
-    return looks
+        found[at] = _merge_delays(found[at], _read_delays(reader, again))
+    return found
 
 
 def _measure_pairs(reader: ViewReader, pairs: Sequence[Pair]) -> list[tuple[Pair, list[Any]]]:
@@ -522,16 +522,16 @@ def _measure_pairs(reader: ViewReader, pairs: Sequence[Pair]) -> list[tuple[Pair
     return [(pair, replies[3 * at : 3 * at + 3]) for at, pair in enumerate(pairs)]
 
 
-def _look_at_delays(reader: ViewReader, sized: tuple[Pair, list[Any]]) -> Delays:
+def _read_delays(reader: ViewReader, sized: tuple[Pair, list[Any]]) -> Delays:
     (due, items), (members, messages, first) = sized
     if members is None or messages is None or not (members or messages):
         return Delays()
     earliest = reader.read(untrusted.number, first[1], due) if first else None
     next_due = None if earliest is None else int(earliest)
     if max(members, messages) > COMPARED_MAX:
-        return Delays(due, members, next_due, more=members - messages)
+        return Delays(due, members, next_due, excess=members - messages)
     named, stored = reader.ask([("ZRANGE", due, 0, COMPARED_MAX), ("HKEYS", items)])
-    times, kept = _texts(named), _texts(stored)
+    times, kept = _decode_all(named), _decode_all(stored)
     return Delays(due, members, next_due, sorted(times - kept), sorted(kept - times))
 
 
@@ -540,11 +540,11 @@ def _merge_delays(first: Delays, second: Delays) -> Delays:
         second,
         lost=sorted(set(first.lost) & set(second.lost)),
         stuck=sorted(set(first.stuck) & set(second.stuck)),
-        more=second.more if first.more == second.more else 0,
+        excess=second.excess if first.excess == second.excess else 0,
     )
 
 
-def _texts(raw: Sequence[bytes] | None) -> set[str]:
+def _decode_all(raw: Sequence[bytes] | None) -> set[str]:
     return {each.decode("utf-8", "replace") for each in raw or ()}
 
 
@@ -583,8 +583,8 @@ def gather_partitions(
             wrong_types=types[at],
             groups=groups[at],
             figures=reader.figures(statistics.partition_figures, reply, keys.trim(*name)),
-            scheduled=scheduled[at] if not types[at] else Delays(),
-            stand=known_stand(reader, *name, stands[at]),
+            delayed_sends=scheduled[at] if not types[at] else Delays(),
+            stand=parse_positions(reader, *name, stands[at]),
             oldest_dead_letter_unix_ms=dead_letters.get(name),
             large_bytes=large.get(name),
         )
@@ -655,7 +655,7 @@ def gather_assignments(
     types = reader.wrong_types([_assignment_types(keys, assignment) for assignment in assignments])
     figures = backlog.figures(reader, assignments)
     held = backlog.other_clients(reader, assignments)
-    looks = _looks(reader, assignments)
+    lease_checks = _check_leases(reader, assignments)
     delays = gather_delays(
         reader,
         [(keys.retry(*assignment), keys.retry_items(*assignment)) for assignment in assignments],
@@ -666,16 +666,18 @@ def gather_assignments(
             wrong_types=types[at],
             figures=figures[at],
             held=held[at],
-            looks=looks[at],
+            lease_checks=lease_checks[at],
             delays=delays[at],
-            standing=_standing(stands.get(assignment), looks[at]),
+            blocking=_find_blocking_group(stands.get(assignment), lease_checks[at]),
         )
         for at, assignment in enumerate(assignments)
     ]
 
 
-def _standing(stand: GroupPosition | None, looks: Sequence[Look]) -> BlockingGroup | None:
-    lease = looks[-1].fence if looks else None
+def _find_blocking_group(
+    stand: GroupPosition | None, lease_checks: Sequence[LeaseCheck]
+) -> BlockingGroup | None:
+    lease = lease_checks[-1].fence if lease_checks else None
     return stand and blocking_group(stand, lease, ABANDONED_SECONDS)
 
 
@@ -690,35 +692,43 @@ def _assignment_types(keys: Keys, assignment: Assignment) -> dict[str, str]:
     }
 
 
-def _looks(reader: ViewReader, assignments: Sequence[Assignment]) -> list[list[Look]]:
+def _check_leases(reader: ViewReader, assignments: Sequence[Assignment]) -> list[list[LeaseCheck]]:
     """Read fence and lease, a second time if they do not match.
 
     They are not read at the same time, so the owner can change between the two.
     """
-    looks = [[look] if look else [] for look in _look(reader, assignments)]
-    unusual = [at for at, some in enumerate(looks) if some and _is_unusual(some[0])]
-    again = _look(reader, [assignments[at] for at in unusual])
-    for at, look in zip(unusual, again, strict=True):
-        looks[at] += [look] if look else []
-    return looks
+    lease_checks = [
+        [lease_check] if lease_check else []
+        for lease_check in _check_leases_once(reader, assignments)
+    ]
+    unusual = [at for at, some in enumerate(lease_checks) if some and _is_unusual(some[0])]
+    again = _check_leases_once(reader, [assignments[at] for at in unusual])
+    for at, lease_check in zip(unusual, again, strict=True):
+        lease_checks[at] += [lease_check] if lease_check else []
+    return lease_checks
 
 
-def _is_unusual(look: Look) -> bool:
-    return bool(look.fence.token) != (look.fence.ttl is not None) or look.lease_matches is False
+def _is_unusual(lease_check: LeaseCheck) -> bool:
+    return (
+        bool(lease_check.fence.token) != (lease_check.fence.ttl is not None)
+        or lease_check.lease_matches is False
+    )
 
 
-def _look(reader: ViewReader, assignments: Sequence[Assignment]) -> list[Look | None]:
+def _check_leases_once(
+    reader: ViewReader, assignments: Sequence[Assignment]
+) -> list[LeaseCheck | None]:
     keys = reader.keys
     asked: list[tuple[Any, ...]] = []
     for assignment in assignments:
         asked += [*leases.view_commands(keys, assignment), leases.token_command(keys, assignment)]
     replies = reader.ask(asked)
-    found: list[Look | None] = []
+    found: list[LeaseCheck | None] = []
     for number, assignment in enumerate(assignments):
         fence, ttl, lease = replies[3 * number : 3 * number + 3]
         if fence is None or ttl is None:
             found.append(None)
             continue
         matches = None if lease is None else lease == fence[0]
-        found.append(Look(lease_view(reader, assignment, fence, ttl), matches))
+        found.append(LeaseCheck(lease_view(reader, assignment, fence, ttl), matches))
     return found

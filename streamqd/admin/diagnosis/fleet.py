@@ -41,11 +41,11 @@ def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     for topic in facts.topics:
         if topic.partitions is None:
             continue
-        mine = {group for name, group in facts.configured if name == topic.name}
+        configured = {group for name, group in facts.configured if name == topic.name}
         there = {
             group for each in facts.partitions if each.topic == topic.name for group in each.groups
         }
-        for group in sorted(mine | (topic.groups & there)):
+        for group in sorted(configured | (topic.groups & there)):
             if (topic.name, group) in facts.offered:
                 continue
             yield CheckResult(
@@ -95,14 +95,16 @@ def _duplicate_instances(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 @check("fleet.directives-for-missing", Severity.WARNING, Need.FLEET)
-def _orders_for_gone(facts: DiagnosisFacts) -> Iterator[CheckResult]:
+def _directives_for_missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A directive is for an instance that is not live."""
     known = {heartbeat.instance for heartbeat in facts.living} | {ALL_INSTANCES}
-    orders = facts.fleet.state.control
-    gone = {f"move:{assignment}": order.to for assignment, order in orders.moves.items()}
-    gone |= {f"drain:{name}": name for name in orders.drains}
-    gone |= {f"reload:{name}": name for name in orders.reloads}
-    gone = {order: name for order, name in gone.items() if name not in known}
+    directives = facts.fleet.state.control
+    gone = {
+        f"move:{assignment}": directive.to for assignment, directive in directives.moves.items()
+    }
+    gone |= {f"drain:{name}": name for name in directives.drains}
+    gone |= {f"reload:{name}": name for name in directives.reloads}
+    gone = {directive: name for directive, name in gone.items() if name not in known}
     if gone:
         names = sorted(set(gone.values()))
         yield CheckResult(
@@ -126,23 +128,27 @@ def _unreadable_directives(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-def _long_ago(
-    facts: DiagnosisFacts, orders: Mapping[Scope, Directive]
+def _old_directives(
+    facts: DiagnosisFacts, directives: Mapping[Scope, Directive]
 ) -> Iterator[tuple[Scope, str, dict[str, Any]]]:
     """Yield directives older than an hour, with age and author as a clause, and the evidence."""
-    for scope, order in orders.items():
-        seconds = (facts.now_unix_ms - order.at_unix_ms) / 1000
+    for scope, directive in directives.items():
+        seconds = (facts.now_unix_ms - directive.at_unix_ms) / 1000
         if seconds > PAUSED_SECONDS:
-            why = f" ({order.why})" if order.why else ""
-            since = f"for {roughly(seconds)} by {order.by or 'an unknown user'}{why}"
-            evidence = {"at_unix_ms": order.at_unix_ms, "by": order.by, "why": order.why}
+            why = f" ({directive.why})" if directive.why else ""
+            since = f"for {roughly(seconds)} by {directive.by or 'an unknown user'}{why}"
+            evidence = {
+                "at_unix_ms": directive.at_unix_ms,
+                "by": directive.by,
+                "why": directive.why,
+            }
             yield scope, since, evidence
 
 
 @check("fleet.paused", Severity.WARNING, Need.FLEET)
 def _paused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A pause is older than an hour."""
-    for scope, since, evidence in _long_ago(facts, facts.fleet.state.control.pauses):
+    for scope, since, evidence in _old_directives(facts, facts.fleet.state.control.pauses):
         yield CheckResult(
             f"{scope} has been paused {since}",
             f"`streamqd resume {as_argument(str(scope))}`",
@@ -154,7 +160,7 @@ def _paused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("fleet.stopped", Severity.WARNING, Need.FLEET)
 def _stopped(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A group has been stopped for over an hour."""
-    for scope, since, evidence in _long_ago(facts, facts.fleet.state.control.stops):
+    for scope, since, evidence in _old_directives(facts, facts.fleet.state.control.stops):
         yield CheckResult(
             f"group {scope.group} of {scope.topic} has been stopped {since}",
             f"`streamqd group start {scope.topic} {scope.group}`",
@@ -267,9 +273,9 @@ QUARANTINE_SECONDS = 300.0
 
 
 def _is_unfenced(each: AssignmentFacts) -> bool:
-    return bool(each.looks) and all(
+    return bool(each.lease_checks) and all(
         look.lease_matches is not None and (not look.fence.token or not look.lease_matches)
-        for look in each.looks
+        for look in each.lease_checks
     )
 
 
@@ -295,7 +301,9 @@ def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 def _is_expired(each: AssignmentFacts) -> bool:
     """Return True if an owner is named, and both checks found no lease."""
-    return bool(each.looks) and all(holder(look.fence)[0] == "expired" for look in each.looks)
+    return bool(each.lease_checks) and all(
+        holder(look.fence)[0] == "expired" for look in each.lease_checks
+    )
 
 
 def _owner(each: AssignmentFacts) -> str:

@@ -128,7 +128,7 @@ def _limit_of_files(settings: Settings) -> tuple[int | None, str]:
     """Return the hard limit of open files of this host's daemon, else of this process."""
     pid = _daemon(settings)
     if pid is not None:
-        limit = _limit_of(pid)
+        limit = _descriptor_limit(pid)
         if limit is not None:
             return limit, f"the daemon with the process id {pid}"
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -149,7 +149,7 @@ def _group_killed_as_one(settings: Settings) -> str:
     return str(cgroups.killed_as_one(membership) or "")
 
 
-def _limit_of(pid: int) -> int | None:
+def _descriptor_limit(pid: int) -> int | None:
     try:
         lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
     except OSError:
@@ -166,7 +166,7 @@ def _stop_seconds(unit: str) -> tuple[str, float | None]:
     if "/" in unit:
         if not Path(unit).is_file():
             raise RequestRefusedError(f"unit file {unit} not found")
-        return unit, of_unit_file(Path(unit))
+        return unit, read_unit_file(Path(unit))
     name = unit or UNIT
     if "." not in name:
         name += ".service"
@@ -177,7 +177,7 @@ def _stop_seconds(unit: str) -> tuple[str, float | None]:
     template = re.sub(r"@.*\.", "@.", name)
     for path in (folder / each for folder in FOLDERS for each in (name, template)):
         if path.is_file():
-            return str(path), of_unit_file(path)
+            return str(path), read_unit_file(path)
     if unit:
         raise RequestRefusedError(f"unit {unit} not found; pass its file, with a / in its path")
     return "", None
@@ -200,10 +200,10 @@ def _systemctl(name: str) -> float | None:
     shown = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
     if shown.get("LoadState") != "loaded":
         return None
-    return _limit(shown.get("Type", ""), shown.get("TimeoutStopUSec", ""))
+    return _stop_limit(shown.get("Type", ""), shown.get("TimeoutStopUSec", ""))
 
 
-def of_unit_file(path: Path) -> float | None:
+def read_unit_file(path: Path) -> float | None:
     """Read the limit of a unit file and its drop-ins, inf for Type=notify. None: unreadable."""
     kind, limit = "", str(DEFAULT_STOP_SECONDS)
     for each in (path, *sorted(path.with_name(path.name + ".d").glob("*.conf"))):
@@ -216,10 +216,10 @@ def of_unit_file(path: Path) -> float | None:
                 limit = value or str(DEFAULT_STOP_SECONDS)
             elif section == "[Service]" and name == "Type":
                 kind = value
-    return _limit(kind, limit)
+    return _stop_limit(kind, limit)
 
 
-def _limit(kind: str, limit: str) -> float | None:
+def _stop_limit(kind: str, limit: str) -> float | None:
     # Such a daemon extends the limit while it drains (EXTEND_TIMEOUT_USEC).
     return math.inf if kind.startswith("notify") else read_span(limit)
 

@@ -69,7 +69,7 @@ def _group_missing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _is_abandoned(facts: DiagnosisFacts, each: AssignmentFacts) -> bool:
     pair = each.assignment.topic, each.assignment.group
     wanted = pair in facts.offered or pair in facts.configured
-    return each.standing is not None and each.standing.abandoned and not wanted
+    return each.blocking is not None and each.blocking.abandoned and not wanted
 
 
 @check("partitions.group-abandoned", Severity.WARNING, Need.FLEET, Need.ASSIGNMENTS)
@@ -90,9 +90,9 @@ def _group_abandoned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 "pending": sum(each.pending for each in assignments),
                 "idle_seconds": min(
                     (
-                        each.standing.idle_seconds
+                        each.blocking.idle_seconds
                         for each in assignments
-                        if each.standing and each.standing.idle_seconds is not None
+                        if each.blocking and each.blocking.idle_seconds is not None
                     ),
                     default=None,
                 ),
@@ -110,7 +110,7 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     }
 
     def holds(each: AssignmentFacts) -> bool:
-        needs = each.standing.needs_unix_ms if each.standing else None
+        needs = each.blocking.needs_unix_ms if each.blocking else None
         limit = limits.get(each.assignment.topic)
         return (
             needs is not None
@@ -121,7 +121,7 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
     for (topic, group), assignments in by_group(filter(holds, facts.assignments)).items():
         oldest = min(
-            each.standing.needs_unix_ms or 0 for each in assignments if each.standing is not None
+            each.blocking.needs_unix_ms or 0 for each in assignments if each.blocking is not None
         )
         ago = roughly((facts.now_unix_ms - oldest) / 1000)
         yield CheckResult(
@@ -175,7 +175,11 @@ def _other_clients(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             "stop that client, or give it a separate group. A running daemon takes over idle"
             f" messages. If no daemon runs, use `streamqd group adopt {topic} {group}`",
             about=f"{topic}/{group}",
-            evidence={"partitions": numbers(assignments), "consumers": names[:16], "pending": held},
+            evidence={
+                "partitions": numbers(assignments),
+                "consumers": names[:16],
+                "pending": held,
+            },
         )
 
 
@@ -295,7 +299,7 @@ OVERDUE_SECONDS = 60.0
 NAMES_SHOWN = 8
 
 
-class _Set(NamedTuple):
+class _DueSet(NamedTuple):
     """The waiting retries of a group, or with `group` '' the delayed sends, of one partition."""
 
     topic: str
@@ -312,17 +316,19 @@ class _Set(NamedTuple):
         return f"retries of {self.group}" if self.group else "delayed sends"
 
 
-def _sets(facts: DiagnosisFacts) -> list[_Set]:
-    sends = [_Set(each.topic, each.partition, "", each.scheduled) for each in facts.partitions]
-    return sends + [_Set(*each.assignment, each.delays) for each in facts.assignments]
+def _due_sets(facts: DiagnosisFacts) -> list[_DueSet]:
+    sends = [
+        _DueSet(each.topic, each.partition, "", each.delayed_sends) for each in facts.partitions
+    ]
+    return sends + [_DueSet(*each.assignment, each.delays) for each in facts.assignments]
 
 
 @check("partitions.waiting-lost", Severity.PROBLEM, Need.ASSIGNMENTS)
 def _lost(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The message of a waiting retry or delayed send is missing."""
-    for each in _sets(facts):
+    for each in _due_sets(facts):
         delays = each.delays
-        count = len(delays.lost) or max(0, delays.more)
+        count = len(delays.lost) or max(0, delays.excess)
         if count:
             lost = " ".join(delays.lost[:NAMES_SHOWN]) or "MEMBER"
             yield CheckResult(
@@ -338,9 +344,9 @@ def _lost(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("partitions.waiting-stuck", Severity.PROBLEM, Need.ASSIGNMENTS)
 def _stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A waiting retry or delayed send has no due time."""
-    for each in _sets(facts):
+    for each in _due_sets(facts):
         delays = each.delays
-        count = len(delays.stuck) or max(0, -delays.more)
+        count = len(delays.stuck) or max(0, -delays.excess)
         if count:
             pairs = " ".join(f"0 {name}" for name in delays.stuck[:NAMES_SHOWN]) or "0 NAME"
             yield CheckResult(
@@ -356,8 +362,8 @@ def _stuck(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _overdue(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A waiting retry or delayed send was due more than a minute ago."""
     limit = facts.now_unix_ms - OVERDUE_SECONDS * 1000
-    late: dict[tuple[str, str], list[_Set]] = {}
-    for each in _sets(facts):
+    late: dict[tuple[str, str], list[_DueSet]] = {}
+    for each in _due_sets(facts):
         due = each.delays.next_due_unix_ms
         if due is not None and due < limit:
             late.setdefault((each.topic, each.group), []).append(each)

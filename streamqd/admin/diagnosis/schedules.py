@@ -25,7 +25,7 @@ def gather(reader: ViewReader, unseen: list[str], *, wanted: bool) -> ScheduleFa
     lines = schedules.index(reader)
     some = dict(sorted(lines.items())[:SCHEDULES_MAX])
     now = server_unix_ms(reader.store.connection)
-    found = schedules.look(reader, some)
+    found = schedules.read_schedules(reader, some)
     specifications = [each.schedule for each in found if each.schedule is not None]
     if len(some) < len(lines):
         unseen.append(f"{len(lines) - len(some):,} schedules: the last by name")

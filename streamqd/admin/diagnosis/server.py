@@ -27,7 +27,7 @@ from streamqd.words import plural, roughly
 #
 # A line that is not in the table and older than the newest one no longer gets fixes.
 Version = tuple[int, ...]
-MENDED: dict[str, dict[Version, int]] = {
+FIXED_VERSIONS: dict[str, dict[Version, int]] = {
     "redis": {
         (6, 2): 23,
         (7, 2): 15,
@@ -43,12 +43,12 @@ MENDED: dict[str, dict[Version, int]] = {
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
-def fix_of(product: str, version: str) -> str:
+def lowest_safe_version(product: str, version: str) -> str:
     """Return the lowest safe version for a server, '' when none is known.
 
     `product` is redis or valkey, `version` the server's version, such as 7.2.4.
     """
-    lines, found = MENDED[product], _VERSION.match(version)
+    lines, found = FIXED_VERSIONS[product], _VERSION.match(version)
     if found is None:
         return ""
     line, patch = (int(found[1]), int(found[2])), int(found[3])
@@ -70,7 +70,7 @@ SYNC_MS = 100  # shortest slow sync of the append-only file
 SLOW_COMMAND_SECONDS = 86_400  # older slow commands are ignored
 
 
-def _set(setting: str) -> str:
+def _advise_setting(setting: str) -> str:
     now = f"`redis-cli CONFIG SET {setting}`"
     return f"write `{setting}` into the server's configuration, and set it now: {now}"
 
@@ -84,7 +84,7 @@ def _eviction(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             f"the server may evict keys (maxmemory-policy {policy}): evicting a stream loses its"
             " messages, and evicting a lease can run messages twice",
-            _set("maxmemory-policy noeviction"),
+            _advise_setting("maxmemory-policy noeviction"),
             evidence={"maxmemory_policy": policy, "redis.allow_eviction": allowed},
             severity=Severity.WARNING if allowed else None,
         )
@@ -103,14 +103,14 @@ def _persistence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             "append-only persistence is off: a restart of the server loses what was sent since its"
             f" last snapshot ({evidence['rdb_changes_since_last_save'] or 'unknown'} changes)",
-            _set("appendonly yes"),
+            _advise_setting("appendonly yes"),
             evidence=evidence,
         )
     elif sync == "no":
         yield CheckResult(
             "the append-only file is synced only by the kernel (appendfsync no): a power loss"
             " loses up to half a minute of acknowledged writes",
-            _set("appendfsync everysec"),
+            _advise_setting("appendfsync everysec"),
             evidence=evidence,
         )
 
@@ -186,7 +186,7 @@ def _memory_unlimited(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             " server. With a limit, producers would get an error instead",
             "bound the topics: `streamqd topic settings TOPIC retention.max_bytes=1GiB`"
             if facts.settings.redis.url == embedded.URL
-            else _set("maxmemory BYTES"),
+            else _advise_setting("maxmemory BYTES"),
             evidence={
                 "maxmemory": 0,
                 "used_memory": facts.server.number("used_memory"),
@@ -251,7 +251,8 @@ def _min_replicas(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         yield CheckResult(
             "the server has replicas and accepts writes without them: a master that is cut off"
             " keeps accepting writes, which are lost at the failover",
-            f"{_set('min-replicas-to-write 1')}, then the same with `min-replicas-max-lag 10`",
+            f"{_advise_setting('min-replicas-to-write 1')}, then the same with"
+            " `min-replicas-max-lag 10`",
             evidence={"connected_slaves": facts.server.number("connected_slaves")},
         )
 
@@ -267,7 +268,7 @@ def _product(facts: DiagnosisFacts) -> tuple[str, str]:
 def _flaws(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """The server's version has known vulnerabilities."""
     product, version = _product(facts)
-    fix = fix_of(product, version)
+    fix = lowest_safe_version(product, version)
     if fix:
         yield CheckResult(
             f"{product} {version} has known vulnerabilities that let logged-in clients bypass their"
@@ -303,7 +304,7 @@ def _idle_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             f"the server closes connections that were silent for {limit} s, which is less than"
             f" workers and producers wait: they reconnect and list their pending entries again"
             f" and again",
-            _set("timeout 0"),
+            _advise_setting("timeout 0"),
             evidence={"timeout": int(limit)},
         )
 

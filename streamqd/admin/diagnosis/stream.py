@@ -22,7 +22,7 @@ from streamqd.admin.reading import (
     read_id,
     server_unix_ms,
 )
-from streamqd.admin.retention import ARCHIVE, COUNT_MAX, count, floor_of, known_stand
+from streamqd.admin.retention import ARCHIVE, COUNT_MAX, count, floor_of, parse_positions
 from streamqd.model import Assignment
 from streamqd.store import retention
 from streamqd.store.leases import LeaseView
@@ -154,7 +154,7 @@ def examine(
     calls = [retention.measure(store.keys, topic, number) for number in range(total)]
     stands: dict[int, PartitionPositions] = {}
     for number, reply in enumerate(reader.measure(calls)):
-        stand = known_stand(reader, topic, number, reply)
+        stand = parse_positions(reader, topic, number, reply)
         if stand is not None:
             stands[number] = stand
     groups = _groups(reader, topic, stands, abandoned_after)
@@ -168,7 +168,7 @@ def examine(
             bytes=stand.bytes,
             **beside[number],
             oldest_unix_ms=read_id(stand.first_id).ms if stand.first_id else None,
-            kept_by=_kept_by(stand, floor, holds.retention, now),
+            kept_by=_find_holder(stand, floor, holds.retention, now),
             holder=floor.holder,
             since_unix_ms=floor.entry.ms if floor.entry else None,
             needed=floor.needed,
@@ -275,7 +275,9 @@ def _floor(
     return _Floor(name, entry, needed, stand.bytes * needed // max(1, stand.length))
 
 
-def _kept_by(stand: PartitionPositions, floor: _Floor, bounds: config.Retention, now: int) -> str:
+def _find_holder(
+    stand: PartitionPositions, floor: _Floor, bounds: config.Retention, now: int
+) -> str:
     """Return the reason for its memory: a holder, if retention would free the entry it needs."""
     if not stand.length:
         return "empty"

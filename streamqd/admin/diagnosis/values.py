@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from streamqd.admin import schedules
 from streamqd.admin.checks import CheckResult, Need, Severity, check
-from streamqd.admin.diagnosis.facts import DiagnosisFacts, TopicFacts, Value
+from streamqd.admin.diagnosis.facts import DiagnosisFacts, TopicFacts, UnreadableValue
 from streamqd.admin.reading import BATCH, Unreadable, ViewReader, pairs
 from streamqd.config.schedules import SCHEDULE_NAME
 from streamqd.errors import InvalidValueError
@@ -43,13 +43,13 @@ class ValueRule(NamedTuple):
     """The effect of an unreadable field in a kind of key, and the fix.
 
     `fields` is an expression for whole names, '' for keys without fields. `command` is a redis-cli
-    command for the fix, with the names of `_words` in braces, followed by `then`. `parse` reads the
-    value where no other check does.
+    command for the fix, with the names of `_placeholder_values` in braces, followed by `then`.
+    `parse` reads the value where no other check does.
     """
 
     kind: str
     fields: str
-    harm: str
+    effect: str
     command: str
     then: str = ""
     parse: Parse | None = None
@@ -304,56 +304,58 @@ def _items(reader: ViewReader, assignments: Sequence[Assignment]) -> None:
 # --- effects and fixes ----------------------------------------------------------------------------
 
 
-class Home(NamedTuple):
+class KeySubject(NamedTuple):
     """The subject of a key: an instance, a topic, a partition or an assignment."""
 
     kind: str
     about: str
-    more: Mapping[str, Any] = {}
+    values: Mapping[str, Any] = {}
 
 
 def find_unreadable(
     reader: ViewReader,
     facts: DiagnosisFacts,
     places: Sequence[tuple[str, int]],
-) -> list[Value]:
+) -> list[UnreadableValue]:
     """Return every unreadable value with its fix."""
-    homes = _homes(reader.keys, facts, places)
-    found = list(_of_another_type(reader, homes))
+    subjects = _subjects_of_keys(reader.keys, facts, places)
+    found = list(_of_another_type(reader, subjects))
     for row in reader.rows:
-        home = homes.get(row.key)
-        rule = _rule(home.kind, row.field) if home else None
-        if home is not None and rule is not None and not row.found.startswith("WRONGTYPE"):
-            found.append(_value(row, home, rule))
+        subject = subjects.get(row.key)
+        rule = _rule(subject.kind, row.field) if subject else None
+        if subject is not None and rule is not None and not row.found.startswith("WRONGTYPE"):
+            found.append(_value(row, subject, rule))
     return found
 
 
-def _homes(keys: Keys, facts: DiagnosisFacts, places: Sequence[tuple[str, int]]) -> dict[str, Home]:
+def _subjects_of_keys(
+    keys: Keys, facts: DiagnosisFacts, places: Sequence[tuple[str, int]]
+) -> dict[str, KeySubject]:
     fleet, state = facts.settings.daemon.fleet, facts.fleet.state
     names = {heartbeat.instance for heartbeat in state.heartbeats}
-    homes = {
-        keys.registry(): Home("registry", ""),
-        keys.members(fleet): Home("members", ""),
-        keys.info(fleet): Home("info", "", {"members": names | state.infos.keys()}),
-        keys.directives(fleet): Home("directives", fleet),
-        keys.schedule_index(): Home("schedule_index", ""),
-        **{keys.instance(fleet, name): Home("instance", name) for name in names},
+    subjects = {
+        keys.registry(): KeySubject("registry", ""),
+        keys.members(fleet): KeySubject("members", ""),
+        keys.info(fleet): KeySubject("info", "", {"members": names | state.infos.keys()}),
+        keys.directives(fleet): KeySubject("directives", fleet),
+        keys.schedule_index(): KeySubject("schedule_index", ""),
+        **{keys.instance(fleet, name): KeySubject("instance", name) for name in names},
     }
     for topic in facts.topics:
         growth = [each for each in sorted(topic.stored) if re.fullmatch(rb"grow[A-Z][a-z]+", each)]
         more = {"size": len(topic.members) or "N", "growth": growth}
-        homes[keys.meta(topic.name)] = Home("meta", topic.name, more)
+        subjects[keys.meta(topic.name)] = KeySubject("meta", topic.name, more)
     for place in places:
         about = f"{place[0]}/{place[1]}"
         for kind in ("trim", "moving", "delayed_sends", "stream"):
-            homes[getattr(keys, kind)(*place)] = Home(kind, about)
-        homes[keys.dlq(*place)] = Home("stream", about)
+            subjects[getattr(keys, kind)(*place)] = KeySubject(kind, about)
+        subjects[keys.dlq(*place)] = KeySubject("stream", about)
     for each in facts.assignments:
         for kind in ("fence", "attempts", "retry", "retry_items"):
-            homes[getattr(keys, kind)(*each.assignment)] = Home(
+            subjects[getattr(keys, kind)(*each.assignment)] = KeySubject(
                 kind, str(each.assignment), each.assignment._asdict()
             )
-    return homes
+    return subjects
 
 
 _TYPES = {
@@ -364,36 +366,44 @@ _TYPES = {
 }
 
 
-def _of_another_type(reader: ViewReader, homes: Mapping[str, Home]) -> Iterator[Value]:
+def _of_another_type(
+    reader: ViewReader, subjects: Mapping[str, KeySubject]
+) -> Iterator[UnreadableValue]:
     """Keys of an unexpected type. Those of partitions have a check of their own."""
-    wanted = {key: _TYPES[home.kind] for key, home in homes.items() if home.kind in _TYPES}
+    wanted = {
+        key: _TYPES[subject.kind] for key, subject in subjects.items() if subject.kind in _TYPES
+    }
     for key, kind in reader.wrong_types([wanted])[0].items():
         row = Unreadable(key, "", f"a {kind}", f"a {wanted[key]}")
-        cure = f"see who writes it, then `redis-cli RENAME {_quote(key)} ELSEWHERE`"
-        yield Value(row, homes[key].about, "commands on it fail", cure)
+        fix = f"see who writes it, then `redis-cli RENAME {_quote(key)} ELSEWHERE`"
+        yield UnreadableValue(row, subjects[key].about, "commands on it fail", fix)
 
 
-def _value(row: Unreadable, home: Home, rule: ValueRule) -> Value:
-    words = _words(row, home)
-    about = home.about
-    if home.kind in ("members", "info", "registry"):
-        about = untrusted.label(b"".join(words["member"]))
-    cure = rule.then.format(**home.more, about=home.about, place=row.field.partition(": ")[0])
+def _value(row: Unreadable, subject: KeySubject, rule: ValueRule) -> UnreadableValue:
+    values = _placeholder_values(row, subject)
+    about = subject.about
+    if subject.kind in ("members", "info", "registry"):
+        about = untrusted.label(b"".join(values["member"]))
+    fix = rule.then.format(
+        **subject.values, about=subject.about, place=row.field.partition(": ")[0]
+    )
     if rule.command:
         parts = [
-            part for word in rule.command.split() for part in words.get(word[1:-1], [word.encode()])
+            part
+            for word in rule.command.split()
+            for part in values.get(word[1:-1], [word.encode()])
         ]
-        cure = f"`redis-cli {' '.join(map(_quote, parts))}`{cure}"
-    return Value(row, about, rule.harm, cure)
+        fix = f"`redis-cli {' '.join(map(_quote, parts))}`{fix}"
+    return UnreadableValue(row, about, rule.effect, fix)
 
 
-def _words(row: Unreadable, home: Home) -> dict[str, list[bytes]]:
+def _placeholder_values(row: Unreadable, subject: KeySubject) -> dict[str, list[bytes]]:
     """Return the words for the names in braces in the table's commands."""
     field = _ESCAPED.sub(lambda byte: bytes([int(byte[1], 16)]), row.field.encode())
     found = ast.literal_eval(f"b{row.found}") if row.found[-1:] in "'\"" else b"NAME"
     # A problem in the fields of a member is named `member.field`, and a member may have dots.
     members = [
-        each for each in home.more.get("members", ()) if f"{row.field}.".startswith(f"{each}.")
+        each for each in subject.values.get("members", ()) if f"{row.field}.".startswith(f"{each}.")
     ]
     member = max(members, key=len).encode() if members else field or found
     return {
@@ -401,8 +411,8 @@ def _words(row: Unreadable, home: Home) -> dict[str, list[bytes]]:
         "field": [field],
         "found": [found],
         "member": [member],
-        "size": [str(home.more.get("size", "")).encode()],
-        "growth": home.more.get("growth", []),
+        "size": [str(subject.values.get("size", "")).encode()],
+        "growth": subject.values.get("growth", []),
     }
 
 
@@ -421,11 +431,11 @@ def _quote(word: str | bytes) -> str:
 def _unreadable(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """A stored value is not valid."""
     for each in facts.values:
-        row = each.bad
+        row = each.row
         where = f"{row.field} of {row.key}" if row.field else row.key
         yield CheckResult(
-            f"{where} is {row.found} and not {row.wanted}: {each.harm}",
-            each.cure,
+            f"{where} is {row.found} and not {row.wanted}: {each.effect}",
+            each.fix,
             about=each.about,
             evidence=asdict(row),
         )

@@ -24,7 +24,7 @@ FILTERS = (
 )
 
 
-def choice_of(visit: Visit, now_unix_ms: int) -> MessageFilter:
+def read_choice(visit: Visit, now_unix_ms: int) -> MessageFilter:
     """Return the filter that the URL or form states.
 
     Raises InvalidRequestError, RequestRefusedError.
@@ -69,7 +69,7 @@ def _instant(visit: Visit, name: str, now_unix_ms: int) -> int | None:
     )
 
 
-def filters_of(visit: Visit) -> dict[str, str]:
+def read_filters(visit: Visit) -> dict[str, str]:
     """Return the filters as they are written, for links and forms."""
     return {name: visit.text(name) for name in FILTERS if visit.text(name)}
 
@@ -90,7 +90,7 @@ def show(visit: Visit) -> Context:
     The causes are counted on the first page only, among the newest `examine`.
     """
     topic, store, now = visit.path["topic"], visit.desk.store, visit.now
-    choice, cursor = choice_of(visit, now.now_unix_ms), visit.text("cursor")
+    choice, cursor = read_choice(visit, now.now_unix_ms), visit.text("cursor")
     budget = visit.number("examine", BUDGET, least=1, most=BUDGET_MAX)
     causes = None
     if cursor:
@@ -107,7 +107,7 @@ def show(visit: Visit) -> Context:
             stop=dead_letters.stop_after(seconds),
         )
     return {
-        "filters": filters_of(visit),
+        "filters": read_filters(visit),
         "page": page,
         "causes": causes,
         "shown": visit.page_of(causes.causes if causes else [], CAUSES_SHOWN, "causes_from"),
@@ -140,7 +140,7 @@ def export(visit: Visit) -> tuple[str, str, ExportFile]:
     topic = visit.path["topic"]
     if visit.person.bodies != "show":
         raise RequestRefusedError("payloads are hidden from your role, so you cannot export them")
-    choice = choice_of(visit, visit.now.now_unix_ms)
+    choice = read_choice(visit, visit.now.now_unix_ms)
     file = ExportFile(visit.desk.backend, topic, choice, f"{visit.person.name} (console)")
     return f"{topic}-dead-letters.jsonl", "application/x-ndjson", file
 

@@ -30,7 +30,7 @@ from streamqd.console.view import (
     Visit,
     topic_of,
 )
-from streamqd.console.views.dead import choice_of
+from streamqd.console.views.dead import read_choice
 from streamqd.dead_letter import REASONS
 from streamqd.errors import InvalidRequestError
 from streamqd.words import plural
@@ -92,7 +92,7 @@ def _replay_fields(visit: Visit) -> Sequence[FormField]:
     ]
 
 
-def _target(visit: Visit) -> Target:
+def _read_target(visit: Visit) -> Target:
     """Return the destination that the form states. Raises InvalidRequestError."""
     all_groups, topic = visit.text("to") == "all", visit.text("to_topic")
     if all_groups and topic:
@@ -105,11 +105,11 @@ def _target(visit: Visit) -> Target:
     )
 
 
-def _canary(visit: Visit) -> int | None:
+def _read_limit(visit: Visit) -> int | None:
     return visit.optional_number("canary", least=1, label=_LIMIT)
 
 
-def _rate(visit: Visit) -> float | None:
+def _read_rate(visit: Visit) -> float | None:
     text = visit.text("rate").removesuffix("/s")
     if not text:
         return None
@@ -122,32 +122,32 @@ def _rate(visit: Visit) -> float | None:
     return rate
 
 
-def _choice_at(visit: Visit, at_unix_ms: int) -> MessageFilter:
+def _choice_until(visit: Visit, at_unix_ms: int) -> MessageFilter:
     """Return the filter of the form, without messages that are dead-lettered later."""
-    choice = choice_of(visit, at_unix_ms)
+    choice = read_choice(visit, at_unix_ms)
     if choice.ids:
         return choice
     until = choice.until_unix_ms
     return replace(choice, until_unix_ms=at_unix_ms if until is None else min(until, at_unix_ms))
 
 
-def _present(visit: Visit) -> int:
+def _now_unix_ms(visit: Visit) -> int:
     """Return the time after all existing dead letters, in unix ms of Redis."""
     return server_unix_ms(visit.desk.store.connection) + 1
 
 
-def _stated_at(visit: Visit) -> int:
+def _dry_run_ms(visit: Visit) -> int:
     """Return the time of the dry run that the person saw, or else the present."""
-    present = _present(visit)
+    present = _now_unix_ms(visit)
     return min(present, visit.number(AT, present))
 
 
-def _stated_count(visit: Visit) -> int | None:
+def _dry_run_count(visit: Visit) -> int | None:
     """Return the exact count of the dry run that the person saw, None if it had none."""
     return visit.optional_number(COUNT)
 
 
-def _budget(visit: Visit) -> int:
+def _read_budget(visit: Visit) -> int:
     return visit.number("examine", EXAMINED, least=1, most=EXAMINED_MAX, label=_SCAN)
 
 
@@ -172,24 +172,24 @@ def _describe_unexamined(seen: ReplayPlan | MatchCount, act: str) -> str:
 # --- replay ---------------------------------------------------------------------------------------
 
 
-def _plan(visit: Visit, at_unix_ms: int) -> ReplayPlan:
+def _make_plan(visit: Visit, at_unix_ms: int) -> ReplayPlan:
     return dead_letters.plan(
         visit.desk.store,
         visit.path["topic"],
-        _choice_at(visit, at_unix_ms),
+        _choice_until(visit, at_unix_ms),
         fleet=visit.desk.fleet.name,
-        target=_target(visit),
-        limit=_canary(visit),
-        budget=_budget(visit),
+        target=_read_target(visit),
+        limit=_read_limit(visit),
+        budget=_read_budget(visit),
         stop=dead_letters.stop_after(EXAMINING_SECONDS),
     )
 
 
 def preview_replay(visit: Visit) -> Preview:
     """Return the plan of a replay."""
-    rate, at = _rate(visit), _present(visit)
-    plan = _plan(visit, at)
-    risks = _risks(plan, _target(visit))
+    rate, at = _read_rate(visit), _now_unix_ms(visit)
+    plan = _make_plan(visit, at)
+    risks = _risks(plan, _read_target(visit))
     rows = [
         (each.error_class or reason(each.reason), each.group, each.count, each.replayed)
         for each in plan.causes[:ROWS]
@@ -246,24 +246,24 @@ def _risks(plan: ReplayPlan, target: Target) -> list[str]:
 
 def replay(visit: Visit) -> ActResult:
     """Start the replay of the dry run that the person saw, as a job."""
-    topic, rate, canary = visit.path["topic"], _rate(visit), _canary(visit)
-    at = _stated_at(visit)
+    topic, rate, canary = visit.path["topic"], _read_rate(visit), _read_limit(visit)
+    at = _dry_run_ms(visit)
     # Within the same budget as the dry run: what it does not examine needs the name of the topic.
-    check_typed(visit.typed, topic if _risks(_plan(visit, at), _target(visit)) else "")
-    target = _target(visit)
+    check_typed(visit.typed, topic if _risks(_make_plan(visit, at), _read_target(visit)) else "")
+    target = _read_target(visit)
     change = functools.partial(dead_letters.replay, target=target, rate=rate, limit=canary)
     return _start_job(
         visit,
         f"Replay to {target}",
-        _choice_at(visit, at),
+        _choice_until(visit, at),
         change,
         _describe_replay,
-        replayed_since_unix_ms=_present(visit),
-        rest=_rest(visit),
+        replayed_since_unix_ms=_now_unix_ms(visit),
+        rest=_remaining_form(visit),
     )
 
 
-def _rest(visit: Visit) -> dict[str, str]:
+def _remaining_form(visit: Visit) -> dict[str, str]:
     """Return the form of the dead letters beyond its limit, empty without a limit or with IDs."""
     stated = {each.name: each.value for each in _replay_fields(visit) if each.value}
     if not stated.pop("canary", "") or "id" in stated:
@@ -287,12 +287,12 @@ def _describe_replay(done: ReplayResult) -> tuple[int, list[str]]:
 
 def preview_purge(visit: Visit) -> Preview:
     """Return the number of dead letters that a purge would delete."""
-    topic, at = visit.path["topic"], _present(visit)
+    topic, at = visit.path["topic"], _now_unix_ms(visit)
     found = dead_letters.count_within(
         visit.desk.store,
         topic,
-        choice_of(visit, at),  # without a filter, the count is exact
-        budget=_budget(visit),
+        read_choice(visit, at),  # without a filter, the count is exact
+        budget=_read_budget(visit),
         stop=dead_letters.stop_after(EXAMINING_SECONDS),
     )
     matches = _format_count(found.dead_letters, complete=found.complete)
@@ -310,7 +310,9 @@ def purge(visit: Visit) -> ActResult:
     """Start the purge of the dry run that the person saw, as a job."""
     configured = visit.desk.settings.topics.get(visit.path["topic"])
     change = functools.partial(dead_letters.purge, configured=configured)
-    return _start_job(visit, "Purge", _choice_at(visit, _stated_at(visit)), change, _describe_purge)
+    return _start_job(
+        visit, "Purge", _choice_until(visit, _dry_run_ms(visit)), change, _describe_purge
+    )
 
 
 def _describe_purge(done: Purged) -> tuple[int, list[str]]:
@@ -339,7 +341,7 @@ def _start_job(
     `clauses` returns the number of changed dead letters, and the result in words. Raises
     TopicNotFoundError, RequestRefusedError.
     """
-    topic, store, stated = visit.path["topic"], visit.desk.store, _stated_count(visit)
+    topic, store, stated = visit.path["topic"], visit.desk.store, _dry_run_count(visit)
     if choice.ids:
         dead_letters.count(
             store, topic, choice

@@ -17,17 +17,17 @@ SECONDS = 0.3  # after which it stops anyway
 def show_job(visit: Visit) -> Context:
     """Return one job, with the number of replayed messages that became dead letters again."""
     job = visit.desk.backend.jobs.get(visit.path["job"])
-    again, complete = _again(visit, job)
+    again, complete = _count_dead_again(visit, job)
     return {
         "job": job,
         "again": again,
         "again_complete": complete,
-        "rest": _rest(visit, job),
+        "rest": _remaining_form(visit, job),
         "host_unix_ms": time.time_ns() // 1_000_000,
     }
 
 
-def _rest(visit: Visit, job: ConsoleJob) -> dict[str, str]:
+def _remaining_form(visit: Visit, job: ConsoleJob) -> dict[str, str]:
     """Return the form of the other dead letters after a replay of a few, {} if there is none.
 
     It is for the person who started the replay: others may not see the key that it filters by.
@@ -37,7 +37,7 @@ def _rest(visit: Visit, job: ConsoleJob) -> dict[str, str]:
     return {**job.rest, "topic": job.topic}
 
 
-def _again(visit: Visit, job: ConsoleJob) -> tuple[int | None, bool]:
+def _count_dead_again(visit: Visit, job: ConsoleJob) -> tuple[int | None, bool]:
     """Return how many replayed messages have died since, and True if the number is exact."""
     if job.replayed_since_unix_ms is None:
         return None, True

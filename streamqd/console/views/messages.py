@@ -19,7 +19,7 @@ from streamqd.admin.topics import partition_count
 from streamqd.admin.trace import EntryTrace, Trace
 from streamqd.console.access import Role
 from streamqd.console.view import PARTITION_MAX, ConsoleView, Context, Download, Visit
-from streamqd.console.views.dead import choice_of
+from streamqd.console.views.dead import read_choice
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.message import REPLAY_OF
 from streamqd.policy.partitioning import crc32_partition
@@ -42,12 +42,12 @@ Test = Callable[[TailedEntry], bool]
 def show(visit: Visit) -> Context:
     """Return a page of messages, the newest first, and how far was looked."""
     topic, store = visit.path["topic"], visit.desk.store
-    choice = choice_of(visit, visit.now.now_unix_ms)
+    choice = read_choice(visit, visit.now.now_unix_ms)
     count = partition_count(store, topic)
     if choice.key is not None and choice.partition is None:
         # The hash of the key names the partition, unless a producer chose another one.
         choice = replace(choice, partition=crc32_partition(choice.key, count))
-    test = _test_of(visit)
+    test = _read_test(visit)
     rows, cursor, looked, total = _search(visit, choice, test)
     return {
         "filters": {name: visit.text(name) for name in _FILTERS if visit.text(name)},
@@ -84,7 +84,7 @@ def _search(
             return rows, cursor, looked, total
 
 
-def _test_of(visit: Visit) -> Test | None:
+def _read_test(visit: Visit) -> Test | None:
     """Return the test that `where` states: NAME = TEXT, NAME ~ TEXT or NAME exists."""
     text = visit.text("where")
     if not text:
@@ -102,7 +102,7 @@ def _test_of(visit: Visit) -> Test | None:
     name, operator, wanted = match[1], match[2], match[3].strip()
 
     def test(row: TailedEntry) -> bool:
-        value = _value(row, name)
+        value = _message_value(row, name)
         if value is None or operator == "exists":
             return value is not None
         return value == wanted if operator == "=" else wanted.lower() in value.lower()
@@ -110,7 +110,7 @@ def _test_of(visit: Visit) -> Test | None:
     return test
 
 
-def _value(row: TailedEntry, name: str) -> str | None:
+def _message_value(row: TailedEntry, name: str) -> str | None:
     """Return a part of a message as text, None if it has none."""
     if name.startswith("header:"):
         return (row.headers or {}).get(name.removeprefix("header:"))
@@ -134,10 +134,10 @@ def show_tail(visit: Visit) -> Context:
     def read() -> tuple[int, bool, list[TailedEntry], list[Unreadable]]:
         found = tail.messages(visit.desk.store, topic)
         followed = partition is not None or found.partitions <= TAIL_PARTITIONS
-        rows = _newest(found, MessageFilter(partition=partition)) if followed else []
+        rows = _read_newest(found, MessageFilter(partition=partition)) if followed else []
         return found.partitions, followed, rows, found.reader.rows
 
-    partitions, followed, rows, unreadable = visit.now.once(("tail", topic, partition), read)
+    partitions, followed, rows, unreadable = visit.now.read_once(("tail", topic, partition), read)
     return {
         "partition": visit.text("partition"),
         "partitions": partitions,
@@ -150,7 +150,9 @@ def show_tail(visit: Visit) -> Context:
     }
 
 
-def _newest(found: MessageList[Entry, TailedEntry], choice: MessageFilter) -> list[TailedEntry]:
+def _read_newest(
+    found: MessageList[Entry, TailedEntry], choice: MessageFilter
+) -> list[TailedEntry]:
     kept, size = [], 0
     for each in found.examine(choice, TAIL_ROWS):
         kept.append(each)
@@ -178,7 +180,7 @@ def show_message(visit: Visit) -> Context:
         raise InvalidRequestError(f"{visit.text('uid')} is not a message of {topic}")
     found = tracing.trace(visit.desk.fleet, name)
     kept = found.entry is not None or found.where == "delayed"
-    fields = _fields(visit, found.partition, found.id) if kept else {}
+    fields = _read_fields(visit, found.partition, found.id) if kept else {}
     reader, raw_headers = visit.reader, headers_of(fields) or {}
     headers = reader.headers(raw_headers)
     origins = [] if found.entry is None else _origins(found.entry, raw_headers, headers)
@@ -209,15 +211,15 @@ def _origins(
     if entry.send_id:
         found.append(Origin("Send ID", entry.send_id, "from a delayed send or an outbox"))
     if entry.copy_of:
-        found.append(_of_uid("Replayed from", entry.copy_of))
+        found.append(_origin_of_uid("Replayed from", entry.copy_of))
     if entry.replay_of and REPLAY_OF in seen:
-        found.append(_of_uid("Replayed by a pipeline from", entry.replay_of))
+        found.append(_origin_of_uid("Replayed by a pipeline from", entry.replay_of))
     if entry.edited_from and tracing.EDITED_FROM in seen:
-        found.append(_of_uid("Edited copy of", entry.edited_from))
+        found.append(_origin_of_uid("Edited copy of", entry.edited_from))
     return found
 
 
-def _of_uid(label: str, text: str) -> Origin:
+def _origin_of_uid(label: str, text: str) -> Origin:
     """Return an origin that may be a uid. That of a dead letter has `:dlq` after the topic."""
     try:
         name = tracing.read_uid(text)
@@ -253,7 +255,7 @@ def _find_in_archive(visit: Visit, found: Trace) -> str:
     return f"{looked.file or settings.console.archive} contains no copy."
 
 
-def _fields(visit: Visit, partition: int, place: str) -> Mapping[bytes, bytes]:
+def _read_fields(visit: Visit, partition: int, place: str) -> Mapping[bytes, bytes]:
     """Return the fields of an entry or a delayed send, by its ID. Empty if the entry is gone.
 
     Raises RequestRefusedError for a delayed send that no longer waits.
@@ -276,7 +278,7 @@ def payload(visit: Visit) -> tuple[str, str, bytes]:
     name = tracing.read_uid(visit.text("uid"))
     if name.topic != visit.path["topic"]:
         raise InvalidRequestError("the uid belongs to another topic")
-    fields = _fields(visit, name.partition, name.id)
+    fields = _read_fields(visit, name.partition, name.id)
     if not fields:
         raise RequestRefusedError("the message is no longer in its partition")
     return (

@@ -20,7 +20,7 @@ def show(visit: Visit) -> Context:
     return {
         "headline": _headline(now),
         "level": next((each for each in (ALARM, WARN) if now.count(each)), ""),
-        "calm": overview.silence(now),
+        "calm": overview.summarize_fleet(now),
         "troubles": troubles,
         "more_troubles": len(now.troubles) - len(troubles),
         "lag": sum(each.least_lag for each in now.groups),

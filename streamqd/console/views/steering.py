@@ -63,12 +63,12 @@ class Steering(Generic[Target]):
         topic = None if isinstance(target, str) else target.topic
         stated = {"instance" if isinstance(target, str) else "scope": str(target)}
         topics = [topic] if topic else visit.now.topics
-        note = AuditNote(topics, self.command, stated | self.more(visit) | _why(visit))
+        note = AuditNote(topics, self.command, stated | self.more(visit) | _reason_parameter(visit))
         done = self.steer(visit, target, False)
         return ActResult(self.result(visit, target), note if done.at_unix_ms is not None else None)
 
 
-def _why(visit: Visit) -> dict[str, str]:
+def _reason_parameter(visit: Visit) -> dict[str, str]:
     return {"reason": visit.text(WHY)} if visit.text(WHY) else {}
 
 
@@ -107,7 +107,7 @@ def _name(scope: Scope) -> str:
     return f"{where} of {scope.topic}/{scope.group}"
 
 
-def wider_pause(visit: Visit, scope: Scope) -> str:
+def find_wider_pause(visit: Visit, scope: Scope) -> str:
     """Return the pause of more than a scope that covers it, such as `orders/*/*`, '' for none."""
     found = visit.now.seen.state.control.pause_of(scope)
     return "" if found is None or found[0] == scope else str(found[0])
@@ -177,11 +177,14 @@ def assignment_of(visit: Visit) -> Assignment:
 
 def _move_fields(visit: Visit) -> Sequence[FormField]:
     assignment = assignment_of(visit)
-    choices = [(each, each) for each in _takers(visit, assignment)]
-    return (FormField("to", "To", _to(visit, assignment), choices=choices), *_reason(visit))
+    choices = [(each, each) for each in _list_takers(visit, assignment)]
+    return (
+        FormField("to", "To", _read_target_instance(visit, assignment), choices=choices),
+        *_reason(visit),
+    )
 
 
-def _takers(visit: Visit, assignment: Assignment) -> list[str]:
+def _list_takers(visit: Visit, assignment: Assignment) -> list[str]:
     """Return the live instances with a consumer for the group, and that of the form."""
     pair, now = (assignment.topic, assignment.group), visit.now
     live = [each for each in now.seen.instances if each.instance in now.seen.state.live]
@@ -189,22 +192,22 @@ def _takers(visit: Visit, assignment: Assignment) -> list[str]:
     return sorted(names | {visit.text("to")} - {""})
 
 
-def _owner(visit: Visit, assignment: Assignment) -> str:
+def _read_owner(visit: Visit, assignment: Assignment) -> str:
     """Return the owner of an assignment, '' without one."""
     return next(
         (each.owner for each in visit.now.seen.assignments if each.assignment == assignment), ""
     )
 
 
-def _to(visit: Visit, assignment: Assignment) -> str:
+def _read_target_instance(visit: Visit, assignment: Assignment) -> str:
     """Return the instance of the form, by default one that does not own the partition."""
-    owner = _owner(visit, assignment)
-    names = sorted(_takers(visit, assignment), key=lambda name: name == owner)
+    owner = _read_owner(visit, assignment)
+    names = sorted(_list_takers(visit, assignment), key=lambda name: name == owner)
     return visit.text("to") or next(iter(names), "")
 
 
 def _move(visit: Visit, assignment: Assignment, dry_run: bool) -> Steered:
-    to = _to(visit, assignment)
+    to = _read_target_instance(visit, assignment)
     if not to:
         raise RequestRefusedError(
             f"no live instance has a consumer for {assignment.topic}/{assignment.group}"
@@ -215,8 +218,8 @@ def _move(visit: Visit, assignment: Assignment, dry_run: bool) -> Steered:
 
 
 def _describe_move(visit: Visit, assignment: Assignment) -> str:
-    to = _to(visit, assignment)
-    if to == _owner(visit, assignment):
+    to = _read_target_instance(visit, assignment)
+    if to == _read_owner(visit, assignment):
         return f"{assignment} would stay on {to}, even if the fleet moves others."
     return (
         f"{to} would own {assignment} after its owner has finished its running messages. It stays"
@@ -226,7 +229,10 @@ def _describe_move(visit: Visit, assignment: Assignment) -> str:
 
 def _from_and_to(visit: Visit) -> dict[str, str]:
     assignment = assignment_of(visit)
-    return {"from": _owner(visit, assignment) or "none", "to": _to(visit, assignment)}
+    return {
+        "from": _read_owner(visit, assignment) or "none",
+        "to": _read_target_instance(visit, assignment),
+    }
 
 
 MOVE = Steering(
@@ -234,7 +240,9 @@ MOVE = Steering(
     assignment_of,
     _move,
     _describe_move,
-    lambda visit, assignment: f"{assignment} is assigned to {_to(visit, assignment)}.",
+    lambda visit, assignment: (
+        f"{assignment} is assigned to {_read_target_instance(visit, assignment)}."
+    ),
     _from_and_to,
 )
 STACK = Steering(
@@ -328,7 +336,7 @@ def rebalance(visit: Visit) -> ActResult:
     """Rebalance."""
     topics = visit.now.topics
     done = directives.rebalance(visit.desk.fleet, visit.text(WHY))
-    note = AuditNote(topics, "rebalance", _why(visit), {"moves": len(done.moves)})
+    note = AuditNote(topics, "rebalance", _reason_parameter(visit), {"moves": len(done.moves)})
     return ActResult(f"{plural(len(done.moves), 'partition')} move.", note)
 
 

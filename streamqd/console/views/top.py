@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from streamqd.admin import ranking
-from streamqd.admin.condition import in_words
+from streamqd.admin.condition import describe_condition
 from streamqd.console.view import ConsoleView, Context, Visit
 from streamqd.errors import InvalidRequestError
 
@@ -46,7 +46,7 @@ def show(visit: Visit) -> Context:
         "order": order,
         "reverse": reverse,
         "heads": HEADS,
-        "in_words": in_words,
+        "describe_condition": describe_condition,
         "page": visit.page_of(rows, visit.limit),
         "slow": ranking.slowest(seen.assignments)[:PANEL_ROWS],
         "failures": ranking.recent(seen.failures)[:PANEL_ROWS],

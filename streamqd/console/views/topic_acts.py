@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from streamqd.admin import directives, groups, growth, topics, topics_deletion
 from streamqd.admin.groups import GroupReset
-from streamqd.admin.topics_deletion import Doomed
+from streamqd.admin.topics_deletion import DeletionExtent
 from streamqd.console.access import Role
 from streamqd.console.backend import Desk, record
 from streamqd.console.formats import sentence
@@ -51,7 +51,7 @@ def _wanted_partitions(visit: Visit) -> int:
     return min(2 * count, growth.PARTITIONS_MAX)
 
 
-def _growth(visit: Visit, to: int) -> growth.Progress | None:
+def _find_growth(visit: Visit, to: int) -> growth.Progress | None:
     """Return the growth to continue, None to start one.
 
     Raises InvalidRequestError, TopicNotFoundError, RequestRefusedError.
@@ -67,7 +67,7 @@ def _growth(visit: Visit, to: int) -> growth.Progress | None:
 def preview_grow(visit: Visit) -> Preview:
     """Return what growing a topic would do."""
     name, store, to = visit.path["topic"], visit.desk.store, _wanted_partitions(visit)
-    under_way, goal = _growth(visit, to), plural(to, "partition")
+    under_way, goal = _find_growth(visit, to), plural(to, "partition")
     if under_way is not None:
         rows = [(each.group, each.left) for each in under_way.groups]
         return Preview(
@@ -91,7 +91,7 @@ def preview_grow(visit: Visit) -> Preview:
 def grow(visit: Visit) -> ActResult:
     """Start or continue a growth, as a job. Only its start is audited, as by the command."""
     name, to = visit.path["topic"], _wanted_partitions(visit)
-    under_way = _growth(visit, to)
+    under_way = _find_growth(visit, to)
 
     def work(desk: Desk, job: ConsoleJob) -> str:
         notify = growth.notifier(desk.fleet, name, to)
@@ -115,7 +115,7 @@ def grow(visit: Visit) -> ActResult:
 # --- delete a topic -------------------------------------------------------------------------------
 
 
-def _refuse_in_use(visit: Visit, found: Doomed) -> None:
+def _refuse_in_use(visit: Visit, found: DeletionExtent) -> None:
     offering = directives.consuming_instances(visit.desk.fleet, found.topic)
     if offering:
         raise RequestRefusedError(
@@ -131,7 +131,7 @@ def _refuse_in_use(visit: Visit, found: Doomed) -> None:
 
 def preview_delete_topic(visit: Visit) -> Preview:
     """Return the extent of the deletion of a topic."""
-    found = topics_deletion.look(visit.desk.store, visit.path["topic"])
+    found = topics_deletion.measure_extent(visit.desk.store, visit.path["topic"])
     _refuse_in_use(visit, found)
     names = f"the groups {', '.join(found.groups)}" if found.groups else "no group"
     messages, dead_letters = (
@@ -151,7 +151,7 @@ def preview_delete_topic(visit: Visit) -> Preview:
 def delete_topic(visit: Visit) -> ActResult:
     """Start the deletion of a topic, as a job."""
     name = visit.path["topic"]
-    found = topics_deletion.look(visit.desk.store, name)
+    found = topics_deletion.measure_extent(visit.desk.store, name)
     _refuse_in_use(visit, found)
 
     def work(desk: Desk, job: ConsoleJob) -> str:
@@ -205,7 +205,13 @@ def preview_reset(visit: Visit) -> Preview:
         return Preview([], refusal=text, warnings=[owned] if owned else [])
     done = _reset(visit, dry_run=True)
     rows = [
-        (each.partition, groups.in_words(each.before), each.reached, each.unread, each.pending)
+        (
+            each.partition,
+            groups.format_position(each.before),
+            each.reached,
+            each.unread,
+            each.pending,
+        )
         for each in done.partitions
     ]
     unread = sum(each.unread for each in done.partitions)
@@ -219,10 +225,12 @@ def preview_reset(visit: Visit) -> Preview:
         *([f"The table shows {ROWS} of {len(rows):,} partitions."] if len(rows) > ROWS else []),
     ]
     heads = ("Partition", "Last read now", "Then", "Unread then", "Pending")
-    return Preview(sentences, refusal=_stop_first(visit, done.obstacle), rows=(heads, rows[:ROWS]))
+    return Preview(
+        sentences, refusal=_refuse_consumed(visit, done.obstacle), rows=(heads, rows[:ROWS])
+    )
 
 
-def _stop_first(visit: Visit, obstacle: str) -> str:
+def _refuse_consumed(visit: Visit, obstacle: str) -> str:
     """Return a refusal that names the way in the console, '' without an obstacle."""
     return obstacle and (_describe_owners(visit) or sentence(obstacle))
 

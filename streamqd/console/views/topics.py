@@ -12,12 +12,12 @@ from streamqd import config
 from streamqd.admin import audit, owners, retention, stacks, topics, topics_settings, why
 from streamqd.admin.assignments import AssignmentRow
 from streamqd.admin.audit import AuditEntry
-from streamqd.admin.condition import in_words
+from streamqd.admin.condition import describe_condition
 from streamqd.admin.reading import ViewReader
 from streamqd.admin.topics import TopicDetail
 from streamqd.console.overview import LEVELS
 from streamqd.console.view import ConsoleView, Context, Visit
-from streamqd.console.views.steering import assignment_of, wider_pause
+from streamqd.console.views.steering import assignment_of, find_wider_pause
 from streamqd.errors import InvalidRequestError
 from streamqd.model import Assignment
 from streamqd.store.directives import Scope
@@ -75,11 +75,11 @@ def show_topic(visit: Visit) -> Context:
         )  # raises TopicNotFoundError for an unknown topic
     groups = [each for each in now.groups if each.topic == name]
     charted = visit.text("group") or (groups[0].group if groups else "")
-    most = max((_least(each) for each in assignments), default=0)
+    most = max((_min_lag(each) for each in assignments), default=0)
     levels = now.levels
     return {
         "wider_pauses": {
-            each.group: wider_pause(visit, Scope(name, None, each.group)) for each in groups
+            each.group: find_wider_pause(visit, Scope(name, None, each.group)) for each in groups
         },
         "stopped": stopped_groups(visit, name, [each.group for each in groups]),
         "chosen": visit.text("group"),
@@ -127,15 +127,15 @@ def _heat_row(
 
 
 def _cell(row: AssignmentRow, most: int, level: str) -> HeatCell:
-    lag = _least(row)
+    lag = _min_lag(row)
     heat = 0 if not lag else 1 + round((HEAT_STEPS - 1) * math.log1p(lag) / math.log1p(most))
     unread = f"{'at least ' if row.lag is None else ''}{lag:,} unread"
     owner = f"owned by {row.owner}" if row.owner else "no owner"
-    text = f"{row.name}: {unread}, {owner}, {in_words(row.condition)}"
+    text = f"{row.name}: {unread}, {owner}, {describe_condition(row.condition)}"
     return HeatCell(row, min(heat, HEAT_STEPS), level, text)
 
 
-def _least(row: AssignmentRow) -> int:
+def _min_lag(row: AssignmentRow) -> int:
     return max(row.lag or 0, row.lag_at_least)
 
 
@@ -206,13 +206,13 @@ def show_assignment(visit: Visit) -> Context:
         **show_stack(visit),
         "answer": found,
         "level": LEVELS[why.grade(found.row, found.causes[0].word)],
-        "condition": in_words(row.condition) if row else "",
-        "wider_pause": wider_pause(visit, Scope(*place)),
+        "condition": describe_condition(row.condition) if row else "",
+        "wider_pause": find_wider_pause(visit, Scope(*place)),
         "stopped": seen.state.control.stop_of(place),
         "move": seen.state.control.moves.get(place),
-        "moves": _moves(visit, place),
+        "moves": _list_moves(visit, place),
         "ends": owners.IN_WORDS,
-        "running": _uid(row),
+        "running": _longest_running_uid(row),
         "instance": next(
             (each for each in seen.instances if each.instance == found.row.owner), None
         ),
@@ -232,7 +232,7 @@ def show_stack(visit: Visit) -> Context:
     }
 
 
-def _moves(visit: Visit, place: Assignment) -> list[AuditEntry]:
+def _list_moves(visit: Visit, place: Assignment) -> list[AuditEntry]:
     """Return the last moves of an assignment in the console, of the newest audit entries.
 
     `streamqd move` writes no entry.
@@ -242,7 +242,7 @@ def _moves(visit: Visit, place: Assignment) -> list[AuditEntry]:
     return [each for each in moves if each.arguments.get("scope") == str(place)][:MOVES_SHOWN]
 
 
-def _uid(row: AssignmentRow | None) -> str:
+def _longest_running_uid(row: AssignmentRow | None) -> str:
     """Return the uid of the message that runs longest, '' for none or one of the retry stream."""
     if row is None or not row.running.startswith("m:"):
         return ""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from streamqd.admin.checks import Severity
-from streamqd.admin.condition import ALARMING, STEADY, STUCK_SECONDS, in_words
+from streamqd.admin.condition import ALARMING, STEADY, STUCK_SECONDS, describe_condition
 from streamqd.admin.fleet import Behind, GroupStatus, StatusView
 from streamqd.words import lasting, plural
 
@@ -115,7 +115,7 @@ def _group(seen: StatusView, group: GroupStatus) -> Iterator[ReportFinding]:
 def _state(group: GroupStatus) -> str:
     alike, size = group.condition_partitions, group.partitions
     where = f" in {alike} of {size} partitions" if alike < size else ""
-    return f"{in_words(group.condition)}{where}{group.reason and f': {group.reason}'}"
+    return f"{describe_condition(group.condition)}{where}{group.reason and f': {group.reason}'}"
 
 
 def _late(now: int, about: str, unread: Behind) -> Iterator[ReportFinding]:

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from streamqd.admin.condition import in_words
+from streamqd.admin.condition import describe_condition
 from streamqd.spark.pipelines.chart import bars
 from streamqd.words import age, harmless, memory
 
@@ -33,7 +33,7 @@ def page(document: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"age": age, "in_words": in_words, "memory": memory}
+    environment.filters |= {"age": age, "describe_condition": describe_condition, "memory": memory}
     environment.filters |= {"plot": _plot, "time": _time, "breakable": _breakable}
     environment.filters |= {"period": period, "took": _format_duration}
     environment.filters |= {"slowest": _slowest, "run_time": run_time}
