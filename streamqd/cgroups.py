@@ -40,13 +40,13 @@ def memory_file(
     return None
 
 
-def killed_as_one(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None:
+def find_oom_group(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None:
     """Return the outermost group of a process that the kernel kills as a whole, None if none."""
     own = memory_file(membership, "memory.oom.group", root=root)
     if own is None:
         return None
     around = [each for each in own.parents if each == root or root in each.parents]
-    found = [each for each in around if _says_one(each / "memory.oom.group")]
+    found = [each for each in around if _is_oom_group(each / "memory.oom.group")]
     return found[-1] if found else None
 
 
@@ -64,11 +64,11 @@ def group_kill_risk(group: Path | str) -> GroupKillRisk:
 
 def warnings() -> list[str]:
     """Return the risks of this process's control groups, each with its remedy."""
-    group = killed_as_one(_OWN)
+    group = find_oom_group(_OWN)
     return [] if group is None else ["; ".join(group_kill_risk(group))]
 
 
-def _says_one(path: Path) -> bool:
+def _is_oom_group(path: Path) -> bool:
     with contextlib.suppress(OSError):
         return path.read_text().strip() == "1"
     return False

@@ -34,7 +34,7 @@ def freeze() -> None:
     and each child would put its own objects there and copy these pages.
     """
     global _at_freeze
-    _at_freeze = _changes()
+    _at_freeze = _environment_changes()
     first, *others = gc.get_threshold()
     if first in _PYTHONS:
         gc.set_threshold(YOUNG_OBJECTS, *others)
@@ -53,7 +53,7 @@ def before_fork() -> None:
 
 def limit_environment() -> None:
     """Remove the supervisor's own variables from the environment. For a child, before user code."""
-    changes = _changes() if _at_freeze is None else _at_freeze
+    changes = _environment_changes() if _at_freeze is None else _at_freeze
     for name, text in changes.items():
         if text is None:
             os.environ.pop(name, None)
@@ -73,7 +73,7 @@ def prefer_as_oom_victim() -> None:
         os.close(descriptor)
 
 
-def _changes() -> dict[str, str | None]:
+def _environment_changes() -> dict[str, str | None]:
     """Return the variables to change for children, with their new text, or None to remove it."""
     shown = dict(os.environ)
     config.scrub(shown)

@@ -23,7 +23,9 @@ class Isolate(Protocol[Subject]):
         """Return `do(...)`, or None after an unexpected error."""
 
 
-def directly(subject: object, do: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T | None:
+def run_directly(
+    subject: object, do: Callable[P, T], /, *args: P.args, **named: P.kwargs
+) -> T | None:
     """Return `do(...)` without isolation: an error reaches the caller."""
     del subject
     return do(*args, **named)

@@ -78,7 +78,7 @@ def local_folder(named: str | Path) -> Path:
     )
 
 
-def below(root: Path, *parts: str | PurePosixPath) -> Path:
+def join_parts(root: Path, *parts: str | PurePosixPath) -> Path:
     """Return `root` joined with the parts, which need not exist.
 
     Raises RequestRefusedError if the result is not below `root`: for an absolute part, `..`, no
@@ -120,9 +120,9 @@ def write_whole(path: Path, text: str, mode: int | None = None) -> None:
 def remove_below(root: Path, *parts: str | PurePosixPath) -> None:
     """Remove a directory below `root` with its content. Does nothing if it is missing.
 
-    Raises RequestRefusedError as `below` does, and when a file cannot be removed.
+    Raises RequestRefusedError as `join_parts` does, and when a file cannot be removed.
     """
-    folder = below(root, *parts)
+    folder = join_parts(root, *parts)
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:

@@ -44,7 +44,7 @@ SIGNALS = (
 )
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
-_DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
+_BLOCKED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _tgkill = getattr(_libc, "tgkill", None)  # glibc 2.30 and later
@@ -57,8 +57,8 @@ _tgkill = getattr(_libc, "tgkill", None)  # glibc 2.30 and later
 STACK_OF_THREAD = signal.SIGURG
 STACKS_OF_ALL = signal.SIGUSR2
 
-LAST_WORDS = b"failed: "  # prefix of the reason that a child sends when it cannot start
-LAST_WORDS_BYTES = 2000
+FAILURE_PREFIX = b"failed: "  # prefix of the reason that a child sends when it cannot start
+FAILURE_BYTES_MAX = 2000
 STACK_BYTES = 64 * 1024  # bound of a child's stacks that wait for `take_stack`
 WORDS_MAX = 64  # control messages read from a dead child, whose own children may keep sending
 
@@ -74,8 +74,10 @@ class Child:
     stacks: int  # file descriptor of the memory to which its fault handler writes
     stack_seen: int = 0  # bytes of stacks at the last `poll_stack`
     peak_rss: int = 0  # bytes, 0 until it is reaped
-    heard_at: float = 0.0  # seconds, monotonic, of its last control message
-    deaf_at: float = 0.0  # seconds, monotonic, when its end of the control socket was seen closed
+    last_message_at: float = 0.0  # seconds, monotonic, of its last control message
+    control_closed_at: float = (
+        0.0  # seconds, monotonic, when its end of the control socket was seen closed
+    )
     problem: str = ""  # the reason why it cannot start, if it sent one
     collected: Exit | None = None  # its exit, after which its pid and pidfd may be reused
 
@@ -96,12 +98,12 @@ class Child:
         except OSError:
             word = b""
         if word:
-            self.heard_at = time.monotonic()
-        if word.startswith(LAST_WORDS):
-            self.problem = word.removeprefix(LAST_WORDS).decode("utf-8", "replace")
-        if not word and not self.deaf_at:
+            self.last_message_at = time.monotonic()
+        if word.startswith(FAILURE_PREFIX):
+            self.problem = word.removeprefix(FAILURE_PREFIX).decode("utf-8", "replace")
+        if not word and not self.control_closed_at:
             # Most likely it is about to exit. If it keeps running, it can get no more messages.
-            self.deaf_at = time.monotonic()
+            self.control_closed_at = time.monotonic()
         return bool(word)
 
     def kill_group(self) -> None:
@@ -309,12 +311,12 @@ def _child(
         if on_parent_death is None:
             die_with_parent(parent_pid)
         else:
-            _call_at_death_of(parent_pid, on_parent_death)
+            _call_on_parent_death(parent_pid, on_parent_death)
         _close_all_but({0, 1, 2, child_end.fileno(), *keep})
         devnull = os.open(os.devnull, os.O_RDONLY)
         os.dup2(devnull, 0)
         os.close(devnull)
-        _outlive_readers()
+        _tolerate_closed_output()
         fork_hygiene.limit_environment()
         with contextlib.suppress(OSError):
             fork_hygiene.prefer_as_oom_victim()
@@ -340,7 +342,7 @@ class _Output(io.FileIO):
         return memoryview(data).nbytes if written is None else written
 
 
-def _outlive_readers() -> None:
+def _tolerate_closed_output() -> None:
     """Keep a handler's `print` from failing after the reader of the output has exited.
 
     Otherwise `streamqd | head -2` would fail every message whose handler prints.
@@ -394,24 +396,24 @@ def _reset_signals() -> None:
     # children obey only the supervisor. They handle these signals instead of ignoring them, because
     # every program that a handler starts would inherit SIG_IGN and could not be terminated. A
     # process that a handler forks without exec gets the default actions before it gets a signal.
-    for number in _DEAF_TO:
-        signal.signal(number, _nothing)
+    for number in _BLOCKED_SIGNALS:
+        signal.signal(number, _ignore_signal)
         signal.siginterrupt(number, False)
     os.register_at_fork(
-        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO),
-        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEAF_TO),
-        after_in_child=_hear_again,
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_SIGNALS),
+        after_in_child=_restore_signals,
     )
     for number in (signal.SIGQUIT, signal.SIGCHLD, signal.SIGCONT):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def _hear_again() -> None:
-    for number in _DEAF_TO:
-        if signal.getsignal(number) is _nothing:
+def _restore_signals() -> None:
+    for number in _BLOCKED_SIGNALS:
+        if signal.getsignal(number) is _ignore_signal:
             signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEAF_TO)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_SIGNALS)
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -421,7 +423,7 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def _call_at_death_of(parent_pid: int, on_parent_death: Callable[[], None]) -> None:
+def _call_on_parent_death(parent_pid: int, on_parent_death: Callable[[], None]) -> None:
     def end(_number: int, _frame: object) -> None:
         if os.getppid() == parent_pid:
             return  # not from the kernel: another process sent it to all processes of the daemon
@@ -436,7 +438,7 @@ def _call_at_death_of(parent_pid: int, on_parent_death: Callable[[], None]) -> N
         end(0, None)
 
 
-def is_deserted(control: socket.socket) -> bool:
+def is_orphaned(control: socket.socket) -> bool:
     """Return True if the parent is gone. For a child only.
 
     The parent keeps the other end of `control` open until it has reaped the child.
@@ -492,7 +494,7 @@ class SignalQueue:
         self._waiting: list[signal.Signals] = []
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in SIGNALS:
-            signal.signal(number, _nothing)
+            signal.signal(number, _ignore_signal)
         # `report.dump` may send it to a child that has not registered its own handler yet.
         signal.signal(STACKS_OF_ALL, signal.SIG_IGN)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -531,7 +533,7 @@ class SignalQueue:
         os.close(self._writer)
 
 
-def _nothing(_number: int, _frame: object) -> None:
+def _ignore_signal(_number: int, _frame: object) -> None:
     return None
 
 

@@ -64,13 +64,13 @@ def ensure_topics(
             for bad in mistyped:
                 logs.bad_value(bad, topic=topic, fix=key_types.remedy(bad.key))
             if not mistyped:
-                _set_aside(error, topic=topic)
+                _log_or_raise(error, topic=topic)
                 continue
             # Views read the topics of the registry, and name the keys that they cannot read.
             try:
                 topics.register(store, topic)
             except RedisResponseError as refused:
-                _set_aside(refused, topic=topic)
+                _log_or_raise(refused, topic=topic)
         else:
             problems += _count_problems(settings, topic, count)
             counts[topic] = count or 0
@@ -131,7 +131,7 @@ def _create_topic(store: Store, settings: Settings, topic: str, known: int) -> i
     `known` is the previous partition count, 0 if unknown. Return None for a missing topic that only
     readers of dead letters name, which is not created.
     """
-    if not known and _unknown(store, settings, topic):
+    if not known and _is_unknown(store, settings, topic):
         return None
     wanted = settings.topics.get(topic) or Topic()
     lost = known > 0 and topics.partition_count(store, topic) is None
@@ -151,7 +151,7 @@ def _find_mistyped(store: Store, topic: str) -> list[InvalidValueError]:
     return key_types.find_mistyped(store.connection, wanted)
 
 
-def _set_aside(
+def _log_or_raise(
     error: RedisResponseError, topic: str | None = None, assignment: Assignment | None = None
 ) -> None:
     """Log an error that concerns one key. Raises all other errors, which concern the server."""
@@ -171,7 +171,7 @@ def _required_count(declared: Topic | None) -> int | None:
     return declared.partitions if stated else None
 
 
-def _unknown(store: Store, settings: Settings, topic: str) -> bool:
+def _is_unknown(store: Store, settings: Settings, topic: str) -> bool:
     """Return True if the topic is missing and only readers of dead letters name it.
 
     Such a topic is not created.
@@ -225,7 +225,7 @@ def _ensure_group(
                 )
                 whole = False
             elif isinstance(reply, RedisResponseError):
-                _set_aside(reply, assignment=assignment)
+                _log_or_raise(reply, assignment=assignment)
                 whole = False
             elif not new and log_restored(assignment, reply):
                 restored.append(assignment)

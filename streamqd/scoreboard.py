@@ -656,7 +656,7 @@ class Scoreboard:
             start = BOARD_BYTES + index * SLOT_BYTES + offset
             os.posix_fallocate(self._descriptor, start, size)
 
-    def head(self, raw: bytes) -> None:
+    def write_header(self, raw: bytes) -> None:
         """Write the header of the scoreboard file. Raises ValueError when it is too long."""
         if len(raw) > BOARD_BYTES - HEADER_OFFSET:
             raise ValueError("the header of the scoreboard is too long")

@@ -35,7 +35,7 @@ from streamqd.errors import (
 )
 from streamqd.inspection import ask_servers, check_servers
 from streamqd.model import Assignment
-from streamqd.paths import below
+from streamqd.paths import join_parts
 from streamqd.registration import ensure_topics
 from streamqd.store.client import Connection, connect
 
@@ -45,7 +45,7 @@ DESCRIPTORS = 65_536
 _DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql"}
 
 SLOW_IMPORT_SECONDS = 2.0  # import time after which the command or the log reports a slow import
-CORPSE_SECONDS = 5.0  # time that the children of a killed supervisor may take to exit
+UNREAPED_SECONDS = 5.0  # time that the children of a killed supervisor may take to exit
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _probe_handlers(
 
 
 @contextlib.contextmanager
-def _connected(settings: Settings) -> Iterator[Connection]:
+def _open_connection(settings: Settings) -> Iterator[Connection]:
     """Return a connection to the server that is closed after the block."""
     link = connect(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
     try:
@@ -131,7 +131,7 @@ def collect_problems(error: ConfigError) -> ConfigError:
     problems += handlers.misfits(settings.consumers, found.traits) + _missing_loop(settings)
     misread = any(problem.startswith("redis.") for problem in error.problems)
     if not misread and settings.redis.url != embedded.URL:
-        with _connected(settings) as link:
+        with _open_connection(settings) as link:
             try:
                 problems += check_servers(ask_servers(link, 0.0), settings)[0]
             except RedisUnavailableError as unavailable:
@@ -172,7 +172,7 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
         # A module failed to import, so its declarations are unknown and no consumer can be missing.
         return Prepared(settings, problems, tuple(found.sources))
     if not (settings.consumers or settings.outboxes or problems):
-        problems.append(_nothing_to_do(settings.daemon.handlers))
+        problems.append(_describe_no_consumers(settings.daemon.handlers))
     if only:
         settings, unknown = _restrict(settings, only)
         problems += unknown
@@ -202,7 +202,7 @@ def _missing_loop(settings: Settings) -> list[str]:
     return [f'daemon.event_loop: "{wanted}" is not installed; {extras.hint(wanted)}']
 
 
-def _nothing_to_do(modules: Sequence[str]) -> str:
+def _describe_no_consumers(modules: Sequence[str]) -> str:
     if not modules:
         return (
             "consumers: none are configured; add a module to daemon.handlers, or add [[consumers]]"
@@ -263,7 +263,7 @@ def register(
     emptied: bool = False,
 ) -> dict[str, int]:
     """Call `ensure_topics` over a separate connection."""
-    with _connected(settings) as link:
+    with _open_connection(settings) as link:
         return ensure_topics(link, settings, known, emptied=emptied, restored=restored)
 
 
@@ -314,13 +314,13 @@ def begin(
     def waits(error: Exception) -> None:
         logs.event("redis.unavailable", logging.WARNING, seconds=patience, error=str(error))
 
-    with _connected(settings) as link:
+    with _open_connection(settings) as link:
         try:
             # With other problems the start fails anyway, so it does not wait for the server.
             servers = ask_servers(link, 0.0 if problems else patience, interrupted, waits)
             refused, warnings = check_servers(servers, settings)
             problems += refused
-            ours = [*config.warnings(settings), *config.as_root(), *cgroups.warnings()]
+            ours = [*config.warnings(settings), *config.root_warnings(), *cgroups.warnings()]
             for warning in [*ours, *warnings]:
                 logs.event("config.warning", logging.WARNING, about=warning)
             if not problems:
@@ -382,7 +382,7 @@ class InstanceLock:
     def __init__(self, state_dir: Path, instance: str) -> None:
         """Compute the lock's path. Raises StartupError when it is not inside `state_dir`."""
         try:
-            self.path = below(state_dir, f"{instance}.lock")
+            self.path = join_parts(state_dir, f"{instance}.lock")
         except RequestRefusedError as error:
             raise StartupError(3, [f"daemon.state_dir: {error}"]) from error
         self._file: IO[str] | None = None
@@ -395,11 +395,11 @@ class InstanceLock:
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            file = _opened_by_us_alone(self.path)
+            file = _open_private(self.path)
         except OSError as error:
             problem = f"daemon.state_dir: cannot write to {self.path.parent} ({error.strerror})"
             raise StartupError(3, [f"{problem}; name a directory that this user owns"]) from error
-        deadline = time.monotonic() + CORPSE_SECONDS
+        deadline = time.monotonic() + UNREAPED_SECONDS
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -444,7 +444,7 @@ def _lock_identity(found: os.stat_result) -> str:
     return f"{boot_id()}:{found.st_dev}:{found.st_ino}"
 
 
-def _opened_by_us_alone(path: Path) -> IO[str]:
+def _open_private(path: Path) -> IO[str]:
     """Open the lock's file with mode 0600, because any user who can read a file can lock it.
 
     Raises OSError, for example PermissionError for a file that belongs to another user.

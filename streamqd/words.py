@@ -40,7 +40,7 @@ def spans(numbers: Iterable[int]) -> str:
     return f"partitions {', '.join(ranges[:PARTITIONS_SHOWN])}{more}"
 
 
-def roughly(seconds: float) -> str:
+def rough_duration(seconds: float) -> str:
     """Return an approximate duration, such as `1 second`, `3 minutes`, `5 days`."""
     for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= 2 * size:
@@ -81,7 +81,7 @@ def age(milliseconds: float | None) -> str:
     return f"{whole}s"
 
 
-def short(seconds: float | None) -> str:
+def short_duration(seconds: float | None) -> str:
     """Return a duration in at most six characters, such as 850us, 12ms, 1.4s, 3m10s."""
     if seconds is None:
         return "-"
@@ -90,7 +90,7 @@ def short(seconds: float | None) -> str:
     return f"{seconds * 1e3:.0f}ms" if seconds < 0.9995 else age(seconds * 1000)
 
 
-def harmless(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Return the text with unprintable and invisible characters escaped, for a log or an error.
 
     It is stricter than `cli.output.printable`, which keeps the joiners and wide spaces of a
@@ -121,7 +121,7 @@ def memory(size: int | None) -> str:
     return f"{value:,.0f} B" if units[0] == "B" else f"{value:,.1f} {units[0]}"
 
 
-def lasting(seconds: float) -> str:
+def precise_duration(seconds: float) -> str:
     """Return a duration for a sentence: `75 s`, `16 min 53 s`, `3 h 5 min`."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"

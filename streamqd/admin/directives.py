@@ -25,7 +25,7 @@ from streamqd.store import directives, members
 from streamqd.store import topics as registry
 from streamqd.store.directives import Directive, DirectiveChange, Scope
 from streamqd.store.members import Heartbeat
-from streamqd.words import lasting, plural
+from streamqd.words import plural, precise_duration
 
 POLL_INTERVAL_SECONDS = 0.2
 
@@ -396,7 +396,7 @@ def unfinished_reloads(
 
 def _format_age(state: FleetState, waiting: PendingReload) -> str:
     seconds = max(0, state.now_unix_ms - waiting.asked_unix_ms) / 1000
-    return f"{lasting(seconds)} ago"
+    return f"{precise_duration(seconds)} ago"
 
 
 # --- instances that are gone for good -------------------------------------------------------------

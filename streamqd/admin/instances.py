@@ -15,7 +15,7 @@ from streamqd.admin.published import FleetState
 from streamqd.admin.reloads import PendingReload
 from streamqd.model import Assignment
 from streamqd.store.members import Heartbeat, seen_of
-from streamqd.words import lasting, plural, roughly
+from streamqd.words import plural, precise_duration, rough_duration
 
 QUIET_SECONDS = 30.0  # silence of a housekeeper, which publishes every 2 s, before a report
 RELOAD_SECONDS = 60.0  # duration of a reload before it is reported
@@ -163,7 +163,8 @@ def silent(facts: SeesInstances) -> Iterator[CheckResult]:
         if each.state == "silent":
             silence = (facts.now_unix_ms - each.heartbeat_unix_ms) / 1000
             yield CheckResult(
-                f"instance {each.instance} has been silent for {roughly(silence)} and has not"
+                f"instance {each.instance} has been silent for {rough_duration(silence)} and has"
+                " not"
                 f" left the fleet",
                 f"run `systemctl status streamqd` on {each.host or 'its host'} to see whether it"
                 " was killed, is stopped, or cannot reach Redis. If it is gone for good, run"
@@ -188,7 +189,7 @@ def housekeeper(facts: SeesInstances) -> Iterator[CheckResult]:
         heard = quiet is not None and quiet < QUIET_SECONDS
         if each.state == "silent" or young or (heard and each.redis_up is not False):
             continue
-        since = f"for {roughly(quiet)}" if quiet is not None else "recently"
+        since = f"for {rough_duration(quiet)}" if quiet is not None else "recently"
         what = f"{each.instance} sends heartbeats, but its housekeeper has not reported {since}"
         if heard:
             what = f"the housekeeper of {each.instance} cannot reach Redis"
@@ -219,7 +220,7 @@ def reload_waits(facts: SeesInstances) -> Iterator[CheckResult]:
         if waiting.assignment:
             fix = f"`streamqd why {waiting.assignment}` shows its worker"
         yield CheckResult(
-            f"{each.instance} was asked to reload {lasting(seconds)} ago"
+            f"{each.instance} was asked to reload {precise_duration(seconds)} ago"
             f"{f' by {waiting.by}' if waiting.by else ''}, and waits for {waiting.waits_for}",
             fix,
             about=each.instance,

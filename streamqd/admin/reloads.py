@@ -13,7 +13,7 @@ from streamqd.admin import published
 from streamqd.admin.published import FleetState
 from streamqd.model import Assignment
 from streamqd.policy.rebalance import may_reload
-from streamqd.words import lasting, plural
+from streamqd.words import plural, precise_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,7 @@ def _describe_obstacle(
             text = f"the old worker of {assignment} to stop"
             if run_seconds:
                 text = (
-                    f"the message of {assignment} that has been running for {lasting(run_seconds)}"
+                    f"the message of {assignment} that has been running for"
+                    f" {precise_duration(run_seconds)}"
                 )
     return f"{text}; then {plural(left, 'more worker')} to replace" if left else text

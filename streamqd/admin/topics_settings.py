@@ -127,7 +127,7 @@ def changed_topic(
                 f"partitions: cannot be changed here; run `streamqd topic grow {topic} N`"
             )
         else:
-            overlay.put(raw, (*path, *parts), value)
+            overlay.set_value(raw, (*path, *parts), value)
     before = config.effective(config.Topic(), stored)
     stated = raw.get("topics", {}).get(topic, {})
     changed: config.Topic = TableReader(problems).table(before, stated, path)

@@ -28,7 +28,7 @@ from streamqd.model import Assignment
 from streamqd.store import statistics
 from streamqd.store.directives import Directive, Directives
 from streamqd.store.outbox import OutboxView
-from streamqd.words import lasting, plural, short, spans
+from streamqd.words import plural, precise_duration, short_duration, spans
 
 FAILING_SHARE = 0.5  # share of failed runs at which `failing` is reported
 MOVING = 0.05  # messages per second that count as progress
@@ -256,7 +256,7 @@ def _of_outbox(
 ) -> WaitCause | None:
     """Return why rows of an outbox do not reach a topic, or None."""
     rows = f"{view.rows:,}{' or more' if view.more else ''} rows" if view.rows != 1 else "1 row"
-    oldest = lasting(view.oldest_age(now_unix_ms))
+    oldest = precise_duration(view.oldest_age(now_unix_ms))
     waiting = f"{rows} for all of its topics, the oldest {oldest} old"
     name = f"outbox {view.name}, which sends to {topic}"
     if not view.relayed:
@@ -271,7 +271,7 @@ def _of_outbox(
     failing = outboxes.failing_seconds(view, now_unix_ms)
     if failing >= OUTBOX_SECONDS and view.topic in ("", topic):
         text = (
-            f"the relay of {name}, has been blocked for {lasting(failing)}, with {waiting}:"
+            f"the relay of {name}, has been blocked for {precise_duration(failing)}, with {waiting}:"
             f" {view.error}"
         )
         return WaitCause("outbox-blocked", text, outboxes.advice(view))
@@ -870,15 +870,19 @@ def _sentence_values(f: WaitFacts) -> dict[str, object]:
         "unowned": plural(f.other_clients.get("", 0), "message"),
         "clients": _format_clients(f.other_clients),
         "waiting": _format_waiting(f),
-        "shown": "an unknown time" if f.shown_seconds is None else lasting(f.shown_seconds),
+        "shown": "an unknown time"
+        if f.shown_seconds is None
+        else precise_duration(f.shown_seconds),
         "acked": f"{f.acked:.1f} messages/s",
         "failing_share": f"{f.failing_share:.0%}",
         "failed": f"{f.failed:.1f}",
         "slope": f"{f.slope:.1f}",
-        "takes": f", and a run takes {short(f.row.mean_seconds)}" if f.row.mean_seconds else "",
+        "takes": f", and a run takes {short_duration(f.row.mean_seconds)}"
+        if f.row.mean_seconds
+        else "",
         "caught_up": f", caught up in about {left}" if left else "",
         "catch_up": lag_advice(least, f.slope),
-        "run": lasting(f.run_seconds),
+        "run": precise_duration(f.run_seconds),
         "running": _running_message(f),
         **_row_values(f.row),
     }
@@ -886,7 +890,7 @@ def _sentence_values(f: WaitFacts) -> dict[str, object]:
 
 def _format_catch_up_time(least: int, slope: float) -> str:
     """Return how long it takes to handle all unread messages, '' if the lag does not fall."""
-    return lasting(least / -slope) if least and slope < -STEADY else ""
+    return precise_duration(least / -slope) if least and slope < -STEADY else ""
 
 
 def lag_advice(least: int, slope: float) -> str:
@@ -913,7 +917,7 @@ def _row_values(row: AssignmentRow) -> dict[str, object]:
         "more_rate": "" if shared else "; more partitions allow a higher rate",
         "held": f"{plural(row.held or 0, 'message')} of {keys}{full}",
         "hard_timeout": limit,
-        "blocked": lasting(row.loop_blocked_seconds or 0.0),
+        "blocked": precise_duration(row.loop_blocked_seconds or 0.0),
         "blocker": f" at {row.loop_blocker}" if row.loop_blocker else "",
         "recovery": recovery(row.suspects_left, row.suspects, row.round_size),
         "next": _format_seconds(", next attempt in {} s", row.waits_seconds),
@@ -989,5 +993,5 @@ def _running_message(f: WaitFacts) -> str:
 def _format_waiting(f: WaitFacts) -> str:
     lag = f"{f.row.lag_at_least:,} or more" if f.row.lag is None else f"{f.row.lag:,}"
     oldest = _seconds_until(f.now_unix_ms, f.row.oldest_unix_ms)
-    age = "" if oldest is None else f", the oldest {lasting(oldest)} old"
+    age = "" if oldest is None else f", the oldest {precise_duration(oldest)} old"
     return f"{lag} unread and {f.row.pending or 0:,} pending{age}"

@@ -19,7 +19,7 @@ __all__ = ["cli", "main"]
 
 def main() -> None:
     """Run the command with the arguments of the process."""
-    early.listen()
+    early.record_signals()
     __getattr__("cli").main(prog_name="streamqd")
 
 

@@ -28,7 +28,7 @@ def show(names: Sequence[str], rows: Sequence[Sequence[Any]], form: str) -> None
         writer.writerows([_cell(each) for each in row] for row in (names, *rows))
     else:
         headings = [printable(name.upper()) for name in names]
-        table(headings, [[readable(each) for each in row] for row in rows])
+        table(headings, [[to_readable(each) for each in row] for row in rows])
     sys.stdout.flush()
 
 
@@ -38,7 +38,7 @@ def row_to_dict(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
     Raises RequestRefusedError if two columns have the same name.
     """
     refuse_doubles(names)
-    return {name: readable(value) for name, value in zip(names, values, strict=True)}
+    return {name: to_readable(value) for name, value in zip(names, values, strict=True)}
 
 
 def refuse_doubles(names: Sequence[str]) -> None:
@@ -48,21 +48,21 @@ def refuse_doubles(names: Sequence[str]) -> None:
         raise RequestRefusedError(f"two columns are named {double}; rename one with AS")
 
 
-def refused_by(form: str) -> Callable[[Sequence[str]], None]:
+def column_check(form: str) -> Callable[[Sequence[str]], None]:
     """Return the function that refuses the columns that an output format cannot show."""
     return refuse_doubles if form == "json" else lambda _: None
 
 
-def readable(value: Any) -> Any:
+def to_readable(value: Any) -> Any:
     """Return a value of a row for text and JSON. Raises RequestRefusedError as `row_to_dict`."""
     if isinstance(value, tuple) and (names := getattr(value, "__fields__", None)):  # Spark's Row
         return row_to_dict(names, value)
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode("utf-8", "backslashreplace")
     if isinstance(value, dict):
-        return {str(name): readable(each) for name, each in value.items()}
+        return {str(name): to_readable(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [readable(each) for each in value]
+        return [to_readable(each) for each in value]
     if value is None or isinstance(value, str | int | float | bool):
         return value
     return str(value)
@@ -70,6 +70,6 @@ def readable(value: Any) -> Any:
 
 def _cell(value: Any) -> Any:
     """Return a CSV cell. Control characters are escaped for a terminal only."""
-    plain = readable(value)
+    plain = to_readable(value)
     text = json_text(plain) if isinstance(plain, dict | list) else plain
     return printable(text) if isinstance(text, str) and sys.stdout.isatty() else text

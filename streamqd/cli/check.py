@@ -126,7 +126,7 @@ def _redis(session: Session, settings: config.Settings) -> list[CheckFinding]:
             CheckFinding("redis", "warning", text.removeprefix("redis: ")) for text in warnings
         ]
         findings += _topics(session, settings)
-        findings += _rights(session, settings)
+        findings += _permissions(session, settings)
         findings += _pipelines(session, settings)
         findings += _duplicate(session, settings)
     except RedisUnavailableError as error:
@@ -158,19 +158,19 @@ def _topics(session: Session, settings: config.Settings) -> list[CheckFinding]:
         try:
             found = topics.partition_count(session.store, name)
         except InvalidValueError as error:
-            findings.append(_problem("topics", f"{error}; {_CURE}"))
+            findings.append(_problem("topics", f"{error}; {_DUPLICATE_FIX}"))
             continue
         text = f"topics.{name}.partitions is {wanted.partitions}, but the topic has {found}"
         if found is not None and wanted.partitions < found:
             findings.append(_problem("topics", f"{text} and cannot shrink; set {found}"))
         elif found is not None and wanted.partitions > found:
             findings.append(
-                CheckFinding("topics", "warning", f"{text}; {_more(name, wanted.partitions)}")
+                CheckFinding("topics", "warning", f"{text}; {_grow_hint(name, wanted.partitions)}")
             )
     return findings
 
 
-def _more(name: str, partitions: int) -> str:
+def _grow_hint(name: str, partitions: int) -> str:
     return f"run `streamqd topic grow {name} {partitions}` to add partitions"
 
 
@@ -217,7 +217,7 @@ def _duplicate(session: Session, settings: config.Settings) -> list[CheckFinding
     ]
 
 
-_CURE = "run `streamqd doctor --only values` for the fix"
+_DUPLICATE_FIX = "run `streamqd doctor --only values` for the fix"
 _OTHER_NAME = "set another daemon.instance and daemon.state_dir, or stop it"
 
 
@@ -238,17 +238,17 @@ def _heartbeats(
     return False
 
 
-def _rights(session: Session, settings: config.Settings) -> list[CheckFinding]:
+def _permissions(session: Session, settings: config.Settings) -> list[CheckFinding]:
     lacking = permissions.find_missing(session.store, settings.daemon.fleet)
     if not lacking:
         return [CheckFinding("permissions", "ok", "the Redis user may run all required commands")]
     return [
-        _problem("permissions", f"the Redis user may not run {command}{_some(keys)}")
+        _problem("permissions", f"the Redis user may not run {command}{_format_keys(keys)}")
         for command, keys in permissions.by_command(lacking).items()
     ]
 
 
-def _some(keys: list[str]) -> str:
+def _format_keys(keys: list[str]) -> str:
     shown = ", ".join(keys[:2])
     more = f" and {len(keys) - 2} more" if len(keys) > 2 else ""
     return f" on {shown}{more}" if shown else ""

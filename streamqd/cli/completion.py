@@ -26,7 +26,7 @@ SECONDS = 1.0  # limit of a completion, including the connection
 OFFERED_MAX = 1000  # names per completion
 
 
-class Asked(NamedTuple):
+class CompletionRequest(NamedTuple):
     """A request for completions: the earlier parameters, and the typed part of this one."""
 
     session: Session
@@ -35,7 +35,7 @@ class Asked(NamedTuple):
     incomplete: str
 
 
-Look = Callable[[Asked], Iterable[str]]
+Look = Callable[[CompletionRequest], Iterable[str]]
 
 
 class CompletedName(click.types.StringParamType):
@@ -55,8 +55,10 @@ class CompletedName(click.types.StringParamType):
             with contextlib.suppress(Exception):
                 session = _session(ctx)
                 with session.using_redis():
-                    names = self._look(Asked(session, session.link, ctx.params, incomplete))
-                    found.extend(sorted(each for each in set(names) if _whole(each)))
+                    names = self._look(
+                        CompletionRequest(session, session.link, ctx.params, incomplete)
+                    )
+                    found.extend(sorted(each for each in set(names) if _is_complete(each)))
 
         # A daemon thread, because a DNS or Redis server that does not reply must not block the
         # shell.
@@ -67,7 +69,7 @@ class CompletedName(click.types.StringParamType):
         return [CompletionItem(each) for each in fitting[:OFFERED_MAX]]
 
 
-def equip(command: click.Command) -> click.Command:
+def add_completion(command: click.Command) -> click.Command:
     """Add completion to the parameters of a command and its subcommands."""
     for param in command.params:
         look = LOOKS.get(param.metavar or param.name or "")
@@ -75,34 +77,34 @@ def equip(command: click.Command) -> click.Command:
             param.type = CompletedName(look)
     if isinstance(command, click.Group):
         for each in command.commands.values():
-            equip(each)
+            add_completion(each)
     return command
 
 
-def _topics(asked: Asked) -> list[str]:
+def _topics(asked: CompletionRequest) -> list[str]:
     found = asked.link.execute("SMEMBERS", asked.session.keys.registry())
     return [each.decode("utf-8", "replace") for each in found]
 
 
-def _groups(asked: Asked) -> list[str]:
+def _groups(asked: CompletionRequest) -> list[str]:
     named = asked.params.get("topic")
     chosen = [str(named).partition("/")[0]] if named else _topics(asked)
     return [name for topic in chosen for name in topics.groups_seen(asked.session.store, topic)]
 
 
-def _instances(asked: Asked) -> list[str]:
+def _instances(asked: CompletionRequest) -> list[str]:
     members = asked.session.keys.members(asked.session.settings.daemon.fleet)
     return [
         each.decode("utf-8", "replace") for each in asked.link.execute("ZRANGE", members, 0, -1)
     ]
 
 
-def _schedules(asked: Asked) -> list[str]:
+def _schedules(asked: CompletionRequest) -> list[str]:
     found = asked.link.execute("HKEYS", asked.session.keys.schedule_index())
     return [each.decode("utf-8", "replace") for each in found]
 
 
-def _places(asked: Asked) -> list[str]:
+def _places(asked: CompletionRequest) -> list[str]:
     """Return topics. After `TOPIC/`, return its groups, and its partitions with each group."""
     topic, slash, _ = asked.incomplete.partition("/")
     if not slash:
@@ -116,12 +118,12 @@ def _places(asked: Asked) -> list[str]:
     ]
 
 
-def _named_groups(asked: Asked) -> list[str]:
+def _named_groups(asked: CompletionRequest) -> list[str]:
     """Return topics. After `TOPIC/`, return its groups."""
     return [each for each in _places(asked) if each.count("/") < 2]
 
 
-def _assignments(asked: Asked) -> list[str]:
+def _assignments(asked: CompletionRequest) -> list[str]:
     """Return topics. After `TOPIC/`, return its partitions, alone and with each group."""
     topic, slash, _ = asked.incomplete.partition("/")
     if not slash:
@@ -158,6 +160,6 @@ def _session(ctx: click.Context) -> Session:
     return Session(config_path=Path(named) if named else config.find(), timeout=SECONDS)
 
 
-def _whole(name: str) -> bool:
+def _is_complete(name: str) -> bool:
     """Return True if the text contains valid names only. Other text could harm the shell."""
     return all(NAME.fullmatch(part.removesuffix(LETTERS)) for part in name.split("/"))

@@ -11,7 +11,7 @@ import click
 from streamqd import extras
 from streamqd.cli.arguments import DIRECTORY
 from streamqd.cli.session import Session, pass_session
-from streamqd.cli.trace import look_into
+from streamqd.cli.trace import find_in_archive
 from streamqd.errors import ConfigError
 
 ROLES = ("viewer", "operator", "admin")
@@ -107,10 +107,10 @@ def console(
         return 0
     from streamqd import console as web
 
-    return web.run(settings, _say, look_into)
+    return web.run(settings, _print_line, find_in_archive)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     """Print a line immediately. A closed standard output does not stop the console."""
     try:
         click.echo(line)

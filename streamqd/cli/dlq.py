@@ -87,7 +87,7 @@ def list_(
             return
         print_rows(seen.rows, seen.now_unix_ms)
         session.note(f"{count(seen.total, 'dead letter')} in {topic}")
-        session.more(seen.cursor)
+        session.print_next_page(seen.cursor)
 
     document = page_document(seen, "total rows cursor unreadable")
     return CommandResult({"topic": topic} | document, show)
@@ -178,7 +178,7 @@ def audit_(session: Session, *, topic: str, limit: int, cursor: str) -> CommandR
 
     def show() -> None:
         print_audit(seen.entries, now)
-        session.more(seen.cursor)
+        session.print_next_page(seen.cursor)
 
     return CommandResult(seen, show)
 
@@ -267,8 +267,8 @@ def replay(
         again = command_line(session, "replay", plan.topic, bound, rest)
         document = document_of(plan) | {"command": again}
         return CommandResult(document, lambda: _show_plan(plan, again, limit))
-    question = f"Replay {{}} of {{}}{_to_target(target)}?"
-    if not ids and not _ask(session, topic, choice, question, yes, "replayed"):
+    question = f"Replay {{}} of {{}}{_format_target(target)}?"
+    if not ids and not _confirm(session, topic, choice, question, yes, "replayed"):
         return 0
     meter = Meter(session)
     with interruptible() as stop:
@@ -292,14 +292,16 @@ def _replay_result(
 ) -> CommandResult:
     """Return the result of a replay. An interrupted one includes the command to continue."""
     replayed = count(done.replayed, "dead letter")
-    lines = [f"{replayed} of {done.topic} replayed{_for_group(choice.group)}{_to_target(target)}"]
+    lines = [
+        f"{replayed} of {done.topic} replayed{_format_group(choice.group)}{_format_target(target)}"
+    ]
     if done.missing:
         lines.append(f"{count(done.missing, 'dead letter')} had already been replayed or purged")
     notes = [] if done.audited else [NOT_AUDITED]
     code = 0
     error: StreamqdError | None = None
     if done.refused:
-        notes.append(f"not replayed: {_reasons(done.refused)}")
+        notes.append(f"not replayed: {_format_reasons(done.refused)}")
         refused = count(sum(done.refused.values()), "dead letter")
         error = RequestRefusedError(f"{refused} not replayed, see above")
     if done.result in (STOPPED, FAILED):
@@ -308,11 +310,11 @@ def _replay_result(
         if done.unknown:
             notes.append(f"{count(done.unknown, 'dead letter')} may or may not have been replayed")
         notes.append(f"the others were not changed, continue with: {again}")
-        code, error = _exit_of(done.result, f"interrupted: {done.error}")
+        code, error = _exit_code_and_error(done.result, f"interrupted: {done.error}")
     return CommandResult(done, lambda: click.echo("\n".join(lines)), code, notes, error)
 
 
-def _exit_of(result: str, text: str) -> tuple[int, StreamqdError | None]:
+def _exit_code_and_error(result: str, text: str) -> tuple[int, StreamqdError | None]:
     """Return the exit code and the error of work that was complete, interrupted or failed."""
     error = RedisUnavailableError(text, sent=False) if result == FAILED else None
     return (EXIT_INTERRUPTED if result == STOPPED else 0), error
@@ -325,7 +327,7 @@ def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
     elif not plan.refused:
         click.echo(NO_MATCH)
     if plan.refused:
-        click.echo(f"not replayed: {_reasons(plan.refused)}")
+        click.echo(f"not replayed: {_format_reasons(plan.refused)}")
     if not plan.dead_letters:
         return
     if limit == plan.dead_letters:
@@ -409,7 +411,7 @@ def purge(
             print_causes(found.causes, now)
 
         return CommandResult(found, show)
-    if not _ask(session, topic, choice, "Delete {} of {} permanently?", yes, "purged"):
+    if not _confirm(session, topic, choice, "Delete {} of {} permanently?", yes, "purged"):
         return 0
     meter = Meter(session)
     with interruptible() as stop:
@@ -426,8 +428,10 @@ def purge(
     notes = [] if done.audited else [NOT_AUDITED]
     if done.unknown:
         notes.append(f"{count(done.unknown, 'dead letter')} may or may not have been purged")
-    text = f"{count(done.purged, 'dead letter')} of {topic} purged{_for_group(choice.group)}"
-    code, error = _exit_of(done.result, f"interrupted: {done.error} (the others are kept)")
+    text = f"{count(done.purged, 'dead letter')} of {topic} purged{_format_group(choice.group)}"
+    code, error = _exit_code_and_error(
+        done.result, f"interrupted: {done.error} (the others are kept)"
+    )
     if done.unarchived and not (code or error):
         error = RequestRefusedError(
             f"{count(done.unarchived, 'dead letter')} of {topic} not archived yet, so not purged;"
@@ -508,7 +512,7 @@ def _open_output(path: Path | None) -> Iterator[IO[str]]:
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def _ask(
+def _confirm(
     session: Session, topic: str, choice: MessageFilter, question: str, yes: bool, past: str
 ) -> bool:
     """Ask for confirmation. Return False if nothing matches, which is printed.
@@ -519,7 +523,9 @@ def _ask(
         return True
     found = dead_letters.count(session.store, topic, choice)
     if found:
-        confirm(question.format(count(found, "dead letter"), topic + _for_group(choice.group)), yes)
+        confirm(
+            question.format(count(found, "dead letter"), topic + _format_group(choice.group)), yes
+        )
     elif not click.get_current_context().params["as_json"]:
         click.echo(f"{NO_MATCH}, nothing {past}")
         return False
@@ -548,13 +554,13 @@ def _bound_until(choice: MessageFilter, until_unix_ms: int) -> MessageFilter:
     return dataclasses.replace(choice, until_unix_ms=bound)
 
 
-def _reasons(refused: dict[str, int]) -> str:
+def _format_reasons(refused: dict[str, int]) -> str:
     return "; ".join(f"{count(number, 'dead letter')}: {why}" for why, number in refused.items())
 
 
-def _for_group(group: str | None) -> str:
+def _format_group(group: str | None) -> str:
     return f" for {group}" if group else ""
 
 
-def _to_target(target: Target) -> str:
+def _format_target(target: Target) -> str:
     return "" if target == dead_letters.HOME else f" to {target}"

@@ -24,13 +24,13 @@ def print_rows(rows: Sequence[DeadLetterRow], now_unix_ms: int) -> None:
         rows,
         last_below=True,
         age=lambda row: ago(now_unix_ms, row.failed_unix_ms),
-        tries=_tries,
+        tries=_count_runs,
         key=lambda row: None if row.key is None else printable(row.key)[:20],
         error=lambda row: _cause(row, width),
     )
 
 
-def _tries(row: DeadLetterRow) -> int | None:
+def _count_runs(row: DeadLetterRow) -> int | None:
     """Return the number of runs: failed ones (`attempts`) plus crashed ones."""
     if row.attempts is None and row.crashes is None:
         return None

@@ -12,10 +12,10 @@ import os
 import signal
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_came: list[int] = []
+_received: list[int] = []
 
 
-def listen() -> None:
+def record_signals() -> None:
     """Record signals from now on. Called first, which is why this module imports little.
 
     Stops the garbage collector, which would spend a fifth of the time of the imports on modules and
@@ -30,7 +30,7 @@ def listen() -> None:
 def resume_collection() -> None:
     """Start the garbage collector again, without the imported objects. Called after the imports.
 
-    Does nothing if `listen` has not stopped it.
+    Does nothing if `record_signals` has not stopped it.
     """
     if not gc.isenabled():
         gc.freeze()
@@ -39,19 +39,19 @@ def resume_collection() -> None:
 
 def stopped() -> bool:
     """Return True if a signal already asked the daemon to stop. Called when it takes over."""
-    return bool(_came)
+    return bool(_received)
 
 
-def give_back() -> None:
+def restore_signals() -> None:
     """Restore the default effect of the signals, and repeat a recorded one. For commands."""
     if signal.getsignal(signal.SIGTERM) is _note:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is _note:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if _came:
-        signal.signal(_came[0], signal.SIG_DFL)
-        os.kill(os.getpid(), _came[0])
+    if _received:
+        signal.signal(_received[0], signal.SIG_DFL)
+        os.kill(os.getpid(), _received[0])
 
 
 def _note(number: int, _frame: object) -> None:
-    _came.append(number)
+    _received.append(number)

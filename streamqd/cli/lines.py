@@ -60,7 +60,7 @@ class Lines:
 
         Raises BadInputError for a longer line, and if the input cannot be read.
         """
-        readline = self._whole().readline
+        readline = self._unpack().readline
         while True:
             try:
                 line = readline(max_bytes + 3)
@@ -81,7 +81,7 @@ class Lines:
         if self.name != STDIN:
             self._raw.close()
 
-    def _whole(self) -> io.BufferedIOBase:
+    def _unpack(self) -> io.BufferedIOBase:
         """Return the unpacked input. Call it at the first read, as standard input may block."""
         head = self._raw.read(2)
         whole = io.BufferedReader(_Joined(head, self._raw), _BUFFER_BYTES)

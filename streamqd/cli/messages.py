@@ -150,7 +150,7 @@ def pending(
         session.note(f"{count(seen.total, 'pending message')} in {topic} for {name}")
         if not seen.complete:
             session.note(f"only the first {admin_pending.SCAN_MAX:,} of each were ranked")
-        session.more(seen.cursor)
+        session.print_next_page(seen.cursor)
 
     document = page_document(seen, "total rows cursor complete unreadable")
     return CommandResult({"topic": topic, "group": name} | document, show)
@@ -242,7 +242,7 @@ def _require_choice(
     return dataclasses.replace(choice, ids=ids)
 
 
-def _none(choice: MessageFilter, cursor: str, what: str) -> str:
+def _describe_none(choice: MessageFilter, cursor: str, what: str) -> str:
     return NO_MATCH if choice.narrows else f"no {'more ' if cursor else ''}{what}"
 
 
@@ -276,7 +276,7 @@ def list_sends(
     def show() -> None:
         print_unreadable(seen.unreadable)
         if not seen.rows:
-            click.echo(_none(choice, cursor, f"delayed sends in {topic}"))
+            click.echo(_describe_none(choice, cursor, f"delayed sends in {topic}"))
             return
         listing(
             "ID DUE_IN SENT BYTES KEY",
@@ -287,7 +287,7 @@ def list_sends(
             key=lambda row: row.key or "-",
         )
         session.note(f"{plural(seen.total, 'delayed send')} in {topic}")
-        session.more(seen.cursor)
+        session.print_next_page(seen.cursor)
 
     return CommandResult({"topic": topic} | page_document(seen, _DUE), show)
 
@@ -471,7 +471,7 @@ def list_retries(
     def show() -> None:
         print_unreadable(seen.unreadable)
         if not seen.rows:
-            click.echo(_none(choice, cursor, f"waiting retries in {topic} for {group}"))
+            click.echo(_describe_none(choice, cursor, f"waiting retries in {topic} for {group}"))
             return
         listing(
             "ID DUE_IN ATTEMPT CRASHES BYTES KEY ERROR",
@@ -483,7 +483,7 @@ def list_retries(
             error=_error,
         )
         session.note(f"{plural(seen.total, 'waiting retry')} in {topic} for {group}")
-        session.more(seen.cursor)
+        session.print_next_page(seen.cursor)
 
     head = {"topic": topic, "group": group}
     return CommandResult(head | page_document(seen, _DUE), show)

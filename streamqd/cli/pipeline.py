@@ -334,10 +334,10 @@ def replay(
     from streamqd.spark.pipelines import replay as replays
 
     choice = replays.ReplayFilter(
-        since=_utc(since),
-        until=_utc(until),
+        since=_to_utc(since),
+        until=_to_utc(until),
         keys=keys,
-        headers=dict(_pair("--header", each) for each in headers),
+        headers=dict(_parse_pair("--header", each) for each in headers),
         where=where,
         tier=tier,
     )
@@ -395,20 +395,20 @@ def run(
                 session.settings,
                 checkpoints.absolute(),
                 _open_archive(session, folder),
-                dict(_pair("--set", each) for each in arguments),
+                dict(_parse_pair("--set", each) for each in arguments),
             )
             returned = jobs.run(made, function)
     return CommandResult(returned, lambda: None)
 
 
-def _pair(option: str, text: str) -> tuple[str, str]:
+def _parse_pair(option: str, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
         raise click.UsageError(f"{option} {text} is not NAME=VALUE")
     return name, value
 
 
-def _utc(moment: tuple[float, bool] | None) -> dt.datetime | None:
+def _to_utc(moment: tuple[float, bool] | None) -> dt.datetime | None:
     if moment is None:
         return None
     return dt.datetime.fromtimestamp(unix_ms(moment, round(time.time() * 1000)) / 1000, dt.UTC)
@@ -459,9 +459,9 @@ def report(
         scope = ReportScope(
             topics=topics,
             archive=_open_archive(session, folder),
-            since=_utc(since),
-            until=_utc(until),
-            schemas=dict(_pair("--schema", each) for each in schemas),
+            since=_to_utc(since),
+            until=_to_utc(until),
+            schemas=dict(_parse_pair("--schema", each) for each in schemas),
         )
         document = reports.report(session.settings, engine, out, scope)
     return CommandResult(document, lambda: _show_report(document, out))
@@ -556,7 +556,7 @@ def sql(
         from streamqd.spark.pipelines.standing import Standing
 
         asked = Standing(query, mode, start, follow, target, partitions or 0, into)
-        _stand(session, asked, folder, checkpoint, master, conf, as_json)
+        _run_standing_query(session, asked, folder, checkpoint, master, conf, as_json)
         return
     if follow or target or checkpoint or partitions or into:
         raise click.UsageError(
@@ -564,7 +564,7 @@ def sql(
         )
     with lend_engine(session, "sql", master, conf) as engine:
         archive = _open_archive(session, folder)
-        fits = answers.refused_by("json" if as_json else "table")
+        fits = answers.column_check("json" if as_json else "table")
         found = Prompt(engine(), session.settings, archive).ask(query, fits=fits)
     if as_json:
         emit([answers.row_to_dict(found.columns, row) for row in found.rows])
@@ -586,7 +586,7 @@ def _check_into(folder: Path | str | None, mode: str, target: str, checkpoint: P
         )
 
 
-def _stand(
+def _run_standing_query(
     session: Session,
     asked: Standing,
     folder: Path | str | None,
@@ -605,7 +605,7 @@ def _stand(
     with lend_engine(session, "sql", master, conf) as engine:
         archive = _open_archive(session, folder, create=True)
         asked = dataclasses.replace(asked, archive=archive)
-        fits = answers.refused_by(form)
+        fits = answers.column_check(form)
         done = standing.run(engine(), session.settings, asked, show, checkpoint, fits)
     if asked.shown:
         return
@@ -646,4 +646,4 @@ def shell(
         archive = _open_archive(session, folder)
         prompt = Prompt(engine(), session.settings, archive)
         form = "json" if as_json else form
-        (shells.converse if sys.stdin.isatty() else shells.work_off)(prompt, form)
+        (shells.run_interactively if sys.stdin.isatty() else shells.run_from_input)(prompt, form)

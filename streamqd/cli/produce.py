@@ -177,7 +177,7 @@ def produce(
     items = _items(lines, form, key, shared, max_bytes, done, skip=skip)
     with contextlib.closing(lines):
         failure = _deliver(session, lines, items, create, done, quiet=as_json)
-    done.error = _sentence(failure)
+    done.error = _describe_failure(failure)
     if as_json:
         emit(done)
     elif done.duplicate:
@@ -415,7 +415,7 @@ def _headers(given: tuple[str, ...]) -> dict[str, str]:
     return headers
 
 
-def _sentence(failure: BaseException | None) -> str | None:
+def _describe_failure(failure: BaseException | None) -> str | None:
     if failure is None:
         return None
     return "interrupted" if isinstance(failure, KeyboardInterrupt) else str(failure)

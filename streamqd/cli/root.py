@@ -17,7 +17,7 @@ import click
 
 from streamqd import config, logs
 from streamqd.cli import early
-from streamqd.cli.completion import equip
+from streamqd.cli.completion import add_completion
 from streamqd.cli.output import apply_style, printable
 from streamqd.cli.session import Session, pass_session
 from streamqd.errors import (
@@ -66,7 +66,7 @@ class LazyGroup(click.Group):
         module, _, attribute = self.places[name].partition(":")
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
-        return equip(_with_config(command))
+        return add_completion(_with_config(command))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -114,13 +114,13 @@ class Root(LazyGroup):
             returned = super().main(*args, **extra)
             code = returned if isinstance(returned, int) else 0
         except click.ClickException as error:
-            _complain(_format_error(error), session)
+            _print_error(_format_error(error), session)
             _hint(error)
             code = error.exit_code
         except click.Abort:
             code = EXIT_INTERRUPTED
         except Exception as error:  # noqa: BLE001 - the last place to turn it into a sentence
-            code = _explain(error, session)
+            code = _report_error(error, session)
         sys.exit(code)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -151,7 +151,7 @@ def _format_error(error: click.ClickException) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def _complain(text: str, session: Session) -> None:
+def _print_error(text: str, session: Session) -> None:
     """Print an error with escaped control characters. On a terminal, the word `Error:` is red."""
     before, word, after = printable(text, lines=True).partition("Error: ")
     red = apply_style(word.strip(), "bad") + " " if word else ""
@@ -168,7 +168,7 @@ def _hint(error: click.ClickException) -> None:
         click.echo(f"{name} goes before the command: streamqd {name} … {verb} …", err=True)
 
 
-def _explain(error: Exception, session: Session) -> int:
+def _report_error(error: Exception, session: Session) -> int:
     """Print or log the problem, and return its exit code."""
     problems, code = _problems(error, session)
     style = _style_of_daemon(session)
@@ -182,7 +182,7 @@ def _explain(error: Exception, session: Session) -> int:
         lines = "".join(f"\n  {problem}" for problem in problems)
         problems = [f"the configuration has {len(problems)} problems:{lines}"]
     for problem in problems:
-        _complain(f"Error: {problem}", session)
+        _print_error(f"Error: {problem}", session)
     return code
 
 
@@ -382,7 +382,7 @@ def cli(
         config_path = config.find()
     if ctx.invoked_subcommand is not None:
         early.resume_collection()
-        early.give_back()
+        early.restore_signals()
     session.config_path, session.verbose, session.quiet = config_path, verbose, quiet
     session.color = color
     if not session.colored:

@@ -95,7 +95,7 @@ def list_(session: Session, *, topic: str | None, limit: int, cursor: str) -> Co
             click.echo("no more schedules" if cursor else "no schedules")
             return
         _show_rows(seen.rows, seen.now_unix_ms)
-        session.more(seen.cursor)
+        session.print_next_page(seen.cursor)
 
     return CommandResult(seen, show)
 
@@ -258,7 +258,7 @@ def pause(session: Session, *, names: tuple[str, ...], dry_run: bool) -> Command
     paused, the command pauses none and exits with code 8.
     """
     done = schedules.pause(session.store, names, dry_run=dry_run)
-    return _changed_each(session, done, "pause", "paused")
+    return _change_result_of_each(session, done, "pause", "paused")
 
 
 @schedule.command(short_help="Resume paused schedules.")
@@ -273,7 +273,7 @@ def resume(session: Session, *, names: tuple[str, ...], dry_run: bool) -> Comman
     inactive for another reason, the command resumes none and exits with code 8.
     """
     done = schedules.resume(session.store, names, dry_run=dry_run)
-    return _changed_each(session, done, "resume", "resumed")
+    return _change_result_of_each(session, done, "resume", "resumed")
 
 
 @schedule.command(short_help="Send a message of a schedule now.")
@@ -336,7 +336,7 @@ def _remove(
         confirm(f"Remove {count(len(rows), 'schedule')} permanently?", yes)
     done = schedules.remove(session.store, [row.name for row in rows])
     topics = {row.name: row.topic for row in rows}
-    _record_each(session, topics, done.changed, command)
+    _audit_each(session, topics, done.changed, command)
     return CommandResult(done, f"{count(len(done.changed), 'schedule')} removed")
 
 
@@ -368,18 +368,18 @@ def _change_result(
     return CommandResult(done, f"{name} {verb}{due}")
 
 
-def _changed_each(
+def _change_result_of_each(
     session: Session, done: ScheduleChanged, command: str, verb: str
 ) -> CommandResult:
     what = count(len(done.changed), "schedule")
     if done.dry_run:
         return CommandResult(done, f"{what} would be {verb}")
     topics = {name: schedules.show(session.store, name).row.topic for name in done.changed}
-    _record_each(session, topics, done.changed, command)
+    _audit_each(session, topics, done.changed, command)
     return CommandResult(done, f"{what} {verb}")
 
 
-def _record_each(
+def _audit_each(
     session: Session, topics: dict[str, str], names: Iterable[str], command: str
 ) -> None:
     """Write one entry into the audit log of each topic."""

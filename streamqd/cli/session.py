@@ -159,7 +159,7 @@ class Session:
         if not self.quiet:
             click.echo(text, err=True)
 
-    def more(self, cursor: str) -> None:
+    def print_next_page(self, cursor: str) -> None:
         """Print the option for the next page. Print nothing after the last page."""
         if cursor:
             self.note(f"more: --cursor {cursor}")

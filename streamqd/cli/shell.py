@@ -22,7 +22,7 @@ SHOWN_MAX = 1000  # rows of one table
 _BEGIN, _GO_ON = "streamqd> ", "      ... "
 
 
-def converse(prompt: Prompt, form: str) -> None:
+def run_interactively(prompt: Prompt, form: str) -> None:
     """Run typed statements until Ctrl-D. After an error, continue with the next statement."""
     from streamqd.spark.pipelines.statements import SqlSplitter
 
@@ -34,7 +34,7 @@ def converse(prompt: Prompt, form: str) -> None:
     while True:
         try:
             for statement in typed.add(input(_GO_ON if typed.begun else _BEGIN) + "\n"):
-                _answer_aloud(prompt, statement, form)
+                _print_answer(prompt, statement, form)
         except EOFError:
             click.echo()
             return
@@ -46,7 +46,7 @@ def converse(prompt: Prompt, form: str) -> None:
             click.echo("Error: the statement is not UTF-8; enter it again", err=True)
 
 
-def work_off(prompt: Prompt, form: str) -> None:
+def run_from_input(prompt: Prompt, form: str) -> None:
     """Run the statements from standard input. Raises the first error."""
     from streamqd.spark.pipelines.statements import SqlSplitter
 
@@ -54,15 +54,15 @@ def work_off(prompt: Prompt, form: str) -> None:
     for line in sys.stdin.buffer:
         # Invalid UTF-8 is kept, because the check of the statement reports it.
         for statement in piped.add(line.decode("utf-8", "surrogateescape")):
-            _answer(prompt, statement, form)
+            _print_rows(prompt, statement, form)
     if rest := piped.rest():
-        _answer(prompt, rest, form)
+        _print_rows(prompt, rest, form)
 
 
-def _answer_aloud(prompt: Prompt, statement: str, form: str) -> None:
+def _print_answer(prompt: Prompt, statement: str, form: str) -> None:
     began = time.monotonic()
     try:
-        rows = _answer(prompt, statement, form)
+        rows = _print_rows(prompt, statement, form)
     except StreamqdError as error:
         click.echo(f"Error: {printable(str(error), lines=True)}", err=True)
     else:
@@ -71,10 +71,10 @@ def _answer_aloud(prompt: Prompt, statement: str, form: str) -> None:
         click.echo(f"{shown}{count(rows, 'row')}, {time.monotonic() - began:.1f} s", err=True)
 
 
-def _answer(prompt: Prompt, statement: str, form: str) -> int:
+def _print_rows(prompt: Prompt, statement: str, form: str) -> int:
     """Print the result and return the number of rows, SHOWN_MAX + 1 if the table was cut."""
     most = SHOWN_MAX + 1 if form == "table" and sys.stdout.isatty() else None
-    found = prompt.ask(statement, most, answers.refused_by(form))
+    found = prompt.ask(statement, most, answers.column_check(form))
     if found.columns:
         answers.show(found.columns, found.rows[: most and SHOWN_MAX], form)
     return len(found.rows)

@@ -63,7 +63,7 @@ def _show(seen: fleet.StatusView, topic: str | None) -> None:
     if seen.schedules.schedules:
         click.echo(f"  {_schedules(seen)}")
     for group in seen.lagging:
-        sentence(_behind(seen.now_unix_ms, group), "  ", 4)
+        sentence(_describe_lag(seen.now_unix_ms, group), "  ", 4)
     if seen.instances and topic is None:
         click.echo()
         _show_instances(seen)
@@ -171,7 +171,7 @@ def _assignment_state(each: AssignmentRow) -> str:
     return _state(each.condition, each.longest_run_seconds, progress)
 
 
-def _behind(now_unix_ms: int, group: fleet.Behind) -> str:
+def _describe_lag(now_unix_ms: int, group: fleet.Behind) -> str:
     """Return the lag of a group as a sentence, with its start and its trend."""
     lag = "more than 1,000 messages" if group.lag is None else count(group.lag, "message")
     where = (

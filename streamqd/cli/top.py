@@ -110,7 +110,7 @@ class TopScreen:
         return self._code
 
     def _paint(self) -> None:
-        view, trouble, old = self._reader.news()
+        view, trouble, old = self._reader.latest()
         if self._chosen.frozen:
             view = self._frozen
         width, height = self._terminal.size()
@@ -128,9 +128,9 @@ class TopScreen:
         else:
             found, self._rest = keyboard.keys(self._rest + typed)
         for key in found:
-            view = self._frozen if self._chosen.frozen else self._reader.news()[0]
+            view = self._frozen if self._chosen.frozen else self._reader.latest()[0]
             rows = len(select_visible(view, self._chosen)) if view else 0
-            room = rows_of(view, *self._terminal.size(), self._reader.news()[1])
+            room = rows_of(view, *self._terminal.size(), self._reader.latest()[1])
             after = keyboard.handle_key(self._chosen, key, rows=rows, room=room)
             if after is None:
                 self._code = 0
@@ -170,7 +170,7 @@ class TopReader:
         """Stop the thread, without waiting for a read in progress."""
         self._stop.set()
 
-    def news(self) -> tuple[FleetSnapshot | None, str, float]:
+    def latest(self) -> tuple[FleetSnapshot | None, str, float]:
         """Return the last view, the reason if it is outdated ('' otherwise), and its age (seconds).
 
         The view is None before the first read.

@@ -53,18 +53,18 @@ def trace(session: Session, *, uid: str, folder: Path | str | None) -> CommandRe
     looked = None
     if folder is not None and found.where != "delayed":
         place = (found.topic, found.partition, found.id)
-        looked = look_into(folder, *place, session.settings.archive.pairs)
+        looked = find_in_archive(folder, *place, session.settings.archive.pairs)
     document = plain(found) | {"archive": plain(looked)}
     return CommandResult(document, lambda: _show(found, folder, looked))
 
 
 def _show(found: admin.Trace, folder: Path | str | None, looked: Any) -> None:
     click.echo(printable(found.uid))
-    for line in (*_message(found), *_archive(found, folder, looked)):
+    for line in (*_describe_message(found), *_describe_archive(found, folder, looked)):
         sentence(line, "  ", 4)
     proven = bool(found.written or (looked is not None and looked.found))
     for each in found.groups:
-        sentence(f"{each.group}: {_group(found, each, proven=proven)}", hang=4)
+        sentence(f"{each.group}: {_describe_group(found, each, proven=proven)}", hang=4)
         if each.state == admin.DEAD:
             sentence(f"streamqd dlq show {found.topic} {each.dead_letter_ids[-1]}", "  -> ", 5)
     if not found.groups and found.where != "delayed":
@@ -75,7 +75,7 @@ def _show(found: admin.Trace, folder: Path | str | None, looked: Any) -> None:
         )
 
 
-def look_into(
+def find_in_archive(
     folder: Path | str, topic: str, partition: int, entry_id: str, options: Mapping[str, str]
 ) -> Any:
     """Return the place of an entry in an archive, with `file` and `found`.
@@ -91,10 +91,10 @@ def look_into(
         raise RequestRefusedError(f"the archive cannot be read: {error}") from None
 
 
-def _message(found: admin.Trace) -> list[str]:
+def _describe_message(found: admin.Trace) -> list[str]:
     now = found.now_unix_ms
     if found.where == "delayed":
-        due = "at a time that cannot be read" if found.due_unix_ms is None else _in(found)
+        due = "at a time that cannot be read" if found.due_unix_ms is None else _format_due(found)
         lines = [f"a delayed send: it is written to the partition {due}"]
         return lines + ([f"sent by an outbox as {found.outbox_uid}"] if found.outbox_uid else [])
     written = int(found.id.partition("-")[0])
@@ -128,12 +128,12 @@ def _message(found: admin.Trace) -> list[str]:
     return lines
 
 
-def _in(found: admin.Trace) -> str:
+def _format_due(found: admin.Trace) -> str:
     left = (found.due_unix_ms or 0) - found.now_unix_ms
     return f"in {age(left)}" if left > 0 else "now, because it is due"
 
 
-def _archive(found: admin.Trace, folder: Path | str | None, looked: Any) -> list[str]:
+def _describe_archive(found: admin.Trace, folder: Path | str | None, looked: Any) -> list[str]:
     if looked is not None and looked.file:
         if looked.found:
             return [f"archived in {looked.file}"]
@@ -145,7 +145,7 @@ def _archive(found: admin.Trace, folder: Path | str | None, looked: Any) -> list
     return ["not archived yet"] if found.archived is False else []
 
 
-def _group(found: admin.Trace, each: admin.GroupTrace, *, proven: bool) -> str:
+def _describe_group(found: admin.Trace, each: admin.GroupTrace, *, proven: bool) -> str:
     """Return the state of one group as a clause. `proven`: the message was written."""
     now, attempt = found.now_unix_ms, f"attempt {each.attempt}" if each.attempt else "its attempt"
     on = f" on {each.owner}" if each.owner else ""
@@ -168,7 +168,7 @@ def _group(found: admin.Trace, each: admin.GroupTrace, *, proven: bool) -> str:
                 due = f", which runs in {age(left)}" if left > 0 else ", due now"
             return f"pending, {since}{held}, {attempt}{due}{crashes}{replayed}"
         case admin.READY:
-            return f"ready for {attempt}{crashes}{replayed}, not read yet{_why(each)}"
+            return f"ready for {attempt}{crashes}{replayed}, not read yet{_describe_obstacle(each)}"
         case admin.DELAYED:
             left = (each.due_unix_ms or 0) - now
             due = f"due in {age(left)}" if left > 0 else "due now"
@@ -185,16 +185,16 @@ def _group(found: admin.Trace, each: admin.GroupTrace, *, proven: bool) -> str:
                 f"dead letter {dead_letter.id}{runs}{ago} ({dead_letter.reason}){replayed}{error}"
             )
         case admin.UNREAD:
-            return f"unread{_why(each)}"
+            return f"unread{_describe_obstacle(each)}"
         case admin.DONE | admin.MISSING | admin.MISSED:
-            return _done(each.state, proven=proven) + replayed
+            return _describe_done(each.state, proven=proven) + replayed
         case admin.UNREADABLE:
             return f"unknown: {each.problem}"
         case _:
             return "not a dead letter, so not for this group"
 
 
-def _done(state: str, *, proven: bool) -> str:
+def _describe_done(state: str, *, proven: bool) -> str:
     """Return the clause for a group that has no entry for the message."""
     if state == admin.DONE:
         return "acknowledged (no copy is left in Redis)"
@@ -202,7 +202,7 @@ def _done(state: str, *, proven: bool) -> str:
     return f"{seen} (no copy is left in Redis)" if proven else f"{seen}, or never written"
 
 
-def _why(each: admin.GroupTrace) -> str:
+def _describe_obstacle(each: admin.GroupTrace) -> str:
     """Return what the group does on the partition instead of reading the message."""
     on = f" on {each.owner}" if each.owner else ""
     if each.condition == "unknown":

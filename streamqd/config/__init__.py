@@ -11,7 +11,13 @@ from streamqd.config.checks import find_useless, warnings
 from streamqd.config.consumers import Consumer
 from streamqd.config.effective import effective, registered_settings
 from streamqd.config.endpoint import claim_socket_path, redis_url, resolve_url
-from streamqd.config.exposure import as_root, is_loopback, is_public, open_to_all, token_path
+from streamqd.config.exposure import (
+    find_world_writable,
+    is_loopback,
+    is_public,
+    root_warnings,
+    token_path,
+)
 from streamqd.config.loader import declare_consumers, find, load, load_given
 from streamqd.config.outboxes import OutboxSettings
 from streamqd.config.pipelines import Pipeline
@@ -44,24 +50,24 @@ __all__ = [
     "Settings",
     "Topic",
     "as_document",
-    "as_root",
     "claim_socket_path",
     "declare_consumers",
     "effective",
     "find",
     "find_useless",
+    "find_world_writable",
     "is_loopback",
     "is_public",
     "json_schema",
     "load",
     "load_given",
     "mask_passwords",
-    "open_to_all",
     "redis_url",
     "reference",
     "reference_toml",
     "registered_settings",
     "resolve_url",
+    "root_warnings",
     "scrub",
     "token_path",
     "warnings",

@@ -282,7 +282,7 @@ def check_consumers(settings: Settings, problems: Problems) -> None:
             problems.add(
                 path,
                 f"consumers[{other}] ({settings.consumers[other].place}) already reads"
-                f" {_read_by(consumer)} as group {consumer.group}; choose another group, or"
+                f" {_describe_source(consumer)} as group {consumer.group}; choose another group, or"
                 " remove one of the two",
             )
         check_consumer(consumer, path, problems)
@@ -296,7 +296,7 @@ def check_consumers(settings: Settings, problems: Problems) -> None:
             )
 
 
-def _read_by(consumer: Consumer) -> str:
+def _describe_source(consumer: Consumer) -> str:
     return (
         f"the dead letters of {consumer.topic}" if consumer.reads_dead_letters else consumer.topic
     )
@@ -385,7 +385,7 @@ def warnings(settings: Settings) -> list[str]:
                 f" {format_duration(daemon.drain_timeout)}, and longer runs are repeated after"
                 " the restart"
             )
-        found += _of_breaker(consumer)
+        found += _breaker_warnings(consumer)
     return found + exposure_warnings(settings)
 
 
@@ -404,7 +404,7 @@ def find_useless(settings: Settings, registered: Collection[str]) -> list[tuple[
     ]
 
 
-def _of_breaker(consumer: Consumer) -> list[str]:
+def _breaker_warnings(consumer: Consumer) -> list[str]:
     """Return a warning if one message that always fails can stop its partition for good."""
     breaker, attempts = consumer.breaker, consumer.max_attempts
     # A message's first failure is forgiven, so the message is dead after max_attempts + 1 failures.

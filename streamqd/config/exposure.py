@@ -96,14 +96,14 @@ def exposure_warnings(settings: Settings, environ: Mapping[str, str] = os.enviro
     return found
 
 
-def as_root() -> list[str]:
+def root_warnings() -> list[str]:
     """Return a warning if this process, and therefore every handler, runs as root."""
     if os.geteuid() != 0:
         return []
     return ["daemon: it runs as root, and so does every handler; run it as a dedicated user"]
 
 
-def open_to_all(path: Path) -> Path | None:
+def find_world_writable(path: Path) -> Path | None:
     """Return the world-writable path of a code file, either the file or its directory, or None.
 
     Paths on read-only file systems do not count.

@@ -35,7 +35,7 @@ def overlay(
         if name.startswith(PREFIX) and name != CONFIG_NAME:
             path = _path_of_variable(name, raw, problems)
             if path:
-                put(raw, path, environ[name])
+                set_value(raw, path, environ[name])
                 problems.origins[path] = name
     for key, text in overrides.items():
         over = _path_of_key(key)
@@ -44,7 +44,7 @@ def overlay(
         elif over[0] == "consumers":
             problems.sentences.append(f"{key} (command line): {_ONLY_IN_FILE}")
         else:
-            put(raw, over, text)
+            set_value(raw, over, text)
             problems.origins[over] = "command line"
 
 
@@ -122,7 +122,7 @@ def _path_of_key(key: str) -> tuple[str, ...] | None:
     return tuple(parts) if len(parts) > 1 else None
 
 
-def put(raw: dict[str, Any], path: tuple[str, ...], text: str) -> None:
+def set_value(raw: dict[str, Any], path: tuple[str, ...], text: str) -> None:
     """Set a string from outside the file in the raw tables, at a TOML path."""
     table = raw
     for part in path[:-1]:
@@ -130,10 +130,10 @@ def put(raw: dict[str, Any], path: tuple[str, ...], text: str) -> None:
         if not isinstance(table, dict):
             return  # the file has no table here, which the reader reports
     setting = setting_at(path)
-    table[path[-1]] = _meant_by(text, setting.kind if setting else Kind.TEXT)
+    table[path[-1]] = _parse_value(text, setting.kind if setting else Kind.TEXT)
 
 
-def _meant_by(text: str, kind: Kind) -> Any:
+def _parse_value(text: str, kind: Kind) -> Any:
     """Return the value of a string from outside the file: parsed as TOML, or the string itself."""
     bare = text.strip()
     quoted = len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from streamqd.errors import ConfigError
-from streamqd.words import harmless
+from streamqd.words import escape_unprintable
 
 Path = tuple[str | int, ...]
 
@@ -65,7 +65,7 @@ class Problems:
         """
         if self.sentences:
             # A sentence may quote untrusted names.
-            error = ConfigError([harmless(each) for each in self.sentences])
+            error = ConfigError([escape_unprintable(each) for each in self.sentences])
             error.salvaged = salvaged
             raise error
 

@@ -80,7 +80,7 @@ def percent(share: float | None) -> str:
 
 def duration(seconds: float | None) -> str:
     """Return seconds as `850us`, `12ms`, `1.4s`, `3m10s`, a dash for None."""
-    return NONE if seconds is None else words.short(seconds)
+    return NONE if seconds is None else words.short_duration(seconds)
 
 
 def age(milliseconds: float | None) -> str:
@@ -134,7 +134,7 @@ def memory(size: int | None) -> str:
 
 def plain(text: object) -> str:
     """Return text of others with control and invisible characters escaped."""
-    return words.harmless(str(text))
+    return words.escape_unprintable(str(text))
 
 
 # Reasons of dead letters, as a sentence about the message.
@@ -152,7 +152,7 @@ _REASONS = {
 
 def reason(word: str) -> str:
     """Return the reason of a dead letter in words, an unknown one as it is."""
-    return _REASONS.get(word, words.harmless(word))
+    return _REASONS.get(word, words.escape_unprintable(word))
 
 
 def sentence(clause: str) -> str:
@@ -203,6 +203,6 @@ def points(values: list[float | None], width: int = 100, height: int = 20) -> st
 
 _ALL = (
     *(number, rate, percent, duration, age, ago, clock, instant, memory),
-    *(words.roughly, words.plural, plain, reason, setting, prose, points),
+    *(words.rough_duration, words.plural, plain, reason, setting, prose, points),
 )
 FILTERS: dict[str, Any] = {each.__name__: each for each in _ALL}

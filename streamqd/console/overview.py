@@ -30,7 +30,7 @@ from streamqd.console.formats import sentence
 from streamqd.console.sources import NO_SOURCES, Sources
 from streamqd.model import Assignment
 from streamqd.store.directives import Directive
-from streamqd.words import age, count, lasting, plural, short
+from streamqd.words import age, count, plural, precise_duration, short_duration
 
 Result = TypeVar("Result")
 
@@ -379,7 +379,9 @@ def _failure_troubles(
             continue
         text = f"{each.failed_share or 0:.0%} of the last runs of {each.topic}/{each.group} failed"
         if each.failure is not None:
-            text += f"; last: {each.failure.error}, {lasting(each.failure.seconds_ago)} ago"
+            text += (
+                f"; last: {each.failure.error}, {precise_duration(each.failure.seconds_ago)} ago"
+            )
         fix = "fix the handler or its dependency"
         if each.dead_letters:
             fix += f"; `streamqd dlq stats {each.topic}` counts its dead letters by error"
@@ -403,7 +405,7 @@ def _lag_troubles(
         if each.arriving is not None and each.acked is not None:
             text += f", {each.arriving:,.1f}/s arrive and {each.acked:,.1f}/s are handled"
         if each.mean_seconds is not None:
-            text += f", a run takes {short(each.mean_seconds)}"
+            text += f", a run takes {short_duration(each.mean_seconds)}"
         fix = why.lag_advice(each.least_lag, each.growth)
         yield Trouble(
             level, text, fix, "group", each.topic, each.group, None, each.oldest_unread_unix_ms

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from streamqd import extras
-from streamqd.config import Consumer, open_to_all
+from streamqd.config import Consumer, find_world_writable
 from streamqd.errors import HandlerLoadError
 from streamqd.handlers.declaration import declared, scheduled, with_schedules
 from streamqd.handlers.loading import import_module, import_paths, load, own_sources
@@ -92,7 +92,7 @@ def _open_code(names: Iterable[str]) -> list[str]:
     problems = []
     for name in sorted(names):
         file = getattr(sys.modules.get(name), "__file__", None)
-        found = open_to_all(Path(file)) if file else None
+        found = find_world_writable(Path(file)) if file else None
         if found is not None:
             problems.append(f"any user may write {found}, and it is code to run: chmod o-w {found}")
     return problems

@@ -113,16 +113,18 @@ def _means_message(annotation: Any) -> bool:
 
 def _means_batch(annotation: Any) -> bool:
     arguments = typing.get_args(annotation)
-    return typing.get_origin(annotation) is list and len(arguments) == 1 and _is_it(arguments[0])
+    return (
+        typing.get_origin(annotation) is list and len(arguments) == 1 and _is_message(arguments[0])
+    )
 
 
 def _contains_message(annotation: Any) -> bool:
     """Return True if the type contains Message, as in Message | None or Sequence[Message]."""
     inner = annotation if isinstance(annotation, list) else typing.get_args(annotation)
-    return _is_it(annotation) or any(map(_contains_message, inner))
+    return _is_message(annotation) or any(map(_contains_message, inner))
 
 
-def _is_it(annotation: Any) -> bool:
+def _is_message(annotation: Any) -> bool:
     # A string within a type is the name of a class, as in list["Message"].
     if isinstance(annotation, typing.ForwardRef):
         annotation = annotation.__forward_arg__

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
 from streamqd.errors import ContractError, RedisResponseError, RedisUnavailableError
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.store.replies import check_valid
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
@@ -62,7 +62,7 @@ def run_batched(
     call: Callable[[Target], Call],
     book: Callable[[Target, Reply | RedisResponseError], bool],
     rounds: int,
-    isolate: Isolate[Target] = directly,
+    isolate: Isolate[Target] = run_directly,
 ) -> Generator[None, None, list[Target]]:
     """Run a script for each target, and again for targets with more work. Each step is one write.
 

@@ -14,7 +14,7 @@ from streamqd.config import Settings
 from streamqd.errors import RedisResponseError
 from streamqd.housekeeper.batch import Refusals, Steps, TimeSlice, run_batched
 from streamqd.housekeeper.topics import Topics
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.metrics.view import MetricsView
 from streamqd.model import TopicPartition
 from streamqd.store import dead
@@ -33,7 +33,7 @@ class DeadLetterExpirer:
         store: Store,
         view: MetricsView,
         settings: Settings,
-        isolate: Isolate[TopicPartition] = directly,
+        isolate: Isolate[TopicPartition] = run_directly,
     ) -> None:
         self._store = store
         self._isolate = isolate

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from streamqd.errors import ContractError, RedisResponseError
 from streamqd.housekeeper.batch import Refusals, Steps, Target, prepare_calls, read_all
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.logs import Once
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Assignment
@@ -37,7 +37,7 @@ def measure(
     store: Store,
     view: MetricsView,
     bad: Once | None = None,
-    isolate: Isolate[Assignment | tuple[str, int]] = directly,
+    isolate: Isolate[Assignment | tuple[str, int]] = run_directly,
 ) -> Steps:
     """Read the figures of everything that this instance owns into the view, a write at a step.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from streamqd.housekeeper.batch import run_commands
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.long_poll import Poll
 from streamqd.model import Assignment
 from streamqd.scoreboard import WorkerSlot
@@ -32,7 +32,7 @@ class Listener:
     """
 
     def __init__(
-        self, store: Store, wake: Callable[[], None], isolate: Isolate[Assignment] = directly
+        self, store: Store, wake: Callable[[], None], isolate: Isolate[Assignment] = run_directly
     ) -> None:
         self._store = store
         self._isolate = isolate

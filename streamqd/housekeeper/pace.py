@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Assignment
 from streamqd.scoreboard import BUCKETS, WorkerSlot, now_ns, quantile
@@ -133,7 +133,7 @@ def _quantile(counts: Sequence[float], share: float) -> float:
 class Pace:
     """The pace figures of the summary, updated at each check."""
 
-    def __init__(self, isolate: Isolate[Assignment] = directly) -> None:
+    def __init__(self, isolate: Isolate[Assignment] = run_directly) -> None:
         self._isolate = isolate
         self.arriving = Trend()
         self.lag = Drift()

@@ -14,7 +14,7 @@ from streamqd import logs
 from streamqd.errors import RedisResponseError
 from streamqd.housekeeper import batch
 from streamqd.housekeeper.batch import Refusals, run_batched
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Assignment
 from streamqd.scoreboard import now_ns
@@ -56,7 +56,7 @@ class Promoter(Generic[Target]):
         measured: Callable[[Target], int | None],
         moved: Callable[[Target, int], None],
         look: float = HINT_INTERVAL_SECONDS,
-        isolate: Isolate[Target] = directly,
+        isolate: Isolate[Target] = run_directly,
     ) -> None:
         """`measured` returns the next due time in the view's figures. Checks are `look` s apart."""
         self._store = store
@@ -201,7 +201,7 @@ class Promoter(Generic[Target]):
 
 
 def retry_promoter(
-    store: Store, view: MetricsView, isolate: Isolate[Assignment] = directly
+    store: Store, view: MetricsView, isolate: Isolate[Assignment] = run_directly
 ) -> Promoter[Assignment]:
     """Promote due retries into the retry streams."""
 
@@ -221,7 +221,7 @@ def retry_promoter(
 
 
 def send_promoter(
-    store: Store, view: MetricsView, isolate: Isolate[tuple[str, int]] = directly
+    store: Store, view: MetricsView, isolate: Isolate[tuple[str, int]] = run_directly
 ) -> Promoter[tuple[str, int]]:
     """Promote due `delay=` sends into the partitions."""
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from streamqd import logs
 from streamqd.config import Consumer
 from streamqd.housekeeper.batch import run_commands
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.model import Assignment
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.store import Store
@@ -43,7 +43,10 @@ class Reclaimer:
     """
 
     def __init__(
-        self, store: Store, consumers: Iterable[Consumer], isolate: Isolate[Assignment] = directly
+        self,
+        store: Store,
+        consumers: Iterable[Consumer],
+        isolate: Isolate[Assignment] = run_directly,
     ) -> None:
         self._store = store
         self._isolate = isolate

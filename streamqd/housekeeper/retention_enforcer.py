@@ -13,7 +13,7 @@ from streamqd import logs
 from streamqd.config import Topic
 from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.housekeeper.batch import Refusals, run_batched
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Assignment, TopicPartition
 from streamqd.store import retention
@@ -36,7 +36,7 @@ class RetentionEnforcer:
         store: Store,
         view: MetricsView,
         groups: Mapping[str, list[str]],
-        isolate: Isolate[TopicPartition | Assignment] = directly,
+        isolate: Isolate[TopicPartition | Assignment] = run_directly,
     ) -> None:
         self._store = store
         self._isolate = isolate

@@ -15,7 +15,7 @@ from streamqd import process
 from streamqd.config import Settings
 from streamqd.housekeeper.pace import Pace
 from streamqd.idle_reason import WORDS
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.metrics.view import MetricsView, longest_run, seconds_since, waiting
 from streamqd.model import Assignment
 from streamqd.scoreboard import (
@@ -38,7 +38,7 @@ _RATED = [COUNTERS.index(name) for name in RATED]
 class Rates:
     """Counts per second of every slot, smoothed."""
 
-    def __init__(self, isolate: Isolate[Assignment] = directly) -> None:
+    def __init__(self, isolate: Isolate[Assignment] = run_directly) -> None:
         self._isolate = isolate
         self._seen: dict[int, tuple[list[int], int]] = {}
         self._rates: dict[int, list[float]] = {}
@@ -78,7 +78,7 @@ class Summary:
         view: MetricsView,
         settings: Settings,
         pid: int,
-        isolate: Isolate[Assignment] = directly,
+        isolate: Isolate[Assignment] = run_directly,
         tasks: Callable[[Assignment], list[dict[str, Any]]] = lambda _: [],
     ) -> None:
         """`tasks` returns the failures of the housekeeper's tasks at an assignment."""

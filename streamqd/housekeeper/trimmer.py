@@ -14,7 +14,7 @@ from streamqd.errors import RedisResponseError
 from streamqd.housekeeper.batch import Refusals, Steps, TimeSlice, run_batched
 from streamqd.housekeeper.retention_enforcer import RetentionEnforcer
 from streamqd.housekeeper.topics import Topics
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Assignment, TopicPartition
 from streamqd.store import retention
@@ -39,7 +39,7 @@ class Trimmer:
         store: Store,
         view: MetricsView,
         settings: Settings,
-        isolate: Isolate[TopicPartition | Assignment] = directly,
+        isolate: Isolate[TopicPartition | Assignment] = run_directly,
     ) -> None:
         self._store = store
         self._isolate = isolate

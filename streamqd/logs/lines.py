@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from streamqd.config import mask_passwords
 from streamqd.logs.records import CONTEXT
 from streamqd.model import Assignment
-from streamqd.words import HIDDEN, harmless
+from streamqd.words import HIDDEN, escape_unprintable
 
 LINE_MAX = 16 * 1024  # characters of one rendered line, which is then cut
 VALUE_MAX = 2 * 1024  # characters of one field
@@ -78,7 +78,11 @@ class TextFormatter(logging.Formatter):
         name = getattr(record, "event", None)
         if name is None:
             name = record.name
-            rest = " " + harmless(_cut(_message(record), VALUE_MAX)) + _pairs(_context(record))
+            rest = (
+                " "
+                + escape_unprintable(_cut(_message(record), VALUE_MAX))
+                + _pairs(_context(record))
+            )
         else:
             rest = _pairs(getattr(record, "fields", {}))
         line = (
@@ -87,7 +91,7 @@ class TextFormatter(logging.Formatter):
         )
         if trace := _traceback(record):
             rows = trace.splitlines()
-            line = "\n".join([line, *("    " + harmless(row) for row in rows)])
+            line = "\n".join([line, *("    " + escape_unprintable(row) for row in rows)])
         return _cut(line, LINE_MAX)
 
 
@@ -150,8 +154,8 @@ def _to_plain(value: object) -> object:
 def _quote(value: object) -> str:
     if isinstance(value, str):
         bare = value and value.isprintable() and not any(mark in value for mark in ' "=\\')
-        return value if bare else harmless(json.dumps(value, ensure_ascii=False))
-    return harmless(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+        return value if bare else escape_unprintable(json.dumps(value, ensure_ascii=False))
+    return escape_unprintable(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def _traceback(record: logging.LogRecord) -> str:

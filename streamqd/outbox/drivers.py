@@ -21,7 +21,7 @@ from streamqd.config.outboxes import split
 from streamqd.config.secrets import mask_passwords
 from streamqd.errors import DatabaseResponseError, DatabaseUnavailableError
 from streamqd.outbox.table import MYSQL, POSTGRESQL, SQLITE, Dialect
-from streamqd.words import harmless
+from streamqd.words import escape_unprintable
 
 Wait = Callable[[float, int | None], None]  # seconds, and a file descriptor or None
 
@@ -67,7 +67,7 @@ def text_of(error: Exception) -> str:
     """Return the text of a driver's error on one line, with passwords masked."""
     detail = error.args[1] if len(error.args) == 2 else error  # MySQL: a number and a text
     line = " ".join(str(detail).split())
-    return mask_passwords(harmless(line[:ERROR_CHARS_MAX]))
+    return mask_passwords(escape_unprintable(line[:ERROR_CHARS_MAX]))
 
 
 def _missing(what: str, package: str, error: ImportError) -> DatabaseResponseError:
@@ -231,7 +231,8 @@ def _mysql(parts: SplitResult, password: str | None, _listen: str) -> Opened:
     unknown = sorted(options.keys() - {"unix_socket", "ssl_ca", "charset"})
     if unknown:
         raise DatabaseResponseError(
-            f"the URL has the unknown option {harmless(unknown[0])}; use unix_socket or ssl_ca"
+            f"the URL has the unknown option {escape_unprintable(unknown[0])}; use unix_socket or"
+            " ssl_ca"
         )
     options.pop("charset", None)  # accepted from URLs of other tools
     path = options.get("unix_socket")
@@ -311,7 +312,7 @@ def _sqlite(parts: SplitResult, *, create: bool) -> Opened:
         connection.execute("SELECT name FROM sqlite_master LIMIT 1").fetchall()
     except sqlite3.Error as error:
         advice = _sqlite_refusal(error)
-        text = f"SQLite cannot open {harmless(str(path))}"
+        text = f"SQLite cannot open {escape_unprintable(str(path))}"
         if advice is None:
             raise DatabaseUnavailableError(f"{text} ({text_of(error)})") from error
         raise DatabaseResponseError(refused_text(text, error, advice)) from error

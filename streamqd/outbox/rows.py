@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.message import EXPIRES_AFTER, EXPIRES_AT, HEADERS_MAX
 from streamqd.producer.encoding import Encoded
-from streamqd.words import harmless
+from streamqd.words import escape_unprintable
 
 UID = re.compile(r"[0-9a-f]{32}")
 _UID_BYTES = re.compile(UID.pattern.encode())
@@ -208,7 +208,7 @@ def readable_uid(value: Any) -> str:
 
 def _shorten(value: Any) -> str:
     text = _printable(value)
-    return harmless(text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…")
+    return escape_unprintable(text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…")
 
 
 def _printable(value: Any) -> str:

@@ -13,7 +13,7 @@ from streamqd.outbox.database import Database
 from streamqd.outbox.drivers import text_of
 from streamqd.outbox.rows import OutboxRow
 from streamqd.outbox.table import DEAD_KINDS, KINDS
-from streamqd.words import harmless
+from streamqd.words import escape_unprintable
 
 _NO_ROW = OutboxRow(-1)  # no database gives an ID below 1
 _ADVICE = "compare it with `streamqd outbox create --sql`"
@@ -206,7 +206,8 @@ def _column_faults(database: Database, name: str, kinds: dict[str, str]) -> list
             faults.append(f"table {name} has no column {column}; {_ADVICE}")
         elif found[column] not in accepted:
             faults.append(
-                f"the column {column} of {name} is {harmless(found[column]) or 'without a type'},"
+                f"the column {column} of {name} is"
+                f" {escape_unprintable(found[column]) or 'without a type'},"
                 f" not {kind}; {_ADVICE}"
             )
     if not faults and not _is_true(database, _KEY[database.dialect], name):
@@ -217,7 +218,7 @@ def _column_faults(database: Database, name: str, kinds: dict[str, str]) -> list
         [(engine,)] = database.rows(_ENGINE, _schema_and_name(name))
         if engine is not None and bytes(engine).lower() != b"innodb":
             faults.append(
-                f"table {name} has the engine {harmless(bytes(engine).decode())}, without"
+                f"table {name} has the engine {escape_unprintable(bytes(engine).decode())}, without"
                 f" transactions; run ALTER TABLE {name} ENGINE=InnoDB"
             )
     return faults

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamqd.config.outboxes import TABLE, TABLE_NAME
-from streamqd.words import harmless
+from streamqd.words import escape_unprintable
 
 __all__ = ["COLUMNS", "DIALECTS", "SENT_COLUMNS", "TABLE", "Dialect", "OutboxTable"]
 
@@ -292,4 +292,6 @@ def check_name(name: object) -> None:
     if not isinstance(name, str):
         raise TypeError(f"table must be a string, not {name!r}")
     if not TABLE_NAME.pattern.fullmatch(name):
-        raise ValueError(f"{harmless(repr(name))} is not a valid table name; {TABLE_NAME.hint}")
+        raise ValueError(
+            f"{escape_unprintable(repr(name))} is not a valid table name; {TABLE_NAME.hint}"
+        )

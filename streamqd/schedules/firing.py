@@ -15,7 +15,7 @@ from typing import NamedTuple
 from streamqd import logs
 from streamqd.config import Schedule
 from streamqd.errors import RedisResponseError, RefusalKind
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.model import TopicPartition
 from streamqd.schedules import record
 from streamqd.schedules.reconciliation import Declaration, relocate
@@ -63,7 +63,7 @@ class Firer:
         store: Store,
         owned: Callable[[], set[TopicPartition]],
         note: Callable[[Outcome], None],
-        isolate: Isolate[TopicPartition] = directly,
+        isolate: Isolate[TopicPartition] = run_directly,
         declared: Mapping[str, Schedule] = MappingProxyType({}),
     ) -> None:
         """`owned` returns the partitions of this instance. `note` gets each outcome.

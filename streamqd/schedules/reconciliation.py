@@ -15,7 +15,7 @@ from typing import TypeVar
 from streamqd import logs
 from streamqd.config import Schedule, Topic
 from streamqd.errors import InvalidValueError, RedisResponseError, RefusalKind
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.model import TopicPartition
 from streamqd.schedules import record
 from streamqd.schedules.ticks import next_tick, offset_ms
@@ -56,7 +56,7 @@ class Reconciler:
         schedules: Sequence[Schedule],
         since_unix_ms: int,
         settings: Mapping[str, Topic],
-        isolate: Isolate[TopicPartition] = directly,
+        isolate: Isolate[TopicPartition] = run_directly,
     ) -> None:
         """`settings` are those of topics, which are made at the first run if they are missing."""
         self._store = store
@@ -277,7 +277,7 @@ class MoveFinisher:
     A move that has not advanced since the last check is finished, so checks must be far apart.
     """
 
-    def __init__(self, store: Store, isolate: Isolate[TopicPartition] = directly) -> None:
+    def __init__(self, store: Store, isolate: Isolate[TopicPartition] = run_directly) -> None:
         self._store = store
         self._isolate = isolate
         self._seen: dict[str, IndexLine] = {}

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 from streamqd.config.archive_store import is_secret
 from streamqd.config.secrets import mask_passwords
 from streamqd.errors import InvalidRequestError, RequestRefusedError, SparkError, StreamqdError
-from streamqd.paths import below, local_folder, store_url
+from streamqd.paths import join_parts, local_folder, store_url
 
 if TYPE_CHECKING:
     from pyarrow.fs import PyFileSystem
@@ -212,7 +212,7 @@ class DiskFolder:
         return False
 
     def within(self, *parts: str) -> DiskFolder:
-        return DiskFolder(below(self.path, *parts))
+        return DiskFolder(join_parts(self.path, *parts))
 
     def read(self, name: str) -> bytes:
         return (self.path / name).read_bytes()
@@ -231,7 +231,7 @@ class DiskFolder:
 
     def remove(self, name: str) -> bool:
         try:
-            path = below(self.path, name)
+            path = join_parts(self.path, name)
             if not stat.S_ISREG(path.lstat().st_mode):
                 return False
         except (RequestRefusedError, FileNotFoundError):  # a link in its path, or already deleted
@@ -256,15 +256,15 @@ class DiskFolder:
         self.path.mkdir(parents=True, exist_ok=True)
 
     def open_input(self, name: str) -> Any:
-        return below(self.path, name).open("rb")
+        return join_parts(self.path, name).open("rb")
 
     def open_output(self, name: str) -> DiskFile:
-        path = below(self.path, name)
+        path = join_parts(self.path, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         return DiskFile(path)
 
     def settle(self, names: Iterable[str]) -> None:
-        paths = [below(self.path, each) for each in names]
+        paths = [join_parts(self.path, each) for each in names]
         above = {each for path in paths for each in path.parents}
         for path in (*paths, *(each for each in above if each.is_relative_to(self.path))):
             _flush(path)

@@ -19,7 +19,7 @@ from typing import Any
 
 from streamqd import logs
 from streamqd.errors import InvalidValueError, RedisUnavailableError, StreamqdError
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.model import Assignment
 from streamqd.policy.rebalance import MemberView, PartitionView
 from streamqd.store import leases, topics
@@ -47,7 +47,7 @@ class ClusterState:
 class OwnershipCache:
     """Stores the last view of each assignment that had an owner."""
 
-    def __init__(self, keys: Keys, isolate: Isolate[Assignment] = directly) -> None:
+    def __init__(self, keys: Keys, isolate: Isolate[Assignment] = run_directly) -> None:
         self._keys = keys
         self._isolate = isolate
         self._held: dict[Assignment, LeaseView] = {}

@@ -17,7 +17,7 @@ from typing import Any
 from streamqd import logs, registration
 from streamqd.config import Settings
 from streamqd.errors import ContractError, RedisResponseError, RedisUnavailableError
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.model import Assignment
 from streamqd.policy import heartbeats
 from streamqd.policy.rebalance import PartitionView
@@ -53,7 +53,7 @@ class LeaseManager:
         board: Scoreboard,
         lock_id: str,
         names: Resolver | None = None,
-        isolate: Isolate[Assignment] = directly,
+        isolate: Isolate[Assignment] = run_directly,
     ) -> None:
         self.board = board
         self.isolate = isolate

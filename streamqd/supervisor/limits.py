@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from streamqd import logs
 from streamqd.cgroups import CONTROL_GROUPS, memory_file
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.model import Assignment
 from streamqd.process import Exit
 from streamqd.scoreboard import RunningEntry, WorkerState, now_ns
@@ -30,7 +30,7 @@ MEASURE_SECONDS = 2.0
 CHECK_INTERVAL_SECONDS = 0.25  # longest time until an exceeded limit is noticed
 # Must be longer than any wait of a worker between two messages, which is a long poll and a reply.
 STALLED_SECONDS = 30.0
-DEAF_SECONDS = 1.0  # time limit for the exit of a worker that closed its control socket
+CONTROL_CLOSED_SECONDS = 1.0  # time limit for the exit of a worker that closed its control socket
 # If two checks are further apart than any wait of this process, the process and its workers were
 # frozen.
 FROZEN_NS = 5_000_000_000
@@ -63,7 +63,7 @@ class LimitsExceeded(NamedTuple):
 class Limits:
     """Checks all workers against their limits, and keeps the state between checks."""
 
-    def __init__(self, isolate: Isolate[Assignment] = directly) -> None:
+    def __init__(self, isolate: Isolate[Assignment] = run_directly) -> None:
         self._isolate = isolate
         self._measured_at = 0.0
         self._looked_ns = 0
@@ -145,8 +145,11 @@ class Limits:
         # A worker publishes its progress once per batch, and the messages of a batch can take long.
         # So also use the last run that was seen.
         silent = min(silent, now - self._ran[partition.slot.index][1], now - worker.ready_at)
-        deaf = worker.child.deaf_at and now - worker.child.deaf_at > DEAF_SECONDS
-        if deaf or silent > STALLED_SECONDS:
+        control_closed = (
+            worker.child.control_closed_at
+            and now - worker.child.control_closed_at > CONTROL_CLOSED_SECONDS
+        )
+        if control_closed or silent > STALLED_SECONDS:
             return [KillWorker(partition.assignment, "stalled")], False
         return [], True
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from streamqd import logs, worker
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.model import Assignment
 from streamqd.process import Child
 from streamqd.scoreboard import LOOP_HEARTBEAT_SECONDS, now_ns
@@ -61,7 +61,7 @@ class _Silence:
 class LoopWatch:
     """Watches the event loops of all workers, check by check."""
 
-    isolate: Isolate[Assignment] = directly
+    isolate: Isolate[Assignment] = run_directly
     _silent: dict[Assignment, _Silence] = field(default_factory=dict)
 
     def observe(self, partitions: Iterable[AssignmentState], now: float, after: float) -> float:

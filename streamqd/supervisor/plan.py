@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.model import Assignment
 
 
@@ -151,7 +151,7 @@ _RANK_OF_REASON = MappingProxyType({"drain": _DRAIN, "lost": _LOST, "shed": _HAN
 _UNORDERED = (DismissStandby, KillStandby, InterruptRun, PauseWorker, WakeWorker)
 
 
-def merge(actions: Iterable[Action], isolate: Isolate[Assignment] = directly) -> list[Action]:
+def merge(actions: Iterable[Action], isolate: Isolate[Assignment] = run_directly) -> list[Action]:
     """Return the actions of a tick: for each partition, the action with the highest precedence.
 
     A standby that should exit is not adopted. The next tick forks a worker instead.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.model import Assignment
 from streamqd.policy.rebalance import Constraints, Rebalancer
 from streamqd.supervisor.cluster_state import ClusterState
@@ -22,7 +22,7 @@ def decide(
     blocked: Collection[Assignment],
     room: int,
     constraints: Constraints,
-    isolate: Isolate[Assignment] = directly,
+    isolate: Isolate[Assignment] = run_directly,
 ) -> tuple[list[Action], bool]:
     """Return the moves for a new view of the fleet, and True if another check should follow soon.
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from streamqd import logs
 from streamqd.config.schema import Daemon
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.model import Assignment
 from streamqd.policy import restart
 from streamqd.supervisor.limits import MAX_MESSAGES
@@ -111,7 +111,7 @@ class RollingReplacement:
     `observe` chooses the current replacement and tracks its progress. `plan_actions` changes nothing.
     """
 
-    def __init__(self, isolate: Isolate[Assignment] = directly) -> None:
+    def __init__(self, isolate: Isolate[Assignment] = run_directly) -> None:
         self._isolate = isolate
         self._wanted: dict[Assignment, str] = {}  # the reasons, in the order of the requests
         self._current: _Replacing | None = None

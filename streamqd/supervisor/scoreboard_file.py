@@ -96,7 +96,7 @@ class ScoreboardFile:
             descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
             board = Scoreboard(descriptor=descriptor)
             board.refused_file = path.with_suffix(REFUSED)
-            board.head(pack_header(self._header))
+            board.write_header(pack_header(self._header))
             for index in range(assignments):
                 board.reserve(index, HEAD_BYTES)
         except (OSError, ValueError) as error:

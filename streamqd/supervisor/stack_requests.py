@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streamqd import logs
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.model import Assignment
 from streamqd.process import Child
 from streamqd.store.directives import Directive
@@ -45,7 +45,7 @@ class StackRequests:
 
     leases: LeaseManager
     watch: LoopWatch
-    isolate: Isolate[Assignment] = directly
+    isolate: Isolate[Assignment] = run_directly
     _open: dict[Assignment, _Request] = field(default_factory=dict)
 
     def add(self, wanted: Mapping[Assignment, Directive], now: float) -> None:

@@ -491,7 +491,7 @@ class Supervisor:
         channels = {
             child.control.fileno(): (child, assignment)
             for child, assignment in children
-            if not child.deaf_at
+            if not child.control_closed_at
         }
         descriptors = [self.signals.fileno(), *channels, *(child.pidfd for child, _ in children)]
         wake = self.leases.wakes.link.node.fileno()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from streamqd import housekeeper, logs, process
 from streamqd.config import OutboxSettings, Settings
-from streamqd.isolate import Isolate, directly
+from streamqd.isolate import Isolate, run_directly
 from streamqd.model import Assignment, Lease
 from streamqd.process import Child
 from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
@@ -74,7 +74,7 @@ class WorkerPool:
     forget: list[Callable[[], None]]
     keep: list[int]  # descriptors that children keep open, such as that of the lock file
     refusal: str = ""  # last error with which the operating system refused a process
-    isolate: Isolate[Assignment] = directly
+    isolate: Isolate[Assignment] = run_directly
     _forks: logs.Episode = field(
         default_factory=lambda: logs.Episode("fork.failed", "fork.recovered")
     )
@@ -286,7 +286,7 @@ class WorkerPool:
             logs.assume("housekeeper")
             code = housekeeper.run(board, settings, control)
             # The housekeeper may notice the supervisor's death before the kernel sends the signal.
-            if process.is_deserted(control):
+            if process.is_orphaned(control):
                 self._kill_orphans()
             return code
 
@@ -370,12 +370,12 @@ class WorkerPool:
                 forget=self.forget,
                 keep=self.keep,
             )
-            child.heard_at = time.monotonic()
+            child.last_message_at = time.monotonic()
             return child
 
         return Helper(
             start,
-            silent=lambda child: time.monotonic() - child.heard_at,
+            silent=lambda child: time.monotonic() - child.last_message_at,
             silence_max=RELAY_SECONDS,
             exited="outbox.exited",
             outbox=outbox.name,

@@ -132,8 +132,8 @@ class ControlChannel:
     def fail(self, why: str) -> None:
         """Report why this process cannot start. The supervisor logs the text after the exit."""
         with contextlib.suppress(OSError):
-            word = process.LAST_WORDS + why.encode("utf-8", "replace")
-            self.control.send(word[: process.LAST_WORDS_BYTES], socket.MSG_DONTWAIT)
+            word = process.FAILURE_PREFIX + why.encode("utf-8", "replace")
+            self.control.send(word[: process.FAILURE_BYTES_MAX], socket.MSG_DONTWAIT)
 
     def _wait(self, seconds: float) -> None:
         self.before_wait()

@@ -28,7 +28,7 @@ import weakref
 
 from streamqd import logs
 from streamqd.errors import RequestRefusedError
-from streamqd.paths import below
+from streamqd.paths import join_parts
 from streamqd.scoreboard import RUNNING, WORD_COMMAND, now_ns
 from streamqd.store import messages
 from streamqd.worker.context import WorkerContext
@@ -203,7 +203,7 @@ class Quarantine:
         daemon = self._context.settings.daemon
         wanted = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
         try:
-            path = below(daemon.state_dir, f"{daemon.instance}.quarantine")
+            path = join_parts(daemon.state_dir, f"{daemon.instance}.quarantine")
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._lock = os.open(path, flags, 0o600)
             self._since = time.monotonic()

@@ -14,7 +14,7 @@ PROGRAM = """
 import os, sys
 from streamqd import cli
 from streamqd.cli import early
-early.listen()
+early.record_signals()
 assert "streamqd.cli.root" not in sys.modules
 os.kill(os.getpid(), int(sys.argv.pop(1)))
 cli.main()

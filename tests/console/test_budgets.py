@@ -13,7 +13,7 @@ from tests.support.daemon import TOPIC
 pytestmark = [optional.need("starlette"), pytest.mark.slow]
 
 from streamqd import config  # noqa: E402
-from streamqd.cli.trace import look_into  # noqa: E402
+from streamqd.cli.trace import find_in_archive  # noqa: E402
 from streamqd.console.access import Person, Role  # noqa: E402
 from streamqd.console.backend import Backend  # noqa: E402
 from streamqd.console.pages import Pages  # noqa: E402
@@ -40,7 +40,7 @@ def settings(fleet):
 @pytest.fixture
 def desk(settings):
     """Yield the desk with which a view reads Redis."""
-    backend = Backend(settings, look_into)
+    backend = Backend(settings, find_in_archive)
     with backend.own_desk() as opened:
         yield opened
     backend.close()

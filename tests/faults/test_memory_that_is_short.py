@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streamqd.cgroups import CONTROL_GROUPS, killed_as_one
+from streamqd.cgroups import CONTROL_GROUPS, find_oom_group
 from streamqd.process import Exit
 from streamqd.supervisor.limits import BELIEVED_SECONDS, OomMonitor, find_counter
 from tests.support.daemon import GROUP, Daemon
@@ -110,8 +110,8 @@ def test_cgroup_killed_as_a_whole_is_found(
         (root / one).mkdir(parents=True, exist_ok=True)
         (root / one / "memory.oom.group").write_text("1\n")
     expected = None if found is None else root / ones[found]
-    assert killed_as_one(membership, root) == expected
-    assert killed_as_one(tmp_path / "absent", root) is None
+    assert find_oom_group(membership, root) == expected
+    assert find_oom_group(tmp_path / "absent", root) is None
 
 
 def test_start_in_a_cgroup_killed_as_a_whole_warns(new_daemon: NewDaemon, tmp_path: Path):

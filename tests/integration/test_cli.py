@@ -26,7 +26,7 @@ from streamqd.store import members, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from streamqd.words import lasting
+from streamqd.words import precise_duration
 from tests.integration.test_admin import bury
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import Server
@@ -298,7 +298,8 @@ def test_status_shows_exact_totals_for_each_group(
         ),
         (
             "the handler of access/0/hits on west-1 has been working on one message for 12 s; 1"
-            f" unread and 0 pending, the oldest {lasting(seen['now_unix_ms'] / 1000 - 1)} old"
+            " unread and 0 pending, the oldest"
+            f" {precise_duration(seen['now_unix_ms'] / 1000 - 1)} old"
         ),
         "access has 3 dead letters; see `streamqd dlq list access`",
     ]

@@ -118,7 +118,7 @@ def test_doctor_finds_a_cgroup_killed_as_a_whole(
 
     # The checked cgroup: that of the daemon if it runs, else that of this process.
     asked: list[Path] = []
-    monkeypatch.setattr(host.cgroups, "killed_as_one", asked.append)
+    monkeypatch.setattr(host.cgroups, "find_oom_group", asked.append)
     lock = doctor_case.folder / "var" / "one.lock"
     for pid in ("", "1", "4194304"):
         lock.write_text(pid)

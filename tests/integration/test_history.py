@@ -9,7 +9,7 @@ import pytest
 
 from streamqd.config import Consumer, Daemon, Settings
 from streamqd.housekeeper.history import COUNT_INTERVAL_SECONDS, HistoryWriter
-from streamqd.isolate import directly
+from streamqd.isolate import run_directly
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Assignment
 from streamqd.scoreboard import COUNTERS, Scoreboard, WorkerSlot, now_ns
@@ -48,7 +48,7 @@ def make_writer(store: Store, view: MetricsView, keep: float = 86_400.0) -> Hist
     consumer = Consumer(topic="orders", group="billing", handler="shop:bill")
     daemon = Daemon(instance="web-1", fleet=FLEET, history=keep)
     settings = Settings(daemon=daemon, consumers=(consumer,))
-    return HistoryWriter(store, view, settings, directly)
+    return HistoryWriter(store, view, settings, run_directly)
 
 
 def add_counts(slot: WorkerSlot, **counts: int) -> None:

@@ -202,9 +202,9 @@ def test_code_writable_by_all_users_is_refused(
 
 def test_running_as_root_logs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert "runs as root" in "".join(config.as_root())
+    assert "runs as root" in "".join(config.root_warnings())
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert config.as_root() == []
+    assert config.root_warnings() == []
 
 
 def test_log_record_with_newlines_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

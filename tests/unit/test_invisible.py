@@ -11,7 +11,7 @@ import pytest
 
 from streamqd.cli.output import json_text, printable
 from streamqd.logs.lines import json_line
-from streamqd.words import harmless
+from streamqd.words import escape_unprintable
 
 HIDING = {
     "zero width space": "or\u200bders",
@@ -40,7 +40,7 @@ SHAPING = {
 @pytest.mark.parametrize("text", HIDING.values(), ids=HIDING)
 def test_invisible_characters_are_escaped(text: str) -> None:
     """Different names are displayed differently on a screen and in a log."""
-    for shown in (printable(text), printable(text, lines=True), harmless(text)):
+    for shown in (printable(text), printable(text, lines=True), escape_unprintable(text)):
         assert "\\" in shown
         assert all(unicodedata.category(each) != "Cf" for each in shown.replace("\u200d", "", 1))
     assert len(printable(text)) > len(text)

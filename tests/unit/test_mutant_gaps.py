@@ -42,7 +42,7 @@ class FakeChild:
         self.told: list[bytes] = []
         self.signals: list[int] = []
         self.killed = False
-        self.deaf_at = 0.0
+        self.control_closed_at = 0.0
         self.peak_rss = 0
 
     def send(self, word: bytes) -> None:

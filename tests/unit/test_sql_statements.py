@@ -144,7 +144,7 @@ def test_no_entry_point_accepts_a_password(tmp_path: Path) -> None:
 def test_input_that_is_not_utf8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"-- fine\nSELECT '\xe4';\n")))
     with pytest.raises(InvalidRequestError, match="not UTF-8"):
-        shell.work_off(Prompt(NO_SPARK, NO_SPARK, None), "table")
+        shell.run_from_input(Prompt(NO_SPARK, NO_SPARK, None), "table")
 
 
 @pytest.mark.parametrize(

@@ -429,7 +429,7 @@ def test_numbers_are_abbreviated(value: float | None, shown: str) -> None:
     ],
 )
 def test_durations_are_abbreviated(value: float | None, shown: str) -> None:
-    assert words.short(value) == shown
+    assert words.short_duration(value) == shown
 
 
 def test_styles_carry_no_information_without_words() -> None:

@@ -16,7 +16,7 @@ from streamqd.admin.instances import YOUNG_SECONDS
 from streamqd.admin.why import as_argument
 from streamqd.model import Assignment
 from streamqd.store.directives import ALL_INSTANCES, Directive, Scope
-from streamqd.words import lasting, plural, roughly, spans
+from streamqd.words import plural, precise_duration, rough_duration, spans
 
 PAUSED_SECONDS = 3_600.0
 BLOCKED_SECONDS = 900.0  # after a block of an event loop, for a warning
@@ -136,7 +136,7 @@ def _old_directives(
         seconds = (facts.now_unix_ms - directive.at_unix_ms) / 1000
         if seconds > PAUSED_SECONDS:
             why = f" ({directive.why})" if directive.why else ""
-            since = f"for {roughly(seconds)} by {directive.by or 'an unknown user'}{why}"
+            since = f"for {rough_duration(seconds)} by {directive.by or 'an unknown user'}{why}"
             evidence = {
                 "at_unix_ms": directive.at_unix_ms,
                 "by": directive.by,
@@ -232,7 +232,9 @@ def _blocked_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         if not now and (ago is None or ago > BLOCKED_SECONDS):
             continue
         at = f" at {each.loop_blocker}" if each.loop_blocker else ""
-        when = f"for {lasting(now)}" if now else f"until {lasting(ago or 0.0)} ago"
+        when = (
+            f"for {precise_duration(now)}" if now else f"until {precise_duration(ago or 0.0)} ago"
+        )
         verb = "has blocked" if now else "blocked"
         yield CheckResult(
             f"a coroutine {verb} the event loop of {each.name} on {each.owner} {when}{at}, which"

@@ -62,7 +62,7 @@ def gather(settings: Settings, unit: str, assignments: int) -> Host:
         descriptors_of=whose,
         descriptors_of_system=_number(Path("/proc/sys/fs/file-max")),
         assignments=assignments,
-        oom_group=_group_killed_as_one(settings),
+        oom_group=_find_oom_group(settings),
     )
 
 
@@ -140,13 +140,13 @@ def _daemon(settings: Settings) -> int | None:
     return _number(settings.daemon.state_dir / f"{settings.daemon.instance}.lock")
 
 
-def _group_killed_as_one(settings: Settings) -> str:
+def _find_oom_group(settings: Settings) -> str:
     """Return the daemon's (or else this process's) control group that is killed as a whole."""
     pid = _daemon(settings)
     membership = Path(f"/proc/{pid or 'self'}/cgroup")
     if not membership.exists():
         membership = Path("/proc/self/cgroup")
-    return str(cgroups.killed_as_one(membership) or "")
+    return str(cgroups.find_oom_group(membership) or "")
 
 
 def _descriptor_limit(pid: int) -> int | None:

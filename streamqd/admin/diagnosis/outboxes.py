@@ -14,7 +14,7 @@ from streamqd.admin.diagnosis.facts import DiagnosisFacts, OutboxFacts, ReadTabl
 from streamqd.admin.reading import ViewReader
 from streamqd.config import Settings
 from streamqd.store.outbox import OutboxView
-from streamqd.words import lasting, memory, plural
+from streamqd.words import memory, plural, precise_duration
 
 FAILING_SECONDS = 10.0  # time after which a blocked relay is reported
 WAITING_SECONDS = 300.0  # age of the oldest row. The alert has the same limit
@@ -60,7 +60,7 @@ def _rows_wait(rows: int, seconds: float) -> str:
     if not rows:
         return "new rows wait"
     verb = "waits" if rows == 1 else "wait"
-    return f"{plural(rows, 'row')} {verb}, the oldest {lasting(seconds)}"
+    return f"{plural(rows, 'row')} {verb}, the oldest {precise_duration(seconds)}"
 
 
 @check("outboxes.no-relay", Severity.PROBLEM, Need.OUTBOXES)
@@ -94,7 +94,7 @@ def _failing(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         rows, seconds = _measure_backlog(facts, each)
         yield CheckResult(
             f"the relay of outbox {view.name} ({view.owner}) has been blocked for"
-            f" {lasting(failing)}, and {_rows_wait(rows, seconds)}: {view.error}",
+            f" {precise_duration(failing)}, and {_rows_wait(rows, seconds)}: {view.error}",
             outboxes.advice(view),
             about=view.name,
             evidence={"rows": rows, "oldest_seconds": round(seconds, 1), "error": view.error},

@@ -10,7 +10,7 @@ from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import AssignmentFacts, Delays, DiagnosisFacts
 from streamqd.admin.reading import SEQ_MAX, read_id
 from streamqd.admin.why import FAILING_SHARE, share_failing
-from streamqd.words import plural, roughly, spans
+from streamqd.words import plural, rough_duration, spans
 
 AHEAD_MS = 86_400_000  # lead over the server's clock that no producer's clock has
 ROOM_MIN = 1 << 32  # number of IDs that should be left
@@ -123,7 +123,7 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         oldest = min(
             each.blocking.needs_unix_ms or 0 for each in assignments if each.blocking is not None
         )
-        ago = roughly((facts.now_unix_ms - oldest) / 1000)
+        ago = rough_duration((facts.now_unix_ms - oldest) / 1000)
         yield CheckResult(
             f"group {group} still needs messages that are {ago} old on"
             f" {spans(numbers(assignments))} of {topic}, so retention cannot delete them",
@@ -244,8 +244,9 @@ def _no_room(facts: DiagnosisFacts) -> Iterator[CheckResult]:
                 " there"
             )
             if full
-            else f"the last ID of {place} is {last}, which is {roughly(ahead / 1000)} ahead of the"
-            " server's clock: every later message gets an ID ahead of the clock, so ages are wrong"
+            else f"the last ID of {place} is {last}, which is {rough_duration(ahead / 1000)} ahead"
+            " of the server's clock: every later message gets an ID ahead of the clock, so ages"
+            " are wrong"
         )
         yield CheckResult(
             f"{what}, because a client chose the ID (`XADD` without `*`)",
@@ -369,7 +370,7 @@ def _overdue(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             late.setdefault((each.topic, each.group), []).append(each)
     for (topic, _), some in late.items():
         oldest = min(each.delays.next_due_unix_ms or 0 for each in some)
-        waiting = roughly((facts.now_unix_ms - oldest) / 1000)
+        waiting = rough_duration((facts.now_unix_ms - oldest) / 1000)
         yield CheckResult(
             f"{some[0].kind} on {spans(each.partition for each in some)} of {topic} were due up to"
             f" {waiting} ago, but no housekeeper moves them to their streams",
@@ -427,7 +428,7 @@ def _old(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             required = topic.holds.archive == "required"
             yield CheckResult(
                 f"{spans(old)} of {topic.name} contain dead letters older than its dlq_retention of"
-                f" {roughly(age)}: "
+                f" {rough_duration(age)}: "
                 + ("they are not archived, or " if required else "")
                 + "no housekeeper deletes them",
                 (

@@ -12,7 +12,7 @@ from streamqd.admin.schedules import MISSING, ScheduleRow
 from streamqd.config import Schedule
 from streamqd.schedules.reconciliation import Declaration, find_name_conflict
 from streamqd.store.schedules import FILE, ORPHANED, UNREADABLE
-from streamqd.words import plural, roughly
+from streamqd.words import plural, rough_duration
 
 SCHEDULES_MAX = 10_000  # schedules that one check reads
 NAMES_SHOWN = 8
@@ -144,7 +144,7 @@ def _late(facts: DiagnosisFacts) -> Iterator[CheckResult]:
             late.setdefault(row.topic, []).append(row)
     for topic, rows in sorted(late.items()):
         oldest = min(row.due_unix_ms or 0 for row in rows)
-        waiting = roughly((facts.now_unix_ms - oldest) / 1000)
+        waiting = rough_duration((facts.now_unix_ms - oldest) / 1000)
         yield CheckResult(
             f"{_describe(rows)} were due up to {waiting} ago: no housekeeper sends them",
             "start an instance with `streamqd --config FILE`. If one runs, look for"

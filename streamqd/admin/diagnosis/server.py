@@ -12,7 +12,7 @@ from streamqd import embedded, extras
 from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.diagnosis.facts import DiagnosisFacts
 from streamqd.admin.permissions import by_command
-from streamqd.words import plural, roughly
+from streamqd.words import plural, rough_duration
 
 # For each release line, the first version without a known vulnerability that lets clients run code
 # on the host or bypass their permissions. Sources: the announcements of July 2026, which also fix
@@ -333,7 +333,7 @@ def _slow(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     ]
     if slow:
         worst = max(slow, key=lambda each: each.milliseconds)
-        ago = roughly(max(0.0, facts.now_unix_ms / 1000 - worst.at_unix))
+        ago = rough_duration(max(0.0, facts.now_unix_ms / 1000 - worst.at_unix))
         yield CheckResult(
             f"the server's slow log contains {plural(len(slow), 'command')} on streamqd's keys that"
             f" blocked every client for at least {SLOW_MS:g} ms; the worst took"

@@ -13,7 +13,7 @@ from streamqd.admin.assignments import AssignmentRow
 from streamqd.admin.condition import ALARMING, STEADY, STUCK_SECONDS
 from streamqd.admin.ranking import CALM
 from streamqd.cli.output import printable
-from streamqd.words import age, short
+from streamqd.words import age, short_duration
 
 NAME_MIN = 15  # minimum width of the partition's name
 GAP = 1
@@ -82,7 +82,7 @@ _SHORT = {
 
 def _run_cell(row: AssignmentRow) -> Cell:
     run = row.longest_run_seconds or 0
-    return Cell(short(run or None), "warn" if run >= STUCK_SECONDS else "")
+    return Cell(short_duration(run or None), "warn" if run >= STUCK_SECONDS else "")
 
 
 def _since(row: AssignmentRow, now: int) -> str:
@@ -116,7 +116,7 @@ def _seconds_column(name: str, heading: str, from_width: int, value: Figure) -> 
         heading,
         6,
         from_width,
-        lambda row, _now: Cell(short(value(row))),
+        lambda row, _now: Cell(short_duration(value(row))),
     )
 
 

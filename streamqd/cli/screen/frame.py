@@ -21,7 +21,7 @@ from streamqd.admin.ranking import FailureKind, SlowHandler
 from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.cli.output import printable
 from streamqd.cli.screen.columns import NAME_MIN, Cell, fit_columns, number
-from streamqd.words import age, short
+from streamqd.words import age, short_duration
 
 Line = list[Cell]
 
@@ -243,9 +243,9 @@ def _panels(view: FleetSnapshot, width: int, height: int | None) -> list[Line]:
 
 
 def _slow_cell(each: SlowHandler) -> Cell:
-    text = f"{each.topic}/{each.group}  p99 {short(each.p99_seconds or None)}"
+    text = f"{each.topic}/{each.group}  p99 {short_duration(each.p99_seconds or None)}"
     run = each.run_seconds
-    return Cell(printable(f"{text}  now {short(run)}" if run >= 1 else text))
+    return Cell(printable(f"{text}  now {short_duration(run)}" if run >= 1 else text))
 
 
 def _failure_cell(each: FailureKind) -> Cell:

@@ -10,7 +10,7 @@ from typing import Any
 from streamqd.admin.checks import Severity
 from streamqd.admin.condition import ALARMING, STEADY, STUCK_SECONDS, describe_condition
 from streamqd.admin.fleet import Behind, GroupStatus, StatusView
-from streamqd.words import lasting, plural
+from streamqd.words import plural, precise_duration
 
 Topic = Mapping[str, Any]  # as `report` has it
 
@@ -100,7 +100,7 @@ def _group(seen: StatusView, group: GroupStatus) -> Iterator[ReportFinding]:
     elif group.condition in ("stopped", "paused") and waiting:
         yield _finding(Severity.WARNING, about, _state(group), waiting, why)
     elif run >= STUCK_SECONDS:
-        what = f"has been running one message for {lasting(run)}"
+        what = f"has been running one message for {precise_duration(run)}"
         yield _finding(Severity.PROBLEM, about, what, waiting, why)
     for unread in seen.lagging:
         if (unread.topic, unread.group) == (group.topic, group.group):
@@ -123,7 +123,10 @@ def _late(now: int, about: str, unread: Behind) -> Iterator[ReportFinding]:
     if age < LATE_SECONDS:
         return
     lag = "more than 1,000 messages" if unread.lag is None else plural(unread.lag, "message")
-    what = f"{lag} unread, the oldest for {lasting(age)}{_trend(unread.lag_per_second or 0.0)}"
+    what = (
+        f"{lag} unread, the oldest for"
+        f" {precise_duration(age)}{_trend(unread.lag_per_second or 0.0)}"
+    )
     severity = Severity.PROBLEM if age >= STALE_SECONDS else Severity.WARNING
     command = f"group describe {unread.topic} {unread.group}"
     yield _finding(severity, about, what, 1_000 if unread.lag is None else unread.lag, command)

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from streamqd.admin.condition import describe_condition
 from streamqd.spark.pipelines.chart import bars
-from streamqd.words import age, harmless, memory
+from streamqd.words import age, escape_unprintable, memory
 
 TEXT_MAX = 300  # characters that are shown of one value
 _TIMES = (("seconds", 1.0), ("milliseconds", 1e-3), ("microseconds", 1e-6))
@@ -50,7 +50,7 @@ def _format_value(value: Any) -> Any:
     if isinstance(value, int | float):
         return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
     text = str(value)
-    return harmless(text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…")
+    return escape_unprintable(text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…")
 
 
 def _slowest(history: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from streamqd import config
 from streamqd.errors import HandlerLoadError
-from streamqd.paths import below
+from streamqd.paths import join_parts
 from streamqd.spark import read_topic
 from streamqd.spark.options import of_settings
 from streamqd.spark.pipelines import tables
@@ -56,7 +56,7 @@ class Job:
             frame.writeStream.format("streamq")
             .options(**given)
             .queryName(name)
-            .option("checkpointLocation", str(below(self.checkpoints, name)))
+            .option("checkpointLocation", str(join_parts(self.checkpoints, name)))
         )
 
     def changes(self, frame: DataFrame, topic: str, name: str, **options: str) -> DataStreamWriter:
@@ -67,7 +67,7 @@ class Job:
         """
         given = of_settings(self.settings) | {"topic": topic, "idColumn": "dedup"}
         given |= {"dedupWindow": "1d"} | options
-        checkpoint = below(self.checkpoints, name)
+        checkpoint = join_parts(self.checkpoints, name)
 
         def send(batch: DataFrame, number: int) -> None:
             # When a query starts again, its batch numbers start again, but its id is new.
