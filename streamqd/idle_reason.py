@@ -89,14 +89,14 @@ class IdleReason:
         """Count a pause by the flood guard."""
         self._words[_FLOODED] += 1
 
-    def keep(self, words: range, *values: int) -> None:
+    def store(self, words: range, *values: int) -> None:
         """Store values for the next worker."""
         for word, value in zip(words, values, strict=True):
             self._words[word] = value
 
     def forget(self, words: range) -> None:
         """Clear the values for the next worker."""
-        self.keep(words, *(0 for _ in words))
+        self.store(words, *(0 for _ in words))
 
     def previous_values(self, words: range) -> list[int]:
         """Return the values from the previous worker, zeros for the first worker."""

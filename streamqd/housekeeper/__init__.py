@@ -102,7 +102,7 @@ class Housekeeper:
             self._isolation.of("publish"),
             self._isolation.failures,
         )
-        self._away = logs.Episode("redis.lost", "redis.recovered")
+        self._redis_episode = logs.Episode("redis.lost", "redis.recovered")
         bad = logs.bad_values()
         self._figures = TimeSlice(
             lambda: measure(self._store, self.view, bad, self._isolation.of("measure"))
@@ -112,13 +112,13 @@ class Housekeeper:
         if daemon.history:
             isolate = self._isolation.of("history")
             self._history = HistoryWriter(self._store, self.view, settings, isolate)
-        self._tasks = self._table()
+        self._tasks = self._all_tasks()
         self._owned: list[Assignment] = []
         self._idle: list[bool] = []
         self._named = InstanceFlags.NONE  # MEMBER or DUPLICATE if the instance is one
         self._look_at = 0.0  # next check of the slots, monotonic
 
-    def _table(self) -> list[Task]:
+    def _all_tasks(self) -> list[Task]:
         store, view = self._store, self.view
         isolate = self._isolation.of
         retries = retry_promoter(store, view, isolate("promote_retries"))
@@ -160,10 +160,10 @@ class Housekeeper:
             Task("expire_dead_letters", 30.0, expirer.run),
             Task("load_scripts", 2.0, ScriptLoader(store.connection).run),
             Task("reclaim", reclaimer.every, lambda: reclaimer.run(view.owned_slots())),
-            *self._chosen_tasks(),
+            *self._enabled_tasks(),
         ]
 
-    def _chosen_tasks(self) -> Iterator[Task]:
+    def _enabled_tasks(self) -> Iterator[Task]:
         """Yield the tasks that the settings turn on."""
         if self._history is not None:
             yield Task("history", MINUTE, self._history.run)
@@ -205,14 +205,14 @@ class Housekeeper:
             with contextlib.suppress(RedisResponseError, RedisUnavailableError):
                 self._history.write()
 
-    def _look(self) -> None:
+    def _record_assignments(self) -> None:
         """Record the assignments that this instance owns, and the running workers."""
         slots = self.view.owned_slots()
         owned = [assignment for _, assignment in slots]
         idle = [slot.state in NOT_AT_WORK for slot, _ in slots]
         named = self._board.flags & (InstanceFlags.MEMBER | InstanceFlags.DUPLICATE)
         seen = (owned, idle, named)
-        if seen != (self._owned, self._idle, self._named) and not self._away.open:
+        if seen != (self._owned, self._idle, self._named) and not self._redis_episode.open:
             # A new partition, and a worker's start or exit, are shown immediately, not with the
             # next turn of the task table.
             shown = ("measure", "publish") if owned != self._owned else ("publish",)
@@ -224,7 +224,7 @@ class Housekeeper:
     def _round(self) -> None:
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + HINT_INTERVAL_SECONDS
-            self._look()
+            self._record_assignments()
             self._isolation.observe()
         for task in self._tasks:
             if task.due > time.monotonic():
@@ -254,7 +254,7 @@ class Housekeeper:
     def _probe(self) -> None:
         """Read the server's time. Only its success proves that Redis is back."""
         ask_time(self._store.connection, self.view, self._store.keys.registry())
-        self._away.log_recovery(address=self._store.connection.address)
+        self._redis_episode.log_recovery(address=self._store.connection.address)
         self.view.redis_up = True
 
     def _measure(self) -> float | None:
@@ -271,11 +271,11 @@ class Housekeeper:
         It follows immediately unless Redis is `away`, because another connection was answered.
         """
         self.view.redis_up = False
-        self._away.log_failure(address=self._store.connection.address, error=str(error))
+        self._redis_episode.log_failure(address=self._store.connection.address, error=str(error))
         if not away:
             self._tasks[0].due = 0.0  # this task detects that Redis is back
             return
-        wait = min(AWAY_LONGEST, AWAY_FIRST * 2 ** min(self._away.failures - 1, 8))
+        wait = min(AWAY_LONGEST, AWAY_FIRST * 2 ** min(self._redis_episode.failures - 1, 8))
         again = time.monotonic() + wait * random.uniform(0.5, 1.0)
         for task in self._tasks:
             task.due = max(task.due, again)

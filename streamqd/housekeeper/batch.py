@@ -78,14 +78,14 @@ def run_batched(
             more += [
                 target
                 for target, reply in zip(part, replies, strict=True)
-                if isolate(target, _book_reply, book, target, reply)
+                if isolate(target, _record_reply, book, target, reply)
             ]
             yield
         waiting = more
     return waiting
 
 
-def _book_reply(
+def _record_reply(
     book: Callable[[Target, Reply | RedisResponseError], bool],
     target: Target,
     reply: Reply | RedisResponseError | ContractError,

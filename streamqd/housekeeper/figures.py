@@ -47,7 +47,7 @@ def measure(
     assignments = [assignment for _, assignment in view.owned_slots()]
     places = sorted({(assignment.topic, assignment.partition) for assignment in assignments})
     refusals = Refusals()
-    partitions = yield from _each(
+    partitions = yield from _run_for_each(
         store,
         places,
         lambda place: statistics.measure_partition(store.keys, *place),
@@ -56,8 +56,8 @@ def measure(
         isolate,
     )
     if bad is not None:
-        bad.values(each.bad for each in partitions.values() if each.bad is not None)
-    view.assignments = yield from _each(
+        bad.report_values(each.bad for each in partitions.values() if each.bad is not None)
+    view.assignments = yield from _run_for_each(
         store,
         assignments,
         lambda assignment: statistics.measure_assignment(store.keys, assignment),
@@ -95,7 +95,7 @@ def _count_dead_letters(
 
     until = now_ns() + int(DEAD_LETTERS_SECONDS * 1e9)
     while left:
-        counted = yield from _each(store, left, ask, read, refusals, isolate)
+        counted = yield from _run_for_each(store, left, ask, read, refusals, isolate)
         for place in left:  # the count of a refused partition is unknown
             del known[place]
         known |= counted
@@ -106,7 +106,7 @@ def _count_dead_letters(
     return known
 
 
-def _each(
+def _run_for_each(
     store: Store,
     subjects: Sequence[Target],
     call: Callable[[Target], Call],

@@ -14,7 +14,7 @@ HOUSEKEEPER_SECONDS = 60.0
 WORKER_SECONDS = 60.0  # an idle worker finishes a round trip every 5 s
 
 
-def live(view: MetricsView) -> list[str]:
+def liveness_problems(view: MetricsView) -> list[str]:
     """Return the reasons why the instance is not alive, [] if it is."""
     board = view.board
     reasons = []
@@ -26,17 +26,17 @@ def live(view: MetricsView) -> list[str]:
     return reasons
 
 
-def started(view: MetricsView) -> list[str]:
+def startup_problems(view: MetricsView) -> list[str]:
     """Return the reasons why the instance has not started, [] if it has."""
     if InstanceFlags.STARTED in view.board.flags:
         return []
     return ["the daemon is still starting"]
 
 
-def ready(view: MetricsView) -> list[str]:
+def readiness_problems(view: MetricsView) -> list[str]:
     """Return the reasons why the instance is not ready for work, [] if it is."""
     flags = view.board.flags
-    reasons = [*started(view), *live(view)]
+    reasons = [*startup_problems(view), *liveness_problems(view)]
     if InstanceFlags.DRAINING in flags:
         reasons.append("the daemon is draining")
     if InstanceFlags.REDIS_OK not in flags or not view.redis_up:

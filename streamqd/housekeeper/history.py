@@ -59,7 +59,7 @@ class HistoryWriter:
 
     def run(self) -> float:
         """Write an entry once a minute is over. Return the seconds until the next call."""
-        self._look()
+        self._count_written()
         now = self._view.now_unix_ms()
         if self._view.asked_ns and now // MINUTE_MS != self._minute:
             if self._minute:
@@ -72,7 +72,7 @@ class HistoryWriter:
 
         Raises RedisResponseError, RedisUnavailableError.
         """
-        self._look()
+        self._count_written()
         view = self._view
         slots = dict(self._slots)
         measured: Counter[tuple[str, str]] = Counter()
@@ -104,7 +104,7 @@ class HistoryWriter:
         self._slots, self._since_ns = slots, now
         self._added.clear()
 
-    def _look(self) -> None:
+    def _count_written(self) -> None:
         """Count the messages written to the owned partitions since the last call."""
         before, self._ever_added = self._ever_added, {}
         for _, assignment in self._view.owned_slots():

@@ -43,7 +43,7 @@ class Listener:
         """Check the waiting workers. Return the seconds to the next check if that is sooner."""
         waiting: dict[Assignment, Poll] = {}
         for slot, assignment in owned:
-            poll = self._isolate(assignment, self._look, assignment, slot)
+            poll = self._isolate(assignment, self._read_poll, assignment, slot)
             if poll is not None:
                 waiting[assignment] = poll
         places: dict[StreamPosition, list[Assignment]] = {}
@@ -54,13 +54,13 @@ class Listener:
             places.setdefault((self._store.keys.source(*assignment), poll.main), []).append(
                 assignment
             )
-        found = self._with_entries(list(places))
+        found = self._filter_with_entries(list(places))
         self._overdue = {
             assignment: waiting[assignment] for place in found for assignment in places[place]
         }
         return SURE_SECONDS if self._overdue else None
 
-    def _look(self, assignment: Assignment, slot: WorkerSlot) -> Poll | None:
+    def _read_poll(self, assignment: Assignment, slot: WorkerSlot) -> Poll | None:
         """Return a worker's wait, None if it does not wait.
 
         If the previous check found an entry for the same wait, notify the worker, and return None.
@@ -75,10 +75,10 @@ class Listener:
             return None
         return poll
 
-    def _with_entries(self, places: Sequence[StreamPosition]) -> list[StreamPosition]:
+    def _filter_with_entries(self, places: Sequence[StreamPosition]) -> list[StreamPosition]:
         """Return the places that have a later entry."""
         by_stream: dict[str, list[bytes]] = {}
-        for stream, after in sorted(places, key=_order):
+        for stream, after in sorted(places, key=_id_key):
             by_stream.setdefault(stream, []).append(after)
         parts = [
             streams[start : start + STREAMS_MAX]
@@ -98,7 +98,7 @@ class Listener:
         return found
 
 
-def _order(place: StreamPosition) -> tuple[str, int, int]:
+def _id_key(place: StreamPosition) -> tuple[str, int, int]:
     milliseconds, _, sequence = place[1].partition(b"-")
     return place[0], int(milliseconds), int(sequence)
 

@@ -33,5 +33,5 @@ def measure_outboxes(store: Store, view: MetricsView, names: Sequence[str], bad:
         else:
             refusals.accept(each)
     view.outboxes = tuple(found)
-    bad.values(wrong)
+    bad.report_values(wrong)
     refusals.raise_first()

@@ -55,21 +55,21 @@ class Promoter(Generic[Target]):
         call: Callable[[Target], Call],
         measured: Callable[[Target], int | None],
         moved: Callable[[Target, int], None],
-        look: float = HINT_INTERVAL_SECONDS,
+        check_interval: float = HINT_INTERVAL_SECONDS,
         isolate: Isolate[Target] = run_directly,
     ) -> None:
-        """`measured` returns the next due time in the view's figures. Checks are `look` s apart."""
+        """`measured` returns the next due time in the view's figures. `check_interval` is in seconds."""
         self._store = store
         self._view = view
         self._call = call
         self._measured = measured
         self._moved = moved
-        self._look = look
+        self._check_interval = check_interval
         self._isolate = isolate
-        self._look_at = 0.0  # time of the next check (monotonic)
-        self._looked_ns = 0  # how old the figures were at the last check
+        self._check_at = 0.0  # time of the next check (monotonic)
+        self._checked_ns = 0  # how old the figures were at the last check
         self._wanted: set[Target] = set()  # targets to ask immediately
-        self._near: dict[Target, int] = {}  # due times before the next check
+        self._due_soon: dict[Target, int] = {}  # due times before the next check
         self._asked: dict[Target, float] = {}  # time of the last script call
         self._lively: dict[Target, float] = {}  # last time with waiting messages
         self._due: dict[Target, int | None] = {}
@@ -79,29 +79,29 @@ class Promoter(Generic[Target]):
 
     def turn(self, targets: Callable[[], Mapping[Target, int]]) -> float:
         """Check `targets()` if due, and promote. Return the seconds until the next turn."""
-        if time.monotonic() >= self._look_at or self._view.measured_ns > self._looked_ns:
-            self.look(targets())
+        if time.monotonic() >= self._check_at or self._view.measured_ns > self._checked_ns:
+            self.select_targets(targets())
         return self.promote()
 
     def run(self, targets: Mapping[Target, int]) -> float:
         """Check `targets`, and promote. Return the seconds until the next turn."""
-        self.look(targets)
+        self.select_targets(targets)
         return self.promote()
 
-    def look(self, targets: Mapping[Target, int]) -> None:
+    def select_targets(self, targets: Mapping[Target, int]) -> None:
         """Select the targets to call, from `targets` (target -> hint, unix ms or 0)."""
         clock, now = time.monotonic(), self._view.now_unix_ms()
-        self._look_at, self._looked_ns = clock + self._look, self._view.measured_ns
+        self._check_at, self._checked_ns = clock + self._check_interval, self._view.measured_ns
         for known in self._asked.keys() - targets.keys():
             self._forget(known)
-        isolate, wants = self._isolate, self._wants
+        isolate, wants = self._isolate, self._is_due
         self._wanted = {
             target
             for target, hint in targets.items()
             if isolate(target, wants, target, hint, clock, now)
         }
         horizon = self._horizon_unix_ms()
-        self._near = {
+        self._due_soon = {
             target: due
             for target, due in self._due.items()
             if due is not None and due <= horizon and target not in self._wanted
@@ -110,11 +110,13 @@ class Promoter(Generic[Target]):
     def promote(self) -> float:
         """Promote due messages for one turn. Return the seconds until the next turn."""
         now = self._view.now_unix_ms()
-        self._wanted |= {target for target, due in self._near.items() if due <= now}
+        self._wanted |= {target for target, due in self._due_soon.items() if due <= now}
         until = time.monotonic() + batch.TURN_SECONDS
         # The target that has waited longest comes first, so that no target starves.
         waiting = sorted(self._wanted, key=lambda target: self._asked.get(target, 0.0))
-        steps = run_batched(self._store, waiting, self._call, self._book, ROUNDS_MAX, self._try)
+        steps = run_batched(
+            self._store, waiting, self._call, self._record_reply, ROUNDS_MAX, self._run_isolated
+        )
         for _ in steps:
             if time.monotonic() >= until:
                 break
@@ -123,24 +125,24 @@ class Promoter(Generic[Target]):
         self._refusals.raise_first()
         return self._next_turn()
 
-    def _try(
+    def _run_isolated(
         self, target: Target, do: Callable[P, T], /, *args: P.args, **named: P.kwargs
     ) -> T | None:
         found = self._isolate(target, do, *args, **named)
         if found is None:
             # The data about this target may be incomplete: it is asked again after its rest.
             self._wanted.discard(target)
-            self._near.pop(target, None)
+            self._due_soon.pop(target, None)
             self._forget(target)
         return found
 
-    def _wants(self, target: Target, hint: int, clock: float, now: int) -> bool:
+    def _is_due(self, target: Target, hint: int, clock: float, now: int) -> bool:
         """Return True if a message is due `now`, or may be."""
         asked = self._asked.get(target)
         if asked is None:
             return True
         if self._view.measured_ns > self._measured_ns[target]:
-            self._learn(target, self._measured(target), self._view.measured_ns)
+            self._record_due(target, self._measured(target), self._view.measured_ns)
         if hint and hint != self._hinted.get(target):
             self._lively[target] = clock
             if hint <= now:
@@ -150,28 +152,28 @@ class Promoter(Generic[Target]):
         lively = clock - self._lively.get(target, -LIVELY_SECONDS) < LIVELY_SECONDS
         return (due is not None and due <= now) or (lively and clock - asked >= POLL_SECONDS)
 
-    def _learn(self, target: Target, due: int | None, at_ns: int) -> None:
+    def _record_due(self, target: Target, due: int | None, at_ns: int) -> None:
         self._due[target], self._measured_ns[target] = due, at_ns
         if due is not None:
             self._lively[target] = time.monotonic()
 
-    def _book(self, target: Target, reply: Reply | RedisResponseError) -> bool:
+    def _record_reply(self, target: Target, reply: Reply | RedisResponseError) -> bool:
         """Note one answer. Return True if there is more to move now."""
         self._asked[target] = time.monotonic()
         self._wanted.discard(target)
-        self._near.pop(target, None)
+        self._due_soon.pop(target, None)
         if isinstance(reply, RedisResponseError):
             # The refused message is still due. Try it with the next poll, not before.
-            self._learn(target, None, now_ns())
+            self._record_due(target, None, now_ns())
             self._lively[target] = time.monotonic()
             return self._refusals.accept(reply)
         done = Promoted.parse(reply)
         due = done.next_due_unix_ms
-        self._learn(target, due, now_ns())
+        self._record_due(target, due, now_ns())
         if done.more:
             self._wanted.add(target)
         elif due is not None and due <= self._horizon_unix_ms():
-            self._near[target] = due
+            self._due_soon[target] = due
         if done.moved:
             self._lively[target] = time.monotonic()
             self._moved(target, done.moved)
@@ -188,12 +190,12 @@ class Promoter(Generic[Target]):
 
     def _horizon_unix_ms(self) -> float:
         """Return the server's clock at the next check."""
-        return self._view.now_unix_ms() + (self._look_at - time.monotonic()) * 1000
+        return self._view.now_unix_ms() + (self._check_at - time.monotonic()) * 1000
 
     def _next_turn(self) -> float:
         now = self._view.now_unix_ms()
-        dues = [(due - now) / 1000 for due in self._near.values()]
-        return max(0.01, min([self._look_at - time.monotonic(), *dues]))
+        dues = [(due - now) / 1000 for due in self._due_soon.values()]
+        return max(0.01, min([self._check_at - time.monotonic(), *dues]))
 
     def _forget(self, target: Target) -> None:
         for known in (self._asked, self._lively, self._due, self._measured_ns, self._hinted):
@@ -236,4 +238,6 @@ def send_promoter(
         return messages.promote_delayed(store.keys, *place, PAGE)
 
     # Without hints, it looks only at new figures and due times.
-    return Promoter(store, view, call, next_due, count_sent, look=POLL_SECONDS, isolate=isolate)
+    return Promoter(
+        store, view, call, next_due, count_sent, check_interval=POLL_SECONDS, isolate=isolate
+    )

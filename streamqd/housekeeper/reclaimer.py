@@ -68,7 +68,7 @@ class Reclaimer:
         }
         if not self._walks or time.monotonic() >= self._list_at:
             self._list_at = time.monotonic() + self.every
-            self._list(slots)
+            self._list_consumers(slots)
         # A raised flag needs no more pages. The worker lowers it when no entry is left.
         self._walks = {
             walk: at
@@ -83,10 +83,10 @@ class Reclaimer:
         pages = run_commands(self._store, [command for _, command in asked])
         for (walk, _), rows in zip(asked, pages, strict=True):
             page = rows if isinstance(rows, list) else []
-            self._isolate(walk.assignment, self._book, walk, page, slots[walk.assignment])
+            self._isolate(walk.assignment, self._record_reply, walk, page, slots[walk.assignment])
         return NEXT_PAGE_SECONDS if self._walks else None
 
-    def _list(self, slots: Mapping[Assignment, WorkerSlot]) -> None:
+    def _list_consumers(self, slots: Mapping[Assignment, WorkerSlot]) -> None:
         """Start a scan of every consumer with pending entries. Scans under way keep their turn.
 
         An entry without a consumer is idle forever, so it raises the flag immediately.
@@ -121,7 +121,7 @@ class Reclaimer:
         after = b"(" + self._walks[walk]
         return ("XPENDING", walk.key, walk.assignment.group, after, "+", PAGE, walk.name)
 
-    def _book(self, walk: GroupWalk, rows: list[Any], slot: WorkerSlot) -> None:
+    def _record_reply(self, walk: GroupWalk, rows: list[Any], slot: WorkerSlot) -> None:
         """Note a page: raise the flag, or continue with later entries in another turn."""
         del self._walks[walk]
         idle_ms = round(self._idle[walk.assignment.topic, walk.assignment.group] * 1000)

@@ -70,7 +70,7 @@ class RetentionEnforcer:
             self._store,
             waiting,
             lambda place: self._call(place, places[place]),
-            lambda place, reply: self._book(place, reply, refusals, losses, affected),
+            lambda place, reply: self._record_reply(place, reply, refusals, losses, affected),
             ROUNDS_MAX,
             self._isolate,
         )
@@ -93,7 +93,7 @@ class RetentionEnforcer:
             expected=self._groups.get(place[0], []),
         )
 
-    def _book(
+    def _record_reply(
         self,
         place: TopicPartition,
         reply: Reply | RedisResponseError,

@@ -36,19 +36,19 @@ def routes(settings: Settings, view: MetricsView, summary: Summary) -> dict[str,
         return HttpResponse(HTTPStatus.OK, body, content_type)
 
     def status(_request: HttpRequest) -> HttpResponse:
-        document = summary.document() | {"not_ready": health.ready(view)}
+        document = summary.document() | {"not_ready": health.readiness_problems(view)}
         return HttpResponse(HTTPStatus.OK, json.dumps(document).encode(), JSON_TYPE)
 
     def front(_request: HttpRequest) -> HttpResponse:
-        text = page.render(summary.document(), health.ready(view))
+        text = page.render(summary.document(), health.readiness_problems(view))
         return HttpResponse(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
 
     pages: dict[str, Route] = {
         "/": access.require_token(front),
         "/status": access.require_token(status),
         "/metrics": access.require_token(metrics),
-        "/livez": lambda asked: access.health(asked, health.live(view)),
-        "/readyz": lambda asked: access.health(asked, health.ready(view)),
-        "/startupz": lambda asked: access.health(asked, health.started(view)),
+        "/livez": lambda asked: access.health(asked, health.liveness_problems(view)),
+        "/readyz": lambda asked: access.health(asked, health.readiness_problems(view)),
+        "/startupz": lambda asked: access.health(asked, health.startup_problems(view)),
     }
     return {path: access.require_host(route) for path, route in pages.items()}

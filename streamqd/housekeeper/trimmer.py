@@ -74,7 +74,7 @@ class Trimmer:
             self._store,
             waiting,
             lambda stream: self._call(stream, places),
-            lambda stream, reply: self._book(stream, reply, refusals),
+            lambda stream, reply: self._record_reply(stream, reply, refusals),
             ROUNDS_MAX,
             self._isolate,
         )
@@ -146,7 +146,7 @@ class Trimmer:
             expected=self._groups.get(stream[0], []),
         )
 
-    def _book(
+    def _record_reply(
         self,
         stream: TopicPartition | Assignment,
         reply: Reply | RedisResponseError,
@@ -157,7 +157,7 @@ class Trimmer:
             refusals.accept(reply)
             return False
         if reply.word != "OK":
-            self._say_refused(stream, reply)
+            self._log_refused(stream, reply)
             return False
         trimmed = Trimmed.parse(reply)
         if not isinstance(stream, Assignment):
@@ -169,7 +169,7 @@ class Trimmer:
                 self._view.count("trimmed", (stream[0], str(stream[1])), trimmed.removed)
         return trimmed.more
 
-    def _say_refused(self, stream: TopicPartition | Assignment, reply: Reply) -> None:
+    def _log_refused(self, stream: TopicPartition | Assignment, reply: Reply) -> None:
         if (
             isinstance(stream, Assignment)
             or stream in self._refused

@@ -204,7 +204,7 @@ class Once:
         self._level = level
         self._known: dict[Hashable, Mapping[str, object]] = {}
 
-    def look(self, found: Mapping[Hashable, Mapping[str, object]]) -> None:
+    def report(self, found: Mapping[Hashable, Mapping[str, object]]) -> None:
         """Take all present items. The first new ones get a line each, the others one together."""
         fresh = [fields for name, fields in found.items() if self._known.get(name) != fields]
         self._known = dict(found)
@@ -213,9 +213,9 @@ class Once:
         if len(fresh) > LINES_AT_ONCE:
             _log(self._name, self._level, {"more": len(fresh) - LINES_AT_ONCE})
 
-    def values(self, found: Iterable[InvalidValueError]) -> None:
+    def report_values(self, found: Iterable[InvalidValueError]) -> None:
         """Take all present bad values."""
-        self.look({(each.key, each.field): _fields_of(each) for each in found})
+        self.report({(each.key, each.field): _fields_of(each) for each in found})
 
 
 def _log(

@@ -98,7 +98,7 @@ class Database:
         A row that cannot be sent has a `fault`. Raises DatabaseResponseError for a row with an ID
         that is no integer.
         """
-        query = self.table.oldest(limit, BATCH_BYTES, self._max_bytes)
+        query = self.table.select_oldest(limit, BATCH_BYTES, self._max_bytes)
         found = self.rows(query)
         try:
             return decode_all(found, self._max_bytes)
@@ -108,11 +108,11 @@ class Database:
                 " outbox check`"
             ) from None
 
-    def still_there(self, rows: Sequence[OutboxRow]) -> set[str]:
+    def find_existing(self, rows: Sequence[OutboxRow]) -> set[str]:
         """Return the uids of those rows that still exist, after a delete without a reply."""
         found: set[str] = set()
         for count, values in self._parts(rows):
-            uids = self.rows(self.table.there(count), values)
+            uids = self.rows(self.table.select_uids(count), values)
             found.update(bytes(uid).decode("ascii", "replace") for (uid,) in uids)
         return found
 
@@ -120,7 +120,7 @@ class Database:
         """Delete rows that were sent.
 
         Raises DatabaseResponseError if rows are still there afterwards. After
-        DatabaseUnavailableError, any of them may be deleted: call `still_there`.
+        DatabaseUnavailableError, any of them may be deleted: call `find_existing`.
         """
         parts = self._parts(rows)
         deleted = 0
@@ -134,7 +134,7 @@ class Database:
                     deleted += cursor.rowcount
         # Missing rows may have been deleted before. But a trigger or a policy can keep a row
         # without an error, and the row would be sent again with a later batch.
-        if deleted < len(rows) and (left := self.still_there(rows)):
+        if deleted < len(rows) and (left := self.find_existing(rows)):
             raise DatabaseResponseError(
                 f"{len(left)} sent rows of outbox {self.table.name} are still there after their"
                 " DELETE; remove the trigger, rule or policy that keeps them"
@@ -148,7 +148,7 @@ class Database:
         values = (error[:DETAIL_CHARS_MAX].replace("\0", ""), time.time_ns() // 1_000_000, row.id)
         try:
             with self._transaction() as cursor:
-                cursor.execute(self.table.uid_of(), (row.id,))
+                cursor.execute(self.table.select_uid(), (row.id,))
                 if [readable_uid(uid) for (uid,) in cursor.fetchall()] != [row.uid]:
                     return False
                 cursor.execute(self.table.insert_dead_row(), values)

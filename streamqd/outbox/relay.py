@@ -50,7 +50,7 @@ FAILING_SECONDS = 10.0  # after this time, a burst no longer waits for another r
 _LOADED_REPLICA = re.compile(rb"^slave[0-9]+:.*,state=online,offset=[1-9]", re.MULTILINE)
 LEFT = 1  # exit code of a burst that left rows
 # Refusals that mean "not now" for the whole server, not a fault of one key or of writing.
-_AWAY = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.LOGIN)
+_SERVER_REFUSALS = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.LOGIN)
 
 
 @dataclass(slots=True)
@@ -111,8 +111,8 @@ class _Figures:
 class _Pass:
     """The result of one pass over the oldest rows."""
 
-    more: bool = False  # rows were sent or dead-lettered, so others may be next
-    again: bool = False  # the rows must be read again first
+    progress: bool = False  # rows were sent or dead-lettered, so others may be next
+    read_again: bool = False  # the rows must be read again first
     held: int = 0  # rows that wait because of an obstacle
     obstacle: _Obstacle | None = None  # the first one
 
@@ -173,8 +173,8 @@ class Relay:
         self._stuck = False  # no row of the last pass could be sent
         self._failures = 0  # consecutive failed turns
         self.left = ""  # why a burst left rows, as one sentence
-        self._redis = logs.Episode("outbox.redis_lost", "outbox.redis_recovered")
-        self._away = logs.Episode("outbox.database_lost", "outbox.database_recovered")
+        self._redis_episode = logs.Episode("outbox.redis_lost", "outbox.redis_recovered")
+        self._database_episode = logs.Episode("outbox.database_lost", "outbox.database_recovered")
         self._obstacle = logs.Episode("outbox.blocked", "outbox.unblocked")
 
     # --- life ---
@@ -196,7 +196,7 @@ class Relay:
                 self._wait(pause)
                 logs.flush()
         finally:
-            self._leave()
+            self._release()
         logs.event("outbox.stopped", outbox=self._options.name, sent=self._figures.sent)
         return LEFT if self.left else 0
 
@@ -205,14 +205,14 @@ class Relay:
         try:
             pause = self._step()
         except (RedisUnavailableError, RedisResponseError, InvalidValueError) as error:
-            if self._burst and not _passes(error):
+            if self._burst and not _is_transient(error):
                 raise
             # The outcome of a write may be unknown, and the call may be executed late. With a later
             # epoch it would be refused.
             self._epoch = 0
             self._registered = False  # Redis may have come back empty
             self._figures.note_obstacle(_Obstacle("redis", str(error)))
-            self._redis.log_failure(outbox=self._options.name, error=str(error))
+            self._redis_episode.log_failure(outbox=self._options.name, error=str(error))
         except DatabaseUnavailableError as error:
             refused = isinstance(error, DatabaseResponseError)
             if self._burst and refused:
@@ -221,10 +221,10 @@ class Relay:
             self._database.close()
             self._identified = False  # it may be another server afterwards
             self._figures.note_obstacle(_Obstacle("refused" if refused else "database", str(error)))
-            self._away.log_failure(
+            self._database_episode.log_failure(
                 outbox=self._options.name, error=str(error), refused=refused or None
             )
-            self._keep_while_away()
+            self._renew_without_database()
         else:
             self._failures = 0
             return pause
@@ -232,18 +232,18 @@ class Relay:
         return float(min(PAUSE_LONGEST, PAUSE_FIRST * 2 ** min(self._failures - 1, 10)))
 
     def _step(self) -> float:
-        pause = self._hold()
+        pause = self._acquire_or_renew()
         if not self._epoch:
             return pause
-        found = self._pass()
-        self._away.log_recovery(outbox=self._options.name)
-        self._stuck = found.held > 0 and not (found.more or found.again)
+        found = self._run_pass()
+        self._database_episode.log_recovery(outbox=self._options.name)
+        self._stuck = found.held > 0 and not (found.progress or found.read_again)
         if found.obstacle is not None:
             self._note_obstacle(found.held, found.obstacle)
-        elif not found.again:
+        elif not found.read_again:
             self._figures.clear_obstacle()
             self._obstacle.log_recovery(outbox=self._options.name)
-        return 0.0 if found.more or found.again else self._options.poll
+        return 0.0 if found.progress or found.read_again else self._options.poll
 
     def _note_obstacle(self, rows: int, obstacle: _Obstacle) -> None:
         self._figures.note_obstacle(obstacle)
@@ -256,7 +256,7 @@ class Relay:
         seconds = min(seconds, WAIT_LONGEST)
         if seconds <= 0:
             return
-        if not self._epoch or self._away.open or self._redis.open:
+        if not self._epoch or self._database_episode.open or self._redis_episode.open:
             process.wait_readable([self._stop_fd], seconds)
             return
         try:
@@ -264,10 +264,10 @@ class Relay:
         except DatabaseUnavailableError as error:
             self._database.close()
             self._identified = False
-            self._away.log_failure(outbox=self._options.name, error=str(error))
+            self._database_episode.log_failure(outbox=self._options.name, error=str(error))
 
     def _is_empty(self) -> bool:
-        if self._redis.open or self._away.open:
+        if self._redis_episode.open or self._database_episode.open:
             return False
         try:
             return not self._database.backlog(1)[0]
@@ -276,7 +276,7 @@ class Relay:
 
     def _is_stuck(self) -> bool:
         """Return True if a burst cannot send the rows that are left, and set `left`."""
-        if self._redis.open or self._away.open:
+        if self._redis_episode.open or self._database_episode.open:
             return False  # it waits
         obstacle = self._figures.obstacle
         if self._stuck and obstacle is not None:
@@ -294,12 +294,12 @@ class Relay:
                 )
         return bool(self.left)
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         """Release the outbox, so that another relay takes it immediately."""
         try:
             if self._epoch:
                 self._measure()
-                self._store.run(self._keeping())
+                self._store.run(self._renew_call())
                 self._store.run(outbox.release(self._store.keys, self._options.name, self._token))
         except (RedisUnavailableError, RedisResponseError, DatabaseUnavailableError) as error:
             logs.event("outbox.release_failed", outbox=self._options.name, error=str(error))
@@ -308,15 +308,15 @@ class Relay:
 
     # --- the lease ---
 
-    def _hold(self) -> float:
+    def _acquire_or_renew(self) -> float:
         """Take the outbox, or keep it. As a standby, return the seconds until the next try."""
         if not self._epoch:
-            pause = self._take()
+            pause = self._acquire()
             if not self._epoch:
                 return pause
         if time.monotonic() >= self._keep_at:
             self._measure()
-            reply = self._store.run(self._keeping())
+            reply = self._store.run(self._renew_call())
             if reply.word == "FENCED":
                 self._stop_publishing()
             self._keep_at = time.monotonic() + self._options.lease_ttl / 3
@@ -324,7 +324,7 @@ class Relay:
                 self._topics.clear()  # no script compares the count on a cluster
             if self._epoch and self._is_shared():
                 # The other relay may do the same now, so the pauses differ.
-                self._store.run(self._keeping())
+                self._store.run(self._renew_call())
                 self._store.run(outbox.release(self._store.keys, self._options.name, self._token))
                 self._epoch = 0
                 return self._options.poll * random.uniform(1, 2)
@@ -347,16 +347,16 @@ class Relay:
         self._note_obstacle(self._figures.rows, _Obstacle("shared", text))
         return True
 
-    def _take(self) -> float:
+    def _acquire(self) -> float:
         if not self._registered:
             outbox.register(self._store, self._options.name)
             self._registered = True
         if self._is_shared():  # known from an earlier try
             return self._options.poll
-        reply = self._store.run(self._taking(""))
+        reply = self._store.run(self._acquire_call(""))
         if reply.word == "HELD" and is_gone(holder := untrusted.label(reply.rest[0])):
-            reply = self._store.run(self._taking(holder))
-        self._redis.log_recovery(outbox=self._options.name)
+            reply = self._store.run(self._acquire_call(holder))
+        self._redis_episode.log_recovery(outbox=self._options.name)
         if reply.word == "HELD":
             if not self._standby:
                 self._standby = True
@@ -375,7 +375,7 @@ class Relay:
         self._standby = False
         return 0.0
 
-    def _taking(self, dead: str) -> Call:
+    def _acquire_call(self, dead: str) -> Call:
         options = self._options
         return outbox.acquire(
             *(self._store.keys, options.name, self._token, options.lease_ttl),
@@ -384,7 +384,7 @@ class Relay:
             dead=dead,
         )
 
-    def _keeping(self) -> Call:
+    def _renew_call(self) -> Call:
         options, figures = self._options, self._figures.fields()
         return outbox.renew(self._store.keys, options.name, self._token, options.lease_ttl, figures)
 
@@ -394,17 +394,17 @@ class Relay:
             self._figures.table = schema.identity(self._database)
             self._identified = True
 
-    def _keep_while_away(self) -> None:
+    def _renew_without_database(self) -> None:
         """Keep the lease although the database is unavailable, and publish the reason."""
         if not self._epoch or time.monotonic() < self._keep_at:
             return
         self._keep_at = time.monotonic() + self._options.lease_ttl / 3
         try:
-            if self._store.run(self._keeping()).word == "FENCED":
+            if self._store.run(self._renew_call()).word == "FENCED":
                 self._stop_publishing()
         except (RedisUnavailableError, RedisResponseError) as error:
             self._epoch = 0
-            self._redis.log_failure(outbox=self._options.name, error=str(error))
+            self._redis_episode.log_failure(outbox=self._options.name, error=str(error))
 
     def _stop_publishing(self) -> None:
         """Stop publishing, because another relay holds the outbox."""
@@ -414,7 +414,7 @@ class Relay:
 
     # --- one pass ---
 
-    def _pass(self) -> _Pass:
+    def _run_pass(self) -> _Pass:
         """Send the oldest rows: delete sent ones, read, fence new topics, publish, delete."""
         found = _Pass()
         # Their records are replaced by the next batch, so they must be gone before it.
@@ -423,18 +423,18 @@ class Relay:
         rows = self._database.oldest(wanted)
         try:
             sendable = list(self._route_rows(rows, found))
-            if not found.again:
+            if not found.read_again:
                 self._publish(sendable, found)
         except _Superseded:
-            self._epoch = 0  # `_take` shows whether another relay holds the outbox
-            found.again = True
+            self._epoch = 0  # `_acquire` shows whether another relay holds the outbox
+            found.read_again = True
             return found
-        found.more = found.more or bool(self._settled)
+        found.progress = found.progress or bool(self._settled)
         self._delete_settled()
-        stuck = found.held > 0 and not found.more and len(rows) >= wanted
+        stuck = found.held > 0 and not found.progress and len(rows) >= wanted
         if stuck and self._pages < PAGES_MAX:
             self._pages *= 2
-            found.again = True
+            found.read_again = True
         elif not found.held:
             self._pages = 1
         return found
@@ -460,13 +460,15 @@ class Relay:
             if not fault:
                 topic, fault = self._topic(row.topic, found)
             if fault:
-                self._bury(row, fault)
-                found.more = True
+                self._move_to_dead_table(row, fault)
+                found.progress = True
             elif topic is None:
                 continue  # it waits
             elif row.partition is not None and row.partition >= topic.count:
-                self._bury(row, topics.no_partition(row.topic, row.partition, topic.count))
-                found.more = True
+                self._move_to_dead_table(
+                    row, topics.no_partition(row.topic, row.partition, topic.count)
+                )
+                found.progress = True
             else:
                 routing = row.uid.encode() if row.key is None else row.key
                 chosen = row.partition
@@ -481,15 +483,17 @@ class Relay:
                 if count is None:
                     return None, f"topic {name} does not exist; create it, and send the row again"
                 topic = self._topics[name] = _Topic(count)
-            if not topic.fenced and not self._waits((name, -1), found):
+            if not topic.fenced and not self._is_held_back((name, -1), found):
                 self._fence(name, topic)
                 # Rows that were read before the fence may be in the topic already.
-                found.again = True
+                found.read_again = True
         except (RedisResponseError, InvalidValueError, ContractError) as error:
-            if isinstance(error, RedisResponseError) and error.kind in _AWAY:
+            if isinstance(error, RedisResponseError) and error.kind in _SERVER_REFUSALS:
                 raise
             self._topics.pop(name, None)
-            self._block((name, -1), 1, _Obstacle("topic", f"topic {name}: {error}", name), found)
+            self._hold_back(
+                (name, -1), 1, _Obstacle("topic", f"topic {name}: {error}", name), found
+            )
             return None, ""
         return (topic if topic.fenced else None), ""
 
@@ -526,8 +530,8 @@ class Relay:
         """Write rows to their partitions, with one call for each partition."""
         parts = {
             place: part
-            for place, part in _parts(rows, self._options.batch).items()
-            if not self._waits(place, found, len(part))
+            for place, part in _first_rows(rows, self._options.batch).items()
+            if not self._is_held_back(place, found, len(part))
         }
         calls = []
         for (name, number), part in parts.items():
@@ -549,11 +553,11 @@ class Relay:
             if isinstance(reply, Reply) and reply.word == "FENCED":
                 superseded = reply
             else:
-                self._note(name, number, part, reply, found)
+                self._record_reply(name, number, part, reply, found)
         if superseded is not None:
             self._raise_superseded(superseded)
 
-    def _note(
+    def _record_reply(
         self,
         name: str,
         number: int,
@@ -564,14 +568,14 @@ class Relay:
         """Note the result of the call for one partition."""
         where = f"{name}/{number}"
         if isinstance(reply, RedisResponseError | ContractError):
-            if isinstance(reply, RedisResponseError) and reply.kind in _AWAY:
+            if isinstance(reply, RedisResponseError) and reply.kind in _SERVER_REFUSALS:
                 raise reply
             obstacle = _Obstacle("partition", f"{where}: {reply}", name)
-            self._block((name, number), len(part), obstacle, found)
+            self._hold_back((name, number), len(part), obstacle, found)
             return
         if reply.word in ("MOVED", "UNFENCED"):
             self._topics.pop(name, None)
-            found.again = True
+            found.read_again = True
             return
         published = Published.parse(reply)
         self._figures.sent += published.written
@@ -579,17 +583,19 @@ class Relay:
         left = len(part) - published.settled
         if published.full:
             text = f"{where}: max_backlog is reached ({self._options.max_backlog} messages wait)"
-            self._block((name, number), left, _Obstacle("backlog", text, name), found)
+            self._hold_back((name, number), left, _Obstacle("backlog", text, name), found)
         elif published.refusal is not None:
             obstacle = _Obstacle("partition", f"{where}: {published.refusal}", name)
-            self._block((name, number), left, obstacle, found)
+            self._hold_back((name, number), left, obstacle, found)
 
-    def _block(self, place: tuple[str, int], rows: int, obstacle: _Obstacle, found: _Pass) -> None:
+    def _hold_back(
+        self, place: tuple[str, int], rows: int, obstacle: _Obstacle, found: _Pass
+    ) -> None:
         """Leave rows of a place for `poll`. The rows of other places are sent."""
         self._blocked[place] = _Hold(time.monotonic() + self._options.poll, obstacle)
         found.hold(rows, obstacle)
 
-    def _waits(self, place: tuple[str, int], found: _Pass, rows: int = 1) -> bool:
+    def _is_held_back(self, place: tuple[str, int], found: _Pass, rows: int = 1) -> bool:
         """Return True if rows of a place wait for their next try."""
         hold = self._blocked.get(place)
         if hold is None:
@@ -619,7 +625,7 @@ class Relay:
                     f"{have} of {wanted} replicas have the last rows (wait_replicas)", sent=True
                 )
 
-    def _bury(self, row: OutboxRow, fault: str) -> None:
+    def _move_to_dead_table(self, row: OutboxRow, fault: str) -> None:
         if not self._database.move_to_dead_table(row, fault):
             return
         self._figures.dead += 1
@@ -649,10 +655,10 @@ class Relay:
         return reply
 
 
-def _passes(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     """Return True for an error that may pass without a change by an operator."""
     if isinstance(error, RedisResponseError):
-        return error.transient or error.kind in (*_AWAY[:2], RefusalKind.FULL)
+        return error.transient or error.kind in (*_SERVER_REFUSALS[:2], RefusalKind.FULL)
     return isinstance(error, RedisUnavailableError)
 
 
@@ -662,7 +668,7 @@ def _outgoing(row: OutboxRow) -> OutgoingRow:
     return OutgoingRow(row.id, row.uid, row.due_unix_ms, fields)
 
 
-def _parts(
+def _first_rows(
     rows: Sequence[tuple[OutboxRow, int]], most: int
 ) -> dict[tuple[str, int], list[OutboxRow]]:
     """Return the first rows of each partition, at most `most` and CALL_BYTES or one row."""

@@ -207,8 +207,7 @@ def _column_faults(database: Database, name: str, kinds: dict[str, str]) -> list
         elif found[column] not in accepted:
             faults.append(
                 f"the column {column} of {name} is"
-                f" {escape_unprintable(found[column]) or 'without a type'},"
-                f" not {kind}; {_ADVICE}"
+                f" {escape_unprintable(found[column]) or 'without a type'}, not {kind}; {_ADVICE}"
             )
     if not faults and not _is_true(database, _KEY[database.dialect], name):
         faults.append(

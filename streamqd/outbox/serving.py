@@ -48,12 +48,12 @@ def serve(outbox: OutboxSettings, settings: Settings, control: socket.socket) ->
             alive_at = time.monotonic() + ALIVE_SECONDS
             with contextlib.suppress(OSError):
                 control.send(b"!", socket.MSG_DONTWAIT)
-        return _quit_asked(control)
+        return _must_quit(control)
 
     return relay_of(outbox, settings, stop_fd=control.fileno(), stopping=stopping).run()
 
 
-def _quit_asked(control: socket.socket) -> bool:
+def _must_quit(control: socket.socket) -> bool:
     """Return True if the supervisor sent the command to exit, or is gone."""
     while True:
         try:

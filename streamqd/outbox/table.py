@@ -145,7 +145,7 @@ class OutboxTable:
         markers = ", ".join([self.dialect.marker] * len(SENT_COLUMNS))
         return f"INSERT INTO {self._table} ({self._column_list(SENT_COLUMNS)}) VALUES ({markers})"  # noqa: S608
 
-    def oldest(self, limit: int, batch_bytes: int, message_bytes: int) -> str:
+    def select_oldest(self, limit: int, batch_bytes: int, message_bytes: int) -> str:
         """Return the query of the oldest rows: `COLUMNS`, and the sizes of payload and the rest.
 
         At most `limit` rows, and only the first ones up to `batch_bytes`. A payload, key or headers
@@ -176,7 +176,7 @@ class OutboxTable:
             f" ORDER BY {quoted('id')} LIMIT {int(limit)}"
         )
 
-    def there(self, count: int) -> str:
+    def select_uids(self, count: int) -> str:
         """Return the query of the uids that still exist, for `count` IDs and as many uids."""
         return f"SELECT uid FROM {self._table} WHERE {self._match_both(count)}"  # noqa: S608
 
@@ -197,7 +197,7 @@ class OutboxTable:
             f" WHERE {self.dialect.quote('id')} = {marker}"
         )
 
-    def uid_of(self) -> str:
+    def select_uid(self) -> str:
         """Return the query of the uid of a row, by its ID."""
         marker = self.dialect.marker
         return f"SELECT uid FROM {self._table} WHERE {self.dialect.quote('id')} = {marker}"  # noqa: S608

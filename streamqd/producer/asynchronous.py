@@ -114,7 +114,7 @@ class AsyncProducer:
     async def _send_many(self, topic: str, items: Iterable[Any]) -> list[Uid]:
         ids: list[Uid] = []
         try:
-            for batch in self._sender.cut(items):
+            for batch in self._sender.split_batches(items):
                 confirmed_ids, failure = split_results(topic, await self._post(topic, batch))
                 ids += confirmed_ids
                 if failure is not None:

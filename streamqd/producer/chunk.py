@@ -38,7 +38,7 @@ class Chunk:
     """Messages of one kind to one topic, in one transaction, routed by one partition count.
 
     A chunk consists of batches, and each batch gets the results of its own messages. While messages
-    wait for room, the next check is due at `look_at`, and the last one at `deadline` (seconds,
+    wait for room, the next check is due at `check_at`, and the last one at `deadline` (seconds,
     monotonic).
     """
 
@@ -56,11 +56,11 @@ class Chunk:
     waiting: Sequence[int] = ()  # numbers of messages
     since: float = field(default_factory=time.monotonic)  # start of its time limit
     deadline: float | None = None  # set at the first attempt
-    looks: int = 0
-    look_at: float = 0.0
-    behind: bool = False  # True if all waiting messages wait for messages of earlier chunks
+    checks: int = 0
+    check_at: float = 0.0
+    is_blocked: bool = False  # True if all waiting messages wait for messages of earlier chunks
 
-    def part(self, numbers: Sequence[int]) -> Chunk:
+    def subset(self, numbers: Sequence[int]) -> Chunk:
         """Return a chunk with only these messages."""
         if len(numbers) == len(self.envelopes):
             return self
@@ -78,12 +78,12 @@ class Chunk:
 
         After the first attempt, a message keeps waiting for room while Redis is unavailable.
         """
-        if not self.looks and len(found) == len(self.results):
+        if not self.checks and len(found) == len(self.results):
             self.results = found
             return
         for at, result in zip(numbers, found, strict=True):
             unsent = isinstance(result, RedisUnavailableError) and not result.sent
-            if not (unsent and self.looks):
+            if not (unsent and self.checks):
                 self.results[at] = result
 
     def plan(self) -> None:
@@ -97,13 +97,13 @@ class Chunk:
         if not full:
             return
         now, deadline = time.monotonic(), self.deadline or 0.0
-        if now < deadline and self.behind:
-            self.look_at, self.looks = deadline, max(1, self.looks)
+        if now < deadline and self.is_blocked:
+            self.check_at, self.checks = deadline, max(1, self.checks)
             return
         if now < deadline:
-            pause = BACKLOG_PAUSES[min(self.looks, len(BACKLOG_PAUSES) - 1)]
-            self.look_at = min(deadline, now + pause)
-            self.looks += 1
+            pause = BACKLOG_PAUSES[min(self.checks, len(BACKLOG_PAUSES) - 1)]
+            self.check_at = min(deadline, now + pause)
+            self.checks += 1
             return
         self.waiting = ()
         for at in full:

@@ -185,7 +185,7 @@ class Producer:
                 yield ids
 
     def _send_chunks(self, topic: str, items: Iterable[Any]) -> Iterator[list[Uid]]:
-        for batch in self._sender.cut(items):
+        for batch in self._sender.split_batches(items):
             ids, failure = split_results(topic, self._sender.post(topic, batch))
             if ids:
                 yield ids

@@ -69,10 +69,10 @@ class SendBuffer(Generic[T]):
         self._max_batch = max_batch
         self._max_messages = max_messages
         self._max_bytes = max_bytes
-        self._begin()
+        self._reset()
         forget_in_children(self)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         lock = threading.Lock()
         self._changed = threading.Condition(lock)  # the writing thread waits for it
         self._room = threading.Condition(lock)  # all other threads wait for it
@@ -86,8 +86,8 @@ class SendBuffer(Generic[T]):
         # Chunks with messages that wait for room, in order of arrival. The values are their
         # unanswered batches, by their number in the chunk. Only the writing thread uses it.
         self._waiting: dict[Chunk, dict[int, BufferedBatch[T]]] = {}
-        self._ahead: dict[str, EarlierChunks] = {}  # by topic: its chunks that wait
-        self._look_at: float | None = None  # time of the next check for room (monotonic)
+        self._earlier_chunks: dict[str, EarlierChunks] = {}  # by topic: its chunks that wait
+        self._check_at: float | None = None  # time of the next check for room (monotonic)
         self._given_up = False
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -115,7 +115,7 @@ class SendBuffer(Generic[T]):
                 self._held + len(envelopes) > self._max_messages
                 or self._held_bytes + size > self._max_bytes
             ):
-                self._hurry()
+                self._request_flush()
                 return None
             ticket = make()
             number = self._taken = self._taken + 1
@@ -144,12 +144,12 @@ class SendBuffer(Generic[T]):
     def flush(self, timeout: float | None) -> bool:
         """Write all batches without lingering. Return False if it takes longer than `timeout`."""
         with self._changed:
-            last = self._hurry()
+            last = self._request_flush()
             return self._room.wait_for(
                 lambda: next(iter(self._unfinished), last + 1) > last, timeout
             )
 
-    def _hurry(self) -> int:
+    def _request_flush(self) -> int:
         self._urgent = self._taken
         self._changed.notify()
         return self._urgent
@@ -186,7 +186,7 @@ class SendBuffer(Generic[T]):
     def forget(self) -> None:
         """Empty the buffer in a forked child. Its batches belong to the parent."""
         held = self._held
-        self._begin()
+        self._reset()
         if held:
             _log.warning(
                 "%d messages that were not written yet belong to the parent of this process (%d)",
@@ -200,7 +200,7 @@ class SendBuffer(Generic[T]):
         while (batches := self._next()) is not None:
             for bundle in _bundles(batches):
                 self._write(bundle)
-            self._look_for_room()
+            self._retry_waiting()
         self._sender.close()
 
     def _next(self) -> list[BufferedBatch[T]] | None:
@@ -209,17 +209,17 @@ class SendBuffer(Generic[T]):
         Return an empty list when a check for room is due.
         """
         with self._changed:
-            look_at = self._look_at
+            check_at = self._check_at
             while not self._queue:
                 if self._closed and not self._waiting:
                     return None
-                left = None if look_at is None else look_at - time.monotonic()
+                left = None if check_at is None else check_at - time.monotonic()
                 if self._waiting and (self._given_up or (left is not None and left <= 0)):
                     return []
                 self._changed.wait(left)
             ends = self._queue[0].since + self._linger
-            if look_at is not None:
-                ends = min(ends, look_at)
+            if check_at is not None:
+                ends = min(ends, check_at)
             while (
                 self._queued < self._max_batch
                 and not self._closed
@@ -254,21 +254,21 @@ class SendBuffer(Generic[T]):
         self._waiting[chunk] = dict(enumerate(claimed))
         self._attempt(chunk)
 
-    def _look_for_room(self) -> None:
+    def _retry_waiting(self) -> None:
         """Retry the chunks that wait for room, in order of arrival.
 
         One check takes time in proportion to the waiting chunks. A chunk that waits for earlier
         chunks of its partitions is tried only after these have found room.
         """
         now = time.monotonic()
-        if not self._waiting or not (self._given_up or (self._look_at or 0.0) <= now):
+        if not self._waiting or not (self._given_up or (self._check_at or 0.0) <= now):
             return
-        self._ahead, self._look_at = {}, None
+        self._earlier_chunks, self._check_at = {}, None
         for chunk in list(self._waiting):
             if self._given_up:
                 chunk.give_up()
                 self._settle(chunk)
-            elif chunk.behind or chunk.look_at <= now:
+            elif chunk.is_blocked or chunk.check_at <= now:
                 self._attempt(chunk)
             else:
                 self._note_waiting(chunk)
@@ -276,7 +276,7 @@ class SendBuffer(Generic[T]):
     def _attempt(self, chunk: Chunk) -> None:
         """Write a chunk, except for messages that would overtake earlier messages."""
         try:
-            self._sender.attempt(chunk, self._ahead.get(chunk.topic))
+            self._sender.attempt(chunk, self._earlier_chunks.get(chunk.topic))
         except BaseException as raised:  # noqa: BLE001 - the result of the messages
             chunk.fail(_error_of(raised))
         self._settle(chunk)
@@ -284,8 +284,8 @@ class SendBuffer(Generic[T]):
             self._note_waiting(chunk)
 
     def _note_waiting(self, chunk: Chunk) -> None:
-        self._ahead.setdefault(chunk.topic, EarlierChunks()).add(chunk)
-        self._look_at = min(self._look_at or math.inf, chunk.look_at)
+        self._earlier_chunks.setdefault(chunk.topic, EarlierChunks()).add(chunk)
+        self._check_at = min(self._check_at or math.inf, chunk.check_at)
 
     def _settle(self, chunk: Chunk) -> None:
         """Deliver the results of all batches that have no waiting messages."""

@@ -148,13 +148,13 @@ class Sender:
         with contextlib.suppress(
             RedisUnavailableError
         ):  # other threads use it, and would reopen it
-            self._alone(time.monotonic() + self._timeout, self._close)
+            self._run_exclusively(time.monotonic() + self._timeout, self._close)
 
     def _close(self) -> None:
         self._writer.settle()
         self._connection.close()
 
-    def _alone(self, end: float, work: Callable[[], T]) -> T:
+    def _run_exclusively(self, end: float, work: Callable[[], T]) -> T:
         """Run `work` with exclusive use of the connection, until `end` (seconds, monotonic).
 
         Raises RedisUnavailableError when other threads use it until `end`, and RuntimeError in a
@@ -187,7 +187,7 @@ class Sender:
         self._writer.detach()
         self._router.forget_turns()
 
-    def cut(self, items: Iterable[Any]) -> Iterator[list[Envelope]]:
+    def split_batches(self, items: Iterable[Any]) -> Iterator[list[Envelope]]:
         """Encode many messages and cut them into batches for `chunk` and `post`."""
         return batches(items, self.encode, count=CHUNK_COUNT, size=CHUNK_BYTES)
 
@@ -200,7 +200,7 @@ class Sender:
         if os.getpid() != self._pid:
             self.forget()
         count = self._router.cached_count(topic) if type(topic) is str else None
-        if count is None or not self._is_usual(envelope):
+        if count is None or not self._can_append_directly(envelope):
             [result] = self.post(topic, (envelope,))
             return result
         since = time.monotonic()
@@ -212,9 +212,9 @@ class Sender:
         messages = (
             (envelope,) if alone else publishing.flatten_messages([to_encoded(envelope).fields])
         )
-        _, head = self._head(topic, partition, count, alone)
+        _, head = self._call_head(topic, partition, count, alone)
         command = hiredis.pack_command((*head, *messages))
-        answer = self._alone(
+        answer = self._run_exclusively(
             since + self._timeout, functools.partial(self._writer.write, topic, command)
         )
         if isinstance(answer, bytes):
@@ -226,7 +226,7 @@ class Sender:
         [result] = self.finish(chunk)
         return result
 
-    def _is_usual(self, envelope: Envelope) -> bool:
+    def _can_append_directly(self, envelope: Envelope) -> bool:
         usual = self._connection.connected and not self._writer.spread
         return usual and kind_of(envelope) == "plain"
 
@@ -245,7 +245,7 @@ class Sender:
         While Redis processes a batch, the next batch is encoded, so `items` may use this sender
         too. An error of `items` is raised after the results of all earlier items.
         """
-        made = (self.chunk(topic, [batch]) for batch in self.cut(items))
+        made = (self.chunk(topic, [batch]) for batch in self.split_batches(items))
         sent: Chunk | None = None
         try:
             while True:
@@ -305,7 +305,7 @@ class Sender:
     def finish(self, chunk: Chunk) -> list[Result]:
         """Write the remaining messages, wait for room, and return the results of the batch."""
         while chunk.waiting:
-            pause = chunk.look_at - time.monotonic()
+            pause = chunk.check_at - time.monotonic()
             if pause > 0:
                 time.sleep(pause)
             self.attempt(chunk)
@@ -326,10 +326,10 @@ class Sender:
             known = ahead.counts <= {chunk.count}
             blocked = ahead.partitions
             free = [at for at in free if known and chunk.partitions[at] not in blocked]
-        chunk.behind = not free
+        chunk.is_blocked = not free
         if free:
             # In each partition, the messages without room are the last ones, so the order is kept.
-            found = self._write(chunk.part(free), end, fixed=ahead is not None)
+            found = self._write(chunk.subset(free), end, fixed=ahead is not None)
             chunk.settle(free, found)
         chunk.plan()
 
@@ -337,7 +337,7 @@ class Sender:
         """Cancel a delayed send. Return False if no send with this uid waits."""
         if os.getpid() != self._pid:
             self.forget()
-        topic, partition, send_id = _parts(uid)
+        topic, partition, send_id = _parse_send_uid(uid)
         commands = scheduled.withdraw(self._keys, topic, partition, send_id)
 
         def exchange() -> list[Any]:
@@ -345,7 +345,7 @@ class Sender:
             return self._connection.pipeline(commands)
 
         try:
-            replies = self._alone(time.monotonic() + self._timeout, exchange)
+            replies = self._run_exclusively(time.monotonic() + self._timeout, exchange)
             removed = check_replies(check_replies(replies)[-1])[0]
         except RedisUnavailableError as error:
             if not error.sent:
@@ -368,7 +368,7 @@ class Sender:
                 RedisUnavailableError, RedisResponseError
             ):  # nothing was written
                 end = chunk.since + self._timeout
-                chunk.transaction = self._alone(end, lambda: self._post(chunk))
+                chunk.transaction = self._run_exclusively(end, lambda: self._post(chunk))
         if chunk.transaction is None:
             self.attempt(chunk)
 
@@ -384,7 +384,7 @@ class Sender:
         for left, numbers in zip(range(len(parts), 0, -1), parts.values(), strict=True):
             now = time.monotonic()
             share = now + (end - now) / left  # a silent node does not use up the others' time
-            found = self._repeat(chunk.part(numbers), share, fixed=fixed)
+            found = self._repeat(chunk.subset(numbers), share, fixed=fixed)
             results |= zip(numbers, found, strict=True)
         return [results[at] for at in range(len(chunk.envelopes))]
 
@@ -419,7 +419,7 @@ class Sender:
             if replies and all(isinstance(reply, _NotLoadedError) for reply in replies):
                 pause = PAUSES[-1]
             over = time.monotonic() + pause >= end
-            if over or not all(map(_for_the_moment, replies)):
+            if over or not all(map(_is_transient, replies)):
                 return [
                     _result(chunk.topic, *each, lost)
                     for each in zip(chunk.partitions, chunk.envelopes, replies, strict=True)
@@ -432,7 +432,7 @@ class Sender:
         known = self._router.cached_count(topic)
         if known is not None:
             return known
-        return self._alone(end, lambda: self._router.count(topic))
+        return self._run_exclusively(end, lambda: self._router.count(topic))
 
     def _exchange(self, chunk: Chunk, end: float, *, fixed: bool) -> list[Any]:
         """Write a chunk in one transaction, and route it again each time the topic changes.
@@ -458,7 +458,7 @@ class Sender:
             else:
                 if by_source:  # the next attempt may find the script
                     chunk.commands = self._writer.pack_calls(chunk.calls)
-                return _of_messages(chunk, transaction.replies, by_source=by_source)
+                return _replies_of_messages(chunk, transaction.replies, by_source=by_source)
         text = (
             f"topic {chunk.topic} changed {REROUTES_MAX} times during one send, so nothing was"
             " sent; send again"
@@ -475,7 +475,7 @@ class Sender:
             return transaction
 
         try:
-            return self._alone(end, exchange)
+            return self._run_exclusively(end, exchange)
         except RedisUnavailableError as error:
             if chunk.transaction is None:
                 raise
@@ -484,7 +484,9 @@ class Sender:
     def _abandon(self, transaction: publishing.Transaction) -> None:
         """Give up a reply without waiting for it. The connection can no longer be used."""
         with contextlib.suppress(RedisUnavailableError):
-            self._alone(time.monotonic() + self._timeout, lambda: self._writer.abandon(transaction))
+            self._run_exclusively(
+                time.monotonic() + self._timeout, lambda: self._writer.abandon(transaction)
+            )
 
     def _post(self, chunk: Chunk) -> publishing.Transaction:
         """Send a chunk with its current routing."""
@@ -517,7 +519,7 @@ class Sender:
         """Return the call that writes messages to a partition."""
         envelopes = [chunk.envelopes[at] for at in numbers]
         alone = set(map(type, envelopes)) == {bytes}
-        call, _ = self._head(chunk.topic, partition, chunk.count, alone)
+        call, _ = self._call_head(chunk.topic, partition, chunk.count, alone)
         messages = (
             envelopes
             if alone
@@ -525,7 +527,7 @@ class Sender:
         )
         return Call(call.script, call.key, (*call.argv, *messages))
 
-    def _head(
+    def _call_head(
         self, topic: str, partition: int, count: int, alone: bool
     ) -> tuple[Call, tuple[str, ...]]:
         """Return the call that writes to a partition, without the messages, and its command."""
@@ -573,7 +575,7 @@ class Sender:
         return envelope.delay is not None and envelope.delay > self._timeout
 
 
-def _parts(uid: str) -> tuple[str, int, str]:
+def _parse_send_uid(uid: str) -> tuple[str, int, str]:
     """Parse the uid of a delayed send. Raises ValueError."""
     match = _UID.fullmatch(uid) if isinstance(uid, str) else None
     if match is None or not NAME.fullmatch(match[1]):
@@ -586,7 +588,7 @@ def _parts(uid: str) -> tuple[str, int, str]:
 # --- the interpretation of replies ----------------------------------------------------------------
 
 
-def _of_messages(chunk: Chunk, replies: Sequence[Any], *, by_source: bool) -> list[Any]:
+def _replies_of_messages(chunk: Chunk, replies: Sequence[Any], *, by_source: bool) -> list[Any]:
     """Return the reply for each message: the ID of its entry, RedisResponseError, or a Reply."""
     found: list[Any] = [None] * len(chunk.envelopes)
     for numbers, call, raw in zip(chunk.numbers, chunk.calls, replies, strict=True):
@@ -616,7 +618,7 @@ class _NotLoadedError(RedisResponseError):
         return True
 
 
-def _for_the_moment(reply: Any) -> bool:
+def _is_transient(reply: Any) -> bool:
     return isinstance(reply, RedisResponseError) and reply.transient
 
 

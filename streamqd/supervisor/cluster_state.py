@@ -155,6 +155,6 @@ class TopicPresence:
                 lost.append(name)
             elif name not in served and count:
                 found.append(name)
-        self._lost.look({name: {"topic": name} for name in lost})
-        self._bad.values(bad)
+        self._lost.report({name: {"topic": name} for name in lost})
+        self._bad.report_values(bad)
         return bool(lost or found)

@@ -71,7 +71,7 @@ class Control:
         if directives is None or (directives is self.directives and self._read):
             return False
         before, self.directives = self.directives, directives
-        self._unreadable.look(
+        self._unreadable.report(
             {
                 name: {"directive": name[:200], "problem": why}
                 for name, why in directives.unreadable.items()

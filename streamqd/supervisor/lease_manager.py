@@ -374,7 +374,7 @@ class LeaseManager:
                 found.ttl is not None and not ours,
                 found.ttl or 0.0,
             )
-        self._bad_fences.values(self._ownership.bad)
+        self._bad_fences.report_values(self._ownership.bad)
         live = silence.live(now, member.server_unix_ms, member.seen)
         expired = silence.find_expired(now, views, member.seen, live)
         for assignment in expired:

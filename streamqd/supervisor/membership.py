@@ -154,12 +154,12 @@ class Membership:
         self.accepted, self.duplicate = True, {}
         self.silence.forget_duplicate()
         self.server_unix_ms, self.seen = present.now_unix_ms, seen
-        self._bad_members.values(invalid)
+        self._bad_members.report_values(invalid)
         return True
 
     def _reset_refusals(self) -> None:
         """Log the next refusal even if it equals the last one."""
-        self._mistyped.look({})
+        self._mistyped.report({})
         self._refusal = ""
 
     def _log_refusal(self, error: str) -> None:
@@ -177,7 +177,7 @@ class Membership:
         refusal, self.mistyped = self.mistyped, ""
         if not found:
             self._log_refusal(refusal)
-        self._mistyped.look(
+        self._mistyped.report(
             {
                 each.key: {
                     "key": each.key,

@@ -41,19 +41,19 @@ class Edits:
         """
         self._files |= set(files)
         self._folders |= set(folders)
-        for file, found in self._look().items():
+        for file, found in self._read_signatures().items():
             if file not in self._known:
                 fresh = found is None or found[0] <= since_unix_ns
                 self._known[file] = found if fresh else None
         self._last = dict(self._known)
 
-    def look(self) -> str:
+    def find_change(self) -> str:
         """Return a file that has changed since the last edit, or ''.
 
         A file is returned only after two equal checks, so that it is not read while an editor
         writes or renames it.
         """
-        now = self._look()
+        now = self._read_signatures()
         settled, self._last = now == self._last, now
         if not settled:
             return ""
@@ -65,7 +65,7 @@ class Edits:
         self._known = now
         return changed[0] if changed else ""
 
-    def _look(self) -> dict[str, Signature]:
+    def _read_signatures(self) -> dict[str, Signature]:
         found = {file: _signature(file) for file in self._files}
         for folder in self._folders:
             try:
@@ -172,6 +172,6 @@ def _serve(edits: Edits, control: socket.socket) -> int:
                 return 0  # the supervisor has exited
             folders, since = json.loads(word)
             edits.watch([], folders, since)
-        file = edits.look()
+        file = edits.find_change()
         if file:
             control.send(file.encode()[:WORD_BYTES_MAX])

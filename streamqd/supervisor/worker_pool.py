@@ -22,7 +22,7 @@ from streamqd.scoreboard import Scoreboard, WorkerCommand, WorkerState, now_ns
 from streamqd.supervisor.helper import Helper
 from streamqd.supervisor.partition import ON_STOP_SECONDS, ORDERLY, AssignmentState
 from streamqd.supervisor.running_worker import Kill
-from streamqd.worker import STOP, Grant, live
+from streamqd.worker import STOP, Grant, run_worker
 
 UNKILLABLE_SECONDS = 5.0
 FORK_RETRY_SECONDS = 1.0
@@ -141,7 +141,7 @@ class WorkerPool:
 
         def run(control: socket.socket) -> int:
             logs.assume("worker")
-            return live(grant, settings, consumer, slot, control)
+            return run_worker(grant, settings, consumer, slot, control)
 
         try:
             slot.reserve(consumer.lanes)

@@ -65,7 +65,7 @@ class KilledRuns:
         if ready:
             # Not in the housekeeper's loop: the collector may take seconds to answer.
             self._worker = threading.Thread(
-                target=self._work, args=(ready,), name="killed runs", daemon=True
+                target=self._export_ready, args=(ready,), name="killed runs", daemon=True
             )
             self._worker.start()
 
@@ -74,11 +74,11 @@ class KilledRuns:
         if self._worker is not None:
             self._worker.join(seconds)
 
-    def _work(self, ready: list[tuple[int, Path]]) -> None:
+    def _export_ready(self, ready: list[tuple[int, Path]]) -> None:
         problem = ""
         for pid, path in ready:
             try:
-                self._settle(pid, path)
+                self._export_file(pid, path)
             except FileNotFoundError:
                 continue  # the worker removed it on its way out
             except Exception as error:  # noqa: BLE001 - a bad file must not stop the others
@@ -91,7 +91,7 @@ class KilledRuns:
         elif ready:
             self._trouble.log_recovery()
 
-    def _settle(self, pid: int, path: Path) -> None:
+    def _export_file(self, pid: int, path: Path) -> None:
         """Export the spans in a file, and delete it."""
         records = run_file.read(path)
         if records and not self._export_records(records, *self._exits.get(pid, (UNKNOWN, ""))):

@@ -114,12 +114,12 @@ class RunSpans:
             self._file_failed(error)
         function: Any = loaded.function
         if loaded.form.asynchronous:
-            wrapped = self._asynchronous(function, batch)
+            wrapped = self._wrap_async(function, batch)
         else:
-            wrapped = self._synchronous(function, batch)
+            wrapped = self._wrap_sync(function, batch)
         return loaded._replace(function=wrapped)
 
-    def _synchronous(self, function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
+    def _wrap_sync(self, function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
         def traced(given: Any) -> object:
             opened = self._try_start(given if batch else (given,))
             if opened is None:
@@ -128,7 +128,7 @@ class RunSpans:
 
         if batch:
             return functools.wraps(function)(traced)
-        run = self._skipping(function, traced)
+        run = self._skip_unsampled(function, traced)
         if self._lanes == 1:
             return run
 
@@ -140,7 +140,7 @@ class RunSpans:
 
         return in_thread
 
-    def _skipping(
+    def _skip_unsampled(
         self, function: Callable[..., Any], traced: Callable[..., Any]
     ) -> Callable[..., Any]:
         """Return a handler that runs unsampled messages by `function`, and others by `traced`."""
@@ -171,7 +171,7 @@ class RunSpans:
         self._note_return(opened, end)
         return end
 
-    def _asynchronous(self, function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
+    def _wrap_async(self, function: Callable[..., Any], batch: bool) -> Callable[..., Any]:
         async def traced(given: Any) -> object:
             opened = self._try_start(given if batch else (given,))
             if opened is None:
@@ -187,7 +187,9 @@ class RunSpans:
             self._note_return(opened, end)
             return end
 
-        return functools.wraps(function)(traced) if batch else self._skipping(function, traced)
+        return (
+            functools.wraps(function)(traced) if batch else self._skip_unsampled(function, traced)
+        )
 
     # --- start and end ---
 

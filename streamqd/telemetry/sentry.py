@@ -106,7 +106,7 @@ class SentryReports:
             except BaseException:
                 if span is not None:
                     span.set_status("internal_error")
-                    self._keep(messages, span.get_trace_context())
+                    self._store_trace(messages, span.get_trace_context())
                 raise
 
     def _enter(self, messages: Sequence[Message], entered: contextlib.ExitStack) -> Any:
@@ -132,7 +132,7 @@ class SentryReports:
             span.set_data("messaging.batch.message_count", len(messages))
         return span
 
-    def _keep(self, messages: Sequence[Message], trace: dict[str, Any]) -> None:
+    def _store_trace(self, messages: Sequence[Message], trace: dict[str, Any]) -> None:
         """Keep the trace of a failed run for its report, which follows after the run."""
         for message in messages:
             while len(self._traces) >= TRACES_MAX:

@@ -1,7 +1,7 @@
 """Process crashes in the middle of a handler.
 
-`dies` kills a forked child process. The handler's changes to files, databases and servers remain.
-Its memory is lost, no `finally` runs, and connections are not closed cleanly.
+`run_and_kill` kills a forked child process. The handler's changes to files, databases and servers
+remain. Its memory is lost, no `finally` runs, and connections are not closed cleanly.
 
 `watched` is for a handler that kills its own process, which is the process of the tests. Python's
 calls that end a process raise an exception instead, so a `finally` does run.
@@ -45,7 +45,7 @@ def code_of(function: Callable[..., object]) -> CodeType:
     raise TypeError(f"crash_at counts lines, but {inner!r} has no Python code")
 
 
-def dies(work: Callable[[], object], code: CodeType, crash_at: CrashAt) -> bool:
+def run_and_kill(work: Callable[[], object], code: CodeType, crash_at: CrashAt) -> bool:
     """Run the work in a child that is killed after `crash_at` lines. Return True if it died.
 
     Returns False if the work finished before that line. With "end", the child is killed after the

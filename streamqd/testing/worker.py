@@ -184,14 +184,14 @@ class Worker:
         if crashes and settlement.before_run(charged, self._consumer.policy):
             return [self._run_of_crash(each, crashes, now) for each in batch]
         if crash_at is not None and wanted:
-            if not self._dies(wanted, crash_at):
+            if not self._run_and_kill(wanted, crash_at):
                 raise ValueError(f"{self._reference} returns before it reaches step {crash_at}")
             return [self._run_of_crash(each, crashes + 1, now) for each in batch]
         errors = self._call(wanted) if wanted else []
         if isinstance(errors, Exit):
             return [self._run_of_crash(each, crashes + 1, now, errors) for each in batch]
         for message, error in zip(wanted, errors, strict=True):
-            found[message] = self._judge(message, error, crashes, now)
+            found[message] = self._decide(message, error, crashes, now)
         return [found[each] for each in batch]
 
     def _call(self, batch: list[Message]) -> list[BaseException | None] | Exit:
@@ -219,10 +219,10 @@ class Worker:
         """Return the argument of the handler: the batch, or its only message."""
         return batch if self._loaded.form.batch else batch[0]
 
-    def _dies(self, batch: list[Message], crash_at: CrashAt) -> bool:
+    def _run_and_kill(self, batch: list[Message], crash_at: CrashAt) -> bool:
         code = deaths.code_of(self.handler)
         # The child process starts its own hooks and event loop.
-        return deaths.dies(
+        return deaths.run_and_kill(
             lambda: self._start_hooks().function(self._argument(batch)), code, crash_at
         )
 
@@ -234,7 +234,7 @@ class Worker:
 
     # --- verdicts ---
 
-    def _judge(
+    def _decide(
         self, message: Message, error: BaseException | None, crashes: int, now: float
     ) -> Run:
         crashes += message.crash_count
@@ -272,7 +272,7 @@ class Worker:
                     traceback=failure.traceback,
                     attempts=message.attempt, crashes=crashes, fingerprint=print_,
                 )  # fmt: skip
-                return self._dead(message, reason, crashes, now, fields, error)
+                return self._dead_run(message, reason, crashes, now, fields, error)
         raise AssertionError(f"no such verdict: {shortest}")
 
     def _run_of_crash(
@@ -294,9 +294,9 @@ class Worker:
         fields = dead_letters.build_fields_without_run(
             message, self._delivery, self._reference, why, crashes=crashes
         )
-        return self._dead(message, dead.reason, crashes, now, fields | context, None)
+        return self._dead_run(message, dead.reason, crashes, now, fields | context, None)
 
-    def _dead(
+    def _dead_run(
         self,
         message: Message,
         reason: str,

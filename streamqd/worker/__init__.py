@@ -38,7 +38,7 @@ from streamqd.worker.worker import WorkerLoop
 __all__ = ["STOP", "ExitCode", "Grant", "WorkerLoop", "assemble", "live"]
 
 
-def live(
+def run_worker(
     grant: Grant,
     settings: Settings,
     consumer: Consumer,
@@ -46,8 +46,8 @@ def live(
     control: socket.socket,
 ) -> int:
     """Run as the worker of a consumer, or first as its standby. Return the exit code."""
-    mine = forks.ForkingWorker(grant.lease.assignment, slot, control)
-    forks.family.enter(mine)
+    forking_worker = forks.ForkingWorker(grant.lease.assignment, slot, control)
+    forks.fork_role.enter_worker(forking_worker)
     try:
         booted = None
         if not grant.lease.token:
@@ -56,8 +56,8 @@ def live(
                 return ready
             grant, booted = ready.grant, ready.booted
         worker = assemble(grant, settings, consumer, slot, control, booted)
-        forks.family.end_child()  # `on_start` may fork too
-        mine.links = lambda: (worker.link, worker.settler.link)
+        forks.fork_role.end_child()  # `on_start` may fork too
+        forking_worker.links = lambda: (worker.link, worker.settler.link)
         return worker.run()
     except HandlerLoadError as error:
         assignment = grant.lease.assignment
@@ -66,4 +66,4 @@ def live(
         return ExitCode.BOOT_FAILED
     finally:
         # A child that a handler or a hook forked may get here too, and must not act as the worker.
-        forks.family.end_child()
+        forks.fork_role.end_child()

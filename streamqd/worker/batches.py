@@ -96,7 +96,7 @@ class BatchRunner:
         words[WORD_RUN_SEQ] += 1
         for taken in batch:
             states[taken.index] = RUNNING
-        self._context.counts.delays.note_together(batch, now)
+        self._context.counts.delays.note_all(batch, now)
         messages = [taken.message for taken in batch]
         logs.current.message = messages[0] if len(messages) == 1 else logs.Several(messages)
         end: object = None

@@ -51,4 +51,4 @@ class BlockedPartition:
         waits.begin(Wait.BLOCKED, entry.due_ns)
         self._channel.sleep((entry.due_ns - now_ns()) / 1e9, self._slot.unfinished)
         waits.end()
-        self._quarantine.begin_again(entry.place)
+        self._quarantine.begin_rerun(entry.place)

@@ -245,7 +245,7 @@ class ConcurrentExecutor:
         """Queue the first entry of each held key that is due."""
         while self._may_take_due(held) and self._free_indexes and (found := held.take(1)):
             entry = found[0]
-            held.mark_again(entry)
+            held.mark_for_rerun(entry)
             self._index([entry])
             entry.interrupted = False
             self._bytes_in_flight += entry.size
@@ -304,7 +304,7 @@ class ConcurrentExecutor:
             sequences[lane] = entry.sequence = sequence
             states[index] = RUNNING
         self._running.update(entries)
-        self._context.counts.delays.note_together(entries, now)
+        self._context.counts.delays.note_all(entries, now)
 
     # --- finished runs ---
 
@@ -362,9 +362,9 @@ class ConcurrentExecutor:
             self._settler.make_failures_due()
         if self._verdicts.settle_failure(entry, error):
             assert self._held is not None
-            behind = self._ordering.take_waiting(entry)
-            self._bytes_in_flight -= sum([other.size for other in behind])
-            self._held.keep(entry, behind)
+            followers = self._ordering.take_waiting(entry)
+            self._bytes_in_flight -= sum([other.size for other in followers])
+            self._held.keep(entry, followers)
         self._inspected = None
 
     def _on_soft_limit(self, _number: int, _frame: object) -> None:

@@ -23,7 +23,7 @@ from streamqd.scoreboard import (
     WorkerState,
     now_ns,
 )
-from streamqd.worker.forks import family
+from streamqd.worker.forks import fork_role
 
 TRUST_POLL_SECONDS = 0.05
 BREATH_SECONDS = 5.0  # interval at which a waiting worker publishes that it is alive
@@ -68,7 +68,7 @@ class ControlChannel:
         command = self.slot.words[WORD_COMMAND]
         if command == WorkerCommand.NONE:
             return
-        family.end_child()
+        fork_role.end_child()
         if command == WorkerCommand.STOP:
             self.slot.add("released", unstarted)
             raise Stop(ExitCode.STOPPED)

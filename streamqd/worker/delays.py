@@ -34,12 +34,12 @@ class StartDelays:
         self._runs = [0] * (_LAST + 1)
         self._sum_ms = 0
 
-    def note_together(self, entries: Iterable[FetchedEntry], now: int) -> None:
+    def note_all(self, entries: Iterable[FetchedEntry], now: int) -> None:
         """Count first runs that started together at `now` (`now_ns`). Other runs are skipped."""
         ids = [entry.id for entry in entries if not entry.has_run]
         if ids:
             ms = (now + self._clock.ahead_ns) // _MS
-            if not self._add_if_alike(len(ids), min(ids), max(ids), ms, ms):
+            if not self._add_if_same_bucket(len(ids), min(ids), max(ids), ms, ms):
                 ids.sort()
                 self._add(ids, ms)
 
@@ -54,7 +54,7 @@ class StartDelays:
             return
         bounds = (starts[0] + ahead) // _MS, (starts[-1] + ahead) // _MS
         oldest, newest = entries[start][0], entries[start + count - 1][0]
-        if self._add_if_alike(count, oldest, newest, *bounds):
+        if self._add_if_same_bucket(count, oldest, newest, *bounds):
             return
         ids = [entry_id for entry_id, _ in entries[start : start + count]]
         while first < count:
@@ -63,7 +63,7 @@ class StartDelays:
             self._add(ids[first:end], ms)
             first = end
 
-    def alike_until(self, oldest: bytes, newest: bytes, now: int) -> int:
+    def same_bucket_until(self, oldest: bytes, newest: bytes, now: int) -> int:
         """Return the time (`now_ns`) until which all delays of these entries are in one bucket.
 
         The entries are those from `oldest` to `newest`. Return 0 if their delays are in different
@@ -85,12 +85,12 @@ class StartDelays:
             # for it.
             beyond = b"%d" % (ms + 1 - (1 << bucket >> 1)) if bucket else b":"
             end = max(first + 1, bisect_left(ids, beyond, first))
-            if not self._add_if_alike(end - first, ids[first], ids[end - 1], ms, ms):
+            if not self._add_if_same_bucket(end - first, ids[first], ids[end - 1], ms, ms):
                 end = first + 1  # not in time order: a client chose IDs of another length
-                self._add_if_alike(1, ids[first], ids[first], ms, ms)
+                self._add_if_same_bucket(1, ids[first], ids[first], ms, ms)
             first = end
 
-    def _add_if_alike(self, count: int, oldest: bytes, newest: bytes, low: int, high: int) -> bool:
+    def _add_if_same_bucket(self, count: int, oldest: bytes, newest: bytes, low: int, high: int) -> bool:
         """Count runs that started from `low` to `high`, if one bucket has all delays. False if not.
 
         Comparing IDs as bytes orders them by time, because times have 13 digits until the year

@@ -24,7 +24,7 @@ from streamqd import extras, logs
 from streamqd.errors import HandlerLoadError
 from streamqd.logs import Handled
 from streamqd.scoreboard import WorkerSlot
-from streamqd.worker.forks import family
+from streamqd.worker.forks import fork_role
 from streamqd.worker.loop_heartbeat import LoopHeartbeat
 
 CLOSE_SECONDS = 5.0  # seconds to cancel the tasks that a handler left running
@@ -103,14 +103,14 @@ class CoroutineRun:
 
     def _ensure_started(self) -> Any:
         if self._coroutine is None:
-            family.end_child()
+            fork_role.end_child()
             if self._message is not None:
                 logs.running.set(self._message)
             self._coroutine = self._work()
         return self._coroutine
 
     def _end(self, raised: BaseException) -> object:
-        family.end_child()
+        fork_role.end_child()
         self._task = None  # breaks the reference cycle run -> task -> run
         # Compare the class: `isinstance` can call user code of the exception.
         returned = issubclass(type(raised), StopIteration)
@@ -213,7 +213,7 @@ class EventLoop:
         self._thread.start()
         self._waited: CoroutineRun | None = None
         self._heartbeat: LoopHeartbeat | None = None
-        family.loops.add(self)
+        fork_role.loops.add(self)
 
     def halt(self) -> None:
         """Stop the loop in a forked child of a coroutine, and start no more callbacks."""
@@ -276,7 +276,7 @@ class EventLoop:
         try:
             self._loop.run_forever()
         finally:
-            family.end_child()
+            fork_role.end_child()
         left = asyncio.all_tasks(self._loop)
         for task in left:
             task.cancel()

@@ -45,7 +45,7 @@ class ForkingWorker:
         self.links: Callable[[], Iterable[Connection]] = tuple  # its open connections
 
 
-class Family:
+class ForkRole:
     """The role of this process: a worker or a child of one. Each process has one instance."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Family:
         self._assignment: Assignment | None = None
         self._worker: Callable[[], ForkingWorker | None] = lambda: None
 
-    def enter(self, worker: ForkingWorker) -> None:
+    def enter_worker(self, worker: ForkingWorker) -> None:
         """Mark this process as a worker, as long as `worker` is referenced."""
         self._worker = weakref.ref(worker)
 
@@ -95,5 +95,5 @@ class Family:
         os._exit(EXIT_CODE)
 
 
-family = Family()
-os.register_at_fork(after_in_child=family.enter_child)
+fork_role = ForkRole()
+os.register_at_fork(after_in_child=fork_role.enter_child)

@@ -86,7 +86,7 @@ class Guards:
         counts = self._circuit.record_failure(message.uid, now, self._successes, forgiven)
         if not counts:
             message.forgiven_at = unix
-        self._keep_circuit()
+        self._store_circuit()
         self._unsaid = True
         if was_closed and self.is_probing:
             self._waits.count_opening()
@@ -106,17 +106,17 @@ class Guards:
             self.must_pause |= self._flood.record_dead_letter(_now(), self._settled)
             if not self.must_pause:
                 # Store a count just below the limit until this flood is stopped.
-                self._keep_flood()
+                self._store_flood()
 
     def record_settled(self) -> None:
         """Record settled messages. Close the circuit after a successful probe."""
-        self._waits.keep(SETTLED_SO_FAR, self._settled)
+        self._waits.store(SETTLED_SO_FAR, self._settled)
         if self._unsaid:
             self._unsaid = False
-            self._seconds()
+            self._seconds_until_start()
         if self._probe_succeeded:
             self._circuit.close()
-            self._keep_circuit()
+            self._store_circuit()
             self._waits.end()
             logs.event("circuit.closed", assignment=self._assignment)
 
@@ -133,21 +133,21 @@ class Guards:
     def _settled(self) -> int:
         return self._settled_before + self._successes + self._deaths
 
-    def _keep_circuit(self) -> None:
+    def _store_circuit(self) -> None:
         failures, since, opened, is_open = self._circuit.memory
-        self._waits.keep(CIRCUIT, failures, int(since * 1e9), int(opened * 1e9), int(is_open))
+        self._waits.store(CIRCUIT, failures, int(since * 1e9), int(opened * 1e9), int(is_open))
 
-    def _keep_flood(self) -> None:
+    def _store_flood(self) -> None:
         deaths, since, settled = self._flood.memory
-        self._waits.keep(FLOOD, deaths, int(since * 1e9), settled)
+        self._waits.store(FLOOD, deaths, int(since * 1e9), settled)
 
     # --- being asked ---
 
     def held_ns(self, _now: int, _runs: int = 1) -> int:
         """Return the nanoseconds for which no run may start, 0 if it may now."""
-        return SHORTEST_NS if self.must_pause else int(self._seconds() * 1e9)
+        return SHORTEST_NS if self.must_pause else int(self._seconds_until_start() * 1e9)
 
-    def _seconds(self) -> float:
+    def _seconds_until_start(self) -> float:
         if self._circuit.state is not CircuitState.OPEN:
             return 0.0
         left = self._circuit.seconds_until_start(_now())
@@ -167,7 +167,7 @@ class Guards:
             self.record_settled()
         if not self.is_probing:
             return True
-        return not (running or self._seconds())
+        return not (running or self._seconds_until_start())
 
     @property
     def one_by_one(self) -> bool:
@@ -185,7 +185,7 @@ class Guards:
             now = now_ns()
         if not self.is_probing or self._probe_succeeded:
             return now  # the next check closes the circuit
-        while left := self._seconds():
+        while left := self._seconds_until_start():
             self._settler.flush()
             self._channel.sleep(left, self._slot.unfinished)
         return now_ns()
@@ -195,7 +195,7 @@ class Guards:
         if not self.is_probing or self._probe_succeeded:
             return
         self._circuit.start_probe(_now())
-        self._keep_circuit()
+        self._store_circuit()
         self._probe_from = self._successes
         self._waits.begin(Wait.PROBING)
 
@@ -212,7 +212,7 @@ class Guards:
             why = f"{self._guard.dead_letters} dead letters within {self._guard.window:g} s"
             problem = self._pause(name, why)
             self._waits.count_flood()
-            self._keep_flood()
+            self._store_flood()
             logs.event(
                 "flood.stopped",
                 logging.ERROR,

@@ -149,7 +149,7 @@ class HeldKeys:
     | serial, new | `count_free`, `may_run` | `keep` if it waits, or `forget` | -             |
     | serial, due | `take`, `may_run`       | the same                        | `reschedule`  |
     | lanes, new  | `may_run` with `queued` | `keep` if it waits              | `finish_runs` |
-    | lanes, due  | `take`, `mark_again`    | the same                        | `finish_runs` |
+    | lanes, due  | `take`, `mark_for_rerun`    | the same                        | `finish_runs` |
 
     While entries are held, they are in no batch, so a crash is never charged to them.
     """
@@ -185,9 +185,9 @@ class HeldKeys:
             self.keep(entry)
         elif blocker.first(key) is not entry:
             blocker.append(key, entry)
-            self._leave_batch(entry)
+            self._remove_from_batch(entry)
         elif not blocker.is_waiting(key):
-            self._quarantine.begin_again(entry.place)
+            self._quarantine.begin_rerun(entry.place)
             return True
         self._quarantine.clear_mark_if_idle()
         return False
@@ -197,22 +197,22 @@ class HeldKeys:
         """True while each run needs its own mark, so only one message may run at a time."""
         return self._quarantine.is_open
 
-    def mark_again(self, entry: FetchedEntry) -> None:
+    def mark_for_rerun(self, entry: FetchedEntry) -> None:
         """Wait for the turn of a message that has a lane, and write its mark before it starts.
 
         Raises Stop, Fenced, RedisUnavailableError, RedisResponseError. After an error, the message
         has not started: call `restart`.
         """
-        self._quarantine.begin_again(entry.place)
+        self._quarantine.begin_rerun(entry.place)
 
     # --- after a run ---
 
-    def keep(self, entry: FetchedEntry, behind: Iterable[FetchedEntry] = ()) -> None:
-        """Hold a failed message until it is due, and the later messages of its key (`behind`)."""
+    def keep(self, entry: FetchedEntry, followers: Iterable[FetchedEntry] = ()) -> None:
+        """Hold a failed message until it is due, and the later messages of its key (`followers`)."""
         self._blocker.hold(entry.key, entry, entry.due_ns)
-        for other in behind:
+        for other in followers:
             self._blocker.append(entry.key, other)
-        self._leave_batch(entry, *behind)
+        self._remove_from_batch(entry, *followers)
 
     def forget(self, entry: FetchedEntry) -> None:
         """Remove a finished message, successful or not, if it was held."""
@@ -290,7 +290,7 @@ class HeldKeys:
 
     # --- reports ---
 
-    def _leave_batch(self, *entries: FetchedEntry) -> None:
+    def _remove_from_batch(self, *entries: FetchedEntry) -> None:
         for entry in entries:
             self._slot.states[entry.index] = CLEARED
         self._report()

@@ -24,7 +24,7 @@ from streamqd import handlers, logs
 from streamqd.scoreboard import DONE, FAILED, WorkerSlot
 from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.eventloop import CoroutineRun, EventLoop, maker_of_tasks
-from streamqd.worker.forks import family
+from streamqd.worker.forks import fork_role
 
 CLOSE_SECONDS = 1.0
 INTERRUPT_SECONDS = 1.0  # longest wait for the lock of a thread whose run is finishing
@@ -45,8 +45,8 @@ class RunEnds:
 
     def add(self, entry: FetchedEntry, end: object) -> None:
         """Record that a run finished. Wakes the main thread, unless a wake-up is outstanding."""
-        if family.child:
-            family.end_child()
+        if fork_role.child:
+            fork_role.end_child()
         error = None if end is None else handlers.error_of(end)
         entry.end = error
         self._states[entry.index] = DONE if error is None else FAILED
@@ -152,8 +152,8 @@ class TaskLanes:
                 self.ends.add(entry, CancelledError("canceled before it started"))
 
     async def _handle(self, entry: FetchedEntry) -> None:
-        if family.child:
-            family.end_child()
+        if fork_role.child:
+            fork_role.end_child()
         message = entry.message
         logs.running.set(message)
         try:
@@ -258,9 +258,9 @@ class _Window:
         with self._lock:
             self._open = False
         if self.limit is not None:
-            self._take_back()
+            self._clear_exception()
 
-    def _take_back(self) -> None:
+    def _clear_exception(self) -> None:
         # CPython can revoke a scheduled exception. But up to 3.12, all threads then keep checking
         # for an exception at every call and loop iteration, and with a tracer they never finish. A
         # raised exception has no such effect, so schedule it again and catch it here.

@@ -89,7 +89,7 @@ class ByKey(Generic[KeyedEntry]):
     def __init__(self) -> None:
         self._ready: deque[KeyedEntry] = deque()
         # Maps each key with a ready or taken entry to its waiting entries. Usually None.
-        self._behind: dict[bytes, deque[KeyedEntry] | None] = {}
+        self._queued: dict[bytes, deque[KeyedEntry] | None] = {}
         self.waiting = 0
 
     @property
@@ -97,19 +97,19 @@ class ByKey(Generic[KeyedEntry]):
         return len(self._ready)
 
     def add(self, entries: Iterable[KeyedEntry]) -> None:
-        ready, behind = self._ready, self._behind
+        ready, queued = self._ready, self._queued
         before, later = len(ready), 0
         for entry in entries:
             key = entry.key
             if key is None:
                 ready.append(entry)
-            elif key not in behind:
-                behind[key] = None
+            elif key not in queued:
+                queued[key] = None
                 ready.append(entry)
             else:
                 later += 1
-                if (line := behind[key]) is None:
-                    behind[key] = deque([entry])
+                if (line := queued[key]) is None:
+                    queued[key] = deque([entry])
                 else:
                     line.append(entry)
         self.waiting += len(ready) - before + later
@@ -121,33 +121,33 @@ class ByKey(Generic[KeyedEntry]):
         return taken
 
     def mark_finished(self, entries: Iterable[KeyedEntry]) -> None:
-        ready, behind = self._ready, self._behind
+        ready, queued = self._ready, self._queued
         for entry in entries:
             key = entry.key
-            if key is not None and (line := behind.pop(key)):
+            if key is not None and (line := queued.pop(key)):
                 ready.append(line.popleft())
-                behind[key] = line or None
+                queued[key] = line or None
 
     def is_key_taken(self, key: bytes | None) -> bool:
-        return key in self._behind
+        return key in self._queued
 
     def take_waiting(self, entry: KeyedEntry) -> list[KeyedEntry]:
         key = entry.key
         if key is None:
             return []
-        behind = list(self._behind[key] or ())
-        self._behind[key] = None
-        self.waiting -= len(behind)
-        return behind
+        queued = list(self._queued[key] or ())
+        self._queued[key] = None
+        self.waiting -= len(queued)
+        return queued
 
     def drop(self) -> list[KeyedEntry]:
         dropped = list(self._ready)
         for entry in self._ready:
             if entry.key is not None:
-                dropped += self._behind.pop(entry.key) or ()
-        for key, behind in self._behind.items():
-            dropped += behind or ()
-            self._behind[key] = None
+                dropped += self._queued.pop(entry.key) or ()
+        for key, queued in self._queued.items():
+            dropped += queued or ()
+            self._queued[key] = None
         self._ready.clear()
         self.waiting = 0
         return dropped

@@ -35,33 +35,33 @@ class PrefetchController:
         """
         self._bytes_max = consumer.prefetch_bytes
         # Entries for one batch call, or for all lanes.
-        self._least = max(consumer.batch or 1, consumer.lanes)
+        self._count_min = max(consumer.batch or 1, consumer.lanes)
         self.batch_max = batch_max
         self._later_max = later_max or batch_max
         # More entries stay in the stream, where another worker may fetch them.
         self.rated = max(consumer.batch or 1, int(per_second)) if per_second else COUNT_MAX
-        self._eaten = 0
-        self._safe = max(1, consumer.prefetch_bytes // max(1, max_message_bytes))
+        self._fetched = 0
+        self._safe_count = max(1, consumer.prefetch_bytes // max(1, max_message_bytes))
         self._entry_bytes = 0.0  # moving mean
         self._run_ns = 0.0  # moving mean
-        self.count = min(FIRST_COUNT, batch_max, self._safe, self.rated)
+        self.count = min(FIRST_COUNT, batch_max, self._safe_count, self.rated)
 
     def observe(self, entries: int, size: int, took_ns: int, received: int = 0) -> None:
         """Record `entries` entries of approximately `size` bytes, handled in `took_ns`.
 
         `received` is the exact number of bytes of the read, protocol included.
         """
-        self._eaten += entries
-        if self._eaten >= CAUTIOUS_ENTRIES:
+        self._fetched += entries
+        if self._fetched >= CAUTIOUS_ENTRIES:
             self.batch_max = self._later_max
         each = size / entries
         self._entry_bytes += (each - self._entry_bytes) / 4 if self._entry_bytes else each
         self._run_ns += (took_ns / entries - self._run_ns) / 4
         by_bytes = self._bytes_max / max(1.0, self._entry_bytes)
-        by_work = max(self._least, WORK_IN_FLIGHT_NS / max(1.0, self._run_ns))
+        by_work = max(self._count_min, WORK_IN_FLIGHT_NS / max(1.0, self._run_ns))
         count = max(1, int(min(self.batch_max, by_bytes, by_work, self.count * 2, self.rated)))
         # When entries suddenly become large, the mean is too low, so use the safe number.
-        self.count = min(count, self._safe) if max(size, received) > self._bytes_max else count
+        self.count = min(count, self._safe_count) if max(size, received) > self._bytes_max else count
 
 
 def bytes_of(entries: list[Any], total: int) -> int:

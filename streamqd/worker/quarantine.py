@@ -73,7 +73,7 @@ class Quarantine:
         self._marked = NO_MESSAGE
         self._logged_unlocked = False  # the missing lock was logged
         context.channel.before_wait = self._before_wait
-        _everyone.add(self)
+        _instances.add(self)
 
     def open(self, session: str) -> None:
         """Start to mark every run of this session. With '', no run is marked."""
@@ -93,7 +93,7 @@ class Quarantine:
         self._suspects.update(entry.place for entry in entries if self._is_suspect(entry))
         self._begin(*[entry.place for entry in entries])
 
-    def begin_again(self, place: bytes) -> None:
+    def begin_rerun(self, place: bytes) -> None:
         """Wait for a turn, and mark a kept entry that runs again. Raises the errors of `begin`."""
         if self._session:
             self._context.settler.flush()
@@ -120,7 +120,7 @@ class Quarantine:
         # Unlock explicitly, because a process that the handler left running may have the file open.
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_UN)
-        self.disown()
+        self.release_in_child()
         self._had_seconds += time.monotonic() - self._since
 
     def _before_wait(self) -> None:
@@ -132,7 +132,7 @@ class Quarantine:
     def _runs(self) -> bool:
         return RUNNING in bytes(self._context.slot.states)
 
-    def disown(self) -> None:
+    def release_in_child(self) -> None:
         """Release the lock in a forked process. The turn belongs to its parent."""
         lock, self._lock = self._lock, None
         if lock is not None:
@@ -209,12 +209,12 @@ class Quarantine:
             self._since = time.monotonic()
             fcntl.flock(self._lock, wanted | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.disown()
+            self.release_in_child()
             return False
         except (OSError, RequestRefusedError) as error:
             # Without a lock there are no turns, but the marks still identify the message that kills
             # hosts.
-            self.disown()
+            self.release_in_child()
             if not self._logged_unlocked:
                 self._logged_unlocked = True
                 assignment = self._context.assignment
@@ -227,12 +227,12 @@ class Quarantine:
         return True
 
 
-_everyone: weakref.WeakSet[Quarantine] = weakref.WeakSet()
+_instances: weakref.WeakSet[Quarantine] = weakref.WeakSet()
 
 
-def _disown_turns() -> None:
-    for quarantine in tuple(_everyone):
-        quarantine.disown()
+def _release_in_child() -> None:
+    for quarantine in tuple(_instances):
+        quarantine.release_in_child()
 
 
-os.register_at_fork(after_in_child=_disown_turns)
+os.register_at_fork(after_in_child=_release_in_child)

@@ -93,7 +93,7 @@ class Recovery:
                 reader.calls.run(call), reader.keys.attempts(*self._context.assignment)
             )
             if page.bad:
-                self._bad_values.values(page.bad)
+                self._bad_values.report_values(page.bad)
             opened = True
             reader.record_last_ids(page.last_retry, page.last_main)
             pending, over = page.in_order()

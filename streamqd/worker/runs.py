@@ -96,20 +96,20 @@ class RunStarts:
         self._recorded: list[int] = []
         self._unrecorded = 0  # runs before the recorded ones
         self._first = self._last = 0  # starts of the first and the last unrecorded run (`now_ns`)
-        self._sequence = self._alike_until = 0
+        self._sequence = self._same_bucket_until = 0
         self.note: Callable[[int], None] = self._recorded.append
 
     def look_ahead(self, oldest: bytes, newest: bytes, now: int) -> None:
         """Record no starts while the delays from `oldest` to `newest` stay in one bucket."""
-        until = self._delays.alike_until(oldest, newest, now) - UNSEEN_NS
+        until = self._delays.same_bucket_until(oldest, newest, now) - UNSEEN_NS
         if until > now:
-            self._first, self._alike_until = now, until
+            self._first, self._same_bucket_until = now, until
             self._sequence = self._slot.words[WORD_RUN_SEQ]
             self.note = _forget
 
-    def look(self, now: int) -> Callable[[int], None]:
+    def choose_note(self, now: int) -> Callable[[int], None]:
         """Check the time, and return the function to call with each start from now on."""
-        return self.record() if now > self._alike_until else self.note
+        return self.record() if now > self._same_bucket_until else self.note
 
     def record(self) -> Callable[[int], None]:
         """Record the starts from now on. Return the function to call with each."""
@@ -230,7 +230,7 @@ class SingleRunner:
             now = clock_gettime_ns(CLOCK_BOOTTIME)
             if settler.since_ns and (elapsed > quick_ns or now - settler.since_ns > ACK_DELAY_NS):
                 now = pace.settle_first(now, elapsed)
-                note_start = self._starts.look(now)
+                note_start = self._starts.choose_note(now)
             if gated or now > words[WORD_TRUSTED_UNTIL]:
                 note_start = self._starts.record()
                 now = gates.await_start(now)

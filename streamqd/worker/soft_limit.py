@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from streamqd import handlers
 from streamqd.scoreboard import WORD_RUN_SEQ, WorkerSlot
-from streamqd.worker.forks import family
+from streamqd.worker.forks import fork_role
 
 Found = TypeVar("Found")
 
@@ -55,7 +55,7 @@ class SoftLimit:
         Returns the exception of the soft limit if the limit is reached. `work` must not change any
         state, because it can be interrupted anywhere.
         """
-        family.end_child()  # a forked child that raised or returned
+        fork_role.end_child()  # a forked child that raised or returned
         try:
             self.inspecting = self.in_handler = True
             try:

@@ -19,7 +19,7 @@ from streamqd.scoreboard import WorkerSlot
 from streamqd.store.client import Connection
 from streamqd.worker.assembly import new_link
 from streamqd.worker.control_channel import ControlChannel, ExitCode
-from streamqd.worker.forks import family
+from streamqd.worker.forks import fork_role
 from streamqd.worker.grant import STOP, Grant
 from streamqd.worker.hooks import Hooks, boot
 
@@ -44,7 +44,7 @@ def prepare(
     """
     channel = ControlChannel(slot, control, lambda: None)
     hooks = boot(settings, consumer, grant.lease.assignment)
-    family.end_child()
+    fork_role.end_child()
     link = new_link(settings, grant.lease.assignment)
     with contextlib.suppress(RedisUnavailableError):
         link.open()  # after a failure, the worker loop connects again

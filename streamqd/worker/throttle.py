@@ -25,7 +25,7 @@ class RateLimiter:
         """`burst` is the minimum burst if `rate_burst` is not set."""
         slot = self._slot = context.slot
         self._consumer = context.consumer
-        self._least = burst
+        self._burst_min = burst
         self._use(slot.partitions)
         self._channel = context.channel
         self._settler = context.settler
@@ -36,7 +36,7 @@ class RateLimiter:
         """Compute the rate of this partition. With `rate_per = "group"`, it is an equal share."""
         self._partitions = partitions
         per_second = self._consumer.rate_per_second(partitions)
-        least = max(self._least, int(per_second * BURST_SECONDS))
+        least = max(self._burst_min, int(per_second * BURST_SECONDS))
         self._rate = Rate(per_second, self._consumer.rate_burst or least)
         slot = self._slot
         slot.rate_micro = round(per_second * 1e6)

@@ -180,7 +180,7 @@ class Verdicts:
         self._counts.failed += 1
         details = FailureDetails(error)
         self._run_bounded(self._inspect, details)
-        outcome = details.outcome or _without_text(error, self._consumer.dlq_error)
+        outcome = details.outcome or _failure_without_text(error, self._consumer.dlq_error)
         attempt = message.attempt
         free = self._guards is not None and self._guards.exempts(outcome, message)
         verdict = settlement.decide(
@@ -360,7 +360,7 @@ class Verdicts:
             delay=round(delay, 3),
             error=error,
             at=details.place or None,
-            **_ids_of(details.span),
+            **_trace_fields(details.span),
         )
 
     def _log_dead_letter(
@@ -381,11 +381,11 @@ class Verdicts:
                 reason=reason,
                 error=error,
                 at=(details.place if details else "") or None,
-                **_ids_of(details.span if details else ""),
+                **_trace_fields(details.span if details else ""),
             )
 
 
-def _ids_of(span: str) -> dict[str, str]:
+def _trace_fields(span: str) -> dict[str, str]:
     """Return the log fields of a span, given as a traceparent. For '', there are none."""
     if not span:
         return {}
@@ -393,7 +393,7 @@ def _ids_of(span: str) -> dict[str, str]:
     return {"trace_id": trace_id, "span_id": span_id}
 
 
-def _without_text(error: BaseException, detail: str) -> Failed:
+def _failure_without_text(error: BaseException, detail: str) -> Failed:
     """Return an outcome for an error whose inspection timed out."""
     name = type(error).__name__
     return Failed("" if detail == "none" else name, "", "", (name,))

@@ -22,7 +22,7 @@ from streamqd.store import items, messages
 from streamqd.store.fetch import FetchResult
 from streamqd.worker.control_channel import ExitCode, Stop
 from streamqd.worker.fenced import Fenced
-from streamqd.worker.forks import family
+from streamqd.worker.forks import fork_role
 from streamqd.worker.hooks import Hooks
 from streamqd.worker.reclaim import Reclaim
 from streamqd.worker.recovery import Recovery
@@ -91,7 +91,7 @@ class WorkerLoop:
                 code = stop.code
             self._turns.finish_running(commanded=False)
         finally:
-            family.end_child()
+            fork_role.end_child()
             self._recovery.end_turn()
         if code is not ExitCode.FENCED:
             try:

@@ -181,7 +181,7 @@ def test_every_response_has_security_headers(console, fleet):
     others = ("/nothing", "/login", "/static/nothing", "/livez", "/?limit=x", "/jobs/0")
     kept = ("/static/console.css", "/static/htmx.min.js")
     for path in (*entries, *others, *kept):
-        answer = client.get(path.replace("LETTER", letter.id).replace("UID", letter.uid))
+        answer = client.get(path.replace("DEAD_LETTER", letter.id).replace("UID", letter.uid))
         headers = answer.headers
         policy = [each.split() for each in headers["content-security-policy"].split(";")]
         assert {name: sources for name, *sources in policy} == POLICY, path

@@ -74,7 +74,7 @@ class Busy:
     def path(self, path: str) -> str:
         """Return a path with a dead letter, a message and a job of this fleet."""
         letter = next(each for each in letters(self) if each.group == "bill").id
-        path = path.replace("LETTER", letter).replace("UID", self.failed)
+        path = path.replace("DEAD_LETTER", letter).replace("UID", self.failed)
         return path.replace("JOB", self.job)
 
 
@@ -380,7 +380,7 @@ def linked(busy: Busy, name: str) -> set[str]:
 )
 def test_operator_gets_403_for_an_admin_act(console, act: Act):
     client = logged_in(console, "otto")
-    path = (act.example or act.path).replace("LETTER", "0:1-1").replace("UID", "orders/0/1-1")
+    path = (act.example or act.path).replace("DEAD_LETTER", "0:1-1").replace("UID", "orders/0/1-1")
 
     assert client.get(path).status == 403
     answer = client.post(path.partition("?")[0], {"request-id": "once"}, OWN)

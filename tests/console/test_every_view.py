@@ -54,7 +54,11 @@ def filled(fleet):
             others = dead_letters.messages(fleet.store, TOPIC).page(limit=100).rows
             other = next(each.id for each in others if each.id != letter)
             jobs[console.url] = replayed(console, other)
-        for name, value in (("LETTER", letter), ("UID", uid), ("JOB", jobs.get(console.url, ""))):
+        for name, value in (
+            ("DEAD_LETTER", letter),
+            ("UID", uid),
+            ("JOB", jobs.get(console.url, "")),
+        ):
             path = path.replace(name, value)
         return path.lstrip("/")
 

@@ -138,7 +138,7 @@ def filled(daemon: Any, console: ConsoleProcess, uid: str) -> Any:
     job = replayed(console, next(each.id for each in rows if each.uid != uid))
 
     def make(path: str) -> str:
-        path = path.replace("LETTER", letter).replace("UID", uid).replace("JOB", job)
+        path = path.replace("DEAD_LETTER", letter).replace("UID", uid).replace("JOB", job)
         return path.lstrip("/")
 
     return make

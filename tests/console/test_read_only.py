@@ -64,7 +64,7 @@ def filled(fleet: Daemon):
     letter = dead_letters.messages(fleet.store, TOPIC).page(limit=1).rows[0].id
     message = tail.messages(fleet.store, TOPIC).page(limit=1).rows[0]
     uid = f"{TOPIC}/{message.partition}/{message.id}"
-    return lambda path: path.replace("LETTER", letter).replace("UID", uid)
+    return lambda path: path.replace("DEAD_LETTER", letter).replace("UID", uid)
 
 
 def refused(link: Connection, viewer: str) -> set[bytes]:

@@ -355,7 +355,7 @@ def test_dead_node_makes_only_its_outcomes_unknown(
     producer, link = new_producer(timeout=0.4), open_link()
     producer.send("orders", "first")
     sender = producer._sender
-    [envelopes] = sender.cut(Outgoing("y", partition=n % 6) for n in range(60))
+    [envelopes] = sender.split_batches(Outgoing("y", partition=n % 6) for n in range(60))
     hung = cluster.master_of(keys.stream("orders", 0))
     hung.pause()
     try:

@@ -331,7 +331,7 @@ def test_metrics_scrape_succeeds_during_trimming(
     handle_entries(harness, 1, 1001)
     place = ("access", 0)
     reply = harness.link.run(trimmer._call(place, {place: settings.topics["access"]}))
-    trimmer._book(place, reply, Refusals())
+    trimmer._record_reply(place, reply, Refusals())
     view.count("failures", (view.instance, "trim"))
 
     for each in reading:
@@ -627,13 +627,13 @@ def test_readiness_fails_with_a_stalled_worker(
     view.redis_up = True
     board.flags = HEALTHY
     slot.progress_ns = now_ns()
-    assert health.ready(view) == []
+    assert health.readiness_problems(view) == []
     slot.progress_ns = now_ns() - 120_000_000_000
-    assert health.ready(view) == ["the worker of access/0/hits makes no progress"]
+    assert health.readiness_problems(view) == ["the worker of access/0/hits makes no progress"]
     slot.post_batch([b"m:1-0", b"m:2-0"])
     slot.states[1] = 1
     slot.lanes[0], slot.lanes[1] = 1, now_ns() - 110_000_000_000
-    assert health.ready(view) == [], "a handler may run for hours"
+    assert health.readiness_problems(view) == [], "a handler may run for hours"
 
 
 def test_housekeeper_promotes_retries_when_due(

@@ -52,9 +52,9 @@ def test_committed_message_is_the_oldest_row(
     assert two.fields == [b"payload", b'{"n":1}', b"expiresAfter", b"5000"]
     assert two.due_unix_ms == two.created_unix_ms + 60_000
     assert database.oldest(1) == [one]
-    assert database.still_there([one, two]) == {one.uid, two.uid}
+    assert database.find_existing([one, two]) == {one.uid, two.uid}
     database.delete([one])
-    assert database.still_there([one, two]) == {two.uid}
+    assert database.find_existing([one, two]) == {two.uid}
     assert database.backlog(10)[0] == 1
     database.move_to_dead_table(two, "no such topic")
     assert database.oldest(10) == []
@@ -160,7 +160,7 @@ def test_recreated_table_keeps_its_new_rows(
         application.commit()
     [new] = database.oldest(1)
     assert new.id == old[0].id
-    assert database.still_there(old) == set()
+    assert database.find_existing(old) == set()
     database.delete(old)
     assert database.oldest(1) == [new]
 
@@ -242,7 +242,7 @@ def test_row_with_a_uid_in_bytes_is_deleted(
         application.commit()
     [row] = database.oldest(1)
     assert row.fault == ""
-    assert database.still_there([row]) == {row.uid}
+    assert database.find_existing([row]) == {row.uid}
     database.delete([row])
     assert database.oldest(1) == []
 
@@ -256,7 +256,7 @@ def test_more_rows_than_fit_into_one_statement_are_deleted(
         application.commit()
     rows = database.oldest(10_000)
     assert [int(row.payload) for row in rows] == list(range(len(rows)))
-    assert database.still_there(rows) == {row.uid for row in rows}
+    assert database.find_existing(rows) == {row.uid for row in rows}
     database.delete(rows[:-1])
     assert database.oldest(10_000) == rows[-1:]
 

@@ -431,7 +431,7 @@ def test_two_outboxes_of_one_table_use_one_relay(shop: Shop) -> None:
     assert copy.error.startswith("outbox shop has the same table, and its relay (")
     for _ in range(3):
         first._turn()
-    first._leave()
+    first._release()
     shop.send(b"2")
     for _ in range(3):
         second._turn()
@@ -449,9 +449,9 @@ def test_two_outboxes_started_together_both_yield(shop: Shop) -> None:
     shop.send(b"1")
     first, second = shop.relay(lease_ttl=60), shop.relay(name="copy", lease_ttl=60)
     for each in (first, second):
-        each._take()
+        each._acquire()
         each._measure()
-        shop.store.run(each._keeping())
+        shop.store.run(each._renew_call())
     for _ in range(2):
         second._keep_at = 0.0
         second._turn()

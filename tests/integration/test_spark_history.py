@@ -35,7 +35,7 @@ pytest.importorskip("pyspark")
 
 from streamqd.spark import offsets, reader  # noqa: E402
 from streamqd.spark.offsets import Position  # noqa: E402
-from streamqd.spark.pipelines import compact, letters, minutes  # noqa: E402
+from streamqd.spark.pipelines import compact, dead_letters, minutes  # noqa: E402
 from streamqd.spark.pipelines.archive import Archiver, Done  # noqa: E402
 from streamqd.spark.pipelines.kinds import DEAD, HISTORY, first_minute_columns  # noqa: E402
 from streamqd.spark.pipelines.lease import PipelineLease  # noqa: E402
@@ -315,7 +315,7 @@ def test_dead_letters_are_committed_in_portions(
     case: HistoryCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A portion may end within a partition. A kill loses only what was not committed."""
-    monkeypatch.setattr(letters, "PORTION_ROWS", 1)
+    monkeypatch.setattr(dead_letters, "PORTION_ROWS", 1)
     monkeypatch.setattr(reader, "BATCH_ROWS", 1)
     first = case.bury("access", 0, 40)  # the first page has 32
     case.bury("access", 1, 2)

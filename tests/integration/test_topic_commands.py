@@ -288,7 +288,7 @@ LOOKS = (
     ("retry", "cancel", "access", "hits", "--all", "--dry-run"),
     ("tail", "access"),
     ("dlq", "list", "access"),
-    ("dlq", "show", "access", "LETTER"),
+    ("dlq", "show", "access", "DEAD_LETTER"),
     ("dlq", "stats", "access"),
     ("dlq", "replay", "access", "--all", "--dry-run"),
     ("dlq", "purge", "access", "--all", "--dry-run"),
@@ -306,7 +306,7 @@ def test_topic_views_write_nothing(
     fill(at)
     letter = "0:" + link.execute("XRANGE", at(0).dlq, "-", "+")[0][0].decode()
     before = at(0).dump()
-    command = [letter if each == "LETTER" else each for each in args]
+    command = [letter if each == "DEAD_LETTER" else each for each in args]
 
     run(*command, *form, code=8 if "nope" in args else 0)
 

@@ -313,7 +313,7 @@ DEATH = (
         "a held message that a lane runs again without a mark",
         "the pending messages of a lost host run one by one, each under a mark",
         "streamqd/worker/concurrent.py",
-        ("            held.mark_again(entry)\n", ""),
+        ("            held.mark_for_rerun(entry)\n", ""),
         tests={
             "integration/test_error_policies.py": (
                 "test_quarantine_runs_due_keys_one_by_one[four at a time]"
@@ -1176,7 +1176,7 @@ OUTBOX = (
         "rows that were read before the fence",
         "the relay fences, then reads the rows again",
         "streamqd/outbox/relay.py",
-        ("                found.again = True\n        except", "        except"),
+        ("                found.read_again = True\n        except", "        except"),
         tests={_RELAY: "test_relay_rereads_rows_read_before_the_fence[sqlite]"},
     ),
 )

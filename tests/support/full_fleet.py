@@ -114,7 +114,7 @@ def paths(daemon: Daemon) -> dict[str, str]:
     shown = [each for each in VIEWS if "JOB" not in each.example]
     forms = [each for each in ACTS if each.name in ("replay", "purge")]
     found = {
-        each.name: (each.example or each.path).replace("LETTER", one).replace("UID", uid)
+        each.name: (each.example or each.path).replace("DEAD_LETTER", one).replace("UID", uid)
         for each in (*shown, *forms)
     }
     dead = f"/topics/{TOPICS[0]}/dead"

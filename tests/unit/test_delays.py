@@ -62,7 +62,7 @@ def test_delay_counts_equal_one_count_per_run(
         if together:
             start = START + int(chance.uniform(0, 1_000 * MS))
             starts = [start] * count
-            delays.note_together([entry(each) for each in written], start)
+            delays.note_all([entry(each) for each in written], start)
         else:
             written.sort()
             most = chance.choice((1, 1_000)) * MS
@@ -100,7 +100,7 @@ def test_unrecorded_starts_are_counted_exactly(
         for each in written[: chance.choice((0, 1, 60))]:
             now += int(chance.uniform(0, 2) * pace)
             if now - looked > 20 * MS:
-                note, looked = starts.look(now), now
+                note, looked = starts.choose_note(now), now
             if chance.random() < 0.01:
                 note = starts.record()
                 now += int(chance.uniform(0, 3_000)) * MS  # it waits until its lease is trusted
@@ -141,6 +141,6 @@ def test_only_first_attempts_have_a_delay(delays: StartDelays, slot: WorkerSlot)
     kept = entry(AT_MS - 70_000)
     kept.keep(0, START)
     others = [entry(AT_MS - 9_000, retried=True), entry(AT_MS - 9_000, crashes=1), kept]
-    delays.note_together([entry(AT_MS - 3), *others, entry(AT_MS - 9_500)], START)
+    delays.note_all([entry(AT_MS - 3), *others, entry(AT_MS - 9_500)], START)
     delays.publish(slot)
     assert delay_counts(slot) == {bisect_right(DELAY_BUCKETS, each): 1 for each in (0.003, 9.5)}

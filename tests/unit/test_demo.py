@@ -27,7 +27,7 @@ def tally(tmp_path: Path) -> DemoTally:
         for partition in PARTITIONS:
             store(folder, group, partition, handled=EACH - 1)
     made = DemoTally(folder, lines=EACH * len(PARTITIONS))
-    made.look()
+    made.update()
     made.unsettled = 0
     for partition in PARTITIONS:
         made.added[partition] = EACH
@@ -60,7 +60,7 @@ def test_demo_accepts_correct_counts(tally: DemoTally):
 
 def test_demo_finds_a_lost_message(tally: DemoTally):
     store(tally.folder, "agents", 2, handled=EACH - 2)
-    tally.look()
+    tally.update()
 
     assert failed_checks(tally) == [
         "agents: handled + dead-lettered = produced, in every partition"

@@ -498,10 +498,10 @@ def test_repeated_findings_are_logged_once_per_episode(pipe: tuple[int, int]) ->
     once = logs.Once("directive.ignored")
     found = {f"junk:{n}": {"order": f"junk:{n}"} for n in range(50_000)}
     for _ in range(3):
-        once.look(found)
-    once.look(found | {"junk:7": {"order": "junk:7", "problem": "another"}})
-    once.look({})
-    once.look({"junk:7": {"order": "junk:7"}})
+        once.report(found)
+    once.report(found | {"junk:7": {"order": "junk:7", "problem": "another"}})
+    once.report({})
+    once.report({"junk:7": {"order": "junk:7"}})
     told = [json.loads(line) for line in os.read(reader, 65536).splitlines()]
     assert [line.get("more") for line in told] == [*[None] * 10, 49_990, None, None]
 

@@ -80,7 +80,7 @@ def _feed_and_watch(tally: DemoTally, daemon: DemoDaemon) -> tuple[float, float]
                 fed = now - began
                 if produce.returncode != 0:
                     raise DemoError(f"streamqd produce failed: {produce.communicate()[1].strip()}")
-            before, handled = handled, tally.look()
+            before, handled = handled, tally.update()
             board.show(_rows(tally), now - began)
             if handled != before:
                 last_change = now
@@ -95,7 +95,7 @@ def _feed_and_watch(tally: DemoTally, daemon: DemoDaemon) -> tuple[float, float]
         if produce.poll() is None:
             produce.terminate()
         produce.communicate()
-    tally.look()
+    tally.update()
     tally.ask_redis()
     handled_after = last_change - began
     board.show(_rows(tally), handled_after, last=True)

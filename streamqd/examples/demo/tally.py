@@ -35,7 +35,7 @@ class DemoTally:
 
     # --- looking ---
 
-    def look(self) -> int:
+    def update(self) -> int:
         """Count the messages handled so far, per group and partition. Return the sum."""
         for group in GROUPS:
             for partition in PARTITIONS:
