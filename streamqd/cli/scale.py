@@ -116,7 +116,7 @@ class ScaleServer:
         self._session = session
         self._look = look
         self._address = address
-        self._away = logs.Episode("redis.lost", "redis.recovered")
+        self._redis_episode = logs.Episode("redis.lost", "redis.recovered")
         self._next_look = 0.0  # monotonic
         self._response = HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"")
         access = Access(session.settings.http)
@@ -169,10 +169,10 @@ class ScaleServer:
             return self._unavailable(self._session.explain(error))
         except StreamqdError as error:
             return self._unavailable(error)
-        self._away.log_recovery()
+        self._redis_episode.log_recovery()
         return HttpResponse(HTTPStatus.OK, f"{document}\n".encode(), JSON_TYPE)
 
     def _unavailable(self, error: StreamqdError) -> HttpResponse:
         if isinstance(error, RedisUnavailableError | RedisResponseError):
-            self._away.log_failure(error=str(error))
+            self._redis_episode.log_failure(error=str(error))
         return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, f"{printable(str(error))}\n".encode())

@@ -116,7 +116,7 @@ class Housekeeper:
         self._owned: list[Assignment] = []
         self._idle: list[bool] = []
         self._named = InstanceFlags.NONE  # MEMBER or DUPLICATE if the instance is one
-        self._look_at = 0.0  # next check of the slots, monotonic
+        self._check_at = 0.0  # next check of the slots, monotonic
 
     def _all_tasks(self) -> list[Task]:
         store, view = self._store, self.view
@@ -222,8 +222,8 @@ class Housekeeper:
                     task.due = 0.0
 
     def _round(self) -> None:
-        if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + HINT_INTERVAL_SECONDS
+        if time.monotonic() >= self._check_at:
+            self._check_at = time.monotonic() + HINT_INTERVAL_SECONDS
             self._record_assignments()
             self._isolation.observe()
         for task in self._tasks:

@@ -75,7 +75,7 @@ class Firer:
         self._note = note
         self._isolate = isolate
         self._places: list[TopicPartition] = []
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._ask_at: dict[TopicPartition, float] = {}  # monotonic
         self._declared = declared
         self._cache: dict[str, Schedule] = {}  # by the hash of the specification
@@ -87,8 +87,8 @@ class Firer:
     def turn(self) -> float:
         """Fire due schedules for one turn. Return the seconds until the next turn."""
         begun = time.monotonic()
-        if begun >= self._look_at or not self._places:
-            self._look_at = begun + PLACES_INTERVAL_SECONDS
+        if begun >= self._check_at or not self._places:
+            self._check_at = begun + PLACES_INTERVAL_SECONDS
             self._places = calls.places(self._store)
             self._ask_at = {each: self._ask_at.get(each, 0.0) for each in self._places}
             self._ahead = {each: self._ahead.get(each, (0, 0)) for each in self._places}
@@ -101,8 +101,8 @@ class Firer:
                 self._ask_at[place] = time.monotonic() + wait
             if time.monotonic() - begun >= TURN_SECONDS:
                 return 0.0
-        first = min(self._ask_at.values(), default=self._look_at)
-        return max(0.0, min(first, self._look_at) - time.monotonic())
+        first = min(self._ask_at.values(), default=self._check_at)
+        return max(0.0, min(first, self._check_at) - time.monotonic())
 
     def _fire_at(self, place: TopicPartition, owned: bool) -> float:
         """Fire one page of a place. Return the seconds until the next page."""

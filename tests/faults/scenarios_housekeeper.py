@@ -95,7 +95,7 @@ def keep_house(housekeeper: Housekeeper) -> None:
         for task in housekeeper._tasks:
             task.due = 0.0
         housekeeper._round()
-        well = not housekeeper._away.open and all(
+        well = not housekeeper._redis_episode.open and all(
             not task.trouble.open for task in housekeeper._tasks
         )
         good = good + 1 if well else 0

@@ -707,7 +707,7 @@ def test_housekeeper_recovers_after_a_redis_outage(
     wait_until(lambda: running.reasons("/readyz") == ["Redis does not answer"])
     assert running.reasons("/livez") == []
     assert b'streamqd_redis_up{streamqd_instance="web-1"} 0.0' in running.get("/metrics")[1]
-    wait_until(lambda: running.keeper._away.failures >= 3)
+    wait_until(lambda: running.keeper._redis_episode.failures >= 3)
     assert len(lines.named("redis.lost")) == 1
 
     if fault == "killed":

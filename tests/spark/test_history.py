@@ -145,7 +145,7 @@ def test_view_has_concurrently_archived_rows_once(
     bury(shop, "access", 0, f"{AT}-0")
     archived(settings, folder, shop)
     bury(shop, "access", 0, f"{AT}-1")
-    find, runs = overviews._letter_places, []
+    find, runs = overviews._dead_letter_places, []
 
     def late(given: config.Settings) -> Any:
         found = find(given)
@@ -155,7 +155,7 @@ def test_view_has_concurrently_archived_rows_once(
             shop.link.execute("XDEL", shop.keys.dlq("access", 0), f"{AT}-0", f"{AT}-1")
         return found
 
-    monkeypatch.setattr(overviews, "_letter_places", late)
+    monkeypatch.setattr(overviews, "_dead_letter_places", late)
     prompt = Prompt(shop.spark, settings, Archive(folder))
     letters = prompt.ask("SELECT id FROM dead_letters ORDER BY id")
     assert [row[0] for row in letters.rows] == [f"{AT}-0", f"{AT}-1"]

@@ -390,12 +390,12 @@ def test_unsupported_columns_are_refused_before_the_query(
     with pytest.raises(PipelineError, match="it ran"):
         prompt.ask(query)
     with pytest.raises(RequestRefusedError, match="two columns are named n"):
-        prompt.ask(query, fits=answers.refused_by("json"))
+        prompt.ask(query, fits=answers.column_check("json"))
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 2)
     asked = Standing("SELECT raise_error(id) AS n, 2 AS n FROM topic_access")
     with pytest.raises(RequestRefusedError, match="two columns are named n"):
-        standing.run(shop.spark, settings, asked, _gone, fits=answers.refused_by("json"))
+        standing.run(shop.spark, settings, asked, _gone, fits=answers.column_check("json"))
 
 
 def test_job_resumes_from_its_checkpoint(

@@ -216,7 +216,10 @@ def _wrapped(watch: Watch, module: ModuleType, function: FunctionType) -> Callab
     name = f"{area}:{function.__qualname__}"
     if area.endswith(f".{SEAM}"):
         return watch.seam(function)
-    if name in ("housekeeper.promoter:Promoter._try", "housekeeper.promoter:Promoter._forget"):
+    if name in (
+        "housekeeper.promoter:Promoter._run_isolated",
+        "housekeeper.promoter:Promoter._forget",
+    ):
         return function  # part of the seam, and called by it after an error
     if name in ("supervisor.supervisor:Supervisor._tick", "housekeeper:Housekeeper._round"):
         return watch.turn(function)

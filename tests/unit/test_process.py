@@ -462,7 +462,7 @@ def test_reaping_orphans_leaves_own_children_alone(spawn: Start):
 
 def test_unbuffered_python_writes_each_print_immediately() -> None:
     """`os._exit` drops what is in a buffer. The systemd unit sets PYTHONUNBUFFERED=1."""
-    code = "import os; from streamqd import process; process._outlive_readers();"
+    code = "import os; from streamqd import process; process._tolerate_closed_output();"
     code += " print('now'); os._exit(0)"
     done = subprocess.run([sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, check=True)
     assert done.stdout == b"now\n"

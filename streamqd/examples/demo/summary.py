@@ -66,8 +66,8 @@ def _print_checks(judged: list[tuple[bool, str]]) -> bool:
 
 def where_to_look(folder: Folder, tally: DemoTally, *, serving: bool) -> None:
     """Print commands that work with this run's data."""
-    command = _near(Path(sys.executable).with_name("streamqd"))
-    start = f"{shlex.quote(str(command))} -c {shlex.quote(str(_near(folder.config)))}"
+    command = _relative_path(Path(sys.executable).with_name("streamqd"))
+    start = f"{shlex.quote(str(command))} -c {shlex.quote(str(_relative_path(folder.config)))}"
     _head("Next steps")
     if not serving:
         print(f"  {start}\n      start the daemon again with this data; while it runs:")
@@ -76,10 +76,10 @@ def where_to_look(folder: Folder, tally: DemoTally, *, serving: bool) -> None:
     for verb in verbs:
         print(f"  {start} {verb}")
     print(f"  http://127.0.0.1:{folder.port}/    status page; metrics at /metrics")
-    print(f"  {_near(folder.log)}    daemon log")
+    print(f"  {_relative_path(folder.log)}    daemon log")
 
 
-def _near(path: Path) -> Path:
+def _relative_path(path: Path) -> Path:
     with contextlib.suppress(ValueError):
         return path.absolute().relative_to(Path.cwd())
     return path
