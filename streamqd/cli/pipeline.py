@@ -386,10 +386,10 @@ def run(
     """
     with lend_engine(session, job, master, conf) as engine:
         from streamqd.spark.pipelines import run as jobs
-        from streamqd.spark.pipelines.checkpoints import hold
+        from streamqd.spark.pipelines.checkpoints import lease_checkpoints
 
         function = jobs.load(job, session.settings.base_dir)
-        with hold(session.settings, checkpoints):
+        with lease_checkpoints(session.settings, checkpoints):
             made = jobs.Job(
                 engine(),
                 session.settings,

@@ -55,7 +55,7 @@ def run_from_input(prompt: Prompt, form: str) -> None:
         # Invalid UTF-8 is kept, because the check of the statement reports it.
         for statement in piped.add(line.decode("utf-8", "surrogateescape")):
             _print_rows(prompt, statement, form)
-    if rest := piped.rest():
+    if rest := piped.remainder():
         _print_rows(prompt, rest, form)
 
 

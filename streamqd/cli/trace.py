@@ -84,9 +84,9 @@ def find_in_archive(
     """
     # Imported here because other commands do not need it.
     try:
-        from streamqd.spark.pipelines.lookup import look
+        from streamqd.spark.pipelines.lookup import find_entry
 
-        return look(folder, topic, partition, entry_id, options)
+        return find_entry(folder, topic, partition, entry_id, options)
     except SparkError as error:
         raise RequestRefusedError(f"the archive cannot be read: {error}") from None
 

@@ -84,7 +84,7 @@ class Backfill:
 
     # --- planning ---
 
-    def look(self, topics: Iterable[str]) -> Offsets:
+    def open_tables(self, topics: Iterable[str]) -> Offsets:
         """Return the ends of the tables as they are now.
 
         Raises RequestRefusedError, ArchiveError.
@@ -103,15 +103,17 @@ class Backfill:
                 found |= table.positions
         return found
 
-    def waiting(self, place: TopicPartition, after: Id, upto: Id) -> int:
+    def count_rows(self, place: TopicPartition, after: Id, upto: Id) -> int:
         """Return the number of rows in `(after, upto]`, estimated for files partly in it."""
-        return sum(_share(each, after, upto) for each in self._within(place, after, upto))
+        return sum(
+            _rows_between(each, after, upto) for each in self._files_between(place, after, upto)
+        )
 
-    def estimates(self, place: TopicPartition, after: Id, upto: Id) -> bool:
+    def is_estimated(self, place: TopicPartition, after: Id, upto: Id) -> bool:
         """Return True if `waiting` is not exact, because a file is partly in `(after, upto]`."""
         return any(
             not after < each.first <= each.last <= upto or each.last[0] >= LONG_MAX
-            for each in self._within(place, after, upto)
+            for each in self._files_between(place, after, upto)
         )
 
     def walk(self, place: TopicPartition, after: Id, upto: Id, count: int) -> Id:
@@ -122,7 +124,8 @@ class Backfill:
         """
         numbers = itertools.count()
         waiting: list[tuple[int, int, WrittenFile, RowGroup | None]] = [
-            (each.first[0], next(numbers), each, None) for each in self._within(place, after, upto)
+            (each.first[0], next(numbers), each, None)
+            for each in self._files_between(place, after, upto)
         ]
         heapq.heapify(waiting)
         found = pa.table({name: pa.array([], pa.uint64()) for name in _HALVES})
@@ -134,12 +137,12 @@ class Backfill:
                     if each.overlaps(after, upto):
                         heapq.heappush(waiting, (each.low_ms, next(numbers), file, each))
                 continue
-            with _opened(self._location(place[0]), file.path, footer) as opened:
+            with _open_file(self._location(place[0]), file.path, footer) as opened:
                 ids = opened.read_row_group(group.number, columns=_id_columns([group]))
-                kept = ids.filter(_mask(_halves(ids, group.clipped), after, upto))
-                halves = dict(zip(_HALVES, _halves(kept, group.clipped), strict=True))
+                kept = ids.filter(_mask_between(_id_halves(ids, group.clipped), after, upto))
+                halves = dict(zip(_HALVES, _id_halves(kept, group.clipped), strict=True))
             found = pa.concat_tables([found, pa.table(halves)])
-            if found.num_rows >= count and _below(found, waiting) >= count:
+            if found.num_rows >= count and _count_below(found, waiting) >= count:
                 break
         if found.num_rows < count:
             return upto
@@ -151,8 +154,8 @@ class Backfill:
         """Return the tasks for the rows in `(after, upto]`."""
         tasks: list[list[FileStripe]] = []
         room = 0.0
-        for file in self._within(place, after, upto):
-            share = _share(file, after, upto)
+        for file in self._files_between(place, after, upto):
+            share = _rows_between(file, after, upto)
             size = max(share / TASK_ROWS, file.size / max(1, file.rows) * share / TASK_BYTES)
             stripes = max(1, min(math.ceil(size), -(-file.rows // GROUP_ROWS)))
             for at in range(stripes):
@@ -163,7 +166,7 @@ class Backfill:
                 room -= size / stripes
         return [ArchivedPart(place, after, upto, tuple(each)) for each in tasks]
 
-    def _within(self, place: TopicPartition, after: Id, upto: Id) -> list[WrittenFile]:
+    def _files_between(self, place: TopicPartition, after: Id, upto: Id) -> list[WrittenFile]:
         """Return the files that may have rows in `(after, upto]`, by their first ID."""
         topic, partition = place
         table = self._tables.get(topic)
@@ -178,19 +181,19 @@ class Backfill:
         return [
             each
             for each in files.get(partition, ())
-            if _top(each.last[0]) >= after[0] and each.first[0] <= upto[0]
+            if _clip_limit(each.last[0]) >= after[0] and each.first[0] <= upto[0]
         ]
 
     def _footer(self, topic: str, path: str) -> parquet.FileMetaData:
         if (topic, path) not in self._footers:
             if len(self._footers) >= _FOOTERS_MAX:
                 self._footers.clear()
-            with _opened(self._location(topic), path) as opened:
+            with _open_file(self._location(topic), path) as opened:
                 self._footers[topic, path] = opened.metadata
         return self._footers[topic, path]
 
     def _location(self, topic: str) -> Location:
-        return self._folder.within(RAW.folder, topic)
+        return self._folder.subfolder(RAW.folder, topic)
 
     # --- reading ---
 
@@ -200,7 +203,7 @@ class Backfill:
         schema = rows.arrow_schema(chosen)
         stored = [each for each in schema.names if each not in _PLACE]
         for stripe in part.stripes:
-            with _opened(folder, stripe.path) as opened:
+            with _open_file(folder, stripe.path) as opened:
                 every = _row_groups(opened.metadata)[stripe.at :: stripe.of]
                 groups = [each for each in every if each.overlaps(part.after, part.upto)]
                 batches = opened.iter_batches(
@@ -211,29 +214,31 @@ class Backfill:
                 )
                 clipped = any(each.clipped for each in groups)
                 for batch in batches if groups else ():
-                    found = batch.filter(_mask(_halves(batch, clipped), part.after, part.upto))
+                    found = batch.filter(
+                        _mask_between(_id_halves(batch, clipped), part.after, part.upto)
+                    )
                     if found.num_rows:
-                        yield _as(schema, found, part.place)
+                        yield _cast(schema, found, part.place)
 
 
 @contextmanager
-def _opened(
+def _open_file(
     folder: Location, path: str, footer: parquet.FileMetaData | None = None
 ) -> Iterator[parquet.ParquetFile]:
     with opened_alone(folder, path) as raw:
         yield parquet.ParquetFile(raw, metadata=footer)
 
 
-def _share(file: WrittenFile, after: Id, upto: Id) -> int:
+def _rows_between(file: WrittenFile, after: Id, upto: Id) -> int:
     """Return the rows of a file in `(after, upto]`, estimated if the file is partly in it."""
-    low, high = file.first[0], _top(file.last[0])
+    low, high = file.first[0], _clip_limit(file.last[0])
     if low > after[0] and high < upto[0]:
         return file.rows
     inside = min(high, upto[0]) - max(low, after[0])
     return max(1, -(-file.rows * inside // max(1, high - low)))
 
 
-def _top(ms: int) -> int:
+def _clip_limit(ms: int) -> int:
     """Return the largest number that a column with this number can stand for."""
     return PART_MAX if ms >= LONG_MAX else ms
 
@@ -250,7 +255,7 @@ def _row_groups(footer: parquet.FileMetaData) -> list[RowGroup]:
                 bounds[name] = seen.min, seen.max
         clipped = any(high >= LONG_MAX for _, high in bounds.values())
         low, high = bounds["id_ms"]
-        found.append(RowGroup(number, low, _top(high), clipped))
+        found.append(RowGroup(number, low, _clip_limit(high), clipped))
     return found
 
 
@@ -266,7 +271,7 @@ def _id_columns(groups: Sequence[RowGroup]) -> tuple[str, ...]:
     return ("id",) if any(each.clipped for each in groups) else _HALVES
 
 
-def _halves(found: Any, clipped: bool) -> tuple[Any, Any]:
+def _id_halves(found: Any, clipped: bool) -> tuple[Any, Any]:
     """Return both halves of the IDs of a batch or table, as unsigned integers."""
     if not clipped:
         return found["id_ms"].cast(pa.uint64()), found["id_seq"].cast(pa.uint64())
@@ -275,7 +280,7 @@ def _halves(found: Any, clipped: bool) -> tuple[Any, Any]:
     return low, high
 
 
-def _mask(halves: tuple[Any, Any], after: Id, upto: Id) -> Any:
+def _mask_between(halves: tuple[Any, Any], after: Id, upto: Id) -> Any:
     """Return which IDs are in `(after, upto]`."""
     ms, seq = halves
     (low_ms, low_seq), (high_ms, high_seq) = (
@@ -292,7 +297,7 @@ def _mask(halves: tuple[Any, Any], after: Id, upto: Id) -> Any:
     return compute.and_(later, earlier)
 
 
-def _below(found: pa.Table, waiting: Sequence[tuple[int, int, WrittenFile, Any]]) -> int:
+def _count_below(found: pa.Table, waiting: Sequence[tuple[int, int, WrittenFile, Any]]) -> int:
     """Return the number of IDs that are smaller than all IDs still to be read."""
     if not waiting:
         return int(found.num_rows)
@@ -300,7 +305,7 @@ def _below(found: pa.Table, waiting: Sequence[tuple[int, int, WrittenFile, Any]]
     return int(compute.sum(smaller).as_py() or 0)
 
 
-def _as(schema: pa.Schema, found: pa.RecordBatch, place: TopicPartition) -> pa.RecordBatch:
+def _cast(schema: pa.Schema, found: pa.RecordBatch, place: TopicPartition) -> pa.RecordBatch:
     """Return a batch with exactly the columns and types that Spark expects."""
     columns = []
     for each in schema:

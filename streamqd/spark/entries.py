@@ -54,10 +54,10 @@ class Entries:
             return self._columns.get(name)
         if name not in self.names:
             return None
-        return [each.get(name) for each in self._paired]
+        return [each.get(name) for each in self._fields_by_name]
 
     @cached_property
-    def _paired(self) -> list[dict[bytes, bytes]]:
+    def _fields_by_name(self) -> list[dict[bytes, bytes]]:
         return [_pair_fields(body) for body in self._bodies]
 
     @cached_property
@@ -69,7 +69,7 @@ class Entries:
         return [_headers(each) for each in raw]
 
     @cached_property
-    def _unread(self) -> Sequence[bool]:
+    def _unreadable_headers(self) -> Sequence[bool]:
         """Return which entries have unreadable headers."""
         raw = self.values(HEADERS)
         if raw is None:
@@ -87,7 +87,7 @@ class Entries:
         return _as_text(self._raw_ids)
 
     @property
-    def _usual(self) -> bool:
+    def _has_current_times(self) -> bool:
         """True if all ids have current times. Ids are in order, so the first and last decide."""
         return all(
             each[_MS_DIGITS : _MS_DIGITS + 1] == b"-" for each in self.ids[:1] + self.ids[-1:]
@@ -96,7 +96,7 @@ class Entries:
     @cached_property
     def halves(self) -> tuple[pa.Array, pa.Array]:
         """Return both halves of the IDs. A number beyond 63 bits becomes the largest one."""
-        if self._usual:
+        if self._has_current_times:
             low = compute.binary_slice(self._raw_ids, 0, _MS_DIGITS)
             high = compute.binary_slice(self._raw_ids, _MS_DIGITS + 1, _ID_BYTES)
             with contextlib.suppress(pa.ArrowInvalid):  # a second half beyond 63 bits
@@ -109,7 +109,7 @@ class Entries:
 
     def times(self, kind: pa.DataType) -> pa.Array:
         """Return the times of the ids."""
-        if self._usual:
+        if self._has_current_times:
             return compute.multiply(self.halves[0], 1000).cast(kind)
         return times(self.halves[0], kind)
 
@@ -120,14 +120,14 @@ class Entries:
             return pa.repeat(pa.scalar(b"", kind), len(self.ids))
         return pa.array(raw if self._columns is not None else [each or b"" for each in raw], kind)
 
-    def rest(self, taken: set[bytes], kind: pa.DataType) -> pa.Array:
+    def other_fields(self, taken: set[bytes], kind: pa.DataType) -> pa.Array:
         """Return the fields not `taken`, and unreadable headers. Null for none."""
-        if self.names <= taken and not any(self._unread):
+        if self.names <= taken and not any(self._unreadable_headers):
             return pa.nulls(len(self.ids), kind)
         return pa.array(
             [
                 _other_fields(body, taken, keep_headers=keep)
-                for body, keep in zip(self._bodies, self._unread, strict=True)
+                for body, keep in zip(self._bodies, self._unreadable_headers, strict=True)
             ],
             kind,
         )

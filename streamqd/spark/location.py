@@ -75,7 +75,7 @@ class Location(Protocol):
     def repeats(self) -> bool:
         """True if a write whose reply is lost is sent again."""
 
-    def within(self, *parts: str) -> Location:
+    def subfolder(self, *parts: str) -> Location:
         """Return a directory inside."""
 
     def read(self, name: str) -> bytes:
@@ -211,7 +211,7 @@ class DiskFolder:
     def repeats(self) -> bool:
         return False
 
-    def within(self, *parts: str) -> DiskFolder:
+    def subfolder(self, *parts: str) -> DiskFolder:
         return DiskFolder(join_parts(self.path, *parts))
 
     def read(self, name: str) -> bytes:
@@ -336,7 +336,7 @@ class BucketFolder:
     def repeats(self) -> bool:
         return True
 
-    def within(self, *parts: str) -> BucketFolder:
+    def subfolder(self, *parts: str) -> BucketFolder:
         return BucketFolder(f"{self.url}/{_check_name(*parts)}", self.options)
 
     def read(self, name: str) -> bytes:
@@ -370,7 +370,7 @@ class BucketFolder:
         return [each for each in names if each]
 
     def tables(self) -> list[str]:
-        return [each for each in self.names() if self.within(each).has_table()]
+        return [each for each in self.names() if self.subfolder(each).has_table()]
 
     def has_table(self) -> bool:
         from deltalake import DeltaTable

@@ -177,14 +177,14 @@ def resolve(
             # Trimming waits for groups: entries trimmed before a group's position are handled.
             wanted = before_time(bound.value) if group_at is None else group_at
             too_early = facts.earliest.id > wanted and not archived
-            return facts.earliest if too_early else at(wanted, facts)
+            return facts.earliest if too_early else position_of(wanted, facts)
         case "position":
             position: Position = bound.value
             return position
-    return at(bound.value, facts)
+    return position_of(bound.value, facts)
 
 
-def at(entry_id: Id, facts: StreamFacts) -> Position:
+def position_of(entry_id: Id, facts: StreamFacts) -> Position:
     """Return the position of an ID, with its count if that is certain."""
     for known in (facts.earliest, facts.latest):
         if known.id == entry_id:

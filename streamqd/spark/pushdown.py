@@ -27,7 +27,7 @@ class Narrowing:
 
     def take(self, filters: Iterable[Any]) -> list[Any]:
         """Use the usable filters. Return the filters that Spark must still apply."""
-        return [each for each in filters if not self._take(each)]
+        return [each for each in filters if not self._take_filter(each)]
 
     def keeps(self, place: TopicPartition) -> bool:
         """Return True if rows of the place can pass."""
@@ -38,7 +38,7 @@ class Narrowing:
         kept = [each for each in spans if self.keeps(each.place)]
         return offsets.narrow(kept, self.low, self.high)
 
-    def _take(self, one: Any) -> bool:
+    def _take_filter(self, one: Any) -> bool:
         """Return True if the filter is applied exactly."""
         attribute: tuple[str, ...] = getattr(one, "attribute", ())
         column = attribute[0].lower() if len(attribute) == 1 else ""

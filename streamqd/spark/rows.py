@@ -133,7 +133,7 @@ class Table:
             case "headers":
                 return header_lists(source.headers, kind)
             case "fields":
-                return source.rest(self._taken, kind)
+                return source.other_fields(self._taken, kind)
         raw = source.values(column.field)
         if raw is None:
             return pa.nulls(len(source.ids), kind)

@@ -241,7 +241,7 @@ class _Reading:
         Raises DataLossError if entries are in neither.
         """
         fail, place = self.options.fail_on_data_loss, span.place
-        archived = backfill.look([place[0]]).get(place)
+        archived = backfill.open_tables([place[0]]).get(place)
         if loss.kind != "trimmed" or archived is None:
             report_loss(place, span.start, loss, fail=fail)
             return
@@ -326,7 +326,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             catalog = Catalog(self.options)
             places = catalog.places()
             if self.backfill is not None:
-                self._look(self.backfill, places)
+                self._open_tables(self.backfill, places)
             facts = catalog.facts(places)
             starts = catalog.starts(facts, offsets.LATEST, self._archived_to)
             starts = catalog.add_counts(starts, facts)
@@ -353,7 +353,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             if self.backfill is None or border is None or border.passed is None:
                 continue
             if end.passed is None and end.id < border.id:
-                left = self.backfill.waiting(place, end.id, border.id)
+                left = self.backfill.count_rows(place, end.id, border.id)
                 found[place] = Position(end.id, max(0, border.passed - left))
         return found
 
@@ -366,17 +366,17 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         self._show(catalog, {place: each for place, each in begun.items() if place not in gone})
         if self._target is not None:
             places = [place for place in places if place in self._target]
-        hot, facts = self._borders(catalog, begun, [*places, *gone])
+        hot, facts = self._archive_borders(catalog, begun, [*places, *gone])
         recreated = {p for p in places if p in hot and offsets.is_replaced(hot[p], facts[p])}
         self._seen |= {place: facts[place].added for place in places if place not in recreated}
         # The archive of a stream that is lost is read first. The loss is reported afterwards.
-        ended = {p for p in gone | recreated if _later(begun, hot, p)}
+        ended = {p for p in gone | recreated if _has_later_end(begun, hot, p)}
         begun = {place: each for place, each in begun.items() if place not in gone - ended}
         facts = {place: facts[place] for place in places if place not in ended}
-        facts, _, waiting = self._waiting(hot, facts)
+        facts, _, waiting = self._count_backlog(hot, facts)
         cold = self._count_archived(begun, hot, [*facts, *ended])
         total = sum(waiting.values()) + sum(cold.values())
-        if not (gone or recreated) and self._holds_back(total):
+        if not (gone or recreated) and self._must_wait(total):
             return start
         self._took_at = time.monotonic()
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -387,10 +387,10 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         else:
             ends = {place: each for place, each in ends.items() if place not in cold}
             ends |= self._limit_ends(catalog, begun, hot, cold, guessed, most, facts)
-        self._end = begun | _forward(begun, ends, recreated - ended)
+        self._end = begun | _forward_ends(begun, ends, recreated - ended)
         return offsets.to_json(self._end)
 
-    def _borders(
+    def _archive_borders(
         self, catalog: Catalog, begun: Offsets, places: Sequence[TopicPartition]
     ) -> tuple[Offsets, dict[TopicPartition, StreamFacts]]:
         """Return where the query reads on in Redis, which is after the archive, and the facts.
@@ -415,7 +415,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             lost = [p for p, each in facts.items() if offsets.find_loss(hot.get(p, _NEW), each)]
             known = dict(self._archived_to)
             if lost:
-                self._look(self.backfill, lost)
+                self._open_tables(self.backfill, lost)
             if known == self._archived_to:
                 return hot, facts
 
@@ -429,13 +429,13 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         """
         new = [p for p in places if p[0] not in self._topics and not begun.get(p, _NEW).passed]
         if new:
-            self._look(backfill, new)
+            self._open_tables(backfill, new)
         if time.monotonic() - self._looked_at < REOPEN_INTERVAL_SECONDS:
             return
-        late = [place for place in places if _later(begun, self._archived_to, place)]
+        late = [place for place in places if _has_later_end(begun, self._archived_to, place)]
         try:
             if late:
-                self._look(backfill, late)
+                self._open_tables(backfill, late)
         except (RequestRefusedError, SparkError) as error:
             self._looked_at = time.monotonic()
             _log.warning("%s. Continuing with the archive as it was opened before", error)
@@ -445,13 +445,13 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         known = bool(start.passed) and not offsets.is_replaced(start, facts)
         return known and not self.options.fail_on_data_loss and offsets.is_replaced(end, facts)
 
-    def _look(self, backfill: Backfill, places: Iterable[TopicPartition]) -> None:
+    def _open_tables(self, backfill: Backfill, places: Iterable[TopicPartition]) -> None:
         """Open the tables of these topics as they are now.
 
         Raises RequestRefusedError, ArchiveError.
         """
         names = {name for name, _ in places}
-        self._archived_to |= backfill.look(names)
+        self._archived_to |= backfill.open_tables(names)
         self._topics |= names
         self._looked_at = time.monotonic()
 
@@ -464,7 +464,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         found = {}
         for place in places:
             after, upto = begun.get(place, _NEW).id, hot.get(place, _NEW).id
-            found[place] = self.backfill.waiting(place, after, upto)
+            found[place] = self.backfill.count_rows(place, after, upto)
         return {place: count for place, count in found.items() if count}
 
     def _limit_ends(
@@ -482,7 +482,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         A partition with entries left in the archive advances only there.
         """
         for _ in range(LOOKS):
-            facts, starts, waiting = self._waiting(hot, facts)
+            facts, starts, waiting = self._count_backlog(hot, facts)
             waiting |= {place: waiting.get(place, 0) + count for place, count in cold.items()}
             oldest = sorted(waiting, key=lambda p: (begun.get(p, starts.get(p, _NEW)).id, p))
             shares = offsets.shares(waiting, most, oldest)
@@ -514,13 +514,13 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         backfill, places = self.backfill, set(cold)
         if backfill is None:
             return set()
-        return {p for p in places if backfill.estimates(p, begun.get(p, _NEW).id, hot[p].id)}
+        return {p for p in places if backfill.is_estimated(p, begun.get(p, _NEW).id, hot[p].id)}
 
-    def _waiting(
+    def _count_backlog(
         self, begun: Offsets, facts: Mapping[TopicPartition, StreamFacts]
     ) -> tuple[dict[TopicPartition, StreamFacts], Offsets, dict[TopicPartition, int]]:
         """Return the facts up to the target, the start of the query, and its backlog."""
-        now = {place: self._as_of_target(place, each) for place, each in facts.items()}
+        now = {place: self._facts_at_target(place, each) for place, each in facts.items()}
         starts = {}
         for place, each in now.items():
             # A new partition starts at its first entry. A loss is reported when the batch is
@@ -537,7 +537,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         for place in sorted(starts.keys() - ends.keys()):
             entries = offsets.count_unread(starts[place], self._seen.get(place))
             catalog.report_gap(place, starts[place], Loss("vanished", entries))
-        hot, facts = self._borders(catalog, starts, sorted(ends))
+        hot, facts = self._archive_borders(catalog, starts, sorted(ends))
         # A batch that ends in the archive, or at its end, reads nothing from Redis.
         live = {
             place: end
@@ -576,7 +576,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         places = catalog.places(strict=False)
         return {place: facts.latest for place, facts in catalog.facts(places).items()}
 
-    def _as_of_target(self, place: TopicPartition, facts: StreamFacts) -> StreamFacts:
+    def _facts_at_target(self, place: TopicPartition, facts: StreamFacts) -> StreamFacts:
         """Return the facts as of the target, without later entries. The stream is the same."""
         if self._target is None or place not in self._target:
             return facts
@@ -592,19 +592,19 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             first=facts.first if length else None,
         )
 
-    def _holds_back(self, total: int) -> bool:
+    def _must_wait(self, total: int) -> bool:
         """Return True if the batch should wait for entries. A query with an end never waits."""
         if self._target is not None or total >= self.options.min_per_trigger:
             return False
         return time.monotonic() - self._took_at < self.options.max_trigger_delay
 
 
-def _later(begun: Offsets, ends: Offsets, place: TopicPartition) -> bool:
+def _has_later_end(begun: Offsets, ends: Offsets, place: TopicPartition) -> bool:
     """Return True if a partition has an end after its start."""
     return ends.get(place, _NEW).id > begun.get(place, _NEW).id
 
 
-def _forward(begun: Offsets, ends: Offsets, recreated: set[TopicPartition]) -> Offsets:
+def _forward_ends(begun: Offsets, ends: Offsets, recreated: set[TopicPartition]) -> Offsets:
     """Return the end positions after their start, or in a new stream. The others stay as they are.
 
     Spark compares offsets as texts to decide whether there is work to do.

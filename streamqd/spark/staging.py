@@ -308,7 +308,7 @@ class Publisher:
                 break
             self._move(waiting)
         gone = [each for each, rows in left.items() if rows is None]
-        if gone and not self._gives_up(batch, gone):
+        if gone and not self._abandon_lost_rows(batch, gone):
             return
         of = self._ledger
         call = store.end(of.keys, of.query, batch, of.ttl)
@@ -354,7 +354,7 @@ class Publisher:
     def _run_many(self, calls: Sequence[Call]) -> Sequence[Any]:
         return check_replies(self._ledger.ask(lambda link: link.run_many(calls)))
 
-    def _gives_up(self, batch: int, gone: Sequence[tuple[TopicPartition, str]]) -> bool:
+    def _abandon_lost_rows(self, batch: int, gone: Sequence[tuple[TopicPartition, str]]) -> bool:
         """Give up lost rows of a batch. Return False if another driver has finished the batch.
 
         Raises NotPublishedError if no loss is allowed.

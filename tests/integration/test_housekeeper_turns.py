@@ -225,7 +225,7 @@ def test_due_retries_of_one_assignment_add_no_reads_for_others(
     link: Connection, keys: Keys, assignments: list[Assignment], view: MetricsView, meter: Meter
 ) -> None:
     retries = retry_promoter(Store(link, keys), view)
-    retries._look = 1_000.0
+    retries._check_interval = 1_000.0
     looks = 0
 
     def targets() -> dict[Assignment, int]:

@@ -565,7 +565,7 @@ def test_batch_read_refuses_an_archive(shop: Shop) -> None:
 
 def read_archived_ids(shop: Shop, after: Id, upto: Id) -> list[Id]:
     made = pickled(Backfill(location(shop.folder)))
-    made.look(["access"])
+    made.open_tables(["access"])
     chosen = source.chosen_columns(SCHEMA, read_options(
         {"url": "redis://h", "subscribe": "access"}, {}
     ))  # fmt: skip
@@ -598,7 +598,7 @@ def test_walk_finds_every_row_by_its_number(
     if compacted:
         compact.rewrite(table, 1 << 20)
     made = Backfill(location(shop.folder))
-    ends = made.look(["access"])
+    ends = made.open_tables(["access"])
     assert ends["access", 0].id == every[-1]
     for count in range(1, len(every) + 2):
         wanted = every[count - 1] if count <= len(every) else every[-1]
@@ -609,5 +609,5 @@ def test_walk_finds_every_row_by_its_number(
         )
         assert read_archived_ids(shop, every[at], every[-2]) == every[at + 1 : -1]
     assert read_archived_ids(shop, ZERO, every[-1]) == every
-    assert made.waiting(("access", 0), every[-1], every[-1]) == 0
+    assert made.count_rows(("access", 0), every[-1], every[-1]) == 0
     assert Position(every[-1], len(every)) == ends["access", 0]

@@ -32,7 +32,7 @@ pytest.importorskip("pyarrow.fs")
 from streamqd.spark import rows as columns  # noqa: E402
 from streamqd.spark.pipelines import compact, storage  # noqa: E402
 from streamqd.spark.pipelines import derived as pairs  # noqa: E402
-from streamqd.spark.pipelines.lookup import look  # noqa: E402
+from streamqd.spark.pipelines.lookup import find_entry  # noqa: E402
 from streamqd.spark.pipelines.parts import PartWriter, WrittenFile  # noqa: E402
 from streamqd.spark.pipelines.storage import (  # noqa: E402
     Archive,
@@ -103,10 +103,10 @@ def test_archive_in_a_bucket_equals_one_on_disk(store: BucketServer, url: str) -
     assert (again.id, again.topics(), str(again.root)) == (archive.id, ["access"], url)
     assert open_table(again).positions == {PLACE: Position((5, 0), 5)}
     assert read_ids(again, store) == [1, 2, 3, 4, 5]
-    found = look(url, "access", 0, "4-0", store.options)
+    found = find_entry(url, "access", 0, "4-0", store.options)
     assert found.found
     assert found.file.startswith(f"{url}/tables/access/date=1970-01-01/partition=0/")
-    assert not look(url, "access", 0, "9-0", store.options).found
+    assert not find_entry(url, "access", 0, "9-0", store.options).found
     with pytest.raises(RequestRefusedError, match="is not an archive; create it"):
         Archive(f"{url}/other", options=store.options)
     with pytest.raises(RequestRefusedError, match="neither empty nor an archive"):
@@ -257,7 +257,7 @@ def test_errors_contain_no_credentials(store: BucketServer, url: str) -> None:
         lambda: archive.table("orders", create=True),
         made.reload,
         lambda: made.verify(made.files()),
-        lambda: look(url, "access", 0, "1-0", store.options),
+        lambda: find_entry(url, "access", 0, "1-0", store.options),
     ):
         with pytest.raises((RequestRefusedError, SparkError)) as caught:
             work()
@@ -294,8 +294,8 @@ def test_small_files_in_a_bucket_are_merged_and_purged(store: BucketServer, url:
 def test_object_name_stays_within_its_directory(store: BucketServer, url: str, name: str) -> None:
     outside = location(url, store.options)
     outside.write("a.parquet", b"kept")
-    folder = outside.within("inside")
-    for access in (folder.read, folder.open_input, folder.open_output, folder.within):
+    folder = outside.subfolder("inside")
+    for access in (folder.read, folder.open_input, folder.open_output, folder.subfolder):
         with pytest.raises(RequestRefusedError, match="is not a name in an archive"):
             access(name)
     assert not folder.remove(name)
@@ -308,7 +308,7 @@ def test_merge_with_a_lost_reply_changes_no_row(store: BucketServer, url: str) -
     for low in range(compact.FAN_IN):
         add(made, low, low + 1)
     store.fail("PUT", COMMITS, Trouble.LOST_REPLY)
-    compact.tidy(made, 1)
+    compact.merge_small_files(made, 1)
     assert read_ids(archive, store) == [*range(1, compact.FAN_IN + 1)]
     add(open_table(archive), compact.FAN_IN, compact.FAN_IN + 1)
     assert read_ids(archive, store) == [*range(1, compact.FAN_IN + 2)]
@@ -324,7 +324,7 @@ def test_table_log_in_a_bucket_does_not_grow_with_age(
     made = open_table(archive)
     for low in range(21):
         add(made, low, low + 1)
-    log = [each for each in made.folder.within("_delta_log").names() if each.endswith(".json")]
+    log = [each for each in made.folder.subfolder("_delta_log").names() if each.endswith(".json")]
     assert len(log) < 10
     assert read_ids(archive, store) == [*range(1, 22)]
 
@@ -482,7 +482,7 @@ def test_options_of_other_stores_are_passed_to_their_client(
     made = location(named, options)
     assert isinstance(made, BucketFolder)
     assert dict(made.options) == options
-    assert str(made.within("tables", "access")) == f"{named}/tables/access"
+    assert str(made.subfolder("tables", "access")) == f"{named}/tables/access"
 
 
 def test_configured_store_options_are_checked_and_masked(tmp_path: Path) -> None:

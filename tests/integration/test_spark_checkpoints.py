@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from streamqd import config
 from streamqd.cli import cli
 from streamqd.errors import RequestRefusedError
-from streamqd.spark.pipelines.checkpoints import bind, hold
+from streamqd.spark.pipelines.checkpoints import bind_query, lease_checkpoints
 from streamqd.store.client import Connection
 from tests.support.servers import Server
 
@@ -22,27 +22,27 @@ def test_checkpoint_is_locked_under_any_path(
     link.execute("PING")
     settings = replace(config.Settings(), redis=server.settings)
     (tmp_path / "same").symlink_to(tmp_path / "one")
-    with hold(settings, tmp_path / "one"):
+    with lease_checkpoints(settings, tmp_path / "one"):
         with pytest.raises(RequestRefusedError, match="same is in use by process"):
-            hold(settings, tmp_path / "same").__enter__()
-        with hold(settings, tmp_path / "other"):
+            lease_checkpoints(settings, tmp_path / "same").__enter__()
+        with lease_checkpoints(settings, tmp_path / "other"):
             pass
-    with hold(settings, tmp_path / "same"):
+    with lease_checkpoints(settings, tmp_path / "same"):
         pass
 
 
 def test_checkpoint_refuses_another_query(tmp_path: Path) -> None:
     query = {"query": "SELECT 1", "mode": "append"}
-    bind(tmp_path, query)
-    bind(tmp_path, query)
+    bind_query(tmp_path, query)
+    bind_query(tmp_path, query)
     with pytest.raises(
         RequestRefusedError, match="of another query, whose mode is 'append'; choose another"
     ):
-        bind(tmp_path, query | {"mode": "update"})
+        bind_query(tmp_path, query | {"mode": "update"})
     sign = tmp_path / "_checkpoints.json"
     sign.write_text("half")
     with pytest.raises(RequestRefusedError, match=r"cannot be read \(delete it"):
-        bind(tmp_path, query)
+        bind_query(tmp_path, query)
 
 
 @pytest.mark.parametrize(

@@ -325,34 +325,34 @@ def test_compaction_continues_after_a_failed_table(shop: Shop, tmp_path: Path) -
 
 def test_message_is_found_in_the_archive_without_spark(shop: Shop) -> None:
     """`trace --archive` prints the file that contains a message, or reports that none does."""
-    from streamqd.spark.pipelines.lookup import look
+    from streamqd.spark.pipelines.lookup import find_entry
 
     shop.add(0, "1000-0", "1001-0", "1003-0", "1004-0")
     shop.add(1, "1001-0")
     shop.batch(shop.reader())
     folder = shop.archive.root
 
-    found = look(folder, "access", 0, "1001-0")
+    found = find_entry(folder, "access", 0, "1001-0")
     assert found.found
     assert Path(found.file).is_file()
-    between = look(folder, "access", 0, "1002-0")
+    between = find_entry(folder, "access", 0, "1002-0")
     assert (between.file, between.found) == (found.file, False)
-    assert look(folder, "access", 0, "2000-0").file == ""
-    assert look(folder, "other", 0, "1001-0").found is False
+    assert find_entry(folder, "access", 0, "2000-0").file == ""
+    assert find_entry(folder, "other", 0, "1001-0").found is False
     with pytest.raises(RequestRefusedError, match="is not an archive"):
-        look(f"{folder}/nowhere", "access", 0, "1001-0")
+        find_entry(f"{folder}/nowhere", "access", 0, "1001-0")
 
 
 def test_lookup_in_a_damaged_file_raises_one_sentence(shop: Shop) -> None:
     """An error of Arrow is not an OSError, but it must not be printed with its traceback."""
-    from streamqd.spark.pipelines.lookup import look
+    from streamqd.spark.pipelines.lookup import find_entry
 
     shop.add(0, "1000-0", "1001-0")
     shop.batch(shop.reader())
-    found = look(shop.archive.root, "access", 0, "1000-0")
+    found = find_entry(shop.archive.root, "access", 0, "1000-0")
     Path(found.file).write_bytes(b"PAR1 and not Parquet PAR1")
     with pytest.raises(ArchiveError) as caught:
-        look(shop.archive.root, "access", 0, "1000-0")
+        find_entry(shop.archive.root, "access", 0, "1000-0")
     assert str(caught.value).startswith(f"{found.file} cannot be read: ")
     assert "\n" not in str(caught.value)
 

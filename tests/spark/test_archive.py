@@ -99,7 +99,7 @@ class ArchiveCase:
         archive = Archive(self.folder)
         found: Counter[Entry] = Counter()
         for topic in archive.topics():
-            frame = tables.cold(self.spark, topic, archive.table(topic))
+            frame = tables.read_cold(self.spark, topic, archive.table(topic))
             rows = frame.select("topic", "partition", "id", "value").collect()
             found += Counter((row[0], row[1], row[2], bytes(row[3])) for row in rows)
         return found

@@ -214,7 +214,7 @@ def test_compaction_of_a_bucket_changes_no_row(case: BucketCase) -> None:
     assert (raw.rows, raw.files_before, raw.files_after) == (8, 4, 2)  # the second date only
     assert (parsed.rows, quarantine.rows) == (4, 4)
     assert case.archived() == case.ledger
-    frame = tables.cold(case.shop.spark, "orders", case.archive.table("orders"))
+    frame = tables.read_cold(case.shop.spark, "orders", case.archive.table("orders"))
     assert Counter((row.partition, row.id) for row in frame.collect()) == case.ledger
     assert case.ask("SELECT count(*), sum(id) FROM parsed_orders") == [(6, 3)]
 

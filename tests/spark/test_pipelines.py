@@ -27,7 +27,7 @@ from streamqd.spark import read_topic
 from streamqd.spark.form import OptionsError
 from streamqd.spark.pipelines import queries, standing, tables
 from streamqd.spark.pipelines.archive import Archiver
-from streamqd.spark.pipelines.checkpoints import hold
+from streamqd.spark.pipelines.checkpoints import lease_checkpoints
 from streamqd.spark.pipelines.compact import compact, purge
 from streamqd.spark.pipelines.prompt import Prompt
 from streamqd.spark.pipelines.queries import PipelineError, wait
@@ -464,7 +464,7 @@ def test_standing_query_shows_rows_and_changes(
     ):
         ask(counts, checkpoint=tmp_path / "one")
     with (
-        hold(settings, tmp_path / "one"),
+        lease_checkpoints(settings, tmp_path / "one"),
         pytest.raises(RequestRefusedError, match="one is in use by process"),
     ):
         ask(counts, **one)

@@ -102,7 +102,7 @@ def test_invalid_table_name_error_is_one_sentence(case: QueryCase) -> None:
         with pytest.raises(RequestRefusedError, match=said):
             case.into("even", f"SELECT {column} FROM topic_orders", said)
     with (
-        results.hold(case.settings, case.archive, "even"),
+        results.lease_results(case.settings, case.archive, "even"),
         pytest.raises(RequestRefusedError, match="table even is being written by process"),
     ):
         case.into("even")

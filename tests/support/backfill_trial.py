@@ -129,7 +129,7 @@ class BackfillTrial:
             table = self._archive()
             self.figures.trimmed += self._trim(link)
             self.figures.archive_runs += 1
-            compact.tidy(table, 1)
+            compact.merge_small_files(table, 1)
         link.close()
 
     def _opened(self) -> Archive:

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 from streamqd.spark.pipelines import fitting
 from streamqd.spark.pipelines.packed import Reader, json_texts
 from streamqd.spark.pipelines.reasons import FIRST_DAY, LAST_DAY, last_day
-from streamqd.spark.pipelines.schemas import BAD, out_of_range, unlike
+from streamqd.spark.pipelines.schemas import BAD, out_of_range, type_mismatch
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -47,7 +47,7 @@ def judged(
 
 def _why_not(field: StructField, unfit: Column, last: int | None) -> Column:
     name, value = field.name, f.col("row").getField(field.name)
-    why = f.when(unfit, f.lit(unlike(field)))
+    why = f.when(unfit, f.lit(type_mismatch(field)))
     if not field.nullable or last is not None:
         why = why.when(value.isNull(), f.lit(f"{name} is missing"))
     outside = _outside(field.dataType)

@@ -34,7 +34,7 @@ def main() -> None:
         found = [{"id": f"{each}-0", "id_ms": each, "id_seq": 0, "value": b"v"} for each in ids]
         writer.write(pa.RecordBatch.from_pylist(found, SCHEMA))
         table.append(writer.finish(), {PLACE: Position((ids[-1], 0), ids[-1])})
-        compact.tidy(table, 1)
+        compact.merge_small_files(table, 1)
         if number % 10 == 0:
             compact.purge(table, 3600.0)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streamqd.config.setting import NAME
 from streamqd.errors import InvalidRequestError, RequestRefusedError
-from streamqd.paths import below, local_folder, remove_below
+from streamqd.paths import join_parts, local_folder, remove_below
 from tests.support.quick import examples
 
 HOSTILE = (
@@ -75,7 +75,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_joined_path_is_below_its_root_or_refused(root: Path, parts: list[str]) -> None:
     """For any parts, the joined path is below the root, or it is refused."""
     try:
-        found = below(root, *parts)
+        found = join_parts(root, *parts)
     except RequestRefusedError:
         return
     assert os.path.commonpath([os.path.realpath(root), os.path.realpath(found)]) == str(root)
@@ -101,8 +101,8 @@ def test_removal_deletes_nothing_outside_its_folder(root: Path, parts: list[str]
 def test_every_valid_name_is_one_path_component(root: Path, name: str) -> None:
     """The rule for names and the rule for paths agree."""
     if name not in ("link", "back"):
-        assert below(root, name).parent == root
-        assert below(root, PurePosixPath(f"topic={name}"), name).parent.parent == root
+        assert join_parts(root, name).parent == root
+        assert join_parts(root, PurePosixPath(f"topic={name}"), name).parent.parent == root
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\n", "é", "x" * 65])
@@ -114,7 +114,7 @@ def test_invalid_names_are_rejected(name: str) -> None:
 def test_root_may_be_a_symlink(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "linked").symlink_to("real")
-    assert below(tmp_path / "linked", "a", "b") == tmp_path / "linked" / "a" / "b"
+    assert join_parts(tmp_path / "linked", "a", "b") == tmp_path / "linked" / "a" / "b"
 
 
 def test_failed_removal_is_reported(tmp_path: Path) -> None:

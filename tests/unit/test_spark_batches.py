@@ -100,11 +100,17 @@ def test_waiting_lists_partitions_with_unarchived_entries() -> None:
     facts = {("t", 0): stream(9), ("t", 1): stream(5)}
     targets = {place: each.latest for place, each in facts.items()}
     archived = {("t", 0): Position((4, 0), 4), ("t", 1): Position((5, 0), 5)}
-    assert batches.waiting(archived, targets, facts) == {("t", 0): Position((4, 0), 4)}
-    assert batches.waiting({}, targets, facts) == dict.fromkeys(targets, Position(ZERO, 0))
+    assert batches.incomplete_partitions(archived, targets, facts) == {
+        ("t", 0): Position((4, 0), 4)
+    }
+    assert batches.incomplete_partitions({}, targets, facts) == dict.fromkeys(
+        targets, Position(ZERO, 0)
+    )
     # A recreated stream has issued fewer entries than were archived.
     archived = {("t", 0): Position((20, 0), 20), ("t", 1): Position((5, 0), 5)}
-    assert batches.waiting(archived, targets, facts) == {("t", 0): Position((20, 0), 20)}
+    assert batches.incomplete_partitions(archived, targets, facts) == {
+        ("t", 0): Position((20, 0), 20)
+    }
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.integers(1, 60), st.integers(1, 4))
@@ -116,7 +122,7 @@ def test_successive_batches_read_every_entry_once(
     archived: dict[TopicPartition, Position] = {}
     taken = 0
     for _ in range(1 + sum(lengths)):
-        starts = batches.waiting(archived, targets, facts)
+        starts = batches.incomplete_partitions(archived, targets, facts)
         stretches = [Stretch(p, start, targets[p]) for p, start in starts.items()]
         planned = batches.plan(stretches, facts, most, tasks)
         if not planned:
@@ -131,4 +137,4 @@ def test_successive_batches_read_every_entry_once(
         assert 0 < batch <= most
         taken += batch
     assert taken == sum(lengths)
-    assert not batches.waiting(archived, targets, facts)
+    assert not batches.incomplete_partitions(archived, targets, facts)

@@ -30,7 +30,7 @@ from streamqd.spark.pipelines.proofs import Prover
 from streamqd.spark.pipelines.reasons import JudgedRows
 from streamqd.spark.pipelines.schemas import table_columns
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, UnparsedFiles
-from streamqd.spark.pipelines.strict import fault, forbidden_checks, rescue_fields
+from streamqd.spark.pipelines.strict import find_fault, forbidden_checks, rescue_fields
 from tests.support.quick import examples
 
 pa = pytest.importorskip("pyarrow")
@@ -85,7 +85,7 @@ ZERO = (0, 0)
     ],
 )
 def test_payload_must_be_one_strict_json_object(payload: bytes | None, reason: str | None) -> None:
-    assert fault(payload) == reason
+    assert find_fault(payload) == reason
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_huge_decimal_is_rejected_before_spark(value: str, huge: bool) -> None:
     kind = StructType().add("n", DecimalType(10, 2)).add("s", StringType())
     kind = kind.add("m", MapType(StringType(), ArrayType(inner)))
     reason = "n is not decimal(10,2)" if huge else None
-    assert fault(b'{"n": %s, "s": 1e1000}' % value.encode(), forbidden_checks(kind)) == reason
+    assert find_fault(b'{"n": %s, "s": 1e1000}' % value.encode(), forbidden_checks(kind)) == reason
     within = b'{"m": {"s": [], "x": [null, {"s": 1e1000, "n": %s}]}}' % value.encode()
     said = "m is not map<string,array<struct<n:decimal(3,0),s:string>>>" if huge else None
-    assert fault(within, forbidden_checks(kind)) == said
+    assert find_fault(within, forbidden_checks(kind)) == said
 
 
 JSON = st.recursive(
@@ -126,7 +126,7 @@ JSON = st.recursive(
 @settings(max_examples=examples(100))
 @given(st.dictionaries(st.text(), JSON))
 def test_json_output_is_accepted(document: dict[str, Any]) -> None:
-    assert fault(json.dumps(document).encode()) is None
+    assert find_fault(json.dumps(document).encode()) is None
 
 
 HARD = (
@@ -178,7 +178,7 @@ def test_fast_reader_decodes_usual_payloads() -> None:
 @settings(max_examples=examples(200))
 @given(st.binary())
 def test_payload_check_accepts_any_bytes(payload: bytes) -> None:
-    assert fault(payload) is None or isinstance(fault(payload), str)
+    assert find_fault(payload) is None or isinstance(find_fault(payload), str)
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_failed_task_removes_its_files(tmp_path: Path) -> None:
     good = good.append(pa.field("a", pa.int64()))
     told = pa.array([None, "it is not JSON", None])
     place = location(tmp_path)
-    folders = (place.within("parsed"), good), (place.within("quarantine"), bad)
+    folders = (place.subfolder("parsed"), good), (place.subfolder("quarantine"), bad)
     fitter = Fitter(*folders, lambda rows: JudgedRows(rows, told, undecided=[2]))
     columns = {
         "partition": pa.array([0, 0, 0], pa.int32()),
@@ -231,7 +231,7 @@ def test_field_names_that_differ_in_case_are_reported(tmp_path: Path) -> None:
     kind = StructType().add("amount", LongType()).add("id", LongType())
     place = location(tmp_path)
     columns = pa.schema([*parsed_columns(), *table_columns(kind)]).remove(0)
-    folders = (place.within("parsed"), columns), (place.within("bad"), quarantine_columns())
+    folders = (place.subfolder("parsed"), columns), (place.subfolder("bad"), quarantine_columns())
     fitter = Fitter(*folders, Prover(kind, "", 0))
     cases = ["".join(each) for each in itertools.product(*zip("amount", "AMOUNT", strict=True))]
     for names in (cases[1:40], cases[40:]):
@@ -464,7 +464,7 @@ def test_broken_log_of_a_result_table_is_reported(archive: Archive) -> None:
     found = archive.derived_table("even", RESULTS)
     assert found is not None
     with pytest.raises(storage.ArchiveError, match="results/even cannot be read: "):
-        found.done("query")
+        found.last_batch_of("query")
 
 
 @pytest.mark.parametrize("path", ["../../tables/orders/x.parquet", "/etc/passwd"])
@@ -486,8 +486,8 @@ def test_table_schema_grows_but_never_changes(archive: Archive) -> None:
     version = table.version
     table.grow(more)
     assert table.version == version
-    assert table.has_just(pa.schema([*parsed_columns(), *more]))
-    assert not table.has_just(parsed_columns())
+    assert table.has_columns(pa.schema([*parsed_columns(), *more]))
+    assert not table.has_columns(parsed_columns())
     for wrong in (("a", pa.string()), ("A", pa.int64()), ("b", pa.list_(pa.string()))):
         with pytest.raises(RequestRefusedError, match="columns can be added, but not changed"):
             table.grow(pa.schema([wrong]))
@@ -531,7 +531,7 @@ def test_restarted_table_keeps_no_rows(archive: Archive) -> None:
     assert pair is not None
     assert ids(archive) == ["3-0"]
     assert pair.parsed.positions == {("orders", 1): Position((1, 0))}
-    assert pair.parsed.has_just(columns)
+    assert pair.parsed.has_columns(columns)
 
 
 def test_chunks_advance_in_every_partition(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamqd.errors import RedisResponseError, RedisUnavailableError, StreamqdError
-from streamqd.spark.pipelines.queries import PipelineError, failure, sentence
+from streamqd.spark.pipelines.queries import PipelineError, cause_sentence, to_streamqd_error
 
 LOST = (
     "Job aborted due to stage failure: Task 0 in stage 5.0 failed 1 times, most recent failure:"
@@ -37,7 +37,7 @@ CALLING = "An error occurred while calling z:org.apache.spark.api.python.PythonR
     ],
 )
 def test_spark_failure_is_reported_as_one_sentence(raised: str, told: str) -> None:
-    assert sentence(Exception(raised)) == told
+    assert cause_sentence(Exception(raised)) == told
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_outage_inside_spark_keeps_its_error_class(
     raised: str, kind: type[StreamqdError], told: str
 ) -> None:
     """An outage of Redis has the same exit code in a task as elsewhere."""
-    found = failure(Exception(f"{LOST} {CRASHED}\n{raised}\n\tat org.apache.X"))
+    found = to_streamqd_error(Exception(f"{LOST} {CRASHED}\n{raised}\n\tat org.apache.X"))
     assert type(found) is kind
     assert str(found).startswith(told)
     assert not isinstance(found, RedisResponseError) or found.code == "LOADING"

@@ -521,7 +521,7 @@ def test_small_files_are_merged_automatically(archive: Archive) -> None:
     made = open_table(archive)
     for low in range(compact.FAN_IN):
         add(made, low, low + 1)
-        compact.tidy(made, 1)
+        compact.merge_small_files(made, 1)
     assert len(made.files()) == 1
     assert read_ids(archive) == [*range(1, compact.FAN_IN + 1)]
     assert open_table(archive).positions == {PLACE: Position((compact.FAN_IN, 0), compact.FAN_IN)}
@@ -536,7 +536,7 @@ def test_small_files_of_many_dates_are_compacted_in_one_commit(archive: Archive)
         writer.write(table(day * DAY + number for day in range(dates)))
         made.append(writer.finish(), {PLACE: Position(((dates - 1) * DAY + number, 0), number)})
     version = made.version
-    compact.tidy(made, 1)
+    compact.merge_small_files(made, 1)
     assert (len(made.files()), made.version) == (dates, version + 1)
     assert len(read_ids(archive)) == dates * compact.FAN_IN
 
@@ -609,13 +609,13 @@ def test_failed_merge_stops_a_run_only_on_damage(
     files = [add(made, low, low + 1)[0] for low in range(compact.FAN_IN)]
     gone = made.folder.path / files[0].path
     gone.rename(gone.with_suffix(".aside"))
-    compact.tidy(made, 1)  # the file cannot be read
+    compact.merge_small_files(made, 1)  # the file cannot be read
     assert "the small files of access were not merged" in caplog.text
     gone.with_suffix(".aside").rename(gone)
     gone.unlink()
-    monkeypatch.setattr(compact, "_tidy", lambda table, _: table.verify(files[:1]))
+    monkeypatch.setattr(compact, "_merge_small_files", lambda table, _: table.verify(files[:1]))
     with pytest.raises(ArchiveError, match="is missing"):
-        compact.tidy(made, 1)
+        compact.merge_small_files(made, 1)
 
 
 @pytest.mark.parametrize("grace", [0.0, 3599.0, -1.0])

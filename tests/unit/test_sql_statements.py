@@ -20,7 +20,7 @@ from streamqd.spark.pipelines.statements import SqlScanner, SqlSplitter, check
 def split(text: str) -> tuple[list[str], str]:
     splitter = SqlSplitter()
     done = [each for line in text.splitlines(keepends=True) for each in splitter.add(line)]
-    return done, splitter.rest()
+    return done, splitter.remainder()
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.spark.pipelines.minutes import MinuteArchiver
 from streamqd.spark.pipelines.parts import WrittenFile
 from streamqd.spark.pipelines.progress import OnProgress, ProgressMeter
-from streamqd.spark.pipelines.queries import failure, wait
+from streamqd.spark.pipelines.queries import to_streamqd_error, wait
 from streamqd.spark.pipelines.storage import Archive, ArchiveError, ArchiveTable
 from streamqd.spark.streams import Catalog, report_loss, topic_names
 from streamqd.store import archives, untrusted
@@ -134,7 +134,7 @@ class Archiver:
             each.problem = str(self.problems.get(each.topic, ""))
         self.history_rows = 0
         key = self.keys.history(self.settings.daemon.fleet)
-        with self._apart(key, "the history is not archived"):
+        with self._isolate(key, "the history is not archived"):
             self.history_rows = self._history()
         return done
 
@@ -176,7 +176,7 @@ class Archiver:
         return self.problems.setdefault(topic, type(error)(f"pipelines.{topic}: {error}"))
 
     @contextmanager
-    def _apart(self, about: str, text: str) -> Iterator[None]:
+    def _isolate(self, about: str, text: str) -> Iterator[None]:
         """Record an error of one table or key, and continue the run with the others."""
         try:
             yield
@@ -219,8 +219,8 @@ class Archiver:
                 meter.begin(topic, total)
                 run.run(spark, meter)
                 meter.end()
-                compact.tidy(table, run.done.batches)
-            with self._apart(topic + DLQ, f"dead letters of {topic} are not archived"):
+                compact.merge_small_files(table, run.done.batches)
+            with self._isolate(topic + DLQ, f"dead letters of {topic} are not archived"):
                 run.done.dead_letters = self._dead_letters(topic, lease)
             self._parse(table, lease, run.done)
         run.done.seconds = round(time.monotonic() - began, 3)
@@ -312,7 +312,7 @@ class _Run:
     def backlog(self, facts: Mapping[TopicPartition, StreamFacts]) -> int:
         """Return the approximate number of entries to archive. Raises DataLossError for a loss."""
         targets = {place: each.latest for place, each in facts.items()}
-        starts = batches.waiting(self._table.positions, targets, facts)
+        starts = batches.incomplete_partitions(self._table.positions, targets, facts)
         for place, start in starts.items():
             loss = offsets.find_loss(start, facts[place])
             if loss is not None and not self._of.allow_loss:
@@ -337,11 +337,11 @@ class _Run:
             try:
                 query = writer.start()
                 try:
-                    wait([query], meter.look)
+                    wait([query], meter.refresh)
                 finally:
                     query.stop()
             except (Py4JError, PySparkException) as error:
-                raise (self._failures or [failure(error)])[0] from error
+                raise (self._failures or [to_streamqd_error(error)])[0] from error
 
     def _store(self, frame: DataFrame, _: int) -> None:
         """Commit one batch. Passes errors to `run` directly, because Spark carries only texts."""

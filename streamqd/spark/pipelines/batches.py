@@ -38,7 +38,7 @@ class TaskEnd(NamedTuple):
     rows: int
 
 
-def waiting(
+def incomplete_partitions(
     archived: Offsets, targets: Offsets, facts: Mapping[TopicPartition, StreamFacts]
 ) -> Offsets:
     """Return the positions of the partitions that are not archived up to their target."""

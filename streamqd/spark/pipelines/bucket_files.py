@@ -210,7 +210,7 @@ class BucketTableReader(DataSourceReader):
                     filter=wanted, batch_size=_ROWS, batch_readahead=2, use_threads=False
                 ):
                     if batch.num_rows:
-                        yield _as(schema, batch)
+                        yield _cast(schema, batch)
 
 
 def _moment(unix_ms: int, more_ms: int) -> dt.datetime:
@@ -249,7 +249,7 @@ def _expression(condition: Condition, schema: pa.Schema) -> Any:
     return _COMPARE[condition.sign](column, pa.scalar(condition.value, kind))
 
 
-def _as(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
+def _cast(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a batch with exactly the types that Spark expects."""
     import pyarrow as pa
 

@@ -18,7 +18,7 @@ from streamqd.store.keys import Keys
 _SIGN = "_checkpoints.json"  # names the folder, wherever it is mounted
 
 
-def hold(settings: config.Settings, folder: Path) -> PipelineLease:
+def lease_checkpoints(settings: config.Settings, folder: Path) -> PipelineLease:
     """Return the lease on a folder of checkpoints, which is created if missing. Enter it."""
     sign = _sign(folder)
     keys = Keys(settings.keys.control, settings.keys.streams)
@@ -31,7 +31,7 @@ def hold(settings: config.Settings, folder: Path) -> PipelineLease:
     )
 
 
-def bind(folder: Path, query: Mapping[str, str]) -> None:
+def bind_query(folder: Path, query: Mapping[str, str]) -> None:
     """Check that the folder's checkpoint belongs to this query, or record the query in a new one.
 
     Spark continues with a changed query where it can, and its counts then match neither query.

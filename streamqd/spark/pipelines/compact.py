@@ -133,13 +133,13 @@ def _compact_table(table: ArchiveTable, name: str, target: int, grace: float) ->
     return result
 
 
-def tidy(table: ArchiveTable, batches: int) -> None:
+def merge_small_files(table: ArchiveTable, batches: int) -> None:
     """Merge files of a table after this number of new batches, so that reads stay fast.
 
     A file is written again once for each size, eight times as large as the one before.
     """
     try:
-        _tidy(table, batches)
+        _merge_small_files(table, batches)
     except RequestRefusedError:
         return  # another program changes the files, and it or the next run merges them
     except ArchiveDamagedError:
@@ -148,7 +148,7 @@ def tidy(table: ArchiveTable, batches: int) -> None:
         _log.warning("the small files of %s were not merged: %s", table.topic, error)
 
 
-def _tidy(table: ArchiveTable, batches: int) -> None:
+def _merge_small_files(table: ArchiveTable, batches: int) -> None:
     sizes = Counter(
         (each.date, each.partition, _size_class(each.size))
         for each in table.files()
@@ -188,7 +188,7 @@ def rewrite(
             partition_filters=only,
             target_size=target,
             max_concurrent_tasks=1,
-            writer_properties=_writing(table),
+            writer_properties=_writer_properties(table),
             # Without a note, which would discard a batch committed by another run in this time.
             commit_properties=CommitProperties(custom_metadata={MARK: mark}),
         )
@@ -202,7 +202,7 @@ def rewrite(
     return old, new
 
 
-def _writing(table: ArchiveTable) -> WriterProperties:
+def _writer_properties(table: ArchiveTable) -> WriterProperties:
     """Return how files of a table are written: results of a query may have NaN."""
     from deltalake import ColumnProperties, WriterProperties
 
@@ -246,7 +246,7 @@ def purge(table: ArchiveTable, grace: float) -> int:
     count = 0
     for name in table.find_unnamed(grace):
         try:
-            if _is_ours(table, name) and table.folder.remove(name):
+            if _is_table_file(table, name) and table.folder.remove(name):
                 count += 1
         except OSError as error:
             raise ArchiveError(
@@ -255,7 +255,7 @@ def purge(table: ArchiveTable, grace: float) -> int:
     return count
 
 
-def _is_ours(table: ArchiveTable, name: str) -> bool:
+def _is_table_file(table: ArchiveTable, name: str) -> bool:
     """Return True for the name of a file in the layout of a table."""
     layout = zip(table.partitioned, (_DATE, _NUMBER), strict=False)
     folders = "".join(f"{column}={value}/" for column, value in layout)

@@ -50,7 +50,7 @@ def convert(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     for applies, converter in _CONVERTERS:
         if applies(kind):
             return converter(kind, values)
-    return leave(kind, values)  # maps and binary columns
+    return leave_to_spark(kind, values)  # maps and binary columns
 
 
 def _rows_with_value(values: Sequence[Any]) -> list[int]:
@@ -61,7 +61,7 @@ def _kinds(values: Iterable[Any]) -> set[type]:
     return set(map(type, values)) - {type(None)}
 
 
-def _find_others(values: Sequence[Any], *kinds: type) -> dict[int, Any]:
+def _find_other_types(values: Sequence[Any], *kinds: type) -> dict[int, Any]:
     """Return the values that are not null and have other types, by their rows."""
     return {
         at: value
@@ -70,7 +70,7 @@ def _find_others(values: Sequence[Any], *kinds: type) -> dict[int, Any]:
     }
 
 
-def _without(values: Sequence[Any], rows: Iterable[int]) -> Sequence[Any]:
+def _with_nulls(values: Sequence[Any], rows: Iterable[int]) -> Sequence[Any]:
     """Return the values, with null in these rows."""
     kept = list(values)
     for at in rows:
@@ -103,36 +103,36 @@ def _is_no_number(text: Any) -> bool:
 def _integers(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     wrong: set[int] = set()
     if _kinds(values) - {int}:
-        wrong = set(_find_others(values, int))
-        values = _without(values, wrong)
+        wrong = set(_find_other_types(values, int))
+        values = _with_nulls(values, wrong)
     try:
         return Converted(pa.array(values, kind), wrong, set())
     except (OverflowError, pa.ArrowInvalid):
         above = 1 << (kind.bit_width - 1)
         beyond = {at for at, value in enumerate(values) if value and not -above <= value < above}
-        return Converted(pa.array(_without(values, beyond), kind), wrong | beyond, set())
+        return Converted(pa.array(_with_nulls(values, beyond), kind), wrong | beyond, set())
 
 
 def _booleans(kind: pa.DataType, values: Sequence[Any]) -> Converted:
-    wrong = set(_find_others(values, bool)) if _kinds(values) - {bool} else set()
-    return Converted(pa.array(_without(values, wrong), kind), wrong, set())
+    wrong = set(_find_other_types(values, bool)) if _kinds(values) - {bool} else set()
+    return Converted(pa.array(_with_nulls(values, wrong), kind), wrong, set())
 
 
 def _doubles(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     wrong: set[int] = set()
     undecided: set[int] = set()
     if _kinds(values) - {Number, int}:
-        others = _find_others(values, Number, int)
+        others = _find_other_types(values, Number, int)
         # `NaN`, `+INF` and others, and the empty text.
         undecided = {at for at, each in others.items() if type(each) is str and each[:1] in "NI+-"}
         wrong = others.keys() - undecided
-        values = _without(values, others)
+        values = _with_nulls(values, others)
     try:
         numbers = [None if value is None else float(value) for value in values]
     except OverflowError:  # a huge integer
         huge = {at for at, each in enumerate(values) if type(each) is int and abs(each) >> 1000}
         undecided |= huge
-        numbers = [None if value is None else float(value) for value in _without(values, huge)]
+        numbers = [None if value is None else float(value) for value in _with_nulls(values, huge)]
     return Converted(pa.array(numbers, kind), wrong, undecided)
 
 
@@ -152,9 +152,9 @@ def _strings(kind: pa.DataType, values: Sequence[Any]) -> Converted:
         return Converted(pa.array(values, kind), set(), set())
     # An integer 0 may have been -0. Only Spark knows its text of floats, arrays and objects.
     undecided = {
-        at for at, value in _find_others(values, str, bool).items() if not _is_plain(value)
+        at for at, value in _find_other_types(values, str, bool).items() if not _is_plain(value)
     }
-    texts = [_text(value) for value in _without(values, undecided)]
+    texts = [_text(value) for value in _with_nulls(values, undecided)]
     return Converted(pa.array(texts, kind), set(), undecided)
 
 
@@ -172,8 +172,8 @@ def _text(value: Any) -> str | None:
 def _decimals(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     kinds, others = _kinds(values), dict[int, Any]()
     if kinds - {str, Number, int}:
-        others = _find_others(values, str, Number, int)
-        values = _without(values, others)
+        others = _find_other_types(values, str, Number, int)
+        values = _with_nulls(values, others)
     if int in kinds:
         values = [str(value) if type(value) is int else value for value in values]
     texts = pa.array(values, pa.string())
@@ -181,12 +181,12 @@ def _decimals(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     fraction = rf"(?:\.[0-9]{{1,{kind.scale}}})?" if kind.scale else ""
     # Other numbers have to be rounded, or have too many digits.
     pattern = rf"^-?[0-9]{{1,{whole}}}{fraction}$" if whole else "^-?0$"
-    certain, open_rows = _matching(texts, pattern)
+    certain, open_rows = _filter_matching(texts, pattern)
     wrong = {at for at in open_rows if _is_no_number(values[at])}
     return Converted(certain.cast(kind), wrong | others.keys(), open_rows - wrong)
 
 
-def _matching(texts: pa.Array, pattern: str) -> tuple[pa.Array, set[int]]:
+def _filter_matching(texts: pa.Array, pattern: str) -> tuple[pa.Array, set[int]]:
     """Return the texts with null where they do not match, and the rows of these nulls."""
     matches = compute.match_substring_regex(texts, pattern)
     if not matches.false_count:
@@ -196,9 +196,9 @@ def _matching(texts: pa.Array, pattern: str) -> tuple[pa.Array, set[int]]:
 
 
 def _dates(kind: pa.DataType, values: Sequence[Any]) -> Converted:
-    others = _find_others(values, str)
-    texts = pa.array(_without(values, others), pa.string())
-    certain, open_rows = _matching(texts, _DATE)
+    others = _find_other_types(values, str)
+    texts = pa.array(_with_nulls(values, others), pa.string())
+    certain, open_rows = _filter_matching(texts, _DATE)
     wrong = {at for at in open_rows if _begins_with_letter(values[at])}
     return Converted(certain.cast(kind), wrong | others.keys(), open_rows - wrong)
 
@@ -208,8 +208,8 @@ def _timestamps(kind: pa.DataType, values: Sequence[Any]) -> Converted:
         column, open_rows = _moments(kind, pa.array(values, pa.string()))
         wrong = {at for at in open_rows if _begins_with_letter(values[at])}
         return Converted(column, wrong, open_rows - wrong)
-    numbers, others = _find_others(values, str), dict[int, Any]()
-    found = _timestamps(kind, _without(values, numbers))
+    numbers, others = _find_other_types(values, str), dict[int, Any]()
+    found = _timestamps(kind, _with_nulls(values, numbers))
     seconds: list[int | None] = [None] * len(values)
     undecided = set(found.undecided)
     for at, value in numbers.items():
@@ -249,21 +249,21 @@ def convert_unit(kind: pa.DataType, values: Sequence[Any], factor: int) -> Conve
     return Converted(pa.array(micros, pa.int64()).cast(kind), wrong, undecided)
 
 
-def leave(kind: pa.DataType, values: Sequence[Any]) -> Converted:
+def leave_to_spark(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     """Return a column whose values Spark converts."""
     return Converted(pa.nulls(len(values), kind), set(), set(_rows_with_value(values)))
 
 
 def _moments(kind: pa.DataType, texts: pa.Array) -> tuple[pa.Array, set[int]]:
     """Return the times of texts, and the rows with other texts. Without a zone, they are in UTC."""
-    zoned, rest = _matching(texts, _ZONED)
+    zoned, rest = _filter_matching(texts, _ZONED)
     if rest:
         texts = compute.replace_substring_regex(texts, _NANOSECONDS, r"\1\2")
-        zoned, rest = _matching(texts, _ZONED)
+        zoned, rest = _filter_matching(texts, _ZONED)
     column = zoned.cast(kind)
     if not rest:
         return column, rest
-    local, other = _matching(texts, _LOCAL)
+    local, other = _filter_matching(texts, _LOCAL)
     local = local.cast(pa.timestamp("us")).cast(pa.int64()).cast(kind)
     return compute.coalesce(column, local), rest & other
 
@@ -274,8 +274,8 @@ def _moments(kind: pa.DataType, texts: pa.Array) -> tuple[pa.Array, set[int]]:
 def _structs(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     wrong: set[int] = set()
     if _kinds(values) - {dict}:
-        wrong = set(_find_others(values, dict))
-        values = _without(values, wrong)
+        wrong = set(_find_other_types(values, dict))
+        values = _with_nulls(values, wrong)
     mask = None
     if None in values:
         mask = pa.array([value is None for value in values], pa.bool_())
@@ -307,8 +307,8 @@ def by_name(objects: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterator
 def _lists(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     wrong: set[int] = set()
     if _kinds(values) - {list}:
-        wrong = set(_find_others(values, list))
-        values = _without(values, wrong)
+        wrong = set(_find_other_types(values, list))
+        values = _with_nulls(values, wrong)
     starts: list[int | None] = []
     rows: list[int] = []
     items: list[Any] = []

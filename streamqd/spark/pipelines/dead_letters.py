@@ -99,7 +99,7 @@ class DeadLetterArchiver:
             advance(reached)
             total, commits = total + sum(each.rows for each in files), commits + 1
         if commits:
-            compact.tidy(table, commits)
+            compact.merge_small_files(table, commits)
         return total
 
     def _facts(self) -> dict[TopicPartition, StreamFacts]:

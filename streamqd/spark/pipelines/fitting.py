@@ -154,15 +154,15 @@ def _from_json(text: str, fields: Sequence[StructField]) -> Column:
             continue
         raw, form = row.getField(each.name), forms[each.name]
         if form in UNITS:
-            time = _of_unit(raw, UNITS[form])
+            time = _parse_unit(raw, UNITS[form])
         else:
-            time = _of_pattern(raw, form, each.dataType)
+            time = _parse_pattern(raw, form, each.dataType)
             why = f.coalesce(why, f.when(raw.isNotNull() & time.isNull(), raw))
         found = found.withField(f"`{each.name}`", time)
     return found.withField(BAD, why) if forms else found
 
 
-def _of_pattern(text: Column, pattern: str, kind: DataType) -> Column:
+def _parse_pattern(text: Column, pattern: str, kind: DataType) -> Column:
     """Return the time of a text in the form of a pattern, null for another text.
 
     The reader of JSON has the zone as an option. Other functions use the zone of the session.
@@ -178,7 +178,7 @@ def _of_pattern(text: Column, pattern: str, kind: DataType) -> Column:
     return time
 
 
-def _of_unit(number: Column, factor: int) -> Column:
+def _parse_unit(number: Column, factor: int) -> Column:
     """Return the time of a decimal number of a unit. Times beyond all years are out of range."""
     from pyspark.sql import functions as f
 
@@ -210,7 +210,7 @@ class Plain:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows."""
-        self._files.write("", _as(self._schema, batch.columns))
+        self._files.write("", _to_batch(self._schema, batch.columns))
 
     def finish(self) -> pa.RecordBatch:
         """Close the files. Return a row for each."""
@@ -282,7 +282,7 @@ class Fitter:
             found = [each and rescue_fields(each, has) for each in values]
             own[RESCUED] = pa.array(found, pa.string())
         # A column that was removed from the schema stays in the table.
-        return _as(
+        return _to_batch(
             schema,
             [
                 own[each.name]
@@ -299,7 +299,9 @@ class Fitter:
 
         own = {"reason": pa.array(reasons, pa.string())}
         schema = self._schemas[1]
-        return _as(schema, [own[name] if name in own else rows[name] for name in schema.names])
+        return _to_batch(
+            schema, [own[name] if name in own else rows[name] for name in schema.names]
+        )
 
     def finish(self) -> pa.RecordBatch:
         """Close the files. Return a row for each, and for each name of another case."""
@@ -421,7 +423,7 @@ def _listing(*written: tuple[Sequence[WrittenFile], str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names)
 
 
-def _as(schema: pa.Schema, arrays: Sequence[pa.Array]) -> pa.RecordBatch:
+def _to_batch(schema: pa.Schema, arrays: Sequence[pa.Array]) -> pa.RecordBatch:
     """Return arrays as a file's columns: Spark names some types differently (time zone)."""
     import pyarrow as pa
 

@@ -58,9 +58,9 @@ class PipelineLease:
     def __enter__(self) -> Self:
         began = time.monotonic()
         with closing(self._connect()) as link:
-            reply = link.run(self._take(""))
+            reply = link.run(self._acquire_call(""))
             if reply.word == "HELD" and is_gone(holder := _text(reply.rest[0])):
-                reply = link.run(self._take(holder))
+                reply = link.run(self._acquire_call(holder))
         if reply.word == "HELD":
             raise RequestRefusedError(
                 f"{self._what} by {holder_of(_text(reply.rest[0]))}, whose lease expires"
@@ -86,7 +86,7 @@ class PipelineLease:
                 sent=False,
             )
 
-    def _take(self, dead_token: str) -> Call:
+    def _acquire_call(self, dead_token: str) -> Call:
         return archives.acquire_lease(
             self._keys, self._topic, self._name, self.token, self._ttl, dead_token
         )

@@ -18,7 +18,7 @@ _MS, _SEQ = compute.field("id_ms"), compute.field("id_seq")
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class FoundInArchive:
     """The place of a message in an archive. `file` is '' when no file covers its id.
 
     `found` is True if the message is in the file.
@@ -28,13 +28,13 @@ class Looked:
     found: bool
 
 
-def look(
+def find_entry(
     folder: str | Path | Location,
     topic: str,
     partition: int,
     entry_id: str,
     options: Mapping[str, str] | None = None,
-) -> Looked:
+) -> FoundInArchive:
     """Find an entry.
 
     Raises RequestRefusedError without an archive, and ArchiveError for a damaged one. `options` are
@@ -42,11 +42,11 @@ def look(
     """
     table = Archive(folder, options=options).table(topic)
     wanted = read_id(entry_id)
-    looked = Looked("", False)
+    looked = FoundInArchive("", False)
     for file in [] if table is None else table.files(partition):
         assert table is not None
         if file.first <= wanted <= file.last:
-            looked = Looked(table.locate(file), _is_in(table, file, wanted))
+            looked = FoundInArchive(table.locate(file), _is_in(table, file, wanted))
             if looked.found:
                 break
     return looked

@@ -54,7 +54,7 @@ class MinuteArchiver:
         RedisUnavailableError, RedisResponseError, OSError.
         """
         table = self._archive.derived_table(self._fleet, HISTORY)
-        entries = history.read(self._store, self._fleet, 0, _last(table, self._fleet))
+        entries = history.read(self._store, self._fleet, 0, _last_entry_id(table, self._fleet))
         total = commits = 0
         for last, rows in _portions(self._read(entries)):
             table = table or self._archive.derived_table(self._fleet, HISTORY, minute_columns())
@@ -66,7 +66,7 @@ class MinuteArchiver:
             table.append(files, {(self._fleet, 0): Position(offsets.read_id(last))})
             total, commits = total + len(rows), commits + 1
         if table is not None and commits:
-            compact.tidy(table, commits)
+            compact.merge_small_files(table, commits)
         return total
 
     def _read(self, entries: Iterable[Interval]) -> Iterator[Interval]:
@@ -75,17 +75,17 @@ class MinuteArchiver:
             yield entry
 
 
-def waiting(store: Store, table: ArchiveTable | None, fleet: str) -> pa.Table:
+def unarchived_rows(store: Store, table: ArchiveTable | None, fleet: str) -> pa.Table:
     """Return the rows in Redis that are not in a table, and all without one."""
     import pyarrow as pa
 
     schema = minute_columns()
-    entries = history.read(store, fleet, 0, _last(table, fleet))
+    entries = history.read(store, fleet, 0, _last_entry_id(table, fleet))
     parts = [pa.Table.from_pylist(rows, schema) for _, rows in _portions(entries)]
     return pa.concat_tables(parts or [pa.Table.from_pylist([], schema)])
 
 
-def _last(table: ArchiveTable | None, fleet: str) -> str:
+def _last_entry_id(table: ArchiveTable | None, fleet: str) -> str:
     """Return the ID of the last entry in a table, '' for none."""
     end = None if table is None else table.positions.get((fleet, 0))
     return "" if end is None else offsets.write_id(end.id)
@@ -147,8 +147,8 @@ def _rows(entry: Interval) -> list[dict[str, Any]]:
 
 def _figures(assignment: HistoryRow, at: int, parts: int, *, at_end: bool) -> dict[str, Any]:
     """Return the part `at` of the figures. Only at the end of a minute is its lag known."""
-    handled = _part(assignment.handled, at, parts)
-    delays = None if assignment.delays is None else _part(assignment.delays, at, parts)
+    handled = _bucket_part(assignment.handled, at, parts)
+    delays = None if assignment.delays is None else _bucket_part(assignment.delays, at, parts)
     return {
         "topic": assignment.topic,
         "group": assignment.group,
@@ -170,7 +170,7 @@ def _figures(assignment: HistoryRow, at: int, parts: int, *, at_end: bool) -> di
     }
 
 
-def _part(runs: Mapping[int, int], at: int, parts: int) -> dict[int, int]:
+def _bucket_part(runs: Mapping[int, int], at: int, parts: int) -> dict[int, int]:
     """Return the part `at` of runs by bucket, without empty buckets."""
     shares = ((bucket, history.share(count, at, parts)) for bucket, count in runs.items())
     return {bucket: count for bucket, count in shares if count}

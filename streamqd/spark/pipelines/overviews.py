@@ -49,14 +49,14 @@ def messages(spark: SparkSession, settings: config.Settings, archive: Archive | 
     for fleet in names:
         table = _table(archive, fleet, HISTORY, "messages")
         if table is not None:
-            frames.append(_of_fleet(tables.read_files(spark, table, table.files()), fleet))
+            frames.append(_select_fleet(tables.read_files(spark, table, table.files()), fleet))
         if fleet == own:
-            waiting = spark.createDataFrame(_waiting(settings, table))
-            frames.append(_of_fleet(waiting, fleet))
+            waiting = spark.createDataFrame(_unarchived_rows(settings, table))
+            frames.append(_select_fleet(waiting, fleet))
     return reduce(lambda one, other: one.unionByName(other), frames)
 
 
-def _of_fleet(frame: DataFrame, fleet: str) -> DataFrame:
+def _select_fleet(frame: DataFrame, fleet: str) -> DataFrame:
     from pyspark.sql import functions as f
     from pyspark.sql.pandas.types import from_arrow_type
 
@@ -79,11 +79,11 @@ def _table(archive: Archive | None, name: str, kind: TableKind, view: str) -> Ar
         return None
 
 
-def _waiting(settings: config.Settings, table: ArchiveTable | None) -> pa.Table:
+def _unarchived_rows(settings: config.Settings, table: ArchiveTable | None) -> pa.Table:
     link = tables.connect(settings)
     try:
         store = Store(link, Keys(settings.keys.control, settings.keys.streams))
-        return minutes.waiting(store, table, settings.daemon.fleet)
+        return minutes.unarchived_rows(store, table, settings.daemon.fleet)
     finally:
         link.close()
 
@@ -103,7 +103,7 @@ def dead_letters(
         places = _dead_letter_places(settings)
         # Read at once, because dead letters that are archived later leave Redis.
         behind = [place for place in places if place[0] in known]
-        read = _waiting_dead_letters(spark, settings, behind, known)
+        read = _unarchived_dead_letters(spark, settings, behind, known)
         read = [each.localCheckpoint() for each in read]
         if _positions(_dead_letter_tables(archive)) == _positions(known):
             break
@@ -111,7 +111,7 @@ def dead_letters(
         raise RequestRefusedError(
             "dead letters were archived during each of several reads; try again"
         )
-    read += _waiting_dead_letters(
+    read += _unarchived_dead_letters(
         spark, settings, [each for each in places if each not in behind], {}
     )
     names = [each.name for each in COLUMNS]
@@ -167,7 +167,7 @@ def _dead_letter_places(settings: config.Settings) -> list[TopicPartition]:
     return filled
 
 
-def _waiting_dead_letters(
+def _unarchived_dead_letters(
     spark: SparkSession,
     settings: config.Settings,
     places: Sequence[TopicPartition],

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from streamqd.spark.pipelines.schemas import unlike
+from streamqd.spark.pipelines.schemas import type_mismatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -151,7 +151,7 @@ def _kinds(found: dict[str, Any]) -> set[type] | None:
 def _find_misplaced(kind: StructType, found: dict[str, Any]) -> str:
     """Return the reasons of columns with binary that are not binary, "" without any."""
     wrong = [field for field in kind.fields if _is_misplaced(field.dataType, found.get(field.name))]
-    return "; ".join(map(unlike, wrong))
+    return "; ".join(map(type_mismatch, wrong))
 
 
 def _is_misplaced(kind: DataType, value: Any) -> bool:

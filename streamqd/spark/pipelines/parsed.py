@@ -21,7 +21,7 @@ from streamqd.spark.offsets import Offsets, Position
 from streamqd.spark.pipelines import compact, derived, fitting, packed, schemas, tables
 from streamqd.spark.pipelines.derived import OWN
 from streamqd.spark.pipelines.parts import WrittenFile, last_id
-from streamqd.spark.pipelines.queries import failure
+from streamqd.spark.pipelines.queries import to_streamqd_error
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, UnparsedFiles
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def parse(
         done.quarantined += sum(each.rows for each in unfit)
         done.alike |= alike
     for table in pair:
-        compact.tidy(table, done.batches)
+        compact.merge_small_files(table, done.batches)
     return done
 
 
@@ -170,7 +170,7 @@ def _fit_rows(
     try:
         return fitting.fit_rows(rows, kind, pipeline.event_time or "", now_us, into, read)
     except (Py4JError, PySparkException) as error:
-        raise failure(error) from error
+        raise to_streamqd_error(error) from error
 
 
 def _without_bounds(files: Sequence[WrittenFile]) -> tuple[WrittenFile, ...]:

@@ -53,7 +53,7 @@ class ProgressMeter:
         self._forget()
         self.show(0)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Show the current progress. If Redis does not answer, nothing is shown."""
         with suppress(RedisUnavailableError, RedisResponseError):
             self.show(sum(map(int, self._link.execute("HVALS", self._key))))

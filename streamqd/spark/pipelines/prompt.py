@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from streamqd import config
 from streamqd.errors import RequestRefusedError, StreamqdError
 from streamqd.spark.pipelines import tables
-from streamqd.spark.pipelines.queries import failure, first_line, sentence
+from streamqd.spark.pipelines.queries import cause_sentence, first_line, to_streamqd_error
 from streamqd.spark.pipelines.statements import check
 from streamqd.spark.pipelines.storage import Archive
 
@@ -96,7 +96,7 @@ class Prompt:
             fits(frame.columns)
             found = frame.collect() if most is None else frame.take(most)
         except (AnalysisException, ParseException) as error:
-            own = sentence(error)
+            own = cause_sentence(error)
             spark = first_line(error).partition("] ")
             raise RequestRefusedError(
                 own if own.startswith("streamq: ") else spark[2] or spark[0]
@@ -104,5 +104,5 @@ class Prompt:
         except StreamqdError:
             raise
         except Exception as error:
-            raise failure(error) from error
+            raise to_streamqd_error(error) from error
         return SqlAnswer(frame.columns, [tuple(row) for row in found])

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import compute
 
 from streamqd.spark.pipelines import schemas
-from streamqd.spark.pipelines.conversion import by_name, convert, convert_unit, leave
+from streamqd.spark.pipelines.conversion import by_name, convert, convert_unit, leave_to_spark
 from streamqd.spark.pipelines.packed import Reader, json_texts
 from streamqd.spark.pipelines.reasons import JudgedRows, Reasons, days_of, last_day
 from streamqd.spark.pipelines.strict import decode, is_ordinary
@@ -52,7 +52,7 @@ class Prover:
             elif form in schemas.UNITS:
                 found = convert_unit(field.type, values, schemas.UNITS[form])
             else:
-                found = leave(field.type, values)
+                found = leave_to_spark(field.type, values)
             columns[field.name] = found.column
             wrong[field.name] = found.wrong
             undecided |= found.undecided

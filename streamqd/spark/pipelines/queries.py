@@ -34,8 +34,8 @@ class PipelineError(SparkError):
     """A pipeline stopped. Its finished work stays. Fix the cause and run it again."""
 
 
-def wait(queries: Sequence[StreamingQuery], look: Callable[[], None] = lambda: None) -> None:
-    """Wait until all queries have stopped, calling `look` in between. Raises a query's error.
+def wait(queries: Sequence[StreamingQuery], refresh: Callable[[], None] = lambda: None) -> None:
+    """Wait until all queries have stopped, calling `refresh` in between. Raises a query's error.
 
     An interrupt is noted first: raised in the midst of a call to the JVM, it would break that.
     """
@@ -52,7 +52,7 @@ def wait(queries: Sequence[StreamingQuery], look: Callable[[], None] = lambda: N
     try:
         for query in queries:
             while not query.awaitTermination(_POLL):  # type: ignore[arg-type]
-                look()
+                refresh()
                 if interrupted.is_set():
                     raise KeyboardInterrupt
         if interrupted.is_set():  # while the last query stopped
@@ -63,18 +63,18 @@ def wait(queries: Sequence[StreamingQuery], look: Callable[[], None] = lambda: N
 
 
 @contextlib.contextmanager
-def in_a_sentence() -> Iterator[None]:
-    """Convert Spark's errors inside to those of `failure`, without the Java stack."""
+def convert_errors() -> Iterator[None]:
+    """Convert Spark's errors inside to those of `to_streamqd_error`, without the Java stack."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     try:
         yield
     except (Py4JError, PySparkException) as error:
-        raise failure(error) from error
+        raise to_streamqd_error(error) from error
 
 
-def failure(error: Exception) -> StreamqdError:
+def to_streamqd_error(error: Exception) -> StreamqdError:
     """Convert Spark's error into one of ours.
 
     Returns RedisUnavailableError if a task or planner could not reach Redis, RedisResponseError if
@@ -87,10 +87,10 @@ def failure(error: Exception) -> StreamqdError:
         return RedisUnavailableError(text.strip(), sent=True)
     if name == RedisResponseError.__name__:
         return RedisResponseError(text.partition(" ")[0], text.strip())
-    return PipelineError(sentence(error))
+    return PipelineError(cause_sentence(error))
 
 
-def sentence(error: Exception) -> str:
+def cause_sentence(error: Exception) -> str:
     """Return the cause of Spark's error, without Spark's own words if it is an error of ours."""
     found = _CAUSE.findall(str(error))
     if found:

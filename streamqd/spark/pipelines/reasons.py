@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamqd.spark.pipelines.packed import Reader, json_texts
-from streamqd.spark.pipelines.schemas import BAD, misaligns_columns, out_of_range, unlike
+from streamqd.spark.pipelines.schemas import BAD, misaligns_columns, out_of_range, type_mismatch
 from streamqd.spark.pipelines.strict import decode
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Reasons:
         said: dict[int, list[str]] = {}
         for field in self._kind.fields:
             wrong = unfit.get(field.name, set())
-            told = dict.fromkeys(wrong, unlike(field))
+            told = dict.fromkeys(wrong, type_mismatch(field))
             for at, why in self._values(field, columns(field.name)):
                 told.setdefault(at, why)
             for at, why in told.items():

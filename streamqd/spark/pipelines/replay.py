@@ -19,7 +19,7 @@ from streamqd.message import REPLAY_OF
 from streamqd.spark.options import WriteOptions, of_settings, write_options
 from streamqd.spark.outgoing import Row, Targets, deliver, rows_of
 from streamqd.spark.pipelines import tables
-from streamqd.spark.pipelines.queries import first_line, in_a_sentence
+from streamqd.spark.pipelines.queries import convert_errors, first_line
 from streamqd.spark.pipelines.storage import Archive
 from streamqd.spark.rows import COLUMNS, FIELDS, HEADERS, Column, arrow_schema
 
@@ -86,12 +86,12 @@ def replay(
     chosen = choose(_source(settings, spark, topic, choice, archive), choice)
     if name and options.topic == topic and choice.tier != "dlq":
         chosen = chosen.where(~_is_replay())
-    with in_a_sentence():
+    with convert_errors():
         result = _summarize(chosen, topic, options.topic, dry_run)
     if not dry_run and result.rows:
         Targets(options).count(options.topic)
         ready = _sink_rows(chosen, topic, choice, name or secrets.token_hex(8))
-        with in_a_sentence():
+        with convert_errors():
             result.sent = _send(ready, options, rate)
     result.seconds = round(time.monotonic() - began, 3)
     return result

@@ -26,7 +26,7 @@ from streamqd.spark.pipelines import report_findings as judge
 from streamqd.spark.pipelines import report_history, tables
 from streamqd.spark.pipelines import report_queries as queries
 from streamqd.spark.pipelines.derived import QUARANTINE
-from streamqd.spark.pipelines.queries import failure
+from streamqd.spark.pipelines.queries import to_streamqd_error
 from streamqd.spark.pipelines.report_queries import ReportScope
 from streamqd.store import topics as registry
 from streamqd.store.keys import Keys
@@ -50,7 +50,7 @@ def report(
     InvalidRequestError, PipelineError.
     """
     out = location(out, settings.archive.pairs)
-    began, last = time.monotonic(), _last(out)
+    began, last = time.monotonic(), _read_last_report(out)
     if scope.since and scope.until and scope.since >= scope.until:
         raise RequestRefusedError("the start of the window must be before its end")
     sizes, dying = _sizes(settings, scope), _fleet(settings).dead_letters
@@ -132,9 +132,9 @@ def _topic(
         pipeline = settings.pipelines.get(name, config.Pipeline())
         if name in scope.schemas:
             pipeline = config.Pipeline(scope.schemas[name], codec=pipeline.codec)
-        found = queries.figures(scope.within(entries), scope.within(dead_letters), pipeline)
+        found = queries.figures(scope.in_window(entries), scope.in_window(dead_letters), pipeline)
     except PySparkException as error:
-        raise failure(error) from error
+        raise to_streamqd_error(error) from error
     parts = found["partitions"]
     return {
         "topic": name,
@@ -155,7 +155,7 @@ def _quarantine(spark: SparkSession, scope: ReportScope, topic: str) -> dict[str
     table = None if archive is None else archive.derived_table(topic, QUARANTINE)
     if archive is None or table is None:
         return None
-    found = queries.reasons(scope.within(tables.read_files(spark, table, table.files())))
+    found = queries.reasons(scope.in_window(tables.read_files(spark, table, table.files())))
     return {
         "archive": str(archive.root),
         "view": tables.view_name("quarantine", topic),
@@ -171,11 +171,11 @@ def _histories(
     try:
         return report_history.histories(spark, settings, scope)
     except PySparkException as error:
-        streams.warn_once(f"{failure(error)}, so the report is without the history")
+        streams.warn_once(f"{to_streamqd_error(error)}, so the report is without the history")
         return {}
 
 
-def _last(out: Location) -> dict[str, Any] | None:
+def _read_last_report(out: Location) -> dict[str, Any] | None:
     """Return the figures of the last report in a folder.
 
     Raises RequestRefusedError if it is not one.

@@ -80,8 +80,8 @@ def error_of(cause: Mapping[str, Any]) -> str:
 def _fleet(seen: StatusView) -> Iterator[ReportFinding]:
     about = f"fleet {seen.fleet}"
     silent = [each.instance for each in seen.instances if each.state == "silent"]
-    if not _alive(seen):
-        waiting = sum(_waiting(each) for each in seen.groups)
+    if not _has_live_instance(seen):
+        waiting = sum(_count_waiting(each) for each in seen.groups)
         yield _finding(Severity.PROBLEM, about, "no instance is alive", waiting, "status")
     elif silent:
         what = f"{plural(len(silent), 'instance')} silent, such as {silent[0]}"
@@ -93,9 +93,9 @@ def _fleet(seen: StatusView) -> Iterator[ReportFinding]:
 
 def _group(seen: StatusView, group: GroupStatus) -> Iterator[ReportFinding]:
     about, why = f"{group.topic}/{group.group}", f"why {group.topic}"
-    waiting, run = _waiting(group), group.longest_run_seconds or 0.0
+    waiting, run = _count_waiting(group), group.longest_run_seconds or 0.0
     unowned = group.condition in ("free", "expired")
-    if group.condition in ALARMING and (_alive(seen) or not unowned):
+    if group.condition in ALARMING and (_has_live_instance(seen) or not unowned):
         yield _finding(Severity.PROBLEM, about, _state(group), waiting, why)
     elif group.condition in ("stopped", "paused") and waiting:
         yield _finding(Severity.WARNING, about, _state(group), waiting, why)
@@ -104,7 +104,7 @@ def _group(seen: StatusView, group: GroupStatus) -> Iterator[ReportFinding]:
         yield _finding(Severity.PROBLEM, about, what, waiting, why)
     for unread in seen.lagging:
         if (unread.topic, unread.group) == (group.topic, group.group):
-            yield from _late(seen.now_unix_ms, about, unread)
+            yield from _late_finding(seen.now_unix_ms, about, unread)
     if group.waiting_retries:
         verb = "waits for its" if group.waiting_retries == 1 else "wait for their"
         what = f"{plural(group.waiting_retries, 'message')} {verb} next attempt"
@@ -118,7 +118,7 @@ def _state(group: GroupStatus) -> str:
     return f"{describe_condition(group.condition)}{where}{group.reason and f': {group.reason}'}"
 
 
-def _late(now: int, about: str, unread: Behind) -> Iterator[ReportFinding]:
+def _late_finding(now: int, about: str, unread: Behind) -> Iterator[ReportFinding]:
     age = 0.0 if unread.since_unix_ms is None else (now - unread.since_unix_ms) / 1000
     if age < LATE_SECONDS:
         return
@@ -132,11 +132,11 @@ def _late(now: int, about: str, unread: Behind) -> Iterator[ReportFinding]:
     yield _finding(severity, about, what, 1_000 if unread.lag is None else unread.lag, command)
 
 
-def _waiting(group: GroupStatus) -> int:
+def _count_waiting(group: GroupStatus) -> int:
     return (group.lag or 0) + group.pending
 
 
-def _alive(seen: StatusView) -> bool:
+def _has_live_instance(seen: StatusView) -> bool:
     return any(each.state != "silent" for each in seen.instances)
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from streamqd import config
 from streamqd.spark.pipelines import overviews
-from streamqd.spark.pipelines.report_queries import ROWS_MAX, ReportScope, bar_width, kept
+from streamqd.spark.pipelines.report_queries import ROWS_MAX, ReportScope, bar_width, persisted
 
 MINUTE_MS = 60_000
 
@@ -54,7 +54,7 @@ def histories(
     seconds. `timeline` has the sums and the 99th percentile of buckets of `width_ms`.
     """
     minutes = overviews.messages(spark, settings, scope.archive)
-    with kept(scope.within(minutes, "minute")) as found:
+    with persisted(scope.in_window(minutes, "minute")) as found:
         return _histories(spark, found)
 
 

@@ -66,7 +66,7 @@ class ReportScope:
     until: dt.datetime | None = None
     schemas: Mapping[str, str] = field(default_factory=dict)
 
-    def within(self, frame: DataFrame, column: str = "timestamp") -> DataFrame:
+    def in_window(self, frame: DataFrame, column: str = "timestamp") -> DataFrame:
         """Return the rows of a frame that are in the window, by a column of times."""
         if self.since is not None:
             frame = frame.where(f.col(column) >= f.lit(self.since))
@@ -80,7 +80,7 @@ def figures(rows: DataFrame, dead_letters: DataFrame, pipeline: config.Pipeline)
 
     `width_ms` is the width of a bucket of the timeline. Raises InvalidRequestError.
     """
-    with kept(_entries(rows)) as entries, kept(_dead_letters(dead_letters)) as dead:
+    with persisted(_entries(rows)) as entries, persisted(_dead_letters(dead_letters)) as dead:
 
         def ask(query: str, **more: Any) -> list[dict[str, Any]]:
             found = rows.sparkSession.sql(query, entries=entries, dead_letters=dead, **more)
@@ -102,13 +102,13 @@ def figures(rows: DataFrame, dead_letters: DataFrame, pipeline: config.Pipeline)
 
 
 @contextlib.contextmanager
-def kept(frame: DataFrame) -> Iterator[DataFrame]:
+def persisted(frame: DataFrame) -> Iterator[DataFrame]:
     """Keep a frame that Spark computes once, in memory or on disk."""
-    kept = frame.persist()
+    cached = frame.persist()
     try:
-        yield kept
+        yield cached
     finally:
-        kept.unpersist()
+        cached.unpersist()
 
 
 def _entries(rows: DataFrame) -> DataFrame:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TIDY = 8  # batches between two checks for small files
 
 
-def hold(settings: config.Settings, archive: Archive, name: str) -> PipelineLease:
+def lease_results(settings: config.Settings, archive: Archive, name: str) -> PipelineLease:
     """Return the lease on a table of results. Enter it."""
     archive.folder(name, RESULTS)  # refuses an invalid name before it becomes part of a key
     keys = Keys(settings.keys.control, settings.keys.streams)
@@ -47,7 +47,7 @@ class ResultWriter:
         table = archive.derived_table(name, RESULTS, self._columns)
         assert table is not None
         self._table = table
-        if not table.has_just(self._columns):
+        if not table.has_columns(self._columns):
             raise RequestRefusedError(
                 f"the columns of table {name} are"
                 f" {', '.join(tables.arrow_columns(table).names)}, and those of the query differ;"
@@ -58,14 +58,14 @@ class ResultWriter:
         """Store a batch. Raises RequestRefusedError, ArchiveError, PySparkException."""
         query = self._query()
         self._table.reload()
-        if self._table.done(query) >= number:
+        if self._table.last_batch_of(query) >= number:
             return
         begin = partial(fitting.Plain, self._table.folder, self._columns)
         files = fitting.write_frame(batch, begin).fit
         self._table.append(files, {}, of=(query, number))
         self._batches += 1
         if self._batches % _TIDY == 0:
-            compact.tidy(self._table, _TIDY)
+            compact.merge_small_files(self._table, _TIDY)
 
     def _query(self) -> str:
         """Return the id that Spark gave the query. It is kept in the checkpoint."""

@@ -21,7 +21,7 @@ from streamqd.paths import join_parts
 from streamqd.spark import read_topic
 from streamqd.spark.options import of_settings
 from streamqd.spark.pipelines import tables
-from streamqd.spark.pipelines.queries import failure, wait
+from streamqd.spark.pipelines.queries import to_streamqd_error, wait
 from streamqd.spark.pipelines.storage import Archive
 
 
@@ -113,7 +113,7 @@ def run(job: Job, function: Callable[[Job], Any]) -> Any:
     try:
         wait(queries)
     except StreamingQueryException as error:
-        raise failure(error) from error
+        raise to_streamqd_error(error) from error
     finally:
         for query in queries:
             query.stop()

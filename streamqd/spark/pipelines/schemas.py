@@ -25,7 +25,7 @@ _OTHERWISE = {"short", "integer", "long"}  # names of PySpark
 _OF_QUERIES = "byte"  # rows of a query may have tinyint, but payloads may not
 
 
-def unlike(field: StructField) -> str:
+def type_mismatch(field: StructField) -> str:
     """Return the reason for a value that is not of its column's type."""
     return f"{field.name} is not {field.dataType.simpleString()[:200]}"
 

@@ -21,7 +21,7 @@ from streamqd import config
 from streamqd.errors import RequestRefusedError
 from streamqd.spark.pipelines import checkpoints, results, tables
 from streamqd.spark.pipelines.prompt import Fits
-from streamqd.spark.pipelines.queries import failure, sentence, wait
+from streamqd.spark.pipelines.queries import cause_sentence, to_streamqd_error, wait
 from streamqd.spark.pipelines.run import Job
 from streamqd.spark.pipelines.statements import check
 from streamqd.spark.pipelines.storage import Archive
@@ -80,13 +80,13 @@ def run(
         raise RequestRefusedError(f"writing into {into} requires a directory for the checkpoint")
     with contextlib.ExitStack() as held:
         if checkpoint is not None:
-            held.enter_context(checkpoints.hold(settings, checkpoint))
+            held.enter_context(checkpoints.lease_checkpoints(settings, checkpoint))
             target = standing.target
             if standing.archive is not None:
-                held.enter_context(results.hold(settings, standing.archive, standing.into))
+                held.enter_context(results.lease_results(settings, standing.archive, standing.into))
                 target = f"{standing.into} in {standing.archive.id}"
             query = {"query": standing.query, "mode": standing.mode, "target": target}
-            checkpoints.bind(checkpoint, query)
+            checkpoints.bind_query(checkpoint, query)
         return _run(spark, settings, standing, show, checkpoint and checkpoint.absolute(), fits)
 
 
@@ -118,25 +118,25 @@ def _run(
                 assert checkpoint is not None
                 own = checkpoint / NAME
                 take = results.ResultWriter(standing.archive, standing.into, frame, own)
-            writer = frame.writeStream.foreachBatch(_remembering(take, failures))
+            writer = frame.writeStream.foreachBatch(_storing_errors(take, failures))
             writer = writer.outputMode(standing.mode).queryName(NAME)
             if checkpoint is not None:
                 writer = writer.option("checkpointLocation", str(checkpoint / NAME))
         pace = {"processingTime": INTERVAL} if standing.follow else {"availableNow": True}
         query = writer.trigger(**pace).start()
     except (AnalysisException, ParseException) as error:
-        raise RequestRefusedError(_add_hint(sentence(error), standing)) from error
+        raise RequestRefusedError(_add_hint(cause_sentence(error), standing)) from error
     try:
         wait([query])
     except StreamingQueryException as error:
-        raise (failures[0] if failures else failure(error)) from error
+        raise (failures[0] if failures else to_streamqd_error(error)) from error
     finally:
         query.stop()
     taken = [each["numInputRows"] for each in query.recentProgress]  # rows of the last 100 batches
     return StreamResult(len(taken), sum(taken))
 
 
-def _remembering(
+def _storing_errors(
     take: Callable[[DataFrame, int], None], failures: list[Exception]
 ) -> Callable[[DataFrame, int], None]:
     """Return a batch function that also stores its errors, because Spark carries only texts."""

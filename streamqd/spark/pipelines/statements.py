@@ -101,7 +101,7 @@ class SqlSplitter:
                 self._blank = self._blank and kind in _COMMENTS
         return done
 
-    def rest(self) -> str:
+    def remainder(self) -> str:
         """Return the unfinished statement, '' if it has only closed comments."""
         closed = self._scanner.inside != "/*"
         return "" if self._blank and closed else "".join(self._pieces).strip()

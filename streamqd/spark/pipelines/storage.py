@@ -217,8 +217,8 @@ class Archive:
 
     def names(self, kind: TableKind) -> list[str]:
         """Return the names of the tables of a kind, mostly names of topics."""
-        with _translated(self.root, "read"):
-            found = self.root.within(kind.folder).tables()
+        with _translate_errors(self.root, "read"):
+            found = self.root.subfolder(kind.folder).tables()
         return sorted(each for each in found if NAME.fullmatch(each))
 
     def folder(self, topic: str, kind: TableKind = RAW) -> Location:
@@ -228,7 +228,7 @@ class Archive:
                 f"{topic!r} is not a valid name of a topic or table; use letters, digits, '_', '-'"
                 " and '.'"
             )
-        return self.root.within(kind.folder, topic)
+        return self.root.subfolder(kind.folder, topic)
 
     def table(self, topic: str, *, create: bool = False) -> ArchiveTable | None:
         """Return the table of a topic, None when there is none.
@@ -240,7 +240,7 @@ class Archive:
             return ArchiveTable(folder, topic) if _is_made(folder) else None
         _check_free(folder)
         if not _is_made(folder):
-            with _translated(folder, "written"):
+            with _translate_errors(folder, "written"):
                 _create_table(folder, topic, RAW, arrow_schema())
         return ArchiveTable(folder, topic)
 
@@ -254,7 +254,7 @@ class Archive:
         folder = self.folder(name, kind)
         if columns is not None and not _is_made(folder):
             _check_free(folder)
-            with _translated(folder, "written"):
+            with _translate_errors(folder, "written"):
                 _create_table(folder, name, kind, columns)
         return ArchiveTable(folder, name, kind) if _is_made(folder) else None
 
@@ -272,7 +272,7 @@ class ArchiveTable:
         self.folder = folder
         self.topic = topic
         self.kind = kind
-        with _translated(folder, "read"):
+        with _translate_errors(folder, "read"):
             self.delta: DeltaTable = DeltaTable(folder.address, storage_options=_options(folder))
             fields = _columns(self.delta.schema())
             metadata = self.delta.metadata()
@@ -307,7 +307,7 @@ class ArchiveTable:
         """
         import pyarrow as pa
 
-        with _translated(self.folder, "read"):
+        with _translate_errors(self.folder, "read"):
             actions = pa.table(self.delta.get_add_actions(flatten=True))
         found: list[dict[str, Any]] = actions.to_pylist()
         files = []
@@ -380,7 +380,7 @@ class ArchiveTable:
     def find_unnamed(self, grace: float) -> list[str]:
         """Return the names of all files that no version of the last `grace` seconds names."""
         self.reload()
-        with _translated(self.folder, "read"):
+        with _translate_errors(self.folder, "read"):
             return self.delta.vacuum(
                 retention_hours=math.ceil(grace / 3600),
                 dry_run=True,
@@ -419,8 +419,8 @@ class ArchiveTable:
 
         `owed` is for the second table, which gets it next. `batch` is the number, by default one
         more than the last. `of` is the query whose batch it is, and the query's batch number, as in
-        `done`. With `replace`, all other files are removed from the table. With `columns`, it
-        starts again, with no other files, columns and positions. When it returns, the commit has
+        `last_batch_of`. With `replace`, all other files are removed from the table. With `columns`,
+        it starts again, with no other files, columns and positions. When it returns, the commit has
         reached the disk. Raises RequestRefusedError if another run has committed a batch since the
         table was opened, ArchiveError.
         """
@@ -432,13 +432,13 @@ class ArchiveTable:
         new = BatchNote(number, known | positions, owed)
         mark = uuid.uuid4().hex
         cleans = number % _CHECKPOINT == 0
-        with self._despite_a_lost_reply(mark), self.changing():
+        with self._ignore_lost_reply(mark), self.changing():
             self.delta.create_write_transaction(
                 [_action(file, self.values(file.date, file.partition)) for file in files],
                 "append" if columns is None and not replace else "overwrite",
                 self.delta.schema() if columns is None else _delta_schema(columns),
                 list(self.partitioned),
-                commit_properties=self._carrying(
+                commit_properties=self._commit_properties(
                     new, mark, (_APP, number), *(() if of is None else (of,))
                 ),
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=cleans),
@@ -449,7 +449,7 @@ class ArchiveTable:
             )
 
     @contextmanager
-    def _despite_a_lost_reply(self, mark: str) -> Iterator[None]:
+    def _ignore_lost_reply(self, mark: str) -> Iterator[None]:
         """Ignore an error of a commit that is in the table, as an object store may report one.
 
         If the reply is lost, the client sends the commit again, and finds its own one in its place.
@@ -463,22 +463,22 @@ class ArchiveTable:
     def _has_commit(self, mark: str) -> bool:
         with suppress(RequestRefusedError, ArchiveError):
             self.reload()
-            with _translated(self.folder, "read"):
+            with _translate_errors(self.folder, "read"):
                 return any(each.get(COMMIT) == mark for each in self.delta.history(10))
         return False
 
     @property
     def next_batch(self) -> int:
         """The number of the next batch, which no earlier one has had, even if it was undone."""
-        return max(self.note.batch, self.done(_APP)) + 1
+        return max(self.note.batch, self.last_batch_of(_APP)) + 1
 
-    def done(self, query: str) -> int:
+    def last_batch_of(self, query: str) -> int:
         """Return the number of a query's last batch in the table, -1 for none."""
-        with _translated(self.folder, "read"):
+        with _translate_errors(self.folder, "read"):
             found = self.delta.transaction_version(query)
         return -1 if found is None else found
 
-    def has_just(self, columns: pa.Schema) -> bool:
+    def has_columns(self, columns: pa.Schema) -> bool:
         """Return True if its columns are these, in any order."""
         return _columns(self.delta.schema()) == _columns(_delta_schema(columns))
 
@@ -513,20 +513,20 @@ class ArchiveTable:
     def changing(self) -> Iterator[None]:
         """Commit inside. On exit, the commit is flushed to the disk and checked."""
         before = self.version
-        with _translated(self.folder, "written"):
+        with _translate_errors(self.folder, "written"):
             yield
         self.reload()
-        with _translated(self.folder, "written"):
+        with _translate_errors(self.folder, "written"):
             for number in range(before + 1, self.version + 1):
                 self.folder.settle_commit(number)
 
     def reload(self) -> None:
         """Read the current version of the table."""
-        with _translated(self.folder, "read"):
+        with _translate_errors(self.folder, "read"):
             self.delta.update_incremental()
         self.note = self._newest_note()
 
-    def _carrying(
+    def _commit_properties(
         self, note: BatchNote, mark: str, *transactions: tuple[str, int]
     ) -> CommitProperties:
         from deltalake import CommitProperties, Transaction
@@ -538,15 +538,15 @@ class ArchiveTable:
 
     def _newest_note(self) -> BatchNote:
         """Return the valid note. After a restore, that is the note of the restored version."""
-        with _translated(self.folder, "read"):
-            for commit in self._counting():
+        with _translate_errors(self.folder, "read"):
+            for commit in self._effective_commits():
                 if NOTE in commit:
                     return _note(commit[NOTE], self.topic)
         raise ArchiveError(
             f"{self.folder} contains a table that no archive of {self.topic} wrote; move it away"
         )
 
-    def _counting(self) -> Iterator[dict[str, Any]]:
+    def _effective_commits(self) -> Iterator[dict[str, Any]]:
         """Return the commits whose work is in the table, newest first."""
         version, before_ms = self.delta.version(), _LONG_MAX
         for most in (4, 100, None):  # only compactions follow the newest note
@@ -589,7 +589,7 @@ def _parse_restore(commit: dict[str, Any]) -> tuple[int, int]:
 
 def _check_free(folder: Location) -> None:
     """Raise RequestRefusedError for a folder in which a table cannot be made."""
-    with _translated(folder, "read"):
+    with _translate_errors(folder, "read"):
         free = folder.has_table() or not _holds_more_than(folder, LOG)
     if not free:
         raise RequestRefusedError(f"{folder} is neither empty nor a table; move it away")
@@ -629,7 +629,7 @@ def _make_folder(folder: Location) -> None:
 
 def _is_made(folder: Location) -> bool:
     """Return True if there is a table. A run killed while creating one leaves an empty log."""
-    with _translated(folder, "read"):
+    with _translate_errors(folder, "read"):
         return folder.has_table()
 
 
@@ -706,7 +706,7 @@ def _parse_owed(found: Any) -> UnparsedFiles | None:
 
 
 @contextmanager
-def _translated(folder: Location, verb: str) -> Iterator[None]:
+def _translate_errors(folder: Location, verb: str) -> Iterator[None]:
     """Convert exceptions of deltalake to one sentence, without credentials."""
     from deltalake.exceptions import CommitFailedError, DeltaError
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from streamqd.spark.pipelines.schemas import UNITS, form_of, out_of_range, unlike
+from streamqd.spark.pipelines.schemas import UNITS, form_of, out_of_range, type_mismatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +39,7 @@ class _DuplicateFieldError(ValueError):
     """A name occurs twice in one object."""
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         names: set[str] = set()
@@ -50,7 +50,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _never(constant: str) -> None:
+def _reject_constant(constant: str) -> None:
     raise ValueError(constant)  # NaN and Infinity are not JSON
 
 
@@ -58,7 +58,9 @@ def _never(constant: str) -> None:
 # from the strings of a payload.
 Number = bytes
 _number = str.encode
-_decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_never, parse_float=_number)
+_decoder = json.JSONDecoder(
+    object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant, parse_float=_number
+)
 
 _Check = Callable[[Any], bool]
 _Fields = Sequence[tuple[str, _Check]]
@@ -66,14 +68,14 @@ _Checks = Sequence[tuple[str, str, _Check]]  # for each column: name, error, che
 
 
 def faults(value: Column, kind: StructType) -> Column:
-    """Return the `fault` of each payload, for columns of this schema. Null for a valid one."""
+    """Return the `find_fault` of each payload, for columns of this schema. Null for a valid one."""
     import pyarrow as pa
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 
     checks = forbidden_checks(kind)
 
     def of(payloads: pa.Array) -> pa.Array:
-        return pa.array([fault(each, checks) for each in payloads.to_pylist()], pa.string())
+        return pa.array([find_fault(each, checks) for each in payloads.to_pylist()], pa.string())
 
     # Spark goes by the hints, and cannot see a module that is imported here.
     of.__annotations__ = {"payloads": pa.Array, "return": pa.Array}
@@ -83,23 +85,23 @@ def faults(value: Column, kind: StructType) -> Column:
 
 
 def forbidden_checks(kind: StructType) -> _Checks:
-    """Return the checks for values that `fault` must not find in columns of this schema."""
+    """Return the checks for values that `find_fault` must not find in columns of this schema."""
     from pyspark.sql.types import DecimalType, TimestampType
 
     found: list[tuple[str, str, _Check]] = []
     for field in kind.fields:
         if form := form_of(field):  # Spark reads units as decimals, and patterns as strings
             if form in UNITS:
-                found.append((field.name, unlike(field), is_huge))
+                found.append((field.name, type_mismatch(field), is_huge))
             continue
-        if check := _somewhere(field.dataType, DecimalType, is_huge):
-            found.append((field.name, unlike(field), check))
-        if check := _somewhere(field.dataType, TimestampType, _is_beyond):
+        if check := _check_leaves(field.dataType, DecimalType, is_huge):
+            found.append((field.name, type_mismatch(field), check))
+        if check := _check_leaves(field.dataType, TimestampType, _is_beyond):
             found.append((field.name, out_of_range(field), check))
     return found
 
 
-def _somewhere(kind: DataType, leaf: type[DataType], check: _Check) -> _Check | None:
+def _check_leaves(kind: DataType, leaf: type[DataType], check: _Check) -> _Check | None:
     """Return a check of all values of type `leaf` in a JSON value, None if there are none."""
     from pyspark.sql.types import ArrayType, MapType, StructType
 
@@ -109,14 +111,14 @@ def _somewhere(kind: DataType, leaf: type[DataType], check: _Check) -> _Check | 
         fields = [
             (each.name, inner)
             for each in kind.fields
-            if (inner := _somewhere(each.dataType, leaf, check))
+            if (inner := _check_leaves(each.dataType, leaf, check))
         ]
         return partial(_any_field, fields) if fields else None
     if isinstance(kind, ArrayType):
-        item = _somewhere(kind.elementType, leaf, check)
+        item = _check_leaves(kind.elementType, leaf, check)
         return item and partial(_any_item, item)
     if isinstance(kind, MapType):
-        item = _somewhere(kind.valueType, leaf, check)
+        item = _check_leaves(kind.valueType, leaf, check)
         return item and partial(_any_value, item)
     return None
 
@@ -147,7 +149,7 @@ def _is_beyond(value: Any) -> bool:
     return isinstance(value, int) and abs(value) > SECONDS_MAX
 
 
-def fault(payload: bytes | None, checks: _Checks = ()) -> str | None:
+def find_fault(payload: bytes | None, checks: _Checks = ()) -> str | None:
     """Return why a payload is not a JSON object, or fails the checks. None if it is valid."""
     found, why = decode(payload)
     if why is not None:

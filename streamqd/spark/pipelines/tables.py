@@ -37,7 +37,7 @@ _SHOWS = re.compile(r"\s*show\s+(tables|views)\b", re.IGNORECASE)
 _DERIVED = {"parsed": PARSED, "quarantine": QUARANTINE, "table": RESULTS}  # by the name of the view
 
 
-def cold(spark: SparkSession, topic: str, table: ArchiveTable | None) -> DataFrame:
+def read_cold(spark: SparkSession, topic: str, table: ArchiveTable | None) -> DataFrame:
     """Return the rows of a table as it was when it was opened."""
     from pyspark.sql import functions as f
 
@@ -69,7 +69,7 @@ def arrow_columns(table: ArchiveTable) -> pa.Schema:
     return pa.schema(table.delta.schema().to_arrow())
 
 
-def hot(
+def read_hot(
     spark: SparkSession,
     options: Mapping[str, str],
     topic: str,
@@ -140,26 +140,26 @@ def read_tiers(
     if archive is None:
         if tier == "cold":
             raise RequestRefusedError("the tier cold requires an archive; pass archivePath")
-        return hot(spark, options, topic, None)
+        return read_hot(spark, options, topic, None)
     if tier == "cold":
         # Options are checked as for the others, but no address is needed.
         chosen = read_options({"url": NO_ADDRESS, **options, "subscribe": topic}, {}).columns
-        return _select_columns(cold(spark, topic, archive.table(topic)), chosen)
+        return _select_columns(read_cold(spark, topic, archive.table(topic)), chosen)
     given = read_options({**options, "subscribe": topic}, os.environ)
     table = archive.table(topic)
     while True:
         try:
-            behind = hot(spark, options, topic, table)
+            hot_rows = read_hot(spark, options, topic, table)
             break
         except DataLossError:
             newer = archive.table(topic)
             if newer is None or (table is not None and newer.positions == table.positions):
-                behind = hot(spark, options, topic, table, fail=given.fail_on_data_loss)
+                hot_rows = read_hot(spark, options, topic, table, fail=given.fail_on_data_loss)
                 break
             table = newer
     if tier == "hot":
-        return behind
-    return _select_columns(cold(spark, topic, table), given.columns).unionByName(behind)
+        return hot_rows
+    return _select_columns(read_cold(spark, topic, table), given.columns).unionByName(hot_rows)
 
 
 def _select_columns(frame: DataFrame, names: Sequence[str]) -> DataFrame:

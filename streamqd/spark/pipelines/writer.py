@@ -100,14 +100,14 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802, ARG002
         """Return the number of the next batch, or of the last one if there are no more entries."""
         table = self._table()
-        if not batches.waiting(table.positions, self._target, self._facts()):
+        if not batches.incomplete_partitions(table.positions, self._target, self._facts()):
             return start
         return {"batch": table.note.batch + 1}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:  # noqa: ARG002
         """Return the tasks of a batch. Raises DataLossError for a loss, unless it is allowed."""
         facts = self._facts()
-        starts = batches.waiting(self._table().positions, self._target, facts)
+        starts = batches.incomplete_partitions(self._table().positions, self._target, facts)
         stretches = []
         for place, begin in starts.items():
             if loss := offsets.find_loss(begin, facts[place]):
