@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 TopicPartition = tuple[str, int]  # the name of a topic and the number of a partition
 RawEntry = list[Any]  # a stream entry in the format of a Redis reply: [id, [name, value, …]]
 
-LETTERS = "@dlq"  # suffix of groups that read dead letters. A configured name never contains an @
+DLQ_SUFFIX = (
+    "@dlq"  # suffix of groups that read dead letters. A configured name never contains an @
+)
 
-QUERIES = "spark:"  # prefix of groups that only record the position of a Spark query
+QUERY_PREFIX = "spark:"  # prefix of groups that only record the position of a Spark query
 
 # Owner names that commands use while they own an assignment for a short time.
 TOPIC_GROW = "topic-grow"
@@ -86,12 +88,12 @@ class Assignment(NamedTuple):
     @property
     def reads_dead_letters(self) -> bool:
         """True if the group reads the dead letters of the partition."""
-        return self.group.endswith(LETTERS)
+        return self.group.endswith(DLQ_SUFFIX)
 
     @property
     def is_of_query(self) -> bool:
         """True if the assignment is the position of a Spark query, which no instance ever owns."""
-        return self.group.startswith(QUERIES)
+        return self.group.startswith(QUERY_PREFIX)
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.partition}/{self.group}"

@@ -33,7 +33,7 @@ _STREAM = (
     " XINFO CONSUMERS @ g, XGROUP CREATE @ g $,"
     " MEMORY USAGE @"
 )
-_LETTERS = "XADD @ * f v, XLEN @, XDEL @ 1-1, XRANGE @ - +, XINFO STREAM @"
+_DLQ = "XADD @ * f v, XLEN @, XDEL @ 1-1, XRANGE @ - +, XINFO STREAM @"
 _TRIM = "HGET @ f, HMGET @ f, HSET @ f v, HINCRBY @ f 1, HLEN @"
 _DEDUP = "GET @, SET @ v"
 _META = "HGET @ f, HMGET @ f, HSET @ f v, HSETNX @ f v"
@@ -128,7 +128,7 @@ def _of_partition(keys: Keys) -> dict[str, str]:
         keys.retry_items(*_ASSIGNMENT): _MAPPED,
         keys.stream(*place): _STREAM,
         keys.retry_stream(*_ASSIGNMENT): _STREAM,
-        keys.dlq(*place): _LETTERS,
+        keys.dlq(*place): _DLQ,
         keys.moving(*place): _MAPPED,
         keys.delayed_sends(*place): _ORDERED,
         keys.delayed_send_items(*place): _MAPPED,

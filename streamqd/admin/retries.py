@@ -14,7 +14,7 @@ from streamqd.admin import due, groups, topics
 from streamqd.admin.messages import FoundMessage, MessageFilter, MessageList, attempt_of, count_in
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.message import LAST_ERROR, LAST_ERROR_PLACE
-from streamqd.model import LETTERS, Assignment
+from streamqd.model import DLQ_SUFFIX, Assignment
 from streamqd.store import retries as retry_calls
 from streamqd.store.items import portions
 from streamqd.store.retries import Delayed
@@ -118,7 +118,7 @@ def cancel(
     A retry of a group that reads dead letters is always dropped, because its dead letter still
     exists.
     """
-    drop = drop or group.endswith(LETTERS)
+    drop = drop or group.endswith(DLQ_SUFFIX)
     words: list[str] = []
     dead_letters: list[str] = []
     for assignment, batch in _batches(topic, group, rows):

@@ -14,7 +14,7 @@ from streamqd.admin.assignments import COUNT_MAX, AssignmentRow, by_group, measu
 from streamqd.admin.published import Fleet
 from streamqd.admin.reading import Unreadable, ViewReader
 from streamqd.errors import RequestRefusedError
-from streamqd.model import LETTERS, Assignment
+from streamqd.model import DLQ_SUFFIX, Assignment
 from streamqd.store.directives import Directives
 from streamqd.store.keys import Keys
 
@@ -117,7 +117,7 @@ def _count_due(
 def _due_keys(keys: Keys, assignment: Assignment) -> list[str]:
     """Return the keys of the sorted sets that contain the due times of an assignment."""
     found = [keys.retry(*assignment)]
-    if not assignment.group.endswith(LETTERS):  # dead letters have no delayed sends
+    if not assignment.group.endswith(DLQ_SUFFIX):  # dead letters have no delayed sends
         place = (assignment.topic, assignment.partition)
         found += [keys.delayed_sends(*place), keys.schedules_due(*place)]
     return found

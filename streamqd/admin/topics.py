@@ -13,7 +13,7 @@ from streamqd.admin.assignments import measure_assignments
 from streamqd.admin.reading import Unreadable, ViewReader, group_names, memory_of
 from streamqd.config.setting import NAME, NAME_HINT
 from streamqd.errors import InvalidRequestError, RequestRefusedError, TopicNotFoundError
-from streamqd.model import LETTERS, QUERIES, Assignment
+from streamqd.model import DLQ_SUFFIX, QUERY_PREFIX, Assignment
 from streamqd.store import growth, statistics, topics, untrusted
 from streamqd.store.scripts import Reply
 from streamqd.store.store import Store
@@ -334,7 +334,7 @@ def groups(
     places = [(topic, each) for each in partitions]
     found = groups_on(ViewReader(store), places, dead_letters=not only_messages)
     names: frozenset[str] = frozenset().union(*found)
-    return sorted(name for name in names if not (only_messages and name.startswith(QUERIES)))
+    return sorted(name for name in names if not (only_messages and name.startswith(QUERY_PREFIX)))
 
 
 def groups_of(reader: ViewReader, counts: Mapping[str, int]) -> dict[str, list[str]]:
@@ -357,7 +357,7 @@ def groups_on(
     for at, (stream, reply) in enumerate(zip(streams, replies, strict=True)):
         for group in group_names(reader, reply, stream):
             # Another client created a group of one kind on a stream of the other kind.
-            if group["name"].endswith(LETTERS) == (at >= len(places)):
+            if group["name"].endswith(DLQ_SUFFIX) == (at >= len(places)):
                 found[at % len(places)].add(group["name"])
     return [frozenset(names) for names in found]
 

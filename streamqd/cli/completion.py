@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 from streamqd import config
 from streamqd.cli.session import Session
 from streamqd.config.setting import NAME
-from streamqd.model import LETTERS
+from streamqd.model import DLQ_SUFFIX
 from streamqd.store import topics
 from streamqd.store.client import Connection
 
@@ -162,4 +162,4 @@ def _session(ctx: click.Context) -> Session:
 
 def _is_complete(name: str) -> bool:
     """Return True if the text contains valid names only. Other text could harm the shell."""
-    return all(NAME.fullmatch(part.removesuffix(LETTERS)) for part in name.split("/"))
+    return all(NAME.fullmatch(part.removesuffix(DLQ_SUFFIX)) for part in name.split("/"))

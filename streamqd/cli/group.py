@@ -22,7 +22,7 @@ from streamqd.cli.output import (
 )
 from streamqd.cli.session import Session
 from streamqd.errors import RequestRefusedError
-from streamqd.model import QUERIES
+from streamqd.model import QUERY_PREFIX
 from streamqd.words import age, count, plural
 
 
@@ -54,7 +54,7 @@ def _show_groups(rows: Sequence[groups.GroupRow], now: int) -> None:
         "TOPIC GROUP OWNED LAG PENDING RETRIES OLDEST OWNERS",
         [row for row in rows if row.group],  # rows without a group only list unreadable values
         owned=lambda row: (
-            None if row.group.startswith(QUERIES) else f"{row.owned}/{row.partitions}"
+            None if row.group.startswith(QUERY_PREFIX) else f"{row.owned}/{row.partitions}"
         ),
         lag=lambda row: at_least(row.lag, row.lag_exact),
         retries=lambda row: row.waiting_retries,

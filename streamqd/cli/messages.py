@@ -37,7 +37,7 @@ from streamqd.cli.output import (
 )
 from streamqd.cli.session import Session
 from streamqd.errors import RequestRefusedError
-from streamqd.model import LETTERS
+from streamqd.model import DLQ_SUFFIX
 from streamqd.words import age, count, plural
 
 EXIT_NOT_ALL = 8
@@ -549,7 +549,7 @@ def cancel_retries(
     `canceled` and can be replayed like any others. For a group that reads dead letters (NAME@dlq),
     the retries are dropped, because their dead letters still exist.
     """
-    drop = drop or group.endswith(LETTERS)
+    drop = drop or group.endswith(DLQ_SUFFIX)
     choice = _require_choice(session, ids, every, "retry IDs", filters)
     rows = retries.select_rows(session.store, topic, group, choice)
     if dry_run:

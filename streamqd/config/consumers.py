@@ -10,10 +10,10 @@ from streamqd.config.values import RATE_PATTERN, parse_rate
 from streamqd.model import (
     BATCHED,
     BLOCK,
+    DLQ_SUFFIX,
     EACH,
     HOLD_KEY,
     LANES_MAX,
-    LETTERS,
     REQUEUE,
     THREADS_MAX,
     Backoff,
@@ -292,7 +292,7 @@ class Consumer:
     @property
     def assignment_group(self) -> str:
         """The group's name in assignments, keys and views. For dead letters, `group@dlq`."""
-        return self.group + LETTERS if self.reads_dead_letters else self.group
+        return self.group + DLQ_SUFFIX if self.reads_dead_letters else self.group
 
     def rate_per_second(self, partitions: int) -> float:
         """Return the number of runs per second that may start in one partition. 0: no limit.

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from streamqd.config.setting import NAME
 from streamqd.errors import InvalidValueError
-from streamqd.model import LETTERS
+from streamqd.model import DLQ_SUFFIX
 from streamqd.store import untrusted
 from streamqd.store.store import Store
 
@@ -315,7 +315,7 @@ def _are_names(topic: Any, group: Any) -> bool:
     """Return True for a valid topic and group. The group may be one that reads dead letters."""
     if not (isinstance(topic, str) and isinstance(group, str)):
         return False
-    return all(NAME.fullmatch(name) for name in (topic, group.removesuffix(LETTERS)))
+    return all(NAME.fullmatch(name) for name in (topic, group.removesuffix(DLQ_SUFFIX)))
 
 
 def _is_handler(value: Any) -> bool:

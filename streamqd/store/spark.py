@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamqd.errors import ContractError, InvalidValueError
-from streamqd.model import QUERIES
+from streamqd.model import QUERY_PREFIX
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
@@ -59,7 +59,7 @@ def query_position(
         "query_position",
         keys,
         (topic, partition),
-        group=QUERIES + query,
+        group=QUERY_PREFIX + query,
         after=entry_id,
         read=-1 if read is None else read,
         hold=hold,

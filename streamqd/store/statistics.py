@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from streamqd.config.setting import NAME
 from streamqd.errors import InvalidValueError
-from streamqd.model import QUERIES, Assignment
+from streamqd.model import QUERY_PREFIX, Assignment
 from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
 QUERIES_MAX = 100  # limit of queries per partition. Those with the latest reports are shown.
-_QUERY = re.compile((QUERIES + NAME.pattern).encode())
+_QUERY = re.compile((QUERY_PREFIX + NAME.pattern).encode())
 TRIM = "the record of trimming of a partition"  # label in errors if the caller passes no key
 RETRIES = "the retries of a group on a partition"  # likewise
 

@@ -35,7 +35,7 @@ from streamqd.worker.grant import STOP, Grant
 from streamqd.worker.standby import prepare
 from streamqd.worker.worker import WorkerLoop
 
-__all__ = ["STOP", "ExitCode", "Grant", "WorkerLoop", "assemble", "live"]
+__all__ = ["STOP", "ExitCode", "Grant", "WorkerLoop", "assemble", "run_worker"]
 
 
 def run_worker(

@@ -177,7 +177,7 @@ def test_every_response_has_security_headers(console, fleet):
     client = logged_in(console, "anna")
     letter = dead_letters.messages(fleet.store, "orders").page(limit=1).rows[0]
     entries = [each.example or each.path for each in (*VIEWS, *ACTS)]
-    entries += ["/topics/orders/dead/LETTER/payload", "/topics/orders/dead-export"]
+    entries += ["/topics/orders/dead/DEAD_LETTER/payload", "/topics/orders/dead-export"]
     others = ("/nothing", "/login", "/static/nothing", "/livez", "/?limit=x", "/jobs/0")
     kept = ("/static/console.css", "/static/htmx.min.js")
     for path in (*entries, *others, *kept):

@@ -22,7 +22,7 @@ from tests.console.test_access import OWN, Client  # noqa: E402
 # Jobs exist only after a replay, which a viewer cannot start.
 PATHS = [each.example or each.path for each in VIEWS if "JOB" not in each.example]
 DOCTOR_WITHOUT = {b"config", b"slowlog"}
-SEEN_FILES = ("/topics/orders/dead/LETTER/payload", "/topics/orders/payload?uid=UID")
+SEEN_FILES = ("/topics/orders/dead/DEAD_LETTER/payload", "/topics/orders/payload?uid=UID")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_read_only_filters_and_pages_open_for_the_viewer_acl(fleet, viewer, clie
     since = "since=1h&group=bill"
     for path in (
         f"/topics/orders/dead?{since}",
-        "/topics/orders/dead?id=LETTER",
+        "/topics/orders/dead?id=DEAD_LETTER",
         "/topics/orders/dead?limit=1",
         "/topics/orders/messages?where=payload+~+ok",
         "/topics/orders/messages?since=1h",

@@ -104,7 +104,13 @@ def paths(daemon: Any, console: ConsoleProcess, uid: str) -> dict[str, str]:
     job = replayed(console, next(each.id for each in rows if each.uid != uid))
     found = {each.name: each.example or each.path for each in (*VIEWS, *ACTS)}
     found |= {each.name: each.path for each in DOWNLOADS}
-    parts = {"DEAD_LETTER": letter, "{letter}": letter, "UID": uid, "JOB": job, "{topic}": TOPIC}
+    parts = {
+        "DEAD_LETTER": letter,
+        "{dead_letter}": letter,
+        "UID": uid,
+        "JOB": job,
+        "{topic}": TOPIC,
+    }
     for part, value in parts.items():
         found = {name: path.replace(part, value) for name, path in found.items()}
     return found | {"message_payload": f"{found['message_payload']}?uid={uid}"}

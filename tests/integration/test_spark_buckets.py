@@ -347,16 +347,16 @@ def test_report_round_trips_through_a_bucket(store: BucketServer, url: str) -> N
     from tests.unit.test_spark_report import document, live_fleet
 
     out = location(url, store.options)
-    assert reports._last(out) is None
+    assert reports._read_last_report(out) is None
     written_document = document(live_fleet())
     reports._write(out, written_document)
     assert sorted(out.names()) == ["report.html", "report.json"]
-    assert reports._last(out) == json.loads(json.dumps(written_document))
+    assert reports._read_last_report(out) == json.loads(json.dumps(written_document))
     out.write("report.json", b"{}")
     with pytest.raises(
         RequestRefusedError, match="was not written by a report, so it is not overwritten"
     ):
-        reports._last(out)
+        reports._read_last_report(out)
     store.fail("PUT", "report", Trouble.EXPIRED, times=100)
     store.fail("POST", "report", Trouble.EXPIRED, times=100)
     with pytest.raises(SparkError, match="the report cannot be written") as caught:

@@ -20,7 +20,7 @@ from streamqd.scoreboard import DELAY_BUCKETS, Scoreboard, WorkerCommand, Worker
 from streamqd.store import leases, messages
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
-from streamqd.worker import ExitCode, Grant, live
+from streamqd.worker import ExitCode, Grant, run_worker
 from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support import users
 from tests.support.daemon import toml
@@ -118,7 +118,7 @@ class Bench:
         self.trust(TTL if trusted else -1.0)
 
         def run(control: Any) -> int:
-            return live(orders, settings, settings.consumers[0], self.slot, control)
+            return run_worker(orders, settings, settings.consumers[0], self.slot, control)
 
         forget = [self.link.detach, self.harness.link.detach]
         self.child = process.spawn(run, title="test: worker", forget=forget)

@@ -241,7 +241,7 @@ def test_delays_are_judged_after_a_slow_settlement(
 ):
     """Otherwise, a slow reply of Redis before a start would not count as a delay."""
     settled, judged = [], []
-    settle_first, look = RunPace.settle_first, RunStarts.look
+    settle_first, choose_note = RunPace.settle_first, RunStarts.choose_note
 
     def settle(pace: RunPace, now: int, ran_ns: int) -> int:
         settled.append(settle_first(pace, now, ran_ns))
@@ -249,7 +249,7 @@ def test_delays_are_judged_after_a_slow_settlement(
 
     def judge(starts: RunStarts, now: int) -> Callable[[int], None]:
         judged.append(now)
-        return look(starts, now)
+        return choose_note(starts, now)
 
     def work(_message: Message) -> None:
         until = time.monotonic() + 0.005
@@ -257,7 +257,7 @@ def test_delays_are_judged_after_a_slow_settlement(
             pass  # not a quick run, so its acknowledgment does not wait for the next one
 
     monkeypatch.setattr(RunPace, "settle_first", settle)
-    monkeypatch.setattr(RunStarts, "look", judge)
+    monkeypatch.setattr(RunStarts, "choose_note", judge)
     for number in range(1, 5):
         harness.add(f"{number}-0")
     assert life.run(life.worker("t1", max_messages=4), work) == ExitCode.RECYCLE

@@ -497,10 +497,10 @@ def test_report_page_without_topics_has_a_note() -> None:
 
 def test_report_round_trips_through_its_file(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
-    assert reports._last(location(out)) is None
+    assert reports._read_last_report(location(out)) is None
     reports._write(location(out), hostile_report())
     assert {each.name for each in out.iterdir()} == {"report.json", "report.html"}
-    assert reports._last(location(out)) == json.loads(json.dumps(hostile_report()))
+    assert reports._read_last_report(location(out)) == json.loads(json.dumps(hostile_report()))
 
 
 @pytest.mark.parametrize(
@@ -509,7 +509,7 @@ def test_report_round_trips_through_its_file(tmp_path: Path) -> None:
 def test_folder_without_a_report_is_never_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "report.json").write_text(text, "latin-1")
     with pytest.raises(RequestRefusedError, match="was not written by a report"):
-        reports._last(location(tmp_path))
+        reports._read_last_report(location(tmp_path))
 
 
 def test_report_refuses_an_unsuitable_directory(tmp_path: Path) -> None:
@@ -517,7 +517,7 @@ def test_report_refuses_an_unsuitable_directory(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     for name in ("file", "link"):
         with pytest.raises(RequestRefusedError, match="not a directory"):
-            reports._last(location(tmp_path / name))
+            reports._read_last_report(location(tmp_path / name))
     with pytest.raises(RequestRefusedError, match="cannot be written"):
         reports._write(location(tmp_path / "file" / "below"), document(live_fleet()))
 

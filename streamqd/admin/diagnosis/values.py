@@ -21,7 +21,7 @@ from streamqd.admin.diagnosis.facts import DiagnosisFacts, TopicFacts, Unreadabl
 from streamqd.admin.reading import BATCH, Unreadable, ViewReader, pairs
 from streamqd.config.schedules import SCHEDULE_NAME
 from streamqd.errors import InvalidValueError
-from streamqd.model import LETTERS, Assignment
+from streamqd.model import DLQ_SUFFIX, Assignment
 from streamqd.store import directives, retries, topics, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.messages import COUNT_MAX
@@ -56,7 +56,7 @@ class ValueRule(NamedTuple):
 
 
 def _group_count(raw: bytes, key: str, field: str) -> None:
-    name = field.encode().removeprefix(b"group:").removesuffix(LETTERS.encode())
+    name = field.encode().removeprefix(b"group:").removesuffix(DLQ_SUFFIX.encode())
     untrusted.name(name, key, field)
     untrusted.integer(raw, key, field)
 

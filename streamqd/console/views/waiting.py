@@ -20,7 +20,7 @@ from streamqd.console.view import (
     topic_of,
 )
 from streamqd.errors import InvalidRequestError
-from streamqd.model import LETTERS
+from streamqd.model import DLQ_SUFFIX
 from streamqd.words import plural
 
 BUDGET = 10_000
@@ -108,7 +108,7 @@ def retry_now(visit: Visit) -> ActResult:
 def preview_retry_cancel(visit: Visit) -> Preview:
     """Return how many retries would become dead letters."""
     effect = "be dead-lettered (reason: canceled)"
-    if visit.path["group"].endswith(LETTERS):
+    if visit.path["group"].endswith(DLQ_SUFFIX):
         effect = "be dropped. Their dead letters are kept"
     return _preview(len(_retries(visit)), "retry", effect)
 
