@@ -13,7 +13,7 @@ _OWN = Path("/proc/self/cgroup")
 class GroupKillRisk(NamedTuple):
     """The effect on a daemon when the kernel kills its control group as a whole, and the remedy."""
 
-    what: str
+    text: str
     fix: str
 
 

@@ -258,7 +258,7 @@ class Message:
         return int(raw) if raw.isdigit() and len(raw) <= _DIGITS_MAX else 0
 
 
-def of_read(
+def messages_of_read(
     delivery: Delivery, entries: list[RawEntry], retried: bool
 ) -> tuple[list[Message], bool]:
     """Return the messages for entries of one stream, and True if any message may expire."""
@@ -296,7 +296,7 @@ def restore_message(
 
     A handler may assign to any attribute, so settlement uses the values from before the run.
     """
-    own = Message.__new__(Message)  # as in `of_read`
+    own = Message.__new__(Message)  # as in `messages_of_read`
     own._delivery = message._delivery  # noqa: SLF001 - it is ours
     own.id_bytes = id_bytes
     own._fields = message._fields

@@ -189,7 +189,7 @@ def log_restored(assignment: Assignment, reply: Reply) -> bool:
     created = reply.word == "CREATED"
     if created:
         logs.event(
-            "group.restored", logging.WARNING, assignment=assignment, after=reply.rest[0].decode()
+            "group.restored", logging.WARNING, assignment=assignment, after=reply.values[0].decode()
         )
     return created
 

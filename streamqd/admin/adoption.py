@@ -97,7 +97,7 @@ def _drain(store: Store, assignment: Assignment, kind: str) -> None:
     while True:
         reply = store.run(adoption.adopt(store.keys, assignment, kind, cursor))
         if reply.word == "HELD":
-            raise _in_use_error(assignment, reply.rest[1].decode("utf-8", "replace"))
+            raise _in_use_error(assignment, reply.values[1].decode("utf-8", "replace"))
         cursor = Adopted.parse(reply).cursor
         if cursor == adoption.BEGIN:
             return

@@ -146,7 +146,7 @@ class AssignmentRow:
         """
         found = self.failures
         if self.worker in ("halted", "probing"):
-            found = of_dependencies(found)
+            found = dependency_failures(found)
         return found[0] if found and found[0].seconds_ago <= RECENT_SECONDS else None
 
 
@@ -169,7 +169,7 @@ def by_group(rows: Iterable[AnyAssignment]) -> dict[tuple[str, str], list[AnyAss
     return found
 
 
-def of_dependencies(failures: Iterable[RecentFailure]) -> tuple[RecentFailure, ...]:
+def dependency_failures(failures: Iterable[RecentFailure]) -> tuple[RecentFailure, ...]:
     """Return the failures that can open a circuit. `Dead` or `Retry` from a handler cannot."""
     return tuple(each for each in failures if each.error not in _VERDICTS)
 

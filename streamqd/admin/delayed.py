@@ -84,7 +84,7 @@ def select_ids(store: Store, topic: str, choice: MessageFilter) -> Iterator[str]
 
     Raises TopicNotFoundError, RequestRefusedError.
     """
-    return (message.position.name for message in messages(store, topic).every(choice))
+    return (message.position.name for message in messages(store, topic).iterate(choice))
 
 
 def show(store: Store, topic: str, name: str) -> DelayedSend:
@@ -97,7 +97,7 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
     items = store.keys.delayed_send_items(topic, partition)
     raw = None if score is None else store.execute("HGET", items, send_id)
     if score is None or raw is None:
-        missed = look_for(store, topic, [f"{partition}:{send_id}"])
+        missed = find_sent(store, topic, [f"{partition}:{send_id}"])
         raise RequestRefusedError(
             f"{name} was already sent, as {missed.sent[0].uid}"
             if missed.sent
@@ -133,14 +133,16 @@ def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
     canceled, gone = 0, []
     for partition, batch in _batches(store, topic, names):
         items: list[tuple[str, dict[bytes, bytes]]] = [(send_id, {}) for send_id in batch]
-        words, _ = store.run(retries.cancel(store.keys, (topic, partition), items, drop=True)).rest
+        words, _ = store.run(
+            retries.cancel(store.keys, (topic, partition), items, drop=True)
+        ).values
         canceled += words.count(b"MOVED")
         gone += [
             f"{partition}:{send_id}"
             for send_id, word in zip(batch, words, strict=True)
             if word != b"MOVED"
         ]
-    return look_for(store, topic, gone, canceled)
+    return find_sent(store, topic, gone, canceled)
 
 
 def make_due(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
@@ -151,7 +153,7 @@ def make_due(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
     """
     changed, gone = 0, []
     for partition, batch in _batches(store, topic, names):
-        due_now, missing = store.run(retries.make_due(store.keys, (topic, partition), batch)).rest
+        due_now, missing = store.run(retries.make_due(store.keys, (topic, partition), batch)).values
         changed += due_now
         if missing:
             key = store.keys.delayed_sends(topic, partition)
@@ -161,10 +163,10 @@ def make_due(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
                 for send_id, score in zip(batch, scores, strict=True)
                 if score is None
             ]
-    return look_for(store, topic, gone, changed)
+    return find_sent(store, topic, gone, changed)
 
 
-def look_for(store: Store, topic: str, names: Sequence[str], changed: int = 0) -> DelayedChanged:
+def find_sent(store: Store, topic: str, names: Sequence[str], changed: int = 0) -> DelayedChanged:
     """Find the messages of delayed sends that no longer wait, by the send ID in their fields."""
     wanted: dict[int, dict[bytes, str]] = {}
     for name in names:

@@ -182,7 +182,7 @@ def write(
     reply = fleet.store.run(call)
     if reply.word == "FULL":
         raise RequestRefusedError(
-            f"the fleet has {int(reply.rest[0])} directives, which is the maximum; list them with"
+            f"the fleet has {int(reply.values[0])} directives, which is the maximum; list them with"
             " `streamqd control list`, and remove old ones with `streamqd control clear` or"
             " `streamqd rebalance`"
         )

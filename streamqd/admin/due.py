@@ -178,7 +178,7 @@ def _page(reader: ViewReader, holder: Holder, start: tuple[int, str]) -> tuple[l
     if reply is None:
         return [], False
     page = []
-    for row in reply.rest[0]:
+    for row in reply.values[0]:
         one = reader.read(retries.row, row, due)
         if one is not None and abs(one.due_unix_ms) < untrusted.INTEGER_MAX:
             page.append(one)
@@ -188,4 +188,4 @@ def _page(reader: ViewReader, holder: Holder, start: tuple[int, str]) -> tuple[l
         for name in (b"retryCount", b"crashCount"):
             field, raw = f"{one.place}: {name.decode()}", one.fields.get(name)
             reader.read(untrusted.integer, raw, items, field, default=0)
-    return page, bool(reply.rest[1])
+    return page, bool(reply.values[1])

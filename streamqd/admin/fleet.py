@@ -154,7 +154,7 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
         now_unix_ms=seen.now_unix_ms,
         directives=directives.rows(state),
         unreadable_directives=state.control.unreadable,
-        problems=[*_problems(seen, +dead_letters), *_of_schedules(timed)],
+        problems=[*_problems(seen, +dead_letters), *_schedule_problems(timed)],
         instances=instances,
         groups=group_rows(rows, state.control),
         assignments=rows,
@@ -259,7 +259,7 @@ def _problems(seen: FleetSnapshot, dead_letters: Mapping[str, int]) -> list[str]
     return problems
 
 
-def _of_schedules(timed: ScheduleTotals) -> list[str]:
+def _schedule_problems(timed: ScheduleTotals) -> list[str]:
     """Return the problem of schedules that send nothing, if there are any."""
     words = {
         "late": timed.late,

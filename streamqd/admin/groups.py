@@ -212,7 +212,7 @@ def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted
         while (reply := store.run(call)).word == "MORE":
             pass
         if reply.word == "OWNED":
-            raise RequestRefusedError(owned_sentence(assignment, reply.rest[0].decode()))
+            raise RequestRefusedError(owned_sentence(assignment, reply.values[0].decode()))
         if reply.word == "UNSETTLED":
             raise RequestRefusedError(
                 f"{assignment} received new messages; pass --force to discard them"
@@ -461,7 +461,7 @@ def _reset(
             )
         )
         if reply.word == "OWNED":
-            raise RequestRefusedError(_owned_sentence(assignment, reply.rest[0].decode()))
+            raise RequestRefusedError(_owned_sentence(assignment, reply.values[0].decode()))
         if reply.word == "NOGROUP":
             return None
         found = group_calls.ResetResult.parse(reply)

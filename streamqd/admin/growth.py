@@ -104,7 +104,7 @@ def grow(
             growth_calls.mark(store.keys, topic, found.token, _last_ids(store, topic, found))
         )
         _check_reply(reply.word, topic)
-        found = found._replace(phase=growth_calls.MARKED, barriers=reply.rest[0].decode().split())
+        found = found._replace(phase=growth_calls.MARKED, barriers=reply.values[0].decode().split())
     notify(SWITCHED)
     return _hand_over_partitions(store, topic, found, to, notify)
 
@@ -198,7 +198,7 @@ def _start(store: Store, topic: str, count: int, to: int) -> Growth:
         case "OK":
             return Growth.parse(reply)
         case "OTHER":
-            raise _other_growth_error(topic, int(reply.rest[0]))
+            raise _other_growth_error(topic, int(reply.values[0]))
         case _:
             raise RequestRefusedError(
                 f"another client changed topic {topic}; check it with `streamqd topic describe"

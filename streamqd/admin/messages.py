@@ -28,7 +28,7 @@ from streamqd.admin.reading import (
     server_unix_ms,
 )
 from streamqd.errors import InvalidRequestError, InvalidValueError
-from streamqd.policy.fingerprint import of_dead_letter
+from streamqd.policy.fingerprint import dead_letter_fingerprint
 from streamqd.store.store import Store
 
 _CURSOR = re.compile(r"(?:(-?[0-9]{1,17})/)?([0-9]{1,9}):([!-~]{1,200})")
@@ -112,7 +112,7 @@ class MessageFilter:
                 return False
         if self.key is not None and fields.get(b"key") != self.key:
             return False
-        if self.fingerprint is not None and of_dead_letter(fields) != self.fingerprint:
+        if self.fingerprint is not None and dead_letter_fingerprint(fields) != self.fingerprint:
             return False
         if self.attempt_min > 1 and attempt_of(fields) < self.attempt_min:
             return False
@@ -222,7 +222,7 @@ class MessageList(Generic[Item, Row]):
             unreadable=self.reader.rows,
         )
 
-    def every(
+    def iterate(
         self, choice: MessageFilter = EVERY, most: int = 1 << 62
     ) -> Iterator[FoundMessage[Item]]:
         """Yield at most `most` matching messages, read page by page. Raises RequestRefusedError."""

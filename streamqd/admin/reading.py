@@ -225,7 +225,7 @@ def _page(
 ) -> tuple[list[Any], bool]:
     """Read a page. Return its entries, and True if there may be more after it."""
     try:
-        entries, more = store.run(tracing.page(stream, first, last, size, newest=newest)).rest
+        entries, more = store.run(tracing.page(stream, first, last, size, newest=newest)).values
     except RedisResponseError as error:
         if "WRONGTYPE" not in str(error):
             raise
@@ -277,7 +277,7 @@ class ViewReader:
         """The unreadable values found, by key and field."""
         return [self._rows[each] for each in sorted(self._rows)]
 
-    def of(self, store: Store) -> ViewReader:
+    def for_store(self, store: Store) -> ViewReader:
         """Return a reader of another store, which keeps its unreadable values here."""
         other = copy(self)
         other.store = store

@@ -163,7 +163,7 @@ def parse_positions(
     """
 
     def stand(found: Reply, trim: str) -> PartitionPositions:
-        for row in found.rest[6]:
+        for row in found.values[6]:
             reader.text(row[0], reader.keys.stream(topic, partition), "group")
         return PartitionPositions.parse(found, trim)
 
@@ -213,7 +213,7 @@ class _Partition:
                 self.check_groups(self.read_positions(), ())
                 return removed  # the partition is empty
             if reply.word == "MISSING_GROUP":
-                raise self._missing(reply.rest[0].decode())
+                raise self._missing(reply.values[0].decode())
             trimmed = Trimmed.parse(reply)
             removed += trimmed.removed
             if not trimmed.more:

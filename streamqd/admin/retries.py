@@ -88,7 +88,7 @@ def select_rows(store: Store, topic: str, group: str, choice: MessageFilter) -> 
     """
     waiting = messages(store, topic, group)
     if not choice.ids:
-        found = list(waiting.every(choice))
+        found = list(waiting.iterate(choice))
     else:
         named = dict.fromkeys(choice.ids)
         found = [_find(store, topic, group, waiting.partitions, name) for name in named]
@@ -105,8 +105,8 @@ def make_due(store: Store, topic: str, group: str, rows: Sequence[RetryRow]) -> 
         reply = store.run(
             retry_calls.make_due(store.keys, assignment, [_place(row) for row in batch])
         )
-        due += int(reply.rest[0])
-        missing += int(reply.rest[1])
+        due += int(reply.values[0])
+        missing += int(reply.values[1])
     return RetriesMadeDue(topic, group, due, missing)
 
 
@@ -123,7 +123,7 @@ def cancel(
     dead_letters: list[str] = []
     for assignment, batch in _batches(topic, group, rows):
         items = [(_place(row), {} if drop else _context(assignment, row)) for row in batch]
-        found, ids = store.run(retry_calls.cancel(store.keys, assignment, items, drop=drop)).rest
+        found, ids = store.run(retry_calls.cancel(store.keys, assignment, items, drop=drop)).values
         words += [word.decode() for word in found]
         dead_letters += [f"{assignment.partition}:{each.decode()}" for each in ids if each]
     moved = words.count("MOVED")

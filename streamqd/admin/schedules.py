@@ -559,7 +559,7 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
             )
         )  # fmt: skip
         if reply.word == "OK":
-            uid = _uid(place, reply.rest[0].decode())
+            uid = _uid(place, reply.values[0].decode())
             return ScheduleRan(name, *place, format_tick(instant), uid, False)
         if reply.word != "AGAIN":
             break

@@ -296,7 +296,7 @@ def _make_shared_values(
         }
         place = (assignment.topic, assignment.partition)
         if place in dead_letters:
-            found["dead_letters"] = dead_letters[place].of(assignment.group)
+            found["dead_letters"] = dead_letters[place].get(assignment.group)
             found["partition_dead_letters"] = figures[place].dead
         return found
 

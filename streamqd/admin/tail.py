@@ -67,7 +67,7 @@ class Tail:
         With `since_unix_ms`, only messages written at this time or later.
         """
         choice = MessageFilter(since_unix_ms=since_unix_ms, partition=self._partition)
-        every = messages(self._store, self.topic).every(choice, count)
+        every = messages(self._store, self.topic).iterate(choice, count)
         found = [each.item for each in every]
         for entry in found:  # it may be newer than the start of `follow`
             stream = self._streams[entry.partition]

@@ -130,7 +130,7 @@ def partition_count(store: Store, topic: str) -> int:
 def check_partition(topic: str, partition: int, count: int) -> None:
     """Raise RequestRefusedError when a topic has no such partition."""
     if partition not in range(count):
-        raise RequestRefusedError(topics.no_partition(topic, partition, count))
+        raise RequestRefusedError(topics.no_partition_text(topic, partition, count))
 
 
 def create(store: Store, topic: str, wanted: config.Topic) -> Created:

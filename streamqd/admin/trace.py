@@ -214,7 +214,7 @@ def _trace_delayed_send(fleet: Fleet, name: Name) -> Trace:
     store = fleet.store
     due = store.execute("ZSCORE", store.keys.delayed_sends(name.topic, name.partition), name.id)
     if due is None:
-        missed = delayed.look_for(store, name.topic, [f"{name.partition}:{name.id}"])
+        missed = delayed.find_sent(store, name.topic, [f"{name.partition}:{name.id}"])
         if not missed.sent:
             raise RequestRefusedError(
                 f"delayed send {'/'.join(map(str, name))} not found: it was canceled, never"

@@ -12,7 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from streamqd.admin import groups, named_fields, outboxes, owners, snapshot, topics
-from streamqd.admin.assignments import RECENT_SECONDS, AssignmentRow, RecentFailure, of_dependencies
+from streamqd.admin.assignments import (
+    RECENT_SECONDS,
+    AssignmentRow,
+    RecentFailure,
+    dependency_failures,
+)
 from streamqd.admin.backlog import other_clients
 from streamqd.admin.checks import Severity
 from streamqd.admin.condition import ALARMING, RUNNING_SECONDS, STEADY, STUCK_SECONDS, recovery
@@ -219,7 +224,7 @@ def answer(
     late = [
         cause
         for view in feeding
-        if (cause := _of_outbox(view, topic, configured, seen.now_unix_ms)) is not None
+        if (cause := _outbox_causes(view, topic, configured, seen.now_unix_ms)) is not None
     ]
     return [
         Answer(
@@ -251,7 +256,7 @@ def _add_outbox_causes(found: list[WaitCause], late: list[WaitCause]) -> list[Wa
     return late or found if found[0].word == "idle" else [*found, *late]
 
 
-def _of_outbox(
+def _outbox_causes(
     view: OutboxView, topic: str, configured: Collection[str], now_unix_ms: int
 ) -> WaitCause | None:
     """Return why rows of an outbox do not reach a topic, or None."""
@@ -859,7 +864,7 @@ def _sentence_values(f: WaitFacts) -> dict[str, object]:
         "silence": silence,
         "and_silence": f" and {silence}" if silence else "",
         "last": _format_last_failure(f.row.failures),
-        "last_outage": _format_last_failure(of_dependencies(f.row.failures)),
+        "last_outage": _format_last_failure(dependency_failures(f.row.failures)),
         "see_failed": _command_for_failed(f),
         "crash": f"{f.crashes[0].error}, {f.crashes[0].seconds_ago:.0f} s ago" if f.crashes else "",
         "housekeeping": f.housekeeping[0].error if f.housekeeping else "",

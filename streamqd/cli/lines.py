@@ -141,13 +141,13 @@ class _Joined(io.RawIOBase):
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         super().__init__()
         self._head = head
-        self._rest = rest
+        self._tail = rest
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, target: bytearray | memoryview) -> int:  # type: ignore[override]
-        data = self._head[: len(target)] or _read_some(self._rest, len(target))
+        data = self._head[: len(target)] or _read_some(self._tail, len(target))
         self._head = self._head[len(target) :]
         target[: len(data)] = data
         return len(data)

@@ -84,7 +84,7 @@ class TopScreen:
         self._reader = TopReader(session, interval, terminal.wake)
         self._chosen = ScreenOptions()
         self._frozen: FleetSnapshot | None = None
-        self._rest = b""  # the start of an incomplete escape sequence
+        self._unparsed = b""  # the start of an incomplete escape sequence
         self._code: int | None = None
 
     def run(self) -> int:
@@ -98,7 +98,7 @@ class TopScreen:
                 self._paint()
                 # Wait 1 s at most, because ages grow on the screen even without Redis.
                 try:
-                    typed = self._terminal.wait(ESCAPE_SECONDS if self._rest else 1.0)
+                    typed = self._terminal.wait(ESCAPE_SECONDS if self._unparsed else 1.0)
                 except EOFError:
                     return 128 + signal.SIGHUP
                 self._type(typed)
@@ -123,10 +123,10 @@ class TopScreen:
         )
 
     def _type(self, typed: bytes) -> None:
-        if self._rest and not typed:
-            found, self._rest = keyboard.flush(self._rest), b""
+        if self._unparsed and not typed:
+            found, self._unparsed = keyboard.flush(self._unparsed), b""
         else:
-            found, self._rest = keyboard.keys(self._rest + typed)
+            found, self._unparsed = keyboard.keys(self._unparsed + typed)
         for key in found:
             view = self._frozen if self._chosen.frozen else self._reader.latest()[0]
             rows = len(select_visible(view, self._chosen)) if view else 0

@@ -354,14 +354,14 @@ class ConsoleApp:
         return None
 
     async def _render_live(self, key: PageKey) -> str:
-        found = self._find_live_view(key.here)
+        found = self._find_live_view(key.url)
         if found is None or not key.person.may(found[0].role):
             raise RequestRefusedError("no live page has this address")
         view, path, query = found
 
         def render(desk: Desk) -> str:
             variables = view.variables(Visit(desk, key.person, path, query), live=True)
-            return self._pages.live(view, key.person, key.here, variables)
+            return self._pages.live(view, key.person, key.url, variables)
 
         return await self._backend.call(render)
 

@@ -26,8 +26,9 @@ class ConsoleJob:
     known. `done` are changed, and `examined` of `dead_letters` are read. `result` is a sentence
     once it has finished. `failed` means that it did not do its work. `started_unix_ms` is its start
     by the clock of this host. `replayed_since_unix_ms` is the start of a replay by the clock of
-    Redis, None for other jobs: replayed messages can die again only later. `rest` are the values of
-    the form that replays the dead letters beyond the limit of this job, None or empty without one.
+    Redis, None for other jobs: replayed messages can die again only later. `remaining_form` are the
+    values of the form that replays the dead letters beyond the limit of this job, None or empty
+    without one.
     """
 
     person: str
@@ -36,7 +37,7 @@ class ConsoleJob:
     total: int | None = None
     dead_letters: int = 0
     replayed_since_unix_ms: int | None = None
-    rest: Mapping[str, str] | None = None
+    remaining_form: Mapping[str, str] | None = None
     id: str = ""
     started: float = field(default_factory=time.monotonic)
     started_unix_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)

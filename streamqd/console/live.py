@@ -25,9 +25,9 @@ SILENCE_SECONDS = 10.0  # without an event, a comment shows that the stream is a
 
 @dataclass(frozen=True, slots=True)
 class PageKey:
-    """What the live part of a page depends on. `here` is its path with the query."""
+    """What the live part of a page depends on. `url` is its path with the query."""
 
-    here: str
+    url: str
     person: Person  # without the name: equal for all persons of a role
 
 
@@ -114,7 +114,7 @@ class Hub:
         except StreamqdError as error:
             html, event = "", sse("away", json.dumps(self._explain(error)))
         except Exception as error:  # noqa: BLE001 - the other pages stay live
-            logs.event("console.failed", logging.ERROR, path=key.here, exc=error)
+            logs.event("console.failed", logging.ERROR, path=key.url, exc=error)
             html, event = "", sse("away", json.dumps(FAILED))
         for each in self._streams:
             if each.key != key:

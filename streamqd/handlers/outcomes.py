@@ -202,7 +202,7 @@ def lineage_of(kind: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _of_user(begin: TracebackType | None) -> TracebackType | None:
+def _user_traceback(begin: TracebackType | None) -> TracebackType | None:
     # The first frame is the worker's own call of the handler, and more frames of streamqd may
     # follow. Readers do not need them.
     trace = begin
@@ -225,7 +225,7 @@ def _class_name(kind: type[BaseException]) -> str:
 
 
 def _traceback(error: BaseException, seen: _Seen, message: str) -> str:
-    trace = _of_user(_trace_of(error))
+    trace = _user_traceback(_trace_of(error))
     context = None if error.__suppress_context__ else error.__context__
     alone = error.__cause__ is context is None and not isinstance(error, BaseExceptionGroup)
     if alone and trace is not None:
@@ -282,7 +282,7 @@ def _seen_at(begin: TracebackType | None) -> _Seen:
         if len(_seen) >= STACKS_MAX:
             _seen.clear()
         codes = [frame.f_code for frame, _ in traceback.walk_tb(begin)]
-        trace = _of_user(begin)
+        trace = _user_traceback(begin)
         names = (each.f_code for each, _ in traceback.walk_tb(trace))
         frame = innermost((code.co_filename, code.co_name) for code in names)
         lines = ((each.f_code.co_filename, str(line)) for each, line in traceback.walk_tb(trace))

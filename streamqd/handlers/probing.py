@@ -108,11 +108,11 @@ def misfits(consumers: Iterable[Consumer], traits: Mapping[str, list[str]]) -> l
         found = traits.get(consumer.handler)
         if found is None:
             continue
-        problems += [_at(index, consumer, *each) for each in _misfits(consumer, found)]
+        problems += [_locate(index, consumer, *each) for each in _misfits(consumer, found)]
     return problems
 
 
-def _at(index: int, consumer: Consumer, name: str, clause: str) -> str:
+def _locate(index: int, consumer: Consumer, name: str, clause: str) -> str:
     """Return a problem with the place of its setting: the line of the file, or the `@handler`."""
     if not consumer.place:
         return f"@handler({consumer.name}).{name}: {clause}"

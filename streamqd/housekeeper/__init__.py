@@ -99,18 +99,18 @@ class Housekeeper:
             self.view,
             settings,
             supervisor_pid(),
-            self._isolation.of("publish"),
+            self._isolation.isolate_task("publish"),
             self._isolation.failures,
         )
         self._redis_episode = logs.Episode("redis.lost", "redis.recovered")
         bad = logs.bad_values()
         self._figures = TimeSlice(
-            lambda: measure(self._store, self.view, bad, self._isolation.of("measure"))
+            lambda: measure(self._store, self.view, bad, self._isolation.isolate_task("measure"))
         )
         self._killed_runs = killed.KilledRuns(settings) if settings.telemetry.traces else None
         self._history = None
         if daemon.history:
-            isolate = self._isolation.of("history")
+            isolate = self._isolation.isolate_task("history")
             self._history = HistoryWriter(self._store, self.view, settings, isolate)
         self._tasks = self._all_tasks()
         self._owned: list[Assignment] = []
@@ -120,7 +120,7 @@ class Housekeeper:
 
     def _all_tasks(self) -> list[Task]:
         store, view = self._store, self.view
-        isolate = self._isolation.of
+        isolate = self._isolation.isolate_task
         retries = retry_promoter(store, view, isolate("promote_retries"))
         sends = send_promoter(store, view, isolate("promote_delayed"))
         reclaimer = Reclaimer(store, self._settings.consumers, isolate("reclaim"))

@@ -49,7 +49,7 @@ class TaskIsolation:
         self._view = view
         self._failing: dict[tuple[str, Subject], _Failing] = {}
 
-    def of(self, task: str) -> Isolate[Subject]:
+    def isolate_task(self, task: str) -> Isolate[Subject]:
         """Return the function that isolates a task.
 
         RedisUnavailableError and RedisResponseError pass it.

@@ -46,7 +46,7 @@ class Trend:
         self._slopes = slopes
         self._last = {name: (number, now) for name, number in numbers.items()}
 
-    def of(self, name: Hashable) -> float | None:
+    def get(self, name: Hashable) -> float | None:
         """Return the slope of a number."""
         slope = self._slopes.get(name)
         return None if slope is None else round(slope, 2)
@@ -71,7 +71,7 @@ class Drift:
             seen.append((number, now))
         self._seen = kept  # replaced as a whole, because the HTTP thread reads it
 
-    def of(self, name: Hashable) -> float | None:
+    def get(self, name: Hashable) -> float | None:
         """Return the drift of a number. With two middle values, the slower one."""
         seen = list(self._seen.get(name, ()))
         changes = sorted(
@@ -116,7 +116,7 @@ class Latency:
             kept_total * keep + total - total_before,
         )
 
-    def of(self, index: int) -> Durations | None:
+    def get(self, index: int) -> Durations | None:
         """Return the durations of a slot's runs, or None without recent runs."""
         kept, total = self._kept.get(index, ([], 0.0))
         runs = math.fsum(kept)
@@ -164,10 +164,10 @@ class Pace:
 
     def document(self, index: int, assignment: Assignment) -> dict[str, float | None]:
         """Return the fields of an assignment: rates per second, seconds, null if unknown."""
-        durations = self.latency.of(index)
+        durations = self.latency.get(index)
         return {
-            "arriving": self.arriving.of((assignment.topic, assignment.partition)),
-            "lag_per_second": self.lag.of(assignment),
+            "arriving": self.arriving.get((assignment.topic, assignment.partition)),
+            "lag_per_second": self.lag.get(assignment),
             "p50_seconds": durations.p50 if durations else None,
             "p99_seconds": durations.p99 if durations else None,
             "mean_seconds": durations.mean if durations else None,

@@ -126,7 +126,7 @@ class RetentionEnforcer:
         def book(assignment: Assignment, reply: Reply | RedisResponseError) -> bool:
             settled = 0
             if refusals.accept(reply) and isinstance(reply, Reply) and reply.word == "OK":
-                settled = int(reply.rest[0])
+                settled = int(reply.values[0])
             losses[*assignment, "pending"] += settled
             return settled == MISSING
 

@@ -64,7 +64,7 @@ class Rates:
             ]
         self._seen[slot.index] = (values, now)
 
-    def of(self, slot: WorkerSlot) -> dict[str, float]:
+    def get(self, slot: WorkerSlot) -> dict[str, float]:
         """Return the rates of a slot per second, by counter name."""
         rates = self._rates.get(slot.index, [0.0] * len(RATED))
         return {name: round(rate, 2) for name, rate in zip(RATED, rates, strict=True)}
@@ -157,7 +157,7 @@ class Summary:
             "oldest_seconds": round(self._view.age(oldest), 3) if oldest is not None else None,
             "length": partition.length if partition else None,
             "partition_dead_letters": partition.dead if partition else None,
-            "dead_letters": dead_letters.of(assignment.group) if dead_letters else None,
+            "dead_letters": dead_letters.get(assignment.group) if dead_letters else None,
             "oldest_unread_unix_ms": unread,
             "next_due_unix_ms": figures.next_due_unix_ms if figures else None,
             **_waits(slot),
@@ -172,7 +172,7 @@ class Summary:
             "running": longest.place.decode("ascii", "replace") if longest else None,
             "failures": [*self._tasks(assignment), *self._failures(slot)],
             **self.pace.document(slot.index, assignment),
-            "rates": self.rates.of(slot),
+            "rates": self.rates.get(slot),
             "counters": dict(zip(COUNTERS, slot.counters.tolist(), strict=False)),
         }
 

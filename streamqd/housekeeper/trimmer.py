@@ -182,5 +182,5 @@ class Trimmer:
             logging.WARNING,
             topic=stream[0],
             partition=stream[1],
-            group=reply.rest[0].decode(),
+            group=reply.values[0].decode(),
         )

@@ -247,7 +247,7 @@ def setup(*, role: str, style: str = "auto", level: str = "info", fd: int = 2) -
     _LOGGER.addHandler(handler)
     _LOGGER.setLevel(level.upper())
     _LOGGER.propagate = False
-    _interpreter.take(Output(handler))
+    _interpreter.set_hooks(Output(handler))
     assume(role)
 
 
@@ -302,7 +302,7 @@ def output_of_handlers() -> Output | None:
 
 def close() -> None:
     """Undo `setup` and close the descriptor."""
-    _interpreter.give_back()
+    _interpreter.restore_hooks()
     for handler in list(_LOGGER.handlers):
         if isinstance(handler, _Handler):
             _LOGGER.removeHandler(handler)

@@ -30,7 +30,7 @@ class Interpreter:
         self._report = report
         self._before: tuple[Any, ...] | None = None
 
-    def take(self, output: Output) -> None:
+    def set_hooks(self, output: Output) -> None:
         """Set the hooks. `output` writes the records that no handler takes."""
         self._before = (
             sys.excepthook,
@@ -45,7 +45,7 @@ class Interpreter:
         warnings.showwarning = self._warning
         output.stand_by()
 
-    def give_back(self) -> None:
+    def restore_hooks(self) -> None:
         """Restore the hooks that were there before."""
         if self._before is None:
             return

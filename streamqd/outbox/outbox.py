@@ -118,7 +118,7 @@ class Outbox:
             return _finish_send(row, span)
 
     def _span(self, topic: object) -> Any:
-        return nullcontext() if self._spans is None else self._spans.of(topic, "create")
+        return nullcontext() if self._spans is None else self._spans.start(topic, "create")
 
     def _row(self, topic: str, item: Outgoing, span: Any) -> SentRow:
         check_topic(topic)

@@ -354,7 +354,7 @@ class Relay:
         if self._is_shared():  # known from an earlier try
             return self._options.poll
         reply = self._store.run(self._acquire_call(""))
-        if reply.word == "HELD" and is_gone(holder := untrusted.label(reply.rest[0])):
+        if reply.word == "HELD" and is_gone(holder := untrusted.label(reply.values[0])):
             reply = self._store.run(self._acquire_call(holder))
         self._redis_episode.log_recovery(outbox=self._options.name)
         if reply.word == "HELD":
@@ -363,10 +363,10 @@ class Relay:
                 logs.event(
                     "outbox.standby",
                     outbox=self._options.name,
-                    owner=untrusted.label(reply.rest[2]),
+                    owner=untrusted.label(reply.values[2]),
                 )
-            return min(self._options.poll, max(0.05, int(reply.rest[1]) / 1000))
-        self._epoch = int(reply.rest[0])
+            return min(self._options.poll, max(0.05, int(reply.values[1]) / 1000))
+        self._epoch = int(reply.values[0])
         self._keep_at = 0.0  # publishes the first figures
         self._topics.clear()
         self._settled.clear()  # the fences return them
@@ -466,7 +466,7 @@ class Relay:
                 continue  # it waits
             elif row.partition is not None and row.partition >= topic.count:
                 self._move_to_dead_table(
-                    row, topics.no_partition(row.topic, row.partition, topic.count)
+                    row, topics.no_partition_text(row.topic, row.partition, topic.count)
                 )
                 found.progress = True
             else:
@@ -522,7 +522,7 @@ class Relay:
                     self._topics.pop(name, None)
                     return
                 record = keys.outbox_record(name, number, self._options.name)
-                recorded = outbox.rows_of(answered.rest[0], record)
+                recorded = outbox.rows_of(answered.values[0], record)
                 self._settled += [OutboxRow(each.id, each.uid) for each in recorded]
         topic.fenced = True
 
@@ -645,7 +645,7 @@ class Relay:
 
     def _raise_superseded(self, reply: Reply) -> None:
         self._above = max(
-            self._above, untrusted.integer(reply.rest[0], "the record of an outbox", "epoch")
+            self._above, untrusted.integer(reply.values[0], "the record of an outbox", "epoch")
         )
         raise _Superseded
 

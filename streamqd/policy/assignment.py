@@ -34,15 +34,15 @@ Pair = tuple[str, str]  # (topic, group)
 class Member:
     """A live instance. `weight` is at least 1. A `cap` of 0 means no limit.
 
-    `elsewhere` is the number of assignments that it owns outside the assignments to assign. They
-    count for its load and its cap, and do not move.
+    `owned_elsewhere` is the number of assignments that it owns outside the assignments to assign.
+    They count for its load and its cap, and do not move.
     """
 
     id: str
     weight: int
     cap: int
     offers: frozenset[Pair]
-    elsewhere: int = 0
+    owned_elsewhere: int = 0
 
 
 def assign(
@@ -91,7 +91,7 @@ def _assign_part(
         offers=[columns[member.offers] for member in members],
         held=counts,
         free=list(map(len, free)),
-        fixed=[member.elsewhere for member in members],
+        fixed=[member.owned_elsewhere for member in members],
     )
     wants = zip(*balancing.balance(part), strict=True)  # by column, too
     wanted: dict[Assignment, str] = {}

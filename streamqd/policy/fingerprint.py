@@ -48,7 +48,7 @@ def frame_of(traceback: str) -> str:
     return innermost((found[1], found[2]) for found in _FRAME.finditer(last))
 
 
-def of_dead_letter(fields: Mapping[bytes, bytes]) -> str:
+def dead_letter_fingerprint(fields: Mapping[bytes, bytes]) -> str:
     """Return the recorded fingerprint of a dead letter, or compute it from the fields.
 
     A dead letter without a recorded one never ran, or another client wrote it. If it has neither

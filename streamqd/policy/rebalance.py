@@ -68,12 +68,13 @@ class Constraints(NamedTuple):
 class Decision(NamedTuple):
     """Assignments to acquire and assignments to hand over, each in a stable order.
 
-    `more` is True if further assignments may follow, as long as the next `decide` confirms them.
+    `has_more` is True if further assignments may follow, as long as the next `decide` confirms
+    them.
     """
 
     acquire: list[Assignment]
     shed: list[Assignment]
-    more: bool = False
+    has_more: bool = False
 
 
 @dataclass
@@ -129,7 +130,7 @@ class Rebalancer:
         present = [
             one for one in live if not one.leaving and one.member.id not in constraints.drained
         ]
-        present = with_elsewhere(present, assignments, owners)
+        present = count_owned_elsewhere(present, assignments, owners)
         stopped: list[Assignment] = []
         if constraints.stopped:
             # A stopped group is not placed, and uses no member's share.
@@ -167,7 +168,7 @@ class Rebalancer:
                 *surplus,
                 *(u for u in self._hand_over(now, wanted, mine, moving) if u not in surplus),
             ],
-            more=len(take) > allowed,
+            has_more=len(take) > allowed,
         )
 
     def _place(
@@ -252,7 +253,7 @@ class Rebalancer:
         return [*sorted(self._directed), *ready[: max(0, self.moves_max - moving)]]
 
 
-def with_elsewhere(
+def count_owned_elsewhere(
     members: Sequence[MemberView],
     assignments: Collection[Assignment],
     owners: Mapping[Assignment, str],
@@ -266,14 +267,16 @@ def with_elsewhere(
     return [
         one
         if one.owned is None or one.member.offers <= pairs
-        else one._replace(member=_count_elsewhere(one.member, one.owned - counts[one.member.id]))
+        else one._replace(
+            member=_with_owned_elsewhere(one.member, one.owned - counts[one.member.id])
+        )
         for one in members
     ]
 
 
-def _count_elsewhere(member: Member, elsewhere: int) -> Member:
+def _with_owned_elsewhere(member: Member, owned_elsewhere: int) -> Member:
     # `replace` is slow, and this is done for every member at every check.
-    return Member(member.id, member.weight, member.cap, member.offers, max(0, elsewhere))
+    return Member(member.id, member.weight, member.cap, member.offers, max(0, owned_elsewhere))
 
 
 _NOWHERE: frozenset[str] = frozenset()

@@ -87,7 +87,7 @@ class AsyncProducer:
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
         if self._sender.spans is None:
             return await self._send(topic, item)
-        with self._sender.spans.of(topic) as span:
+        with self._sender.spans.start(topic) as span:
             uid = await self._send(topic, item._replace(headers=span.headers(headers)))
             span.note_sent(uid)
             return uid
@@ -106,7 +106,7 @@ class AsyncProducer:
         """
         if self._sender.spans is None:
             return await self._send_many(topic, items)
-        with self._sender.spans.of(topic) as span:
+        with self._sender.spans.start(topic) as span:
             ids = await self._send_many(topic, map(span.carry(outgoing_of), items))
             span.sent_many(len(ids))
             return ids

@@ -184,7 +184,7 @@ class BufferedProducer:
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
         if self._sender.spans is None:
             return self._put(topic, item)
-        with self._sender.spans.of(topic, "create") as span:
+        with self._sender.spans.start(topic, "create") as span:
             return self._put(topic, item._replace(headers=span.headers(headers)))
 
     def _put(self, topic: str, item: Outgoing) -> Receipt:

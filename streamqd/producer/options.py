@@ -39,8 +39,8 @@ class _Rule(NamedTuple):
 
     types: tuple[type, ...]
     read: Callable[[Any], float]
-    least: float
-    most: float
+    minimum: float
+    maximum: float
     words: str
 
 
@@ -91,6 +91,6 @@ def _parse_option(name: str, value: Any) -> Any:
         found = rule.read(value)
     except ValueError:
         raise ValueError(sentence) from None
-    if not rule.least <= found <= rule.most:
+    if not rule.minimum <= found <= rule.maximum:
         raise ValueError(sentence)
     return found

@@ -121,7 +121,7 @@ class Producer:
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
         if self._sender.spans is None:
             return self._send(topic, item)
-        with self._sender.spans.of(topic) as span:
+        with self._sender.spans.start(topic) as span:
             uid = self._send(topic, item._replace(headers=span.headers(headers)))
             span.note_sent(uid)
             return uid
@@ -146,7 +146,7 @@ class Producer:
         """
         if self._sender.spans is None:
             return self._send_many(topic, items)
-        with self._sender.spans.of(topic) as span:
+        with self._sender.spans.start(topic) as span:
             ids = self._send_many(topic, map(span.carry(outgoing_of), items))
             span.sent_many(len(ids))
             return ids
@@ -177,7 +177,7 @@ class Producer:
         if self._sender.spans is None:
             yield from self._send_chunks(topic, items)
             return
-        with self._sender.spans.of(topic) as span:
+        with self._sender.spans.start(topic) as span:
             count = 0
             for ids in self._send_chunks(topic, map(span.carry(outgoing_of), items)):
                 count += len(ids)

@@ -240,7 +240,7 @@ def _choose_partition(topic: str, chooser: Chooser, envelope: Envelope, count: i
     if partition is None:
         return chooser.choose(envelope.key, envelope.dedup_id, count)
     if not 0 <= partition < count:
-        raise RequestRefusedError(topics.no_partition(topic, partition, count))
+        raise RequestRefusedError(topics.no_partition_text(topic, partition, count))
     return partition
 
 

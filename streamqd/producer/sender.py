@@ -597,11 +597,11 @@ def _replies_of_messages(chunk: Chunk, replies: Sequence[Any], *, by_source: boo
             each = [_explain_refusal(raw, by_source)] * len(numbers)
         else:
             reply = scripts.reply(call, raw)
-            ids = reply.rest[0] if isinstance(reply.rest[0], list) else reply.rest
+            ids = reply.values[0] if isinstance(reply.values[0], list) else reply.values
             if reply.word == "OK" and call.script.name != "message_schedule":
                 last = ids[-1]
                 refused = isinstance(last, RedisResponseError)
-                rest = _explain_refusal(last, False) if refused else Reply("FULL", reply.rest[1:])
+                rest = _explain_refusal(last, False) if refused else Reply("FULL", reply.values[1:])
                 each = [*ids, *[rest] * (len(numbers) - len(ids))]
             else:
                 each = [reply] * len(numbers)
@@ -656,13 +656,14 @@ def _result(
         )
     if reply.word == "FULL":
         return BacklogFullError(
-            f"{topic}/{partition} has a backlog of {int(reply.rest[0]):,} messages, max_backlog or"
+            f"{topic}/{partition} has a backlog of {int(reply.values[0]):,} messages, max_backlog"
+            " or"
             " more, so the message was not sent; send it later"
         )
     send_id = to_encoded(envelope).send_id
     if reply.word == "DUPLICATE":
-        return duplicate_uid(f"{topic}/{partition}/{reply.rest[0].decode()}")
-    return Uid(f"{topic}/{partition}/{send_id or reply.rest[0].decode()}")
+        return duplicate_uid(f"{topic}/{partition}/{reply.values[0].decode()}")
+    return Uid(f"{topic}/{partition}/{send_id or reply.values[0].decode()}")
 
 
 def _uids(chunk: Chunk, entry_ids: Sequence[bytes]) -> list[Result]:

@@ -171,7 +171,7 @@ class Firer:
         if reply.word == "MOVED":
             self._counts.pop(place[0], None)
             return
-        words, raw_now = reply.rest
+        words, raw_now = reply.values
         now = untrusted.integer(raw_now, "the server's time")
         for tick, raw in zip(batch, words, strict=True):
             word = raw.decode()

@@ -120,7 +120,7 @@ class Reconciler:
         if not count:
             problem = f"topic {topic} no longer exists; create it, or restart the daemon"
         elif place[1] >= count:
-            problem = topics.no_partition(topic, place[1], count)
+            problem = topics.no_partition_text(topic, place[1], count)
         else:
             if entry is None:
                 wanted = IndexLine(each.fleet, each.origin, place)
@@ -141,7 +141,7 @@ class Reconciler:
 
     def _stamp(self, place: TopicPartition, some: Sequence[Declaration]) -> None:
         pairs = [(each.name, self._hashes[each.name]) for each in some]
-        [words] = self._store.run(calls.stamp(self._store.keys, place, pairs)).rest
+        [words] = self._store.run(calls.stamp(self._store.keys, place, pairs)).values
         left = [each for each, word in zip(some, words, strict=True) if word != b"SAME"]
         for first in range(0, len(left), BATCH):
             batch = left[first : first + BATCH]

@@ -226,7 +226,7 @@ def is_replaced(position: Position, facts: StreamFacts) -> bool:
     return nothing_left and not same and facts.removed < position.passed
 
 
-def of_same_streams(archived: Offsets, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
+def reachable_positions(archived: Offsets, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
     """Return the positions that their streams reach. A recreated stream has other entries there."""
     return {
         place: end

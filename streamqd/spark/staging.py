@@ -228,15 +228,15 @@ class Publisher:
             match reply.word:
                 case "PAST":
                     raise NotPublishedError(
-                        f"batch {batch}: this query already published batch {int(reply.rest[0])};"
+                        f"batch {batch}: this query already published batch {int(reply.values[0])};"
                         " an old checkpoint cannot be restored, so start the query with a new one"
                     )
                 case "STARTED":
-                    begun, raw = reply.rest
+                    begun, raw = reply.values
                     published = store.read_plan(raw, self._ledger.record)
                     self._publish(int(begun), published)
                 case _:
-                    if batch and not reply.rest[0]:
+                    if batch and not reply.values[0]:
                         self._warn(batch)
                     published = plan
                     self._publish(batch, plan)
@@ -346,7 +346,7 @@ class Publisher:
             ]
             replies = self._run_many(calls)[CALLS - 1 :: CALLS]
             for place, reply in zip(list(lines), replies, strict=True):
-                if reply.word == "GONE" or not reply.rest[1]:
+                if reply.word == "GONE" or not reply.values[1]:
                     del lines[place][0]
                 if not lines[place]:
                     del lines[place]
@@ -385,7 +385,7 @@ class Publisher:
 
     def _compare(self, batch: int, parts: Sequence[Staged], rows: int, done: Reply) -> None:
         """Check that the published batch may be this one. Raises NotPublishedError."""
-        count, names = (raw.decode("utf-8", "replace") for raw in done.rest)
+        count, names = (raw.decode("utf-8", "replace") for raw in done.values)
         mine, theirs = {name for part in parts for name, _ in part.rows}, set(names.split())
         if mine and theirs and not mine & theirs:
             raise NotPublishedError(

@@ -258,7 +258,7 @@ class Catalog:
             return [(name, number) for name in names for number in range(counts[name])]
         for name, partition in options.assign:
             if partition >= counts[name] and strict and name not in known:
-                raise RequestRefusedError(topics.no_partition(name, partition, counts[name]))
+                raise RequestRefusedError(topics.no_partition_text(name, partition, counts[name]))
         return [place for place in options.assign if place[1] < counts[place[0]]]
 
     def facts(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, StreamFacts]:
@@ -453,7 +453,7 @@ class Catalog:
             ]
             answers = persist(self._options.connection, methodcaller("run_many", calls))
             for place, answer in zip(list(left), check_replies(answers), strict=True):
-                gone, last, more = answer.rest
+                gone, last, more = answer.values
                 walked[place] = _Walked(offsets.read_id(last), walked[place].passed + gone)
                 left[place] -= gone
                 if not more or left[place] <= 0:
@@ -562,7 +562,7 @@ class Catalog:
         answers = check_replies(persist(self._options.connection, methodcaller("run_many", calls)))
         found = []
         for each, answer in zip(slices, answers, strict=True):
-            passed, reached, more = answer.rest
+            passed, reached, more = answer.values
             found.append(offsets.density(each, offsets.read_id(reached), passed, more=bool(more)))
         return found
 

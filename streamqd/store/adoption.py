@@ -35,4 +35,4 @@ class Adopted(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply) -> Adopted:
         """Parse the reply OK."""
-        return cls(reply.rest[0].decode(), int(reply.rest[1]))
+        return cls(reply.values[0].decode(), int(reply.values[1]))

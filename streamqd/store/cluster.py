@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from streamqd.errors import RedisResponseError, RedisUnavailableError
-from streamqd.store.discovery import LEAST_SECONDS, NOT_NOW, TopologyDiscovery, survey
+from streamqd.store.discovery import LEAST_SECONDS, NOT_EXECUTED, TopologyDiscovery, survey
 from streamqd.store.endpoint import endpoint_at
 from streamqd.store.node import NEVER, Key, Node, Terms, check_process, fixed_finder
 from streamqd.store.replies import missing_of, require_all
@@ -108,7 +108,7 @@ class Cluster:
             if not waiting:
                 break
         for each in requests:
-            if isinstance(each.reply, RedisResponseError) and each.reply.kind in NOT_NOW:
+            if isinstance(each.reply, RedisResponseError) and each.reply.kind in NOT_EXECUTED:
                 self._stale = True
                 each.reply = RedisUnavailableError(str(each.reply), sent=False)
         replies = [each.reply for each in requests]

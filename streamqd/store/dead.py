@@ -65,7 +65,7 @@ class Marked(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply) -> Marked:
         """Parse the reply OK of `mark`. If the clock was set back, the age is 0."""
-        target, age = reply.rest
+        target, age = reply.values
         age_ms = untrusted.integer(age, "a mark of a move", low=-untrusted.INTEGER_MAX)
         return cls(untrusted.label(target), max(0, age_ms) / 1000)
 
@@ -110,7 +110,7 @@ class PurgeReply(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply) -> PurgeReply:
         """Parse the reply OK of `purge` or `purge_before`."""
-        removed, more, unarchived = reply.rest
+        removed, more, unarchived = reply.values
         return cls(int(removed), bool(more), int(unarchived))
 
 

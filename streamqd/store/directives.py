@@ -210,4 +210,4 @@ class DirectiveChange(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply) -> DirectiveChange:
         """Parse the reply OK."""
-        return cls(int(reply.rest[0]), int(reply.rest[1]))
+        return cls(int(reply.values[0]), int(reply.values[1]))

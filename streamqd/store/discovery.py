@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # These replies mean that the node did nothing and cannot do it now. Another node may be able to, or
 # the same node later.
-NOT_NOW = frozenset({RefusalKind.NOT_READY, RefusalKind.MOVED, RefusalKind.REPLICA})
+NOT_EXECUTED = frozenset({RefusalKind.NOT_READY, RefusalKind.MOVED, RefusalKind.REPLICA})
 LEAST_SECONDS = 0.05  # minimum time for one node, even if the other nodes have used up the limit
 _T = TypeVar("_T")
 _HELLO = pack(("HELLO", "2"))
@@ -133,8 +133,8 @@ def master_finder(discovery: TopologyDiscovery) -> Finder:
         find,
         verify=_verify_master,
         # A master that lost its replicas may have been replaced without knowing it.
-        not_now=NOT_NOW | {RefusalKind.NO_REPLICAS},
-        patience=settings.connect_timeout,
+        not_executed=NOT_EXECUTED | {RefusalKind.NO_REPLICAS},
+        connect_seconds=settings.connect_timeout,
     )
 
 
@@ -174,9 +174,9 @@ def slot_finder(discovery: TopologyDiscovery, key: str) -> Finder:
         find,
         failed=lambda endpoint: discovery.avoid(endpoint.address),
         refused=follow_redirect,
-        not_now=NOT_NOW,
+        not_executed=NOT_EXECUTED,
         # Do not wait for a node that hangs, because the cluster is about to replace it.
-        patience=settings.connect_timeout,
+        connect_seconds=settings.connect_timeout,
     )
 
 

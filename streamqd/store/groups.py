@@ -64,7 +64,7 @@ class ResetResult(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply) -> ResetResult:
         """Parse the reply OK or MORE."""
-        before, after, *counts = reply.rest
+        before, after, *counts = reply.values
         return cls(before.decode(), after.decode(), *map(int, counts))
 
     def following(self, part: ResetResult) -> ResetResult:

@@ -29,7 +29,7 @@ class Growth(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply) -> Growth:
         """Parse the reply OK of `begin`. Raises InvalidValueError."""
-        token, before, phase, barriers = reply.rest
+        token, before, phase, barriers = reply.values
         return cls(
             untrusted.label(token),
             untrusted.integer(before, META, "growFrom", high=PARTITIONS_MAX),

@@ -107,8 +107,8 @@ class Acquired(NamedTuple):
 
         MINE answers a repeated call, which charges no entry again.
         """
-        victim = reply.rest[2] if reply.word == "OK" else b""
-        return cls(epoch_of(reply), bool(reply.rest[1]), victim)
+        victim = reply.values[2] if reply.word == "OK" else b""
+        return cls(epoch_of(reply), bool(reply.values[1]), victim)
 
     def log_fields(self) -> dict[str, Any]:
         """Return the fields for log events. `suspected`: the place that was charged."""
@@ -122,7 +122,7 @@ def epoch_of(reply: Reply) -> int:
     Raises ContractError if it is not a number, because the scripts refuse an invalid epoch.
     """
     try:
-        return untrusted.integer(reply.rest[0], FENCE, "epoch")
+        return untrusted.integer(reply.values[0], FENCE, "epoch")
     except InvalidValueError as error:
         raise ContractError(f"a reply of a lease script: {error}") from None
 

@@ -88,7 +88,7 @@ class Present(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply) -> Present:
         """Parse the reply OK."""
-        now, rows, directives = reply.rest
+        now, rows, directives = reply.values
         return cls(untrusted.integer(now, "TIME"), [_heartbeat(*row) for row in rows], directives)
 
 
@@ -169,7 +169,7 @@ def process_of(heartbeat: Heartbeat) -> dict[str, Any]:
 
 def duplicate(reply: Reply) -> Heartbeat:
     """Parse the reply DUPLICATE, which describes the other run with the same name."""
-    return _heartbeat(b"", *reply.rest)
+    return _heartbeat(b"", *reply.values)
 
 
 def _heartbeat(instance: bytes, heartbeat_unix_ms: bytes, described: bytes) -> Heartbeat:

@@ -165,7 +165,9 @@ class Recovered(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply, key: str = ATTEMPTS) -> Recovered:
         """Parse the reply OK. `key` is the key of the counters."""
-        quarantine, last_main, last_retry, main, retry, more_main, more_retry, accused = reply.rest
+        quarantine, last_main, last_retry, main, retry, more_main, more_retry, accused = (
+            reply.values
+        )
         mains = [PendingEntry.parse(entry, key, retried=False) for entry in main]
         retries = [PendingEntry.parse(entry, key, retried=True) for entry in retry]
         return cls(
@@ -180,7 +182,7 @@ class Recovered(NamedTuple):
             [one for _, found in mains + retries for one in found],
         )
 
-    def in_order(self) -> tuple[list[PendingEntry], bool]:
+    def entries_in_order(self) -> tuple[list[PendingEntry], bool]:
         """Merge both lists, oldest first. Also return True if both lists are complete.
 
         Entries beyond the last one of an incomplete list stay for the next page, because they must
@@ -242,7 +244,7 @@ class Reclaimed(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply) -> Reclaimed:
         """Parse the reply OK."""
-        entries, missing_entries, after = reply.rest
+        entries, missing_entries, after = reply.values
         return cls(
             [(entry[0], entry[1]) for entry in entries],
             missing_entries,
@@ -341,8 +343,8 @@ class SettledReply(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply) -> SettledReply:
         """Parse the reply OK of `retry` or `dead`."""
-        words = [untrusted.label(word) for word in reply.rest[0]]
-        tail = reply.rest[1]
+        words = [untrusted.label(word) for word in reply.values[0]]
+        tail = reply.values[1]
         if isinstance(tail, list):
             return cls(words, None, tail)
         return cls(words, due_of(tail), [])
@@ -389,7 +391,7 @@ class Promoted(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply) -> Promoted:
         """Parse the reply OK."""
-        moved, orphans, due, unreadable, more = reply.rest
+        moved, orphans, due, unreadable, more = reply.values
         return cls(moved, orphans, due_of(due), unreadable, bool(more))
 
 
@@ -413,7 +415,7 @@ class Snapshot(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply) -> Snapshot | None:
         """Parse the reply OK. Return None if the group does not exist."""
-        return cls(*reply.rest) if reply.word == "OK" else None
+        return cls(*reply.values) if reply.word == "OK" else None
 
 
 # --- arguments -------------------------------------------------------------------------------

@@ -69,8 +69,8 @@ class Finder:
     )
     # Refusals which mean that the command was not executed, because the server is not the right one
     # now.
-    not_now: frozenset[RefusalKind] = frozenset()
-    patience: float = NEVER  # time limit for opening the connection after the server was found
+    not_executed: frozenset[RefusalKind] = frozenset()
+    connect_seconds: float = NEVER  # time limit for opening the connection after the server was found
 
 
 def fixed_finder(endpoint: Endpoint) -> Finder:
@@ -100,7 +100,7 @@ class Node:
         self._pid = os.getpid()
         self._end = NEVER
         self._finder = finder
-        self._drop_after = DROP_AFTER | finder.not_now
+        self._drop_after = DROP_AFTER | finder.not_executed
 
     # --- the interface of a route: see `Connection` ---
 
@@ -159,7 +159,7 @@ class Node:
         if self.transport is not None:
             return
         endpoint = self.endpoint = self._finder.find(self._end)
-        end = time.monotonic() + self._seconds_left(min(self.timeout, self._finder.patience))
+        end = time.monotonic() + self._seconds_left(min(self.timeout, self._finder.connect_seconds))
         try:
             self.transport = self._connect(endpoint, end)
         except RedisResponseError as error:
@@ -192,8 +192,8 @@ class Node:
     def _log_in(
         self, endpoint: Endpoint, addresses: Sequence[tuple[int, Any]], end: float
     ) -> Transport:
-        patience = min(self.timeout, self.terms.settings.connect_timeout)
-        opened = transport.connect(endpoint, addresses, end, patience)
+        connect_seconds = min(self.timeout, self.terms.settings.connect_timeout)
+        opened = transport.connect(endpoint, addresses, end, connect_seconds)
         try:
             opened.begin(end - time.monotonic())
             commands = [*endpoint.login(), ("CLIENT", "SETNAME", self.terms.name)]
@@ -278,7 +278,7 @@ class Node:
         replies: list[Any] = []
         self.receive(count, replies, silence=silence, bytes_max=bytes_max)
         if self.close_if_unusable(replies):
-            not_done = [each for each in replies if kind_of(each) in self._finder.not_now]
+            not_done = [each for each in replies if kind_of(each) in self._finder.not_executed]
             if not_done:
                 sent = len(not_done) < len(replies)
                 raise RedisUnavailableError(f"{self.address}: {not_done[0]}", sent=sent)

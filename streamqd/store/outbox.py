@@ -143,7 +143,7 @@ class Published(NamedTuple):
         """Parse the reply OK or FULL."""
         if reply.word == "FULL":
             return cls(0, 0, None, full=True)
-        settled, written, rest = reply.rest
+        settled, written, rest = reply.values
         refusal = rest if isinstance(rest, Exception) else None
         return cls(settled, written, refusal, full=refusal is None and rest != b"")
 

@@ -87,7 +87,7 @@ class Trimmed(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply) -> Trimmed:
         """Parse the reply OK."""
-        removed, floor, holder, held, more = reply.rest
+        removed, floor, holder, held, more = reply.values
         label = untrusted.label
         return cls(removed, label(floor), label(holder), label(held), bool(more))
 
@@ -128,7 +128,7 @@ class Dropped(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply) -> Dropped:
         """Parse the reply OK."""
-        removed, flat = reply.rest
+        removed, flat = reply.values
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return cls(removed, {untrusted.label(name): lost for name, lost in pairs})
 
@@ -185,7 +185,7 @@ class PartitionPositions(NamedTuple):
 
         Raises InvalidValueError, naming the trim record `key`.
         """
-        length, size, first, last, archived, shrink_from, groups, unarchived = reply.rest
+        length, size, first, last, archived, shrink_from, groups, unarchived = reply.values
         return cls(
             length=int(length),
             bytes=None if size == b"" else int(size),

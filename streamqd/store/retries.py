@@ -46,7 +46,7 @@ def page(keys: Keys, holder: Holder, after: tuple[int, str], count: int) -> Call
 
 def rows(reply: Reply) -> tuple[list[Delayed], bool]:
     """Parse the reply to `page`: rows (fewer if they are large), and True if more may follow."""
-    return [row(each) for each in reply.rest[0]], bool(reply.rest[1])
+    return [row(each) for each in reply.values[0]], bool(reply.values[1])
 
 
 def row(raw: Sequence[Any], key: str = "due times") -> Delayed:

@@ -50,7 +50,7 @@ class DuePage(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply, key: str) -> DuePage:
         """Parse the reply OK. Raises InvalidValueError."""
-        now, flat, following = reply.rest
+        now, flat, following = reply.values
         rows = [
             DueSchedule(
                 name, untrusted.integer(due, key, low=-untrusted.INTEGER_MAX), _label(digest)

@@ -99,7 +99,7 @@ class Reply(NamedTuple):
     """The reply of a script: a word of its contract, and the values after it."""
 
     word: str
-    rest: list[Any]
+    values: list[Any]
 
 
 # The answer to one of several calls: a reply or an error.

@@ -40,7 +40,7 @@ class StreamStep(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply, _key: str = "") -> StreamStep:
         """Parse the reply OK."""
-        passed, last, more = reply.rest
+        passed, last, more = reply.values
         return cls(int(passed), last.decode(), bool(more))
 
 

@@ -115,7 +115,7 @@ def measure_partition(keys: Keys, topic: str, partition: int) -> Call:
 
 def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
     """Parse the reply to `measure_partition`. `key` is the key of the trimming record."""
-    length, added, first, last, dead, delayed, kept, due, queries, counted = reply.rest
+    length, added, first, last, dead, delayed, kept, due, queries, counted = reply.values
     trimmed_to, bad = "", None
     try:
         trimmed_to = untrusted.entry_id(kept, key, "first", default="")
@@ -166,7 +166,7 @@ def assignment_figures(reply: Reply, key: str = RETRIES) -> AssignmentFigures | 
     """
     if reply.word == "NOGROUP":
         return None
-    main, retry, waiting, due = reply.rest
+    main, retry, waiting, due = reply.values
     return AssignmentFigures(
         main=_backlog(main),
         retry=_backlog(retry),
@@ -191,7 +191,7 @@ class DeadLetterCount:
     after: str = ""
     whole: bool = False
 
-    def of(self, group: str) -> int | None:
+    def get(self, group: str) -> int | None:
         """Return the number of a group's dead letters, or None until all are counted."""
         return self.by_group.get(group, 0) if self.whole else None
 
@@ -206,7 +206,7 @@ def count_dead_letters(keys: Keys, topic: str, partition: int, known: DeadLetter
 
 def dead_letters_counted(known: DeadLetterCount, reply: Reply) -> DeadLetterCount:
     """Add the counts of the reply. If dead letters were removed, the count restarts."""
-    counted, last, more, there = reply.rest
+    counted, last, more, there = reply.values
     found = Counter(known.by_group)
     for name, count in zip(counted[::2], counted[1::2], strict=True):
         # Count an invalid name under its printable form.

@@ -48,7 +48,7 @@ def create(store: Store, name: str, topic: Topic) -> int:
     register(store, name)
     if reply.word == "OK":
         return topic.partitions
-    return count_of(name, reply.rest[0], store.keys.meta(name))
+    return count_of(name, reply.values[0], store.keys.meta(name))
 
 
 def creation(keys: Keys, name: str, topic: Topic) -> Call:
@@ -121,7 +121,7 @@ def _names(store: Store) -> tuple[list[str], list[InvalidValueError]]:
     return names, bad
 
 
-def no_partition(topic: str, partition: int, count: int) -> str:
+def no_partition_text(topic: str, partition: int, count: int) -> str:
     """Return the error text for a partition that a topic of `count` partitions does not have."""
     return (
         f"partition {partition} of topic {topic} not found; partitions are numbered 0 to"

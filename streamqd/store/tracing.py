@@ -46,7 +46,7 @@ def _find(stream: str, field: str, value: str, begin: str) -> Call:
 
 def parse_copies(reply: Reply) -> tuple[list[Copy], str]:
     """Parse a reply to `find`: the copies, and the ID at which to continue, '' at the end."""
-    copies, after = reply.rest
+    copies, after = reply.values
     return [
         Copy(entry_id.decode(), dict(zip(fields[::2], fields[1::2], strict=True)))
         for entry_id, fields in copies

@@ -62,7 +62,7 @@ class Isolation:
             self._give_up(assignment, error)
             return None
 
-    def each(
+    def run_for_each(
         self,
         partitions: Iterable[AssignmentState],
         do: Callable[Concatenate[AssignmentState, P], object],

@@ -195,7 +195,7 @@ class LeaseManager:
         def calls_of(partition: AssignmentState, due: float) -> Calls:
             return self.isolate(partition.assignment, self._calls_of, sent_ns, partition, due) or []
 
-        calls = self._scheduler.next(now, self.membership.heartbeat_at, partitions, calls_of)
+        calls = self._scheduler.next_calls(now, self.membership.heartbeat_at, partitions, calls_of)
         calls = [each for each in calls if not self.client.is_paused(each[0].key, now)]
         if now >= self.membership.heartbeat_at:
             heartbeat = self.membership.heartbeat(now, partitions, offers)
@@ -438,7 +438,7 @@ class RenewalScheduler:
         """True if some partitions have not had their turn in this round."""
         return bool(self._waiting)
 
-    def next(
+    def next_calls(
         self,
         now: float,
         heartbeat_at: float,

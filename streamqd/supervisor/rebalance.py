@@ -49,7 +49,7 @@ def decide(
     ]
     for assignment in decision.shed:
         actions += isolate(assignment, shed, partitions[assignment]) or ()
-    return actions, decision.more
+    return actions, decision.has_more
 
 
 def count_unowned(

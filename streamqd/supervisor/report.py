@@ -117,13 +117,13 @@ class StatusReporter:
 
 def dump(partitions: Mapping[Assignment, AssignmentState], isolation: Isolation) -> None:
     """Log every assignment's state and this process's stack. Request the stacks of all workers."""
-    isolation.each(partitions.values(), _log_state)
+    isolation.run_for_each(partitions.values(), _log_state)
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         logs.stack(file.read().decode(), child=os.getpid())
     logs.flush(1.0)
-    isolation.each(partitions.values(), _ask_stack)
+    isolation.run_for_each(partitions.values(), _ask_stack)
 
 
 def _log_state(partition: AssignmentState) -> None:

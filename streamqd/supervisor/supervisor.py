@@ -364,7 +364,7 @@ class Supervisor:
                 forked.append(partition)
         # Log after all forks, because writing memory between two forks is expensive: see
         # `plan.merge`.
-        self.isolation.each(forked, _log_started)
+        self.isolation.run_for_each(forked, _log_started)
         if self.drain.kill_reason:
             self.pool.kill_dismissed()
 
@@ -658,7 +658,7 @@ class Supervisor:
     def _reap(self, now: float) -> None:
         """Reap exited children. A worker's unfinished messages are settled under a new token."""
         self.oom_monitor.count_kills(now)
-        self.isolation.each(self.partitions.values(), self._reap_children, now)
+        self.isolation.run_for_each(self.partitions.values(), self._reap_children, now)
         self.pool.reap_dismissed(now)
         self._log_stacks(now)
         # Reap only orphans of our children. All our own processes are in `_known_pids`.

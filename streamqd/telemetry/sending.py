@@ -30,7 +30,7 @@ class SendSpans:
         """Each maker starts a span for an operation and a topic."""
         self._makers = makers
 
-    def of(self, topic: object, operation: str = "send") -> SendSpan:
+    def start(self, topic: object, operation: str = "send") -> SendSpan:
         """Start the span of one send, or of the sends of one call.
 
         `operation` is `send`, or `create` if the message is written later.

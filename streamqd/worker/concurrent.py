@@ -259,7 +259,7 @@ class ConcurrentExecutor:
     @property
     def _starts_together(self) -> bool:
         """True if only the number of free lanes limits how many entries start."""
-        return not (self._may_expire or self._gates.any)
+        return not (self._may_expire or self._gates.has_gates)
 
     def _start_each(self) -> list[FetchedEntry]:
         begun = []

@@ -160,7 +160,7 @@ def build_fields_without_run(
     )
 
 
-def too_large(message: Message, bytes_max: int) -> str:
+def find_oversize(message: Message, bytes_max: int) -> str:
     """Return a description if a message exceeds `max_message_bytes` for producers, else ''."""
     size = len(message.payload)
     beside = sum(len(name) + len(value) for name, value in message.fields.items()) - size

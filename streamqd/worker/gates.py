@@ -44,7 +44,7 @@ class Gates:
         self._words = context.slot.words
         self._channel = context.channel
         self._gates = [gate for gate in gates if gate is not None]
-        self.any = bool(self._gates)
+        self.has_gates = bool(self._gates)
 
     def held_ns(self, now: int, runs: int = 1) -> int:
         """Return the nanoseconds for which a gate delays the next `runs`, 0 if none does."""

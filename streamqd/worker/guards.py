@@ -49,7 +49,7 @@ class Guards:
         self._fleet = context.settings.daemon.fleet
         self._waits = slot.waits
         breaker, guard = self._breaker, self._guard = consumer.breaker, consumer.flood_guard
-        self._on = frozenset(breaker.on)
+        self._breaker_errors = frozenset(breaker.on)
         failures, since, opened, is_open = self._waits.previous_values(CIRCUIT)
         memory = circuit.CircuitMemory(failures, since / 1e9, opened / 1e9, bool(is_open))
         self._circuit = Circuit(breaker.failures, breaker.window, breaker.probe_every, memory)
@@ -75,7 +75,9 @@ class Guards:
             return False
         self.record_settled()
         of_message = not settlement.retries(outcome, self._policy)
-        if of_message or (self._on and self._on.isdisjoint(outcome.lineage)):
+        if of_message or (
+            self._breaker_errors and self._breaker_errors.isdisjoint(outcome.lineage)
+        ):
             # This failure is not evidence of a failing dependency.
             return False
         now, unix = _now(), self._clock.time()

@@ -158,6 +158,6 @@ class Reader:
         Raises Fenced, RedisResponseError, RedisUnavailableError.
         """
         call = messages.fetch(self.keys, self.lease, self.session, count)
-        retried, main = self.calls.run(call).rest
+        retried, main = self.calls.run(call).values
         received = sum(sum(map(len, fields)) for _, fields in retried + main)
         return FetchResult(True, True, 0, retried, main, "", received)

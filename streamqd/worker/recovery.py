@@ -96,7 +96,7 @@ class Recovery:
                 self._bad_values.report_values(page.bad)
             opened = True
             reader.record_last_ids(page.last_retry, page.last_main)
-            pending, over = page.in_order()
+            pending, over = page.entries_in_order()
             for entry in pending:
                 after[entry.retried] = entry.id
             self._quarantine.open(session if page.quarantine else "")

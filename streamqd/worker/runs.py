@@ -194,7 +194,7 @@ class SingleRunner:
         count = len(messages) - start if in_place is None else in_place.count_free(messages, start)
         if not count:
             return 0
-        if not (retried or self._gates.any):
+        if not (retried or self._gates.has_gates):
             oldest, newest = entries[start][0], entries[start + count - 1][0]
             self._starts.look_ahead(oldest, newest, now_ns())
         try:
@@ -217,7 +217,7 @@ class SingleRunner:
         This is the hot path, so values that are the same for all messages are looked up once.
         """
         context, function, current, pace = self._context, self._function, logs.current, self._pace
-        gates, gated = self._gates, self._gates.any
+        gates, gated = self._gates, self._gates.has_gates
         slot, settler, counts, soft = context.slot, context.settler, context.counts, context.limit
         words, states, lanes, times = slot.words, slot.states, slot.lanes, counts.times
         limit, quick_ns = context.consumer.max_messages, -1 if self._ack_each else QUICK_RUN_NS

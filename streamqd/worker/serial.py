@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from streamqd.message import Message, of_read
+from streamqd.message import Message, messages_of_read
 from streamqd.model import RawEntry
 from streamqd.scoreboard import CLEARED, WORD_COMMAND, now_ns
 from streamqd.store.fetch import FetchResult
@@ -169,7 +169,7 @@ class SerialExecutor:
     ) -> None:
         """Run the entries of one stream, which are in the batch from index `first` on."""
         context, slot, runner = self._context, self._slot, self._runner
-        messages, may_expire = of_read(context.delivery, entries, retried)
+        messages, may_expire = messages_of_read(context.delivery, entries, retried)
         oversized = received > self._bytes_max  # the read may contain oversized entries
         one_by_one = oversized or may_expire
         position = 0

@@ -137,7 +137,7 @@ class Verdicts:
 
     def dead_letter_oversized(self, entry: FetchedEntry) -> bool:
         """Dead-letter a message that is too large for any producer. Return False for others."""
-        text = dead_letters.too_large(entry.message, self._bytes_max)
+        text = dead_letters.find_oversize(entry.message, self._bytes_max)
         if not text or self._delivery.assignment.reads_dead_letters:
             return False
         self._dead_letter(entry, (TOO_LARGE, TOO_LARGE, text), {})

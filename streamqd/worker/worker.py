@@ -182,8 +182,8 @@ class WorkerLoop:
             "group.restored",
             logging.WARNING,
             assignment=self.assignment,
-            after=reply.rest[0].decode() or None,
-            retries_after=reply.rest[1].decode() or None,
+            after=reply.values[0].decode() or None,
+            retries_after=reply.values[1].decode() or None,
             in_flight=len(in_flight),
         )
         return True

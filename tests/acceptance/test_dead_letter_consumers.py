@@ -228,7 +228,7 @@ def test_dead_letters_purged_in_flight_count_as_missing(make: NewDaemon):
     ids = [entry[0].decode() for entry in read[0][1]]
     changed = {b"retryCount": b"0", b"crashCount": b"0", b"replayCount": b"1"}
     assert link.run(dead.replay(keys, *PLACE, ids[0], GROUP, changed)).word == "OK"
-    assert link.run(dead.purge(keys, *PLACE, [ids[1]])).rest == [1, 0, 0]
+    assert link.run(dead.purge(keys, *PLACE, [ids[1]])).values == [1, 0, 0]
 
     daemon.start()
     # The replayed message fails again and becomes a new dead letter.

@@ -25,7 +25,7 @@ class Both:
         reply = self.link.run(
             leases.acquire(self.keys, Lease(assignment, token, seen), TTL, "x", gone)
         )
-        epoch = int(reply.rest[0]) if reply.word == "OK" else 0
+        epoch = int(reply.values[0]) if reply.word == "OK" else 0
         return _agree(reply, self.model.acquire(name, token, seen, gone, epoch))
 
     def renew(self, name: str, token: str) -> str:
@@ -41,11 +41,11 @@ class Both:
             self.keys, Lease(assignment, old), new, TTL, blamed, b"signal 9", places
         )
         reply = self.link.run(call)
-        epoch = int(reply.rest[0])
+        epoch = int(reply.values[0])
         _agree(reply, self.model.refence(name, old, new, charged, done, epoch))
         if reply.word == "OK" and charged:
             known = self.model.now.groups[name].attempts.get(f"{charged}:c", b"0")
-            assert reply.rest[1] == int(known)
+            assert reply.values[1] == int(known)
         return reply.word
 
     def release(self, name: str, token: str) -> str:
@@ -92,7 +92,7 @@ class Both:
         )
         word = _agree(reply, self.model.ack(name, token, charged, others))
         if word == "OK":
-            assert reply.rest == [before - len(self.model.now.groups[name].pending)]
+            assert reply.values == [before - len(self.model.now.groups[name].pending)]
         return word
 
     def retry(self, name: str, token: str, items: tuple[tuple[str, bool, Fields], ...]) -> str:
@@ -133,7 +133,7 @@ class Both:
     def replay(self, name: str, letter: str) -> str:
         call = dead.replay(self.keys, "access", 0, letter, name, {b"crashCount": b"0"})
         reply = self.link.run(call)
-        new_id = reply.rest[0].decode() if reply.word == "OK" else ""
+        new_id = reply.values[0].decode() if reply.word == "OK" else ""
         return _agree(reply, self.model.replay(name, letter, new_id))
 
 

@@ -96,7 +96,7 @@ class Harness:
         assert reply.word == word, f"{script} answered {reply}"
         if word in REFUSALS:
             assert self.dump() == before, f"{script} wrote something and answered {word}"
-        return reply.rest
+        return reply.values
 
     def expect_entries(self, script: str, words: list[str], call: Call) -> messages.SettledReply:
         """Run a call that settles entries and must answer these words for them."""
@@ -157,7 +157,7 @@ class Harness:
         call = leases.acquire(self.keys, self.leased(token, seen_epoch), TTL, owner)
         reply = self.link.run(call)
         assert reply.word == "OK", reply
-        return int(reply.rest[0])
+        return int(reply.values[0])
 
     def add(self, entry_id: str, *fields: str | bytes, stream: str = "") -> bytes:
         """Write an entry with an id. Return its place."""

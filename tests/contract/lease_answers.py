@@ -16,7 +16,7 @@ class Refenced(NamedTuple):
     @classmethod
     def parse(cls, reply: Reply) -> Refenced:
         """Parse OK."""
-        return cls(int(reply.rest[0]), reply.rest[1])
+        return cls(int(reply.values[0]), reply.values[1])
 
 
 class Holder(NamedTuple):
@@ -30,9 +30,9 @@ class Holder(NamedTuple):
         """Parse HELD, MOVED or FENCED of any script."""
         match reply.word:
             case "HELD":
-                _, epoch, owner = reply.rest
+                _, epoch, owner = reply.values
             case "MOVED":
-                epoch, owner = reply.rest[0], b""
+                epoch, owner = reply.values[0], b""
             case _:
-                epoch, owner = reply.rest
+                epoch, owner = reply.values
         return cls(int(epoch), owner.decode())

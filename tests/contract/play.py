@@ -239,7 +239,7 @@ class Play:
         reply = self.link.run(call)
         after = observe(self.harnesses).groups[name].retry
         written = {i: fields for i, fields in after.items() if i not in before}
-        assert reply.rest[:2] == [len(written), 0]
+        assert reply.values[:2] == [len(written), 0]
         self.model.promote(name, count, written)
 
     def time_passes(self) -> None:

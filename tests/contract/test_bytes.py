@@ -173,7 +173,7 @@ def test_stream_drop_is_bounded_by_bytes(harness: Harness, drops: bool) -> None:
         call = drop_all(harness, limit=10_000, drop_before="9999999999999-0")
     removed = []
     while harness.do("XLEN", harness.stream):
-        removed.append(harness.link.run(call).rest[0])
+        removed.append(harness.link.run(call).values[0])
     assert min(removed[:-1]) >= 50
     assert max(removed) <= 65, "64 would be 16 MiB, and one more may go"
 
@@ -201,7 +201,7 @@ def test_stream_drop_handles_entries_of_mixed_sizes(harness: Harness, large: int
     freed = []
     while harness.do("XLEN", harness.stream):
         before = harness.do("MEMORY", "USAGE", harness.stream, "SAMPLES", 0)
-        assert harness.link.run(trim_all(harness, limit=10_000)).rest[0]
+        assert harness.link.run(trim_all(harness, limit=10_000)).values[0]
         freed.append(before - harness.do("MEMORY", "USAGE", harness.stream, "SAMPLES", 0))
     # Even of the smallest entries, a few are as large as a default node.
     assert max(freed) <= (16 << 20) + 2 * large

@@ -96,8 +96,8 @@ def test_message_find_and_count_stop_at_the_greatest_id(harness: Harness) -> Non
     copies, after = find(harness)
     assert (len(copies), after) == (8, "")
     known = count(harness)
-    assert known.of("hits") == 8
-    assert count(harness, known).of("hits") == 8
+    assert known.get("hits") == 8
+    assert count(harness, known).get("hits") == 8
 
 
 def test_stream_page_returns_entries_within_its_bounds(harness: Harness) -> None:
@@ -120,20 +120,20 @@ def test_stream_page_returns_entries_within_its_bounds(harness: Harness) -> None
 
 
 def test_dead_letters_are_counted_per_group_incrementally(harness: Harness) -> None:
-    assert count(harness).of("hits") == 0
+    assert count(harness).get("hits") == 0
     bury(harness, ("1-0", "hits"), ("1-0", "agents"), ("2-0", "hits"))
     harness.do("XADD", harness.dlq, "*", "payload", "of nobody")
     known = count(harness)
-    assert [known.of(each) for each in ("hits", "agents", "")] == [2, 1, 1]
+    assert [known.get(each) for each in ("hits", "agents", "")] == [2, 1, 1]
     bury(harness, ("3-0", "agents"))
-    assert count(harness, known).of("agents") == 2
+    assert count(harness, known).get("agents") == 2
 
     known = count(harness, known)
     first = harness.do("XRANGE", harness.dlq, "-", "+", "COUNT", 1)[0][0]
     harness.do("XDEL", harness.dlq, first)
     known = count(harness, known)
-    assert known.of("hits") is None, "one has gone: they are counted from the beginning"
-    assert count(harness, known).of("hits") == 1
+    assert known.get("hits") is None, "one has gone: they are counted from the beginning"
+    assert count(harness, known).get("hits") == 1
 
 
 def test_many_dead_letters_are_counted_over_several_calls(harness: Harness) -> None:
@@ -143,9 +143,9 @@ def test_many_dead_letters_are_counted_over_several_calls(harness: Harness) -> N
             [("XADD", harness.dlq, f"{at + n + 1}-0", "group", "hits") for n in range(100)]
         )
     known = count(harness)
-    assert known.of("hits") is None
+    assert known.get("hits") is None
     known = count(harness, known)
-    assert known.of("hits") == statistics.DEAD_LETTERS_AT_ONCE + 100
+    assert known.get("hits") == statistics.DEAD_LETTERS_AT_ONCE + 100
 
 
 def test_number_of_counted_groups_is_bounded(harness: Harness) -> None:
@@ -155,5 +155,5 @@ def test_number_of_counted_groups_is_bounded(harness: Harness) -> None:
     known = DeadLetterCount()
     for _ in range(8):
         known = count(harness, known)
-        assert known.of("g1") is None
+        assert known.get("g1") is None
         assert len(known.by_group) <= statistics.GROUPS_MAX + statistics.DEAD_LETTERS_AT_ONCE

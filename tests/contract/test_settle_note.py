@@ -97,7 +97,7 @@ def test_settle_note_counts_are_deleted_on_settling(harness: Harness):
     assert harness.expect("settle_note", "OK", call) == [1]
     assert set(harness.state()["attempts"]) == {"m:2-0:f", "m:2-0:due"}
     ack = messages.ack(harness.keys, harness.leased("t1"), [], charged=[places[1]])
-    assert harness.link.run(ack).rest == [1]
+    assert harness.link.run(ack).values == [1]
     before = harness.dump()
     assert harness.expect("settle_note", "OK", call) == [0]
     assert harness.dump() == before

@@ -231,7 +231,7 @@ def test_settle_retry_moves_an_entry_of_4000_fields_in_part(harness: Harness) ->
     whole = (b"m:1-0", 0.0, {b"payload": b"x", **CHANGED})
     harness.expect_entries("settle_retry", ["MOVED"], retry(harness, whole))
     assert (
-        harness.link.run(messages.promote_retries(harness.keys, harness.assignment, 10)).rest[0]
+        harness.link.run(messages.promote_retries(harness.keys, harness.assignment, 10)).values[0]
         == 1
     )
 
@@ -243,7 +243,7 @@ def test_settle_retry_keeps_1900_fields_up_to_the_dead_letter(harness: Harness) 
     harness.own("t1")
     harness.expect_entries("settle_retry", ["MOVED"], retry(harness, (b"m:1-0", 0.0, CHANGED)))
     assert (
-        harness.link.run(messages.promote_retries(harness.keys, harness.assignment, 10)).rest[0]
+        harness.link.run(messages.promote_retries(harness.keys, harness.assignment, 10)).values[0]
         == 1
     )
     harness.fetch(stream=harness.retry)

@@ -48,7 +48,7 @@ def delayed_message(text: str, delay: float = HOUR, **more: object) -> Outgoing:
 
 
 def promote(link: Connection, keys: Keys, partition: int = 0, count: int = 200) -> int:
-    return int(link.run(messages.promote_delayed(keys, "access", partition, count)).rest[0])
+    return int(link.run(messages.promote_delayed(keys, "access", partition, count)).values[0])
 
 
 def test_delayed_list_is_sorted_by_due_time(verb: Run, send: Callable[..., list[str]]) -> None:

@@ -416,7 +416,7 @@ def test_doctor_tolerates_a_new_owner(doctor_case: DoctorCase) -> None:
     reader = ViewReader(busy)
     topics_found = facts.gather_topics(reader, config.load(doctor_case.path), [])
     places, _ = facts.places_of(topics_found)
-    looked = facts.gather_partitions(reader.of(doctor_case.store), places, bodies=False)
+    looked = facts.gather_partitions(reader.for_store(doctor_case.store), places, bodies=False)
     found = facts.gather_assignments(reader, looked)
     [assignment_found] = [each for each in found if each.assignment == assignment]
     assert [lease_check.lease_matches for lease_check in assignment_found.lease_checks] == [

@@ -45,7 +45,7 @@ class Clinic(DoctorCase):
         """Hold the outbox and publish, with the calls of a relay."""
         outbox.register(self.store, name)
         call = outbox.acquire(self.keys, name, TOKEN, 60, owner=OWNER, above=0, dead="")
-        epoch = int(self.store.run(call).rest[0])
+        epoch = int(self.store.run(call).values[0])
         call = outbox.renew(self.keys, name, TOKEN, 60, figures)
         assert self.store.run(call).word == "OK"
         for number in range(2):

@@ -370,7 +370,7 @@ def test_retry_now_runs_retries_immediately(run: Run, at: At) -> None:
     assert one.stdout == "1 retry due now\n"
     assert (rest["due"], rest["missing"]) == (1, 0)
     call = messages.promote_retries(at(0).keys, at(0).assignment, 10)
-    assert at(0).link.run(call).rest[0] == 1
+    assert at(0).link.run(call).values[0] == 1
     assert at(0).state()["delayed"].keys() == {"m:2-0"}
 
 

@@ -803,7 +803,7 @@ def test_measurement_counts_many_pages_of_dead_letters(
     count = 3 * statistics.DEAD_LETTERS_AT_ONCE
     harness.link.pipeline([("XADD", harness.dlq, "*", "group", "another")] * count)
     deque(measure(harness.store, view), maxlen=0)
-    assert view.dead_letters[harness.assignment[:2]].of("another") == count
+    assert view.dead_letters[harness.assignment[:2]].get("another") == count
 
     # The first page is always read, so a slow server does not stop the count.
     monkeypatch.setattr(figures, "DEAD_LETTERS_SECONDS", 0.0)

@@ -172,7 +172,7 @@ def test_unknown_script_is_loaded_once(link: Connection) -> None:
     link.execute("SCRIPT", "FLUSH")
     link.execute("CONFIG", "RESETSTAT")
     assert link.run(writer("a", "1")).word == "OK"
-    assert link.run(writer("a", "2")).rest == [b"2"]
+    assert link.run(writer("a", "2")).values == [b"2"]
     stats = link.execute("INFO", "commandstats").decode()
     assert "cmdstat_eval:calls=1," in stats
     assert "cmdstat_evalsha:calls=2," in stats
@@ -184,7 +184,7 @@ def test_script_replies_keep_their_order(link: Connection) -> None:
     link.run(writer("a", "0"))
     bad = writer("a", "v", name="broken", command="HGET")
     replies = link.run_many([writer("a", "1"), bad, writer("b", "2")])
-    assert [reply.rest for reply in replies if not isinstance(reply, RedisResponseError)] == [
+    assert [reply.values for reply in replies if not isinstance(reply, RedisResponseError)] == [
         [b"1"],
         [b"2"],
     ]

@@ -30,7 +30,7 @@ class Watched(Store):
     def run(self, call: Call) -> Reply:
         reply = Store.run(self, call)
         assert call.script.name == "stream_page"
-        self.pages.append((len(reply.rest[0]), page_bytes(reply.rest[0])))
+        self.pages.append((len(reply.values[0]), page_bytes(reply.values[0])))
         return reply
 
 
@@ -46,7 +46,7 @@ def fill_stream(link: Connection, sizes: Sequence[int]) -> Watched:
 
 
 def read_newest(store: Watched) -> list[str]:
-    found = newest_first(store, "orders", [STREAM], lambda entry: str(entry.id)).every()
+    found = newest_first(store, "orders", [STREAM], lambda entry: str(entry.id)).iterate()
     return [each.position.place for each in found][::-1]
 
 

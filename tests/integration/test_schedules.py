@@ -536,7 +536,7 @@ def test_failed_declaration_affects_only_its_partition(
         return real(of, place, some)
 
     monkeypatch.setattr(reconciliation, "declare", struck)
-    isolate = TaskIsolation(MetricsView("one", Scoreboard(1))).of("declare_schedules")
+    isolate = TaskIsolation(MetricsView("one", Scoreboard(1))).isolate_task("declare_schedules")
     wanted = [schedule(), schedule("other", topic="others")]
     Reconciler(store, "default", wanted, 1, {}, isolate).run()
     found = read_stored(store, [("tick", (TOPIC, 0)), ("other", ("others", 0))])

@@ -17,7 +17,7 @@ import pytest
 
 from streamqd import config
 from streamqd.config import Topic
-from streamqd.policy.fingerprint import of_dead_letter
+from streamqd.policy.fingerprint import dead_letter_fingerprint
 from streamqd.store import history, topics
 from streamqd.store.client import Connection
 from streamqd.store.history import HistoryRow, Interval
@@ -217,7 +217,7 @@ def test_dead_letter_row_has_its_failure(case: HistoryCase) -> None:
     assert (row["value"], row["key"], row["fields"]) == (b"p", b"k", [("other", b"x")])
     written = {name.encode(): value.encode() for name, value in fields.items()}
     written |= {b"errorClass": b"ValueError", b"handler": b"weblog:count"}
-    assert row["fingerprint"] == of_dead_letter(written)
+    assert row["fingerprint"] == dead_letter_fingerprint(written)
 
 
 def test_damaged_file_of_dead_letters_is_not_reported_to_redis(case: HistoryCase) -> None:

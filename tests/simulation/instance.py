@@ -240,7 +240,7 @@ class Instance:
             now, live, self.assignments, mine, moving, views, room=cap - len(mine)
         )
         self.fleet.decided += 1
-        if decision.more:
+        if decision.has_more:
             self.heartbeat_at = min(self.heartbeat_at, now + MORE_SECONDS)
         for assignment in decision.acquire:
             self.held[assignment] = Held(

@@ -166,7 +166,7 @@ def test_tier_options_ignore_case(
     assert left.count() == 8
     # The address may be in the environment, as without an archive.
     monkeypatch.setenv("STREAMQ_URL", shop.server.url)
-    begins = tables.starts_after({}, "access", archive.table("access"), fail=False)
+    begins = tables.starting_offsets({}, "access", archive.table("access"), fail=False)
     assert json.loads(begins)["access"].keys() == {"0", "1"}
 
 

@@ -267,7 +267,7 @@ def _calls_one(_link: Connection, call: Call) -> None:
 def _called_one(reply: object, _link: Connection, call: Call) -> None:
     did = isinstance(reply, Reply)
     if isinstance(reply, Reply) and call.script.name in _MOVERS:
-        did = reply.word == "OK" and int(reply.rest[0]) > 0
+        did = reply.word == "OK" and int(reply.values[0]) > 0
     if did:
         reached(f"{name_of(call.script, call.argv)}-called", partition_of(call.argv))
 

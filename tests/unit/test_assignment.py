@@ -392,7 +392,7 @@ def test_immovable_assignments_count_for_the_share(fleet: Fleet, elsewhere: list
     members, assignments, owners = fleet
     members = [replace(each, cap=0) for each in members]
     elsewhere = elsewhere[: len(members)]
-    told = [replace(m, elsewhere=n) for m, n in zip(members, elsewhere, strict=True)]
+    told = [replace(m, owned_elsewhere=n) for m, n in zip(members, elsewhere, strict=True)]
     # The same holds with assignments that no other member offers, sorted after all others.
     shown = [replace(m, offers=m.offers | {("~", m.id)}) for m in members]
     hidden = [
@@ -400,7 +400,7 @@ def test_immovable_assignments_count_for_the_share(fleet: Fleet, elsewhere: list
         for each, count in zip(members, elsewhere, strict=True)
         for number in range(max(count, 1))
     ]
-    told = [replace(m, elsewhere=max(m.elsewhere, 1)) for m in told]
+    told = [replace(m, owned_elsewhere=max(m.owned_elsewhere, 1)) for m in told]
     wanted = assign(
         shown,
         [*assignments, *hidden],

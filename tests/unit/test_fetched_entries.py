@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamqd.message import Delivery, of_read
+from streamqd.message import Delivery, messages_of_read
 from streamqd.model import Assignment
 from streamqd.worker.entry import NOWHERE, FetchedEntry, entries_of_read
 
@@ -28,7 +28,7 @@ def test_fetched_entries_equal_constructed_entries(retried: bool) -> None:
     raw = [[b"%d-0" % number, fields] for number, fields in enumerate(_FIELDS)]
     found, may_expire = entries_of_read(delivery, raw, retried)
     assert may_expire
-    messages, _ = of_read(delivery, raw, retried)
+    messages, _ = messages_of_read(delivery, raw, retried)
     for entry, message, (entry_id, fields) in zip(found, messages, raw, strict=True):
         place = (b"r:" if retried else b"m:") + entry_id
         assert entry.message.id_bytes == entry_id

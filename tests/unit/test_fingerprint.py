@@ -8,7 +8,7 @@ import re
 import pytest
 
 from streamqd import handlers
-from streamqd.policy.fingerprint import fingerprint, innermost, of_dead_letter
+from streamqd.policy.fingerprint import dead_letter_fingerprint, fingerprint, innermost
 
 TEXT = """Traceback (most recent call last):
   File "/srv/shop/orders.py", line 10, in pay
@@ -58,11 +58,15 @@ def test_fingerprint_uses_the_innermost_user_frame() -> None:
 def test_dead_letter_has_or_gets_a_fingerprint() -> None:
     told = {b"errorClass": b"ValueError", b"handler": b"orders:pay", b"traceback": TEXT.encode()}
 
-    assert of_dead_letter(told) == fingerprint("ValueError", "bank.py:charge", "orders:pay")
-    assert of_dead_letter(told | {b"fingerprint": b"abc"}) == "abc"
+    assert dead_letter_fingerprint(told) == fingerprint(
+        "ValueError", "bank.py:charge", "orders:pay"
+    )
+    assert dead_letter_fingerprint(told | {b"fingerprint": b"abc"}) == "abc"
     cause = TEXT.replace("bank.py", "cause.py") + "\nDuring handling …:\n\n" + TEXT
-    assert of_dead_letter(told | {b"traceback": cause.encode()}) == of_dead_letter(told)
-    assert of_dead_letter({b"reason": b"decode"}) == fingerprint("decode", "", "")
+    assert dead_letter_fingerprint(
+        told | {b"traceback": cause.encode()}
+    ) == dead_letter_fingerprint(told)
+    assert dead_letter_fingerprint({b"reason": b"decode"}) == fingerprint("decode", "", "")
 
 
 def test_computed_fingerprint_equals_that_of_the_worker() -> None:
@@ -80,8 +84,8 @@ def test_computed_fingerprint_equals_that_of_the_worker() -> None:
         b"handler": b"m:handler",
     }
 
-    assert of_dead_letter(fields) == handlers.Description(error).fingerprint("m:handler")
-    assert of_dead_letter(fields) == fingerprint(
+    assert dead_letter_fingerprint(fields) == handlers.Description(error).fingerprint("m:handler")
+    assert dead_letter_fingerprint(fields) == fingerprint(
         "json.decoder.JSONDecodeError", "test_fingerprint.py:handler", "m:handler"
     )
 

@@ -103,11 +103,11 @@ def test_any_message_can_become_a_dead_letter(fields: dict[bytes, bytes], retrie
     why = ("too-large", "too-large", "text")
     buried = dead_letters.build_fields_without_run(found, delivery, "work:obey", why, crashes=1)
     assert all(isinstance(each, bytes) for pair in buried.items() for each in pair)
-    assert dead_letters.too_large(found, 1 << 20) == ""
+    assert dead_letters.find_oversize(found, 1 << 20) == ""
     # The limit applies to the payload and to the other fields. Our own fields do not count.
     limit = 1
     small = sum(map(len, found.fields.values())) <= limit + limit + dead_letters.BOOKKEEPING
-    assert dead_letters.too_large(found, limit) or small
+    assert dead_letters.find_oversize(found, limit) or small
     for policy in ("hash", "none"):
         kept = dead_letters.replacement_fields(found, policy)
         assert kept[b"payload"] == b""

@@ -32,6 +32,6 @@ def page(main: str, retry: str, more: str) -> Recovered:
 def test_only_entries_older_than_the_next_page_are_returned(
     main: str, retry: str, more: str, wanted: str, over: bool
 ):
-    held, last = page(main, retry, more).in_order()
+    held, last = page(main, retry, more).entries_in_order()
     assert " ".join(entry.place.decode() for entry in held) == wanted
     assert last is over

@@ -454,7 +454,7 @@ def test_free_assignments_are_taken_a_few_at_a_time():
         taken += decision.acquire
         for assignment in decision.acquire:
             del views[assignment]
-        assert decision.more == bool(views)
+        assert decision.has_more == bool(views)
         assert len(taken) <= 16 + 64 * now
         now += 0.1
     assert taken == assignments

@@ -55,27 +55,27 @@ def test_failure_rows_do_not_overlap_the_entry_ids() -> None:
 def test_trend_is_the_slope_of_recent_values() -> None:
     trend = Trend(10.0)
     trend.observe({"a": 0}, 0)
-    assert trend.of("a") is None
+    assert trend.get("a") is None
     for second in range(1, 6):
         trend.observe({"a": 5.0 * second}, second * SECOND)
-    assert trend.of("a") == 5.0
+    assert trend.get("a") == 5.0
     for second in range(6, 106):
         trend.observe({"a": 25.0}, second * SECOND)
-    assert trend.of("a") == pytest.approx(0.0, abs=0.01)
+    assert trend.get("a") == pytest.approx(0.0, abs=0.01)
     trend.observe({}, 107 * SECOND)
-    assert trend.of("a") is None
+    assert trend.get("a") is None
 
 
 def test_burst_is_not_growth() -> None:
     drift = Drift(7)
     for second, lag in enumerate((0, 0, 1500)):
         drift.observe({"a": lag}, second * SECOND)
-    assert drift.of("a") == 0.0
+    assert drift.get("a") == 0.0
     for second, lag in enumerate((1450, 1400), start=3):
         drift.observe({"a": lag}, second * SECOND)
-    assert drift.of("a") == 0.0
+    assert drift.get("a") == 0.0
     drift.observe({"a": 1350}, 5 * SECOND)
-    assert drift.of("a") == -50.0
+    assert drift.get("a") == -50.0
 
 
 def test_steady_growth_is_reported_from_the_third_sample() -> None:
@@ -83,10 +83,10 @@ def test_steady_growth_is_reported_from_the_third_sample() -> None:
     found = []
     for second in range(20):
         drift.observe({"a": 30 * second, "b": 1.0}, 3 * second * SECOND)
-        found.append(drift.of("a"))
+        found.append(drift.get("a"))
     assert found == [None, None, *[10.0] * 18]
     drift.observe({"b": 1.0}, 99 * SECOND)
-    assert drift.of("a") is None
+    assert drift.get("a") is None
 
 
 def histogram(bucket: int, runs: int) -> list[int]:
@@ -97,10 +97,10 @@ def histogram(bucket: int, runs: int) -> list[int]:
 
 def test_latency_covers_the_last_minute() -> None:
     latency = Latency()
-    assert latency.of(0) is None
+    assert latency.get(0) is None
     latency.observe(0, histogram(5, 0), 0.0, 0)
     latency.observe(0, histogram(20, 100), 100.0, SECOND)
-    slow = latency.of(0)
+    slow = latency.get(0)
     assert slow is not None
     assert slow.p50 == slow.p99 == round(BUCKETS[20], 6)
     assert slow.mean == pytest.approx(1.0)
@@ -108,7 +108,7 @@ def test_latency_covers_the_last_minute() -> None:
     quick = histogram(20, 100)
     quick[5] = 1000
     latency.observe(0, quick, 100.1, int((1 + 10 * LATENCY_SECONDS) * SECOND))
-    found = latency.of(0)
+    found = latency.get(0)
     assert found is not None
     assert found.p99 == round(BUCKETS[5], 6)
 
@@ -119,16 +119,16 @@ def test_latency_expires_a_minute_after_the_last_run() -> None:
     latency.observe(0, histogram(3, 1), 0.1, 0)
     latency.observe(0, histogram(3, 10_001), 1.0, SECOND)
     latency.observe(0, histogram(3, 10_001), 1.0, int(0.9 * LATENCY_SECONDS * SECOND))
-    assert latency.of(0) is not None
+    assert latency.get(0) is not None
     latency.observe(0, histogram(3, 10_001), 1.0, int((LATENCY_SECONDS + 2) * SECOND))
-    assert latency.of(0) is None
+    assert latency.get(0) is None
 
 
 def test_latency_without_recent_runs_is_none() -> None:
     latency = Latency()
     latency.observe(0, histogram(3, 1), 0.1, 0)
     latency.observe(0, histogram(3, 2), 0.2, SECOND)
-    assert latency.of(0) is not None
+    assert latency.get(0) is not None
     latency.observe(0, histogram(3, 2), 0.2, int(20 * LATENCY_SECONDS * SECOND))
 
-    assert latency.of(0) is None
+    assert latency.get(0) is None

@@ -14,7 +14,7 @@ from streamqd.admin.dead_letters.selection import (
     DeadLetterFields,
     Stop,
     find,
-    never,
+    never_stop,
     origin_of,
     replays_of,
     streams_of,
@@ -38,7 +38,7 @@ from streamqd.admin.reading import (
     server_unix_ms,
 )
 from streamqd.message import LAST_RUN, RUN_REFERENCE
-from streamqd.policy.fingerprint import frame_of, of_dead_letter
+from streamqd.policy.fingerprint import dead_letter_fingerprint, frame_of
 from streamqd.store import topics as registry
 from streamqd.store.store import Store
 
@@ -196,7 +196,7 @@ def _row(topic: str, entry: Entry) -> DeadLetterRow:
         replays=replays_of(entry),
         uid=f"{origin}/{number}/{original}" if original else "",
         key=entry.fields.get(b"key"),
-        fingerprint=of_dead_letter(entry.fields),
+        fingerprint=dead_letter_fingerprint(entry.fields),
     )
 
 
@@ -262,7 +262,10 @@ class FailureTally:
 
     def add(self, entry: Entry) -> None:
         """Count a dead letter."""
-        name = (of_dead_letter(entry.fields), DeadLetterFields(entry.fields).text(b"group"))
+        name = (
+            dead_letter_fingerprint(entry.fields),
+            DeadLetterFields(entry.fields).text(b"group"),
+        )
         self.count += 1
         alike = self._found.get(name)
         if alike is None:
@@ -323,7 +326,7 @@ def causes(
     *,
     last: int | None = None,
     budget: int | None = None,
-    stop: Stop = never,
+    stop: Stop = never_stop,
 ) -> Causes:
     """Count the matching dead letters by cause, reading the newest first.
 
@@ -348,7 +351,7 @@ def survey(
     limit: int = 0,
     last: int | None = None,
     budget: int | None = None,
-    stop: Stop = never,
+    stop: Stop = never_stop,
 ) -> DeadLetterSurvey:
     """Count causes as `causes` does, and return the newest `limit` matches, in one pass."""
     dead_letters, tally, complete, examined = messages(store, topic), FailureTally(), True, 0

@@ -23,11 +23,17 @@ from typing import Any
 
 from streamqd import config
 from streamqd.admin import audit, retention
-from streamqd.admin.dead_letters.selection import DeadLetterFields, Stop, never, origin_of, pages
+from streamqd.admin.dead_letters.selection import (
+    DeadLetterFields,
+    Stop,
+    never_stop,
+    origin_of,
+    pages,
+)
 from streamqd.admin.messages import MessageFilter
 from streamqd.admin.reading import PAGE_MAX, Entry
 from streamqd.errors import RedisResponseError, RedisUnavailableError
-from streamqd.policy.fingerprint import of_dead_letter
+from streamqd.policy.fingerprint import dead_letter_fingerprint
 from streamqd.store import dead
 from streamqd.store.store import Store
 
@@ -79,7 +85,7 @@ class Pass:
         store: Store,
         topic: str,
         choice: MessageFilter,
-        stop: Stop = never,
+        stop: Stop = never_stop,
         progress: Progress = ignore_progress,
         examining: Progress = ignore_progress,
     ) -> None:
@@ -198,7 +204,7 @@ def purge(
     *,
     configured: config.Topic | None = None,
     unarchived: bool = False,
-    stop: Stop = never,
+    stop: Stop = never_stop,
     progress: Progress = ignore_progress,
     examining: Progress = ignore_progress,
 ) -> Purged:
@@ -264,7 +270,7 @@ class Export:
         topic: str,
         choice: MessageFilter,
         *,
-        stop: Stop = never,
+        stop: Stop = never_stop,
         progress: Progress = ignore_progress,
     ) -> None:
         """Select the dead letters that exist now.
@@ -307,7 +313,7 @@ def document(topic: str, entry: Entry) -> dict[str, Any]:
         "died_unix_ms": entry.id.ms,
         "group": dead_letter.text(b"group"),
         "uid": "/".join((*origin, original_id)) if original_id else "",
-        "fingerprint": of_dead_letter(entry.fields),
+        "fingerprint": dead_letter_fingerprint(entry.fields),
         "fields": [
             {"name": _text(name), "value": _text(value)} for name, value in entry.fields.items()
         ],

@@ -24,7 +24,7 @@ from streamqd.admin.dead_letters.selection import (
     DeadLetterFields,
     Stop,
     limit_pages,
-    never,
+    never_stop,
     origin_of,
     pages,
     replays_of,
@@ -108,7 +108,7 @@ class Route:
         if target.partition is not None:
             topics.check_partition(target.topic or topic, target.partition, self.count)
 
-    def of(self, entry: Entry) -> Destination | None:
+    def destination(self, entry: Entry) -> Destination | None:
         """Return the destination of a dead letter, None if its group is needed and unknown."""
         target = self.target
         partition = entry.partition if target.partition is None else target.partition
@@ -190,7 +190,7 @@ class ReplayResult:
     audited: bool
 
 
-def over_replayed(most: int) -> str:
+def refuse_replayed(most: int) -> str:
     """Return the reason to refuse a dead letter that was replayed at least `most` times."""
     times = "before" if most == 1 else f"{most} times or more already"
     return f"it was replayed {times}, and was dead-lettered again"
@@ -205,7 +205,7 @@ def replay(
     rate: float | None = None,
     limit: int | None = None,
     max_replays: int = MAX_REPLAYS,
-    stop: Stop = never,
+    stop: Stop = never_stop,
     progress: Progress = ignore_progress,
     examining: Progress = ignore_progress,
 ) -> ReplayResult:
@@ -251,13 +251,13 @@ def replay(
 
 def refusal(route: Route, entry: Entry, max_replays: int) -> str:
     """Return the reason to refuse a dead letter, '' if it may be replayed. Reads only the entry."""
-    to = route.of(entry)
+    to = route.destination(entry)
     if to is None:
         return NO_GROUP_NAMED
     if b"payloadBytes" in entry.fields:
         return BODY_WITHHELD
     if replays_of(entry) >= max_replays:
-        return over_replayed(max_replays)
+        return refuse_replayed(max_replays)
     if (
         not route.stays(entry, to)
         and 2 * len(moved_fields(route.topic, entry, to)) > dead.DELIVER_MAX
@@ -288,7 +288,7 @@ class _Replay:
         far: list[_PendingReplay] = []
         for entry in piece:
             why = refusal(self._route, entry, self._max_replays)
-            to = self._route.of(entry)
+            to = self._route.destination(entry)
             if why or to is None:
                 self._done.refused[why] += 1
             else:
@@ -315,7 +315,7 @@ class _Replay:
                 case "GONE":
                     self._done.counts["missing"] += 1
                 case "MOVING":
-                    self._refuse_unfinished_move(reply.rest[0].decode("utf-8", "replace"))
+                    self._refuse_unfinished_move(reply.values[0].decode("utf-8", "replace"))
                 case _:
                     self._done.refused[GROUP_GONE] += 1
 
@@ -470,7 +470,7 @@ def plan(
     max_replays: int = MAX_REPLAYS,
     limit: int | None = None,
     budget: int | None = None,
-    stop: Stop = never,
+    stop: Stop = never_stop,
 ) -> ReplayPlan:
     """Return the effects of a replay without running it.
 
@@ -537,7 +537,7 @@ class _PlanTally:
         for entry in dead_letters:
             if self.is_full:
                 return
-            to = self._route.of(entry)
+            to = self._route.destination(entry)
             why = refusal(self._route, entry, self._max_replays)
             if to is not None and not why and to.group is not None and to.group not in self._groups:
                 why = GROUP_GONE

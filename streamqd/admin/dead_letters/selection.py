@@ -131,7 +131,7 @@ def total(store: Store, topic: str) -> int:
 Stop = Callable[[], bool]
 
 
-def never() -> bool:
+def never_stop() -> bool:
     """Do not stop."""
     return False
 
@@ -242,7 +242,7 @@ def count_within(
     choice: MessageFilter,
     *,
     budget: int | None = None,
-    stop: Stop = never,
+    stop: Stop = never_stop,
 ) -> MatchCount:
     """Count the matches among the first `budget` dead letters, in the order of `pages`.
 

@@ -153,7 +153,7 @@ def gather(
     unseen: list[str] = []
     servers: dict[str, ServerHealth] = {}
     for node in link.masters() if Need.SERVER in needs else ():
-        servers[node.address] = gather_server(reader.of(Store(node, store.keys)))
+        servers[node.address] = gather_server(reader.for_store(Store(node, store.keys)))
     lacking, members, found = [], FleetHealth(), []
     if Need.PERMISSIONS in needs:
         try:

@@ -43,7 +43,7 @@ class ValueRule(NamedTuple):
     """The effect of an unreadable field in a kind of key, and the fix.
 
     `fields` is an expression for whole names, '' for keys without fields. `command` is a redis-cli
-    command for the fix, with the names of `_placeholder_values` in braces, followed by `then`.
+    command for the fix, with the names of `_placeholder_values` in braces, followed by `advice`.
     `parse` reads the value where no other check does.
     """
 
@@ -51,7 +51,7 @@ class ValueRule(NamedTuple):
     fields: str
     effect: str
     command: str
-    then: str = ""
+    advice: str = ""
     parse: Parse | None = None
 
 
@@ -291,7 +291,7 @@ def _items(reader: ViewReader, assignments: Sequence[Assignment]) -> None:
     """Return the first waiting retries of each group."""
     calls = [retries.page(reader.keys, assignment, (0, ""), ITEMS) for assignment in assignments]
     for assignment, reply in zip(assignments, reader.measure(calls), strict=True):
-        for row in reply.rest[0] if reply else ():
+        for row in reply.values[0] if reply else ():
             one = ViewReader(reader.store).read(retries.row, row)
             if one is None:
                 continue  # its due time, which is named already
@@ -384,7 +384,7 @@ def _value(row: Unreadable, subject: KeySubject, rule: ValueRule) -> UnreadableV
     about = subject.about
     if subject.kind in ("members", "info", "registry"):
         about = untrusted.label(b"".join(values["member"]))
-    fix = rule.then.format(
+    fix = rule.advice.format(
         **subject.values, about=subject.about, place=row.field.partition(": ")[0]
     )
     if rule.command:

@@ -32,9 +32,9 @@ def _remaining_form(visit: Visit, job: ConsoleJob) -> dict[str, str]:
 
     It is for the person who started the replay: others may not see the key that it filters by.
     """
-    if job.running or not job.rest or job.person != visit.person.name:
+    if job.running or not job.remaining_form or job.person != visit.person.name:
         return {}
-    return {**job.rest, "topic": job.topic}
+    return {**job.remaining_form, "topic": job.topic}
 
 
 def _count_dead_again(visit: Visit, job: ConsoleJob) -> tuple[int | None, bool]:

@@ -69,7 +69,7 @@ def _retries(visit: Visit) -> list[retries.RetryRow]:
     if choice.ids:
         return retries.select_rows(visit.desk.store, topic, group, choice)
     found = retries.messages(visit.desk.store, topic, group)
-    return found.rows(list(found.every(choice, CHOSEN_MAX)))
+    return found.rows(list(found.iterate(choice, CHOSEN_MAX)))
 
 
 def _sends(visit: Visit) -> list[str]:
@@ -77,7 +77,7 @@ def _sends(visit: Visit) -> list[str]:
     if choice.ids:
         return list(choice.ids)
     found = delayed.messages(visit.desk.store, visit.path["topic"])
-    return [each.position.name for each in found.every(choice, CHOSEN_MAX)]
+    return [each.position.name for each in found.iterate(choice, CHOSEN_MAX)]
 
 
 def _preview(number: int, noun: str, text: str) -> Preview:

@@ -211,7 +211,7 @@ class Archiver:
             self._verify_new(table, "archived")
             run = _Run(self, table, lease)
             facts = run.facts()
-            self.advance(offsets.of_same_streams(table.positions, facts))
+            self.advance(offsets.reachable_positions(table.positions, facts))
             total = run.backlog(facts)
             if total:
                 spark = self._start_session()

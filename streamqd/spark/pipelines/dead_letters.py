@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from streamqd import config
 from streamqd.model import RawEntry, TopicPartition
-from streamqd.policy.fingerprint import of_dead_letter
+from streamqd.policy.fingerprint import dead_letter_fingerprint
 from streamqd.spark import offsets, rows
 from streamqd.spark.offsets import Id, Offsets, Position, StreamFacts
 from streamqd.spark.options import DLQ, ReadOptions, of_settings, read_options
@@ -52,7 +52,10 @@ class DeadLetterArchiver:
     def __init__(self, archive: Archive, settings: config.Settings, topic: str) -> None:
         self._archive = archive
         self._topic = topic
-        given = of_settings(settings) | {"subscribe": topic + DLQ, "fetchSize": str(FETCH_ROWS)}
+        given = of_settings(settings) | {
+            "subscribe": topic + DLQ,
+            "fetchSize": str(FETCH_ROWS),
+        }
         self._options: ReadOptions = read_options(given, {})
 
     def run(
@@ -189,7 +192,7 @@ def _add_fingerprints(batch: pa.RecordBatch, entries: list[RawEntry]) -> pa.Reco
     found = batch.column(at)
     if not found.null_count and "" not in found.to_pylist():
         return batch
-    made = pa.array([of_dead_letter(each) for each in _fields(entries)], found.type)
+    made = pa.array([dead_letter_fingerprint(each) for each in _fields(entries)], found.type)
     return batch.set_column(at, batch.schema.field(at), made)
 
 

@@ -102,7 +102,7 @@ def open_pair(archive: Archive, topic: str) -> Pair | None:
         quarantine = archive.derived_table(topic, QUARANTINE, quarantine_columns())
         assert quarantine is not None
     elif quarantine.note.batch != batch:
-        if owed is None or owed.behind != quarantine.note.batch:
+        if owed is None or owed.derived_batch != quarantine.note.batch:
             raise RequestRefusedError(
                 f"{parsed.folder} and {quarantine.folder} are from different times; restore both"
                 " to versions of the same time, or remove both, to parse all entries again"
@@ -111,7 +111,7 @@ def open_pair(archive: Archive, topic: str) -> Pair | None:
     return Pair(parsed, quarantine)
 
 
-def in_any_state(archive: Archive, topic: str, columns: pa.Schema) -> Pair:
+def open_pair_to_replace(archive: Archive, topic: str, columns: pa.Schema) -> Pair:
     """Return the tables of a topic whose rows are to be replaced. Creates missing ones.
 
     The parsed table gets `columns` only if it is missing.

@@ -59,12 +59,12 @@ class PipelineLease:
         began = time.monotonic()
         with closing(self._connect()) as link:
             reply = link.run(self._acquire_call(""))
-            if reply.word == "HELD" and is_gone(holder := _text(reply.rest[0])):
+            if reply.word == "HELD" and is_gone(holder := _text(reply.values[0])):
                 reply = link.run(self._acquire_call(holder))
         if reply.word == "HELD":
             raise RequestRefusedError(
-                f"{self._what} by {holder_of(_text(reply.rest[0]))}, whose lease expires"
-                f" {max(0, reply.rest[1]) / 1000:.0f} s after it exits"
+                f"{self._what} by {holder_of(_text(reply.values[0]))}, whose lease expires"
+                f" {max(0, reply.values[1]) / 1000:.0f} s after it exits"
             )
         self._until = began + self._ttl
         self._thread.start()

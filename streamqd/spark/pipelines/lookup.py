@@ -46,13 +46,13 @@ def find_entry(
     for file in [] if table is None else table.files(partition):
         assert table is not None
         if file.first <= wanted <= file.last:
-            looked = FoundInArchive(table.locate(file), _is_in(table, file, wanted))
+            looked = FoundInArchive(table.locate(file), _contains(table, file, wanted))
             if looked.found:
                 break
     return looked
 
 
-def _is_in(table: ArchiveTable, file: WrittenFile, wanted: Id) -> bool:
+def _contains(table: ArchiveTable, file: WrittenFile, wanted: Id) -> bool:
     # The columns hold halves of ids up to 63 bits.
     ms, seq = (min(half, LONG_MAX) for half in wanted)
     return bool(_count(table, file, (ms == _MS) & (seq == _SEQ)))

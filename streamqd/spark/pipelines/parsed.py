@@ -67,7 +67,7 @@ def parse(
     pair.parsed.grow(columns)
     pair.quarantine.grow(derived.quarantine_extra(pipeline.extra))
     for files, ends in _chunks(raw, pair.parsed):
-        rows = _read_behind(session, raw, files, pair.parsed.positions)
+        rows = _read_after(session, raw, files, pair.parsed.positions)
         fit, unfit, _, alike = _fit_rows(rows, pair, kind, pipeline)
         check()
         owed = UnparsedFiles(pair.quarantine.note.batch, _without_bounds(unfit))
@@ -125,14 +125,14 @@ def parse_again(
     """
     session = spark()
     kind, columns = read_columns(pipeline)
-    pair = derived.in_any_state(archive, raw.topic, columns)
+    pair = derived.open_pair_to_replace(archive, raw.topic, columns)
     pair.quarantine.grow(derived.quarantine_extra(pipeline.extra))
     done = Fitted(1)
     fit: list[WrittenFile] = []
     unfit: list[WrittenFile] = []
     files, ends = next(_chunks(raw, None), ([], {}))
     if files:
-        rows = _read_behind(session, raw, files, {})
+        rows = _read_after(session, raw, files, {})
         fit, unfit, _, done.alike = _fit_rows(rows, pair, kind, pipeline, columns)
     check()
     batch = max(each.next_batch for each in pair)
@@ -160,8 +160,8 @@ def _fit_rows(
     from pyspark.errors import PySparkException
 
     into = fitting.PairFolders(
-        _in_files(pair.parsed, columns),
-        _in_files(pair.quarantine),
+        _folder_and_columns(pair.parsed, columns),
+        _folder_and_columns(pair.quarantine),
         partial(tables.read_files, rows.sparkSession, pair.quarantine),
         pipeline.extra,
     )
@@ -242,7 +242,7 @@ def _chunks(
     yield taken, {place: Position(end) for place, end in ends.items()}
 
 
-def _read_behind(
+def _read_after(
     spark: SparkSession, raw: ArchiveTable, files: list[WrittenFile], starts: Offsets
 ) -> DataFrame:
     """Return the rows of raw files that come after these positions."""
@@ -260,7 +260,7 @@ def _read_behind(
     return frame.join(f.broadcast(before), "partition", "left").where(behind)
 
 
-def _in_files(table: ArchiveTable, columns: pa.Schema | None = None) -> tuple[Any, Any]:
+def _folder_and_columns(table: ArchiveTable, columns: pa.Schema | None = None) -> tuple[Any, Any]:
     """Return the folder of a table, and the columns that its files have."""
     schema = tables.arrow_columns(table) if columns is None else columns
     return table.folder, schema.remove(schema.get_field_index(table.partitioned[0]))

@@ -56,7 +56,9 @@ class Prover:
             columns[field.name] = found.column
             wrong[field.name] = found.wrong
             undecided |= found.undecided
-        reasons = self._reasons.of(pa.array(faults, pa.string()), columns.__getitem__, wrong)
+        reasons = self._reasons.find_reasons(
+            pa.array(faults, pa.string()), columns.__getitem__, wrong
+        )
         dates = self._dates(columns, batch["date"])
         if len(dates.filter(reasons.is_null()).unique()) > DATES_MAX:
             undecided.update(range(len(batch)))

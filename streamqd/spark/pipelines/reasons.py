@@ -56,14 +56,16 @@ class Reasons:
         self._read = read
         self._event_time = event_time
         self._last_day = last_day(now_us)
-        self._apart = [each.name for each in kind.fields if misaligns_columns(each.dataType)]
+        self._misaligned = [each.name for each in kind.fields if misaligns_columns(each.dataType)]
 
     def __call__(self, batch: pa.RecordBatch) -> JudgedRows:
         """Return the rows of a batch with their reasons."""
         columns, wrong = partial(_field, batch["row"]), _true(batch["wrong"])
-        return JudgedRows(batch, self.of(batch["fault"], columns, self._find_unfit(batch), wrong))
+        return JudgedRows(
+            batch, self.find_reasons(batch["fault"], columns, self._find_unfit(batch), wrong)
+        )
 
-    def of(
+    def find_reasons(
         self,
         faults: pa.Array,
         columns: Callable[[str], pa.Array],
@@ -105,15 +107,15 @@ class Reasons:
         payloads, _ = self._read(batch["value"].take(picked).to_pylist())
         objects = [decode(each)[0] for each in payloads]
         row, alone = batch["row"].take(picked), None
-        if self._apart:
+        if self._misaligned:
             alone = batch["alone"].take(picked)
             row = _field(alone, 0)
         unread = {at for at, each in enumerate(payloads) if each and _has_long_number(each)}
         found: dict[str, set[int]] = {}
         for field in self._kind.fields:
-            if field.name in self._apart:
+            if field.name in self._misaligned:
                 assert alone is not None
-                part = _field(alone, 1 + self._apart.index(field.name))
+                part = _field(alone, 1 + self._misaligned.index(field.name))
                 lost = set(_true(_field(part, BAD).is_valid()))
             else:
                 values = _Values(objects, field.name)

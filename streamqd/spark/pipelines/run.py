@@ -43,7 +43,10 @@ class Job:
 
     def stream(self, topic: str, **options: str) -> DataFrame:
         """Return a topic as a stream, from its first entry unless `startingOffsets` is set."""
-        given = of_settings(self.settings) | {"subscribe": topic, "startingOffsets": "earliest"}
+        given = of_settings(self.settings) | {
+            "subscribe": topic,
+            "startingOffsets": "earliest",
+        }
         return self.spark.readStream.format("streamq").options(**(given | options)).load()
 
     def sink(self, frame: DataFrame, topic: str, name: str, **options: str) -> DataStreamWriter:

@@ -67,12 +67,12 @@ class ArchiveDamagedError(ArchiveError):
 
 
 class UnparsedFiles(NamedTuple):
-    """Files that a commit owes to a second table, whose last batch was `behind`.
+    """Files that a commit owes to a second table, whose last batch was `derived_batch`.
 
     If they replace its files, all others are removed from the table.
     """
 
-    behind: int
+    derived_batch: int
     files: tuple[WrittenFile, ...]
     replaces: bool = False
 

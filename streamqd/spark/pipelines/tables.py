@@ -80,12 +80,12 @@ def read_hot(
     """Return a topic's entries in Redis after those in a table. `options` are the source's."""
     given = {**options, "includeHeaders": "true", "includeFields": "true"}
     if table is not None:
-        given["startingOffsets"] = starts_after(given, topic, table, fail=fail)
+        given["startingOffsets"] = starting_offsets(given, topic, table, fail=fail)
     given |= {"subscribe": topic, "pushdown": "true"}
     return spark.read.format("streamq").options(**given).load()
 
 
-def starts_after(
+def starting_offsets(
     options: Mapping[str, str], topic: str, table: ArchiveTable | None, *, fail: bool = True
 ) -> str:
     """Return startingOffsets for reading the entries that follow a table.
