@@ -42,8 +42,8 @@ class RecentFailures:
         raw = _cut(name)
         quietest, quietest_ns = 0, -1
         for at in range(ROWS):
-            count, last, there = _ROW.unpack_from(self._view, at * _ROW.size)
-            if count and there == raw:
+            count, last, stored = _ROW.unpack_from(self._view, at * _ROW.size)
+            if count and stored == raw:
                 _COUNT.pack_into(self._view, at * _ROW.size, count + 1, now)
                 return
             if quietest_ns < 0 or last < quietest_ns:

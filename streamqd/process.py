@@ -60,7 +60,7 @@ STACKS_OF_ALL = signal.SIGUSR2
 FAILURE_PREFIX = b"failed: "  # prefix of the reason that a child sends when it cannot start
 FAILURE_BYTES_MAX = 2000
 STACK_BYTES = 64 * 1024  # bound of a child's stacks that wait for `take_stack`
-WORDS_MAX = 64  # control messages read from a dead child, whose own children may keep sending
+MESSAGES_MAX = 64  # control messages read from a dead child, whose own children may keep sending
 
 
 @dataclass
@@ -81,10 +81,10 @@ class Child:
     problem: str = ""  # the reason why it cannot start, if it sent one
     collected: Exit | None = None  # its exit, after which its pid and pidfd may be reused
 
-    def send(self, word: bytes) -> None:
-        """Send a control message. A dead or deaf child is detected elsewhere. Never raises."""
+    def send(self, message: bytes) -> None:
+        """Send a control message. Never raises: a child that cannot receive it is noticed later."""
         with contextlib.suppress(OSError):
-            self.control.send(word, socket.MSG_DONTWAIT)
+            self.control.send(message, socket.MSG_DONTWAIT)
 
     def drain(self) -> bool:
         """Read one control message of the child. Return False if none was waiting.
@@ -92,19 +92,19 @@ class Child:
         Most messages only mean that the scoreboard has changed.
         """
         try:
-            word = self.control.recv(4096, socket.MSG_DONTWAIT)
+            message = self.control.recv(4096, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
-            word = b""
-        if word:
+            message = b""
+        if message:
             self.last_message_at = time.monotonic()
-        if word.startswith(FAILURE_PREFIX):
-            self.problem = word.removeprefix(FAILURE_PREFIX).decode("utf-8", "replace")
-        if not word and not self.control_closed_at:
+        if message.startswith(FAILURE_PREFIX):
+            self.problem = message.removeprefix(FAILURE_PREFIX).decode("utf-8", "replace")
+        if not message and not self.control_closed_at:
             # Most likely it is about to exit. If it keeps running, it can get no more messages.
             self.control_closed_at = time.monotonic()
-        return bool(word)
+        return bool(message)
 
     def kill_group(self) -> None:
         """Kill the child and its process group. Does nothing after the child is reaped."""
@@ -139,7 +139,7 @@ class Child:
         if self.collected is None or self.control.fileno() < 0:
             return self.collected
         stack = self.take_stack()
-        for _ in range(WORDS_MAX):
+        for _ in range(MESSAGES_MAX):
             if not self.drain():
                 break
         self.control.close()

@@ -85,9 +85,9 @@ def adopt(store: Store, topic: str, group: str) -> AdoptedGroup:
         for assignment in assignments
         for kind in "mr"
     }
-    there = backlog.positions(reader, list(streams))
+    known_groups = backlog.positions(reader, list(streams))
     for stream, (assignment, kind) in streams.items():
-        if group in there[stream]:
+        if group in known_groups[stream]:
             _drain(store, assignment, kind)
     return replace(seen, dry_run=False, unreadable=reader.rows)
 

@@ -232,9 +232,9 @@ def check_scope(fleet: Fleet, scope: Scope) -> None:
     if scope.group is not None:
         known = topics.groups(fleet.store, scope.topic, range(count))
         if scope.group not in known:
-            there = ", ".join(known) or "none"
+            names = ", ".join(known) or "none"
             raise RequestRefusedError(
-                f"no group {scope.group} reads {scope.topic}; its groups are: {there}"
+                f"no group {scope.group} reads {scope.topic}; its groups are: {names}"
             )
 
 
@@ -318,8 +318,8 @@ def find_live_member(state: FleetState, instance: str) -> MemberView:
             f" `streamqd forget {instance}`"
         )
     near = difflib.get_close_matches(instance, state.live, n=1)
-    there = ", ".join(sorted(state.live)) or "none"
-    hint = f"did you mean {near[0]}?" if near else f"live instances: {there}"
+    names = ", ".join(sorted(state.live)) or "none"
+    hint = f"did you mean {near[0]}?" if near else f"live instances: {names}"
     raise RequestRefusedError(f"instance {instance} is not in this fleet; {hint}")
 
 
@@ -479,9 +479,9 @@ def _member(fleet: Fleet, state: FleetState, instance: str) -> Heartbeat:
     for heartbeat in state.heartbeats:
         if heartbeat.instance == instance:
             return heartbeat
-    there = ", ".join(sorted(state.silent)) or "none"
+    names = ", ".join(sorted(state.silent)) or "none"
     raise RequestRefusedError(
-        f"instance {instance} is not in the fleet {fleet.name}; its silent instances are: {there}"
+        f"instance {instance} is not in the fleet {fleet.name}; its silent instances are: {names}"
     )
 
 

@@ -170,7 +170,7 @@ def group_rows(assignments: Sequence[AssignmentRow], control: Directives) -> lis
     found = []
     for (topic, group), some in by_group(assignments).items():
         word = min((row.condition for row in some), key=gravity)
-        alike = [row for row in some if row.condition == word]
+        same_condition = [row for row in some if row.condition == word]
         runs = [row.longest_run_seconds for row in some if row.longest_run_seconds is not None]
         oldest = [row.oldest_unix_ms for row in some if row.oldest_unix_ms is not None]
         rates = [row.acked for row in some if row.acked is not None]
@@ -181,9 +181,9 @@ def group_rows(assignments: Sequence[AssignmentRow], control: Directives) -> lis
                 partitions=len(some),
                 owned=sum(row.lease == "owned" for row in some),
                 condition=word,
-                condition_partitions=len(alike),
+                condition_partitions=len(same_condition),
                 longest_run_seconds=max(runs, default=None),
-                reason=_reason(alike, control),
+                reason=_reason(same_condition, control),
                 rate=round(sum(rates), 2) if rates else None,
                 lag=known_sum(row.lag for row in some),
                 pending=sum(row.pending or 0 for row in some),
@@ -195,25 +195,25 @@ def group_rows(assignments: Sequence[AssignmentRow], control: Directives) -> lis
     return found
 
 
-def _reason(alike: list[AssignmentRow], control: Directives) -> str:
+def _reason(same_condition: list[AssignmentRow], control: Directives) -> str:
     """Return the reason for the condition of these assignments, '' if unknown."""
-    first = alike[0]
+    first = same_condition[0]
     stop, pause = control.stop_of(first.assignment), control.pause_of(first.assignment)
     if first.condition == "stopped" and stop is not None:
         return stop.why
     if first.condition == "paused" and pause is not None:
         return pause[1].why
     if first.condition in _FAILING:
-        return _last_error(alike)
+        return _last_error(same_condition)
     if first.condition == "recovering":
-        figures = ((each.suspects_left, each.suspects, each.round_size) for each in alike)
+        figures = ((each.suspects_left, each.suspects, each.round_size) for each in same_condition)
         left, of, sizes = zip(*figures, strict=True)
         return recovery(known_sum(left), known_sum(of), max(size or 0 for size in sizes))
     return ""
 
 
-def _last_error(alike: list[AssignmentRow]) -> str:
-    known = [(each.seconds_ago, each.error) for row in alike if (each := row.last_failure)]
+def _last_error(same_condition: list[AssignmentRow]) -> str:
+    known = [(each.seconds_ago, each.error) for row in same_condition if (each := row.last_failure)]
     return error_name(min(known)[1]) if known else ""
 
 

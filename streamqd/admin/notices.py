@@ -65,8 +65,8 @@ def _suspended(facts: SeesInstances) -> Iterator[CheckResult]:
 def _alarming(view: FleetSnapshot) -> Iterator[CheckResult]:
     """An assignment is in a condition that needs attention, once per group and condition."""
     for word in sorted(ALARMING, key=gravity):
-        alike = by_group(each for each in view.assignments if each.condition == word)
-        for (topic, group), some in sorted(alike.items()):
+        by_name = by_group(each for each in view.assignments if each.condition == word)
+        for (topic, group), some in sorted(by_name.items()):
             where = f"{topic}/{group} in {spans(each.partition for each in some)}"
             about = some[0].name if len(some) == 1 else where
             yield CheckResult(

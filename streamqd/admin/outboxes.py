@@ -66,8 +66,8 @@ def read_senders(
     pairs = [(topic, each) for topic in topics for each in views]
     records = [("EXISTS", reader.keys.outbox_record(topic, 0, each.name)) for topic, each in pairs]
     found: dict[str, list[OutboxView]] = {topic: [] for topic in topics}
-    for (topic, each), there in zip(pairs, reader.ask(records), strict=True):
-        if there:
+    for (topic, each), record in zip(pairs, reader.ask(records), strict=True):
+        if record:
             found[topic].append(each)
     return found
 

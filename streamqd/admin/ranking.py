@@ -118,12 +118,12 @@ class FailureKind:
 
 def recent(failures: Iterable[RecentFailure]) -> list[FailureKind]:
     """Return the kinds of failure that occurred within RECENT_SECONDS, the latest first."""
-    alike: dict[tuple[str, str, str], list[RecentFailure]] = defaultdict(list)
+    by_kind: dict[tuple[str, str, str], list[RecentFailure]] = defaultdict(list)
     for each in failures:
         if each.seconds_ago <= RECENT_SECONDS:
-            alike[each.error, each.topic, each.group].append(each)
+            by_kind[each.error, each.topic, each.group].append(each)
     found = [
         FailureKind(*kind, sum(each.count for each in some), min(each.seconds_ago for each in some))
-        for kind, some in alike.items()
+        for kind, some in by_kind.items()
     ]
     return sorted(found, key=lambda each: each.seconds_ago)

@@ -74,9 +74,9 @@ def measure(
         assignments = [
             each for each in assignments if not {each.topic, _name(each)}.isdisjoint(names)
         ]
-        there = {_name(each) for each in assignments}
+        known = {_name(each) for each in assignments}
         for name, (topic, slash, group) in zip(names, chosen, strict=True):
-            if slash and name not in there:
+            if slash and name not in known:
                 raise RequestRefusedError(
                     f"no group {group} reads topic {topic}; run `streamqd group list {topic}`"
                 )

@@ -390,15 +390,15 @@ def add(
     schedule = _build(given)
     place = _place(store, schedule)
     lines = index(ViewReader(store))
-    there = calls.index(store, [schedule.name]).get(schedule.name)
-    if isinstance(there, InvalidValueError):
-        raise there
+    existing = calls.index(store, [schedule.name]).get(schedule.name)
+    if isinstance(existing, InvalidValueError):
+        raise existing
     wanted = IndexLine(fleet, OPERATOR, place)
-    if there is not None:
-        [before] = read_schedules(ViewReader(store), {schedule.name: there})
-        if there.origin == OPERATOR and before.schedule == schedule:
+    if existing is not None:
+        [before] = read_schedules(ViewReader(store), {schedule.name: existing})
+        if existing.origin == OPERATOR and before.schedule == schedule:
             return ScheduleChanged({}, before.kept and before.kept.due_unix_ms, dry_run)
-        if before.kept is None and there != wanted:
+        if before.kept is None and existing != wanted:
             raise RequestRefusedError(
                 f"schedule {schedule.name} is left over from a deleted topic; run `streamqd"
                 f" schedule remove {schedule.name}` first"
@@ -406,11 +406,11 @@ def add(
         if before.kept is not None:
             hint = (
                 f"run `streamqd schedule edit {schedule.name}`"
-                if there.origin == OPERATOR
+                if existing.origin == OPERATOR
                 else "add this one under another name"
             )
             raise RequestRefusedError(
-                f"schedule {schedule.name} exists ({_describe_owner(there)}); {hint}"
+                f"schedule {schedule.name} exists ({_describe_owner(existing)}); {hint}"
             )
     number = sum(line.place[0] == place[0] for line in lines.values())
     if number >= PER_TOPIC_MAX:

@@ -335,11 +335,11 @@ def problems(seen: FleetSnapshot) -> Iterator[AssignmentCause]:
 
 def summarize(found: Iterable[AssignmentCause]) -> list[tuple[AssignmentCause, str]]:
     """Return one clause per group and cause, for the assignment that has waited longest."""
-    alike: dict[tuple[str, str, str], list[AssignmentCause]] = {}
+    by_cause: dict[tuple[str, str, str], list[AssignmentCause]] = {}
     for each in found:
-        alike.setdefault((each.row.topic, each.row.group, each.cause.word), []).append(each)
+        by_cause.setdefault((each.row.topic, each.row.group, each.cause.word), []).append(each)
     clauses = []
-    for (topic, group, word), some in alike.items():
+    for (topic, group, word), some in by_cause.items():
         worst = min(some, key=lambda each: each.row.oldest_unix_ms or math.inf)
         text, others = worst.cause.sentence, [e.row.partition for e in some if e is not worst]
         if word == "idle" and others:

@@ -35,14 +35,14 @@ class CompletionRequest(NamedTuple):
     incomplete: str
 
 
-Look = Callable[[CompletionRequest], Iterable[str]]
+Lookup = Callable[[CompletionRequest], Iterable[str]]
 
 
 class CompletedName(click.types.StringParamType):
-    """A parameter type for names in Redis. `look` returns the completions."""
+    """A parameter type for names in Redis. `lookup` returns the completions."""
 
-    def __init__(self, look: Look) -> None:
-        self._look = look
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
 
     def shell_complete(
         self, ctx: click.Context, _param: click.Parameter, incomplete: str
@@ -55,7 +55,7 @@ class CompletedName(click.types.StringParamType):
             with contextlib.suppress(Exception):
                 session = _session(ctx)
                 with session.using_redis():
-                    names = self._look(
+                    names = self._lookup(
                         CompletionRequest(session, session.link, ctx.params, incomplete)
                     )
                     found.extend(sorted(each for each in set(names) if _is_complete(each)))
@@ -72,9 +72,9 @@ class CompletedName(click.types.StringParamType):
 def add_completion(command: click.Command) -> click.Command:
     """Add completion to the parameters of a command and its subcommands."""
     for param in command.params:
-        look = LOOKS.get(param.metavar or param.name or "")
-        if look is not None and param.type is click.STRING:
-            param.type = CompletedName(look)
+        lookup = LOOKUPS.get(param.metavar or param.name or "")
+        if lookup is not None and param.type is click.STRING:
+            param.type = CompletedName(lookup)
     if isinstance(command, click.Group):
         for each in command.commands.values():
             add_completion(each)
@@ -134,7 +134,7 @@ def _assignments(asked: CompletionRequest) -> list[str]:
 
 
 # By the metavar of the parameter, or its name if it has no metavar.
-LOOKS: dict[str, Look] = {
+LOOKUPS: dict[str, Lookup] = {
     "topic": _topics,
     "TOPIC": _topics,
     "TOPIC/GROUP": _named_groups,

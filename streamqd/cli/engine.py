@@ -154,15 +154,15 @@ def _status(code: int) -> str:
 def _hushed() -> Iterator[None]:
     """Discard the output of processes started inside. Errors are raised, and printed elsewhere."""
     own = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    null = os.open(os.devnull, os.O_WRONLY)
     sys.stderr.flush()
-    os.dup2(nowhere, 2)
+    os.dup2(null, 2)
     try:
         yield
     finally:
         os.dup2(own, 2)
         os.close(own)
-        os.close(nowhere)
+        os.close(null)
         logging.getLogger("SQLQueryContextLogger").disabled = True  # PySpark's own
 
 

@@ -223,10 +223,10 @@ def init(session: Session, directory: Path, example: str | None, as_json: bool) 
     Writes a configuration, a handler and a systemd unit. Existing files are never overwritten.
     """
     files = _files(example) | {"streamqd.service": _unit(directory.absolute())}
-    there = [name for name in files if (directory / name).exists()]
-    if there:
+    existing = [name for name in files if (directory / name).exists()]
+    if existing:
         raise RequestRefusedError(
-            f"{directory} already contains {', '.join(there)}, so nothing was written; choose"
+            f"{directory} already contains {', '.join(existing)}, so nothing was written; choose"
             " another directory"
         )
     try:
@@ -269,12 +269,16 @@ def shipped_unit() -> str:
 
 def _unit(directory: Path) -> str:
     """Return the shipped unit, adapted to a project and to the account that runs `init`."""
-    beside = Path(sys.executable).with_name("streamqd")
-    command = _quote(beside) if beside.exists() else f"{_quote(Path(sys.executable))} -m streamqd"
+    installed = Path(sys.executable).with_name("streamqd")
+    command = (
+        _quote(installed) if installed.exists() else f"{_quote(Path(sys.executable))} -m streamqd"
+    )
     _, head, text = shipped_unit().partition("[Unit]\n")
     before, rule, text = text.partition(RULE)
-    theirs, end, after = text.partition(END)
-    [credential] = (line for line in theirs.splitlines() if line.startswith("LoadCredential="))
+    shipped_rule, end, after = text.partition(END)
+    [credential] = (
+        line for line in shipped_rule.splitlines() if line.startswith("LoadCredential=")
+    )
     adapted = ADAPTED.format(
         command=command,
         # In an argument, unlike in a path, systemd expands variables after a dollar sign.
@@ -284,7 +288,7 @@ def _unit(directory: Path) -> str:
         writable=_quote(directory),
         credential=credential,
     )
-    rest_of_rule = theirs.partition("\n")[0]
+    rest_of_rule = shipped_rule.partition("\n")[0]
     return "".join((HEAD, head, before, rule, rest_of_rule, "\n", adapted, end, after))
 
 

@@ -125,9 +125,9 @@ class Root(LazyGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands under headings. Commands without a heading come last."""
-        there = self.list_commands(ctx)
-        sections = {title: [n for n in names if n in there] for title, names in SECTIONS.items()}
-        sections["Other"] = sorted({*there}.difference(*sections.values()))
+        known = self.list_commands(ctx)
+        sections = {title: [n for n in names if n in known] for title, names in SECTIONS.items()}
+        sections["Other"] = sorted({*known}.difference(*sections.values()))
         for title, names in sections.items():
             found = [(name, self.get_command(ctx, name)) for name in names]
             rows = [(name, each.get_short_help_str(60)) for name, each in found if each]

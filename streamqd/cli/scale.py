@@ -75,12 +75,12 @@ def scale(
         if not topic or "/" in group or (slash and not group):
             raise click.UsageError(f"{name} is not TOPIC or TOPIC/GROUP")
 
-    def look() -> ScaleView:
+    def read_view() -> ScaleView:
         return measure(session.fleet, names, target=target, within_seconds=within)
 
     if bind is not None:
-        return ScaleServer(session, bind, look).run()
-    seen = look()
+        return ScaleServer(session, bind, read_view).run()
+    seen = read_view()
     return CommandResult(seen, lambda: _show(seen))
 
 
@@ -104,20 +104,20 @@ class ScaleServer:
     """Serves `GET /scale`, and `/livez`, which does not depend on Redis.
 
     While Redis does not answer, `/scale` is 503 with a sentence, so that an autoscaler keeps the
-    number of instances. One look answers all requests of a second.
+    number of instances. One measurement answers all requests of a second.
     """
 
-    def __init__(self, session: Session, bind: str, look: Callable[[], ScaleView]) -> None:
+    def __init__(self, session: Session, bind: str, read_view: Callable[[], ScaleView]) -> None:
         session.overrides["http.bind"] = bind
         session.timeout = session.timeout or LOOK_TIMEOUT
         address = session.settings.http.address
         if address is None:
             raise click.UsageError("--bind must be HOST:PORT or unix:PATH")
         self._session = session
-        self._look = look
+        self._read_view = read_view
         self._address = address
         self._redis_episode = logs.Episode("redis.lost", "redis.recovered")
-        self._next_look = 0.0  # monotonic
+        self._next_check = 0.0  # monotonic
         self._response = HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"")
         access = Access(session.settings.http)
         self._server = HttpServer(
@@ -136,7 +136,7 @@ class ScaleServer:
         if fault := http.fault_of(self._address):
             raise RequestRefusedError(fault)
         with contextlib.suppress(RedisUnavailableError):
-            self._look()  # a wrong name is an error at the start
+            self._read_view()  # a wrong name is an error at the start
         log = self._session.settings.log
         logs.setup(role="scale", style=log.format, level=log.level)
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # also for the server's thread
@@ -155,16 +155,16 @@ class ScaleServer:
         return 0
 
     def _scale(self, _request: HttpRequest) -> HttpResponse:
-        if time.monotonic() >= self._next_look:
+        if time.monotonic() >= self._next_check:
             self._response = self._measure()
             # From the end of the check, so that a slow server is asked less often.
-            self._next_look = time.monotonic() + SHARED_SECONDS
+            self._next_check = time.monotonic() + SHARED_SECONDS
             logs.flush()
         return self._response
 
     def _measure(self) -> HttpResponse:
         try:
-            document = json_text(self._look())
+            document = json_text(self._read_view())
         except RedisUnavailableError as error:
             return self._unavailable(self._session.explain(error))
         except StreamqdError as error:

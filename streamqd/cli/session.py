@@ -128,15 +128,15 @@ class Session:
         if not denied and os.access(folder, os.X_OK, effective_ids=True):
             return ""
         try:
-            there = folder.stat()
+            found = folder.stat()
         except PermissionError:
             return f"daemon.state_dir: no permission to look into {folder}; use the daemon's user"
         except OSError:
             return ""  # no daemon was ever started there
         try:
-            name = pwd.getpwuid(there.st_uid).pw_name
+            name = pwd.getpwuid(found.st_uid).pw_name
         except KeyError:
-            name = str(there.st_uid)
+            name = str(found.st_uid)
         return (
             f"daemon.state_dir: no permission to open the server's socket in {folder}, which"
             f" belongs to {name}; run the command as {name}, such as `sudo -u {name} streamqd …`"

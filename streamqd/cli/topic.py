@@ -275,8 +275,8 @@ def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool)
     """
     found = growth.progress(session.store, name, partitions)
     if found is not None and found.done:
-        there = count(partitions, "partition")
-        return CommandResult(found, f"{name} already has {there}, so nothing was changed")
+        size = count(partitions, "partition")
+        return CommandResult(found, f"{name} already has {size}, so nothing was changed")
     configured = session.settings.topics.get(name)
     growth.check_configured(name, partitions, configured, session.settings.source)
     if found is None:

@@ -117,8 +117,10 @@ def _check_redis(redis: Redis, source: str, problems: Problems, environ: Mapping
         if name in _OF_SENTINELS and problems.ok(url, path) and "+sentinel:" not in redis.url:
             problems.add(path, "applies only to redis+sentinel://")
     if (redis.cert_file is None) != (redis.key_file is None):
-        there, missing = ("cert_file", "key_file") if redis.cert_file else ("key_file", "cert_file")
-        problems.add(("redis", there), f"also requires redis.{missing}")
+        present, missing = (
+            ("cert_file", "key_file") if redis.cert_file else ("key_file", "cert_file")
+        )
+        problems.add(("redis", present), f"also requires redis.{missing}")
 
 
 def _check_outbox_files(
@@ -238,8 +240,8 @@ def _check_console(console: Console, problems: Problems) -> None:
         problems.add(path, f'{quote(console.bind)} is not a valid address such as "HOST:PORT"')
     header, peers = ("console", "proxy_header"), ("console", "proxy_from")
     if problems.ok(header, peers) and (console.proxy_header is None) != (not console.proxy_from):
-        there, missing = ("proxy_header", "proxy_from")[:: 1 if console.proxy_header else -1]
-        problems.add(("console", there), f"also requires console.{missing}")
+        present, missing = ("proxy_header", "proxy_from")[:: 1 if console.proxy_header else -1]
+        problems.add(("console", present), f"also requires console.{missing}")
     for peer in console.proxy_from if problems.ok(peers) else ():
         try:
             ipaddress.ip_network(peer)

@@ -27,10 +27,10 @@ STOP_SECONDS = 2  # in which running requests may finish
 WATCH_SECONDS = 0.2
 
 
-def run(settings: config.Settings, say: Callable[[str], None], look: ArchiveLook) -> int:
+def run(settings: config.Settings, say: Callable[[str], None], find_in_archive: ArchiveLook) -> int:
     """Serve until SIGTERM or SIGINT, and return 0. `say` prints the address.
 
-    `look` looks into the archive of the settings.
+    `find_in_archive` searches the archive of the settings.
 
     Raises RequestRefusedError when it must not or cannot listen on the address.
     """
@@ -39,7 +39,7 @@ def run(settings: config.Settings, say: Callable[[str], None], look: ArchiveLook
         port = listener.getsockname()[1]
         access = make_access(settings.console, port)
         logs.setup(role="console", style=settings.log.format, level=settings.log.level)
-        backend = Backend(settings, look)
+        backend = Backend(settings, find_in_archive)
         try:
             asyncio.run(_serve(settings, access, backend, listener, say))
         finally:

@@ -145,14 +145,14 @@ def write_user(path: Path, user: UserRecord) -> None:
     known = read_users(path) if path.exists() else {}
     known[user.name] = user
     text = "".join(f"{each.line()}\n" for each in known.values())
-    beside = path.with_name(f"{path.name}.new")
-    beside.unlink(missing_ok=True)
-    beside.touch(0o600, exist_ok=False)
-    with beside.open("w") as opened:
+    draft = path.with_name(f"{path.name}.new")
+    draft.unlink(missing_ok=True)
+    draft.touch(0o600, exist_ok=False)
+    with draft.open("w") as opened:
         opened.write(text)
         opened.flush()
         os.fsync(opened.fileno())
-    beside.replace(path)
+    draft.replace(path)
 
 
 @dataclass(slots=True)

@@ -81,9 +81,9 @@ class Desk:
 class Backend:
     """The threads and connections of one console process."""
 
-    def __init__(self, settings: config.Settings, look: ArchiveLook) -> None:
+    def __init__(self, settings: config.Settings, find_in_archive: ArchiveLook) -> None:
         self._settings = settings
-        self.look_into_archive = look
+        self.find_in_archive = find_in_archive
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="console")
         self._local = threading.local()
         self._desks: list[Desk] = []

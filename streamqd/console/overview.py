@@ -79,7 +79,7 @@ class Trouble:
 
     @property
     def page(self) -> tuple[str, dict[str, object]]:
-        """The view in which it is mended, and its parameters."""
+        """The view that shows how to fix it, and its parameters."""
         topic, group = self.topic, self.group
         if self.kind == "assignment":
             return "assignment", {"topic": topic, "partition": self.partition, "group": group}

@@ -80,10 +80,10 @@ def on_start(context: Context) -> None:
     Open connections here and not at module level, because each worker is a separate process.
     """
     global _database
-    mine = context.assignment
+    assignment = context.assignment
     folder = context.state_dir / "weblog"
     folder.mkdir(parents=True, exist_ok=True)
-    _database = sqlite3.connect(folder / f"{mine.group}-{mine.partition}.db")
+    _database = sqlite3.connect(folder / f"{assignment.group}-{assignment.partition}.db")
     # WAL allows reads while this process writes. NORMAL survives the crash of a process. Use FULL
     # if the counts must also survive a power failure.
     _database.execute("PRAGMA journal_mode = WAL")

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 LINK_TIMEOUT = 5.0
 PROBE_AFTER_SECONDS = 0.3  # silence after which a connection is probed
 AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two attempts while Redis is unavailable
-WORD_BYTES = 512  # longest message of the supervisor
+MESSAGE_BYTES_MAX = 512  # longest message of the supervisor
 SPANS_SECONDS = 1.0  # longest wait of the exit for an export of spans
 SUMMARY_LIFE = 10.0  # seconds until a summary expires, five times its interval
 NOT_AT_WORK = (WorkerState.GONE, WorkerState.BOOTING)
@@ -316,15 +316,15 @@ class Housekeeper:
         if not process.wait_readable([self._control.fileno()], seconds):
             return False
         try:
-            word = self._control.recv(WORD_BYTES, socket.MSG_DONTWAIT)
+            message = self._control.recv(MESSAGE_BYTES_MAX, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
             return True
-        if word.startswith(killed.WORD) and self._killed_runs is not None:
-            self._killed_runs.note(word)
+        if message.startswith(killed.PREFIX) and self._killed_runs is not None:
+            self._killed_runs.note(message)
             self._task("export_spans").due = 0.0
-        return word in (b"", b"quit")
+        return message in (b"", b"quit")
 
     def _task(self, name: str) -> Task:
         return next(task for task in self._tasks if task.name == name)

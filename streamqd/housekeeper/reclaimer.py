@@ -111,9 +111,9 @@ class Reclaimer:
                     )
                     or ()
                 )
-        there = set(found)
+        walks = set(found)
         kept = {
-            walk: at for walk, at in self._walks.items() if walk._replace(is_later=False) in there
+            walk: at for walk, at in self._walks.items() if walk._replace(is_later=False) in walks
         }
         self._walks = {**kept, **{walk: BEGIN for walk in found if walk not in kept}}
 

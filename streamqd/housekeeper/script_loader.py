@@ -40,6 +40,6 @@ class ScriptLoader:
 
     def _load(self, node: Connection) -> None:
         known = node.execute("SCRIPT", "EXISTS", *(each.sha for each in self._scripts))
-        for script, there in zip(self._scripts, known, strict=True):
-            if not there:
+        for script, loaded in zip(self._scripts, known, strict=True):
+            if not loaded:
                 node.execute("SCRIPT", "LOAD", script.source)

@@ -57,10 +57,10 @@ def _must_quit(control: socket.socket) -> bool:
     """Return True if the supervisor sent the command to exit, or is gone."""
     while True:
         try:
-            word = control.recv(4096, socket.MSG_DONTWAIT)
+            message = control.recv(4096, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
             return True
-        if word in (b"", b"quit"):
+        if message in (b"", b"quit"):
             return True

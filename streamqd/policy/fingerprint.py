@@ -35,9 +35,9 @@ def innermost(frames: Iterable[tuple[str, str]]) -> str:
     """
     found, own = "", False
     for path, function in frames:
-        theirs = _FOREIGN.search(path) is None
-        if theirs or not own:
-            found, own = f"{path.rpartition('/')[2]}:{function}", own or theirs
+        is_user_code = _FOREIGN.search(path) is None
+        if is_user_code or not own:
+            found, own = f"{path.rpartition('/')[2]}:{function}", own or is_user_code
     return found
 
 

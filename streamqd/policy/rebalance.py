@@ -109,7 +109,7 @@ class Rebalancer:
         now: float,
         live: Sequence[MemberView],
         assignments: Collection[Assignment],
-        mine: Mapping[Assignment, float],
+        owned_since: Mapping[Assignment, float],
         moving: int,
         views: Mapping[Assignment, PartitionView],
         *,
@@ -118,15 +118,15 @@ class Rebalancer:
     ) -> Decision:
         """Decide once per heartbeat.
 
-        `mine` maps the assignments of this instance to the time when it acquired them. `moving`
-        counts the assignments that it is already handing over. `views` holds all other assignments.
-        `room` is how many more assignments it may own.
+        `owned_since` maps the assignments of this instance to the time when it acquired them.
+        `moving` counts the assignments that it is already handing over. `views` holds all other
+        assignments. `room` is how many more assignments it may own.
         """
         if self.me in constraints.drained:
             # Immediately and regardless of shares, as if this instance were leaving.
-            return Decision([], sorted(mine))
+            return Decision([], sorted(owned_since))
         owners = {assignment: view.owner for assignment, view in views.items() if view.owner}
-        owners |= dict.fromkeys(mine, self.me)
+        owners |= dict.fromkeys(owned_since, self.me)
         present = [
             one for one in live if not one.leaving and one.member.id not in constraints.drained
         ]
@@ -134,13 +134,15 @@ class Rebalancer:
         stopped: list[Assignment] = []
         if constraints.stopped:
             # A stopped group is not placed, and uses no member's share.
-            stopped = sorted(assignment for assignment in mine if constraints.stops(assignment))
+            stopped = sorted(
+                assignment for assignment in owned_since if constraints.stops(assignment)
+            )
             assignments = [
                 assignment for assignment in assignments if not constraints.stops(assignment)
             ]
-            mine = {
+            owned_since = {
                 assignment: since
-                for assignment, since in mine.items()
+                for assignment, since in owned_since.items()
                 if not constraints.stops(assignment)
             }
             views = {
@@ -155,7 +157,7 @@ class Rebalancer:
         self._moves_seen = {assignment: at for assignment, (_, at) in constraints.moves.items()}
         over = len(stopped) + room  # released assignments of stopped groups make room
         surplus = (
-            sorted(mine, key=lambda assignment: (mine[assignment], assignment))[over:]
+            sorted(owned_since, key=lambda assignment: (owned_since[assignment], assignment))[over:]
             if over < 0
             else []
         )
@@ -166,7 +168,7 @@ class Rebalancer:
             [
                 *stopped,
                 *surplus,
-                *(u for u in self._hand_over(now, wanted, mine, moving) if u not in surplus),
+                *(u for u in self._hand_over(now, wanted, owned_since, moving) if u not in surplus),
             ],
             has_more=len(take) > allowed,
         )
@@ -216,9 +218,9 @@ class Rebalancer:
             # A live owner most likely renews its expired lease soon. But an owner that was
             # restarted with other consumers or a smaller cap never will.
             renewing = (assignment.topic, assignment.group) in others.get(view.owner, ())
-            mine = wanted.get(assignment) == self.me or alone
+            owned_since = wanted.get(assignment) == self.me or alone
             overdue = now - since >= self.grace_seconds and assignment in wanted
-            if overdue or (mine and not renewing):
+            if overdue or (owned_since and not renewing):
                 take.append(assignment)
         self._free_since = free_since
         return take
@@ -227,12 +229,12 @@ class Rebalancer:
         self,
         now: float,
         wanted: Mapping[Assignment, str],
-        mine: Mapping[Assignment, float],
+        owned_since: Mapping[Assignment, float],
         moving: int,
     ) -> list[Assignment]:
         elsewhere = {
             assignment: self._wanted_elsewhere.get(assignment, now)
-            for assignment in mine
+            for assignment in owned_since
             if wanted.get(assignment, self.me) != self.me
         }
         self._wanted_elsewhere = elsewhere
@@ -247,7 +249,7 @@ class Rebalancer:
             if assignment not in self._directed
             and (
                 assignment in self._without_delay
-                or (now - since >= self.delay and now - mine[assignment] >= self.hold)
+                or (now - since >= self.delay and now - owned_since[assignment] >= self.hold)
             )
         ]
         return [*sorted(self._directed), *ready[: max(0, self.moves_max - moving)]]

@@ -320,10 +320,10 @@ def _bundles(batches: Sequence[BufferedBatch[T]]) -> list[list[BufferedBatch[T]]
     for batch in batches:
         by_topic.setdefault(batch.topic, []).append(batch)
     bundles: list[list[BufferedBatch[T]]] = []
-    for mine in by_topic.values():
+    for topic_batches in by_topic.values():
         count = size = 0
         kind = ""
-        for batch in mine:
+        for batch in topic_batches:
             own = kind_of(batch.envelopes[0])
             count, size = count + len(batch.envelopes), size + batch.size
             if own != kind or count > CHUNK_COUNT or size > CHUNK_BYTES:

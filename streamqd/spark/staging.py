@@ -93,7 +93,7 @@ class _Ledger:
         stay = [("PEXPIRE", stream, self.ttl_ms) for stream in streams]
         found = self.run(*stay, *(("XLEN", stream) for stream in streams))
         both = zip(found[: len(streams)], found[len(streams) :], strict=True)
-        return [rows if there else None for there, rows in both]
+        return [rows if exists else None for exists, rows in both]
 
     def partitions(self, names: Iterable[str]) -> dict[str, int]:
         """Return the number of partitions of each topic, 0 if it does not exist."""
@@ -386,11 +386,16 @@ class Publisher:
     def _compare(self, batch: int, parts: Sequence[Staged], rows: int, done: Reply) -> None:
         """Check that the published batch may be this one. Raises NotPublishedError."""
         count, names = (raw.decode("utf-8", "replace") for raw in done.values)
-        mine, theirs = {name for part in parts for name, _ in part.rows}, set(names.split())
-        if mine and theirs and not mine & theirs:
+        our_names, their_names = (
+            {name for part in parts for name, _ in part.rows},
+            set(names.split()),
+        )
+        if our_names and their_names and not our_names & their_names:
             raise NotPublishedError(
-                f"batch {batch} was published to {', '.join(sorted(theirs))}, but this one is for"
-                f" {', '.join(sorted(mine))}; two queries share this checkpoint, so give each its"
+                f"batch {batch} was published to {', '.join(sorted(their_names))}, but this one"
+                " is for"
+                f" {', '.join(sorted(our_names))}; two queries share this checkpoint, so give"
+                " each its"
                 " own"
             )
         if count and count != str(rows):
@@ -409,14 +414,14 @@ class Publisher:
         it is searched for again at the end of the next batch.
         """
         own = {part.attempt for part in parts}
-        doomed, fields = [], []
+        obsolete, fields = [], []
         for each in self._ledger.read()[1]:
             counts = each.name not in own if published is None else each.name in published
             if each.batch < batch or (each.batch == batch and not counts):
-                doomed.append(each)
+                obsolete.append(each)
             if each.batch < batch:
                 fields.append(each.field)
-        streams = self._ledger.possible_streams(doomed)
+        streams = self._ledger.possible_streams(obsolete)
         self._ledger.ask(lambda link: self._ledger.remove(link, fields, streams))
 
     def abort(self, parts: Sequence[Staged]) -> None:

@@ -107,8 +107,8 @@ class Control:
         at = self.directives.reload_of(self._me)
         if not self._read or self._reloading or at <= self._reloaded:
             return False
-        mine = self.directives.reloads.get(self._me)
-        named = mine is not None and mine.at_unix_ms == at
+        own_directive = self.directives.reloads.get(self._me)
+        named = own_directive is not None and own_directive.at_unix_ms == at
         if not (named or may_reload(self._me, at, live)):
             return False
         logs.event("reload.requested", at=at)

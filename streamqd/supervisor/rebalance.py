@@ -30,8 +30,8 @@ def decide(
     that cannot be killed. `room` is the number of partitions that may be acquired. It is negative
     after a reload lowered the cap, and partitions are then shed.
     """
-    mine = {u: each.since for u, each in partitions.items() if each.phase is not Phase.FREE}
-    moving = sum(1 for assignment in mine if partitions[assignment].stop_reason == "shed")
+    owned_since = {u: each.since for u, each in partitions.items() if each.phase is not Phase.FREE}
+    moving = sum(1 for assignment in owned_since if partitions[assignment].stop_reason == "shed")
     views = {
         assignment: seen
         for assignment, seen in view.views.items()
@@ -41,7 +41,7 @@ def decide(
         and now >= partitions[assignment].broken_until
     }
     decision = rebalancer.decide(
-        now, view.live, wanted, mine, moving, views, room=room, constraints=constraints
+        now, view.live, wanted, owned_since, moving, views, room=room, constraints=constraints
     )
     actions: list[Action] = [
         Acquire(assignment, views[assignment].epoch, view.dead_tokens.get(assignment, ""))

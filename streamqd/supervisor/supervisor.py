@@ -43,7 +43,7 @@ from streamqd.supervisor.scoreboard_file import ScoreboardFile
 from streamqd.supervisor.stack_requests import StackRequests
 from streamqd.supervisor.watcher import Watched, Watcher
 from streamqd.supervisor.worker_pool import WorkerPool
-from streamqd.telemetry.killed import exit_word
+from streamqd.telemetry.killed import exit_message
 
 TICK_SECONDS = 0.5
 FORK_SECONDS = 0.25  # time limit for forks in one tick. Further forks wait for the next tick.
@@ -129,7 +129,7 @@ class Supervisor:
         self._fleet_seen = False
         self._forks_wait = False  # the last tick postponed forks to the next one
         self._announced: Mapping[str, object] = {}  # the last announced capacity
-        self._next_look = 0.0
+        self._next_check = 0.0
         self._exchanged_at = 0.0
         self._embedded_at = 0.0
         self._stacks_at = 0.0
@@ -221,7 +221,7 @@ class Supervisor:
         exceeded = self.limits.observe(partitions, now, daemon.boot_timeout)
         loops_at = self.loop_watch.observe(partitions, now, daemon.loop_blocked_after)
         stacks_at = self.stack_requests.observe(self.partitions, now)
-        self._next_look = min(exceeded.next_at, loops_at, stacks_at)
+        self._next_check = min(exceeded.next_at, loops_at, stacks_at)
         for found in exceeded.replacements:
             self.isolation.run(found.partition.assignment, self._request_replacement, found)
         moves: list[Action] = []
@@ -478,7 +478,7 @@ class Supervisor:
     def _wait(self) -> None:
         """Sleep until something happens or is due."""
         now = time.monotonic()
-        due = [now + TICK_SECONDS, self._next_look, self.leases.next_at()]
+        due = [now + TICK_SECONDS, self._next_check, self.leases.next_at()]
         partitions = self.partitions.values()
         if self._forks_wait:
             due.append(now)
@@ -704,7 +704,7 @@ class Supervisor:
         if unplanned and self.settings.telemetry.traces and self.pool.housekeeper is not None:
             limited = worker.kill is not None and worker.kill.reason == "hard-limit"
             kind = "timeout" if limited else exit_.signal_name or f"exit {exit_.code}"
-            self.pool.housekeeper.send(exit_word(worker.child.pid, kind, str(exit_)))
+            self.pool.housekeeper.send(exit_message(worker.child.pid, kind, str(exit_)))
         self._follow_up(partition, now, found)
 
     def _reap_standby(self, partition: AssignmentState, now: float) -> None:

@@ -20,7 +20,7 @@ from streamqd.process import Child
 
 SCAN_INTERVAL_SECONDS = 0.1
 RESTART_SECONDS = 1.0
-WORD_BYTES_MAX = 65_536
+MESSAGE_BYTES_MAX = 65_536
 
 Signature = tuple[int, int, int] | None  # None: the file does not exist
 
@@ -142,12 +142,12 @@ class Watcher:
         file = ""
         while True:
             try:
-                word = self.child.control.recv(WORD_BYTES_MAX, socket.MSG_DONTWAIT)
+                message = self.child.control.recv(MESSAGE_BYTES_MAX, socket.MSG_DONTWAIT)
             except OSError:
                 return file
-            if not word:
+            if not message:
                 return file
-            file = word.decode("utf-8", "replace")
+            file = message.decode("utf-8", "replace")
 
     def _start(self, now: float) -> None:
         edits, config = Edits(), self._config
@@ -167,11 +167,11 @@ class Watcher:
 def _serve(edits: Edits, control: socket.socket) -> int:
     while True:
         if process.wait_readable([control.fileno()], SCAN_INTERVAL_SECONDS):
-            word = control.recv(WORD_BYTES_MAX)
-            if not word:
+            message = control.recv(MESSAGE_BYTES_MAX)
+            if not message:
                 return 0  # the supervisor has exited
-            folders, since = json.loads(word)
+            folders, since = json.loads(message)
             edits.watch([], folders, since)
         file = edits.find_change()
         if file:
-            control.send(file.encode()[:WORD_BYTES_MAX])
+            control.send(file.encode()[:MESSAGE_BYTES_MAX])

@@ -19,16 +19,16 @@ from streamqd import logs
 from streamqd.config import Settings
 from streamqd.telemetry import run_file
 
-WORD = b"exited "  # the start of the supervisor's message
+PREFIX = b"exited "  # the start of the supervisor's message
 CHECK_INTERVAL_SECONDS = 5.0
 HOWS_MAX = 1024  # exits of processes whose file was not seen yet
 KEPT_SECONDS = 3600.0  # lifetime of a file while the collector does not answer
 UNKNOWN = "process_lost"  # error.type of a run whose process has exited in an unknown way
 
 
-def exit_word(pid: int, kind: str, how: str) -> bytes:
+def exit_message(pid: int, kind: str, how: str) -> bytes:
     """Return the message about the exit of a worker. `kind` becomes `error.type`."""
-    return WORD + json.dumps([pid, kind, how[:100]]).encode()
+    return PREFIX + json.dumps([pid, kind, how[:100]]).encode()
 
 
 class KilledRuns:
@@ -43,9 +43,9 @@ class KilledRuns:
         self._export: Callable[[list[dict[str, Any]], str, str], bool] | None = None
         self._trouble = logs.Episode("telemetry.failed", "telemetry.recovered")
 
-    def note(self, word: bytes) -> None:
+    def note(self, message: bytes) -> None:
         """Take the supervisor's message about an exit."""
-        pid, kind, how = json.loads(word.removeprefix(WORD))
+        pid, kind, how = json.loads(message.removeprefix(PREFIX))
         while len(self._exits) >= HOWS_MAX:
             self._exits.pop(next(iter(self._exits)), None)  # the export may have taken it
         self._exits[pid] = kind, how

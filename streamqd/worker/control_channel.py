@@ -27,7 +27,7 @@ from streamqd.worker.forks import fork_role
 
 TRUST_POLL_SECONDS = 0.05
 BREATH_SECONDS = 5.0  # interval at which a waiting worker publishes that it is alive
-WORD_BYTES_MAX = 160_000  # packed size of an assignment with ENTRIES_MAX suspects
+MESSAGE_BYTES_MAX = 160_000  # packed size of an assignment with ENTRIES_MAX suspects
 
 
 class ExitCode(enum.IntEnum):
@@ -120,9 +120,9 @@ class ControlChannel:
         """Wait, as a standby, for the supervisor's next message, and return it."""
         while True:
             process.wait_readable([self.control.fileno()], BREATH_SECONDS)
-            word = self._read()
-            if word:
-                return word
+            message = self._read()
+            if message:
+                return message
 
     def wake_supervisor(self) -> None:
         """Wake the supervisor after a change in the scoreboard."""
@@ -132,8 +132,8 @@ class ControlChannel:
     def fail(self, why: str) -> None:
         """Report why this process cannot start. The supervisor logs the text after the exit."""
         with contextlib.suppress(OSError):
-            word = process.FAILURE_PREFIX + why.encode("utf-8", "replace")
-            self.control.send(word[: process.FAILURE_BYTES_MAX], socket.MSG_DONTWAIT)
+            message = process.FAILURE_PREFIX + why.encode("utf-8", "replace")
+            self.control.send(message[: process.FAILURE_BYTES_MAX], socket.MSG_DONTWAIT)
 
     def _wait(self, seconds: float) -> None:
         self.before_wait()
@@ -144,11 +144,11 @@ class ControlChannel:
 
     def _read(self) -> bytes:
         try:
-            word = self.control.recv(WORD_BYTES_MAX, socket.MSG_DONTWAIT)
+            message = self.control.recv(MESSAGE_BYTES_MAX, socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
             return b""
         except OSError:
-            word = b""
-        if not word:
+            message = b""
+        if not message:
             os._exit(1)  # the supervisor has exited. All fetched entries stay pending.
-        return word
+        return message

@@ -442,7 +442,7 @@ def test_stream_after_its_archive_needs_only_redis(
     assert rows(reader, BEGIN, end)
     shop.fill(0, 101, 120)
     monkeypatch.setattr(source, "REOPEN_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr(Backfill, "look", away)
+    monkeypatch.setattr(Backfill, "open_tables", away)
     last = reader.latestOffset(end, ALL)
     found = [batch for each in reader.partitions(end, last) for batch in reader.read(each)]
     assert sum(batch.num_rows for batch in found) == 20
@@ -464,7 +464,7 @@ def test_stream_continues_if_the_archive_is_unavailable(
     reader = shop.reader()
     start = reader.latestOffset(BEGIN, streaming.ReadMaxRows(30))
     monkeypatch.setattr(source, "REOPEN_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr(Backfill, "look", away)
+    monkeypatch.setattr(Backfill, "open_tables", away)
     assert flat(read_to_end(reader, start, streaming.ReadMaxRows(30))) == expected_rows(0, 31, 100)
     assert "the object store does not answer. Continuing with the archive" in caplog.text
 

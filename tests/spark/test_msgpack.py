@@ -60,7 +60,7 @@ def verdicts(
     kind = read_schema(schema)
     read = reader(codec, kind)
     rows = spark.createDataFrame(raw(payloads).to_pylist(), COLUMNS)
-    judged = fitting.judge_rows(rows, kind, "", NOW_US, read=read).toArrow().combine_chunks()
+    judged = fitting.check_rows(rows, kind, "", NOW_US, read=read).toArrow().combine_chunks()
     found: dict[str, tuple[str | None, Any]] = {}
     for batch in judged.to_batches():
         of_batch = Reasons(kind, "", NOW_US, read)(batch)
@@ -132,7 +132,7 @@ def test_msgpack_values_without_json_fit_their_columns(spark: SparkSession) -> N
     kind = read_schema(schema, ["at milliseconds"])
     rows = spark.createDataFrame(raw(payloads[:1]).to_pylist(), COLUMNS)
     read = reader("msgpack", kind)
-    (batch,) = fitting.judge_rows(rows, kind, "", NOW_US, read=read).toArrow().to_batches()
+    (batch,) = fitting.check_rows(rows, kind, "", NOW_US, read=read).toArrow().to_batches()
     (why,) = Reasons(kind, "", NOW_US, read)(batch).reasons.to_pylist()
     assert why == "at is not timestamp"
 

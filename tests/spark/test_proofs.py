@@ -72,7 +72,7 @@ def compare(
     for at in decided:
         assert found.reasons[at].as_py() == reasons[f"{at}-0"], payloads[at]
     fitting_rows = [at for at in decided if not found.reasons[at].is_valid]
-    converted = fitting.judge_rows(rows, kind, event_time, NOW_US, read=read)
+    converted = fitting.check_rows(rows, kind, event_time, NOW_US, read=read)
     table = converted.select("id", "event_date", "row").toArrow()
     places = {each: at for at, each in enumerate(table["id"].to_pylist())}
     wanted = _taken(table, [places[f"{at}-0"] for at in fitting_rows])

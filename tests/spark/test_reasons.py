@@ -65,7 +65,7 @@ def judge(spark: SparkSession, schema: str, event_time: str, payloads: list[Any]
     told = {row["id"]: row["reason"] for row in exact}
     reasons = Reasons(kind, event_time, NOW_US)
     found = {}
-    for batch in fitting.judge_rows(rows, kind, event_time, NOW_US).toArrow().to_batches():
+    for batch in fitting.check_rows(rows, kind, event_time, NOW_US).toArrow().to_batches():
         told_now = reasons(batch).reasons.to_pylist()
         found.update(zip(batch["id"].to_pylist(), told_now, strict=True))
     assert found.keys() == told.keys()

@@ -361,9 +361,9 @@ def test_start_with_all_suspects_fits_into_one_datagram() -> None:
     suspects = {place: chance.randrange(1, ENTRIES_MAX) for place in places}
     lease = Lease(Assignment("orders", 0, "bill"), "0" * 32, 2**63)
     packed = Grant(lease, cautious=True, suspects=suspects).pack()
-    assert len(packed) <= control_channel.WORD_BYTES_MAX
+    assert len(packed) <= control_channel.MESSAGE_BYTES_MAX
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         assert ours.send(packed, socket.MSG_DONTWAIT) == len(packed)
-        found = Grant(lease, cautious=False).unpack(theirs.recv(control_channel.WORD_BYTES_MAX))
+        found = Grant(lease, cautious=False).unpack(theirs.recv(control_channel.MESSAGE_BYTES_MAX))
     assert found.suspects == suspects

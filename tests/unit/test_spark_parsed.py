@@ -27,7 +27,7 @@ from streamqd.spark.pipelines.derived import (
 )
 from streamqd.spark.pipelines.fitting import ALIKE, Fitter
 from streamqd.spark.pipelines.proofs import Prover
-from streamqd.spark.pipelines.reasons import JudgedRows
+from streamqd.spark.pipelines.reasons import CheckedRows
 from streamqd.spark.pipelines.schemas import table_columns
 from streamqd.spark.pipelines.storage import Archive, ArchiveTable, UnparsedFiles
 from streamqd.spark.pipelines.strict import find_fault, forbidden_checks, rescue_fields
@@ -208,7 +208,7 @@ def test_failed_task_removes_its_files(tmp_path: Path) -> None:
     told = pa.array([None, "it is not JSON", None])
     place = location(tmp_path)
     folders = (place.subfolder("parsed"), good), (place.subfolder("quarantine"), bad)
-    fitter = Fitter(*folders, lambda rows: JudgedRows(rows, told, undecided=[2]))
+    fitter = Fitter(*folders, lambda rows: CheckedRows(rows, told, undecided=[2]))
     columns = {
         "partition": pa.array([0, 0, 0], pa.int32()),
         "id": pa.array(["1-0", "2-0", "3-0"]),

@@ -22,7 +22,7 @@ from streamqd.errors import RequestRefusedError
 from streamqd.spark.location import location
 from streamqd.spark.pipelines import report as reports
 from streamqd.spark.pipelines.chart import bars, count_step, time_labels
-from streamqd.spark.pipelines.report_findings import FORMAT, compare_reports, judge_status
+from streamqd.spark.pipelines.report_findings import FORMAT, assess_status, compare_reports
 from streamqd.spark.pipelines.report_page import page, period, run_time
 
 NOW = 1_763_600_000_000
@@ -76,7 +76,7 @@ def cause(letters: int, **more: Any) -> dict[str, Any]:
 
 def finding_lines(seen: StatusView, *topics: dict[str, Any]) -> list[str]:
     """Return the findings, one line each."""
-    found = judge_status(seen, topics)["findings"]
+    found = assess_status(seen, topics)["findings"]
     return [f"{each['severity']}: {each['about']}: {each['text']}" for each in found]
 
 
@@ -96,7 +96,7 @@ def test_report_lists_the_worst_finding_first() -> None:
     unread = topic("audit", 40)
     seen = live_fleet(failing, stuck, lagging=[LATE], unreadable=[Unreadable("k", "f", "x", "y")])
 
-    found = judge_status(seen, [unread, topic("fine", 1), dying])
+    found = assess_status(seen, [unread, topic("fine", 1), dying])
 
     assert finding_lines(seen, unread, dying) == [
         "problem: orders/billing: 90 messages unread, the oldest for 10 min 0 s, growing by 3.0/s",
@@ -115,7 +115,7 @@ def test_report_ranks_topics_by_their_worst_finding() -> None:
     assert [each.partition(":")[0] for each in finding_lines(seen, topic("mail", 9), uneven)] == [
         *("problem", "warning", "note"),
     ]
-    found = judge_status(seen, [topic("mail", 9), uneven])["topics"]
+    found = assess_status(seen, [topic("mail", 9), uneven])["topics"]
     assert [each["topic"] for each in found] == ["orders", "mail"]
 
 
@@ -124,7 +124,7 @@ def test_report_ranks_topics_by_their_worst_finding() -> None:
 )
 def test_lag_is_graded_by_the_oldest_message(seconds: int, severity: list[str]) -> None:
     late = replace(LATE, since_unix_ms=NOW - seconds * 1000, lag_per_second=None)
-    found = judge_status(live_fleet(GROUP, lagging=[late]), [topic("orders", 1)])["findings"]
+    found = assess_status(live_fleet(GROUP, lagging=[late]), [topic("orders", 1)])["findings"]
     assert [each["severity"] for each in found] == severity
 
 
@@ -156,7 +156,7 @@ def test_skew_finding_names_the_key_or_partition_count() -> None:
     ]
     # Eight keys share one of two partitions. Four partitions would separate them.
     many = [{"key": "k", "crc32": each % 2 * 2, "entries": 100, "keys": 8} for each in range(8)]
-    uneven = judge_status(live_fleet(GROUP), [topic("orders", 900, 200, keys=many)])["findings"]
+    uneven = assess_status(live_fleet(GROUP), [topic("orders", 900, 200, keys=many)])["findings"]
     assert [(each["text"], each["command"]) for each in uneven] == [
         (
             (
@@ -175,7 +175,7 @@ def test_report_names_only_existing_commands(monkeypatch: pytest.MonkeyPatch) ->
     dying = topic("orders", 900, 200, dead_letters=1, causes=[cause(1)], fields=fields)
     bad = [Unreadable("k", "f", "x", "y")]
     for seen in (live_fleet(broken, lagging=[LATE], unreadable=bad), FLEET):
-        for each in judge_status(seen, [dying, topic("audit", 3)])["findings"]:
+        for each in assess_status(seen, [dying, topic("audit", 3)])["findings"]:
             program, *words = shlex.split(each["command"])
             done = CliRunner().invoke(cli, words)
             assert (program, done.exit_code) == ("streamqd", 4), done.output
@@ -190,7 +190,7 @@ def document(seen: StatusView, *topics: dict[str, Any]) -> dict[str, Any]:
         "format": FORMAT, "version": "1", "made_unix_ms": NOW, "since_unix_ms": None,
         "until_unix_ms": NOW, "seconds": 1.0,
         "asked": {"topics": [], "archive": EVIL, "since": False, "until": True},
-        **judge_status(seen, topics),
+        **assess_status(seen, topics),
     }  # fmt: skip
     return made | compare_reports(None, made)
 

@@ -267,17 +267,17 @@ class FailureTally:
             DeadLetterFields(entry.fields).text(b"group"),
         )
         self.count += 1
-        alike = self._found.get(name)
-        if alike is None:
+        tally = self._found.get(name)
+        if tally is None:
             if len(self._found) >= CAUSES_MAX:
                 self.others += 1
                 return
-            alike = self._found[name] = _CauseTally(entry)
-        alike.add(entry)
+            tally = self._found[name] = _CauseTally(entry)
+        tally.add(entry)
 
     def causes(self) -> list[FailureCause]:
         """Return the counted causes, most frequent first."""
-        rows = [alike.cause(*name) for name, alike in self._found.items()]
+        rows = [tally.cause(*name) for name, tally in self._found.items()]
         return sorted(rows, key=lambda each: (-each.count, -each.last_unix_ms, each.fingerprint))
 
 

@@ -42,10 +42,10 @@ def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         if topic.partitions is None:
             continue
         configured = {group for name, group in facts.configured if name == topic.name}
-        there = {
+        offered = {
             group for each in facts.partitions if each.topic == topic.name for group in each.groups
         }
-        for group in sorted(configured | (topic.groups & there)):
+        for group in sorted(configured | (topic.groups & offered)):
             if (topic.name, group) in facts.offered:
                 continue
             yield CheckResult(
@@ -276,8 +276,9 @@ QUARANTINE_SECONDS = 300.0
 
 def _is_unfenced(each: AssignmentFacts) -> bool:
     return bool(each.lease_checks) and all(
-        look.lease_matches is not None and (not look.fence.token or not look.lease_matches)
-        for look in each.lease_checks
+        lease_check.lease_matches is not None
+        and (not lease_check.fence.token or not lease_check.lease_matches)
+        for lease_check in each.lease_checks
     )
 
 
@@ -304,7 +305,7 @@ def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _is_expired(each: AssignmentFacts) -> bool:
     """Return True if an owner is named, and both checks found no lease."""
     return bool(each.lease_checks) and all(
-        holder(look.fence)[0] == "expired" for look in each.lease_checks
+        holder(lease_check.fence)[0] == "expired" for lease_check in each.lease_checks
     )
 
 

@@ -47,19 +47,19 @@ def gather(settings: Settings, unit: str, assignments: int) -> Host:
     RequestRefusedError for a missing file.
     """
     folder = settings.daemon.state_dir
-    there = _nearest_folder(folder)
+    nearest = _nearest_folder(folder)
     source, seconds = _stop_seconds(unit)
-    descriptors, whose = _limit_of_files(settings)
+    descriptors, limited_process = _limit_of_files(settings)
     return Host(
         state_dir=folder,
         state_dir_problem=access_problem(folder),
         other_owners=_other_owners(settings),
-        free_bytes=shutil.disk_usage(there).free,
+        free_bytes=shutil.disk_usage(nearest).free,
         embedded_bytes=_embedded_bytes(settings),
         unit_source=source,
         stop_seconds=seconds,
         descriptors=descriptors,
-        descriptors_of=whose,
+        descriptors_of=limited_process,
         descriptors_of_system=_number(Path("/proc/sys/fs/file-max")),
         assignments=assignments,
         oom_group=_find_oom_group(settings),
@@ -81,9 +81,9 @@ def _nearest_folder(folder: Path) -> Path:
 
 def access_problem(folder: Path) -> str:
     """Return why this user cannot write to a directory or create it, '' if it can."""
-    there = _nearest_folder(folder)
-    if not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
-        return f"this user cannot write to {there}"
+    nearest = _nearest_folder(folder)
+    if not os.access(nearest, os.W_OK | os.X_OK, effective_ids=True):
+        return f"this user cannot write to {nearest}"
     return ""
 
 

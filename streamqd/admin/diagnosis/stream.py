@@ -158,7 +158,7 @@ def examine(
         if stand is not None:
             stands[number] = stand
     groups = _groups(reader, topic, stands, abandoned_after)
-    beside = _measure_side_streams(reader, topic, stands)
+    side_streams = _measure_side_streams(reader, topic, stands)
     found = []
     for number, stand in stands.items():
         floor = _floor(store, topic, number, stand, holds, groups[number])
@@ -166,7 +166,7 @@ def examine(
             partition=number,
             messages=stand.length,
             bytes=stand.bytes,
-            **beside[number],
+            **side_streams[number],
             oldest_unix_ms=read_id(stand.first_id).ms if stand.first_id else None,
             kept_by=_find_holder(stand, floor, holds.retention, now),
             holder=floor.holder,

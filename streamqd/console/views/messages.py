@@ -34,13 +34,13 @@ _WHERE = re.compile(
     r"(header:[^\s=~]+|/(?:[^\s=~]|~[01])*|payload)\s*(=|~|exists)\s*(.*)", re.DOTALL
 )
 _FILTERS = ("key", "partition", "since", "until", "where")
-_looking = threading.Lock()  # held by the one request that reads the archive
+_archive_lock = threading.Lock()  # held by the one request that reads the archive
 
 Test = Callable[[TailedEntry], bool]
 
 
 def show(visit: Visit) -> Context:
-    """Return a page of messages, the newest first, and how far was looked."""
+    """Return a page of messages, the newest first, and how many were examined."""
     topic, store = visit.path["topic"], visit.desk.store
     choice = read_choice(visit, visit.now.now_unix_ms)
     count = partition_count(store, topic)
@@ -48,13 +48,13 @@ def show(visit: Visit) -> Context:
         # The hash of the key names the partition, unless a producer chose another one.
         choice = replace(choice, partition=crc32_partition(choice.key, count))
     test = _read_test(visit)
-    rows, cursor, looked, total = _search(visit, choice, test)
+    rows, cursor, examined, total = _search(visit, choice, test)
     return {
         "filters": {name: visit.text(name) for name in _FILTERS if visit.text(name)},
         "rows": rows,
         "cursor": cursor,
         "first": bool(visit.text("cursor")),
-        "looked": looked,
+        "looked": examined,
         "total": total,
         "partition": choice.partition if choice.key is not None else None,
     }
@@ -65,23 +65,23 @@ def _search(
 ) -> tuple[list[TailedEntry], str, int, int]:
     """Return rows, the next cursor, the examined messages, and the messages of the topic."""
     rows: list[TailedEntry] = []
-    looked, total, cursor = 0, 0, visit.text("cursor")
+    examined, total, cursor = 0, 0, visit.text("cursor")
     until = time.monotonic() + SECONDS
     while True:
         found = tail.messages(visit.desk.store, visit.path["topic"])
-        piece = min(PIECE, BUDGET - looked) if test or choice.narrows else visit.limit
+        piece = min(PIECE, BUDGET - examined) if test or choice.narrows else visit.limit
         size = piece if test else visit.limit - len(rows)
         page = found.page(choice, limit=size, cursor=cursor, budget=piece)
         total, before, cursor = page.total, cursor, page.cursor
-        looked += len(page.rows) if page.complete else piece
+        examined += len(page.rows) if page.complete else piece
         for each in page.rows:
             if test is None or test(each):
                 rows.append(each)
                 if len(rows) == visit.limit:
                     more = each is not page.rows[-1] or cursor
-                    return rows, f"{each.partition}:{each.id}" if more else "", looked, total
-        if not cursor or cursor == before or looked >= BUDGET or time.monotonic() >= until:
-            return rows, cursor, looked, total
+                    return rows, f"{each.partition}:{each.id}" if more else "", examined, total
+        if not cursor or cursor == before or examined >= BUDGET or time.monotonic() >= until:
+            return rows, cursor, examined, total
 
 
 def _read_test(visit: Visit) -> Test | None:
@@ -238,21 +238,21 @@ def _find_in_archive(visit: Visit, found: Trace) -> str:
     asked = visit.text("archive") and found.where != "delayed"
     if not asked or settings.console.archive is None:
         return ""
-    if not _looking.acquire(blocking=False):
+    if not _archive_lock.acquire(blocking=False):
         return "Another request is reading the archive; reload this page."
     try:
         place = (found.topic, found.partition, found.id)
-        look = visit.desk.backend.look_into_archive
-        looked = look(settings.console.archive, *place, settings.archive.pairs)
+        find_in_archive = visit.desk.backend.find_in_archive
+        copy = find_in_archive(settings.console.archive, *place, settings.archive.pairs)
     except ModuleNotFoundError as error:
         return f"Reading the archive needs the package {error.name}; run {extras.hint('spark')}."
     except RequestRefusedError as error:
         return f"{error}."
     finally:
-        _looking.release()
-    if looked.found:
-        return f"A copy is in {looked.file}."
-    return f"{looked.file or settings.console.archive} contains no copy."
+        _archive_lock.release()
+    if copy.found:
+        return f"A copy is in {copy.file}."
+    return f"{copy.file or settings.console.archive} contains no copy."
 
 
 def _read_fields(visit: Visit, partition: int, place: str) -> Mapping[bytes, bytes]:

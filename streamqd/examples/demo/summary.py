@@ -56,10 +56,10 @@ def _print_dead_letters(tally: DemoTally) -> None:
         print(f"\n  The payload, a truncated line of the log:\n    {payload}")
 
 
-def _print_checks(judged: list[tuple[bool, str]]) -> bool:
-    good = all(ok for ok, _ in judged)
+def _print_checks(checks: list[tuple[bool, str]]) -> bool:
+    good = all(ok for ok, _ in checks)
     _head("The counts match" if good else "The counts DO NOT match")
-    for ok, sentence in judged:
+    for ok, sentence in checks:
         print(f"  {'✓' if ok else '✗'} {sentence}")
     return good
 

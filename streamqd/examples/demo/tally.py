@@ -82,7 +82,7 @@ class DemoTally:
 
         Returns for each check its result and a sentence.
         """
-        judged = [
+        checks = [
             (self.added.total() == self.lines, "every line of the file is in Redis"),
             (self.unsettled == 0, "no message is unread, pending or waiting"),
         ]
@@ -93,11 +93,11 @@ class DemoTally:
             )
             stored = sum(row[-1] for row in self.top(group))
             once = stored == self.of_group(self.handled, group)
-            judged.append(
+            checks.append(
                 (whole, f"{group}: handled + dead-lettered = produced, in every partition")
             )
-            judged.append((once, f"{group}: each handled message is counted exactly once"))
-        return judged
+            checks.append((once, f"{group}: each handled message is counted exactly once"))
+        return checks
 
 
 def query(path: Path, statement: str) -> list[tuple[Any, ...]]:

@@ -248,7 +248,7 @@ class Archiver:
             self._note_problem(table.topic, error)
             return
         done.parsed, done.quarantined = fitted.rows, fitted.quarantined
-        found = {column: name for name, column in sorted(fitted.alike)}
+        found = {column: name for name, column in sorted(fitted.case_variants)}
         for column, name in found.items():
             self._warn_once(
                 f"pipelines.{table.topic}: payloads have the name {ascii(name)[:100]}, and the"

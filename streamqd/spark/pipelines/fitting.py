@@ -12,7 +12,7 @@ from streamqd.spark.pipelines.derived import HEADERS, KEY, OWN, RESCUED
 from streamqd.spark.pipelines.packed import Reader, json_texts, texts
 from streamqd.spark.pipelines.parts import DateWriter, WrittenFile, bounded_with_nan, remove
 from streamqd.spark.pipelines.proofs import Prover
-from streamqd.spark.pipelines.reasons import DAY_US, FIRST_DAY, JudgedRows, Reasons, last_day
+from streamqd.spark.pipelines.reasons import DAY_US, FIRST_DAY, CheckedRows, Reasons, last_day
 from streamqd.spark.pipelines.schemas import BAD, UNITS, form_of, misaligns_columns
 from streamqd.spark.pipelines.strict import faults, rescue_fields
 
@@ -68,14 +68,14 @@ def fit_rows(
     if not first.undecided:
         return first
     try:
-        rest = judge_rows(into.read(first.undecided), kind, event_time, now_us, kept, read)
+        rest = check_rows(into.read(first.undecided), kind, event_time, now_us, kept, read)
         second = write_frame(rest, partial(begin, Reasons(kind, event_time, now_us, read)))
     finally:
         remove(into.quarantine[0], first.undecided)
-    return FittedFiles(first.fit + second.fit, first.unfit + second.unfit, [], first.alike)
+    return FittedFiles(first.fit + second.fit, first.unfit + second.unfit, [], first.case_variants)
 
 
-def judge_rows(
+def check_rows(
     rows: DataFrame,
     kind: StructType,
     event_time: str,
@@ -99,9 +99,12 @@ def judge_rows(
         date = f.date_from_unix_date(f.when((day >= 0) & (day <= last), day))
     dated = rows.withColumn("event_date", f.when(~f.col("wrong"), date))
     found = [*kept, "event_date", "fault", "wrong", "row"]
-    apart = [each for each in kind.fields if misaligns_columns(each.dataType)]
-    if apart:
-        parts = [[each for each in kind.fields if each not in apart], *([each] for each in apart)]
+    misaligned = [each for each in kind.fields if misaligns_columns(each.dataType)]
+    if misaligned:
+        parts = [
+            [each for each in kind.fields if each not in misaligned],
+            *([each] for each in misaligned),
+        ]
         alone = f.struct(
             *(_from_json("text", part).alias(f"{number}") for number, part in enumerate(parts))
         )
@@ -231,7 +234,7 @@ class Fitter:
         self,
         parsed: tuple[Location, pa.Schema],
         quarantine: tuple[Location, pa.Schema],
-        judge: Callable[[pa.RecordBatch], JudgedRows],
+        check: Callable[[pa.RecordBatch], CheckedRows],
         extra: Sequence[str] = (),
         read: Reader = json_texts,
     ) -> None:
@@ -245,15 +248,15 @@ class Fitter:
             _ByDate(DateWriter(quarantine[0], "date", quarantine[1])) for _ in range(2)
         )
         self._schemas = parsed[1], quarantine[1]
-        self._judge = judge
-        self._alike: dict[str, str] = {}  # column -> name of another case
+        self._check = check
+        self._case_variants: dict[str, str] = {}  # column -> name of another case
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows."""
         import pyarrow as pa
 
-        rows, reasons, undecided, alike = self._judge(batch)
-        self._alike |= {column: name for name, column in alike}
+        rows, reasons, undecided, case_variants = self._check(batch)
+        self._case_variants |= {column: name for name, column in case_variants}
         if undecided:
             rest = rows.take(pa.array(undecided, pa.int64()))
             self._undecided.add(rest["date"], self._unfit_batch(rest, [None] * len(undecided)))
@@ -307,8 +310,8 @@ class Fitter:
         """Close the files. Return a row for each, and for each name of another case."""
         writers = {FIT: self._good, UNFIT: self._bad, UNDECIDED: self._undecided}
         none = (0, 0)
-        alike = self._alike.items()
-        names = [WrittenFile(name, column, 0, 0, 0, none, none) for column, name in alike]
+        case_variants = self._case_variants.items()
+        names = [WrittenFile(name, column, 0, 0, 0, none, none) for column, name in case_variants]
         files = ((writer.finish(), what) for what, writer in writers.items())
         return _listing(*files, (names, ALIKE))
 
@@ -368,13 +371,13 @@ class _ByDate:
 class FittedFiles(NamedTuple):
     """Files of the parsed table, of the quarantine, and of rows that Spark must judge.
 
-    `alike` are names in payloads, and the columns from which they differ only in case.
+    `case_variants` are names in payloads, and the columns from which they differ only in case.
     """
 
     fit: list[WrittenFile]
     unfit: list[WrittenFile]
     undecided: list[WrittenFile]
-    alike: set[tuple[str, str]]
+    case_variants: set[tuple[str, str]]
 
 
 def write_frame(frame: DataFrame, begin: Callable[[], Plain | Fitter]) -> FittedFiles:
@@ -404,7 +407,7 @@ def write_frame(frame: DataFrame, begin: Callable[[], Plain | Fitter]) -> Fitted
     lists = {FIT: files.fit, UNFIT: files.unfit, UNDECIDED: files.undecided}
     for row in function(frame.asTable()).collect():
         if row["rows_are"] == ALIKE:
-            files.alike.add((row["path"], row["date"]))
+            files.case_variants.add((row["path"], row["date"]))
             continue
         none = (0, 0)
         whole = (row["path"], row["date"], 0, row["rows"], row["size"], none, none)

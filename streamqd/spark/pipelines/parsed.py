@@ -40,7 +40,9 @@ class Fitted:
     batches: int = 0
     rows: int = 0
     quarantined: int = 0
-    alike: set[tuple[str, str]] = field(default_factory=set)  # names, and columns of another case
+    case_variants: set[tuple[str, str]] = field(
+        default_factory=set
+    )  # names, and columns of another case
 
 
 def parse(
@@ -68,7 +70,7 @@ def parse(
     pair.quarantine.grow(derived.quarantine_extra(pipeline.extra))
     for files, ends in _chunks(raw, pair.parsed):
         rows = _read_after(session, raw, files, pair.parsed.positions)
-        fit, unfit, _, alike = _fit_rows(rows, pair, kind, pipeline)
+        fit, unfit, _, case_variants = _fit_rows(rows, pair, kind, pipeline)
         check()
         owed = UnparsedFiles(pair.quarantine.note.batch, _without_bounds(unfit))
         pair.parsed.append(fit, ends, owed=owed)
@@ -76,7 +78,7 @@ def parse(
         done.batches += 1
         done.rows += sum(each.rows for each in fit)
         done.quarantined += sum(each.rows for each in unfit)
-        done.alike |= alike
+        done.case_variants |= case_variants
     for table in pair:
         compact.merge_small_files(table, done.batches)
     return done
@@ -133,7 +135,7 @@ def parse_again(
     files, ends = next(_chunks(raw, None), ([], {}))
     if files:
         rows = _read_after(session, raw, files, {})
-        fit, unfit, _, done.alike = _fit_rows(rows, pair, kind, pipeline, columns)
+        fit, unfit, _, done.case_variants = _fit_rows(rows, pair, kind, pipeline, columns)
     check()
     batch = max(each.next_batch for each in pair)
     owed = UnparsedFiles(pair.quarantine.note.batch, _without_bounds(unfit), replaces=True)

@@ -11,7 +11,7 @@ from pyarrow import compute
 from streamqd.spark.pipelines import schemas
 from streamqd.spark.pipelines.conversion import by_name, convert, convert_unit, leave_to_spark
 from streamqd.spark.pipelines.packed import Reader, json_texts
-from streamqd.spark.pipelines.reasons import JudgedRows, Reasons, days_of, last_day
+from streamqd.spark.pipelines.reasons import CheckedRows, Reasons, days_of, last_day
 from streamqd.spark.pipelines.strict import decode, is_ordinary
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Prover:
         self._columns = list(schemas.table_columns(kind))
         self._forms = {each.name: form for each in kind.fields if (form := schemas.form_of(each))}
 
-    def __call__(self, batch: pa.RecordBatch) -> JudgedRows:
+    def __call__(self, batch: pa.RecordBatch) -> CheckedRows:
         """Return the rows of a batch with their verdicts."""
         objects, faults, undecided = _objects(*self._read(batch["value"].to_pylist()))
         fields = self._columns
@@ -64,9 +64,9 @@ class Prover:
             undecided.update(range(len(batch)))
         row = pa.StructArray.from_arrays(list(columns.values()), fields=fields)
         rows = batch.append_column("event_date", dates).append_column("row", row)
-        return JudgedRows(rows, reasons, sorted(undecided), self._find_alike(objects))
+        return CheckedRows(rows, reasons, sorted(undecided), self._find_case_variants(objects))
 
-    def _find_alike(self, objects: Sequence[dict[str, Any]]) -> frozenset[tuple[str, str]]:
+    def _find_case_variants(self, objects: Sequence[dict[str, Any]]) -> frozenset[tuple[str, str]]:
         """Return names in a sample of the objects, each with a column that differs only in case.
 
         One name for each column, because one payload can have thousands.

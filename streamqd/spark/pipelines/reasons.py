@@ -32,22 +32,23 @@ def last_day(now_us: int) -> int:
     return now_us // DAY_US + 1
 
 
-class JudgedRows(NamedTuple):
+class CheckedRows(NamedTuple):
     """Rows of a raw table with their verdicts.
 
     `rows` have the columns of the quarantine, `event_date`, and the columns of the schema in `row`.
-    `reasons` are null for rows that fit. Spark must decide about the `undecided` rows. `alike` are
-    names in payloads, one for a column, and the columns from which they differ only in case.
+    `reasons` are null for rows that fit. Spark must decide about the `undecided` rows.
+    `case_variants` are names in payloads, one for a column, and the columns from which they differ
+    only in case.
     """
 
     rows: pa.RecordBatch
     reasons: pa.Array
     undecided: Sequence[int] = ()
-    alike: frozenset[tuple[str, str]] = frozenset()
+    case_variants: frozenset[tuple[str, str]] = frozenset()
 
 
 class Reasons:
-    """Finds the reasons why rows of `fitting.judge_rows` do not fit. Each task gets a copy."""
+    """Finds the reasons why rows of `fitting.check_rows` do not fit. Each task gets a copy."""
 
     def __init__(
         self, kind: StructType, event_time: str, now_us: int, read: Reader = json_texts
@@ -58,10 +59,10 @@ class Reasons:
         self._last_day = last_day(now_us)
         self._misaligned = [each.name for each in kind.fields if misaligns_columns(each.dataType)]
 
-    def __call__(self, batch: pa.RecordBatch) -> JudgedRows:
+    def __call__(self, batch: pa.RecordBatch) -> CheckedRows:
         """Return the rows of a batch with their reasons."""
         columns, wrong = partial(_field, batch["row"]), _true(batch["wrong"])
-        return JudgedRows(
+        return CheckedRows(
             batch, self.find_reasons(batch["fault"], columns, self._find_unfit(batch), wrong)
         )
 

@@ -22,8 +22,7 @@ from streamqd.admin.published import Fleet
 from streamqd.errors import RequestRefusedError
 from streamqd.spark import rows, streams
 from streamqd.spark.location import DiskFolder, Location, location, unusable_error
-from streamqd.spark.pipelines import report_findings as judge
-from streamqd.spark.pipelines import report_history, tables
+from streamqd.spark.pipelines import report_findings, report_history, tables
 from streamqd.spark.pipelines import report_queries as queries
 from streamqd.spark.pipelines.derived import QUARANTINE
 from streamqd.spark.pipelines.queries import to_streamqd_error
@@ -62,7 +61,7 @@ def report(
     topics = [each | {"history": past.get(each["topic"])} for each in topics]
     seen = _fleet(settings)  # read again, because Spark takes a long time
     document = {
-        "format": judge.FORMAT,
+        "format": report_findings.FORMAT,
         "version": __version__,
         "made_unix_ms": seen.now_unix_ms,
         "asked": {
@@ -74,9 +73,9 @@ def report(
         "since_unix_ms": scope.since and round(scope.since.timestamp() * 1000),
         "until_unix_ms": scope.until and round(scope.until.timestamp() * 1000),
         "seconds": round(time.monotonic() - began, 3),
-        **judge.judge_status(seen, topics),
+        **report_findings.assess_status(seen, topics),
     }
-    document |= judge.compare_reports(last, document)
+    document |= report_findings.compare_reports(last, document)
     _write(out, document)
     return document
 
@@ -185,18 +184,20 @@ def _read_last_report(out: Location) -> dict[str, Any] | None:
     ):
         raise RequestRefusedError(f"{out} is not a directory")
     try:
-        there = set(out.names()) & {FIGURES, PAGE}
+        existing = set(out.names()) & {FIGURES, PAGE}
     except OSError as error:
         text = f"{out} cannot be read: {out.describe_error(error)}"
         raise unusable_error(out, text) from out.cause(error)
-    if not there:
+    if not existing:
         return None
     try:
         with out.open_input(FIGURES) as file:
             found = json.loads(file.read(BYTES_MAX))
     except (OSError, ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or not str(found.get("format", "")).startswith(judge.FAMILY):
+    if not isinstance(found, dict) or not str(found.get("format", "")).startswith(
+        report_findings.FAMILY
+    ):
         raise RequestRefusedError(
             f"{out}/{FIGURES} was not written by a report, so it is not overwritten"
         )

@@ -41,7 +41,7 @@ class ReportFinding:
     command: str
 
 
-def judge_status(seen: StatusView, topics: Sequence[Topic]) -> dict[str, Any]:
+def assess_status(seen: StatusView, topics: Sequence[Topic]) -> dict[str, Any]:
     """Return findings, groups, causes of dead letters, topics and measures, each worst first.
 
     Measures are numbers to compare with other reports, under readable names.
@@ -113,8 +113,8 @@ def _group(seen: StatusView, group: GroupStatus) -> Iterator[ReportFinding]:
 
 
 def _state(group: GroupStatus) -> str:
-    alike, size = group.condition_partitions, group.partitions
-    where = f" in {alike} of {size} partitions" if alike < size else ""
+    affected, size = group.condition_partitions, group.partitions
+    where = f" in {affected} of {size} partitions" if affected < size else ""
     return f"{describe_condition(group.condition)}{where}{group.reason and f': {group.reason}'}"
 
 
