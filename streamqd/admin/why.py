@@ -276,7 +276,8 @@ def _outbox_causes(
     failing = outboxes.failing_seconds(view, now_unix_ms)
     if failing >= OUTBOX_SECONDS and view.topic in ("", topic):
         text = (
-            f"the relay of {name}, has been blocked for {precise_duration(failing)}, with {waiting}:"
+            f"the relay of {name}, has been blocked for {precise_duration(failing)}, with"
+            f" {waiting}:"
             f" {view.error}"
         )
         return WaitCause("outbox-blocked", text, outboxes.advice(view))

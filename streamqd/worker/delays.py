@@ -90,7 +90,9 @@ class StartDelays:
                 self._add_if_same_bucket(1, ids[first], ids[first], ms, ms)
             first = end
 
-    def _add_if_same_bucket(self, count: int, oldest: bytes, newest: bytes, low: int, high: int) -> bool:
+    def _add_if_same_bucket(
+        self, count: int, oldest: bytes, newest: bytes, low: int, high: int
+    ) -> bool:
         """Count runs that started from `low` to `high`, if one bucket has all delays. False if not.
 
         Comparing IDs as bytes orders them by time, because times have 13 digits until the year

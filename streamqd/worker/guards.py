@@ -230,8 +230,8 @@ class Guards:
                     link.pipeline([("PUBLISH", keys.wake(self._fleet), "order")])
         # After its next heartbeat, the supervisor also commands the pause. Until then, or if it
         # cannot read the directive, this loop keeps the worker waiting.
-        directives = keys.directives(self._fleet)
-        while self._paused and link.execute("HEXISTS", orders, name):
+        key = keys.directives(self._fleet)
+        while self._paused and link.execute("HEXISTS", key, name):
             self._channel.sleep(RESUME_SECONDS, self._slot.unfinished)
         self.must_pause = self._paused = False
         self._waits.end()

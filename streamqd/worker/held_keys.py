@@ -145,11 +145,11 @@ class KeyBlocker(Generic[Kept]):
 class HeldKeys:
     """The held keys of one worker. Each executor consults it before a run and after the run.
 
-    | Entry       | Before the run          | After a failed run              | After any     |
-    | serial, new | `count_free`, `may_run` | `keep` if it waits, or `forget` | -             |
-    | serial, due | `take`, `may_run`       | the same                        | `reschedule`  |
-    | lanes, new  | `may_run` with `queued` | `keep` if it waits              | `finish_runs` |
-    | lanes, due  | `take`, `mark_for_rerun`    | the same                        | `finish_runs` |
+    | Entry       | Before the run           | After a failed run              | After any     |
+    | serial, new | `count_free`, `may_run`  | `keep` if it waits, or `forget` | -             |
+    | serial, due | `take`, `may_run`        | the same                        | `reschedule`  |
+    | lanes, new  | `may_run` with `queued`  | `keep` if it waits              | `finish_runs` |
+    | lanes, due  | `take`, `mark_for_rerun` | the same                        | `finish_runs` |
 
     While entries are held, they are in no batch, so a crash is never charged to them.
     """
@@ -208,7 +208,7 @@ class HeldKeys:
     # --- after a run ---
 
     def keep(self, entry: FetchedEntry, followers: Iterable[FetchedEntry] = ()) -> None:
-        """Hold a failed message until it is due, and the later messages of its key (`followers`)."""
+        """Hold a failed message until it is due, and the later messages of its key."""
         self._blocker.hold(entry.key, entry, entry.due_ns)
         for other in followers:
             self._blocker.append(entry.key, other)

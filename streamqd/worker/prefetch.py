@@ -61,7 +61,9 @@ class PrefetchController:
         by_work = max(self._count_min, WORK_IN_FLIGHT_NS / max(1.0, self._run_ns))
         count = max(1, int(min(self.batch_max, by_bytes, by_work, self.count * 2, self.rated)))
         # When entries suddenly become large, the mean is too low, so use the safe number.
-        self.count = min(count, self._safe_count) if max(size, received) > self._bytes_max else count
+        self.count = (
+            min(count, self._safe_count) if max(size, received) > self._bytes_max else count
+        )
 
 
 def bytes_of(entries: list[Any], total: int) -> int:
