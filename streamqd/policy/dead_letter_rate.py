@@ -1,4 +1,4 @@
-"""Detect a flood of dead dead_letters, which means that the code is at fault, not the messages."""
+"""Detect a flood of dead letters, which means that the code is at fault, not the messages."""
 
 from __future__ import annotations
 

@@ -81,7 +81,9 @@ def switch(keys: Keys, topic: str, token: str, new: Sequence[int]) -> Call:
 
 def mark(keys: Keys, topic: str, token: str, barriers: Sequence[str]) -> Call:
     """Store the last IDs of the old partitions, read after the switch. The first call wins."""
-    return scripts.build_call("growth_mark", keys, (topic,), token=token, barriers=" ".join(barriers))
+    return scripts.build_call(
+        "growth_mark", keys, (topic,), token=token, barriers=" ".join(barriers)
+    )
 
 
 def end(keys: Keys, topic: str, token: str) -> Call:

@@ -333,7 +333,8 @@ class SettledReply(NamedTuple):
     """A word for each item (MOVED, GONE or MISSING), in order.
 
     After `retry`, `next_due_unix_ms` is the earliest due time of the group's waiting retries. After
-    `dead`, `dead_letters` contains the ID of each item's dead letter, or b'' if the item was not moved.
+    `dead`, `dead_letters` contains the ID of each item's dead letter, or b'' if the item was not
+    moved.
     """
 
     words: list[str]

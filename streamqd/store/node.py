@@ -70,7 +70,9 @@ class Finder:
     # Refusals which mean that the command was not executed, because the server is not the right one
     # now.
     not_executed: frozenset[RefusalKind] = frozenset()
-    connect_seconds: float = NEVER  # time limit for opening the connection after the server was found
+    connect_seconds: float = (
+        NEVER  # time limit for opening the connection after the server was found
+    )
 
 
 def fixed_finder(endpoint: Endpoint) -> Finder:

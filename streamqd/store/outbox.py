@@ -255,7 +255,9 @@ def read_views(
     store: Store, names: Sequence[str]
 ) -> list[OutboxView | InvalidValueError | RedisResponseError]:
     """Return the state of each outbox, or its error if it is invalid. One round trip."""
-    replies = store.pipeline([command for name in names for command in view_commands(store.keys, name)])
+    replies = store.pipeline(
+        [command for name in names for command in view_commands(store.keys, name)]
+    )
     found: list[OutboxView | InvalidValueError | RedisResponseError] = []
     for name, fields, ttl_ms in zip(names, replies[::2], replies[1::2], strict=True):
         refused = [each for each in (fields, ttl_ms) if isinstance(each, RedisResponseError)]

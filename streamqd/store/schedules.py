@@ -282,7 +282,9 @@ def read_index(store: Store) -> dict[str, IndexLine | InvalidValueError]:
     return {_label(name): _entry(raw, key, _label(name)) for name, raw in pairs}
 
 
-def write_index(store: Store, name: str, entry: IndexLine, *, new: bool) -> IndexLine | InvalidValueError:
+def write_index(
+    store: Store, name: str, entry: IndexLine, *, new: bool
+) -> IndexLine | InvalidValueError:
     """Write a line of the index. With `new`, keep an existing line. Return the resulting line.
 
     The place is recorded first, so that housekeepers search it before the line exists.

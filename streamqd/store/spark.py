@@ -54,7 +54,7 @@ def query_position(
     *,
     hold: bool,
 ) -> Call:
-    """Publish the position of a query build_call a partition. `read` is the number of entries before it."""
+    """Publish the position of a query on a partition. `read` is the number of entries before it."""
     return scripts.build_call(
         "query_position",
         keys,

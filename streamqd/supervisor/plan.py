@@ -1,4 +1,4 @@
-"""The actions of the supervisor in one tick, merged from the wishes of its parts.
+"""The actions of the supervisor in one tick, merged from those of its parts.
 
 The parts (drain, rebalance, capacity, limits, rolling replacement) read the partitions and return
 actions. They never act. Only `merge` decides between actions for the same partition, and the
@@ -15,7 +15,7 @@ Precedence, highest first:
 7. Start: adopt a standby, fork a worker, fork a standby.
 8. Acquire.
 
-A wish with a lower precedence is dropped. Its part returns it again at the next tick if it still
+An action with a lower precedence is dropped. Its part returns it again at the next tick if it still
 applies.
 """
 

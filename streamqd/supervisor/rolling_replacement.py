@@ -108,7 +108,8 @@ class _Replacing:
 class RollingReplacement:
     """The queue of replacements and the current one.
 
-    `observe` chooses the current replacement and tracks its progress. `plan_actions` changes nothing.
+    `observe` chooses the current replacement and tracks its progress. `plan_actions` changes
+    nothing.
     """
 
     def __init__(self, isolate: Isolate[Assignment] = run_directly) -> None:

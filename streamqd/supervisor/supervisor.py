@@ -1,10 +1,10 @@
 """The supervisor's loop: observe, plan, apply.
 
-A tick observes signals, exited children and the replies of Redis. It merges the actions of all parts
-into one list of actions (see `plan`), and applies them. Workers are started only in this last step.
-They are removed elsewhere too: after an internal error (`_give_up`), an exit (`_reap`) or one kill
-without effect. A reload also replaces the housekeeper, and `_keep_processes` keeps the housekeeper
-running.
+A tick observes signals, exited children and the replies of Redis. It merges the actions of all
+parts into one list (see `plan`), and applies them. Workers are started only in this last
+step. They are removed elsewhere too: after an internal error (`_give_up`), an exit (`_reap`) or a
+kill without effect. A reload also replaces the housekeeper, and `_keep_processes` keeps the
+housekeeper running.
 """
 
 from __future__ import annotations

@@ -188,8 +188,8 @@ def test_dead_lettered_held_message_stays_so_after_a_reconnect(
 
     def resume() -> None:
         pause = f"pause:{directives.Scope(*ASSIGNMENT)}"
-        directives = harness.keys.directives("default")
-        wait_until(lambda: other_life.execute("HDEL", directives, pause), what="the flood is stopped")
+        key = harness.keys.directives("default")
+        wait_until(lambda: other_life.execute("HDEL", key, pause), what="the flood is stopped")
 
     resumer = threading.Thread(target=resume)
     resumer.start()
