@@ -81,7 +81,11 @@ class Failures(Exception):  # noqa: N818 - a verdict that a handler raises, not 
 
 
 class Result(enum.Enum):
-    """A verdict that a handler may return instead of raising an exception."""
+    """A verdict that a handler may return instead of raising an exception.
+
+    ACK acknowledges the message. RETRY, DEAD and RELEASE have the same effect as the exceptions
+    `Retry`, `Dead` and `Release`.
+    """
 
     ACK = "ack"
     RETRY = "retry"

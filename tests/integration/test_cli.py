@@ -238,7 +238,7 @@ def test_status_reports_a_missing_instance(run: Run, at: At) -> None:
     shown = run("status").stdout
 
     assert shown.startswith("fleet default: no instances, no groups\n")
-    assert "! no instance of the fleet default is alive" in shown
+    assert "! no instance of the fleet default is live" in shown
     assert list(document(run("status", "--json"))) == [
         *(
             "fleet",
