@@ -85,14 +85,20 @@ def _names(tree: ast.AST) -> Iterator[str]:
 
 
 def _members(owner: ast.ClassDef) -> Iterator[str]:
-    for node in ast.walk(owner):
+    for node in owner.body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield node.name
-            case ast.Name(ctx=ast.Store()):
-                yield node.id
+            case ast.Assign() | ast.AnnAssign():
+                yield from (each.id for each in ast.walk(node) if _is_assigned(each))
+    for node in ast.walk(owner):
+        match node:
             case ast.Attribute(value=ast.Name("self" | "cls")):
                 yield node.attr
+
+
+def _is_assigned(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +123,7 @@ def test_every_code_name_on_a_page_exists(source: Source) -> None:
         ("WorkerLoop._serve", True),
         ("ByKey.waiting", True),  # of its base class, or an own attribute
         ("WorkerLoop.serve_for_ever", False),
+        ("WorkerLoop.ahead", False),  # a local variable of its methods
         ("settlement.decide", True),
         ("settlement.decline", False),
         ("supervisor/plan.py", True),
