@@ -749,7 +749,7 @@ _FALLBACK = (
         "no-progress",
         lambda f: f.holder and _in_states("ready")(f),
         "{owner} owns {assignment} and its worker is ready; {waiting}, but no message was"
-        " acknowledged in the last seconds",
+        " acknowledged in the last 5 seconds",
         f"{_LATER}. If this persists, run `streamqd stack {{assignment}}` to see the stack of the"
         " worker",
     ),

@@ -103,9 +103,11 @@ def directing(function: Callable[..., DirectiveResult]) -> Callable[..., int]:
     ) -> int:  # fmt: skip
         sent = function(session, *args, dry_run=dry_run, **params)
         done, waited = sent.done, wait and not dry_run
+        refusals: list[str] = []
         if waited:
-            left = wait_until_applied(sent.missing, timeout) + sent.refusals()
-            done = dataclasses.replace(done, waiting=left)
+            left = wait_until_applied(sent.missing, timeout)
+            refusals = sent.refusals()
+            done = dataclasses.replace(done, waiting=left + refusals)
         if as_json:
             emit(document_of(done) | sent.more)
         elif sent.show is not None:
@@ -114,7 +116,8 @@ def directing(function: Callable[..., DirectiveResult]) -> Callable[..., int]:
             _show_sent(done, sent.text)
         if not as_json:
             for each in done.waiting:
-                click.echo(apply_style(printable(f"not yet: {each}"), "warn"), err=True)
+                text = each if each in refusals else f"not yet: {each}"
+                click.echo(apply_style(printable(text), "warn"), err=True)
         return EXIT_WAITING if done.waiting else 0
 
     return run

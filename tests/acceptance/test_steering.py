@@ -195,7 +195,9 @@ def test_instances_reload_in_turn_once_per_directive(fleet: Fleet):
 
     one.write_code("this is no Python")
     marks[one] = one.mark()
-    assert "a rejected the reload" in verb(one, "reload", "a", "--wait", code=1)
+    rejected = verb(one, "reload", "a", "--wait", code=1)
+    assert "a rejected the reload" in rejected
+    assert "not yet" not in rejected
     one.wait_event("reload.refused", after=marks[one])
     assert two.events("reload.started", mark) == []
 

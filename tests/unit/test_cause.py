@@ -317,7 +317,7 @@ CASES = [
         "access/3/hits has 2 messages waiting for a retry, the next in 8 s",
     ),
     ("starting", False, facts(worker=worker(state="booting")), "its worker is booting"),
-    ("no-progress", False, facts(), "no message was acknowledged in the last seconds"),
+    ("no-progress", False, facts(), "no message was acknowledged in the last 5 seconds"),
 ]
 
 
