@@ -1,8 +1,8 @@
 """The housekeeper: one process per instance that maintains the data of the owned partitions.
 
-It opens a connection, runs its due tasks in a loop, each bounded, and exits when the supervisor
-commands it or has exited. It owns no lease and no message. If it is not running, no message is
-lost, but retries wait. It continues after any outage of Redis. A thread serves HTTP.
+It runs its due tasks in a loop. Each turn of a task is bounded. It exits when the supervisor
+commands it or has exited. It owns neither leases nor messages: while it is not running, no message
+is lost, but retries wait. It continues after any outage of Redis. A separate thread serves HTTP.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ LINK_TIMEOUT = 5.0
 PROBE_AFTER_SECONDS = 0.3  # silence after which a connection is probed
 AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two attempts while Redis is unavailable
 MESSAGE_BYTES_MAX = 512  # longest message of the supervisor
-SPANS_SECONDS = 1.0  # longest wait of the exit for an export of spans
+SPANS_SECONDS = 1.0  # longest time for which the exit waits for an export of spans
 SUMMARY_LIFE = 10.0  # seconds until a summary expires, five times its interval
 NOT_AT_WORK = (WorkerState.GONE, WorkerState.BOOTING)
-# Refusals that mean "not now" for the whole server, not a fault of one key or of writing.
+# Refusals that mean "not now" for the whole server, and not a fault of one key or of writing.
 _AWAY = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.LOGIN)
 
 
@@ -115,7 +115,7 @@ class Housekeeper:
         self._tasks = self._all_tasks()
         self._owned: list[Assignment] = []
         self._idle: list[bool] = []
-        self._named = InstanceFlags.NONE  # MEMBER or DUPLICATE if the instance is one
+        self._named = InstanceFlags.NONE  # MEMBER or DUPLICATE, if one applies to the instance
         self._check_at = 0.0  # next check of the slots, monotonic
 
     def _all_tasks(self) -> list[Task]:
@@ -145,10 +145,10 @@ class Housekeeper:
 
         scheduler = Scheduler(store, view, self._settings, isolate)
         return [
-            # First, because due times are compared with the clock that it reads.
+            # This task is first, because due times are compared with the clock that it reads.
             Task("probe", 2.0, self._probe),
             Task("listen", LISTENER_INTERVAL_SECONDS, lambda: listener.run(view.owned_slots())),
-            # These tasks return when they are due again, which is sooner.
+            # These tasks return the time of their next turn, which is sooner.
             Task("promote_retries", 1.0, promote_retries),
             Task("promote_delayed", 2.0, promote_delayed),
             Task("declare_schedules", RECONCILE_SECONDS, scheduler.declare),
@@ -164,7 +164,7 @@ class Housekeeper:
         ]
 
     def _enabled_tasks(self) -> Iterator[Task]:
-        """Yield the tasks that the settings turn on."""
+        """Yield the tasks that the settings enable."""
         if self._history is not None:
             yield Task("history", MINUTE, self._history.run)
         if self._killed_runs is not None:
@@ -213,8 +213,8 @@ class Housekeeper:
         named = self._board.flags & (InstanceFlags.MEMBER | InstanceFlags.DUPLICATE)
         seen = (owned, idle, named)
         if seen != (self._owned, self._idle, self._named) and not self._redis_episode.open:
-            # A new partition, and a worker's start or exit, are shown immediately, not with the
-            # next turn of the task table.
+            # Show a new partition, or a worker's start or exit, immediately and not at the next
+            # turn of these tasks.
             shown = ("measure", "publish") if owned != self._owned else ("publish",)
             self._owned, self._idle, self._named = seen
             for task in self._tasks:
@@ -229,7 +229,7 @@ class Housekeeper:
         for task in self._tasks:
             if task.due > time.monotonic():
                 continue
-            # Tasks yield after TURN_SECONDS, so a housekeeper that makes progress is never silent.
+            # Tasks stop after TURN_SECONDS, so a housekeeper that makes progress is never silent.
             self._board.housekeeper_progress_ns = now_ns()
             try:
                 sooner = task.run()
@@ -252,13 +252,16 @@ class Housekeeper:
                 task.due = time.monotonic() + (every if sooner is None else min(every, sooner))
 
     def _probe(self) -> None:
-        """Read the server's time. Only its success proves that Redis is back."""
+        """Read the server's time.
+
+        Only a success of this task proves that Redis is available again.
+        """
         ask_time(self._store.connection, self.view, self._store.keys.registry())
         self._redis_episode.log_recovery(address=self._store.connection.address)
         self.view.redis_up = True
 
     def _measure(self) -> float | None:
-        """Read the figures, which also show due entries where no script asked for them."""
+        """Read the figures, which also show due entries that no promotion has found."""
         sooner = self._figures.run()
         for task in self._tasks:
             if task.name.startswith("promote_"):
@@ -266,14 +269,14 @@ class Housekeeper:
         return sooner
 
     def _delay_tasks(self, error: Exception, *, away: bool = True) -> None:
-        """Delay all tasks. The next attempt follows after a wait that grows.
+        """Delay all tasks, for a time that grows with each attempt.
 
-        It follows immediately unless Redis is `away`, because another connection was answered.
+        There is no wait unless Redis is `away`, because Redis answers on another connection.
         """
         self.view.redis_up = False
         self._redis_episode.log_failure(address=self._store.connection.address, error=str(error))
         if not away:
-            self._tasks[0].due = 0.0  # this task detects that Redis is back
+            self._tasks[0].due = 0.0  # the task that detects that Redis is available again
             return
         wait = min(AWAY_LONGEST, AWAY_FIRST * 2 ** min(self._redis_episode.failures - 1, 8))
         again = time.monotonic() + wait * random.uniform(0.5, 1.0)
@@ -299,7 +302,7 @@ class Housekeeper:
         elif InstanceFlags.DUPLICATE in flags:
             key = keys.duplicate(daemon.fleet, daemon.instance)  # for `doctor`
         else:
-            return  # the name may be another run's
+            return  # another run may have the name
         document = json.dumps(self.summary.document(), separators=(",", ":"))
         self._store.connection.execute("SET", key, document, "PX", round(SUMMARY_LIFE * 1000))
 
@@ -312,7 +315,7 @@ class Housekeeper:
         return max(0.0, min(task.due for task in self._tasks) - time.monotonic())
 
     def _stop_requested(self, seconds: float) -> bool:
-        """Wait for a command of the supervisor. A closed socket is a stop command too."""
+        """Wait for a command of the supervisor. A closed socket counts as a stop command."""
         if not process.wait_readable([self._control.fileno()], seconds):
             return False
         try:
@@ -332,16 +335,18 @@ class Housekeeper:
     def _serve(self) -> HttpServer | None:
         if self._settings.http.address is None:
             return None
-        from streamqd.housekeeper.serving import serve  # by `preload`, unless a reload set it
+        # Imported by `preload`, unless a reload enabled it.
+        from streamqd.housekeeper.serving import serve
 
         return serve(self._settings, self.view, self.summary)
 
 
 def preload(settings: Settings) -> None:
-    """Import the modules for these settings. For the supervisor, before it forks.
+    """Import the modules for these settings. The supervisor calls this before it forks.
 
-    Every worker is a fork of the supervisor, so an unused module takes time at the start and memory
-    in all of them. A used module takes less memory here than if the housekeeper imported it.
+    Every worker is a fork of the supervisor, so a module that is not needed would take time at the
+    start and memory in every worker. A module that is needed takes less memory if the supervisor
+    imports it.
     """
     if settings.http.address is not None:
         from streamqd.housekeeper import serving  # noqa: F401
@@ -350,9 +355,10 @@ def preload(settings: Settings) -> None:
 def run(board: Scoreboard, settings: Settings, control: socket.socket) -> int:
     """Run the housekeeper in a forked child, until `control` closes or a quit arrives. Return 0.
 
-    Any other exit code means that it must be started again.
+    After any other exit code, the supervisor starts a new housekeeper.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        # A terminal and a service manager signal all processes. Only the supervisor decides.
+        # Ignore signals that a terminal or a service manager sends to all processes, because the
+        # supervisor decides.
         signal.signal(number, signal.SIG_IGN)
     return Housekeeper(board, settings, control).run()

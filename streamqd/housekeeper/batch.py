@@ -23,13 +23,14 @@ TURN_SECONDS = 0.3  # longest turn of one task
 
 Target = TypeVar("Target")
 Made = TypeVar("Made")
-Steps = Generator[None, None, float | None]  # one write per step, returns when to run sooner
+# Does one write per step, and returns the seconds until the next run or None.
+Steps = Generator[None, None, float | None]
 
 
 def read_all(
     store: Store, calls: Sequence[Call]
 ) -> Generator[None, None, list[Reply | RedisResponseError | ContractError]]:
-    """Run scripts that only read, a write at a step. Returns the answers."""
+    """Run scripts that only read, one write per step. Return the answers."""
     replies: list[Reply | RedisResponseError | ContractError] = []
     for start in range(0, len(calls), LOOKS_MAX):
         replies += map(_refusal, store.run_each(calls[start : start + LOOKS_MAX]))
@@ -50,7 +51,7 @@ def run_commands(store: Store, commands: Sequence[Sequence[Any]]) -> list[Any]:
 def prepare_calls(
     targets: Iterable[Target], call: Callable[[Target], Made], isolate: Isolate[Target]
 ) -> tuple[list[Target], list[Made]]:
-    """Make the calls or commands for targets. Targets whose call cannot be made are left out."""
+    """Build the calls or commands for targets. Targets for which this fails are skipped."""
     made = [(target, isolate(target, call, target)) for target in targets]
     pairs = [(target, each) for target, each in made if each is not None]
     return [target for target, _ in pairs], [each for _, each in pairs]
@@ -64,10 +65,10 @@ def run_batched(
     rounds: int,
     isolate: Isolate[Target] = run_directly,
 ) -> Generator[None, None, list[Target]]:
-    """Run a script for each target, and again for targets with more work. Each step is one write.
+    """Run a script for each target, and repeat it for targets with more work.
 
-    `book` notes a reply, and returns True if the target has more work. Returns the targets that
-    still have more work after `rounds` rounds.
+    Each step is one write. `book` records a reply, and returns True if the target has more work.
+    Return the targets that still have more work after `rounds` rounds.
     """
     waiting = list(targets)
     for _ in range(rounds):
@@ -94,14 +95,14 @@ def _record_reply(
 
 
 def _refusal(reply: Any) -> Any:
-    """Treat a cluster node that does not answer like a bad key: other work continues."""
+    """Convert the error of a silent cluster node to a refusal, so that other work continues."""
     if isinstance(reply, RedisUnavailableError):
         return RedisResponseError("UNANSWERED", str(reply))
     return reply
 
 
 class TimeSlice:
-    """A task in steps, which takes as many turns as it needs."""
+    """A task in steps that is spread over as many turns as it needs."""
 
     def __init__(self, begin: Callable[[], Steps]) -> None:
         self._begin = begin
@@ -110,7 +111,7 @@ class TimeSlice:
     def run(self) -> float | None:
         """Take a turn: start the steps, or continue them. Return 0 if they have not finished.
 
-        When they have finished, return their result. An exception of the steps finishes them too.
+        When the steps have finished, return their result. An exception also finishes them.
         """
         until = time.monotonic() + TURN_SECONDS
         steps, self._steps = self._steps or self._begin(), None

@@ -1,7 +1,7 @@
 """Deletes dead letters that are older than their topic's retention.
 
-Without `dlq_retention` no dead letter is deleted automatically. The stream of dead letters is never
-trimmed: the oldest dead letters are deleted one by one, a bounded number at a time. If the topic
+Without `dlq_retention`, no dead letter is deleted automatically. The stream is never trimmed.
+Instead, the oldest dead letters are deleted by ID, a limited number at a time. If the topic
 requires an archive, dead letters that are not archived stay.
 """
 
@@ -21,12 +21,12 @@ from streamqd.store import dead
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-PAGE = 64  # dead letters deleted by one script, at most: in less than 1 ms
+PAGE = 64  # maximum number of dead letters deleted by one script, which takes less than 1 ms
 ROUNDS_MAX = 80  # scripts for one partition before the partitions are listed again
 
 
 class DeadLetterExpirer:
-    """Deletes expired dead letters of the partitions of which this instance owns anything."""
+    """Deletes expired dead letters of the partitions in which this instance owns an assignment."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Measures in Redis the figures of metrics, status and health."""
+"""Measure the figures for metrics, status and health in Redis."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from streamqd.store.replies import check_replies, check_valid
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-DEAD_LETTERS_SECONDS = 0.15  # counting of dead letters in one measurement
+DEAD_LETTERS_SECONDS = 0.15  # time limit for counting dead letters in one measurement
 
 Found = TypeVar("Found")
 
 
 def ask_time(link: Connection, view: MetricsView, key: str) -> None:
-    """Record the server's clock, with which times of the server are compared.
+    """Record the server's clock, for comparing times that Redis returns.
 
-    It reads `key` too: a server that is loading answers TIME and refuses all other commands.
+    Reads `key` too, because a server that is loading answers TIME and refuses all other commands.
     """
     time, _ = check_replies(link.pipeline((("TIME",), ("EXISTS", key))))
     view.asked_ns = now_ns()
@@ -39,7 +39,7 @@ def measure(
     bad: Once | None = None,
     isolate: Isolate[Assignment | tuple[str, int]] = run_directly,
 ) -> Steps:
-    """Read the figures of everything that this instance owns into the view, a write at a step.
+    """Read the figures of all owned assignments into the view, one write per step.
 
     The figures are as old as the start of the measurement.
     """
@@ -81,8 +81,8 @@ def _count_dead_letters(
 ) -> Generator[None, None, dict[tuple[str, int], statistics.DeadLetterCount]]:
     """Count dead letters by group, page by page, one partition after the other.
 
-    Counted dead letters stay counted, so that only new ones are read. Starts no page later than
-    DEAD_LETTERS_SECONDS after the first one. The next measurement continues.
+    Only dead letters that were not counted before are read. After DEAD_LETTERS_SECONDS, no page is
+    started, and the next measurement continues.
     """
     left = [place for place, figures in partitions.items() if figures.dead]
     known = {place: view.dead_letters.get(place, statistics.DeadLetterCount()) for place in left}
@@ -114,7 +114,10 @@ def _run_for_each(
     refusals: Refusals,
     isolate: Isolate[Target],
 ) -> Generator[None, None, dict[Target, Found]]:
-    """Run a reading script for each subject. Return the results by subject, where there are any."""
+    """Run a reading script for each subject.
+
+    Return the results by subject, without missing ones.
+    """
 
     def found_of(subject: Target, reply: Reply | ContractError) -> Found | None:
         return read(subject, check_valid(reply))

@@ -1,7 +1,6 @@
 """Health of the instance: alive, started, ready. Reads only the view.
 
-Liveness never depends on Redis: a service manager that restarts a daemon because Redis is down
-makes things worse.
+Liveness never depends on Redis, because restarting a daemon while Redis is down makes things worse.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from streamqd.metrics.view import MetricsView, longest_run
 from streamqd.scoreboard import InstanceFlags, WorkerState, now_ns
 
-SUPERVISOR_SECONDS = 15.0  # a tick takes a second at most, also while Redis is silent
+SUPERVISOR_SECONDS = 15.0  # a tick takes at most a second, even while Redis is silent
 HOUSEKEEPER_SECONDS = 60.0
 WORKER_SECONDS = 60.0  # an idle worker finishes a round trip every 5 s
 
@@ -64,5 +63,5 @@ def _age(at_ns: int) -> float:
 
 
 def _stale(at_ns: int, seconds: float) -> bool:
-    # 0 = it has not started yet, which the startup check covers.
+    # 0 means that it has not started yet, which the startup check reports.
     return at_ns != 0 and _age(at_ns) > seconds

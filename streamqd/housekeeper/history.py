@@ -32,11 +32,11 @@ class _SlotCounts:
 
 
 class HistoryWriter:
-    """Appends one entry a minute, on the minute of the server's clock.
+    """Appends one entry per minute, at the full minute of the server's clock.
 
-    An entry covers the time since the last one, and the first entry the time since the start of
-    this process. The time between two housekeepers is therefore missing. Messages written to a
-    partition count from its first measurement on, and until its last one if it was released.
+    An entry covers the time since the previous entry, and the first entry covers the time since the
+    start of this process. The time between two housekeepers is therefore missing. Messages written
+    to a partition count from its first measurement until, if it was released, its last one.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class HistoryWriter:
         self._minute = 0  # minutes since 1970 at the last entry, server's clock
 
     def run(self) -> float:
-        """Write an entry once a minute is over. Return the seconds until the next call."""
+        """Write an entry when a minute is over. Return the seconds until the next call."""
         self._count_written()
         now = self._view.now_unix_ms()
         if self._view.asked_ns and now // MINUTE_MS != self._minute:
@@ -68,7 +68,9 @@ class HistoryWriter:
         return min(COUNT_INTERVAL_SECONDS, MINUTE - now % MINUTE_MS / 1000)
 
     def write(self) -> None:
-        """Write the entry for the time since the last one. After an error, the next one covers it.
+        """Write the entry for the time since the last one.
+
+        After an error, the next entry includes it.
 
         Raises RedisResponseError, RedisUnavailableError.
         """
@@ -125,7 +127,7 @@ class HistoryWriter:
     def _backlog(
         self, row: HistoryRow, assignment: Assignment, measured: Counter[tuple[str, str]]
     ) -> None:
-        """Set the backlog of a partition, and count the partition if its lag is known."""
+        """Add the backlog of a partition to its row. Count the partition if its lag is known."""
         figures = self._view.assignments.get(assignment)
         if figures is not None:
             measured[assignment.topic, assignment.group] += figures.lag is not None

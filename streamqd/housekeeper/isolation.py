@@ -1,4 +1,4 @@
-"""Isolate the subjects of housekeeper tasks: an error for one of them stops no other.
+"""Isolate the subjects of housekeeper tasks: an error for one subject does not affect others.
 
 Every task runs its work for one subject through this module. After an unexpected error, the task
 pauses for that subject, with a backoff, and continues with the others.
@@ -32,15 +32,15 @@ class _Failing:
     """A subject for which a task pauses until `until` (monotonic)."""
 
     until: float = 0.0
-    last: float = 0.0  # monotonic, of the last error
-    error: str = ""  # its class
+    last: float = 0.0  # monotonic time of the last error
+    error: str = ""  # class of the last error
     trouble: logs.Episode = field(
         default_factory=lambda: logs.Episode("housekeeper.failed", "housekeeper.recovered")
     )
 
 
 class TaskIsolation:
-    """Counts and logs errors about one subject, and pauses the task for this subject.
+    """Counts and logs errors by subject, and pauses a task for a failing subject.
 
     Shared by all tasks, and by the thread that serves HTTP.
     """
@@ -52,7 +52,7 @@ class TaskIsolation:
     def isolate_task(self, task: str) -> Isolate[Subject]:
         """Return the function that isolates a task.
 
-        RedisUnavailableError and RedisResponseError pass it.
+        RedisUnavailableError and RedisResponseError are raised as usual.
         """
 
         def run(
@@ -72,7 +72,7 @@ class TaskIsolation:
         return run
 
     def observe(self) -> None:
-        """Record the subjects that have worked again since their pause was over."""
+        """Record the subjects that had no error since their pause was over."""
         now = time.monotonic()
         for (task, subject), failing in list(self._failing.items()):
             if now > failing.until + BACKOFF.base:

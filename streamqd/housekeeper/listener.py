@@ -1,7 +1,7 @@
 """Finds entries that a waiting worker should have received.
 
-A worker in a long poll gets no answer without a new entry, so it cannot detect that its
-connection is dead. Here one command on another connection checks for all workers together. A worker
+A worker in a long poll gets no answer without a new entry, so it cannot detect that its connection
+is dead. The listener checks all waiting workers with one command on another connection. A worker
 that missed an entry is notified, and opens a new connection. Two checks are needed, because a new
 entry may still be on its way to the worker.
 """
@@ -19,16 +19,16 @@ from streamqd.scoreboard import WorkerSlot
 from streamqd.store.store import Store
 
 LISTENER_INTERVAL_SECONDS = 0.5  # seconds between two checks
-SURE_SECONDS = 0.25  # time in which a worker should receive an entry
+SURE_SECONDS = 0.25  # time within which a worker should receive an entry
 STREAMS_MAX = 128  # streams of one command, which takes Redis about a microsecond for each
 
 StreamPosition = tuple[str, bytes]  # a stream, and the id after which a worker waits
 
 
 class Listener:
-    """Finds workers that wait and miss entries.
+    """Finds waiting workers that missed entries.
 
-    `wake` asks the supervisor to notify the workers whose missed entry was recorded.
+    `wake` makes the supervisor notify the workers for which a missed entry was recorded.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class Listener:
         return SURE_SECONDS if self._overdue else None
 
     def _read_poll(self, assignment: Assignment, slot: WorkerSlot) -> Poll | None:
-        """Return a worker's wait, None if it does not wait.
+        """Return a worker's long poll, None if it is not waiting.
 
-        If the previous check found an entry for the same wait, notify the worker, and return None.
+        If the previous check found an entry for the same poll, notify the worker and return None.
         """
         words = slot.poll
         poll = words.waiting()
@@ -76,7 +76,7 @@ class Listener:
         return poll
 
     def _filter_with_entries(self, places: Sequence[StreamPosition]) -> list[StreamPosition]:
-        """Return the places that have a later entry."""
+        """Return the positions after which there is an entry."""
         by_stream: dict[str, list[bytes]] = {}
         for stream, after in sorted(places, key=_id_key):
             by_stream.setdefault(stream, []).append(after)
@@ -89,7 +89,7 @@ class Listener:
         found: list[StreamPosition] = []
         for part, reply in zip(parts, replies, strict=True):
             if isinstance(reply, Exception) and len(part) > 1:
-                # A key of another type must not hide the others.
+                # Read each key alone, because one of a wrong type made the whole command fail.
                 alone = run_commands(self._store, [_command([key], by_stream) for key in part])
                 for key, one in zip(part, alone, strict=True):
                     found += _read(one, [key], by_stream)
@@ -112,7 +112,7 @@ def _command(streams: Sequence[str], ids: Mapping[str, Sequence[bytes]]) -> tupl
 def _read(
     reply: Any, streams: Sequence[str], ids: Mapping[str, Sequence[bytes]]
 ) -> list[StreamPosition]:
-    """Return the places with a later entry: per stream, the places with the lowest ids."""
+    """Return the positions with a later entry. Of each stream, only those with the lowest IDs."""
     names = [name for name, _ in reply] if isinstance(reply, list) else []
     return [
         (stream, after)

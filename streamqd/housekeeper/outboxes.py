@@ -19,8 +19,8 @@ from streamqd.store.store import Store
 def measure_outboxes(store: Store, view: MetricsView, names: Sequence[str], bad: Once) -> None:
     """Read the figures of all outboxes into the view, in one round trip.
 
-    An unreadable outbox has no figures, and the others keep theirs. Raises RedisResponseError after
-    all have been read.
+    An outbox with an invalid state gets no figures. Raises RedisResponseError after all outboxes
+    were read.
     """
     if not names:
         return

@@ -1,7 +1,7 @@
 """Compute current rates: arriving messages, changes of the lag, durations of handlers.
 
-Counters cover the time since the start, but operators need the last minute. All figures here are
-moving averages or medians, and only the housekeeper keeps them.
+Counters cover the time since the start, but operators need the last minute. The figures here are
+moving averages or medians, and exist only in the housekeeper.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from streamqd.model import Assignment
 from streamqd.scoreboard import BUCKETS, WorkerSlot, now_ns, quantile
 
 TREND_SECONDS = 20.0  # time constant of a trend, an exponential average
-DRIFT_LOOKS = 7  # a drift is the median of the changes between this number of checks
+DRIFT_LOOKS = 7  # number of checks whose changes a drift is the median of
 LATENCY_SECONDS = 60.0
-QUIET = 0.01  # runs, below which no durations are reported
+QUIET = 0.01  # number of runs below which no durations are reported
 
 
 class Trend:
-    """The change of numbers per second, smoothed. None before the second check."""
+    """The smoothed change of numbers per second. None before the second check."""
 
     def __init__(self, seconds: float = TREND_SECONDS) -> None:
         self._seconds = seconds
@@ -32,7 +32,7 @@ class Trend:
         self._slopes: dict[Hashable, float] = {}
 
     def observe(self, numbers: dict[Hashable, float], now: int) -> None:
-        """Take the numbers as they are at `now`, in ns. Names that are missing are forgotten."""
+        """Record the numbers at `now` (ns). Names that are missing are dropped."""
         slopes: dict[Hashable, float] = {}
         for name, number in numbers.items():
             if name not in self._last:
@@ -55,8 +55,8 @@ class Trend:
 class Drift:
     """The typical change of numbers per second: the median of the last changes.
 
-    A burst is one change among many, but it would raise an average for a long time.
-    None before the third check, as one change alone may be a burst.
+    The median ignores a single burst, which would raise an average for a long time. None before the
+    third check, because a single change may be a burst.
     """
 
     def __init__(self, looks: int = DRIFT_LOOKS) -> None:
@@ -64,7 +64,7 @@ class Drift:
         self._seen: dict[Hashable, deque[tuple[float, int]]] = {}
 
     def observe(self, numbers: Mapping[Hashable, float], now: int) -> None:
-        """Take the numbers as they are at `now`, in ns. Names that are missing are forgotten."""
+        """Record the numbers at `now` (ns). Names that are missing are dropped."""
         kept: dict[Hashable, deque[tuple[float, int]]] = {}
         for name, number in numbers.items():
             seen = kept[name] = self._seen.get(name) or deque(maxlen=self._looks)
@@ -72,7 +72,10 @@ class Drift:
         self._seen = kept  # replaced as a whole, because the HTTP thread reads it
 
     def get(self, name: Hashable) -> float | None:
-        """Return the drift of a number. With two middle values, the slower one."""
+        """Return the drift of a number.
+
+        Of two middle values, use the one with the slower change.
+        """
         seen = list(self._seen.get(name, ()))
         changes = sorted(
             (number - before) / max(1e-3, (now - then) / 1e9)
@@ -86,7 +89,7 @@ class Drift:
 
 
 class Durations(NamedTuple):
-    """The durations of about the last minute's runs in seconds. True values are at most these."""
+    """The durations of the runs of the last minute or so (seconds). These are upper bounds."""
 
     p50: float
     p99: float
@@ -99,10 +102,10 @@ class Latency:
     def __init__(self) -> None:
         self._last: dict[int, tuple[list[int], float, int]] = {}
         self._kept: dict[int, tuple[list[float], float]] = {}
-        self._ran: dict[int, int] = {}  # time at which a check found a slot's last run finished
+        self._ran: dict[int, int] = {}  # last check at which a slot had new runs
 
     def observe(self, index: int, counts: list[int], total: float, now: int) -> None:
-        """Take a slot's histogram as it is at `now`: runs per bucket and their sum in seconds."""
+        """Record a slot's histogram at `now`: the runs per bucket, and their total seconds."""
         before, total_before, then = self._last.get(index, ([0] * len(counts), 0.0, now))
         self._last[index] = counts, total, now
         kept, kept_total = self._kept.get(index, ([0.0] * len(counts), 0.0))
@@ -142,7 +145,7 @@ class Pace:
 
     def observe(self, view: MetricsView) -> None:
         """Update the figures from the view."""
-        # Old figures at a new time would count as no change.
+        # Skip figures that were not measured again, which would count as no change.
         if view.measured_ns != self._measured_ns:
             now = self._measured_ns = view.measured_ns
             added: dict[Hashable, float] = {
@@ -163,7 +166,7 @@ class Pace:
         self.latency.observe(slot.index, *slot.histogram("handle"), now)
 
     def document(self, index: int, assignment: Assignment) -> dict[str, float | None]:
-        """Return the fields of an assignment: rates per second, seconds, null if unknown."""
+        """Return the fields of an assignment, in seconds or per second. None if unknown."""
         durations = self.latency.get(index)
         return {
             "arriving": self.arriving.get((assignment.topic, assignment.partition)),

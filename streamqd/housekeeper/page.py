@@ -17,7 +17,7 @@ body{font:1rem/1.5 system-ui,sans-serif;margin:3rem auto;max-width:40rem;padding
 h1{font-size:1.5rem;margin:0;overflow-wrap:anywhere}.bad{color:#c33;font-weight:600}
 li{margin:.25rem 0}
 """
-_LINKS = (  # relative, so that they work behind the path of a proxy
+_LINKS = (  # relative links, so that they work under the path of a proxy
     ("status", "the partitions of this instance, as JSON"),
     ("metrics", "metrics for Prometheus"),
     ("livez", "liveness, even without Redis"),

@@ -1,6 +1,6 @@
 """Move due messages: retries into the retry streams, delayed sends into the partitions.
 
-The moves need no fence: each is atomic and safe for any caller, even if repeated or concurrent.
+The moves need no fence, because each is atomic and safe even if repeated or concurrent.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from streamqd.store.messages import Promoted
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-PAGE = 32  # entries moved by one script, in less than 0.5 ms
+PAGE = 32  # entries moved by one script, which takes less than 0.5 ms
 ROUNDS_MAX = 64  # scripts for one target in one turn
-POLL_SECONDS = 1.0  # age limit of the next due time at a target with waiting messages
-LIVELY_SECONDS = 60.0  # time after its last waiting message for which a target counts as active
+POLL_SECONDS = 1.0  # longest time between two calls for a target with waiting messages
+LIVELY_SECONDS = 60.0  # time for which a target counts as active after its last waiting message
 HINT_INTERVAL_SECONDS = 0.2  # seconds between two reads of the workers' hints
 
 Target = TypeVar("Target", bound=Hashable)
@@ -37,15 +37,15 @@ T = TypeVar("T")
 class Promoter(Generic[Target]):
     """Moves delayed sends and waiting retries when they are due.
 
-    The reply to a move contains the next due time, so a message that is delayed for more than a
-    second is moved on time. A worker that delays a message shows its due time in its slot. Messages
-    from other sources (a send with a delay, a retry that an operator runs now, a worker whose reply
-    was lost) are found within a second if the target has waiting messages, or had any within the
-    last minute. A quiet target is not asked. The figures, measured every three seconds, show when
-    that changes.
+    A target is a group's retry set, or the delayed sends of a partition. The reply to a move
+    contains the next due time. A worker that delays a message writes its due time to its slot as a
+    hint. Other sources give no hint: delayed sends, retries that an operator runs now, and workers
+    whose reply was lost. Their messages are found within a second if the target has waiting
+    messages, or had any within the last minute. For any other target, no call is made until the
+    figures, which are measured every three seconds, show waiting messages.
 
-    Only a check goes through all targets. Between two checks, only the targets with messages due
-    before the next check count, so a busy target adds no cost for the others.
+    Only a check examines all targets. Between two checks, only targets with messages due before the
+    next check are examined, so a busy target causes no work for the others.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Promoter(Generic[Target]):
         self._check_interval = check_interval
         self._isolate = isolate
         self._check_at = 0.0  # time of the next check (monotonic)
-        self._checked_ns = 0  # how old the figures were at the last check
-        self._wanted: set[Target] = set()  # targets to ask immediately
+        self._checked_ns = 0  # time of the figures at the last check
+        self._wanted: set[Target] = set()  # targets to call immediately
         self._due_soon: dict[Target, int] = {}  # due times before the next check
         self._asked: dict[Target, float] = {}  # time of the last script call
         self._lively: dict[Target, float] = {}  # last time with waiting messages
         self._due: dict[Target, int | None] = {}
-        self._measured_ns: dict[Target, int] = {}  # how old `_due` is
-        self._hinted: dict[Target, int] = {}  # the hint that was followed last
+        self._measured_ns: dict[Target, int] = {}  # time at which `_due` was measured
+        self._hinted: dict[Target, int] = {}  # the last hint that was followed
         self._refusals = Refusals()
 
     def turn(self, targets: Callable[[], Mapping[Target, int]]) -> float:
@@ -112,7 +112,7 @@ class Promoter(Generic[Target]):
         now = self._view.now_unix_ms()
         self._wanted |= {target for target, due in self._due_soon.items() if due <= now}
         until = time.monotonic() + batch.TURN_SECONDS
-        # The target that has waited longest comes first, so that no target starves.
+        # Start with the target that has waited longest, so that no target starves.
         waiting = sorted(self._wanted, key=lambda target: self._asked.get(target, 0.0))
         steps = run_batched(
             self._store, waiting, self._call, self._record_reply, ROUNDS_MAX, self._run_isolated
@@ -130,14 +130,15 @@ class Promoter(Generic[Target]):
     ) -> T | None:
         found = self._isolate(target, do, *args, **named)
         if found is None:
-            # The data about this target may be incomplete: it is asked again after its rest.
+            # The data about this target may be incomplete, so drop it. The target is called again
+            # after its pause.
             self._wanted.discard(target)
             self._due_soon.pop(target, None)
             self._forget(target)
         return found
 
     def _is_due(self, target: Target, hint: int, clock: float, now: int) -> bool:
-        """Return True if a message is due `now`, or may be."""
+        """Return True if a message is or may be due `now`."""
         asked = self._asked.get(target)
         if asked is None:
             return True
@@ -158,12 +159,12 @@ class Promoter(Generic[Target]):
             self._lively[target] = time.monotonic()
 
     def _record_reply(self, target: Target, reply: Reply | RedisResponseError) -> bool:
-        """Note one answer. Return True if there is more to move now."""
+        """Record a reply. Return True if there is more to move now."""
         self._asked[target] = time.monotonic()
         self._wanted.discard(target)
         self._due_soon.pop(target, None)
         if isinstance(reply, RedisResponseError):
-            # The refused message is still due. Try it with the next poll, not before.
+            # The refused message is still due. Try again at the next poll and not immediately.
             self._record_due(target, None, now_ns())
             self._lively[target] = time.monotonic()
             return self._refusals.accept(reply)
@@ -237,7 +238,7 @@ def send_promoter(
     def call(place: tuple[str, int]) -> Call:
         return messages.promote_delayed(store.keys, *place, PAGE)
 
-    # Without hints, it looks only at new figures and due times.
+    # There are no hints, so check only new figures and due times.
     return Promoter(
         store, view, call, next_due, count_sent, check_interval=POLL_SECONDS, isolate=isolate
     )

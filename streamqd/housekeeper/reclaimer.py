@@ -18,8 +18,8 @@ from streamqd.model import Assignment
 from streamqd.scoreboard import WorkerSlot
 from streamqd.store.store import Store
 
-OUR_CONSUMER = b"w"  # the only consumer name of all owners. The fence identifies the owner.
-# With an IDLE filter, the server would scan all entries that are not idle, in one command.
+OUR_CONSUMER = b"w"  # consumer name of every owner, because the fence identifies the owner
+# Do not use the IDLE filter, with which one command would scan all entries that are not idle.
 PAGE = 500  # pending entries of one consumer in one answer
 PAGES_MAX = 32  # pages in one check
 NEXT_PAGE_SECONDS = 1.0  # pause before the next pages while a list is not finished
@@ -27,7 +27,7 @@ BEGIN = b"0-0"
 
 
 class GroupWalk(NamedTuple):
-    """A scan of another client's pending entries: the first page only, or the later pages."""
+    """A scan of another client's pending entries: either the first page or the later pages."""
 
     assignment: Assignment
     key: str
@@ -36,10 +36,10 @@ class GroupWalk(NamedTuple):
 
 
 class Reclaimer:
-    """Raises the flag in the slots of workers that have entries to claim.
+    """Sets the flag in the slots of workers that have entries to claim.
 
-    A long list is read page by page. Each listing of the consumers also reads its first page
-    again, because the oldest entries are there, and they become idle first.
+    A long list is read page by page. After each listing of the consumers, the first page is read
+    again, because its entries are the oldest and become idle first.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Reclaimer:
         self._isolate = isolate
         self._idle = {(each.topic, each.assignment_group): each.reclaim_idle for each in consumers}
         self._walks: dict[GroupWalk, bytes] = {}  # position of each scan, the next scan first
-        self._list_at = 0.0  # latest time of the next consumer listing (monotonic)
+        self._list_at = 0.0  # time of the next listing of consumers (monotonic)
 
     @property
     def every(self) -> float:
@@ -69,7 +69,7 @@ class Reclaimer:
         if not self._walks or time.monotonic() >= self._list_at:
             self._list_at = time.monotonic() + self.every
             self._list_consumers(slots)
-        # A raised flag needs no more pages. The worker lowers it when no entry is left.
+        # If the flag is set, no more pages are needed. The worker clears it when no entry is left.
         self._walks = {
             walk: at
             for walk, at in self._walks.items()
@@ -87,9 +87,9 @@ class Reclaimer:
         return NEXT_PAGE_SECONDS if self._walks else None
 
     def _list_consumers(self, slots: Mapping[Assignment, WorkerSlot]) -> None:
-        """Start a scan of every consumer with pending entries. Scans under way keep their turn.
+        """Start a scan of every consumer with pending entries. Scans in progress continue.
 
-        An entry without a consumer is idle forever, so it raises the flag immediately.
+        An entry without a consumer counts as idle, so the flag is set immediately.
         """
         places = [
             (assignment, key)
@@ -122,7 +122,7 @@ class Reclaimer:
         return ("XPENDING", walk.key, walk.assignment.group, after, "+", PAGE, walk.name)
 
     def _record_reply(self, walk: GroupWalk, rows: list[Any], slot: WorkerSlot) -> None:
-        """Note a page: raise the flag, or continue with later entries in another turn."""
+        """Process a page: set the flag, or continue with later entries in another turn."""
         del self._walks[walk]
         idle_ms = round(self._idle[walk.assignment.topic, walk.assignment.group] * 1000)
         if any(row[2] >= idle_ms for row in rows):

@@ -1,6 +1,6 @@
 """Remove unacknowledged entries of topics whose settings allow it, and count the loss.
 
-Each loss is counted in a metric, in the log and in the record of the partition.
+Each loss is counted in a metric, in the log and in the trimming record of the partition.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RetentionEnforcer:
     def steps(
         self, places: Mapping[TopicPartition, Topic], refusals: Refusals
     ) -> Generator[None, None, bool]:
-        """Drop a bounded number of entries, a write at a step.
+        """Drop a limited number of entries, one write per step.
 
         Returns True if there is more to drop now.
         """
@@ -55,7 +55,8 @@ class RetentionEnforcer:
         try:
             return (yield from self._drop(places, refusals, losses))
         except RedisUnavailableError:
-            # A drop may have been executed whose answer was lost, or not been settled: look again.
+            # A drop may have been executed without an answer, or not yet settled, so check every
+            # partition again.
             self._seen.clear()
             raise
         finally:
@@ -101,7 +102,7 @@ class RetentionEnforcer:
         losses: Counter[Loss],
         affected: set[Assignment],
     ) -> bool:
-        """Note one answer. Return True if there is more to drop now."""
+        """Record a reply. Return True if there is more to drop now."""
         if isinstance(reply, RedisResponseError):
             refusals.accept(reply)
             return False
@@ -111,7 +112,8 @@ class RetentionEnforcer:
         if dropped.removed:
             self._view.count("trimmed", (place[0], str(place[1])), dropped.removed)
         if dropped.removed or place not in self._seen:
-            # Also at the first check: the process that dropped may have died before it settled.
+            # Settle at the first check too, because the process that dropped entries may have died
+            # before it settled.
             self._seen.add(place)
             affected |= {Assignment(*place, group) for group in dropped.unread}
         for group, lost in dropped.unread.items():

@@ -1,6 +1,6 @@
-"""Schedules, as tasks of the housekeeper: declaring this instance's schedules, firing due ones.
+"""The housekeeper's tasks for schedules: declare this instance's schedules, and fire due ones.
 
-Firing waits until this instance has declared its schedules, so that they are not taken for orphans.
+Firing starts after this instance has declared its schedules, so that none looks orphaned.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Scheduler:
         settings: Settings,
         isolate: Callable[[str], Isolate[TopicPartition]],
     ) -> None:
-        """`isolate` returns the seam of a task."""
+        """`isolate` returns the function that isolates a task."""
         self._view = view
         self._reconciler = Reconciler(
             store,
@@ -56,7 +56,7 @@ class Scheduler:
         self._declared = True
 
     def finish_moves(self) -> None:
-        """Finish moves of schedules that a killed process left."""
+        """Finish moves of schedules that a killed process left unfinished."""
         self._moves.run()
 
     def fire(self) -> float | None:
@@ -75,5 +75,6 @@ class Scheduler:
         else:
             self._view.count("schedules_fired", (topic,), outcome.ticks)
             self._view.count("schedules_late_ms", (topic,), outcome.late_ms)
-            for reason in ("misfire", "overlap"):  # from 0 on: increase() misses a counter's start
+            # Start at 0, because increase() ignores the first value of a counter.
+            for reason in ("misfire", "overlap"):
                 self._view.count("schedules_skipped", (topic, reason), 0)

@@ -36,7 +36,7 @@ _RATED = [COUNTERS.index(name) for name in RATED]
 
 
 class Rates:
-    """Counts per second of every slot, smoothed."""
+    """Smoothed counts per second of every slot."""
 
     def __init__(self, isolate: Isolate[Assignment] = run_directly) -> None:
         self._isolate = isolate
@@ -71,7 +71,7 @@ class Rates:
 
 
 class Summary:
-    """Makes the document from the view. `pid` is the supervisor's."""
+    """Builds the document from the view. `pid` is that of the supervisor."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Summary:
         isolate: Isolate[Assignment] = run_directly,
         tasks: Callable[[Assignment], list[dict[str, Any]]] = lambda _: [],
     ) -> None:
-        """`tasks` returns the failures of the housekeeper's tasks at an assignment."""
+        """`tasks` returns the failures of the housekeeper's tasks for an assignment."""
         self._isolate = isolate
         self._tasks = tasks
         self._view = view
@@ -94,7 +94,7 @@ class Summary:
         self._consumers = {(each.topic, each.assignment_group): each for each in settings.consumers}
 
     def observe(self) -> None:
-        """Sample the counters for the rates. Call it once before each `document`."""
+        """Sample the counters for the rates. Call this once before each `document`."""
         self.rates.observe(self._view)
         self.pace.observe(self._view)
 
@@ -189,13 +189,13 @@ class Summary:
 
 
 def worker_state(slot: WorkerSlot) -> str:
-    """Return the state of a worker as a word, for a waiting worker the reason of its wait."""
+    """Return the state of a worker as a word. For a waiting worker, this is the reason."""
     try:
         state = WorkerState(slot.state)
     except ValueError:
         return "unknown"
     if state is WorkerState.READY:
-        waits = WORDS.get(slot.waits.read().kind)  # ready: it has a process
+        waits = WORDS.get(slot.waits.read().kind)  # only for a ready worker, which has a process
         return waits or ("recovering" if slot.suspects_left else "ready")
     return state.name.lower()
 
@@ -206,7 +206,7 @@ def _progress(slot: WorkerSlot, since_ns: int) -> float | None:
 
 
 def _waits(slot: WorkerSlot) -> dict[str, Any]:
-    """Return why a worker starts no run, and for how long."""
+    """Return the remaining time of a wait, the held entries, and counts of the guards."""
     waits = waiting(slot)
     seconds = max(0.0, (waits.until_ns - now_ns()) / 1e9) if waits.until_ns else None
     return {
@@ -219,7 +219,7 @@ def _waits(slot: WorkerSlot) -> dict[str, Any]:
 
 
 def _recovery(slot: WorkerSlot) -> dict[str, int]:
-    """Return the progress with the suspects of a crash or a lost host: see `policy/rounds.py`."""
+    """Return the progress of the rounds after a crash or a lost host, see `policy/rounds.py`."""
     left = slot.suspects_left if slot.pid else 0
     return {
         "suspects_left": left,
@@ -229,7 +229,7 @@ def _recovery(slot: WorkerSlot) -> dict[str, int]:
 
 
 def _loop(slot: WorkerSlot) -> dict[str, Any]:
-    """Return for how long a worker's event loop is blocked, the last block, and its code."""
+    """Return how long a worker's event loop is blocked, and the last block with its code."""
     blocked = slot.loop_blocked_ns if slot.pid else 0
     turned = slot.loop_turned_ns
     return {
@@ -240,7 +240,7 @@ def _loop(slot: WorkerSlot) -> dict[str, Any]:
 
 
 def state_of(flags: InstanceFlags, *, owned: bool) -> str:
-    """Return the state of the instance as a word, the most important state first."""
+    """Return the most important state of the instance, as a word."""
     if InstanceFlags.DRAINING in flags:
         return "draining"
     if InstanceFlags.STARTED not in flags:

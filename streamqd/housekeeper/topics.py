@@ -1,4 +1,4 @@
-"""The effective settings of topics: the file's settings override those registered in Redis."""
+"""The effective settings of topics: settings in the file override those registered in Redis."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Topics:
     def __init__(self, store: Store, stated: Mapping[str, Topic]) -> None:
         self._store = store
         self._stated = stated
-        self._known: dict[str, tuple[Topic, int]] = {}  # with its number of partitions
+        self._known: dict[str, tuple[Topic, int]] = {}  # settings and number of partitions
         self._read: dict[str, float] = {}  # time of the last read of each topic
-        self.trouble: StreamqdError | None = None  # the last that could not be read
+        self.trouble: StreamqdError | None = None  # error of the last topic that could not be read
 
     def refresh(self, names: Iterable[str]) -> None:
-        """Read the topics that were never read, and those read longest ago."""
+        """Read the topics that were never read, then those whose last read is oldest."""
         now = time.monotonic()
         due = sorted(
             (self._read.get(name, 0.0), name)

@@ -1,7 +1,7 @@
 """Remove entries that every group has acknowledged and that no retention setting retains.
 
-Retry streams retain no acknowledged entry. Partitions retain those that the topic's settings
-retain. At the end of each run, the retention enforcer removes the entries that may be lost.
+In retry streams, no acknowledged entry is retained. In partitions, the topic's settings decide. At
+the end of each run, the retention enforcer drops entries, if settings allow a loss.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from streamqd.store.store import Store
 
 PAGE = 4_000  # entries removed by one script, at most
 ROUNDS_MAX = 50  # scripts for one stream before the streams are listed again
-SOON = 1.0  # seconds until the next run where an acknowledged entry is removed immediately
+SOON = 1.0  # seconds between runs for streams whose acknowledged entries are removed immediately
 
 
 class Trimmer:
     """Trims the streams of this instance's partitions and assignments.
 
-    The script finds the floor.
+    The script computes the floor.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class Trimmer:
                 self._groups.setdefault(consumer.topic, []).append(consumer.group)
         self._dropper = RetentionEnforcer(store, view, self._groups, isolate)
         self._refused: set[TopicPartition] = set()
-        # By partition: the holder of the smallest ID that must stay, and its time (unix ms).
+        # For each partition, the holder of the smallest ID that must stay, and the time of that ID
+        # (unix ms).
         self._held: dict[TopicPartition, tuple[str, int]] = {}
         self._turns = TimeSlice(self._steps)
 
@@ -89,7 +90,7 @@ class Trimmer:
 
     def _places(self, owned: list[Assignment]) -> dict[TopicPartition, Topic]:
         """Return the partitions to trim, with the settings of their topics."""
-        # A reader of dead letters alone does not need the groups of the partition.
+        # A group that only reads dead letters does not need the partition trimmed.
         wanted = {
             (assignment.topic, assignment.partition)
             for assignment in owned
@@ -98,7 +99,8 @@ class Trimmer:
         for name in self._configured:
             topic = self._topics.get(name)
             if topic is not None and topic.retention.without_groups:
-                # No instance owns a partition without groups. Several may trim it without harm.
+                # No instance owns a partition without groups, so each instance trims such a
+                # partition. That does no harm.
                 wanted |= {(name, number) for number in range(self._topics.partitions(name))}
         places = {}
         for place in sorted(wanted):
@@ -152,7 +154,7 @@ class Trimmer:
         reply: Reply | RedisResponseError,
         refusals: Refusals,
     ) -> bool:
-        """Note one answer. Return True if there is more to trim now."""
+        """Record a reply. Return True if there is more to trim now."""
         if isinstance(reply, RedisResponseError):
             refusals.accept(reply)
             return False

@@ -1,10 +1,10 @@
-"""The outbox: messages that are sent by a transaction of the application's own database.
+"""The outbox: send messages in a transaction of the application's own database.
 
 `outbox` inserts a message as a row of a table, over the application's connection, in its open
-transaction. `relay` moves committed rows to Redis. `table` has the SQL statements of three
-dialects, `rows` encodes and decodes a row, `adapters` insert over the connections of applications,
-and `database` is the relay's own connection. No database driver is imported before a connection of
-its kind is used.
+transaction. `relay` moves committed rows to Redis. `table` contains the SQL statements in three
+dialects, `rows` encodes and decodes a row, `adapters` inserts over the connections of applications,
+and `database` is the relay's own connection. A database driver is imported only when its first
+connection is used.
 """
 
 from __future__ import annotations

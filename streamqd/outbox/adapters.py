@@ -1,7 +1,7 @@
-"""The connections of applications: one INSERT in the transaction that is open.
+"""Insert a row over an application's connection, in its open transaction.
 
-A connection is recognized by the module of its class, so that no driver is imported for it. It is
-never committed, rolled back or closed here.
+The class of a connection is recognized by its module, so that no driver is imported. Connections
+are never committed, rolled back or closed here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AutocommitError(Exception):
 def insert(connection: Any, table: str, row: SentRow) -> None:
     """Insert a row over a connection of an application.
 
-    Raises Autocommit and TypeError before anything is inserted, and the errors of the driver.
+    Raises AutocommitError or TypeError before anything is inserted, and the errors of the driver.
     """
     _choose_adapter(connection, _SYNC)(connection, table, row)
 
@@ -87,7 +87,8 @@ def _execute(connection: Any, statement: str, row: SentRow) -> None:
 
 
 def _check_psycopg(connection: Any) -> None:
-    # 0 is IDLE. A transaction may be open in autocommit mode, by `with connection.transaction()`.
+    # Status 0 is IDLE. In autocommit mode, `with connection.transaction()` may have opened a
+    # transaction.
     if connection.autocommit and connection.info.transaction_status == 0:
         raise AutocommitError(_AUTOCOMMIT.format("the connection", "use connection.transaction()"))
 
@@ -140,7 +141,7 @@ def _scoped_session(scoped: Any, table: str, row: SentRow) -> None:
 
 
 def _sqlalchemy(connection: Any, table: str, row: SentRow) -> None:
-    # The first statement would do the same. Only now is it known if a transaction is open.
+    # Begin the transaction, as the first statement would do, to find out whether one can be open.
     if not connection.in_transaction():
         connection.begin()
     if _sqlalchemy_commits(connection):
@@ -156,7 +157,7 @@ def _sqlalchemy_commits(connection: Any) -> bool:
         return True
     pooled = connection.connection
     if connection.dialect.name == "sqlite":
-        # The recipe for savepoints sets isolation_level to None, and executes BEGIN itself.
+        # SQLAlchemy's recipe for savepoints sets isolation_level to None and executes BEGIN itself.
         driver = pooled.driver_connection
         return driver.isolation_level is None and not driver.in_transaction
     try:
@@ -202,7 +203,7 @@ def _django(connection: Any, table: str, row: SentRow) -> None:
         raise TypeError(
             f"the database {connection.vendor} cannot have an outbox; use {', '.join(DIALECTS)}"
         )
-    # Every backend of Django takes this marker.
+    # All backends of Django accept this marker.
     statement = OutboxTable(table, replace(dialect, marker="%s")).insert()
     binary = connection.Database.Binary
     with connection.cursor() as cursor:

@@ -1,7 +1,7 @@
-"""The relay's side of a database: read the oldest rows, delete sent rows, dead-letter bad ones.
+"""The relay's database access: read the oldest rows, delete sent rows, dead-letter others.
 
-No transaction is open between two calls, so a stopped relay holds no locks. After an error the
-connection is closed, and the next call opens another.
+No transaction is open between two calls, so a stopped relay holds no locks. After an error, the
+connection is closed, and the next call opens a new one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from streamqd.outbox.drivers import Opened
 from streamqd.outbox.rows import DeadRow, OutboxRow, decode_all, decode_dead, readable_uid
 from streamqd.outbox.table import DIALECTS, TABLE, OutboxTable
 
-BATCH_BYTES = 8 << 20  # bound of the bodies in one batch, exceeded by at most one message
-# Two parameters for each row. The oldest bound of SQLite is 999, and that of PostgreSQL 65,535.
+BATCH_BYTES = 8 << 20  # limit of the bodies in one batch, exceeded by at most one message
+# A row takes two parameters. Old versions of SQLite allow 999 parameters, and PostgreSQL 65,535.
 ROWS_PER_STATEMENT = {"sqlite": 400}
 ROWS_PER_OTHER = 4096
 DETAIL_CHARS_MAX = 1_000  # characters of a dead-lettered row's error
@@ -93,10 +93,10 @@ class Database:
     # --- rows ---
 
     def oldest(self, limit: int) -> list[OutboxRow]:
-        """Return the oldest rows by ID, at most `limit` and about 8 MiB, of one new snapshot.
+        """Return the oldest rows by ID, at most `limit` and about 8 MiB, from one new snapshot.
 
-        A row that cannot be sent has a `fault`. Raises DatabaseResponseError for a row with an ID
-        that is no integer.
+        A row that cannot be sent has a `fault`. Raises DatabaseResponseError for a row whose ID is
+        not an integer.
         """
         query = self.table.select_oldest(limit, BATCH_BYTES, self._max_bytes)
         found = self.rows(query)
@@ -127,13 +127,13 @@ class Database:
         if len(parts) == 1:
             deleted = self.run(self.table.delete(parts[0][0]), parts[0][1])
         elif parts:
-            # All in one commit, because each commit costs a write to the disk.
+            # Use one commit for all, because each commit costs a write to the disk.
             with self._transaction() as cursor:
                 for count, values in parts:
                     cursor.execute(self.table.delete(count), values)
                     deleted += cursor.rowcount
-        # Missing rows may have been deleted before. But a trigger or a policy can keep a row
-        # without an error, and the row would be sent again with a later batch.
+        # Missing rows may have been deleted earlier. But a trigger or a policy can prevent a delete
+        # without an error, and such a row would be sent again in a later batch.
         if deleted < len(rows) and (left := self.find_existing(rows)):
             raise DatabaseResponseError(
                 f"{len(left)} sent rows of outbox {self.table.name} are still there after their"
@@ -141,7 +141,7 @@ class Database:
             )
 
     def move_to_dead_table(self, row: OutboxRow, error: str) -> bool:
-        """Move a row to the dead ones, in one transaction. Return True if it was moved.
+        """Move a row to the dead-letter table, in one transaction. Return True if it was moved.
 
         Nothing is changed if the row no longer exists, even if another row has its ID.
         """
@@ -189,7 +189,7 @@ class Database:
     # --- statements ---
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[Sequence[Any]]:
-        """Return the rows of a query, with texts as bytes."""
+        """Return the rows of a query, with strings as bytes."""
         with self._errors() as opened, contextlib.closing(opened.connection.cursor()) as cursor:
             cursor.execute(query, values)
             return list(cursor.fetchall())
@@ -201,13 +201,13 @@ class Database:
             return int(cursor.rowcount)
 
     def run_all(self, statements: Sequence[str]) -> None:
-        """Run statements in one transaction, where the database allows them in one."""
+        """Run statements in one transaction, if the database supports that."""
         with self._transaction() as cursor:
             for statement in statements:
                 cursor.execute(statement)
 
     def _parts(self, rows: Sequence[OutboxRow]) -> list[tuple[int, list[Any]]]:
-        """Return the number of rows of each statement, and its parameters: IDs and uids."""
+        """Split rows by statement. Return each statement's row count and parameters (IDs, uids)."""
         most = ROWS_PER_STATEMENT.get(self.dialect, ROWS_PER_OTHER)
         parts = [rows[at : at + most] for at in range(0, len(rows), most)]
         return [(len(part), self._values(part)) for part in parts]
@@ -215,7 +215,7 @@ class Database:
     def _values(self, part: Sequence[OutboxRow]) -> list[Any]:
         if self.dialect != "postgresql":
             return [*(each.id for each in part), *(each.uid for each in part)]
-        # The text of an array needs no quotes, because uids are hex digits.
+        # An array literal needs no quotes, because uids are hex digits.
         return [
             f"{{{','.join([str(each.id) for each in part])}}}",
             f"{{{','.join([each.uid for each in part])}}}",
@@ -223,7 +223,7 @@ class Database:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Any]:
-        # After an error the connection is closed, which rolls the transaction back.
+        # After an error, the connection is closed, which rolls back the transaction.
         with self._errors() as opened, contextlib.closing(opened.connection.cursor()) as cursor:
             cursor.execute("BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN")
             yield cursor

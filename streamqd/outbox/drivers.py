@@ -1,7 +1,7 @@
-"""The drivers of the databases: opening a connection by a URL, and the meaning of their errors.
+"""The drivers of the databases: open a connection by URL, and interpret errors.
 
 A driver is imported when its first connection is opened. All connections are in autocommit mode and
-return texts as bytes, because no text in a table is trusted before it is decoded.
+return strings as bytes, because no text in a table is trusted before it is decoded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streamqd.errors import DatabaseResponseError, DatabaseUnavailableError
 from streamqd.outbox.table import MYSQL, POSTGRESQL, SQLITE, Dialect
 from streamqd.words import escape_unprintable
 
-Wait = Callable[[float, int | None], None]  # seconds, and a file descriptor or None
+Wait = Callable[[float, int | None], None]  # takes seconds, and a file descriptor or None
 
 TIMEOUT = 10.0  # seconds of silence after which a connection counts as lost
 ERROR_CHARS_MAX = 300
@@ -31,7 +31,7 @@ ERROR_CHARS_MAX = 300
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """One open connection. `wait` returns after seconds, a notification or a readable descriptor.
+    """One open connection. `wait` returns after a time, a notification or a readable descriptor.
 
     `errors` are the exceptions of the driver. `refusal` returns advice if the server returned an
     error, or None if the connection is lost.
@@ -59,7 +59,7 @@ def open_connection(
 
 
 def refused_text(what: str, error: Exception, advice: str) -> str:
-    """Return the sentence for an error that a database returned."""
+    """Return the error text for an error that a database returned."""
     return f"{what} ({text_of(error)})" + (f"; {advice}" if advice else "")
 
 
@@ -86,7 +86,7 @@ def _wait(descriptors: list[int], seconds: float) -> list[int]:
 
 
 def _sleep(seconds: float, wake_fd: int | None) -> None:
-    """Wait where a database has no notifications."""
+    """Wait for a time or a descriptor, for databases without notifications."""
     _wait([] if wake_fd is None else [wake_fd], seconds)
 
 
@@ -104,9 +104,10 @@ _POSTGRESQL = {
     "42501": _GRANT,
     "25006": _PRIMARY,
 }
-# Errors of a server that is busy, starting or stopping: the same statement may work later.
+# Error codes of a server that is busy, starting or stopping. The same statement may work later.
 _POSTGRESQL_TRANSIENT = ("08", "40", "53", "55P03", "57")
-# libpq gives no codes for a refused login. A server in another language counts as unavailable.
+# libpq reports no codes for a refused login, so compare texts. A server whose messages are not in
+# English counts as unavailable.
 _POSTGRESQL_LOGINS = {
     "password authentication failed": _LOGIN,
     "no password supplied": "set password_file, or write the password into the URL",
@@ -116,7 +117,8 @@ _POSTGRESQL_LOGINS = {
     "invalid URI": "correct the URL",
 }
 _UNKNOWN = re.compile(r'(database|role) ".*" does not exist')
-# A crash of the server could bring back rows of several batches, and only the last one is recorded.
+# With asynchronous commits, a crash of the server could restore rows of several batches, of which
+# only the last is recorded.
 _DURABLE = (
     "SELECT set_config('synchronous_commit', 'on', false)"
     " WHERE current_setting('synchronous_commit') = 'off'"
@@ -126,12 +128,12 @@ _DURABLE = (
 def _postgresql(parts: SplitResult, password: str | None, listen: str) -> Opened:
     try:
         import psycopg
-    except ImportError as error:  # also without libpq
+    except ImportError as error:  # also raised if libpq is missing
         raise _missing("PostgreSQL", "psycopg", error) from error
     options: dict[str, Any] = {
         "connect_timeout": round(TIMEOUT),
         "application_name": "streamqd-outbox",
-        # A server that disappears is noticed within about 10 seconds.
+        # A server that disappears is detected within about 10 seconds.
         "keepalives_idle": 4,
         "keepalives_interval": 2,
         "keepalives_count": 3,
@@ -218,7 +220,7 @@ _MYSQL = {
     1698: _LOGIN,
     1836: _PRIMARY,
 }
-# Too many connections, shutdown, lock wait, deadlock, a killed statement.
+# Error numbers for too many connections, shutdown, lock wait, deadlock, or a killed statement.
 _MYSQL_TRANSIENT = frozenset({0, 1020, 1040, 1053, 1077, 1158, 1159, 1160, 1161, 1203, 1205, 1213})
 
 
@@ -234,7 +236,7 @@ def _mysql(parts: SplitResult, password: str | None, _listen: str) -> Opened:
             f"the URL has the unknown option {escape_unprintable(unknown[0])}; use unix_socket or"
             " ssl_ca"
         )
-    options.pop("charset", None)  # accepted from URLs of other tools
+    options.pop("charset", None)  # dropped, but accepted, because URLs of other tools contain it
     path = options.get("unix_socket")
     stated = None if parts.password is None else unquote(parts.password)
     try:
@@ -266,7 +268,10 @@ def _mysql(parts: SplitResult, password: str | None, _listen: str) -> Opened:
 
 
 def _unix_socket(path: str) -> socket.socket:
-    """Return a socket, which the driver would not close after a failed attempt to connect."""
+    """Return a socket.
+
+    The driver's own socket would stay open after a failed connection attempt.
+    """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         made.settimeout(TIMEOUT)
@@ -299,7 +304,7 @@ def _sqlite(parts: SplitResult, *, create: bool) -> Opened:
     path = Path(unquote(parts.path).removeprefix("/"))
     mode = "rwc" if create else "rw"
     try:
-        # The thread that closes a relay may not be the thread that opened it.
+        # A different thread than the one that opened it may close a relay.
         connection = sqlite3.connect(
             f"file:{quote(str(path))}?mode={mode}",
             uri=True,
@@ -308,7 +313,7 @@ def _sqlite(parts: SplitResult, *, create: bool) -> Opened:
             check_same_thread=False,
         )
         connection.text_factory = bytes
-        connection.execute("PRAGMA synchronous = FULL")  # some builds have another default
+        connection.execute("PRAGMA synchronous = FULL")  # some builds have a different default
         connection.execute("SELECT name FROM sqlite_master LIMIT 1").fetchall()
     except sqlite3.Error as error:
         advice = _sqlite_refusal(error)
@@ -321,7 +326,7 @@ def _sqlite(parts: SplitResult, *, create: bool) -> Opened:
 
 
 class _FileReplacedError(Exception):
-    """The file of a connection is no longer at its path. Reading the old file works."""
+    """The file of a connection is no longer at its path. Reading the old file would still work."""
 
 
 def _watching(path: Path) -> Wait:
@@ -345,7 +350,7 @@ def _watching(path: Path) -> Wait:
 
 
 def _sqlite_refusal(error: Exception) -> str | None:
-    # Results have extended names, such as SQLITE_READONLY_DBMOVED.
+    # The name may be an extended one, such as SQLITE_READONLY_DBMOVED, so cut it.
     name = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
     if name in ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_PROTOCOL"):
         return None

@@ -1,4 +1,4 @@
-"""Read the state of an outbox's tables for the doctor: their rows, and the space that they use."""
+"""Read the state of an outbox's tables for `doctor`: their rows, and the space that they use."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from streamqd.outbox.database import Database, connect
 from streamqd.outbox.relay import COUNTED_MAX
 from streamqd.outbox.schema import table_parameters
 
-STATEMENT_MS = 10_000  # bound of a statement, because a lock of the table must not stop the doctor
-# Each returns the deleted rows that still take space, the unused bytes and all bytes, or NULL.
+# Time limit of a statement, because a lock on the table must not stop `doctor`
+STATEMENT_MS = 10_000
+# Each query returns the number of deleted rows that still take space, the unused bytes and all
+# bytes. A value may be NULL.
 _SPACE = {
     "postgresql": (
         "SELECT n_dead_tup, NULL::bigint, pg_total_relation_size(relid)"
@@ -23,7 +25,7 @@ _SPACE = {
         " FROM information_schema.tables WHERE table_schema = COALESCE(%s, DATABASE())"
         " AND table_name = %s"
     ),
-    # Of the whole file.
+    # These values are for the whole file.
     "sqlite": (
         "SELECT NULL, freelist_count * page_size, page_count * page_size"
         " FROM pragma_freelist_count, pragma_page_count, pragma_page_size"
@@ -51,7 +53,7 @@ def table_of(outbox: OutboxSettings, max_message_bytes: int) -> OutboxTableState
 
 
 def _read(database: Database) -> OutboxTableState:
-    if database.dialect == "postgresql":  # the drivers of the others have such a bound
+    if database.dialect == "postgresql":  # the other drivers have a time limit of their own
         database.run(f"SET statement_timeout = {STATEMENT_MS}")
     rows, oldest = database.backlog(COUNTED_MAX)
     newest = database.dead(1)

@@ -1,9 +1,10 @@
 """The relay: moves committed rows of an outbox to their topics, each exactly once.
 
-It holds its outbox by a lease with an epoch. Its first contact with a topic fences all partitions
-of the topic and returns the rows of the last batches. The relay then reads its rows again: rows in
-a record are already in the topic, so the relay only deletes them. No transaction is open
-while Redis is called, and no clock decides whether a row is sent. See decision 0035.
+The relay holds its outbox through a lease with an epoch. Before it sends to a topic for the first
+time, it fences all partitions of the topic, which returns the rows of the last batches as a record.
+The relay then reads the table again. Rows in a record are already in the topic, so the relay only
+deletes them. No transaction is open while Redis is called, and no clock decides whether a row is
+sent. See decision 0035.
 """
 
 from __future__ import annotations
@@ -41,21 +42,22 @@ from streamqd.store.store import Store
 
 CALL_BYTES = 1 << 20  # size in bytes at which a call for one partition is full
 FENCES_MAX = 512  # calls in one write
-PAGES_MAX = 16  # batches that are read to find rows that can be sent after rows that wait
+PAGES_MAX = 16  # limit of batches that are read to find rows that can be sent behind rows that wait
 COUNTED_MAX = 10_000  # rows counted for the figures
-PAUSE_FIRST, PAUSE_LONGEST = 0.1, 5.0  # seconds between two tries after a failure
-WAIT_LONGEST = 5.0  # seconds in one wait, because the supervisor expects a heartbeat
-CONFIRM_MS = 1000  # milliseconds in which replicas must confirm a batch
-FAILING_SECONDS = 10.0  # after this time, a burst no longer waits for another relay that is blocked
+PAUSE_FIRST, PAUSE_LONGEST = 0.1, 5.0  # first and longest pause in seconds after a failure
+WAIT_LONGEST = 5.0  # longest single wait in seconds, because the supervisor expects a heartbeat
+CONFIRM_MS = 1000  # milliseconds within which replicas must confirm a batch
+# A burst does not wait for another relay that is blocked for longer than this.
+FAILING_SECONDS = 10.0
 _LOADED_REPLICA = re.compile(rb"^slave[0-9]+:.*,state=online,offset=[1-9]", re.MULTILINE)
 LEFT = 1  # exit code of a burst that left rows
-# Refusals that mean "not now" for the whole server, not a fault of one key or of writing.
+# Refusals that mean "not now" for the whole server, and not a fault of one key or of writing.
 _SERVER_REFUSALS = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.LOGIN)
 
 
 @dataclass(slots=True)
 class _Topic:
-    """A topic in this epoch: its partition count, and if all its partitions are fenced."""
+    """A topic in this epoch: its partition count, and True if all its partitions are fenced."""
 
     count: int
     fenced: bool = False
@@ -66,7 +68,7 @@ class _Obstacle(NamedTuple):
 
     cause: str
     error: str
-    topic: str = ""  # '' if it holds the rows of every topic
+    topic: str = ""  # '' if the rows of every topic wait
 
 
 @dataclass(slots=True)
@@ -111,10 +113,10 @@ class _Figures:
 class _Pass:
     """The result of one pass over the oldest rows."""
 
-    progress: bool = False  # rows were sent or dead-lettered, so others may be next
+    progress: bool = False  # rows were sent or dead-lettered, so there may be more to send
     read_again: bool = False  # the rows must be read again first
     held: int = 0  # rows that wait because of an obstacle
-    obstacle: _Obstacle | None = None  # the first one
+    obstacle: _Obstacle | None = None  # the first obstacle
 
     def hold(self, rows: int, obstacle: _Obstacle) -> None:
         self.held += rows
@@ -122,11 +124,11 @@ class _Pass:
 
 
 class _Superseded(Exception):  # noqa: N818 - it is no error, but the end of an epoch
-    """A later epoch has fenced a partition."""
+    """A relay with a later epoch has fenced a partition."""
 
 
 class _Hold(NamedTuple):
-    """A place whose rows wait until `until` (monotonic), because of an obstacle."""
+    """The rows of a place wait until `until` (monotonic), because of an obstacle."""
 
     until: float
     obstacle: _Obstacle
@@ -157,22 +159,23 @@ class Relay:
         self._stopping = stopping
         self._token = new_token()
         self._owner = f"{settings.daemon.instance} ({socket.gethostname()}, process {os.getpid()})"
-        self._epoch = 0  # 0: it does not hold the outbox
-        self._above = 0  # the greatest epoch that it has seen in a record
+        self._epoch = 0  # 0 while it does not hold the outbox
+        self._above = 0  # the greatest epoch seen in a record
         self._keep_at = 0.0  # monotonic
         self._topics: dict[str, _Topic] = {}
-        self._settled: list[OutboxRow] = []  # rows in their topics that are not known to be deleted
+        # Rows that are in their topics, and perhaps still in the table.
+        self._settled: list[OutboxRow] = []
         self._blocked: dict[tuple[str, int], _Hold] = {}  # by topic and partition
         self._spread = len(store.connection.group_by_node(("{a}", "{b}"))) > 1
-        self._pages = 1  # batches to read: more while all rows of fewer batches wait
+        self._pages = 1  # number of batches to read, increased while all rows of these batches wait
         self._figures = _Figures()
         self._registered = False
         self._standby = False
         self._burst = False
-        self._identified = False  # the identity of the table was read
-        self._stuck = False  # no row of the last pass could be sent
+        self._identified = False  # True after the identity of the table was read
+        self._stuck = False  # True if the last pass could send no row
         self._failures = 0  # consecutive failed turns
-        self.left = ""  # why a burst left rows, as one sentence
+        self.left = ""  # reason for which a burst left rows, as one sentence
         self._redis_episode = logs.Episode("outbox.redis_lost", "outbox.redis_recovered")
         self._database_episode = logs.Episode("outbox.database_lost", "outbox.database_recovered")
         self._obstacle = logs.Episode("outbox.blocked", "outbox.unblocked")
@@ -201,25 +204,25 @@ class Relay:
         return LEFT if self.left else 0
 
     def _turn(self) -> float:
-        """Do one step. Return the seconds after which the next one is due."""
+        """Do one step. Return the seconds until the next step."""
         try:
             pause = self._step()
         except (RedisUnavailableError, RedisResponseError, InvalidValueError) as error:
             if self._burst and not _is_transient(error):
                 raise
-            # The outcome of a write may be unknown, and the call may be executed late. With a later
-            # epoch it would be refused.
+            # The outcome of a write may be unknown, and its call may be executed late. Take a new
+            # epoch, with which a late call is refused.
             self._epoch = 0
-            self._registered = False  # Redis may have come back empty
+            self._registered = False  # Redis may have lost its data
             self._figures.note_obstacle(_Obstacle("redis", str(error)))
             self._redis_episode.log_failure(outbox=self._options.name, error=str(error))
         except DatabaseUnavailableError as error:
             refused = isinstance(error, DatabaseResponseError)
             if self._burst and refused:
                 raise
-            # If it was asked to delete, `_settled` is deleted again.
+            # If a delete was in progress, `_settled` is deleted again.
             self._database.close()
-            self._identified = False  # it may be another server afterwards
+            self._identified = False  # the next connection may reach a different server
             self._figures.note_obstacle(_Obstacle("refused" if refused else "database", str(error)))
             self._database_episode.log_failure(
                 outbox=self._options.name, error=str(error), refused=refused or None
@@ -282,11 +285,11 @@ class Relay:
         if self._stuck and obstacle is not None:
             self.left = f"rows of outbox {self._options.name} wait: {obstacle.error}"
         elif self._standby:
-            # If the other relay is stuck, the table is never empty.
+            # Another relay has the outbox. If it is stuck, the table never becomes empty.
             try:
                 view = outbox.read_view(self._store, self._options.name)
             except (RedisUnavailableError, RedisResponseError, InvalidValueError):
-                return False  # the next turn reports it
+                return False  # the next turn reports this error
             if view.error and view.failing_seconds >= FAILING_SECONDS:
                 self.left = (
                     f"another relay ({view.owner}) owns outbox {self._options.name}, and its"
@@ -321,9 +324,9 @@ class Relay:
                 self._stop_publishing()
             self._keep_at = time.monotonic() + self._options.lease_ttl / 3
             if self._spread:
-                self._topics.clear()  # no script compares the count on a cluster
+                self._topics.clear()  # on a cluster, no script compares the count, so read it again
             if self._epoch and self._is_shared():
-                # The other relay may do the same now, so the pauses differ.
+                # The relay of the other outbox may do the same now, so vary the pause.
                 self._store.run(self._renew_call())
                 self._store.run(outbox.release(self._store.keys, self._options.name, self._token))
                 self._epoch = 0
@@ -333,8 +336,9 @@ class Relay:
     def _is_shared(self) -> bool:
         """Return True if a relay of another outbox holds the same table.
 
-        Records belong to the name of an outbox, so both relays would send each row. The identity
-        of the table was published before, so at least the later one of two relays finds the other.
+        Records belong to the name of an outbox, so both relays would send each row. Each relay
+        publishes the identity of its table before this check, so at least the later of two relays
+        finds the other.
         """
         other = outbox.find_conflict(self._store, self._options.name, self._figures.table)
         self._stuck = other is not None
@@ -351,7 +355,7 @@ class Relay:
         if not self._registered:
             outbox.register(self._store, self._options.name)
             self._registered = True
-        if self._is_shared():  # known from an earlier try
+        if self._is_shared():  # known from an earlier attempt
             return self._options.poll
         reply = self._store.run(self._acquire_call(""))
         if reply.word == "HELD" and is_gone(holder := untrusted.label(reply.values[0])):
@@ -367,9 +371,9 @@ class Relay:
                 )
             return min(self._options.poll, max(0.05, int(reply.values[1]) / 1000))
         self._epoch = int(reply.values[0])
-        self._keep_at = 0.0  # publishes the first figures
+        self._keep_at = 0.0  # publish the first figures immediately
         self._topics.clear()
-        self._settled.clear()  # the fences return them
+        self._settled.clear()  # the fences return these rows
         if self._standby or not self._figures.sent:
             logs.event("outbox.acquired", outbox=self._options.name, epoch=self._epoch)
         self._standby = False
@@ -395,7 +399,7 @@ class Relay:
             self._identified = True
 
     def _renew_without_database(self) -> None:
-        """Keep the lease although the database is unavailable, and publish the reason."""
+        """Keep the lease while the database is unavailable, and publish the reason."""
         if not self._epoch or time.monotonic() < self._keep_at:
             return
         self._keep_at = time.monotonic() + self._options.lease_ttl / 3
@@ -417,7 +421,7 @@ class Relay:
     def _run_pass(self) -> _Pass:
         """Send the oldest rows: delete sent ones, read, fence new topics, publish, delete."""
         found = _Pass()
-        # Their records are replaced by the next batch, so they must be gone before it.
+        # The next batch replaces their records, so they must be deleted before it.
         self._delete_settled()
         wanted = self._options.batch * self._pages
         rows = self._database.oldest(wanted)
@@ -449,11 +453,12 @@ class Relay:
     def _route_rows(
         self, rows: Sequence[OutboxRow], found: _Pass
     ) -> Iterator[tuple[OutboxRow, int]]:
-        """Yield rows with their partitions. Bury rows with a fault, and fence new topics."""
+        """Yield rows with their partitions. Dead-letter rows with a fault, and fence new topics."""
         uids: set[str] = set()
         for row in rows:
             fault, topic = row.fault, None
-            # In one batch it would be skipped as sent, and its message would be lost.
+            # A second row with the same uid would be skipped as already sent, and its message would
+            # be lost.
             if not fault and row.uid in uids:
                 fault = f"another row has the uid {row.uid}; give each row a unique uid"
             uids.add(row.uid)
@@ -475,7 +480,10 @@ class Relay:
                 yield row, crc32_partition(routing, topic.count) if chosen is None else chosen
 
     def _topic(self, name: str, found: _Pass) -> tuple[_Topic | None, str]:
-        """Return a fenced topic, or the fault of its rows. None without a fault: they wait."""
+        """Return a fenced topic, or None and the fault of its rows.
+
+        Without a fault, the rows wait.
+        """
         topic = self._topics.get(name)
         try:
             if topic is None:
@@ -485,7 +493,8 @@ class Relay:
                 topic = self._topics[name] = _Topic(count)
             if not topic.fenced and not self._is_held_back((name, -1), found):
                 self._fence(name, topic)
-                # Rows that were read before the fence may be in the topic already.
+                # Rows that were read before the fence may already be in the topic, so read them
+                # again.
                 found.read_again = True
         except (RedisResponseError, InvalidValueError, ContractError) as error:
             if isinstance(error, RedisResponseError) and error.kind in _SERVER_REFUSALS:
@@ -498,7 +507,7 @@ class Relay:
         return (topic if topic.fenced else None), ""
 
     def _count(self, name: str) -> int | None:
-        """Return the partition count of a topic, and create it if it is configured."""
+        """Return the partition count of a topic. Create a missing topic if it is configured."""
         count = topics.partition_count(self._store, name)
         configured = self._settings.topics.get(name)
         if count is None and configured is not None:
@@ -506,7 +515,7 @@ class Relay:
         return count
 
     def _fence(self, name: str, topic: _Topic) -> None:
-        """Close all partitions of a topic to earlier epochs, and learn which rows they have."""
+        """Close all partitions of a topic to earlier epochs, and read which rows they contain."""
         keys, meta = self._store.keys, self._meta(name)
         for first in range(0, topic.count, FENCES_MAX):
             numbers = range(first, min(topic.count, first + FENCES_MAX))
@@ -544,7 +553,7 @@ class Relay:
                     max_backlog=self._options.max_backlog,
                 )
             )
-        # A missing answer comes first, because such a write may be executed late.
+        # Raise a missing answer before other errors, because that write may be executed late.
         replies: list[Reply | RedisResponseError | ContractError] = require_all(
             self._store.run_each(calls)
         )
@@ -591,7 +600,7 @@ class Relay:
     def _hold_back(
         self, place: tuple[str, int], rows: int, obstacle: _Obstacle, found: _Pass
     ) -> None:
-        """Leave rows of a place for `poll`. The rows of other places are sent."""
+        """Postpone the rows of a place for `poll` seconds. The rows of other places are sent."""
         self._blocked[place] = _Hold(time.monotonic() + self._options.poll, obstacle)
         found.hold(rows, obstacle)
 
@@ -616,8 +625,8 @@ class Relay:
             return
         for node in self._store.connection.masters():
             have = int(node.execute("WAIT", wanted, CONFIRM_MS))
-            # WAIT also counts a replica that still loads its first copy, if no replica was
-            # connected when the rows were written.
+            # WAIT also counts a replica that is still loading its first copy, if no replica was
+            # connected when the rows were written. So count the loaded replicas.
             if have >= wanted:
                 have = len(_LOADED_REPLICA.findall(bytes(node.execute("INFO", "replication"))))
             if have < wanted:
@@ -656,14 +665,14 @@ class Relay:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Return True for an error that may pass without a change by an operator."""
+    """Return True for an error that may be over later without an operator's action."""
     if isinstance(error, RedisResponseError):
         return error.transient or error.kind in (*_SERVER_REFUSALS[:2], RefusalKind.FULL)
     return isinstance(error, RedisUnavailableError)
 
 
 def _outgoing(row: OutboxRow) -> OutgoingRow:
-    # The entry has its uid in the field of delayed sends, so that a trace finds it.
+    # Write the uid to the field of delayed sends, so that `streamqd trace` finds the entry.
     fields = [*row.fields, b"sendId", row.uid.encode()]
     return OutgoingRow(row.id, row.uid, row.due_unix_ms, fields)
 
@@ -671,7 +680,7 @@ def _outgoing(row: OutboxRow) -> OutgoingRow:
 def _first_rows(
     rows: Sequence[tuple[OutboxRow, int]], most: int
 ) -> dict[tuple[str, int], list[OutboxRow]]:
-    """Return the first rows of each partition, at most `most` and CALL_BYTES or one row."""
+    """Return the first rows of each partition: at most `most`, and CALL_BYTES or one larger row."""
     parts: dict[tuple[str, int], list[OutboxRow]] = {}
     sizes: dict[tuple[str, int], int] = {}
     for row, number in rows:
@@ -679,7 +688,7 @@ def _first_rows(
         part, size = parts.setdefault(place, []), sizes.get(place, 0)
         if (
             size < CALL_BYTES and len(part) < most
-        ):  # once false it stays false, so the order is kept
+        ):  # once it is false for a partition, it stays false, so the order is kept
             part.append(row)
             sizes[place] = size + row.size
     return parts

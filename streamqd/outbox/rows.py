@@ -1,6 +1,6 @@
-"""One row of an outbox: encode a message into columns, and decode hostile columns.
+"""One row of an outbox: encode a message into columns, and decode untrusted columns.
 
-Uses no connection. A row that cannot be decoded has a fault, and harms no other row.
+No connection is used. A row that cannot be decoded has a fault, and does not affect other rows.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ class OutboxRow(NamedTuple):
 
 
 class DeadRow(NamedTuple):
-    """One row that could not be sent, in printable form. `failed_unix_ms` is the relay's clock."""
+    """One row that could not be sent, in printable form.
+
+    `failed_unix_ms` is from the relay's clock.
+    """
 
     id: int
     uid: str
@@ -133,13 +136,13 @@ def encode(topic: str, message: Encoded, now_unix_ms: int | None = None) -> Sent
 
 
 def decode_all(rows: Iterable[Sequence[Any]], max_bytes: int) -> list[OutboxRow]:
-    """Return the rows of hostile columns, each as `decode` returns it."""
+    """Return the rows of untrusted columns, each as `decode` returns it."""
     topics: dict[bytes, str] = {}  # names that were checked in this batch
     return [_decode_usual(columns, topics) or decode(columns, max_bytes) for columns in rows]
 
 
 def _decode_usual(columns: Sequence[Any], topics: dict[bytes, str]) -> OutboxRow | None:
-    """Return the row of a usual message, or None when `decode` must check each column."""
+    """Return the row of an ordinary message, or None if `decode` must check each column."""
     number, uid, topic, key, partition, payload, headers, expires, due, created, *sizes = columns
     if not (
         type(number) is int
@@ -164,10 +167,10 @@ def _decode_usual(columns: Sequence[Any], topics: dict[bytes, str]) -> OutboxRow
 
 
 def decode(columns: Sequence[Any], max_bytes: int) -> OutboxRow:
-    """Return the row of hostile columns: `table.COLUMNS`, and two sizes in bytes, or None.
+    """Return the row of untrusted columns: those of `table.COLUMNS`, then two sizes in bytes.
 
     A size is None unless it is too large. Raises ValueError if the ID is not a 64-bit integer,
-    because such a row can be neither deleted nor moved.
+    because such a row can neither be deleted nor moved.
     """
     *values, payload_size, other_size = columns
     number = values[0]
@@ -187,7 +190,7 @@ def decode(columns: Sequence[Any], max_bytes: int) -> OutboxRow:
 
 
 def decode_dead(columns: Sequence[Any]) -> DeadRow:
-    """Return a dead-lettered row of hostile columns, with unreadable texts in printable form."""
+    """Return a dead-lettered row of untrusted columns, with invalid strings in printable form."""
     number, uid, topic, error, failed = columns
     return DeadRow(
         number if isinstance(number, int) else 0,
@@ -199,7 +202,7 @@ def decode_dead(columns: Sequence[Any]) -> DeadRow:
 
 
 def readable_uid(value: Any) -> str:
-    """Return a uid as in a decoded row, or '' if it is not 32 hex digits."""
+    """Return a uid in the form of a decoded row, or '' if it is not 32 hex digits."""
     try:
         return _uid("uid", value)
     except ValueError:

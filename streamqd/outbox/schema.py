@@ -15,10 +15,10 @@ from streamqd.outbox.rows import OutboxRow
 from streamqd.outbox.table import DEAD_KINDS, KINDS
 from streamqd.words import escape_unprintable
 
-_NO_ROW = OutboxRow(-1)  # no database gives an ID below 1
+_NO_ROW = OutboxRow(-1)  # no database assigns an ID below 1
 _ADVICE = "compare it with `streamqd outbox create --sql`"
 
-# Each returns the name and the type of each column of one table.
+# Each query returns the name and the type of each column of a table.
 _COLUMNS = {
     "postgresql": (
         "SELECT attname::text, format_type(atttypid, NULL)::text FROM pg_attribute"
@@ -34,8 +34,8 @@ _ENGINE = (
     "SELECT engine FROM information_schema.tables"
     " WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"
 )
-# Each returns True for a column `id` that is a key of its own, excludes NULL and gets its values
-# from the database.
+# Each query returns True if the column `id` alone is a key, excludes NULL and gets its values from
+# the database.
 _KEY = {
     "postgresql": (
         "SELECT attnotnull AND (attidentity <> '' OR"
@@ -50,7 +50,7 @@ _KEY = {
         " FROM information_schema.columns WHERE table_schema = COALESCE(%s, DATABASE())"
         " AND table_name = %s AND column_name = 'id'"
     ),
-    # A column of exactly this type and key is an alias of the row ID.
+    # A column of exactly this type, as the only primary key, is an alias of the row ID.
     "sqlite": (
         "WITH given(t, s) AS (SELECT ?, ?) SELECT upper(type) = 'INTEGER' AND pk = 1"
         " AND (SELECT max(pk) = 1 FROM pragma_table_info(t, s))"
@@ -58,7 +58,7 @@ _KEY = {
         " FROM given, pragma_table_info(t, s) WHERE name = 'id'"
     ),
 }
-# Each returns True if the column `uid` is unique.
+# Each query returns True if the column `uid` is unique.
 _UNIQUE = {
     "postgresql": (
         "SELECT count(*) > 0 FROM pg_index JOIN pg_attribute ON attrelid = indrelid"
@@ -76,7 +76,7 @@ _UNIQUE = {
         " AND (SELECT group_concat(name) FROM pragma_index_info(i.name, s)) = 'uid'"
     ),
 }
-# Each returns the setting of commits that a crash can lose, or nothing.
+# Each query returns the setting with which a crash can lose commits, or nothing.
 _LOST_COMMITS = {
     "postgresql": (
         "SELECT 'synchronous_commit is off'::text FROM pg_settings"
@@ -87,15 +87,15 @@ _LOST_COMMITS = {
         " @@innodb_flush_log_at_trx_commit) FROM DUAL WHERE @@innodb_flush_log_at_trx_commit <> 1"
     ),
 }
-_BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a host
-# Each identifies a server or a file, and the table in it.
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # equal in all containers of a host
+# Each query identifies the server or file, and the table in it.
 _IDENTITY = {
-    # Two servers do not start in the same microsecond.
+    # The start time identifies a server, because no two servers start in the same microsecond.
     "postgresql": (
         "SELECT CAST(extract(epoch FROM pg_postmaster_start_time()) AS text),"
         " CAST(current_database() AS text), CAST(to_regclass(%s)::oid AS text)"
     ),
-    # Two servers in containers can differ only in the creation time of the table.
+    # For two servers in containers, only the creation time of the table may differ.
     "mysql": (
         "SELECT @@hostname, @@port, @@datadir, table_schema, table_name, create_time"
         " FROM information_schema.tables WHERE table_schema = COALESCE(%s, DATABASE())"
@@ -136,7 +136,7 @@ def create(database: Database, *, notify: bool = True) -> None:
 
 
 def check(database: Database) -> OutboxCheck:
-    """Compare both tables with the columns that are needed, and try the relay's statements.
+    """Compare both tables with the required columns, and try the relay's statements.
 
     The statements match no rows, so nothing changes. Raises DatabaseUnavailableError.
     """
@@ -151,9 +151,10 @@ def check(database: Database) -> OutboxCheck:
 
 
 def identity(database: Database) -> str:
-    """Return a text that is equal for two URLs of one table, '' if the table does not exist.
+    """Return a string that identifies the table, or '' if the table does not exist.
 
-    The text changes when a PostgreSQL server restarts. Raises DatabaseUnavailableError.
+    It is equal for two URLs of the same table. It changes when a PostgreSQL server restarts. Raises
+    DatabaseUnavailableError.
     """
     found = database.rows(
         _IDENTITY[database.dialect], table_parameters(database, database.table.name)
@@ -172,7 +173,7 @@ def identity(database: Database) -> str:
 
 
 def _notes(database: Database) -> list[str]:
-    """Return sentences about tables that can be used."""
+    """Return notes on usable tables, as sentences."""
     table, notes = database.table, []
     if not _is_true(database, _UNIQUE[database.dialect], table.name):
         notes.append(
@@ -238,7 +239,7 @@ def _is_true(database: Database, query: str, name: str) -> bool:
 
 
 def table_parameters(database: Database, name: str) -> tuple[str | None, ...]:
-    """Return the parameters that name a table in the queries above."""
+    """Return the parameters that identify a table in the queries above."""
     schema, bare = _schema_and_name(name)
     values: dict[str, tuple[str | None, ...]] = {
         "postgresql": (database.table.dialect.quote(name),),
@@ -258,7 +259,7 @@ def _schema_and_name(name: str) -> tuple[str | None, str]:
 
 
 def _statement_faults(database: Database) -> list[str]:
-    """Return the errors of the relay's statements, which name the missing permission."""
+    """Return the errors of the relay's statements, which contain the missing permission."""
     faults = []
     for attempt in (
         lambda: database.oldest(1),

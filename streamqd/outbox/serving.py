@@ -1,4 +1,4 @@
-"""Make a relay with its connections, and run it as a child of the daemon."""
+"""Build a relay with its connections, and run it as a child of the daemon."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ALIVE_SECONDS = 1.0  # seconds between two heartbeats for the supervisor
 def relay_of(
     outbox: OutboxSettings, settings: Settings, *, stop_fd: int, stopping: Callable[[], bool]
 ) -> Relay:
-    """Make a relay, without connecting. `settings` are those of the daemon, resolved.
+    """Build a relay without connecting. `settings` are the resolved settings of the daemon.
 
-    Raises ValueError, as a clause, when the URL or the password of the database is not valid.
+    Raises ValueError when the URL or the password of the database is invalid.
     """
     daemon, keys = settings.daemon, settings.keys
     database = Database(
@@ -54,7 +54,7 @@ def serve(outbox: OutboxSettings, settings: Settings, control: socket.socket) ->
 
 
 def _must_quit(control: socket.socket) -> bool:
-    """Return True if the supervisor sent the command to exit, or is gone."""
+    """Return True if the supervisor sent the command to exit, or has exited."""
     while True:
         try:
             message = control.recv(4096, socket.MSG_DONTWAIT)

@@ -1,6 +1,6 @@
-"""The tables of an outbox: their columns, and the statements in each dialect of SQL.
+"""The tables of an outbox: their columns, and the SQL statements in each dialect.
 
-It executes nothing. Names are quoted, because `key` and `partition` are reserved words of SQL.
+Nothing is executed here. Names are quoted, because `key` and `partition` are reserved words in SQL.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NULL = frozenset({"key", "partition", "headers", "expires", "due_unix_ms"})
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One dialect of SQL. `types` are the types of new columns, and `kinds` those accepted."""
+    """One SQL dialect. `types` are the types of new columns, and `kinds` the accepted types."""
 
     name: str
     quotes: str
@@ -77,7 +77,7 @@ POSTGRESQL = Dialect(
         BINARY: "bytea",
         TEXT: "text",
         INTEGER: "bigint",
-        "uid": 'text COLLATE "C"',  # the fastest for an index
+        "uid": 'text COLLATE "C"',  # the fastest collation for an index
         "partition": "integer",
     },
     {BINARY: frozenset({"bytea"}), TEXT: _TEXTS - {"json", "jsonb"}, INTEGER: _INTEGERS},
@@ -103,7 +103,7 @@ MYSQL = Dialect(
         INTEGER: _INTEGERS,
     },
     "octet_length({})",
-    # Other engines have no transactions, so a row would stay after a rollback.
+    # Other engines may have no transactions, so a row would stay after a rollback.
     " ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin",
 )
 SQLITE = Dialect(
@@ -117,13 +117,13 @@ SQLITE = Dialect(
         INTEGER: "integer",
     },
     {BINARY: frozenset({"blob"}), TEXT: _TEXTS, INTEGER: _INTEGERS},
-    "length(CAST({} AS BLOB))",  # octet_length exists from SQLite 3.43
+    "length(CAST({} AS BLOB))",  # octet_length requires SQLite 3.43
 )
 DIALECTS = {each.name: each for each in (POSTGRESQL, MYSQL, SQLITE)}
 
 
 class OutboxTable:
-    """An outbox's table and its dead-letter table, by name. Raises ValueError for a bad name."""
+    """An outbox's table and its dead-letter table. Raises ValueError for an invalid name."""
 
     def __init__(self, name: str, dialect: Dialect) -> None:
         check_name(name)
@@ -148,8 +148,9 @@ class OutboxTable:
     def select_oldest(self, limit: int, batch_bytes: int, message_bytes: int) -> str:
         """Return the query of the oldest rows: `COLUMNS`, and the sizes of payload and the rest.
 
-        At most `limit` rows, and only the first ones up to `batch_bytes`. A payload, key or headers
-        above `message_bytes` are returned as NULL, and a size up to it as NULL.
+        The query returns at most `limit` rows, and only as many as fit into `batch_bytes`. A
+        payload, key or headers larger than `message_bytes` are NULL. A size is NULL unless it is
+        larger than that.
         """
         size, quoted = self.dialect.size, self.dialect.quote
         sizes = {name: size(name) for name in ("payload", "key", "headers")}
@@ -164,8 +165,9 @@ class OutboxTable:
             f"CASE WHEN {size} > {int(message_bytes)} THEN {size} END"
             for size in (sizes["payload"], f"{sizes['key']} + {sizes['headers']}")
         )
-        # The sizes are added over the IDs alone, so that no bodies are copied. With one last ID and
-        # the limit, the rows come from the index, however long the table is.
+        # The inner query sums the sizes by ID, so that no bodies are copied. With one last ID and
+        # the limit, the outer query uses the index, so its cost does not depend on the length of
+        # the table.
         return (
             f"SELECT {columns}, {too_large}"  # noqa: S608
             f" FROM {self._table} WHERE {quoted('id')} <= ("
@@ -177,18 +179,18 @@ class OutboxTable:
         )
 
     def select_uids(self, count: int) -> str:
-        """Return the query of the uids that still exist, for `count` IDs and as many uids."""
+        """Return the query for the uids that still exist, for `count` IDs and `count` uids."""
         return f"SELECT uid FROM {self._table} WHERE {self._match_both(count)}"  # noqa: S608
 
     def delete(self, count: int) -> str:
         """Return the statement that deletes `count` rows, by their IDs and their uids.
 
-        A table that was made again restarts its IDs, so an ID alone could be that of another row.
+        The IDs of a recreated table start again, so an ID alone could belong to a different row.
         """
         return f"DELETE FROM {self._table} WHERE {self._match_both(count)}"  # noqa: S608
 
     def insert_dead_row(self) -> str:
-        """Return the statement that dead-letters a row, with parameters error, time and ID."""
+        """Return the statement that dead-letters a row, with the parameters error, time and ID."""
         columns, marker = self._column_list(SENT_COLUMNS), self.dialect.marker
         cast = "CAST({} AS text), CAST({} AS bigint)" if self._is("postgresql") else "{}, {}"
         return (
@@ -231,7 +233,8 @@ class OutboxTable:
         """Return the statements that create missing tables. `notify` matters in PostgreSQL."""
         made = [
             self._create_table(self._table, KINDS),
-            # A dead-lettered row may lack any value, so that every bad row can be stored.
+            # In a dead-lettered row, any value may be NULL, so that every invalid row can be
+            # stored.
             self._create_table(self._dead, DEAD_KINDS, null=frozenset(DEAD_KINDS)),
         ]
         if notify and self._is("postgresql"):
@@ -250,7 +253,7 @@ class OutboxTable:
         lines = []
         for name, kind in kinds.items():
             types = self.dialect.types
-            # The type of the ID excludes NULL itself.
+            # The type of the ID already excludes NULL.
             end = "" if name in null or name == "id" else " NOT NULL"
             # The relay would send only one of two rows with the same uid.
             end += " UNIQUE" if end and name == "uid" else ""
@@ -279,10 +282,11 @@ class OutboxTable:
         return ", ".join(map(self.dialect.quote, columns))
 
     def _match_both(self, count: int) -> str:
-        if self._is("postgresql"):  # two arrays: each parameter costs the driver time
+        if self._is("postgresql"):  # pass two arrays, because each parameter costs the driver time
             return "id = ANY(CAST(%s AS bigint[])) AND uid = ANY(CAST(%s AS text[]))"
         markers = ", ".join([self.dialect.marker] * count)
-        # SQLite stores any type in any column, and bytes never equal a string.
+        # Cast the uid, because SQLite stores any type in any column, and bytes never equal a
+        # string.
         uid = "CAST(uid AS text)" if self._is("sqlite") else "uid"
         return f"{self.dialect.quote('id')} IN ({markers}) AND {uid} IN ({markers})"
 

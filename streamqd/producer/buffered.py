@@ -31,13 +31,14 @@ class Receipt(Future[Uid]):
     and never wait for another receipt in a callback.
     """
 
-    # A future consists of ten objects with its lock. They are created at first use, because most
-    # receipts are only asked for a result that is already there. Otherwise the garbage collector
-    # visits all these objects, which took half of the producer's time.
+    # A future with its lock consists of ten objects. They are created at first use, because most
+    # receipts are only asked for a result that is already available. Without this, the garbage
+    # collector took half of the producer's time to visit all these objects.
     _lock = threading.Lock()
     _complete = False
     _claimed = False
-    _outcome: Result | None = None  # the result or the exception, while it is not complete
+    # The result or the exception, until the future is completed with it.
+    _outcome: Result | None = None
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -54,7 +55,10 @@ class Receipt(Future[Uid]):
         return super().exception(timeout)
 
     def _claim(self) -> bool:
-        """Mark the message as being written. Return False if it was canceled. Writing thread."""
+        """Mark the message as being written, in the writing thread.
+
+        Return False if it was canceled.
+        """
         with self._lock:
             if not self._complete:
                 self._claimed = True
@@ -62,7 +66,7 @@ class Receipt(Future[Uid]):
         return self.set_running_or_notify_cancel()
 
     def _settle(self, outcome: Result) -> None:
-        """Store the uid or the error. Writing thread."""
+        """Store the uid or the error, in the writing thread."""
         with self._lock:
             if not self._complete:
                 self._outcome = outcome
@@ -71,12 +75,12 @@ class Receipt(Future[Uid]):
 
     @classmethod
     def _forget(cls) -> None:
-        """Replace the lock in a forked child, as another thread of the parent may have held it."""
+        """Replace the lock in a forked child, because a thread of the parent may have held it."""
         cls._lock = threading.Lock()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            # It would wait forever, because the writing thread is in the other process.
+            # Do not wait, because the writing thread is in the other process.
             raise OutcomeUnknownError(
                 f"the message belongs to process {self._pid}, so its outcome is unknown here;"
                 " wait for it in that process"

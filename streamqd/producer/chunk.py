@@ -22,7 +22,7 @@ NOT_YET = BacklogFullError("not tried yet")  # internal: the message waits for e
 
 @dataclass(slots=True, eq=False)
 class EarlierChunks:
-    """The chunks of one topic that wait for room ahead of another one."""
+    """The chunks of one topic that wait for room ahead of a certain chunk."""
 
     counts: set[int] = field(default_factory=set)  # the partition counts by which they are routed
     partitions: set[int] = field(default_factory=set)  # the partitions with waiting messages

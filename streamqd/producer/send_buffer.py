@@ -257,8 +257,8 @@ class SendBuffer(Generic[T]):
     def _retry_waiting(self) -> None:
         """Retry the chunks that wait for room, in order of arrival.
 
-        One check takes time in proportion to the waiting chunks. A chunk that waits for earlier
-        chunks of its partitions is tried only after these have found room.
+        The time of a check is proportional to the number of waiting chunks. A chunk that waits for
+        earlier chunks of its partitions is tried only after those have found room.
         """
         now = time.monotonic()
         if not self._waiting or not (self._given_up or (self._check_at or 0.0) <= now):
@@ -274,7 +274,7 @@ class SendBuffer(Generic[T]):
                 self._note_waiting(chunk)
 
     def _attempt(self, chunk: Chunk) -> None:
-        """Write a chunk, except for messages that would overtake earlier messages."""
+        """Write a chunk, except for messages that would overtake earlier ones."""
         try:
             self._sender.attempt(chunk, self._earlier_chunks.get(chunk.topic))
         except BaseException as raised:  # noqa: BLE001 - the result of the messages

@@ -54,11 +54,12 @@ from streamqd.store.replies import check_replies
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-CHUNK_COUNT = 512  # bound of the messages in one transaction
+CHUNK_COUNT = 512  # maximum number of messages in one transaction
 CHUNK_BYTES = 1 << 20  # size in bytes at which a transaction is full
 PAUSES = (0.05, 0.2, 0.5)  # seconds before each repetition of a send that is safe to repeat
-HEADS_MAX = 4096  # bound of the cached calls without their messages
-REROUTES_MAX = 100  # bound of the times that one transaction is routed again after a topic change
+HEADS_MAX = 4096  # maximum number of cached calls, which contain no messages
+# Maximum number of times that one transaction is routed again after a topic change.
+REROUTES_MAX = 100
 DEDUP_WINDOW = 600.0
 _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([!-~]{1,200})")
 

@@ -1,7 +1,7 @@
-"""Schedules: due times of messages, handling of missed ticks, and the owners of declarations.
+"""Schedules: due times of messages, missed ticks, and the owners of declarations.
 
-`ticks` computes due times, without Redis and without a clock. Only it deals with cron and time
-zones. The scripts turn a due tick into a message, in one step each.
+`ticks` computes due times, without Redis and without a clock. Only this module deals with cron and
+time zones. Scripts turn each due tick into a message in one step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Firing: due ticks become messages. Any housekeeper may fire a tick, and the first call wins.
+"""Fire due ticks: send their messages. Any housekeeper may fire a tick, and the first call wins.
 
-The instance that owns a partition fires first. The others try STAGGER_MS later, in case it did not.
-So several instances do the work of one, and no single instance is required.
+The instance that owns a partition fires first. The others try STAGGER_MS later, in case the owner
+did not. Usually only the owner does the work, but no single instance is required.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from streamqd.store.schedules import (
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
 
-# Seconds between two reads of the places, and between two checks of an idle place.
+# Interval of the reads of all places, and of the checks of an idle place.
 PLACES_INTERVAL_SECONDS = 1.0
 STAGGER_MS = 300  # milliseconds by which instances that do not own a partition fire later
 PAGE = 128  # schedules of one page
 BYTES_MAX = 256 << 10  # message bytes in one call, exceeded by at most one message
-REST_SECONDS = 5.0  # after a refusal: the topic does not exist, or a key is of a wrong type
-AHEAD_MS = 5_000  # milliseconds before they are due in which specifications are read
+# Pause after a refusal, because the topic does not exist or a key has a wrong type.
+REST_SECONDS = 5.0
+AHEAD_MS = 5_000  # milliseconds before the due time at which a specification may be read
 AHEAD_MAX = 16_384  # specifications of one place that are read ahead
 TURN_SECONDS = 0.3  # longest turn of one task
 CACHE_MAX = 20_000
@@ -68,7 +69,7 @@ class Firer:
     ) -> None:
         """`owned` returns the partitions of this instance. `note` gets each outcome.
 
-        `declared` are schedules by the hash of their specification, which need not be read.
+        `declared` maps the hash of a specification to its schedule, which then need not be read.
         """
         self._store = store
         self._owned = owned
@@ -80,8 +81,8 @@ class Firer:
         self._declared = declared
         self._cache: dict[str, Schedule] = {}  # by the hash of the specification
         self._counts: dict[str, tuple[float, int]] = {}
-        # By place: until when (unix ms) schedules are read ahead, and how many are read so far. 0
-        # when all are.
+        # For each place, the time (unix ms) up to which specifications are read ahead, and the
+        # number that were read so far, 0 after all were read.
         self._ahead: dict[TopicPartition, tuple[int, int]] = {}
 
     def turn(self) -> float:
@@ -95,7 +96,7 @@ class Firer:
         owned = self._owned()
         wanted = [each for each in self._places if self._ask_at[each] <= begun]
         for place in sorted(wanted, key=lambda each: self._ask_at[each]):
-            self._ask_at[place] = begun + REST_SECONDS  # replaced below, unless the page raises
+            self._ask_at[place] = begun + REST_SECONDS  # replaced below, unless an error occurs
             wait = self._isolate(place, self._fire_at, place, place in owned)
             if wait is not None:
                 self._ask_at[place] = time.monotonic() + wait
@@ -148,7 +149,8 @@ class Firer:
             offset = offset_ms(schedule)
             expected: int | None = row.due_unix_ms
             for step in steps(schedule, row.due_unix_ms - offset, now - offset):
-                assert expected is not None  # only the last step has no following tick
+                # A step without a following tick is always the last one.
+                assert expected is not None
                 following = None if step.following is None else step.following + offset
                 fields = [] if step.tick is None else record.message_of(schedule, step.tick)
                 tick = DueTick(
@@ -191,7 +193,8 @@ class Firer:
     def _read_ahead(self, place: TopicPartition, page: DuePage) -> bool:
         """Read specifications of schedules that are due soon. Return True if more are left.
 
-        Thousands may be due at one instant, and reading them all then would delay the last ones.
+        Thousands of schedules may be due at the same time, and reading all of them only then would
+        delay the last ones.
         """
         until, skip = self._ahead[place]
         if skip == 0:
@@ -200,7 +203,7 @@ class Firer:
                 return False
             until = page.now_unix_ms + AHEAD_MS
         rows = calls.due_later(self._store, place, page.now_unix_ms, until, skip, PAGE)
-        self._read(place, rows)  # an unreadable one is held when it is due
+        self._read(place, rows)  # an invalid specification is held when it is due
         more = len(rows) == PAGE and skip + PAGE < AHEAD_MAX
         self._ahead[place] = until, skip + PAGE if more else 0
         return more
@@ -208,7 +211,7 @@ class Firer:
     def _readable_schedules(
         self, place: TopicPartition, rows: Sequence[DueSchedule]
     ) -> dict[bytes, Schedule]:
-        """Return the schedules of rows. Unreadable ones are held, so that others can run."""
+        """Return the schedules of rows. Hold invalid schedules, so that others can run."""
         found, problems = self._read(place, rows)
         for name, problem in problems.items():
             self._hold_unreadable(place, name, problem)
@@ -217,7 +220,7 @@ class Firer:
     def _read(
         self, place: TopicPartition, rows: Sequence[DueSchedule]
     ) -> tuple[dict[bytes, Schedule], dict[bytes, str]]:
-        """Return schedules, and the problems of unreadable ones, both by name."""
+        """Return schedules, and the problems of invalid schedules, both by name."""
         found, problems, unknown = {}, {}, []
         for row in rows:
             cached = self._declared.get(row.hash) or self._cache.get(row.hash)
@@ -242,11 +245,12 @@ class Firer:
     def _select_local(
         self, place: TopicPartition, known: dict[bytes, Schedule]
     ) -> dict[bytes, Schedule]:
-        """Return the schedules whose name is kept for this place, and hold the others.
+        """Return the schedules that the index maps to this place, and hold the others.
 
-        An instance that reads the index, and declares after another one has moved the schedule,
-        leaves a second copy, which would send each tick again. The index is read after the page, so
-        a copy that the page has is not older than the line.
+        A second copy of a schedule would send each tick twice. Such a copy is left if an instance
+        reads the index, another instance then moves the schedule, and the first one then declares
+        it. The index is read after the page, so its line is at least as new as the copies in the
+        page.
         """
         lines = calls.index(self._store, [each.name for each in known.values()])
         found = {}
@@ -255,7 +259,7 @@ class Firer:
             if not isinstance(line, IndexLine) or line.place == place:
                 found[name] = schedule
                 continue
-            # A later declaration for this place replaces a schedule that is held as unreadable.
+            # Hold it as unreadable, so that a later declaration for this place can replace it.
             self._hold_unreadable(
                 place, name, f"its name is reserved for {line.place[0]}/{line.place[1]}"
             )
@@ -299,7 +303,10 @@ def _parse_due(row: DueSchedule, raw: bytes | None) -> Schedule:
 
 
 def _batches(ticks: Sequence[tuple[str, DueTick]]) -> Iterator[tuple[str, list[DueTick]]]:
-    """Yield the ticks of each call: of one group, bounded in number and bytes, in order."""
+    """Yield the ticks of each call, in order.
+
+    A call has one group and is limited in ticks and bytes.
+    """
     batch: list[DueTick] = []
     size, of = 0, ""
     for group, tick in ticks:

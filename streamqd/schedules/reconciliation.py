@@ -1,8 +1,8 @@
 """Make the schedules in Redis match the declarations.
 
-A schedule is stored next to the partition of its messages. Any instance may repeat any step at any
-time. Existing specifications are left unchanged, so a deployment does not change due times. There
-is no leader: while two releases run, the schedules of both exist.
+A schedule is stored in the slot of the partition of its messages. Any instance may repeat any step
+at any time. Unchanged specifications are not written, so a deployment does not change due times.
+There is no leader. While two releases run, the schedules of both exist.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A schedule as it is declared: by a file of a fleet, or by an operator."""
+    """The declaration of a schedule, by a fleet's configuration file or an operator."""
 
     schedule: Schedule
     fleet: str
@@ -58,7 +58,7 @@ class Reconciler:
         settings: Mapping[str, Topic],
         isolate: Isolate[TopicPartition] = run_directly,
     ) -> None:
-        """`settings` are those of topics, which are made at the first run if they are missing."""
+        """`settings` are those of the topics. The first run creates missing topics."""
         self._store = store
         self._isolate = isolate
         self._declared = [Declaration(each, fleet, FILE, since_unix_ms) for each in schedules]
@@ -78,7 +78,10 @@ class Reconciler:
         return {self._hashes[each.name]: each.schedule for each in self._declared}
 
     def run(self) -> None:
-        """Declare, move and note as declared. Raises RedisUnavailableError, RedisResponseError."""
+        """Declare, move and stamp the schedules.
+
+        Raises RedisUnavailableError, RedisResponseError.
+        """
         counts = self._counts()
         self._create = False
         here: dict[TopicPartition, list[Declaration]] = {}
@@ -113,7 +116,7 @@ class Reconciler:
         entry: IndexLine | InvalidValueError | None,
         counts: Mapping[str, int],
     ) -> TopicPartition | None:
-        """Return the current place, or None if a problem prevents it."""
+        """Return the current place of a schedule, or None if a problem was logged."""
         topic = each.schedule.topic
         count = counts.get(topic, 0)
         place = _place(each.schedule, count)
@@ -155,7 +158,7 @@ class Reconciler:
 
 
 def _read_or_log(topic: str, do: Callable[..., T], /, *args: object) -> T | None:
-    """Return `do(...)`, or None after a value that cannot be read, which is logged."""
+    """Return `do(...)`, or None after an invalid value, which is logged."""
     try:
         return do(*args)
     except InvalidValueError as error:
@@ -168,12 +171,12 @@ def _read_or_log(topic: str, do: Callable[..., T], /, *args: object) -> T | None
 
 
 def _place(schedule: Schedule, count: int) -> TopicPartition:
-    """Return the place of a schedule in a topic of `count` partitions. 0 counts as 1."""
+    """Return the place of a schedule in a topic of `count` partitions. A count of 0 means 1."""
     return schedule.topic, record.partition_of(schedule, max(count, 1))
 
 
 def find_name_conflict(each: Declaration, entry: IndexLine | InvalidValueError) -> str:
-    """Return why a schedule cannot have its name, '' when it can."""
+    """Return the reason for which a schedule cannot use its name, or ''."""
     if isinstance(entry, InvalidValueError):
         return str(entry)
     if entry.fleet != each.fleet:
@@ -186,7 +189,7 @@ def find_name_conflict(each: Declaration, entry: IndexLine | InvalidValueError) 
 def declare(
     store: Store, place: TopicPartition, some: Sequence[Declaration], *, force: bool = False
 ) -> list[str]:
-    """Keep schedules where they belong. Return the reply words of schedule_declare."""
+    """Store schedules in a place. Return the reply words of schedule_declare."""
     known = read_stored(store, [(each.name, place) for each in some])
     now = server_unix_ms(store)
     built = []
@@ -217,7 +220,7 @@ def declare(
 
 
 def next_due(schedule: Schedule, now_unix_ms: int, before: StoredSchedule | None) -> int | None:
-    """Return the first due time of a new or changed schedule: never a tick that was sent."""
+    """Return the first due time of a new or changed schedule. A tick that was sent is skipped."""
     offset = offset_ms(schedule)
     sent = before.tick if before is not None and before.tick is not None else 0
     tick = next_tick(schedule, max(now_unix_ms - offset, sent))
@@ -227,20 +230,20 @@ def next_due(schedule: Schedule, now_unix_ms: int, before: StoredSchedule | None
 def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPartition) -> bool:
     """Move a schedule to the partition of its key, with its due time.
 
-    An interrupted move continues where it stopped. Returns False if another release's
-    specification is in force and sends to another partition.
+    An interrupted move continues where it stopped. Return False if the specification of another
+    release is in force and sends to a different partition.
     """
     origin = entry.origin_place or entry.place
     [before] = read_stored(store, [(each.name, origin)])
     if entry.origin_place is None:
         if before is not None and not _may_move(store, each, before):
             return False
-        # Before any hold, so that an interrupted move is found again.
+        # Write the index before any hold, so that an interrupted move is found again.
         calls.write_index(
             store, each.name, IndexLine(entry.fleet, entry.origin, place, origin), new=False
         )
     elif entry.place != place:
-        place = entry.place  # first finish the move that has started
+        place = entry.place  # first finish the move that was started
     store.run(calls.hold(store.keys, origin, each.name, _reason(before)))
     [before] = read_stored(store, [(each.name, origin)])
     text = record.text_of(each.schedule)
@@ -249,7 +252,7 @@ def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPart
     now = server_unix_ms(store)
     due = before.due_unix_ms if same and before else next_due(each.schedule, now, before)
     carried = calls.copy_commands(store.keys, place, each.name, before) if before else []
-    if carried:  # before anything can fire there
+    if carried:  # copied before the schedule can fire in the new place
         check_replies(store.pipeline(carried))
     store.run(
         calls.declare(
@@ -272,9 +275,10 @@ def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPart
 
 
 class MoveFinisher:
-    """Finishes moves that a killed process left, of schedules that no live instance declares.
+    """Finishes moves of a killed process, for schedules that no live instance declares.
 
-    A move that has not advanced since the last check is finished, so checks must be far apart.
+    Each check finishes the moves that have not advanced since the previous check, so checks must be
+    far apart.
     """
 
     def __init__(self, store: Store, isolate: Isolate[TopicPartition] = run_directly) -> None:
@@ -283,7 +287,7 @@ class MoveFinisher:
         self._seen: dict[str, IndexLine] = {}
 
     def run(self) -> None:
-        """Look at all schedules. Raises RedisUnavailableError, RedisResponseError."""
+        """Check all schedules. Raises RedisUnavailableError, RedisResponseError."""
         moving = {
             name: line
             for name, line in calls.read_index(self._store).items()
@@ -302,7 +306,7 @@ class MoveFinisher:
             schedule = record.read(found.text or "") if found is not None else None
         except ValueError:
             return
-        # For a move to another topic, only its caller has the specification.
+        # A move to another topic can only be finished by its caller, which has the specification.
         if found is not None and schedule is not None and schedule.topic == line.place[0]:
             declaration = Declaration(schedule, line.fleet, line.origin, found.since_unix_ms)
             relocate(self._store, declaration, line, line.place)
@@ -313,7 +317,7 @@ def _reason(before: StoredSchedule | None) -> str:
 
 
 def _may_move(store: Store, each: Declaration, before: StoredSchedule) -> bool:
-    """Return True if this specification is in force, by the rule of schedule_declare."""
+    """Return True if this specification is in force, by the same rule as in schedule_declare."""
     if before.hash == record.hash_of(record.text_of(each.schedule)):
         return True
     if before.origin != each.origin:

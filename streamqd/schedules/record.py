@@ -1,4 +1,4 @@
-"""A schedule in Redis: its specification as JSON, the hash of the specification, its messages."""
+"""The specification of a schedule as JSON, its hash, and the messages of the schedule."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from streamqd.schedules.ticks import format_tick
 
 
 def text_of(schedule: Schedule) -> str:
-    """Return the specification as text. Equal schedules have equal texts."""
+    """Return the specification as a string. Equal schedules have equal strings."""
     settings = settings_of(Schedule)
     stated = {name: plain(setting, getattr(schedule, name)) for name, setting in settings.items()}
     return json.dumps(stated, ensure_ascii=False, separators=(",", ":"))
 
 
 def hash_of(text: str) -> str:
-    """Return the hash of a specification, by which two are compared."""
+    """Return the hash of a specification, for comparisons."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -36,7 +36,7 @@ def read(text: str) -> Schedule:
     except (ValueError, RecursionError):
         raise ValueError("it is not JSON") from None
     if isinstance(found, dict):
-        # Default values are valid, and checking them takes most of the time.
+        # Do not check default values, which are valid. Checking them would take most of the time.
         default = _defaults()
         found = {
             name: value
@@ -48,7 +48,7 @@ def read(text: str) -> Schedule:
 
 @functools.cache
 def _defaults() -> dict[str, object]:
-    """The defaults of settings as `text_of` writes them. Required settings are not included."""
+    """Return the defaults of the optional settings, as `text_of` writes them."""
     some = Schedule("", "")
     named = {each.name for each in fields(Schedule) if each.default is not MISSING}
     return {
@@ -59,7 +59,7 @@ def _defaults() -> dict[str, object]:
 
 
 def build(given: object) -> Schedule:
-    """Return the schedule with these settings, as a file states them.
+    """Return the schedule with these settings, in the format of the configuration file.
 
     Raises ValueError with every problem.
     """
@@ -76,23 +76,23 @@ def build(given: object) -> Schedule:
 
 
 def partition_of(schedule: Schedule, count: int) -> int:
-    """Return the partition in a topic with `count`. A value of `count` or more does not exist."""
+    """Return the partition. A result of `count` or more means that the partition does not exist."""
     if schedule.partition is not None:
         return schedule.partition
     return crc32_partition(key_of(schedule), count)
 
 
 def key_of(schedule: Schedule) -> bytes:
-    """Return the key of its messages."""
+    """Return the key of the schedule's messages."""
     return (schedule.key or schedule.name).encode()
 
 
 def message_of(schedule: Schedule, tick: int) -> list[str | bytes]:
     """Return the fields of the message of one tick: names and values."""
     payload = schedule.payload
-    if payload.lstrip().startswith('"'):  # a text travels without its quotes
+    if payload.lstrip().startswith('"'):  # a JSON string is sent without its quotes
         payload = json.loads(payload)
-    # Neither value needs an escape.
+    # Neither value needs escaping.
     headers = f'{{"x-schedule":"{schedule.name}","x-scheduled-for":"{format_tick(tick)}"}}'
     fields: list[str | bytes] = ["payload", payload.encode()]
     if schedule.partition is None:

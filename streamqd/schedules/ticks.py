@@ -1,7 +1,7 @@
-"""Computes due times of schedules. No I/O: the time is an argument, unix ms by the server's clock.
+"""Compute due times of schedules, without I/O. Times are in unix ms, by the server's clock.
 
-A tick is the instant that a schedule names. It is due later by the schedule's share of its jitter,
-which is the same for all of its ticks.
+A tick is the time that a schedule defines. It is due later by an offset within the schedule's
+jitter. All ticks of a schedule have the same offset.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cronsim import CronSim
 from streamqd.config.schedules import ALL, LAST_UNIX_MS, SKIP, Schedule, zone_of
 
 CATCH_UP_MAX = 100  # missed ticks that `misfire = "all"` sends
-COUNTED_MAX = 1_000  # ticks of a cron that are counted as skipped, of more than that many
-SLACK_MS = 5_000  # lateness up to this is not a misfire
+COUNTED_MAX = 1_000  # limit up to which skipped ticks of a cron are counted
+SLACK_MS = 5_000  # largest lateness that is not a misfire
 
 
 @dataclass(frozen=True, slots=True)
 class TickStep:
-    """One move of a schedule: from its tick to `following`, None when no tick follows.
+    """One step of a schedule, from its tick to `following`. None if no tick follows.
 
     `tick` is sent, or no tick if it is None. `skipped` ticks up to it are not sent.
     """
@@ -41,7 +41,7 @@ def offset_ms(schedule: Schedule) -> int:
 
 
 def next_tick(schedule: Schedule, after_unix_ms: int) -> int | None:
-    """Return the first tick after an instant, or None. Years 1970 to 9000, except for `at`."""
+    """Return the first tick after a time, or None. Years are 1970 to 9000, except for `at`."""
     if schedule.at is not None:
         at = schedule.at_unix_ms
         return at if at is not None and at > after_unix_ms else None
@@ -56,15 +56,15 @@ def next_tick(schedule: Schedule, after_unix_ms: int) -> int | None:
 
 @functools.lru_cache(maxsize=8_192)
 def _next_by_cron(cron: str, zone: str, after_unix_ms: int) -> int | None:
-    """Return the next tick. Cached: it costs half a millisecond, and many schedules share it."""
+    """Return the next tick. Cached, because it takes half a millisecond and schedules share it."""
     return next(_by_cron(cron, zone, after_unix_ms), None)
 
 
 def _by_cron(cron: str, zone: str, after_unix_ms: int) -> Iterator[int]:
-    """Ticks after an instant.
+    """Yield the ticks after a time.
 
-    Where a local time is skipped or repeated, cronsim yields times that are equal, or before its
-    start. These are dropped, so that ticks only grow.
+    When a local time is skipped or repeated, cronsim yields equal times, or times before its start.
+    Those are dropped, so that ticks only increase.
     """
     begin = datetime.fromtimestamp(after_unix_ms // 1000, zone_of(zone))
     last = after_unix_ms
@@ -76,7 +76,7 @@ def _by_cron(cron: str, zone: str, after_unix_ms: int) -> Iterator[int]:
 
 
 def newest_ticks(schedule: Schedule, after: int, until: int, limit: int) -> list[int]:
-    """Return the newest `limit` ticks of (after, until], in order."""
+    """Return the latest `limit` ticks in (after, until], in order."""
     span = 3_600_000
     while True:
         start = max(after, until - span)
@@ -109,7 +109,7 @@ def _ticks_between(schedule: Schedule, after: int, until: int) -> Iterator[int]:
             yield at
     else:
         first = next_tick(schedule, after)
-        if first is None or first > until:  # without a second reading of the cron
+        if first is None or first > until:  # avoids evaluating the cron expression twice
             return
         for tick in _by_cron(schedule.cron or "", schedule.timezone or "UTC", after):
             if tick > until:
@@ -127,7 +127,8 @@ def grace_ms(schedule: Schedule, tick: int) -> int:
 def steps(schedule: Schedule, tick: int, now: int) -> list[TickStep]:
     """Return the steps for a tick that is due at `now` (both without jitter), in order.
 
-    Each step starts where the previous step stops. The last step stops after `now`.
+    Each step starts at the `following` tick of the previous step. That of the last step is after
+    `now`.
     """
     if tick > now:
         return []
@@ -137,11 +138,11 @@ def steps(schedule: Schedule, tick: int, now: int) -> list[TickStep]:
         return _to_steps(schedule, [tick, *_ticks_between(schedule, tick, now)])
     if schedule.misfire == ALL:
         ticks = newest_ticks(schedule, tick, now, CATCH_UP_MAX)
-        # Include the tick itself, if there is room.
+        # Include the tick itself if the limit allows it.
         ticks = [tick, *ticks] if len(ticks) < CATCH_UP_MAX else ticks
         return _to_steps(schedule, ticks, count_ticks(schedule, tick - 1, ticks[0] - 1))
     [newest] = newest_ticks(schedule, tick, now, 1) or [tick]
-    # The tick counts separately: an operator or an older specification may have set it.
+    # Count the tick separately, because an operator or an older specification may have set it.
     before = int(newest != tick) + max(0, count_ticks(schedule, tick, newest) - 1)
     following = next_tick(schedule, newest)
     if schedule.misfire == SKIP:
@@ -157,8 +158,8 @@ def _to_steps(schedule: Schedule, ticks: list[int], skipped: int = 0) -> list[Ti
     ]
 
 
-@functools.lru_cache(maxsize=256)  # many schedules have a tick at the same instant
+@functools.lru_cache(maxsize=256)  # many schedules have a tick at the same time
 def format_tick(tick: int) -> str:
-    """Return a tick in the form of the header x-scheduled-for: ISO 8601, UTC."""
+    """Return a tick in the format of the header x-scheduled-for (ISO 8601, UTC)."""
     instant = datetime.fromtimestamp(tick // 1000, UTC).replace(tzinfo=None).isoformat()
     return f"{instant}.{tick % 1000:03d}Z" if tick % 1000 else f"{instant}Z"

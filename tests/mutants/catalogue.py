@@ -1169,7 +1169,10 @@ OUTBOX = (
         "the epoch of a call whose reply was lost",
         "a call that is executed late is refused",
         "streamqd/outbox/relay.py",
-        ("            # epoch it would be refused.\n            self._epoch = 0\n", ""),
+        (
+            "            # epoch, with which a late call is refused.\n            self._epoch = 0\n",
+            "",
+        ),
         tests={_RELAY: "test_publish_with_a_lost_reply_raises_the_epoch[sqlite]"},
     ),
     mutant(
