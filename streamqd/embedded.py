@@ -234,8 +234,8 @@ class EmbeddedServer:
         return path
 
     def _spawn(self, command: list[str]) -> None:
-        # A signal to our process group must not reach the child between fork and exec, where it
-        # would still run our own handlers.
+        # Block signals, so that one to the process group does not reach the child between fork and
+        # exec, where the child would still run the supervisor's handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             log = _private(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -347,11 +347,12 @@ def _in_child(parent: int) -> Callable[[], None]:
     def before_exec() -> None:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
-            # SIG_IGN discards a pending signal, which was meant for the supervisor.
+            # Setting SIG_IGN first discards a pending signal that was meant for the supervisor.
             signal.signal(number, signal.SIG_IGN)
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        # The kernel sends it when the forking thread exits. The supervisor has only one thread.
+        # The kernel sends this signal when the forking thread exits. The supervisor has only one
+        # thread.
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)

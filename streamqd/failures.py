@@ -32,7 +32,7 @@ class Failure(NamedTuple):
 
 
 class RecentFailures:
-    """The table of 12 kinds. A new kind replaces the one whose last failure is the oldest."""
+    """The table of 12 kinds. A new kind replaces the kind whose last failure is oldest."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
@@ -64,5 +64,5 @@ class RecentFailures:
 @lru_cache(maxsize=ROWS)
 def _cut(name: str) -> bytes:
     raw = name.encode("utf-8", "replace")[:_NAME_BYTES]
-    # A character that is cut in two is dropped.
+    # Drop a character that was cut in half.
     return raw.decode("utf-8", "ignore").encode().ljust(_NAME_BYTES, b"\0")

@@ -1,4 +1,4 @@
-"""The inheritance of a forked child: the pages of the supervisor's memory, and its environment.
+"""Control what a forked child inherits: memory pages of the supervisor, and the environment.
 
 Parent and child share a page until either writes to it. In Python even reading an object
 writes to its page, because the reference count is stored there. So the preparation before a fork

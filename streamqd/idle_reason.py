@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 _KIND, _UNTIL_NS, _HELD, _HELD_KEYS, _OPENED, _FLOODED = range(6)
 
-# Words with the state of the guards that the next worker takes over, as integers from 0.
+# Words with the state of the guards, which the next worker continues. Each is an integer from 0.
 CIRCUIT, FLOOD, SETTLED_SO_FAR = range(6, 10), range(10, 13), range(13, 14)
 
 

@@ -90,7 +90,7 @@ class Message:
     def payload(self) -> bytes:
         """The body, as sent. Empty when the entry has no payload."""
         fields = self._fields
-        # A second payload field may follow. A value `payload` only costs the slow lookup below.
+        # If a second field or a value is named `payload`, use the slower lookup below.
         if (
             fields
             and fields[0] == b"payload"
@@ -248,7 +248,7 @@ class Message:
         self._delivery.progress()
 
     def _field(self, name: bytes) -> bytes | None:
-        # Most messages have no bookkeeping field, which is found without a dict of all fields.
+        # Most messages have no such field, so check that before building the dict of all fields.
         return self.fields.get(name) if name in self._fields else None
 
     def _count(self, name: bytes, *, believed: bool = False) -> int:
@@ -277,7 +277,7 @@ def messages_of_read(
 
 def has_field(message: Message, name: bytes) -> bool:
     """Return True if the entry has a field with this name."""
-    # The list also contains the values. For most messages it is enough to rule the field out.
+    # The list also contains values. For most messages, it is enough to rule out the field.
     return name in message._fields and name in message.fields
 
 

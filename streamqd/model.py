@@ -1,4 +1,4 @@
-"""The vocabulary: immutable values without behavior that every layer may use."""
+"""Immutable values without behavior, which every layer may use."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ QUERY_PREFIX = "spark:"  # prefix of groups that only record the position of a S
 TOPIC_GROW = "topic-grow"
 KEEPERS = frozenset({TOPIC_GROW, "group-reset", "group-delete"})
 
-LANES_MAX = 4096  # bound of the coroutines that one worker runs at a time
-THREADS_MAX = 128  # bound of its threads, each of which has its own stack
+LANES_MAX = 4096  # maximum number of coroutines that one worker runs at a time
+THREADS_MAX = 128  # maximum number of its threads, each of which has its own stack
 
-# Bound of the entries that one worker has in flight: 256 from each of two streams, and the running
-# ones. Every table, list and argument for entries in flight has room for this number.
+# Maximum number of entries that one worker has in flight: 256 from each of two streams, and the
+# running ones. Every table, list and argument for entries in flight has room for this number.
 FETCHED_MAX = 2 * 256
 ENTRIES_MAX = FETCHED_MAX + LANES_MAX
 
@@ -65,7 +65,7 @@ class Uid(str):
 
 
 class _DuplicateUid(Uid):
-    """A type of its own: an attribute would cost each uid memory and time."""
+    """A subclass instead of an attribute, which would cost memory and time for every uid."""
 
     __slots__ = ()
 

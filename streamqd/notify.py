@@ -78,14 +78,15 @@ def forget(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
 
 
 def _status(text: str) -> tuple[str, ...]:
-    # A line break would start another assignment.
+    # Join the lines, because a line break would start another variable.
     return (f"STATUS={' '.join(text.split())}",) if text else ()
 
 
 def _address(value: str) -> str | bytes | None:
     if value.startswith("@"):
         return b"\0" + os.fsencode(value[1:])  # the abstract namespace
-    return value if value.startswith("/") else None  # vsock and the like are for virtual machines
+    # Other addresses, such as vsock, are for virtual machines.
+    return value if value.startswith("/") else None
 
 
 def _watchdog_interval(environ: Mapping[str, str]) -> float | None:

@@ -51,15 +51,16 @@ _tgkill = getattr(_libc, "tgkill", None)  # glibc 2.30 and later
 
 
 # A thread that gets the first signal writes its own stack, even in the middle of C code. All other
-# processes and programs ignore it. The second signal writes the stacks of all threads, between two
-# bytecodes of the main thread. One signal for both, chained by faulthandler, nests without bound: a
-# burst of about ten signals overflowed the signal stack and killed the worker.
+# processes and programs ignore this signal. After the second signal, the main thread writes the
+# stacks of all threads between two bytecodes. A single signal for both, chained by faulthandler,
+# nests without limit: about ten signals in a burst overflowed the signal stack and killed the
+# worker.
 STACK_OF_THREAD = signal.SIGURG
 STACKS_OF_ALL = signal.SIGUSR2
 
 FAILURE_PREFIX = b"failed: "  # prefix of the reason that a child sends when it cannot start
 FAILURE_BYTES_MAX = 2000
-STACK_BYTES = 64 * 1024  # bound of a child's stacks that wait for `take_stack`
+STACK_BYTES = 64 * 1024  # maximum size of a child's stacks that wait for `take_stack`
 MESSAGES_MAX = 64  # control messages read from a dead child, whose own children may keep sending
 
 
@@ -102,7 +103,8 @@ class Child:
         if message.startswith(FAILURE_PREFIX):
             self.problem = message.removeprefix(FAILURE_PREFIX).decode("utf-8", "replace")
         if not message and not self.control_closed_at:
-            # Most likely it is about to exit. If it keeps running, it can get no more messages.
+            # The child has closed its end, probably because it is about to exit. If it keeps
+            # running, it can get no more messages.
             self.control_closed_at = time.monotonic()
         return bool(message)
 
@@ -152,8 +154,8 @@ class Child:
         result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if result is None:
             return None
-        # Programs that the child started die with it. Until the zombie is collected, its process
-        # group ID cannot be reused by another process.
+        # Kill the programs that the child started. Do this before the zombie is collected, because
+        # its process group ID may then be reused.
         self.kill_group()
         self.peak_rss = os.wait4(self.pid, 0)[2].ru_maxrss * 1024
         os.close(self.pidfd)
@@ -163,7 +165,7 @@ class Child:
     def poll_stack(self) -> str:
         """Return the new stacks once they have stopped growing between two calls, '' until then."""
         before, self.stack_seen = self.stack_seen, os.lseek(self.stacks, 0, os.SEEK_CUR)
-        # A stack that starts after this check is incomplete, so it is left for the next call.
+        # A stack that starts after this check is incomplete. Leave it for the next call.
         return self.take_stack() if before == self.stack_seen > 0 else ""
 
     def take_stack(self) -> str:
@@ -171,7 +173,7 @@ class Child:
 
         The fault handlers of the child and of the processes that it forked write them.
         """
-        # The child shares the offset. The memory is zeroed, because the next stack may be shorter.
+        # The child shares the file offset. Zero the memory, because the next stack may be shorter.
         size = os.lseek(self.stacks, 0, os.SEEK_CUR)
         if not size:
             return ""
@@ -236,7 +238,8 @@ def spawn(
     sys.stdout.flush()
     sys.stderr.flush()
     fork_hygiene.before_fork()
-    # A signal before the child sets its own dispositions would run the parent's handler there.
+    # Block signals until the child has set its own handlers. Otherwise, the parent's handler would
+    # run in the child.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         pid = os.fork()
@@ -248,14 +251,16 @@ def spawn(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     child_end.close()
-    # Parent and child both set it. Whichever runs first, no later killpg can reach the supervisor.
+    # Both parent and child set the process group, so whichever runs first, no later killpg can
+    # reach the supervisor.
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
     parent_end.setblocking(False)
     try:
         return Child(pid, os.pidfd_open(pid), parent_end, title, stacks)
     except OSError:
-        # An unregistered child would keep working with a token that the next child gets as well.
+        # Kill the child, because it is not registered, and would keep working with a token that the
+        # next child gets too.
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         parent_end.close()
@@ -324,7 +329,8 @@ def _child(
         _write_stacks_to(stacks)
         code = run(child_end)
     except BaseException as error:  # noqa: BLE001 - the last frame of the process
-        sys.excepthook(type(error), error, error.__traceback__)  # writes to the log if it is set up
+        # Writes to the log if logging is configured.
+        sys.excepthook(type(error), error, error.__traceback__)
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -426,7 +432,7 @@ def die_with_parent(parent_pid: int) -> None:
 def _call_on_parent_death(parent_pid: int, on_parent_death: Callable[[], None]) -> None:
     def end(_number: int, _frame: object) -> None:
         if os.getppid() == parent_pid:
-            return  # not from the kernel: another process sent it to all processes of the daemon
+            return  # another process, not the kernel, sent it to all processes of the daemon
         try:
             on_parent_death()
         finally:
@@ -495,7 +501,8 @@ class SignalQueue:
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in SIGNALS:
             signal.signal(number, _ignore_signal)
-        # `report.dump` may send it to a child that has not registered its own handler yet.
+        # Ignore it, because `report.dump` may send it to a child that has not registered its
+        # handler yet.
         signal.signal(STACKS_OF_ALL, signal.SIG_IGN)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
 
@@ -545,7 +552,8 @@ def wait_readable(descriptors: Iterable[int], seconds: float) -> list[int]:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    # More descriptors than the limit, which was lowered after they were opened.
+    # There are more descriptors than the limit allows, because it was lowered after they were
+    # opened.
     time.sleep(min(max(0.0, seconds), CROWDED_SECONDS))
     return [found for each in wanted for found in _wait_readable([each], 0.0)]
 

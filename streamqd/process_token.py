@@ -1,4 +1,4 @@
-"""Tokens of leases that name their process, so that another one can prove that it has exited."""
+"""Tokens of leases that identify a process, so that another process can check whether it exited."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from streamqd.startup import boot_id
 
 
 def new_token() -> str:
-    """Host, process space, process and its start, and chance."""
+    """Return a token of the host, PID namespace, process ID, start time and a random part."""
     me = psutil.Process()
     return "|".join((socket.gethostname(), _space(), str(me.pid), _start(me), secrets.token_hex(4)))
 
 
 def holder_of(token: str) -> str:
-    """Return the holder of a token in words."""
+    """Return a description of the process that holds a token."""
     parts = token.split("|")
     return f"process {parts[2]} on {parts[0]}" if len(parts) == 5 else token
 
 
 def is_gone(token: str) -> bool:
-    """True if the process of a token has exited. Known only for processes of this host."""
+    """Return True if the process of a token has exited. False for other hosts."""
     parts = token.split("|")
     if len(parts) != 5 or parts[:2] != [socket.gethostname(), _space()]:
         return False
@@ -40,7 +40,7 @@ def _start(process: psutil.Process) -> str:
 
 
 def _space() -> str:
-    """Return what distinguishes this host's processes from a container's of the same name."""
+    """Return the boot ID and the PID namespace, which differ for hosts of the same name."""
     try:
         return f"{boot_id()}:{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - it is not a path
     except OSError:

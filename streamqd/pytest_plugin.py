@@ -1,7 +1,7 @@
 """Fixtures to test handlers with pytest. They are installed with streamqd.
 
-pytest loads this module in every run where streamqd is installed. So nothing is imported or started
-before a test requests a fixture.
+pytest loads this module in every run where streamqd is installed. Therefore, nothing is imported or
+started before a test requests a fixture.
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ def ensure_topics(
             if not mistyped:
                 _log_or_raise(error, topic=topic)
                 continue
-            # Views read the topics of the registry, and name the keys that they cannot read.
+            # Register the topic anyway, because views list the registered topics and report the
+            # keys that cannot be read.
             try:
                 topics.register(store, topic)
             except RedisResponseError as refused:
@@ -86,7 +87,7 @@ def ensure_topics(
 
 
 def _count_problems(settings: Settings, topic: str, count: int | None) -> list[str]:
-    """Return the problems with a topic's partition count. None as the count: no such topic."""
+    """Return the problems with a topic's partition count. The count is None for a missing topic."""
     if count is None:
         return [
             (
@@ -136,7 +137,7 @@ def _create_topic(store: Store, settings: Settings, topic: str, known: int) -> i
     wanted = settings.topics.get(topic) or Topic()
     lost = known > 0 and topics.partition_count(store, topic) is None
     if lost:
-        # The topic may have grown since, so other instances may know more partitions.
+        # The topic may have grown meanwhile, so its streams may show more partitions.
         wanted = replace(wanted, partitions=max(known, topics.count_streams(store, topic)))
     count = topics.create(store, topic, wanted)
     if lost:
@@ -166,7 +167,8 @@ def _required_count(declared: Topic | None) -> int | None:
     """Return the partition count that the settings require, None for any count."""
     if declared is None:
         return None
-    # Settings built in code have no `stated` names. There, a value other than the default counts.
+    # Settings built in code have no `stated` names. For such settings, a value other than the
+    # default counts.
     stated = "partitions" in declared.stated or declared.partitions != Topic().partitions
     return declared.partitions if stated else None
 
@@ -197,7 +199,7 @@ def log_restored(assignment: Assignment, reply: Reply) -> bool:
 def _ensure_group(
     store: Store, consumer: Consumer, count: int, *, emptied: bool
 ) -> list[Assignment]:
-    """Create the group where it is missing. Return the partitions that should have had it."""
+    """Create the group where it is missing. Return the assignments for which it was lost."""
     meta, field = store.keys.meta(consumer.topic), f"group:{consumer.assignment_group}"
     seen_before = store.execute("HGET", meta, field) is not None
     new = not seen_before and not emptied
@@ -214,8 +216,8 @@ def _ensure_group(
             if isinstance(reply, RedisUnavailableError):
                 raise reply
             if isinstance(reply, ContractError):
-                # The supervisor asks again when it owns the assignment, and leaves only that
-                # assignment alone.
+                # The supervisor tries again when it owns the assignment, and then gives up only
+                # that assignment.
                 logs.event(
                     "redis.refused",
                     logging.ERROR,
@@ -230,6 +232,7 @@ def _ensure_group(
             elif not new and log_restored(assignment, reply):
                 restored.append(assignment)
     if whole and not seen_before:
-        # Set it only after every partition has the group, so a crash before repeats the same start.
+        # Set this only after every partition has the group, so that a crash before this repeats the
+        # same step.
         store.execute("HSETNX", meta, field, count)
     return restored

@@ -13,8 +13,8 @@ counters and the recent failures. `warm_pid` has two writers too: a standby sets
 supervisor clears it.
 
 A slot also contains the fetched batch: the places of all entries in flight, written once per batch,
-and one state byte per entry. After a worker's death the supervisor reads from it which entries were
-finished and which were running, so that it blames exactly the right messages.
+and one state byte per entry. After a worker's death, the supervisor reads from it which entries
+were finished and which were running, so that it charges exactly the right messages.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _COUNTERS = 32
 _NAME_BYTES = 192
 _BUCKET_COUNT = 34
 
-# Histogram bucket k holds durations below 1024 ns << k: the index is one shift and one
-# bit_length, far cheaper per message than a search.
+# Histogram bucket k counts durations below 1024 ns << k. Computing the index takes one shift and
+# one bit_length, which is far cheaper per message than a search.
 BUCKETS: tuple[float, ...] = tuple((1 << (10 + k)) / 1e9 for k in range(_BUCKET_COUNT - 1))
-# The same for delays, in buckets below 1 ms << k: entry IDs have milliseconds, and a backlog can be
+# Bucket k counts delays below 1 ms << k, because entry IDs are in milliseconds and a backlog can be
 # weeks old.
 DELAY_BUCKETS = tuple((1 << k) / 1e3 for k in range(_BUCKET_COUNT - 1))
 
@@ -74,18 +74,20 @@ def _page_end(offset: int) -> int:
     return -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-# Fields that are read before a worker runs come first. Four tables follow, sized for the greatest
-# concurrency. Each table starts on a page of its own, because most workers touch only a few pages.
+# Fields that are read before a worker runs come first. Four tables follow, sized for the highest
+# concurrency. Each table starts on a separate page, because most workers touch only a few pages.
 _OFFSET_COUNTERS = _WORDS * 8
 _OFFSET_HISTOGRAMS = _OFFSET_COUNTERS + _COUNTERS * 8
-_HISTOGRAM_WORDS = _BUCKET_COUNT + 1  # the last word is the sum: of delays in ms, else in ns
+# The last word is the sum, in ms for delays and otherwise in ns.
+_HISTOGRAM_WORDS = _BUCKET_COUNT + 1
 _OFFSET_NAME = _OFFSET_HISTOGRAMS + 2 * _HISTOGRAM_WORDS * 8
 _OFFSET_LEASE = _OFFSET_NAME + _NAME_BYTES
 _LEASE_BYTES = 128
 _OFFSET_FAILURES = _OFFSET_LEASE + _LEASE_BYTES
 _OFFSET_BLOCKER = _OFFSET_FAILURES + failures.BYTES
 _BLOCKER_BYTES = 256
-# It fits into the rest of the page, so a slot of an older version has the same layout without it.
+# This histogram fits into the rest of the page, so the rest of the layout is the same as in older
+# versions.
 _OFFSET_DELAYS = _OFFSET_BLOCKER + _BLOCKER_BYTES
 _HEAD_END = _OFFSET_DELAYS + _HISTOGRAM_WORDS * 8
 HEAD_BYTES = _page_end(_HEAD_END)
@@ -115,8 +117,9 @@ _libc.mmap.argtypes = (
 _NO_PLACE = b"-".ljust(PLACE_BYTES_MAX)
 _PLACE_FORMAT = b"%%-%db" % PLACE_BYTES_MAX
 
-# State bytes of an entry in flight. CLEARED: this worker has nothing left to do for the entry,
-# which is settled, released or waiting with its key. An unused index of a table is CLEARED too.
+# State bytes of an entry in flight. CLEARED means that this worker has nothing left to do for the
+# entry, because it is settled, released or held with its key. An unused index of a table is CLEARED
+# too.
 WAITING, RUNNING, DONE, FAILED, CLEARED = range(5)
 
 COUNTERS = (
@@ -238,13 +241,13 @@ class WorkerSlot:
     since_unix_ms = _Field(4)
     trusted_until_ns = _Field(WORD_TRUSTED_UNTIL)
     command = _Field(WORD_COMMAND)
-    soft_kill_seq = _Field(7)  # run sequence that the last soft-limit signal is meant for
+    soft_kill_seq = _Field(7)  # run sequence for which the last soft-limit signal was sent
     rss = _Field(8)
     rss_baseline = _Field(9)
     standby_pid, leaving_pid = _Field(21), _Field(22)  # pids of the next and the previous worker
     partitions = _Field(26)  # partition count of the topic, as known to this supervisor
-    loop_blocked_ns = _Field(27)  # time at which the event loop stopped turning, 0 while it turns
-    loop_turned_ns = _Field(28)  # time at which it last turned again after a block, 0 = never
+    loop_blocked_ns = _Field(27)  # time at which the event loop was blocked, 0 while it runs
+    loop_turned_ns = _Field(28)  # time at which it last ran again after a block, 0 = never
     warm_pid = _Field(23)  # pid of a booted standby that waits for its assignment
     # written by the worker, and `state` and the batch by the supervisor while no worker uses it
     state = _Field(1)
@@ -258,7 +261,7 @@ class WorkerSlot:
     rate_micro = _Field(25)  # run starts allowed per second, in millionths, 0 = no limit
     heartbeat_ns = _Field(17)  # time of a handler's last progress report
     loop_thread = _Field(11)  # thread ID of the event loop
-    # Time at which the event loop last turned, 0 = no coroutine runs.
+    # Time of the event loop's last heartbeat, 0 = no coroutine runs.
     loop_heartbeat_ns = _Field(19)
     suspects_left = _Field(57)  # suspects not run since a crash, set by the supervisor at a fork
     round_size = _Field(58)  # number of suspects that run now
@@ -267,7 +270,7 @@ class WorkerSlot:
     reclaim_requested = _Field(20)
     # written once, when the slot gets its assignment
     _name_length = _Field(30)
-    # words that other modules divide up
+    # words whose layout other modules define
     _POLL = slice(31, 37)
     _WAITS = slice(40, 54)
 
@@ -429,8 +432,8 @@ class WorkerSlot:
     def batch(self) -> Batch:
         """Return the batch of a dead worker.
 
-        A half-written batch counts as empty. The previous batch was settled in the round trip that
-        fetched the new one, and no entry of the new one had started.
+        A half-written batch counts as empty, because the previous batch was settled in the round
+        trip that fetched the new batch, of which no entry had started.
         """
         count = self.in_flight
         if self.generation % 2 or not count:
@@ -456,7 +459,7 @@ class WorkerSlot:
         raw = bytes(self._places[: self.words[_PLACES_SIZE]])
         if len(raw) != self.words[_IN_FLIGHT] * PLACE_BYTES_MAX:
             return raw.split(b" ")  # a batch, which has no separator after its last place
-        # A table. It is cut by width, because a half-written place may contain a space.
+        # This is a table. Cut it by width, because a half-written place may contain a space.
         starts = range(0, len(raw), PLACE_BYTES_MAX)
         return [raw[start : start + PLACE_BYTES_MAX].rstrip() for start in starts]
 
@@ -480,7 +483,7 @@ class WorkerSlot:
             return []
         used, latest = self._lanes_used, self.run_seq
         lanes = self.lanes[: 2 * used].tolist()
-        # An unused lane reads (0, 0), which must not be taken for the start of entry 0.
+        # An unused lane contains (0, 0), which must not be mistaken for the start of entry 0.
         runs = {
             i: (start, sequence or latest)
             for i, start, sequence in zip(
@@ -488,7 +491,7 @@ class WorkerSlot:
             )
             if start
         }
-        first = (lanes[1], latest)  # a batch has one lane for all
+        first = (lanes[1], latest)  # all entries of a batch share one lane
         places = self._read_places()
         return [RunningEntry(places[i], *runs.get(i, first)) for i in indexes if i < len(places)]
 
@@ -521,7 +524,7 @@ class WorkerSlot:
         self.states[len(done) : len(done) + len(running)] = bytes([RUNNING]) * len(running)
 
     def acquit(self, suspects: Collection[bytes]) -> None:
-        """Set the running entries that are not `suspects` to WAITING, so that they get no blame."""
+        """Set the running entries that are not `suspects` to WAITING, so that none is charged."""
         count = self.in_flight
         if self.generation % 2 or not count:
             return
@@ -544,7 +547,7 @@ class WorkerSlot:
         self.soft_kill_seq = 0
         self.poll.end()
         self.loop_heartbeat_ns = 0
-        # The next worker must not see the lanes of this one.
+        # Clear the lanes, which the next worker must not see.
         if not self.run_seq:
             return  # no worker has used the slot, so its tables may have no memory
         used = self._lanes_used

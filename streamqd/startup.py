@@ -120,7 +120,7 @@ def _open_connection(settings: Settings) -> Iterator[Connection]:
 def collect_problems(error: ConfigError) -> ConfigError:
     """Return the error with the problems of the handlers and the server added.
 
-    So one answer lists all problems. Only the valid settings of the file are checked.
+    One error therefore lists all problems. Only the valid settings of the file are checked.
     """
     settings: Settings | None = error.salvaged
     if settings is None:
@@ -316,7 +316,8 @@ def begin(
 
     with _open_connection(settings) as link:
         try:
-            # With other problems the start fails anyway, so it does not wait for the server.
+            # If there are other problems, do not wait for the server, because the start fails
+            # anyway.
             servers = ask_servers(link, 0.0 if problems else patience, interrupted, waits)
             refused, warnings = check_servers(servers, settings)
             problems += refused
@@ -411,7 +412,7 @@ class InstanceLock:
                 if alive or time.monotonic() > deadline:
                     file.close()
                     return int(holder) if holder.isdigit() else 0
-                # The supervisor is dead, and its children are about to exit.
+                # The previous supervisor is dead, and its children are about to exit.
                 time.sleep(0.02)
         file.seek(0)
         file.truncate()
@@ -496,7 +497,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def boot_id() -> str:
-    """Return the ID of the host's current boot, '' if unknown. Together with it a pid is unique.
+    """Return the ID of the host's current boot, or '' if unknown.
 
     Source: /proc/sys/kernel/random/boot_id.
     """

@@ -45,7 +45,8 @@ class SubprocessTask:
         self._deadline = self.began + timeout
         self._chunks: list[bytes] = []
         self._killed = False
-        self._read_all = False  # True at the pipe's end, where it would always be readable
+        # True after the end of the pipe, which would otherwise always be readable.
+        self._read_all = False
 
         def run(_control: object) -> int:
             body = json.dumps(work())
@@ -81,7 +82,7 @@ class SubprocessTask:
         logs.stack(exit_.stack, child=self._child.pid, about=self._child.title)
         if self._killed:
             return TaskResult(None, f"it took longer than {self._timeout:g} s")
-        # A killed child may have written only a part of its result.
+        # A killed child may have written only a part of its result, so check the exit.
         if exit_.code != 0 or not self._chunks:
             return TaskResult(None, f"its process terminated with {exit_}")
         try:

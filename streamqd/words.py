@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-# A character class for a regular expression: characters without a width, by which two strings that
-# look the same can differ. Unicode's Default_Ignorable_Code_Point, except for joiners and variation
-# selectors.
+# A character class for regular expressions: characters without a width, which can make two strings
+# differ that look the same. These are Unicode's Default_Ignorable_Code_Point, except for joiners
+# and variation selectors.
 INVISIBLE = (
     "\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b\\u200e\\u200f\\u202a-\\u202e"
     "\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff0-\\ufffb\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a"
@@ -22,7 +22,7 @@ HIDING_JOINERS = (
 )
 HIDDEN = re.compile(f"[{INVISIBLE}]|{HIDING_JOINERS}")
 
-PARTITIONS_SHOWN = 12  # bound of the ranges of partition numbers in one sentence
+PARTITIONS_SHOWN = 12  # maximum number of ranges of partition numbers in one sentence
 
 
 def spans(numbers: Iterable[int]) -> str:

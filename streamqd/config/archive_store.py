@@ -9,8 +9,10 @@ from typing import Any
 
 from streamqd.config.setting import JsonText, setting
 
-UNSAFE = "aws_s3_allow_unsafe_rename"  # makes a commit overwrite that of another writer
-_CONDITIONAL = {"aws_conditional_put", "conditional_put"}  # keeps two writers apart: always "etag"
+# With this option, a commit can overwrite that of another writer.
+UNSAFE = "aws_s3_allow_unsafe_rename"
+# Prevents conflicting writes, so it must be "etag".
+_CONDITIONAL = {"aws_conditional_put", "conditional_put"}
 _SECRET = re.compile(r"secret|password|token|credential|sas|_key(?!_?id)|service_account")
 
 
@@ -37,7 +39,7 @@ class ArchiveStore:
 
 
 def options_fault(options: str) -> str:
-    """Return a clause on options that cannot be used, or ''. Never quotes a value."""
+    """Return a clause about options that cannot be used, or ''. The clause contains no value."""
     found = json.loads(options)
     if not isinstance(found, dict):
         return "is not a table; write [archive.options]"

@@ -29,7 +29,8 @@ from streamqd.model import BLOCK, HOLD_KEY, KEEPERS, Backoff
 _OF_SENTINELS = ("sentinel_username", "sentinel_password_file")
 
 
-AGE_MIN = 1.0  # seconds, the least `max_age`: each new worker costs a fork and the imports
+# Minimum of `max_age` in seconds, because each new worker costs a fork and the imports.
+AGE_MIN = 1.0
 
 
 def check(settings: Settings, problems: Problems, environ: Mapping[str, str]) -> None:
@@ -79,7 +80,8 @@ def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> N
             "needs a schema, but schema is not set",
         )
     elif pipeline.event_time and problems.ok((*path, "schema"), event_time):
-        # Only Spark parses schemas. This pattern accepts every way to write such a column.
+        # Only Spark can parse a schema, so use a pattern that accepts every way to write such a
+        # column.
         schema = re.sub(r"/\*.*?\*/", " ", pipeline.schema or "")
         column = rf"(?<!\w){re.escape(pipeline.event_time)}(?:`|[\s:])[\s:]*(?i:date|timestamp)"
         if not re.search(column, schema):
@@ -134,7 +136,8 @@ def _check_outbox_files(
     if problems.ok((*path, "database")) and inline_password(outbox):
         _check_inline_password((*path, "database"), source, problems)
     file = outbox.password_file
-    # A producer may read this configuration as a user who must not read the password.
+    # Skip a file that this user cannot read: a producer's user may not be allowed to read the
+    # password.
     if file is not None and os.access(file, os.R_OK) and problems.ok((*path, "password_file")):
         _check_file(file, (*path, "password_file"), problems, environ)
 
@@ -261,7 +264,7 @@ def _check_keys(keys: KeyPrefixes, problems: Problems) -> None:
 
 
 def _check_retention(retention: Retention, path: TomlPath, problems: Problems) -> None:
-    # A drop limit removes the oldest entries, even if the other setting retains them.
+    # A drop limit removes the oldest entries even if the retention setting retains them.
     for limit, bound in (("drop_unacked_after", "max_age"), ("drop_unacked_above", "max_length")):
         least, most = getattr(retention, bound), getattr(retention, limit)
         both = problems.ok((*path, limit), (*path, bound))
@@ -409,7 +412,8 @@ def find_useless(settings: Settings, registered: Collection[str]) -> list[tuple[
 def _breaker_warnings(consumer: Consumer) -> list[str]:
     """Return a warning if one message that always fails can stop its partition for good."""
     breaker, attempts = consumer.breaker, consumer.max_attempts
-    # A message's first failure is forgiven, so the message is dead after max_attempts + 1 failures.
+    # The first failure of a message does not count, so it is dead-lettered after max_attempts + 1
+    # failures.
     early = 0 < breaker.failures <= attempts + 1 and attempts
     if not early or consumer.retry_max_age is not None:
         return []

@@ -271,7 +271,7 @@ class Consumer:
     )
     # The explicit settings. Declarations of @handler fill in the others.
     stated: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
-    # FILE:LINE of its table, or '' if only @handler declares it.
+    # FILE:LINE of the consumer's table, or '' if only @handler declares it.
     place: str = field(default="", compare=False, repr=False)
 
     @property

@@ -61,7 +61,7 @@ def socket_path(settings: Settings) -> Path:
     direct = state_dir / _SOCKET
     if _fits(direct):
         return direct
-    # Never compute the path here: another user could create the expected directory first.
+    # Do not compute the path here, because another user could create that directory first.
     absent = RedisUnavailableError(
         f"no server has been started in {state_dir}; start the daemon", sent=False
     )

@@ -216,7 +216,8 @@ def _consumers(
         clause = "must be written as [[consumers]], with two brackets"
         reader.problems.add(("consumers",), clause)
         return ()
-    # Lines within a multi-line string may look like headers. Then no line numbers are reported.
+    # Lines within a multi-line string may look like headers. If the counts differ, report no line
+    # numbers.
     clear = len(lines) == len(raw)
     found = []
     for index, table in enumerate(raw):

@@ -15,7 +15,8 @@ from streamqd.config.secrets import credential, has_password, mask_url
 from streamqd.config.setting import NAMED, Seconds, Shape, describe, setting, settings_of
 
 TABLE = "streamqd_outbox"
-TABLE_CHARS_MAX = 48  # with `_dead`, a name of PostgreSQL (63 bytes) and of MySQL (64 characters)
+# Leaves room for `_dead` in a name of PostgreSQL (63 bytes) or MySQL (64 characters).
+TABLE_CHARS_MAX = 48
 TABLE_NAME = Shape(
     re.compile(
         rf"(?=.{{1,{TABLE_CHARS_MAX}}}$)(?:[A-Za-z_][A-Za-z0-9_]*\.)?[A-Za-z_][A-Za-z0-9_]*",
@@ -169,7 +170,7 @@ def absolute_url(url: str, base_dir: Path) -> str:
 def place_of(
     outbox: OutboxSettings, environ: Mapping[str, str] = os.environ
 ) -> tuple[object, ...] | None:
-    """Return the database and the table that an outbox means, or None if its URL is faulty.
+    """Return the database and the table of an outbox, or None if its URL is invalid.
 
     Only the URLs are compared. A relay compares the tables themselves.
     """

@@ -138,7 +138,8 @@ def _parse_value(text: str, kind: Kind) -> Any:
     bare = text.strip()
     quoted = len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'"
     if kind in (Kind.TEXT, Kind.PATH) and not quoted:
-        return text  # an instance may be named 42, and a password may contain any character
+        # Keep the string, because an instance may be named 42, and a password may contain anything.
+        return text
     if kind is Kind.TEXTS and not bare.startswith("["):
         return [part.strip() for part in bare.split(",") if part.strip()]
     try:

@@ -64,7 +64,7 @@ class Problems:
         `salvaged` contains the settings that could be read, with defaults for the rest.
         """
         if self.sentences:
-            # A sentence may quote untrusted names.
+            # Escape the sentences, because they may quote untrusted names.
             error = ConfigError([escape_unprintable(each) for each in self.sentences])
             error.salvaged = salvaged
             raise error
@@ -85,7 +85,7 @@ def format_path(path: Path) -> str:
 
 def nearest_word(word: str, known: Iterable[str]) -> str | None:
     """Return the most similar known word, or None if no word is similar enough."""
-    import difflib  # here, because a daemon without problems needs none of its memory
+    import difflib  # imported here to save memory in a daemon without problems
 
     found = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), n=1, cutoff=0.6)
     return found[0] if found else None

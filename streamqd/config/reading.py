@@ -178,7 +178,7 @@ _LIMITS = {Kind.DURATION: DURATION_MAX, Kind.SIZE: SIZE_MAX}
 
 
 def bounds(setting: Setting) -> tuple[float, float]:
-    """Return the least and the greatest value of a number, a duration (s) or a size (bytes)."""
+    """Return the minimum and maximum of a number, a duration (seconds) or a size (bytes)."""
     limit = _LIMITS.get(setting.kind, COUNT_MAX)
     return setting.min or 0, limit if setting.max is None else setting.max
 

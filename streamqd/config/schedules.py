@@ -96,7 +96,7 @@ class Schedule:
 
     @property
     def at_unix_ms(self) -> int | None:
-        """The instant of `at` in unix milliseconds, or None if `at` is not set."""
+        """The time of `at` in unix milliseconds, or None if `at` is not set."""
         return None if self.at is None else _instant(self.at)
 
     @property
@@ -193,7 +193,7 @@ def _at_fault(at: str | None) -> str:
 def zone_of(name: str) -> tzinfo:
     """Return a time zone. Raises KeyError, ValueError or OSError for an unknown one.
 
-    The module is imported here, because its import takes 0.6 MiB, which each worker would share.
+    The module is imported here, because its import takes 0.6 MiB of memory.
     """
     import zoneinfo
 

@@ -144,6 +144,6 @@ def _complete_setting(of: dataclasses.Field[Any], hint: Any) -> Setting:
         described_as,
         kind=kind,
         optional=union,
-        required=of.default is of.default_factory,  # both are missing
+        required=of.default is of.default_factory,  # equal only if both are missing
         table=hint if kind is Kind.TABLE else None,
     )

@@ -70,8 +70,8 @@ class Topology:
         return f"{self.kind} {nodes}" + (f" ({self.master})" if self.master else "")
 
 
-# Cached, because the supervisor has parsed the URL before it forks. To run the parser, each worker
-# would copy 0.1 MiB of shared memory.
+# Cached, so that workers use the result of the supervisor. Running the parser would copy 0.1 MiB of
+# shared memory in each worker.
 @functools.cache
 def parse(url: str) -> Topology:
     """Parse the URL. Raises ValueError with the problem as a clause, without secret parts."""

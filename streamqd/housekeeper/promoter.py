@@ -58,7 +58,7 @@ class Promoter(Generic[Target]):
         check_interval: float = HINT_INTERVAL_SECONDS,
         isolate: Isolate[Target] = run_directly,
     ) -> None:
-        """`measured` returns the next due time in the view's figures. `check_interval`: seconds."""
+        """`measured` returns a target's due time in the view. `check_interval`: seconds."""
         self._store = store
         self._view = view
         self._call = call

@@ -6,8 +6,8 @@ counted, and reported afterwards. Payloads are never logged, except for the part
 error quotes, as far as `dlq_error` and `redact_error` allow.
 
 Handlers log through their own loggers, see `records`. Their records are written the same way,
-unless the handlers' code sends them elsewhere. A forked child must not log before it has closed the
-descriptors that it inherited, because its first line opens a descriptor of its own.
+unless the handlers' code sends them elsewhere. A forked child must close inherited descriptors
+before it logs, because its first line opens a new descriptor.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ __all__ = [
 
 RESERVED = frozenset({"ts", "level", "event", "pid", "role", "logger", "msg", "traceback"})
 
-LINES_PER_SECOND = 20  # per process, for an event that messages cause
-LINES_AT_ONCE = 10  # per check, as a client may have written ten thousand
+LINES_PER_SECOND = 20  # lines per second and process, for an event that messages cause
+LINES_AT_ONCE = 10  # lines per check, because a client may have written ten thousand invalid values
 
 _LOGGER = logging.getLogger("streamqd")
 _interpreter = Interpreter(
@@ -73,10 +73,10 @@ def event(
     trace: str = "",
     **fields: object,
 ) -> None:
-    """Log one event. Fields that are None are left out. A `Assignment` becomes its three parts.
+    """Log one event. Fields that are None are omitted. An `Assignment` becomes three fields.
 
-    `exc` adds a traceback, and `trace` the text of one. Field values are cut and escaped. Never
-    pass a payload.
+    `exc` adds the traceback of an exception, and `trace` adds a traceback as text. Field values are
+    cut and escaped. Never pass a payload.
     """
     assert name in EVENTS, f"the log event {name!r} is not registered in streamqd.logs.EVENTS"
     _log(name, level, fields, exc, trace)
@@ -109,12 +109,12 @@ def _fields_of(error: InvalidValueError) -> dict[str, object]:
 
 
 def bad_values() -> Once:
-    """Return a log for the bad values of each check, each once until it changes."""
+    """Return a log for repeated checks, which logs each bad value once until it changes."""
     return Once("redis.bad_value")
 
 
 class Episode:
-    """A repeating failure, logged when it starts and, with its length, when it is over."""
+    """A repeating failure, logged when it starts and when it is over, then with its duration."""
 
     def __init__(self, begins: str, ends: str) -> None:
         assert begins in EVENTS, begins
@@ -139,7 +139,7 @@ class Episode:
             _log(self._begins, level, fields, exc)
 
     def log_recovery(self, level: int = logging.INFO, **fields: object) -> None:
-        """Close the episode and log its length in seconds. Does nothing if none is open."""
+        """Close the episode and log its duration in seconds. Does nothing if no episode is open."""
         if self._since is not None:
             seconds = round(time.monotonic() - self._since, 3)
             length: dict[str, object] = {"seconds": seconds, "failures": self.failures}
@@ -166,7 +166,7 @@ class Limit:
     def held(self) -> bool:
         """Return True if no line may be written now, and count it as suppressed.
 
-        For callers that avoid building a line that is not written.
+        Callers use this to avoid building a line that would not be written.
         """
         if not _LOGGER.isEnabledFor(self._level):
             return True
@@ -196,7 +196,7 @@ class Limit:
 
 
 class Once:
-    """Logs each of many items that are checked repeatedly: once, until it changes."""
+    """Logs items that are checked repeatedly, each once until it changes."""
 
     def __init__(self, name: str, level: int = logging.WARNING) -> None:
         assert name in EVENTS, name
@@ -205,7 +205,7 @@ class Once:
         self._known: dict[Hashable, Mapping[str, object]] = {}
 
     def report(self, found: Mapping[Hashable, Mapping[str, object]]) -> None:
-        """Take all present items. The first new ones get a line each, the others one together."""
+        """Log the new ones of all current items. After LINES_AT_ONCE, one line counts the rest."""
         fresh = [fields for name, fields in found.items() if self._known.get(name) != fields]
         self._known = dict(found)
         for fields in fresh[:LINES_AT_ONCE]:
@@ -214,7 +214,7 @@ class Once:
             _log(self._name, self._level, {"more": len(fresh) - LINES_AT_ONCE})
 
     def report_values(self, found: Iterable[InvalidValueError]) -> None:
-        """Take all present bad values."""
+        """Log the new ones of all current bad values."""
         self.report({(each.key, each.field): _fields_of(each) for each in found})
 
 
@@ -237,7 +237,7 @@ def _log(
 
 
 def setup(*, role: str, style: str = "auto", level: str = "info", fd: int = 2) -> None:
-    """Write the daemon's lines to `fd`, and the messages that Python itself would print.
+    """Write the daemon's lines, and messages that Python itself would print, to `fd`.
 
     `style` is auto (text on a terminal), text or json.
     """
@@ -292,7 +292,7 @@ def count_dropped() -> int:
 
 
 def output_of_handlers() -> Output | None:
-    """Return the handler that writes records of handlers into this log, None before `setup`."""
+    """Return the `logging` handler for the records of message handlers, None before `setup`."""
     _LOGGER.disabled = False  # `logging.config` disables every logger that it does not configure
     for handler in _LOGGER.handlers:
         if isinstance(handler, _Handler):

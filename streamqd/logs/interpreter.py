@@ -1,4 +1,4 @@
-"""Python's own messages on standard error, as lines of the log.
+"""Write Python's own messages for standard error as lines of the log.
 
 Warnings become records of the logger `py.warnings`, exceptions that no code catches become events,
 and records that no handler takes go into the log too. User code that installs its own hooks
@@ -24,14 +24,14 @@ class Report(Protocol):
 
 
 class Interpreter:
-    """The hooks of this process. A forked child has them too."""
+    """The hooks of this process. A forked child inherits them."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self._before: tuple[Any, ...] | None = None
 
     def set_hooks(self, output: Output) -> None:
-        """Set the hooks. `output` writes the records that no handler takes."""
+        """Install the hooks. `output` writes the records that no other handler takes."""
         self._before = (
             sys.excepthook,
             sys.unraisablehook,
@@ -46,7 +46,7 @@ class Interpreter:
         output.stand_by()
 
     def restore_hooks(self) -> None:
-        """Restore the hooks that were there before."""
+        """Restore the previous hooks."""
         if self._before is None:
             return
         (

@@ -15,8 +15,8 @@ from streamqd.logs.records import CONTEXT
 from streamqd.model import Assignment
 from streamqd.words import HIDDEN, escape_unprintable
 
-LINE_MAX = 16 * 1024  # characters of one rendered line, which is then cut
-VALUE_MAX = 2 * 1024  # characters of one field
+LINE_MAX = 16 * 1024  # maximum characters of a line. Longer lines are cut.
+VALUE_MAX = 2 * 1024  # maximum characters of one field
 TRACEBACK_MAX = 8 * 1024
 NAME_WIDTH = 21  # width of the event column in text lines
 
@@ -96,7 +96,7 @@ class TextFormatter(logging.Formatter):
 
 
 class LogLine:
-    """An event as a message for formatters that are not ours, rendered on demand."""
+    """An event as a message for other formatters, rendered on demand."""
 
     def __init__(self, name: str, fields: Mapping[str, object]) -> None:
         self._name = name
@@ -164,7 +164,7 @@ def _traceback(record: logging.LogRecord) -> str:
         lines = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
     else:
         lines = getattr(record, "trace", "").rstrip("\n")
-    # The end names the exception and the innermost frames, so a long traceback keeps its end.
+    # Keep the end of a long traceback, which contains the exception and the innermost frames.
     return mask_passwords(lines if len(lines) <= TRACEBACK_MAX else "… " + lines[-TRACEBACK_MAX:])
 
 

@@ -1,8 +1,8 @@
 """The log records of handlers: each carries the message that is being handled.
 
-The message is noted by reference, so a handler that logs nothing pays nothing. The handler's own
-code decides where its records go. If it gives the root logger no handler, they go into the daemon's
-log.
+The message is stored by reference, so a handler that logs nothing has no extra cost. The handler's
+code decides where its records go. If it adds no handler to the root logger, the records go to the
+daemon's log.
 """
 
 from __future__ import annotations
@@ -103,8 +103,9 @@ def _uid_and_attempt(message: Handled | None) -> tuple[str | None, int | None]:
 class _Marked(dict[str, Any]):
     """The attributes of a marked record.
 
-    `Logger.makeRecord` raises KeyError if an `extra` exists in the record already. A handler that
-    passes `extra={"uid": …}` must not fail because of our attribute, so its value wins.
+    `Logger.makeRecord` raises KeyError if an `extra` already exists in the record. A handler that
+    passes `extra={"uid": …}` must not fail because of this attribute, so its value takes
+    precedence.
     """
 
     def __contains__(self, key: object) -> bool:
@@ -118,8 +119,8 @@ class Output(logging.Handler):
     """Writes the records of handlers into the daemon's log, as long as no other handler takes them.
 
     A worker boots in three steps, so that any logging configuration of its code wins. During the
-    import of the handler's module and during `on_start`, records come here as they would come to
-    Python's handler of last resort.
+    import of the handler's module and during `on_start`, this object replaces Python's handler of
+    last resort.
     """
 
     def __init__(self, log: logging.Handler) -> None:
@@ -130,7 +131,7 @@ class Output(logging.Handler):
     def stand_by(self) -> None:
         """Receive records that no handler takes. Called before the handler's module is imported."""
         self._last_resort = logging.lastResort
-        # Python only reads its level and passes records to it.
+        # Python only reads the level of this object and passes records to it.
         logging.lastResort = self
 
     def follow(self, level: str) -> None:

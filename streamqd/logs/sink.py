@@ -1,15 +1,15 @@
-"""A descriptor that is written without ever blocking the writer.
+"""Write to a descriptor without ever blocking.
 
-Used by `logs` only. Standard error is shared with handlers and with the shell, so it must not be
-made non-blocking itself. Instead, a pipe or terminal is opened a second time through /proc, and a
+Only `logs` uses this module. Standard error is shared with handlers and with the shell, so it must
+not be set to non-blocking. Instead, a pipe or terminal is opened a second time through /proc, and a
 socket (journald) is written with MSG_DONTWAIT. A line that cannot be written now waits in a bounded
 buffer. A line that does not fit there is dropped and counted.
 
-Each process writes to a descriptor of its own. User code may close it, and its number may belong to
-a connection afterwards. So each write first checks that the descriptor is still the same file.
+Each process writes to its own descriptor. User code may close it, and its number may then be reused
+for a connection. Each write therefore checks first that the descriptor is still the same file.
 
-Several processes write to one file. When a full disk or a full pipe cuts a line, the shared mark of
-the sink names the process, and the next process that writes starts a new line.
+Several processes write to one file. When a full disk or a full pipe cuts a line, a shared mark
+records the process, and the next process that writes starts a new line.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from collections import deque
 from collections.abc import Callable
 
 BUFFER_MAX = 256 * 1024  # bytes of lines waiting for a reader
-_OTHERS = 1  # mark of an open line that an exited process left (pid 1 is never ours)
+_OTHERS = 1  # mark of an open line from an exited process. No process of the daemon has pid 1.
 
 Identity = tuple[int, int]  # device and inode
 
 
 class Sink:
-    """Writes lines to a descriptor that it does not own. Not thread-safe: the caller locks."""
+    """Writes lines to a descriptor that it does not own. Not thread-safe, so callers must lock."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -42,7 +42,7 @@ class Sink:
         self._send: Callable[[bytes], int] = _refuse
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
-        self._head_sent = 0  # bytes of the first waiting line that are written
+        self._head_sent = 0  # bytes of the first waiting line that were written
         self._reported = 0
         self._broken = False
         self.dropped = 0
@@ -57,11 +57,11 @@ class Sink:
         if self._pid == os.getpid() and self._is_same(self._own):
             return
         if self._pid != os.getpid():
-            # The lines that wait here after a fork are the parent's to write.
+            # The lines that were waiting at the fork belong to the parent.
             self._pid = os.getpid()
             self._clear()
             self._reported = self.dropped = 0
-        # An old number may belong to another file by now, so it is not closed here.
+        # Do not close the old number, which may belong to another file by now.
         self._own, self._send = -1, _refuse
         if self._is_same(self._fd):
             with contextlib.suppress(OSError):
@@ -86,7 +86,7 @@ class Sink:
             self._flush(wait)
 
     def take_unreported(self) -> int:
-        """Return the number of dropped lines not reported yet, 0 while none can be reported."""
+        """Return the number of unreported dropped lines, 0 while reporting is impossible."""
         if self._waiting or self._broken or self._reported == self.dropped:
             return 0
         lines = self.dropped - self._reported
@@ -119,12 +119,12 @@ class Sink:
                 self._broken = False
 
     def _send_head(self) -> None:
-        """Send the rest of the first line, or the whole line again if another one broke into it."""
+        """Send the rest of the first line, or all of it again if another line interrupted it."""
         open_line, mine = self._mark[0], self._pid
         if open_line != mine:
             self._head_sent = 0
         line = self._waiting[0]
-        # An open line of ours without a rest was given up: the disk was full.
+        # If our line is open but nothing is left of it, it was given up because the disk was full.
         before = b"\n" if open_line and not self._head_sent else b""
         data = before + line[self._head_sent :]
         count = self._send(data)
@@ -145,7 +145,7 @@ class Sink:
         self._waiting_bytes = self._head_sent = 0
 
     def _is_same(self, descriptor: int) -> bool:
-        """Return True if a descriptor is the file that this sink was made for."""
+        """Return True if a descriptor is the file for which this sink was created."""
         return self._identity is not None and _identity(descriptor) == self._identity
 
     def _open_own(self) -> tuple[int, Callable[[bytes], int]]:
@@ -178,8 +178,8 @@ def _send_to_socket(descriptor: int, data: bytes) -> int:
 
 
 def _write_if_ready(descriptor: int, data: bytes) -> int:
-    # The descriptor blocks: a pipe that is ready takes PIPE_BUF bytes without blocking, unless
-    # another process fills it in between.
+    # This descriptor blocks. A pipe that is ready accepts PIPE_BUF bytes without blocking, unless
+    # another process fills it meanwhile.
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     if not poll.poll(0):
@@ -197,7 +197,7 @@ def _identity(descriptor: int) -> Identity | None:
 
 
 def _ends_within_line(descriptor: int) -> bool:
-    """Return True if a file ends in the middle of a line, as after a full disk."""
+    """Return True if a file ends in the middle of a line, such as after a full disk."""
     with contextlib.suppress(OSError):
         found = os.fstat(descriptor)
         if stat.S_ISREG(found.st_mode) and found.st_size:

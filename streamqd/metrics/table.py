@@ -1,7 +1,7 @@
-"""The table of metrics: name, meaning, labels and where the values come from.
+"""The table of metrics, with the name, meaning, labels and source of each.
 
-Several instances that read one partition (different groups) report the same partition: take
-`max by (topic, partition)` of the metrics that have no `streamqd_instance` label.
+If instances read the same partition for different groups, each of them reports the partition. Use
+`max by (topic, partition)` for metrics without a `streamqd_instance` label.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from streamqd.store.statistics import AssignmentFigures, PartitionFigures, Query
 from streamqd.version import __version__
 
 Values = Iterable[tuple[Labels, float]]
-# Bounds (0 = not shown), counts by bucket with that of +Inf, and the sum in seconds.
+# Bounds (0 = not shown), counts by bucket including +Inf, and the sum in seconds.
 Histograms = Iterable[tuple[Labels, tuple[Sequence[float], list[int], float]]]
-# Bounds of run times below 16 us and above 5 minutes would add no information, and bounds of delays
-# above two days.
+# Omit bounds that add no information: run times below 16 us and above 5 minutes, and delays above
+# two days.
 _RUN_BOUNDS = [bound if 4 <= index < 29 else 0.0 for index, bound in enumerate(BUCKETS)]
 _DELAY_BOUNDS = [bound if index < 29 else 0.0 for index, bound in enumerate(DELAY_BUCKETS)]
 
@@ -45,7 +45,7 @@ OUTBOX = ("outbox",)
 
 
 class Source(NamedTuple):
-    """Where values come from, with the labels that come with them."""
+    """The source of values, with the labels of these values."""
 
     labels: Labels
     read: Callable[[MetricsView], Any]
@@ -62,7 +62,7 @@ class Metric:
     read: Callable[[MetricsView], Any]
 
 
-# --- where values come from -----------------------------------------------------------------------
+# --- sources of values -----------------------------------------------------------------------
 
 
 def _labels(view: MetricsView, assignment: Assignment) -> Labels:
@@ -70,7 +70,7 @@ def _labels(view: MetricsView, assignment: Assignment) -> Labels:
 
 
 def _slots(read: Callable[[WorkerSlot], float]) -> Source:
-    """Return a value of every assignment that this instance owns or has owned."""
+    """Return a source with a value of each assignment that this instance owns or has owned."""
     return Source(
         ASSIGNMENT,
         lambda view: (
@@ -80,7 +80,7 @@ def _slots(read: Callable[[WorkerSlot], float]) -> Source:
 
 
 def _per_assignment(read: Callable[[WorkerSlot], float]) -> Source:
-    """Return a value of every assignment that this instance owns."""
+    """Return a source with a value of each assignment that this instance owns."""
     return Source(
         ASSIGNMENT,
         lambda view: (
@@ -90,7 +90,7 @@ def _per_assignment(read: Callable[[WorkerSlot], float]) -> Source:
 
 
 def _waits(read: Callable[[Waiting], float]) -> Source:
-    """Return a figure of the waiting worker of each owned assignment, 0 without a worker."""
+    """Return a source with a figure of each owned assignment's wait, 0 without a worker."""
     return _per_assignment(lambda slot: read(waiting(slot)))
 
 
@@ -121,7 +121,7 @@ def _group(read: Callable[[MetricsView, AssignmentFigures], float | None]) -> So
 
 
 def _query(read: Callable[[QueryFigures], float | None]) -> Source:
-    """Return a value of every Spark query that shows its position on a partition."""
+    """Return a source with a value of each Spark query that publishes its position."""
     return Source(
         GROUP,
         lambda view: (
@@ -134,7 +134,7 @@ def _query(read: Callable[[QueryFigures], float | None]) -> Source:
 
 
 def _outbox(read: Callable[[MetricsView, OutboxView], float]) -> Source:
-    """Return a figure of every outbox of the configuration."""
+    """Return a source with a figure of each configured outbox."""
     return Source(OUTBOX, lambda view: (((each.name,), read(view, each)) for each in view.outboxes))
 
 
@@ -155,7 +155,7 @@ def _tally(name: str, labels: Labels) -> Source:
 
 
 def _thousandths(name: str, labels: Labels) -> Source:
-    """Return a count of milliseconds in seconds."""
+    """Return a source that converts a count of milliseconds to seconds."""
     return Source(
         labels, lambda view: ((each, number / 1000) for each, number in view.tally(name).items())
     )

@@ -1,6 +1,6 @@
 """The data to export for an instance: the scoreboard, and the figures measured in Redis.
 
-The summary and the metrics are two forms of it. The functions here read what both contain.
+The summary and the metrics are both built from it. The functions here are used by both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Labels = tuple[str, ...]
 
 @dataclass
 class MetricsView:
-    """The figures to export. The housekeeper keeps one, and its HTTP thread reads it concurrently.
+    """The figures to export. The housekeeper updates its view while its HTTP thread reads it.
 
     Every mapping here is replaced as a whole and never changed in place. The tally has a lock.
     """
@@ -34,11 +34,12 @@ class MetricsView:
     outboxes: tuple[OutboxView, ...] = ()  # configured outboxes, as published by their relays
     _tally: dict[str, dict[Labels, int]] = field(default_factory=dict)  # the housekeeper's own work
     _tally_lock: Lock = field(default_factory=Lock)
-    # By partition: the group that holds the oldest entry from being trimmed, and its write time.
+    # For each partition, the group that prevents trimming of the oldest entry, and the time of that
+    # entry.
     held: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
     server_unix_ms: int = 0  # the server's clock at the last reading
-    asked_ns: int = 0  # our clock at that reading, 0 = none yet
-    measured_ns: int = 0  # our clock at the last measurement, 0 = none yet
+    asked_ns: int = 0  # local clock at that reading, 0 = none yet
+    measured_ns: int = 0  # local clock at the last measurement, 0 = none yet
     redis_up: bool = False
 
     def owned_slots(self) -> list[tuple[WorkerSlot, Assignment]]:
@@ -65,18 +66,18 @@ class MetricsView:
             return dict(self._tally.get(name, {}))
 
     def age(self, at_unix_ms: int | None) -> float:
-        """Return the seconds since an instant of the server's clock, 0 for None."""
+        """Return the seconds since a time of the server's clock, 0 for None."""
         if at_unix_ms is None:
             return 0.0
         return max(0.0, (self.now_unix_ms() - at_unix_ms) / 1000)
 
     def now_unix_ms(self) -> int:
-        """Return the server's clock as it should be now."""
+        """Return an estimate of the server's current clock."""
         return self.server_unix_ms + (now_ns() - self.asked_ns) // 1_000_000
 
 
 def waiting(slot: WorkerSlot) -> Waiting:
-    """Return why a worker starts no run. Without a process it only has its counts."""
+    """Return the reason for which a worker starts no run. Without a process, only its counts."""
     found = slot.waits.read()
     if slot.pid:
         return found
@@ -90,5 +91,5 @@ def longest_run(slot: WorkerSlot) -> RunningEntry | None:
 
 
 def seconds_since(at_ns: int) -> float:
-    """Return the seconds since an instant of the `now_ns` clock, at least 0."""
+    """Return the seconds since a time of the `now_ns` clock, at least 0."""
     return max(0.0, (now_ns() - at_ns) / 1e9)

@@ -1,12 +1,12 @@
-"""Traces by OpenTelemetry, and reports to Sentry. Both are off by default.
+"""Traces with OpenTelemetry, and reports to Sentry. Both are disabled by default.
 
-`sending` makes the spans of producers, and `runs` those of a worker. `provider` connects them to
-OpenTelemetry. A worker keeps its running spans in a `run_file` too. If the process is killed,
-`killed` exports them from the housekeeper. `sentry` reports errors and transactions.
-`messages` reads what both need of a message.
+`sending` creates the spans of producers, and `runs` creates those of a worker. `provider` connects
+both to OpenTelemetry. A worker also writes its running spans to a `run_file`. If its process is
+killed, the housekeeper exports these spans (`killed`). `sentry` reports errors and transactions.
+`messages` reads the parts of a message that traces and reports need.
 
-Only this module and `killed` are for other packages. They import OpenTelemetry and Sentry only if
-the settings ask for them. No thread exists before the fork of a process.
+Other packages use only this module and `killed`, which import OpenTelemetry and Sentry only if the
+settings enable them. No thread is started before a process is forked.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class TelemetryUnavailableError(Exception):
 
 
 class FailedRun(NamedTuple):
-    """A run that failed, with its verdict and the words about its error that may be stored.
+    """A run that failed, with its verdict and the texts of its error that may be stored.
 
-    `place` is that of the entry. `verdict` is `retry`, `dead` or `release`. If it `stays`, the
-    message runs again in its place. `error_class`, `text`, `traceback` and `fingerprint` are '' as
-    far as `dlq_error` and `redact_error` forbid them, or if they are not known. `asked`: the
-    handler asked for this verdict.
+    `place` is that of the entry. `verdict` is `retry`, `dead` or `release`. With `stays`, the
+    message runs again in its place. `error_class`, `text`, `traceback` and `fingerprint` are '' if
+    unknown, or if `dlq_error` or `redact_error` removes them. `asked`: the handler requested this
+    verdict.
     """
 
     place: bytes
@@ -70,18 +70,18 @@ class RunTelemetry:
 
     def wrap_handler(self, loaded: Loaded) -> Loaded:
         """Return the handler with a span around each call."""
-        for each in (self._reports, self._spans):  # the last one is the outer one
+        for each in (self._reports, self._spans):  # the last wrapper is the outermost
             if each is not None:
                 loaded = each.wrap_handler(loaded)
         return loaded
 
     def report(self, run: FailedRun) -> None:
-        """Report the error of a failed run. Calls the error's own code, which may hang."""
+        """Report the error of a failed run. This calls code of the exception, which may hang."""
         if self._reports is not None:
             self._reports.note_failure(run)
 
     def note_failure(self, run: FailedRun) -> str:
-        """Note a failed run. Return its span in the form of a `traceparent`, '' without one."""
+        """Record a failed run. Return its span as a `traceparent`, or '' without a span."""
         return "" if self._spans is None else self._spans.note_failure(run)
 
     def stop(self) -> None:
@@ -92,11 +92,11 @@ class RunTelemetry:
 
 
 def send_spans(settings: Settings, asked: bool | None) -> SendSpans | None:
-    """Return the spans of a producer, or None if they are off.
+    """Return the spans of a producer, or None if tracing is disabled.
 
-    `asked` is the producer's option `traces`. None means the settings `telemetry.traces` and
-    `telemetry.sentry`, True the former at least, and False neither. Raises
-    TelemetryUnavailableError.
+    `asked` is the producer's option `traces`. With None, the settings `telemetry.traces` and
+    `telemetry.sentry` apply. True enables OpenTelemetry in any case, and False disables both.
+    Raises TelemetryUnavailableError.
     """
     makers: list[Callable[[str, str], ToolSpan]] = []
     if asked or (asked is None and settings.telemetry.traces):

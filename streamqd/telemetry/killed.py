@@ -1,8 +1,8 @@
-"""Exports the spans of runs that killed their process. Part of the housekeeper.
+"""Export the spans of runs whose process was killed. The housekeeper does this.
 
-A worker's run file names the spans that were running. The supervisor sends the exit of each worker
-to the housekeeper, which exports the spans with it and then deletes the file. A span keeps its ID,
-so spans that the handler's own libraries exported before are its children.
+A worker's run file contains its running spans. The supervisor reports the exit of each worker to
+the housekeeper, which adds the exit to the spans, exports them and deletes the file. A span keeps
+its ID, so it is still the parent of spans that libraries in the handler have already exported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamqd.telemetry import run_file
 
 PREFIX = b"exited "  # the start of the supervisor's message
 CHECK_INTERVAL_SECONDS = 5.0
-HOWS_MAX = 1024  # exits of processes whose file was not seen yet
+HOWS_MAX = 1024  # maximum number of exits without a file so far
 KEPT_SECONDS = 3600.0  # lifetime of a file while the collector does not answer
 UNKNOWN = "process_lost"  # error.type of a run whose process has exited in an unknown way
 
@@ -32,26 +32,27 @@ def exit_message(pid: int, kind: str, how: str) -> bytes:
 
 
 class KilledRuns:
-    """Finds the files of dead workers and exports their spans, in a thread of its own."""
+    """Finds the files of dead workers, and exports their spans in a separate thread."""
 
     def __init__(self, settings: Settings) -> None:
         self._instance = settings.daemon.instance
         self._state_dir = settings.daemon.state_dir
         self._exits: dict[int, tuple[str, str]] = {}
-        self._seen: dict[Path, float] = {}  # files, and when a look first found them
+        self._seen: dict[Path, float] = {}  # files, and the time at which each was first found
         self._worker: threading.Thread | None = None
         self._export: Callable[[list[dict[str, Any]], str, str], bool] | None = None
         self._trouble = logs.Episode("telemetry.failed", "telemetry.recovered")
 
     def note(self, message: bytes) -> None:
-        """Take the supervisor's message about an exit."""
+        """Process the supervisor's message about an exit."""
         pid, kind, how = json.loads(message.removeprefix(PREFIX))
         while len(self._exits) >= HOWS_MAX:
-            self._exits.pop(next(iter(self._exits)), None)  # the export may have taken it
+            # The export thread may have removed it meanwhile.
+            self._exits.pop(next(iter(self._exits)), None)
         self._exits[pid] = kind, how
 
     def run(self) -> None:
-        """Look for files of dead workers, and export their spans. Returns immediately.
+        """Find files of dead workers, and start to export their spans. Returns immediately.
 
         A file whose exit is not known waits for one more check, because the message may be on its
         way.
@@ -63,7 +64,8 @@ class KilledRuns:
         ready = [each for each in found if each[0] in self._exits or each[1] in seen]
         self._seen = {path: seen.get(path, now) for _, path in found}
         if ready:
-            # Not in the housekeeper's loop: the collector may take seconds to answer.
+            # Use a thread and not the housekeeper's loop, because the collector may take seconds to
+            # answer.
             self._worker = threading.Thread(
                 target=self._export_ready, args=(ready,), name="killed runs", daemon=True
             )
@@ -80,7 +82,7 @@ class KilledRuns:
             try:
                 self._export_file(pid, path)
             except FileNotFoundError:
-                continue  # the worker removed it on its way out
+                continue  # the worker removed it when it exited
             except Exception as error:  # noqa: BLE001 - a bad file must not stop the others
                 problem = f"{path.name}: {type(error).__name__}: {error}"
                 if isinstance(error, run_file.RunFileError) or self._is_old(path):

@@ -15,6 +15,6 @@ def headers_of(message: Message) -> dict[str, str]:
     """Return the headers that are strings. Empty if the headers are not a JSON object."""
     try:
         headers = message.headers
-    except ValueError:  # the handler may not need them
+    except ValueError:  # the handler may not need the headers, so do not fail
         return {}
     return {name: text for name, text in headers.items() if isinstance(text, str)}

@@ -11,18 +11,19 @@ from streamqd.message import LAST_RUN, RUN_REFERENCE, Message, has_field
 from streamqd.telemetry.messages import headers_of
 
 TRACEPARENT = "traceparent"
-# In the JSON of the headers. The last bit of the flags is 0.
+# An unsampled context in the JSON of the headers: the last bit of its flags is 0.
 _UNSAMPLED = re.compile(
     rb'"traceparent": ?"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]"',
 )
-# In headers as our producers write them: the start, and the place and values of unsampled flags.
+# The headers as streamqd's producers write them: their start, the position of the flags, and the
+# values of unsampled flags.
 USUAL_START = b'{"traceparent":"00-'
 USUAL_FLAGS = slice(69, 72)
 USUAL_UNSAMPLED = frozenset({b'00"', b'02"'})  # 02: the trace ID is random
 
 
 def reference_of(context: trace.SpanContext) -> str:
-    """Return a span context in the form of a `traceparent` header."""
+    """Return a span context in the format of a `traceparent` header."""
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 0xFF:02x}"
 
 

@@ -1,7 +1,7 @@
 """The connection to OpenTelemetry: its provider, its exporter and its sampler.
 
-Everything except the switch itself is configured by the standard variables `OTEL_*`, which the SDK
-reads: the endpoint, headers, resource, sampler, propagators, batch sizes and limits.
+A setting enables traces. The SDK reads everything else from the standard variables `OTEL_*`:
+endpoint, headers, resource, sampler, propagators, batch sizes and limits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FLUSH_SECONDS = 1.0  # longest wait of an exiting process for the export of its 
 
 
 def resource(instance: str) -> Resource:
-    """Return the resource: `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_SERVICE_NAME` and our defaults.
+    """Return the resource, from `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_SERVICE_NAME` and defaults.
 
     By default, the service is `streamqd`, and its instance is `daemon.instance`.
     """
@@ -82,7 +82,7 @@ def exporter() -> SpanExporter | None:
 
 
 def new_provider(instance: str) -> TracerProvider:
-    """Make the provider of this process, after its fork. Raises TelemetryUnavailableError."""
+    """Create the provider of this process, after its fork. Raises TelemetryUnavailableError."""
     target = exporter()
     provider = TracerProvider(resource=resource(instance), shutdown_on_exit=False)
     if isinstance(provider.sampler, ParentBased):
@@ -93,11 +93,11 @@ def new_provider(instance: str) -> TracerProvider:
 
 
 class LinkedSampler(Sampler):
-    """Samples the run of a message as the send of the message was sampled.
+    """Samples the run of a message if the send of the message was sampled.
 
-    A run is the root of its trace, with a link to the send. A sampler that decides by the parent
-    would draw again: with a ratio of 1%, one run in 10,000 would be in the same sample as its
-    send.
+    A run is the root of a trace, with a link to the send. A sampler that follows the parent would
+    decide again. With a ratio of 1%, only one in 10,000 messages would have both its send and its
+    run sampled.
     """
 
     def __init__(self, base: Sampler) -> None:
@@ -113,7 +113,7 @@ class LinkedSampler(Sampler):
         links: Sequence[trace.Link] | None = None,
         trace_state: trace.TraceState | None = None,
     ) -> SamplingResult:
-        """Decide as the base sampler would for a child of the first linked span."""
+        """Decide like the base sampler for a child of the first linked span."""
         parent = trace.get_current_span(parent_context).get_span_context()
         if kind is trace.SpanKind.CONSUMER and links and not parent.is_valid:
             as_parent = trace.NonRecordingSpan(links[0].context)
@@ -128,14 +128,14 @@ class LinkedSampler(Sampler):
 
 
 def tracer(provider: trace.TracerProvider | None = None) -> trace.Tracer:
-    """Return streamqd's tracer, of the global provider by default."""
+    """Return streamqd's tracer. The default is that of the global provider."""
     return trace.get_tracer(SCOPE, __version__, provider)
 
 
 def flush(provider: TracerProvider, seconds: float = FLUSH_SECONDS) -> bool:
-    """Export the finished spans, for at most `seconds`. Return False if the time is over.
+    """Export the finished spans within `seconds`. Return False if the time is not enough.
 
-    The SDK ignores the time limit of its own `force_flush`, so a thread waits for it.
+    The SDK ignores the time limit of `force_flush`, so a separate thread calls it.
     """
     done = threading.Event()
 

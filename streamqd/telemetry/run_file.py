@@ -4,9 +4,10 @@ A span is exported after it finishes, so the span of a run that kills its proces
 worker writes each running span into its file, and removes it there when the run finishes. The
 housekeeper exports the spans in the files of dead processes (`killed`).
 
-A file has cells of one size. A cell is the length of its record, 0 when it is free, then the record
-as JSON. The length is written last, so a reader never sees half a record. Cells are written with
-`pwrite`, which raises OSError on a full disk. A write to a mapped page would kill the process.
+A file consists of cells of equal size. A cell contains the length of its record, or 0 if free, and
+the record as JSON. The length is written last, so a reader never sees half a record. Cells are
+written with `pwrite`, which raises OSError on a full disk, because a write to a mapped page would
+kill the process.
 
 Instances may share a `state_dir`, even from containers that do not see each other's processes. The
 name of a file therefore contains the name of the instance.
@@ -27,7 +28,7 @@ from typing import Any
 FOLDER = "runs"  # directory below `daemon.state_dir`
 CELL_BYTES = 2048
 BATCH_CELL_BYTES = 64 * 1024
-NO_CELL = -1  # all cells are used, or the record is too long
+NO_CELL = -1  # no cell is free, or the record is too long
 _MAGIC = b"streamqd runs 1\n"
 _HEAD = struct.Struct("<16sI12x")  # magic, size of a cell in bytes
 _LENGTH = struct.Struct("<I")
@@ -111,7 +112,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     with path.open("rb") as file:
         raw = file.read(_FILE_BYTES_MAX)
     if len(raw) < _HEAD.size:
-        return []  # its process died while it was created
+        return []  # the process died while it created the file
     magic, size = _HEAD.unpack_from(raw)
     if magic != _MAGIC or size not in (CELL_BYTES, BATCH_CELL_BYTES):
         raise RunFileError("it is not a file of runs")
@@ -135,10 +136,10 @@ def _record(text: bytes) -> dict[str, Any]:
 
 
 def _identity(pid: int) -> str:
-    """Return the ID and the start time of a process, '' if it does not run.
+    """Return the ID and the start time of a process, or '' if it does not run.
 
-    The start time is in clock ticks since the boot of the host. Setting the clock does not change
-    it.
+    The start time is in clock ticks since the boot of the host, which do not change when the clock
+    is set.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()

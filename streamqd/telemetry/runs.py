@@ -1,8 +1,8 @@
 """The spans of a worker's runs: one for each call of the handler.
 
-`RunSpans.wrap_handler` wraps the handler, so a worker without traces pays nothing. It also finishes
-the span of a successful run. The span of a failed run stays open until the worker reports the
-verdict with `note_failure`, which determines how much of the error's text is recorded.
+`RunSpans.wrap_handler` wraps the handler, so there is no cost without traces. The wrapper ends the
+span of a successful run. The span of a failed run stays open until the worker reports the verdict
+with `note_failure`, because the verdict determines how much of the error's text is recorded.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from streamqd.telemetry.provider import flush, new_provider, server_attributes, 
 from streamqd.telemetry.run_file import BATCH_CELL_BYTES, CELL_BYTES, NO_CELL, RunFile
 
 LINKS_MAX = 128  # links of a batch span. The SDK has the same default limit.
-HELD_MAX = 10_000  # messages that wait in place, whose last span is remembered
+HELD_MAX = 10_000  # maximum number of messages that wait in place and whose last span is stored
 
 
 class OpenRun:
@@ -60,10 +60,10 @@ class OpenRun:
 
 
 class RunSpans:
-    """Makes the spans of one worker."""
+    """Creates the spans of one worker."""
 
     def __init__(self, settings: Settings, consumer: Consumer, assignment: Assignment) -> None:
-        """Make the global provider of this process. Raises TelemetryUnavailableError."""
+        """Create the global provider of this process. Raises TelemetryUnavailableError."""
         self._provider: TracerProvider = new_provider(settings.daemon.instance)
         trace.set_tracer_provider(self._provider)
         self._tracer = tracer(self._provider)
@@ -87,12 +87,13 @@ class RunSpans:
             "streamqd.handler": consumer.handler,
             **server_attributes(settings),
         }
-        # The decision of the send is final only for samplers that follow the parent.
+        # Runs of unsampled sends are skipped only with samplers that follow the parent.
         sampler = os.environ.get("OTEL_TRACES_SAMPLER", "") or "parentbased_always_on"
         fields = propagate.get_global_textmap().fields
         self._skips = sampler.startswith("parentbased") and TRACEPARENT in fields
-        self._open: dict[bytes, OpenRun] = {}  # by place, for the verdicts of failed runs
-        self._last: dict[bytes, trace.SpanContext] = {}  # contexts of messages that wait in place
+        self._open: dict[bytes, OpenRun] = {}  # by place, until the verdict is reported
+        # By place, contexts of messages that wait in place.
+        self._last: dict[bytes, trace.SpanContext] = {}
         self._threads = threading.local()
         self._ambient = trace.set_span_in_context(_SkippedRun())
         self._trouble = logs.Episode("telemetry.failed", "telemetry.recovered")
@@ -143,7 +144,7 @@ class RunSpans:
     def _skip_unsampled(
         self, function: Callable[..., Any], traced: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """Return a handler that runs unsampled messages by `function`, and others by `traced`."""
+        """Return a handler that passes unsampled messages to `function`, and others to `traced`."""
         start, flags, unsampled = USUAL_START, USUAL_FLAGS, USUAL_UNSAMPLED
         head = slice(len(start))
 
@@ -152,7 +153,7 @@ class RunSpans:
             fields = message._fields
             raw = fields[-1]  # usually the headers
             if raw[flags] in unsampled and raw[head] == start and fields[-2] == b"headers":
-                return function(message)  # at a fraction of the cost of the next check
+                return function(message)  # this check has a fraction of the cost of the next one
             if is_unsampled(message):
                 return function(message)
             return traced(message)
@@ -160,7 +161,8 @@ class RunSpans:
         return run if self._skips else functools.wraps(function)(traced)
 
     def _call(self, opened: OpenRun, function: Callable[..., object], given: object) -> object:
-        # In its own context: an exception of the time limit must not leave the span open.
+        # Use a separate context, so that an exception of the time limit does not leave the span
+        # attached.
         within = contextvars.copy_context()
         within.run(otel_context.attach, opened.context)
         try:
@@ -194,11 +196,11 @@ class RunSpans:
     # --- start and end ---
 
     def _try_start(self, messages: Sequence[Message]) -> OpenRun | None:
-        """Start the span of a run. None if it cannot be made, which must not harm the run."""
+        """Start the span of a run. Return None if that fails, which must not affect the run."""
         try:
             return self._start(messages)
         except handlers.SoftTimeout:
-            raise  # the limit of the run, which holds for its span too
+            raise  # the time limit of the run, which includes starting its span
         except Exception as error:  # noqa: BLE001 - samplers and propagators are the user's code
             self._trouble.log_failure(
                 assignment=self._assignment, error=f"{type(error).__name__}: {error}"
@@ -230,7 +232,7 @@ class RunSpans:
             except OSError as error:
                 self._file_failed(error)
         if self._batch:
-            self._end_all()  # the verdicts of the last call are known by now
+            self._end_all()  # the verdicts of the last call have been reported
         opened = OpenRun(span, trace.set_span_in_context(span, parent), places, cell)
         for place in places:
             self._open[place] = opened
@@ -248,7 +250,7 @@ class RunSpans:
         return links[:LINKS_MAX]
 
     def _note_return(self, opened: OpenRun, end: object) -> None:
-        """End the span of a run that returned, unless it returned an error."""
+        """End the span of a run that returned, unless an error was returned."""
         if os.getpid() != self._pid:
             return  # in a child that the handler forked
         error = None if end is None else handlers.error_of(end)
@@ -265,9 +267,9 @@ class RunSpans:
             self._open.pop(place, None)
 
     def _note_error(self, opened: OpenRun, error: BaseException) -> None:
-        """Note the end of a run that failed. Its span ends with its verdict."""
+        """Record that a run failed. Its span ends with its verdict."""
         opened.ended_ns = time.time_ns()
-        # By the type itself: `isinstance` would ask the exception, which is the user's code.
+        # Compare the type, because `isinstance` can call user code of the exception.
         of_messages = issubclass(type(error), handlers.Failures)
         failed = getattr(error, "failed", None) if of_messages else None
         if isinstance(failed, dict):
@@ -276,7 +278,7 @@ class RunSpans:
                 self._end_handled(opened)
 
     def note_failure(self, run: FailedRun) -> str:
-        """Note the verdict of a failed run, and end its span if it is open.
+        """Record the verdict of a failed run, and end its span if it is open.
 
         Return the span in the form of a `traceparent`, '' if there is none. It is stored with the
         message, so that the next run can link to this one.
@@ -295,7 +297,7 @@ class RunSpans:
             self._end(opened)
         if run.stays:
             while len(self._last) >= HELD_MAX:
-                del self._last[next(iter(self._last))]  # its message has moved, most likely
+                del self._last[next(iter(self._last))]  # its message has probably moved
             self._last[run.place] = context
         return reference_of(context)
 
@@ -306,14 +308,14 @@ class RunSpans:
             opened.cell = NO_CELL
 
     def _end_all(self) -> None:
-        """End the open spans: the verdicts of their runs will not be reported."""
+        """End the open spans, because no more verdicts of their runs will be reported."""
         for opened in set(self._open.values()):
             if opened.span.is_recording():
                 self._end(opened)
         self._open.clear()
 
     def _file_failed(self, error: OSError) -> None:
-        """Log that the run file cannot be used. Spans of killed runs are lost, and no others."""
+        """Log that the run file cannot be used. Only spans of killed runs are lost."""
         self._trouble.log_failure(assignment=self._assignment, error=f"{self._state_dir}: {error}")
 
     # --- the process ---
@@ -326,7 +328,7 @@ class RunSpans:
         return f"{context.trace_id:032x}", f"{context.span_id:016x}"
 
     def stop(self) -> None:
-        """End the open spans and export all. Takes FLUSH_SECONDS at most."""
+        """End the open spans and export all spans, within FLUSH_SECONDS."""
         self._end_all()
         if not flush(self._provider):
             logs.event("telemetry.spans_lost", logging.WARNING, assignment=self._assignment)
@@ -340,11 +342,11 @@ class RunSpans:
 
 
 class _SkippedRun(trace.NonRecordingSpan):
-    """The current span while a message runs whose send was not sampled.
+    """The current span during the run of a message whose send was not sampled.
 
-    Its context is that of the send, so that no client library in the handler starts a trace. It is
-    only read from the message when it is asked for, so skipped runs pay nothing. Outside of runs it
-    is not valid.
+    Its context is that of the send, so that no client library in the handler starts a trace. The
+    context is read from the message only on demand, so skipped runs have no extra cost. Outside of
+    runs, the context is invalid.
     """
 
     def __init__(self) -> None:
@@ -380,7 +382,7 @@ def _facts(messages: Sequence[Message]) -> dict[str, str | int]:
 
 
 def _describe(span: trace.Span, run: FailedRun) -> None:
-    """Add an error to a span, as far as `dlq_error` and `redact_error` have left it."""
+    """Add an error to a span, with the texts that `dlq_error` and `redact_error` allow."""
     span.set_attribute("error.type", run.error_class or "_OTHER")
     span.set_status(trace.Status(trace.StatusCode.ERROR, run.text))
     described = {
@@ -399,7 +401,7 @@ def _record(
     links: Sequence[trace.Link],
     started_ns: int,
 ) -> dict[str, Any]:
-    """Return a running span as the run file stores it."""
+    """Return a running span as a record of the run file."""
     parent = getattr(span, "parent", None)
     return {
         "span": reference_of(span.get_span_context()),

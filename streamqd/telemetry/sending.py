@@ -1,4 +1,4 @@
-"""The spans of a producer's calls, made by OpenTelemetry, Sentry or both."""
+"""The spans of a producer's calls, with OpenTelemetry, Sentry or both."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamqd.model import Uid
 
 
 class ToolSpan(Protocol):
-    """The span of one tool. `carrier` has the headers that pass its context on."""
+    """The span of one tool. `carrier` contains the headers with its context."""
 
     @property
     def carrier(self) -> Mapping[str, str]: ...
@@ -20,11 +20,11 @@ class ToolSpan(Protocol):
         """Set an attribute."""
 
     def end(self, error: BaseException | None) -> None:
-        """End the span, with the error that the call raises."""
+        """End the span, with the error that the call raises, if any."""
 
 
 class SendSpans:
-    """Makes the spans of one producer. Thread-safe."""
+    """Creates the spans of one producer. Thread-safe."""
 
     def __init__(self, makers: list[Callable[[str, str], ToolSpan]]) -> None:
         """Each maker starts a span for an operation and a topic."""
@@ -61,10 +61,10 @@ class SendSpan:
             span.end(None if isinstance(error, GeneratorExit) else error)
 
     def headers(self, given: Mapping[str, str] | None) -> Any:
-        """Return the headers with the context of this call. Headers of the caller win.
+        """Return the headers with the context of this call. The caller's headers take precedence.
 
-        Headers with a `traceparent` or `sentry-trace`, headers that cannot take more, and headers
-        that are not a mapping are returned unchanged.
+        Headers are returned unchanged if they contain a `traceparent` or `sentry-trace`, have no
+        room, or are not a mapping.
         """
         carrier = self._carrier
         if not carrier or given is None:
@@ -80,7 +80,7 @@ class SendSpan:
     def carry(self, outgoing: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return a function that adds the context to an item of `send_many`.
 
-        `outgoing` makes an `Outgoing` of an item.
+        `outgoing` converts an item to an `Outgoing`.
         """
 
         def with_context(item: Any) -> Any:
@@ -92,7 +92,7 @@ class SendSpan:
         return with_context
 
     def note_sent(self, uid: Uid) -> None:
-        """Note the uid of the message."""
+        """Record the uid of the message."""
         for span in self._spans:
             span.note("messaging.message.id", uid)
             span.note("messaging.destination.partition.id", str(uid.partition))
@@ -100,11 +100,11 @@ class SendSpan:
                 span.note("streamqd.duplicate", True)
 
     def note_created(self, uid: str) -> None:
-        """Note the ID of a message that is written to Redis later."""
+        """Record the ID of a message that is written to Redis later."""
         for span in self._spans:
             span.note("messaging.message.id", uid)
 
     def sent_many(self, count: int) -> None:
-        """Note the number of messages that were written."""
+        """Record the number of messages that were written."""
         for span in self._spans:
             span.note("messaging.batch.message_count", count)

@@ -1,4 +1,4 @@
-"""The span of a producer's call in OpenTelemetry, by the provider of the process that sends."""
+"""The span of a producer's call in OpenTelemetry, from the provider of the sending process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from opentelemetry import propagate, trace
 from streamqd.errors import StreamqdError
 from streamqd.telemetry.provider import tracer
 
-# A proxy: a provider that the application sets later takes effect.
+# This is a proxy, so a provider that the application sets later takes effect.
 _tracer = tracer()
 
 
@@ -17,7 +17,7 @@ class OtelSpan:
     """See `sending.ToolSpan`."""
 
     def __init__(self, server: Mapping[str, str | int], operation: str, topic: str) -> None:
-        """`server` has the attributes of the address of Redis."""
+        """`server` contains the attributes for the address of Redis."""
         self._span = _tracer.start_span(
             f"{operation} {topic}",
             kind=trace.SpanKind.PRODUCER,

@@ -1,4 +1,4 @@
-"""The span of a producer's call in Sentry, by the client of the process that sends."""
+"""The span of a producer's call in Sentry, from the client of the sending process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Reports to Sentry: the errors of failed runs, and a transaction for each run.
 
-The client is Sentry's own, configured by its variables `SENTRY_*`, or by the handler's module if it
-calls `sentry_sdk.init` itself. Events contain no payload, key, header or local variable, and of an
-error only what `dlq_error` and `redact_error` allow.
+The client is that of the Sentry SDK, configured through the variables `SENTRY_*`, or through
+`sentry_sdk.init` in the handler's module. Events contain no payload, key, header or local variable.
+The texts of errors are limited by `dlq_error` and `redact_error`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from streamqd.telemetry import FailedRun, TelemetryUnavailableError
 from streamqd.telemetry.messages import headers_of, place_of
 
 EVERY_SECONDS = 60.0  # seconds between two reports of one fingerprint
-CAUSES_MAX = 1_000  # fingerprints that are remembered
-TRACES_MAX = 10_000  # failed runs whose verdict is not known yet
+CAUSES_MAX = 1_000  # maximum number of stored fingerprints
+TRACES_MAX = 10_000  # maximum number of failed runs without a verdict so far
 FLUSH_SECONDS = 1.0
 RATE = "SENTRY_TRACES_SAMPLE_RATE"
 
@@ -44,10 +44,11 @@ class SentryReports:
         self._texts = consumer.dlq_error in ("message", "traceback")
         self._silent = consumer.dlq_error == "none"
         self._redact: Callable[[str], str] | None = None
-        self._reported: dict[str, float] = {}  # by fingerprint: when (seconds, monotonic)
+        # Time of the last report by fingerprint (seconds, monotonic).
+        self._reported: dict[str, float] = {}
         self._traces: dict[bytes, dict[str, Any]] = {}  # traces of failed runs, by place
         self._trouble = logs.Episode("telemetry.failed", "telemetry.recovered")
-        ignore_logger("streamqd")  # its lines about a failed run would be a second event
+        ignore_logger("streamqd")  # its log lines about a failed run would become a second event
         try:
             rate = float(os.environ[RATE]) if os.environ.get(RATE) else None
             sentry_sdk.init(
@@ -80,7 +81,8 @@ class SentryReports:
 
             @functools.wraps(function)
             def run(given: Any) -> object:
-                # In a context of its own: an exception of the time limit must not leave the scope.
+                # Use a separate context, so that an exception of the time limit does not leave the
+                # scope active.
                 return contextvars.copy_context().run(call, given)
 
             def call(given: Any) -> object:
@@ -133,7 +135,7 @@ class SentryReports:
         return span
 
     def _store_trace(self, messages: Sequence[Message], trace: dict[str, Any]) -> None:
-        """Keep the trace of a failed run for its report, which follows after the run."""
+        """Store the trace of a failed run for the report that follows the run."""
         for message in messages:
             while len(self._traces) >= TRACES_MAX:
                 self._traces.pop(next(iter(self._traces)), None)
@@ -142,7 +144,8 @@ class SentryReports:
     def note_failure(self, run: FailedRun) -> None:
         """Report the error of a run, unless its cause was reported within the last minute.
 
-        A verdict that the handler asked for is not reported. With `dlq_error = "none"`, nothing is.
+        A verdict that the handler requested is not reported. With `dlq_error = "none"`, no error is
+        reported.
         """
         trace = self._traces.pop(run.place, None)
         if run.asked or self._silent or not self._is_due(run.fingerprint):
@@ -177,12 +180,13 @@ class SentryReports:
         return True
 
     def _redact_event(self, event: Any, _hint: Any) -> Any:
-        """Return an event with the texts of errors that may be stored."""
+        """Return an event in which errors have only the texts that may be stored."""
         for exception in event.get("exception", {}).get("values", ()):
             text = str(exception.get("value") or "")
             exception["value"] = handlers.redact_text(text, self._redact) if self._texts else ""
             for frame in (exception.get("stacktrace") or {}).get("frames", ()):
-                frame.pop("vars", None)  # a client of the handler's module may add them
+                # A client configured by the handler's module may add local variables.
+                frame.pop("vars", None)
         return event
 
     def _tags(self, message: Message) -> dict[str, str]:
