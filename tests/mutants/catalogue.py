@@ -1170,8 +1170,8 @@ OUTBOX = (
         "a call that is executed late is refused",
         "streamqd/outbox/relay.py",
         (
-            "            # epoch, with which a late call is refused.\n            self._epoch = 0\n",
-            "",
+            "            self._epoch = 0\n            self._registered",
+            "            self._registered",
         ),
         tests={_RELAY: "test_publish_with_a_lost_reply_raises_the_epoch[sqlite]"},
     ),
