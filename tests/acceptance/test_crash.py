@@ -142,7 +142,7 @@ def test_random_kills_repeat_only_charged_runs(new_daemon: NewDaemon, chance: ra
         ("kill", {"signal": "SIGKILL"}, "signal SIGKILL"),
     ],
 )
-def test_message_that_kills_its_process_dies_alone(
+def test_message_that_kills_its_process_is_dead_lettered(
     new_daemon: NewDaemon, payload: str, cause: dict[str, str], name: str
 ):
     with new_daemon(consumer=GREEDY | {"max_crashes": 3}) as daemon:
@@ -185,7 +185,7 @@ def test_message_that_kills_its_process_dies_alone(
 
 
 @pytest.mark.fault("F37")
-def test_child_processes_of_a_killed_worker_exit_with_it(new_daemon: NewDaemon):
+def test_child_processes_exit_with_their_killed_worker(new_daemon: NewDaemon):
     daemon = new_daemon(groups=["spawns"], consumer={"max_crashes": 1})
     with daemon:
         (spawned, forked) = daemon.send(["spawn never", "fork never"])

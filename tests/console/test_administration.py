@@ -98,7 +98,7 @@ def test_pause_with_a_reason_requires_one_dry_run(console, fleet, there):
         directives.resume(there, Scope(TOPIC, None, "ship"))
 
 
-def test_an_operator_moves_a_partition_to_another_instance(console, fleet, there):
+def test_operator_moves_a_partition_to_another_instance(console, fleet, there):
     url = fleet.tables["redis"]["url"]
     assignment = Assignment(TOPIC, 0, "bill")
     path = "/topics/orders/partitions/0/bill"
@@ -166,7 +166,7 @@ def test_reset_requires_a_stopped_group_and_its_name(console, fleet, there):
     assert audited(fleet, "group reset") == []
 
 
-def test_an_admin_resets_a_stopped_group(console, fleet, stopped):
+def test_admin_resets_a_stopped_group(console, fleet, stopped):
     path = "/groups/orders/bill/reset"
     number = sum(each.messages for each in topics.describe(fleet.store, TOPIC).partitions)
     text = shown(console, f"{path}?to=earliest")
@@ -215,14 +215,14 @@ def test_every_setting_has_its_origin(fleet, users_file):
     assert origin(text, "retention.without_groups") == "false default"
 
 
-def test_a_topic_in_use_cannot_be_deleted(console, fleet):
+def test_topic_in_use_cannot_be_deleted(console, fleet):
     assert act(console, "otto", "/topics/orders/delete", typed_name=TOPIC).status == 403
     assert "would create the topic again" in shown(console, "/topics/orders/delete")
     assert act(console, "anna", "/topics/orders/delete", typed_name=TOPIC).status == 409
     assert topics.partition_count(fleet.store, TOPIC) == 2
 
 
-def test_an_admin_deletes_a_topic_by_its_name(console, fleet):
+def test_admin_deletes_a_topic_by_its_name(console, fleet):
     topics.create(fleet.store, "spare", config.Topic(partitions=3))
     text = shown(console, "/topics/spare/delete")
     assert "spare with 3 partitions would be deleted permanently." in text
@@ -237,7 +237,7 @@ def test_an_admin_deletes_a_topic_by_its_name(console, fleet):
     assert (row.who, row.arguments["partitions"]) == ("anna (console)", 3)
 
 
-def test_the_flow_shows_schedules_and_outboxes_as_sources(console, fleet):
+def test_flow_shows_schedules_and_outboxes_as_sources(console, fleet):
     keys, link = fleet.keys, fleet.link
     link.execute("SADD", keys.outboxes(), "shop")
     link.execute("HSET", keys.outbox("shop"), "epoch", 3, "sent", 5)
@@ -285,7 +285,7 @@ def test_search_keeps_the_order_and_the_page_size(console):
     assert kept(shown(console, "/handlers?limit=3")) == {"limit": "3"}
 
 
-def test_an_admin_grows_a_topic(console, fleet, users_file, new_console):
+def test_admin_grows_a_topic(console, fleet, users_file, new_console):
     path = "/topics/orders/grow"
     assert act(console, "otto", path, partitions="4").status == 403
     assert "sets partitions = 2 for orders" in shown(console, f"{path}?partitions=4")
@@ -333,7 +333,7 @@ def test_growth_continues_only_to_its_own_count(console, fleet):
     assert audited(fleet, "topic grow", "slow") == [], "only the start is audited"
 
 
-def test_an_admin_deletes_a_group_by_its_name(console, fleet):
+def test_admin_deletes_a_group_by_its_name(console, fleet):
     """No configuration names this group, because a daemon would create such a group again."""
     count = topics.partition_count(fleet.store, TOPIC)
     for number in range(count):

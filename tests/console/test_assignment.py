@@ -83,7 +83,7 @@ def test_viewer_reads_but_cannot_request_a_stack(
     assert f"streamqd why {ASSIGNMENT}" in page.inner_text("main")
 
 
-def test_a_hostile_stack_is_shown_as_text(
+def test_hostile_stack_is_shown_as_text(
     console: ConsoleProcess, browse: Browse, fleet: Daemon, no_stack: None
 ) -> None:
     found = PublishedStack(1, 1, HOSTILE, 1, 4711, HOSTILE * 3, problem=HOSTILE)

@@ -27,7 +27,7 @@ def test_mask_matches_a_name_written_with_escapes():
     assert "42" not in MASKED.body(rb'{"c\u0061rd":{"num\u0062er":42}}').text
 
 
-def test_a_mask_matches_an_element_of_an_array():
+def test_mask_matches_an_element_of_an_array():
     assert MASKED.body(b'{"tags":["secret","open"]}').text.split()[-4:] == [
         '"***",',
         '"open"',

@@ -224,7 +224,7 @@ def test_replay_of_a_few_links_to_the_replay_of_the_rest(console, died):
     assert "Replay the rest…" not in anna.get(job).text, "the link contains the key that otto chose"
 
 
-def test_a_dry_run_states_how_much_it_examined(console, tab, fleet, died):
+def test_dry_run_states_how_much_it_examined(console, tab, fleet, died):
     died(3, key="budget")
     page = tab(console)
     total = dead_letters.total(fleet.store, TOPIC)
@@ -328,7 +328,7 @@ def test_edited_dead_letter_is_sent_with_only_its_changes(console, tab, fleet, d
     assert sent.headers["x-edited-from"] == letter.uid
 
 
-def test_an_unchanged_edit_sends_the_same_payload(console, tab, fleet, died):
+def test_unchanged_edit_sends_the_same_payload(console, tab, fleet, died):
     (letter,) = died(1, "dead\r\nas on Windows")
     page = tab(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead/{letter.id}/edit")

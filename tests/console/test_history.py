@@ -99,7 +99,7 @@ def test_history_entry_of_several_minutes_is_averaged(past):
     assert sum(each.p95 is not None for each in points) == 3
 
 
-def test_a_group_without_an_owner_has_no_lag(past):
+def test_group_without_an_owner_has_no_lag(past):
     """Another group keeps its owner, so the minutes are covered."""
     store, name, now = past
     store.execute("DEL", store.keys.history(name))

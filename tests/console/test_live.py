@@ -64,7 +64,7 @@ def paused(fleet, overview):
     fleet.wait_settled()
 
 
-def test_figure_changes_without_a_reload(paused, overview):
+def test_figures_update_without_a_reload(paused, overview):
     page, lag = overview, f"{BILL}.querySelector('td.n').innerText"
     assert page.evaluate(lag) == "0"
     page.evaluate("window.kept = true")
@@ -92,7 +92,7 @@ def test_figure_changes_without_a_reload(paused, overview):
     assert page.seen.errors == []
 
 
-def test_live_view_changes_without_a_reload_and_pauses(fleet, console, browse):
+def test_live_view_updates_without_a_reload_and_pauses(fleet, console, browse):
     page = browse(console, "vera")
     page.goto(f"{console.url}top?q=bill&sort=lag")
     page.wait_for_selector("#pulse[data-state=live]")
@@ -170,7 +170,7 @@ def test_hidden_page_sends_no_request(fleet, overview):
     wait_until(lambda: page.wait_for_timeout(20) or len(page.seen.requests) == 1)
 
 
-def test_keys_search_and_navigation(overview):
+def test_keyboard_shortcuts_open_search_and_pages(overview):
     page = overview
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.name") == "q"
@@ -242,7 +242,7 @@ def test_fifty_pages_cost_less_than_135_percent_of_one(fleet, console, browse, u
     assert rss < 150
 
 
-def test_a_page_without_a_session_leads_to_the_login(console, browse):
+def test_page_without_a_session_redirects_to_the_login(console, browse):
     page = browse(console)
     page.goto(console.url)
     page.wait_for_selector("#pulse[data-state=live]")

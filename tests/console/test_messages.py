@@ -94,7 +94,7 @@ def test_numbers_in_payloads_are_shown_exactly(console, tab, messages):
     assert page.inner_text("pre") == '{\n  "a": 9007199254740993,\n  "b": 1e400,\n  "c": []\n}'
 
 
-def test_a_download_has_the_exact_bytes(console, tab, messages):
+def test_download_has_the_exact_bytes(console, tab, messages):
     payload = bytes(range(256)) * 1_000
     uid = messages(payload)
     page = tab(console)
@@ -147,7 +147,7 @@ def test_live_tail_shows_new_messages_unless_paused(console, tab, messages):
     assert page.seen.dialogs == page.seen.errors == other.seen.errors == []
 
 
-def test_a_live_tail_is_bounded(console, tab, messages):
+def test_live_tail_is_bounded(console, tab, messages):
     page = tab(console)
     page.goto(f"{console.url}topics/{MANY}/tail")
     assert page.locator("#messages tbody tr").count() == 50

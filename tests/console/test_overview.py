@@ -90,7 +90,7 @@ def test_group_with_an_old_message_is_behind_until_handled():
     assert found.since_unix_ms == NOW - 90_000
 
 
-def test_a_forgotten_pause_is_a_warning():
+def test_forgotten_pause_is_a_warning():
     def paused(seconds):
         scope, given = Scope("clicks"), Directive(NOW - seconds * 1000, "ann", "")
         state = FleetState(NOW, 15.0, (), Directives(pauses={scope: given}))
@@ -179,7 +179,7 @@ def test_doctor_findings_link_to_its_page(fleet, users_file, new_console):
     assert "server.persistence" in page
 
 
-def test_a_long_list_is_paged_by_position():
+def test_long_list_is_paged_by_position():
     rows = list(range(450))
     visit = Visit(None, None, {}, {"from": "200"})
 

@@ -76,7 +76,7 @@ def test_delayed_sends_are_counted_by_due_time_and_paged(console, browse, sends)
     assert page.seen.errors == []
 
 
-def test_a_delayed_send_shows_its_payload(console, browse, sends):
+def test_delayed_send_shows_its_payload(console, browse, sends):
     page = browse(console)
     page.goto(f"{console.url}topics/{LATER}/delayed")
     page.get_by_role("link", name=sends[1], exact=True).click()
@@ -108,7 +108,7 @@ def test_delayed_send_is_canceled_with_the_topic_name(console, browse, fleet, se
     assert row.counts["canceled"] == 1
 
 
-def test_a_retry_runs_now_or_becomes_a_dead_letter(console, browse, fleet):
+def test_retry_runs_now_or_becomes_a_dead_letter(console, browse, fleet):
     fleet.send(["fail"])
 
     def rows():

@@ -107,7 +107,7 @@ def test_conservation_check_accounts_for_all_read_only(scenario: Scenario):
     assert scenario.conservation.dead() == {harness.assignment.group: {"3"}}
 
 
-def test_finished_pending_message_is_no_violation(scenario: Scenario):
+def test_finished_pending_message_is_not_a_violation(scenario: Scenario):
     scenario.end(1)
     assert scenario.blamed() == []
     scenario.ack(1)

@@ -87,7 +87,7 @@ def test_topic_configure_refuses_a_concurrent_change(harness: Harness) -> None:
     assert rest == [b'{"archive":"required"}']
 
 
-def test_settings_of_a_topic_that_has_none(harness: Harness) -> None:
+def test_topic_configure_requires_a_partition_count(harness: Harness) -> None:
     harness.expect(
         "topic_configure", "MISSING", topics.configuration(harness.keys, "access", "", {})
     )

@@ -178,7 +178,7 @@ def standstill(daemon: Daemon, since: float) -> float:
 @pytest.mark.fault("F38")
 @pytest.mark.parametrize("whose", ["orders/0", "streamqd:"], ids=["the worker's", "all"])
 @pytest.mark.parametrize("shape", quick.first(2, SHAPES))
-def test_a_busy_partition_continues_within_three_seconds(
+def test_busy_partition_continues_within_three_seconds(
     make: Make, proxy: FaultProxy, shape: str, whose: str
 ):
     """Its worker waits for an answer or a message on a dead connection."""
@@ -205,7 +205,7 @@ def test_a_busy_partition_continues_within_three_seconds(
 @pytest.mark.fault("F38")
 @pytest.mark.parametrize("whose", ["orders/0", "streamqd:"], ids=["the worker's", "all"])
 @pytest.mark.parametrize("shape", quick.first(2, SHAPES))
-def test_an_idle_partition_starts_a_message_within_two_seconds(
+def test_idle_partition_starts_a_message_within_two_seconds(
     make: Make, proxy: FaultProxy, shape: str, whose: str
 ):
     """A worker that waits for messages has no deadline, so the housekeeper checks."""

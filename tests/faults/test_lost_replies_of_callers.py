@@ -114,7 +114,7 @@ def test_lost_command_loses_or_repeats_no_message(
 @pytest.mark.fault("F12")
 @pytest.mark.parametrize("fault", WHOLE, ids=lambda each: each.name.lower())
 @pytest.mark.parametrize("scenario", WITHOUT_SCRIPTS, ids=lambda each: each.__name__)
-def test_a_lost_eval_loses_or_repeats_no_message(
+def test_lost_eval_loses_or_repeats_no_message(
     new_runner: Callable[..., ScenarioRunner], scenario: Scenario, fault: Fault
 ):
     """The server has no scripts: a call gets NOSCRIPT, and its repetition by source is lost."""

@@ -81,7 +81,7 @@ def test_isolated_owner_starts_and_changes_nothing(make: Make, proxy: FaultProxy
 
 
 @pytest.mark.fault("F11")
-def test_a_worker_stops_before_an_unrenewed_lease_can_expire(make: Make, proxy: FaultProxy):
+def test_worker_stops_before_an_unrenewed_lease_can_expire(make: Make, proxy: FaultProxy):
     """The worker's connection works, but its supervisor's does not. Only the time shows this."""
     ttl = 3.0
     settings = {"lease_ttl": f"{ttl}s", "rebalance_delay": "10m"}

@@ -166,7 +166,7 @@ def obey(message: Message) -> None:
 
 
 @pytest.mark.fault("F37")
-def test_a_process_outside_its_group_is_adopted_and_reaped(new_daemon: NewDaemon):
+def test_process_outside_its_group_is_adopted_and_reaped(new_daemon: NewDaemon):
     daemon = new_daemon(code=RUNAWAY)
     with daemon:
         (uid,) = daemon.send(["daemonise"])

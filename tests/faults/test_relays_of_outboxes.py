@@ -51,7 +51,7 @@ def finished(site: OutboxSite, writers: Writers) -> None:
     assert "Traceback" not in site.logs()
 
 
-def test_a_killed_relay_is_replaced_by_its_standby(site: OutboxSite) -> None:
+def test_killed_relay_is_replaced_by_its_standby(site: OutboxSite) -> None:
     writers = Writers(site, WRITERS, TRANSACTIONS, pause=0.02)
     for share in FAULTS_AT:
         wait_until(lambda share=share: writers.share >= share, timeout=60)

@@ -87,7 +87,7 @@ def test_lost_owner_is_replaced_after_a_clock_step_back(make: Make, fresh_server
 
 
 @pytest.mark.fault("F10", "F32")
-def test_instance_killed_before_a_clock_step_is_no_duplicate(
+def test_instance_killed_before_a_clock_step_is_not_a_duplicate(
     make: Make, fresh_server: ProcessServer
 ):
     """The next run is on another host, or after a boot: no lock proves the death of this one."""
@@ -129,7 +129,7 @@ def test_retry_is_due_by_the_clock_of_the_server(make: Make, fresh_server: Proce
 
 
 @pytest.mark.fault("F9")
-def test_a_paused_server_moves_none_of_many_partitions(make: Make, fresh_server: ProcessServer):
+def test_paused_server_moves_none_of_many_partitions(make: Make, fresh_server: ProcessServer):
     """All leases expire together, but no instance takes one, and there is no stampede."""
     with pair(make, 2 * TTL, 32) as (first, second):
         first.send(["ok"] * 64)
@@ -152,9 +152,7 @@ def test_a_paused_server_moves_none_of_many_partitions(make: Make, fresh_server:
 
 
 @pytest.mark.fault("F14")
-def test_a_lost_file_tail_repeats_and_loses_only_its_content(
-    make: Make, fresh_server: ProcessServer
-):
+def test_lost_file_tail_repeats_and_loses_only_its_content(make: Make, fresh_server: ProcessServer):
     """After a power loss, the file ends at its last sync."""
     folder, copy = fresh_server.folder, fresh_server.folder / "copy"
     files = ("appendonlydir", "appendonly.aof")
@@ -258,9 +256,7 @@ def small_disk() -> Iterator[Path]:
 
 
 @pytest.mark.fault("F22")
-def test_a_full_disk_delays_messages_but_repeats_none(
-    binary: Path, small_disk: Path, tmp_path: Path
-):
+def test_full_disk_delays_messages_but_repeats_none(binary: Path, small_disk: Path, tmp_path: Path):
     server = ProcessServer(
         "small-disk", binary, aof=True, dir=str(small_disk), appendfsync="everysec"
     )

@@ -65,7 +65,7 @@ def test_slow_node_does_not_stop_loading_on_other_nodes(cluster: Cluster, link: 
         spinning.close()
 
 
-def test_scripts_are_loaded_into_a_promoted_replica_too(cluster: Cluster, link: Connection) -> None:
+def test_scripts_are_loaded_into_a_promoted_replica(cluster: Cluster, link: Connection) -> None:
     teacher = ScriptLoader(link)
     teacher.run()
     assert all(map(knows, cluster.masters))

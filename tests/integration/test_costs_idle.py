@@ -53,7 +53,7 @@ def owned(link: Connection, keys: Keys) -> list[Assignment]:
     return with_groups(link, keys, ASSIGNMENTS)
 
 
-def test_all_renewals_cost_one_round_trip(
+def test_lease_renewals_cost_one_round_trip(
     server: Server, owned: list[Assignment], meter: Meter, page: Page
 ) -> None:
     board = Scoreboard(ASSIGNMENTS)
@@ -162,9 +162,7 @@ def count_dead_letters(keeper: Housekeeper) -> None:
     raise AssertionError(f"not counted: {keeper.view.dead_letters}")
 
 
-def test_a_turn_of_the_housekeeper_is_bounded(
-    keeper: Housekeeper, meter: Meter, page: Page
-) -> None:
+def test_housekeeper_turn_is_bounded(keeper: Housekeeper, meter: Meter, page: Page) -> None:
     found = turns(keeper, meter)
     assert found.keys() == TASKS.keys()
     for name, (scripts, trips) in TASKS.items():

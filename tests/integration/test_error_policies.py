@@ -106,7 +106,9 @@ def test_block_policy_respects_dead_and_retry(harness: Harness, life: Life):
     assert (letter["originalId"], letter["reason"]) == (b"1-0", b"dead")
 
 
-def test_stop_during_a_block_passes_the_message_on(harness: Harness, life: Life, slot: WorkerSlot):
+def test_stop_during_a_block_leaves_messages_to_the_successor(
+    harness: Harness, life: Life, slot: WorkerSlot
+):
     add(harness, "abcd")
     runs: Runs = []
     worker = life.worker("t1", **BLOCK | {"backoff": NEVER, "max_attempts": 0})
@@ -199,7 +201,7 @@ def test_blocked_message_is_retried_with_full_memory(harness: Harness, life: Lif
 
 
 @pytest.mark.parametrize("policy", [BLOCK, HOLD], ids=["block", "hold-key"])
-def test_quarantine_has_no_suspect_while_a_message_waits(
+def test_quarantine_has_no_suspect_during_a_wait(
     harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     """The loss of a host during the wait must not be charged to the message."""
@@ -239,7 +241,7 @@ def test_quarantine_has_no_suspect_while_a_message_waits(
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
-def test_quarantine_marks_nothing_while_a_held_key_waits(
+def test_quarantine_marks_nothing_during_a_held_key(
     harness: Harness, life: Life, policy: dict[str, Any]
 ):
     """The worker is full while it lists pending entries, so it waits and runs in quarantine."""
@@ -494,7 +496,7 @@ def test_expired_held_message_releases_its_key(
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
-def test_keys_that_are_always_due_again_do_not_starve_the_others(
+def test_constantly_due_keys_do_not_starve_others(
     harness: Harness, life: Life, policy: dict[str, Any]
 ):
     add(harness, "abcdefghijklmnopqrst")
@@ -514,7 +516,7 @@ def test_keys_that_are_always_due_again_do_not_starve_the_others(
     assert pending(harness) == {"1-0", "2-0", "3-0"}
 
 
-def test_message_without_a_key_is_delayed(harness: Harness, life: Life, slot: WorkerSlot):
+def test_hold_key_delays_a_message_without_a_key(harness: Harness, life: Life, slot: WorkerSlot):
     add(harness, "...a")
     runs: Runs = []
     worker = life.worker("t1", max_messages=4, **HOLD | {"backoff": NEVER})
@@ -526,7 +528,7 @@ def test_message_without_a_key_is_delayed(harness: Harness, life: Life, slot: Wo
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
-def test_at_the_bound_nothing_more_is_read(
+def test_held_limit_stops_reading(
     harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     add(harness, "a" * 40)
@@ -548,7 +550,7 @@ def test_at_the_bound_nothing_more_is_read(
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
-def test_failure_in_place_is_written_before_the_wait(
+def test_failure_in_place_is_written_before_its_wait(
     harness: Harness, life: Life, policy: dict[str, Any]
 ):
     """If the process is killed during the wait, its successor continues the count."""
@@ -578,7 +580,7 @@ def test_failure_in_place_is_written_before_the_wait(
     assert found[:2] == [b"m:1-0:f", b"1"]
 
 
-def test_failure_in_place_stays_owed_after_riding_acks(life: Life):
+def test_failure_in_place_stays_due_after_sent_acks(life: Life):
     settler = life.worker("t1").settler
     settler.note(b"m:1-0", 1, 2_000, now=1_000)
     settler.ack(b"2-0", 1, 1_001, retried=False, has_counters=False)
@@ -613,7 +615,7 @@ def test_held_message_keeps_its_place_after_a_lost_connection(
     assert pending(harness) == set()
 
 
-def test_due_key_runs_after_a_lost_connection(
+def test_due_held_key_runs_after_a_lost_connection(
     harness: Harness, new_life: Callable[[str], Life], proxy: FaultProxy
 ):
     add(harness, "abc")

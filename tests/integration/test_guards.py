@@ -171,7 +171,7 @@ def test_held_message_awaits_the_probe_after_a_lost_connection(
 
 
 @pytest.mark.parametrize("lost", [1, 2], ids=["the letter", "the pause"])
-def test_dead_lettered_held_message_stays_so_after_a_reconnect(
+def test_dead_lettered_held_message_stays_dead_after_a_reconnect(
     link: Connection, keys: Any, new_life: Callable[[str], Life], proxy: FaultProxy,
     slot: WorkerSlot, other_life: Connection, lost: int,
 ):  # fmt: skip

@@ -114,7 +114,7 @@ def turns(run: Callable[[], float | None], meter: Meter) -> list[Cost]:
 
 
 @pytest.mark.usefixtures("one_write_each")
-def test_dead_letters_expire_in_small_writes_by_turns(
+def test_dead_letters_expire_in_small_writes(
     link: Connection,
     keys: Keys,
     assignments: list[Assignment],
@@ -356,7 +356,7 @@ def test_reclaimer_rechecks_the_start_of_a_long_list(foreign: Harness, view: Met
     assert view.board.slots()[0].reclaim_requested == 1
 
 
-def test_long_lists_are_read_in_turn(
+def test_long_pending_lists_are_read_in_turn(
     foreign: Harness, view: MetricsView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reclaimer, "PAGES_MAX", 1)

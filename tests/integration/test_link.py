@@ -61,7 +61,7 @@ def test_pipeline_returns_refusals_in_their_places(link: Connection) -> None:
     assert link.pipeline([]) == []
 
 
-def test_refusal_inside_a_transaction_is_refused_too(link: Connection) -> None:
+def test_refusal_inside_a_transaction_is_reported(link: Connection) -> None:
     replies = link.pipeline([("SET", "a", 1), ("MULTI",), ("HGET", "a", "b"), ("EXEC",)])
     assert isinstance(replies[3][0], RedisResponseError)
     assert replies[3][0].code == "WRONGTYPE"

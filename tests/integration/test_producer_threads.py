@@ -40,7 +40,7 @@ def payloads(link: Connection, keys: Keys, topic: str, partitions: int = 2) -> l
     return [fields[fields.index(b"payload") + 1] for _, fields in rows]
 
 
-def test_threads_that_share_a_producer_write_each_message_once(
+def test_threads_sharing_a_producer_write_messages_once(
     server: Server, link: Connection, keys: Keys, store: Store
 ) -> None:
     """A pool of threads sends in every way with one producer, and no send fails."""
@@ -78,7 +78,7 @@ def test_threads_that_share_a_producer_write_each_message_once(
     assert len(written) == len(sent)
 
 
-def test_send_in_a_signal_handler_refuses_to_interrupt_a_send(
+def test_send_in_a_signal_handler_is_refused_during_a_send(
     proxy: FaultProxy, link: Connection, keys: Keys
 ) -> None:
     """A signal handler that sends during a send of its thread gets an error."""

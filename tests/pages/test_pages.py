@@ -53,7 +53,7 @@ def reader(state_dir: Path) -> Iterator[Reader]:
 
 
 @pytest.mark.parametrize("page", sorted(TUTORIALS.keys() - {ARCHIVE}))
-def test_a_tutorial_works_as_shown(reader: Reader, page: str) -> None:
+def test_tutorial_works_as_shown(reader: Reader, page: str) -> None:
     reader.work_through(TUTORIALS[page])
 
     assert reader.done > (7 if page == "quickstart" else 10)
@@ -61,7 +61,7 @@ def test_a_tutorial_works_as_shown(reader: Reader, page: str) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("framework", GUIDES)
-def test_a_project_of_a_framework_sends_and_handles(state_dir: Path, framework: str) -> None:
+def test_project_of_a_framework_sends_and_handles(state_dir: Path, framework: str) -> None:
     """The pages for web frameworks, typed from an empty folder. Django's is for Django 6."""
     python = django_environment.interpreter() if framework == "django" else sys.executable
     with make_reader(state_dir, python=str(python)) as reader:
@@ -70,7 +70,7 @@ def test_a_project_of_a_framework_sends_and_handles(state_dir: Path, framework: 
     assert reader.done > 7
 
 
-def test_the_readme_works_as_shown(reader: Reader) -> None:
+def test_readme_works_as_shown(reader: Reader) -> None:
     reader.env |= {"STREAMQ_DAEMON__INSTANCE": "web-1"}  # the message that it asks about
 
     reader.work_through(README)

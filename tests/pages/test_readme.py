@@ -158,7 +158,7 @@ def test_figures_show_the_range_next_to_each_median() -> None:
         assert f"| {title} |" in text
 
 
-def test_a_result_without_a_range_shows_the_median_alone() -> None:
+def test_result_without_a_range_shows_the_median_alone() -> None:
     figures = {key: {"median": 1234.5} for key, _, _ in page.COLUMNS}
     old = RESULTS | {"systems": {"huey": RESULTS["systems"]["huey"] | {"figures": figures}}}
 

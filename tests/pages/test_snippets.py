@@ -172,7 +172,7 @@ def test_every_command_within_a_sentence_exists() -> None:
 @pytest.mark.parametrize(
     "lie", ["statsu", "status --jsno", "dlq shwo access 1", "drain", "dlq stats access --since x"]
 )
-def test_an_invalid_command_is_detected(lie: str) -> None:
+def test_invalid_command_is_detected(lie: str) -> None:
     found = [complaint(words, whole=True) for words in commands(f"sudo streamqd {lie}")]
 
     assert len(found) == 1

@@ -32,7 +32,7 @@ SCOPES = {"same offers": SMALL, "different offers": PARTIAL}
 @pytest.mark.fault("F9", "F28")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES)
-def test_a_fleet_settles_after_each_event(scope: Scope, seed: int) -> None:
+def test_fleet_settles_after_each_event(scope: Scope, seed: int) -> None:
     fleet = new(scope, seed)
     for name, scenario in IN_TURN.items():
         print(f"{name}: {scenario(fleet)}")
@@ -41,7 +41,7 @@ def test_a_fleet_settles_after_each_event(scope: Scope, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("scenario", ALONE.values(), ids=ALONE)
-def test_a_fleet_of_unequal_instances_settles(scenario: Scenario, seed: int) -> None:
+def test_fleet_of_unequal_instances_settles(scenario: Scenario, seed: int) -> None:
     print(scenario(new(SMALL, seed)))
 
 

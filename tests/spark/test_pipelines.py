@@ -349,7 +349,7 @@ def test_statement_without_a_spark_job_can_be_canceled(
             wait_until((tmp_path / "ended").exists, timeout=60)
 
 
-def test_an_interrupt_during_the_exit_of_a_query_is_not_lost(
+def test_interrupt_during_the_exit_of_a_query_is_not_lost(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise, a repeated query, as in `pipeline archive --every`, would never stop."""

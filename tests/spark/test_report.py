@@ -325,7 +325,7 @@ def unasked() -> Any:
     pytest.fail("Spark was started for nothing")
 
 
-def test_an_invalid_report_is_rejected_before_spark_starts(
+def test_invalid_report_is_rejected_before_spark_starts(
     settings: config.Settings, store: Store, tmp_path: Path
 ) -> None:
     topics.create(store, "access", config.Topic(partitions=1))

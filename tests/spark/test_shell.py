@@ -83,7 +83,7 @@ def test_shell_reads_statements_from_a_pipe(shop: Shop, command: list[str], tmp_
     assert "TWO" not in stopped.stdout
 
 
-def test_a_password_never_reaches_spark(command: list[str], tmp_path: Path) -> None:
+def test_password_never_reaches_spark(command: list[str], tmp_path: Path) -> None:
     conf = ["--conf", "spark.eventLog.enabled=true", "--conf", f"spark.eventLog.dir={tmp_path}"]
     conf += ["--conf", "spark.eventLog.compress=false"]
     statement = "CREATE TABLE t USING streamq OPTIONS (url 'redis://u:hunter-two@h', topic 't')"
