@@ -172,7 +172,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
     """The server shared by the tests of this process. Never stop it: see `fresh_server`."""
-    started = servers.needed(servers.start, request.config.getoption("--server"))
+    started = servers.require(servers.start, request.config.getoption("--server"))
     yield started
     started.close()
 
@@ -198,7 +198,7 @@ def binary(request: pytest.FixtureRequest) -> Path:
     word = request.config.getoption("--server")
     if "://" in word or word == "testcontainers":
         pytest.skip("needs server processes of its own")
-    return servers.needed(servers.find_binary, word)
+    return servers.require(servers.find_binary, word)
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def new_server(request: pytest.FixtureRequest) -> Iterator[Callable[..., servers
     def start(*, aof: bool = False, tcp: bool = False) -> servers.ProcessServer:
         if "://" in word or word == "testcontainers":
             pytest.skip("needs a server process of its own")
-        server = servers.needed(servers.start, word, aof=aof, tcp=tcp)
+        server = servers.require(servers.start, word, aof=aof, tcp=tcp)
         assert isinstance(server, servers.ProcessServer)
         started.append(server)
         return server
@@ -256,7 +256,7 @@ def new_database_server() -> Iterator[Callable[[str], databases.DatabaseServer]]
 
     def start(dialect: str) -> databases.DatabaseServer:
         if dialect not in started:
-            started[dialect] = servers.needed(databases.start, dialect)
+            started[dialect] = servers.require(databases.start, dialect)
         return started[dialect]
 
     yield start

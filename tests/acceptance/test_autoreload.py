@@ -19,7 +19,7 @@ NewDaemon = Callable[..., Daemon]
 
 
 @contextmanager
-def watching(daemon: Daemon) -> Iterator[Daemon]:
+def run_watching(daemon: Daemon) -> Iterator[Daemon]:
     """Run a daemon that watches for edits."""
     daemon.start("--reload")
     try:
@@ -37,20 +37,20 @@ def version(daemon: Daemon, name: str) -> str:
     return before.replace(line, f'VERSION = "{name}"')
 
 
-def saved_whole(path: Path, text: str) -> None:
+def save_by_rename(path: Path, text: str) -> None:
     """Save like most editors: rename a new file over the old one."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(text)
     draft.rename(path)
 
 
-def saved_with_backup(path: Path, text: str) -> None:
+def save_with_backup(path: Path, text: str) -> None:
     """Save like some editors: move the old file away, so that none exists for an instant."""
     path.rename(path.with_name(f"{path.name}~"))
     path.write_text(text)
 
 
-def saved_in_place(path: Path, text: str) -> None:
+def save_in_place(path: Path, text: str) -> None:
     """Save like other editors: truncate the file and write it in pieces."""
     with path.open("w") as file:
         for start in range(0, len(text), 500):
@@ -58,28 +58,28 @@ def saved_in_place(path: Path, text: str) -> None:
             file.flush()
 
 
-def runs_as(daemon: Daemon, name: str) -> None:
+def assert_version(daemon: Daemon, name: str) -> None:
     """Send a message, and check that this version handles it."""
     (uid,) = daemon.send(["ok"])
     daemon.wait_run(uid, "end")
     assert daemon.ledger.of(uid, "end")[0].text == name
 
 
-def reloaded(daemon: Daemon, after: int) -> Event:
+def wait_reloaded(daemon: Daemon, after: int) -> Event:
     return daemon.wait_event("reload.finished", after=after)
 
 
 def test_edits_take_effect_however_they_are_saved(new_daemon: NewDaemon):
     daemon = new_daemon(partitions=2)
-    with watching(daemon):
+    with run_watching(daemon):
         old = daemon.pids()
-        saves = (saved_whole, saved_with_backup, saved_in_place)
+        saves = (save_by_rename, save_with_backup, save_in_place)
         for name, save in zip("234", saves, strict=True):
             mark = daemon.mark()
             save(daemon.module_path, version(daemon, name))
-            reloaded(daemon, mark)
+            wait_reloaded(daemon, mark)
             assert daemon.wait_event("reload.edited", after=mark)["file"].endswith("work.py")
-            runs_as(daemon, name)
+            assert_version(daemon, name)
         assert not set(daemon.pids().values()) & set(old.values())
         assert len(daemon.events("reload.started")) == 3, "one reload for each edit"
         assert daemon.ledger.audit(GROUP) == Audit()
@@ -100,19 +100,19 @@ def test_broken_edit_is_logged_once_and_keeps_the_old_code(
 ):
     daemon = new_daemon()
     good = version(daemon, "2")
-    with watching(daemon):
+    with run_watching(daemon):
         old = daemon.pids()
-        saved_whole(daemon.module_path, broken)
+        save_by_rename(daemon.module_path, broken)
         refused = daemon.wait_event("reload.refused")
         for word in said:
             assert word in refused["problem"]
-        runs_as(daemon, "1")
+        assert_version(daemon, "1")
         assert daemon.pids() == old
         assert len(daemon.events("reload.refused")) == 1
         mark = daemon.mark()
-        saved_whole(daemon.module_path, good)
-        reloaded(daemon, mark)
-        runs_as(daemon, "2")
+        save_by_rename(daemon.module_path, good)
+        wait_reloaded(daemon, mark)
+        assert_version(daemon, "2")
         assert daemon.stop() == 0
 
 
@@ -123,31 +123,31 @@ def test_deleted_restored_and_new_modules_cause_a_reload(new_daemon: NewDaemon):
     words = daemon.folder / "words.py"
     words.write_text('VERSION = "1"\n')
     daemon.write_code(code)
-    with watching(daemon):
-        runs_as(daemon, "1")
+    with run_watching(daemon):
+        assert_version(daemon, "1")
         words.unlink()
         refused = daemon.wait_event("reload.refused")
         assert "No module named 'words'" in refused["problem"]
-        runs_as(daemon, "1")
+        assert_version(daemon, "1")
         mark = daemon.mark()
         words.write_text('VERSION = "2"\n')
-        reloaded(daemon, mark)
-        runs_as(daemon, "2")
+        wait_reloaded(daemon, mark)
+        assert_version(daemon, "2")
 
         # The code imports a package from a directory that does not exist at first.
         mark = daemon.mark()
-        saved_whole(daemon.module_path, code.replace("from words", "from more.words"))
+        save_by_rename(daemon.module_path, code.replace("from words", "from more.words"))
         daemon.wait_event("reload.refused", after=mark)
         mark = daemon.mark()
         (daemon.folder / "more").mkdir()
         (daemon.folder / "more" / "words.py").write_text('VERSION = "3"\n')
         os.utime(daemon.module_path)
-        reloaded(daemon, mark)
-        runs_as(daemon, "3")
+        wait_reloaded(daemon, mark)
+        assert_version(daemon, "3")
         mark = daemon.mark()
         (daemon.folder / "more" / "words.py").write_text('VERSION = "4"\n')
-        reloaded(daemon, mark)
-        runs_as(daemon, "4")
+        wait_reloaded(daemon, mark)
+        assert_version(daemon, "4")
         assert daemon.stop() == 0
 
 
@@ -159,33 +159,33 @@ def test_link_changed_to_another_file_counts_as_an_edit(new_daemon: NewDaemon):
         (releases / f"{name}.py").write_text(version(daemon, name))
     daemon.module_path.unlink()
     daemon.module_path.symlink_to(releases / "1.py")
-    with watching(daemon):
-        runs_as(daemon, "1")
+    with run_watching(daemon):
+        assert_version(daemon, "1")
         mark = daemon.mark()
         aside = daemon.folder / ".aside"
         aside.symlink_to(releases / "2.py")
         aside.rename(daemon.module_path)
-        reloaded(daemon, mark)
-        runs_as(daemon, "2")
+        wait_reloaded(daemon, mark)
+        assert_version(daemon, "2")
         # The target of the link is watched, too.
         mark = daemon.mark()
-        saved_whole(releases / "2.py", version(daemon, "3"))
-        reloaded(daemon, mark)
-        runs_as(daemon, "3")
+        save_by_rename(releases / "2.py", version(daemon, "3"))
+        wait_reloaded(daemon, mark)
+        assert_version(daemon, "3")
         assert daemon.stop() == 0
 
 
 def test_configuration_file_is_watched(new_daemon: NewDaemon):
     daemon = new_daemon()
-    with watching(daemon):
+    with run_watching(daemon):
         old = daemon.pids()
         good = daemon.config_path.read_text()
-        saved_whole(daemon.config_path, good.replace("handler", "handlre"))
+        save_by_rename(daemon.config_path, good.replace("handler", "handlre"))
         problem = daemon.wait_event("reload.refused")["problem"]
         assert "handlre" in problem
         assert "did you mean" in problem
         mark = daemon.wait_event("reload.refused", problem=problem)["number"] + 1
-        saved_whole(daemon.config_path, "[redis\n")
+        save_by_rename(daemon.config_path, "[redis\n")
         daemon.wait_event("reload.started", after=mark)
         daemon.wait_for(
             lambda: any(
@@ -195,8 +195,8 @@ def test_configuration_file_is_watched(new_daemon: NewDaemon):
         )
         assert daemon.pids() == old
         mark = daemon.mark()
-        saved_whole(daemon.config_path, good + "max_attempts = 1\n")
-        reloaded(daemon, mark)
+        save_by_rename(daemon.config_path, good + "max_attempts = 1\n")
+        wait_reloaded(daemon, mark)
         (uid,) = daemon.send(["fail"])
         daemon.wait_settled()
         assert [each["uid"] for each in daemon.letters()] == [uid]
@@ -205,11 +205,11 @@ def test_configuration_file_is_watched(new_daemon: NewDaemon):
 
 def test_restarted_watcher_finds_edits_made_before_its_start(new_daemon: NewDaemon):
     daemon = new_daemon()
-    with watching(daemon):
+    with run_watching(daemon):
         psutil.Process(daemon.titles()["streamqd: watcher"]).kill()
-        saved_whole(daemon.module_path, version(daemon, "2"))
-        reloaded(daemon, 0)
-        runs_as(daemon, "2")
+        save_by_rename(daemon.module_path, version(daemon, "2"))
+        wait_reloaded(daemon, 0)
+        assert_version(daemon, "2")
         daemon.wait_for(lambda: "streamqd: watcher" in daemon.titles(), what="it watches again")
         assert daemon.stop() == 0
 

@@ -32,7 +32,7 @@ FLEET = "default"
 Plant = tuple[Any, ...]  # a Redis command
 
 
-def hashes() -> Iterator[tuple[str, str]]:
+def bad_hash_fields() -> Iterator[tuple[str, str]]:
     """Yield the hash fields of the assignment and its partition that a daemon reads."""
     for field in ("epoch", "owner", "since", "quarantine", "mark", "session"):
         yield KEYS.fence(*ONE), field
@@ -50,7 +50,7 @@ def info(**told: Any) -> str:
     return json.dumps({"nonce": "n", "offers": [[TOPIC, GROUP]]} | told)
 
 
-def of_the_fleet() -> Iterator[tuple[str, list[Plant]]]:
+def bad_fleet_values() -> Iterator[tuple[str, list[Plant]]]:
     """Yield bad values of keys that all instances read."""
     for number, raw in enumerate(ODD):
         for field in ("last", "pause:*/*/*", "move:orders/0/bill", "drain:one", "reload:*"):
@@ -79,13 +79,13 @@ def of_the_fleet() -> Iterator[tuple[str, list[Plant]]]:
     yield "nested settings", [("HSET", KEYS.meta(TOPIC), "settings", nested)]
 
 
-def plants() -> list[tuple[str, list[Plant]]]:
+def bad_values() -> list[tuple[str, list[Plant]]]:
     of_hashes = [
         (f"{field} of {key} {number}", [("HSET", key, field, raw)])
-        for key, field in hashes()
+        for key, field in bad_hash_fields()
         for number, raw in enumerate(ODD)
     ]
-    return of_hashes + list(of_the_fleet())
+    return of_hashes + list(bad_fleet_values())
 
 
 def test_running_instance_survives_every_bad_value(new_daemon: Make) -> None:
@@ -93,7 +93,7 @@ def test_running_instance_survives_every_bad_value(new_daemon: Make) -> None:
     daemon = new_daemon(partitions=2, daemon={"lease_ttl": "2s"})
     with daemon:
         mine = daemon.titles()
-        planted = plants()
+        planted = bad_values()
         for at, (name, commands) in enumerate(planted):
             for command in commands:
                 daemon.link.execute(*command)
@@ -133,7 +133,7 @@ def test_instance_starts_despite_bad_values(new_daemon: Make, raw: Any) -> None:
     daemon.write_config(consumers=[one, *({**one, "topic": topic} for topic in bad)])
     for topic in bad:
         daemon.link.execute("HSET", KEYS.meta(topic), "partitionCount", raw)
-    for key, field in hashes():
+    for key, field in bad_hash_fields():
         daemon.link.execute("HSET", key, field, raw)
     with daemon:
         (uid,) = daemon.send(["ok"], partition=1)
@@ -144,7 +144,7 @@ def test_instance_starts_despite_bad_values(new_daemon: Make, raw: Any) -> None:
         assert daemon.events("redis.bad_value", topic=None) or daemon.events("redis.bad_value")
         # Repaired topics and assignments are served without a restart.
         daemon.link.execute("HSET", KEYS.meta("bad1"), "partitionCount", 1)
-        for key, _ in hashes():
+        for key, _ in bad_hash_fields():
             daemon.link.execute("DEL", key)
         daemon.wait_event("worker.ready", topic="bad1", timeout=40.0)
         (uid,) = daemon.send(["ok"], partition=0)
@@ -172,8 +172,8 @@ def test_start_names_a_fleet_key_of_a_wrong_type(
     assert named["wanted"] == ("a sorted set" if name == "members" else "a hash")
     assert f"redis-cli RENAME '{key}' " in named["fix"]
 
-    looks = lengths_read(daemon)
-    daemon.wait_for(lambda: lengths_read(daemon) >= looks + 12, what="four more heartbeats")
+    looks = count_zcards(daemon)
+    daemon.wait_for(lambda: count_zcards(daemon) >= looks + 12, what="four more heartbeats")
     assert len(daemon.events("redis.bad_value")) == 1, "once"
     assert daemon.events("redis.refused") == []
     daemon.link.execute("RENAME", key, f"{key}:other")
@@ -182,7 +182,7 @@ def test_start_names_a_fleet_key_of_a_wrong_type(
     assert daemon.stop() == 0
 
 
-def lengths_read(daemon: Daemon) -> int:
+def count_zcards(daemon: Daemon) -> int:
     """Return the server's count of ZCARD calls, of which a heartbeat makes three."""
     lines = daemon.link.execute("INFO", "commandstats").decode().splitlines()
     told = [line for line in lines if line.startswith("cmdstat_zcard:")]

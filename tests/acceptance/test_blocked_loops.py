@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.test_operator_questions import ask, document, wait_cause
+from tests.acceptance.test_operator_questions import document, run_command, wait_cause
 from tests.support.daemon import GROUP, TOPIC, Daemon
 
 NewDaemon = Callable[..., Daemon]
@@ -48,7 +48,7 @@ FOR_EVER = '\ndef block() -> None:\n    re.match(r"(a|aa)+$", "a" * 200 + "b")\n
 SEVERAL: dict[str, Any] = {"concurrency": 50, "order": "none"}
 
 
-def line_of(daemon: Daemon, text: str) -> int:
+def line_number(daemon: Daemon, text: str) -> int:
     (line,) = [
         number
         for number, each in enumerate(daemon.module_path.read_text().splitlines(), 1)
@@ -57,7 +57,7 @@ def line_of(daemon: Daemon, text: str) -> int:
     return line
 
 
-def seconds_of_block(folder: Path, event: dict[str, Any]) -> float:
+def block_seconds(folder: Path, event: dict[str, Any]) -> float:
     """Return the seconds from the start of the block to the event."""
     written = datetime.fromisoformat(event["ts"]).timestamp()
     return written - float((folder / "blocks").read_text())
@@ -72,14 +72,14 @@ def test_blocked_loop_is_reported_with_its_code(
         uids = daemon.send(["block"] + ["wait"] * (49 if options else 0))
         event = daemon.wait_event("loop.blocked")
         assert (event["file"], event["function"]) == (str(daemon.module_path), "block")
-        assert event["line"] == line_of(daemon, "time.sleep(3)")
+        assert event["line"] == line_number(daemon, "time.sleep(3)")
         assert (event["topic"], event["partition"], event["group"]) == (TOPIC, 0, GROUP)
         assert event["child"] in daemon.pids().values()
         assert event["running"] == len(event["messages"]) or event["running"] > 8
         assert set(event["messages"]) <= set(uids)
         assert "in obey" in event["traceback"]
         assert 1 <= event["seconds"] < 3
-        print(f"named {seconds_of_block(daemon.folder, event):.2f} s after the block began")
+        print(f"named {block_seconds(daemon.folder, event):.2f} s after the block began")
         resumed = daemon.wait_event("loop.resumed")
         assert resumed["seconds"] >= 2.9
         daemon.wait_settled()
@@ -97,13 +97,13 @@ def test_loop_blocked_in_c_code_is_reported_less_and_less(
         assert first["function"] == second["function"] == third["function"] == "block"
         assert second["seconds"] >= 2 * first["seconds"] - 0.2
         assert third["seconds"] >= 2 * second["seconds"] - 0.2
-        print(f"named {seconds_of_block(daemon.folder, first):.2f} s after the block began")
+        print(f"named {block_seconds(daemon.folder, first):.2f} s after the block began")
 
         answer = wait_cause(daemon, "loop-blocked")
-        at = f"{daemon.module_path}:{line_of(daemon, '* 200')} in block"
+        at = f"{daemon.module_path}:{line_number(daemon, '* 200')} in block"
         assert at in answer["causes"][0]["sentence"]
         assert not answer["moves"]
-        code, said = ask(daemon, "doctor")
+        code, said = run_command(daemon, "doctor")
         assert at in " ".join(said.split()), (code, said)
         found = [each for each in document(daemon, "doctor")["findings"] if "loop" in each["check"]]
         assert [each["about"] for each in found] == [f"{TOPIC}/0/{GROUP}"]

@@ -21,7 +21,7 @@ QUICK = {"lease_ttl": "3s", "rebalance_delay": "0s", "rebalance_hold": "0s", "re
 PATIENCE = 60.0
 
 
-def owners(daemon: Daemon) -> Counter[str]:
+def count_owned(daemon: Daemon) -> Counter[str]:
     """Return the number of partitions that each instance owns."""
     fences = daemon.link.pipeline(
         [
@@ -40,13 +40,13 @@ def pair(new_daemon: NewDaemon, **second: object) -> tuple[Daemon, Daemon]:
     return made[0], made[1]
 
 
-def limit(daemon: Daemon, soft: int) -> None:
+def limit_file_descriptors(daemon: Daemon, soft: int) -> None:
     """Set the limit of open file descriptors of the running supervisor."""
     hard = psutil.Process(daemon.pid).rlimit(resource.RLIMIT_NOFILE)[1]
     psutil.Process(daemon.pid).rlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def cli(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_command(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command."""
     return subprocess.run(
         [sys.executable, "-m", "streamqd", "--config", str(daemon.config_path), *arguments],
@@ -58,7 +58,7 @@ def cli(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def ready(daemon: Daemon) -> int:
+def count_ready_workers(daemon: Daemon) -> int:
     """Return the number of workers that reported ready, which a new process does only later."""
     return len(daemon.events("worker.ready"))
 
@@ -74,10 +74,10 @@ def test_partitions_without_workers_move_away_and_back(new_daemon: NewDaemon):
     one, two = pair(new_daemon)
     with two, one:
         one.wait_for(
-            lambda: owners(one) == Counter(one=6, two=6), timeout=PATIENCE, what="half each"
+            lambda: count_owned(one) == Counter(one=6, two=6), timeout=PATIENCE, what="half each"
         )
-        one.wait_for(lambda: ready(one) >= 6, timeout=PATIENCE, what="six workers")
-        limit(one, KEPT_DESCRIPTORS)
+        one.wait_for(lambda: count_ready_workers(one) >= 6, timeout=PATIENCE, what="six workers")
+        limit_file_descriptors(one, KEPT_DESCRIPTORS)
         mark = one.mark()
         kill_workers(one, 3)
         failed = one.wait_event("fork.failed", after=mark)
@@ -86,17 +86,19 @@ def test_partitions_without_workers_move_away_and_back(new_daemon: NewDaemon):
         assert "Too many open files" in reduced["error"]
         assert _seconds(reduced) - _seconds(failed) < 5.0
         one.wait_for(
-            lambda: owners(one) == Counter(one=3, two=9), timeout=PATIENCE, what="two has them"
+            lambda: count_owned(one) == Counter(one=3, two=9), timeout=PATIENCE, what="two has them"
         )
         uids = one.send(["ok"] * PARTITIONS)
         for uid in uids:
             one.wait_run(uid, "end", timeout=PATIENCE)
-        _is_told(one)
+        _assert_limit_reported(one)
 
-        limit(one, 1024)
+        limit_file_descriptors(one, 1024)
         one.wait_event("capacity.raised", after=mark, timeout=PATIENCE)
         one.wait_for(
-            lambda: owners(one) == Counter(one=6, two=6), timeout=PATIENCE, what="half each again"
+            lambda: count_owned(one) == Counter(one=6, two=6),
+            timeout=PATIENCE,
+            what="half each again",
         )
         one.wait_for(
             lambda: one.events("capacity.raised", mark)[-1].get("partitions") is None,
@@ -109,17 +111,17 @@ def test_partitions_without_workers_move_away_and_back(new_daemon: NewDaemon):
         assert (one.stop(), two.stop()) == (0, 0)
 
 
-def _is_told(one: Daemon) -> None:
+def _assert_limit_reported(one: Daemon) -> None:
     """Check that `status` and `doctor` report the limit of 3 partitions."""
 
     def shown() -> bool:
-        seen = json.loads(cli(one, "status", "--json").stdout)
+        seen = json.loads(run_command(one, "status", "--json").stdout)
         row = next(each for each in seen["instances"] if each["instance"] == "one")
         told = any("one can run no more than 3 partitions" in each for each in seen["problems"])
         return told and (row["state"], row["capacity"]) == ("limited", 3)
 
     one.wait_for(shown, timeout=PATIENCE, what="status says it", every=0.3)
-    told = cli(one, "doctor", "--only", "fleet.limited")
+    told = run_command(one, "doctor", "--only", "fleet.limited")
     assert told.returncode == 1
     assert "one can run no more than 3 partitions" in told.stdout
 
@@ -136,14 +138,14 @@ def test_instance_with_a_low_limit_serves_a_part_of_its_share(new_daemon: NewDae
     with two, one:
         one.wait_event("capacity.reduced", timeout=PATIENCE)
         one.wait_for(
-            lambda: owners(one).total() == PARTITIONS and owners(one)["two"] > 6,
+            lambda: count_owned(one).total() == PARTITIONS and count_owned(one)["two"] > 6,
             timeout=PATIENCE,
             what="all are owned",
         )
         uids = one.send(["ok"] * PARTITIONS)
         for uid in uids:
             one.wait_run(uid, "end", timeout=PATIENCE)
-        served = owners(one)["one"]
+        served = count_owned(one)["one"]
         assert served == len(one.pids()) > 0
         assert (one.stop(), two.stop()) == (0, 0)
 
@@ -153,16 +155,18 @@ def test_why_names_the_limit_of_the_only_instance(new_daemon: NewDaemon):
     one, _ = pair(new_daemon)
     with one:
         one.wait_for(lambda: len(one.pids()) == PARTITIONS, timeout=PATIENCE, what="all run")
-        limit(one, KEPT_DESCRIPTORS)
+        limit_file_descriptors(one, KEPT_DESCRIPTORS)
         mark = one.mark()
         kill_workers(one, PARTITIONS)
-        one.wait_for(lambda: owners(one).total() == 0, timeout=PATIENCE, what="it has given up all")
+        one.wait_for(
+            lambda: count_owned(one).total() == 0, timeout=PATIENCE, what="it has given up all"
+        )
         (uid,) = one.send(["ok"], partition=0)
-        told = cli(one, "why", f"{TOPIC}/0", "--json")
+        told = run_command(one, "why", f"{TOPIC}/0", "--json")
         assert [each["word"] for each in json.loads(told.stdout)["answers"][0]["causes"]] == [
             "no-capacity"
         ]
-        limit(one, 1024)
+        limit_file_descriptors(one, 1024)
         one.wait_run(uid, "end", timeout=PATIENCE)
         one.wait_for(lambda: len(one.pids()) == PARTITIONS, timeout=PATIENCE, what="all run again")
         assert len(one.events("capacity.reduced", mark)) >= 1

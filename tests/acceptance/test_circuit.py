@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.acceptance.test_error_policies import ask
+from tests.acceptance.test_error_policies import run_command
 from tests.support.daemon import TOPIC, Daemon
 
 NewDaemon = Callable[..., Daemon]
@@ -51,7 +51,7 @@ class Told(NamedTuple):
     at: float
 
 
-def told(daemon: Daemon, *what: str) -> list[Told]:
+def read_runs(daemon: Daemon, *what: str) -> list[Told]:
     path = daemon.folder / "told"
     text = path.read_text() if path.exists() else ""
     lines = (line.split(" ") for line in text[: text.rfind("\n") + 1].splitlines())
@@ -59,7 +59,7 @@ def told(daemon: Daemon, *what: str) -> list[Told]:
     return [each for each in seen if not what or each.what in what]
 
 
-def configured(new_daemon: NewDaemon, probe_every: str, **consumer: Any) -> Daemon:
+def configure_daemon(new_daemon: NewDaemon, probe_every: str, **consumer: Any) -> Daemon:
     breaker = {"failures": FAILURES, "probe_every": probe_every, "on": ["ConnectionError"]}
     # Longer than a partition takes for its first failures, even on a busy machine. A message that
     # fails again before the circuit opens spends an attempt.
@@ -73,7 +73,7 @@ def send_all(daemon: Daemon) -> None:
         daemon.send([f"{partition}-{number}" for number in range(EACH)], partition=partition)
 
 
-def mend(daemon: Daemon) -> None:
+def restore_dependency(daemon: Daemon) -> None:
     """Restore the dependency. Check that all messages are handled and none is dead-lettered."""
     (daemon.folder / "down").unlink()
     daemon.wait_settled()
@@ -81,69 +81,69 @@ def mend(daemon: Daemon) -> None:
         lambda: len(daemon.events("circuit.closed")) == PARTITIONS, what="all circuits are closed"
     )
     assert daemon.letters() == []
-    assert len({each.text for each in told(daemon, "end")}) == PARTITIONS * EACH
+    assert len({each.text for each in read_runs(daemon, "end")}) == PARTITIONS * EACH
     assert len(daemon.events("circuit.opened")) == PARTITIONS
 
 
-def halted(daemon: Daemon) -> int:
+def count_halted(daemon: Daemon) -> int:
     """Return the number of partitions that `status` shows as halted."""
-    assignments = json.loads(ask(daemon, "status", "--json"))["assignments"]
+    assignments = json.loads(run_command(daemon, "status", "--json"))["assignments"]
     return sum(each["worker"] == "halted" for each in assignments)
 
 
 def test_outage_costs_each_partition_only_a_few_failures(new_daemon: NewDaemon):
     """The outage reaches all four partitions at the same time."""
-    daemon = configured(new_daemon, "1h")
+    daemon = configure_daemon(new_daemon, "1h")
     (daemon.folder / "down").touch()
     with daemon:
         send_all(daemon)
         daemon.wait_for(
-            lambda: halted(daemon) == PARTITIONS, what="all partitions are halted", every=0.1
+            lambda: count_halted(daemon) == PARTITIONS, what="all partitions are halted", every=0.1
         )
         # one line for the group in `status` and in `why TOPIC`, not one per partition.
-        said = ask(daemon, "status")
+        said = run_command(daemon, "status")
         lines = [line for line in said.splitlines() if "circuit breaker" in line]
         assert len(lines) == 1, said
         assert "is open on one, so no message runs, next attempt in " in lines[0]
         assert "; last: ConnectionError, " in lines[0]
         assert lines[0].endswith(f"; the same in partitions 1-{PARTITIONS - 1}")
         assert " circuit open" in said
-        said = ask(daemon, "why", TOPIC)
+        said = run_command(daemon, "why", TOPIC)
         assert said.count("circuit breaker") == 1, said
         assert "; the same in partitions " in said
-        assert len(told(daemon, "fail")) == MOST
+        assert len(read_runs(daemon, "fail")) == MOST
         assert len(daemon.events("circuit.opened")) == PARTITIONS
         assert daemon.stop() == 0
-    assert len(told(daemon, "begin")) == MOST
+    assert len(read_runs(daemon, "begin")) == MOST
 
 
 def test_open_circuit_stops_only_its_partition(new_daemon: NewDaemon):
-    daemon = configured(new_daemon, "1h")
+    daemon = configure_daemon(new_daemon, "1h")
     with daemon:
         daemon.send(["bad"] * EACH, partition=0)
-        daemon.wait_for(lambda: halted(daemon) == 1, what="one is halted", every=0.1)
+        daemon.wait_for(lambda: count_halted(daemon) == 1, what="one is halted", every=0.1)
         for partition in range(1, PARTITIONS):
             daemon.send(["ok"] * EACH, partition=partition)
         others = (PARTITIONS - 1) * EACH
-        daemon.wait_for(lambda: len(told(daemon, "end")) == others, what="others are handled")
-        assert halted(daemon) == 1
+        daemon.wait_for(lambda: len(read_runs(daemon, "end")) == others, what="others are handled")
+        assert count_halted(daemon) == 1
         assert daemon.stop() == 0
-    assert len(told(daemon, "fail")) == FAILURES
+    assert len(read_runs(daemon, "fail")) == FAILURES
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_circuit_probes_one_message_at_a_time(new_daemon: NewDaemon, lanes: int):
-    daemon = configured(new_daemon, "100ms", concurrency=lanes, order="key")
+    daemon = configure_daemon(new_daemon, "100ms", concurrency=lanes, order="key")
     spent = FAILURES + 2 * (lanes - 1)  # per partition: other lanes may run when it opens
     (daemon.folder / "down").touch()
     began = time.monotonic()
     with daemon:
         send_all(daemon)
         most = PARTITIONS * spent
-        daemon.wait_for(lambda: len(told(daemon, "fail")) >= most + 10, what="ten probes")
-        mend(daemon)
+        daemon.wait_for(lambda: len(read_runs(daemon, "fail")) >= most + 10, what="ten probes")
+        restore_dependency(daemon)
         assert daemon.stop() == 0
-    seen = told(daemon)
+    seen = read_runs(daemon)
     assert {each.attempt for each in seen} == {1}, "no attempt was spent"
     for partition in range(PARTITIONS):
         own = [each for each in seen if each.partition == partition]
@@ -155,24 +155,26 @@ def test_circuit_probes_one_message_at_a_time(new_daemon: NewDaemon, lanes: int)
 
 
 def test_killed_probe_passes_the_circuit_to_the_next_worker(new_daemon: NewDaemon):
-    daemon = configured(new_daemon, "100ms")
+    daemon = configure_daemon(new_daemon, "100ms")
     (daemon.folder / "down").touch()
 
     def failed(partition: int) -> int:
-        return sum(each.partition == partition for each in told(daemon, "fail"))
+        return sum(each.partition == partition for each in read_runs(daemon, "fail"))
 
     with daemon:
         send_all(daemon)
-        daemon.wait_for(lambda: len(told(daemon, "fail")) > MOST, what="a probe")
+        daemon.wait_for(lambda: len(read_runs(daemon, "fail")) > MOST, what="a probe")
         (daemon.folder / "hang").touch()
-        hanging = daemon.wait_for(lambda: told(daemon, "hang"), what="a probe hangs")[0].partition
+        hanging = daemon.wait_for(lambda: read_runs(daemon, "hang"), what="a probe hangs")[
+            0
+        ].partition
         (daemon.folder / "hang").unlink()
         before = failed(hanging)
         os.kill(daemon.pids()[hanging], signal.SIGKILL)
         daemon.wait_for(lambda: failed(hanging) > before, what="the next worker probes")
         for partition, pid in daemon.pids().items():
-            hangs = any(each.partition == partition for each in told(daemon, "hang"))
+            hangs = any(each.partition == partition for each in read_runs(daemon, "hang"))
             if hangs and partition != hanging:
                 os.kill(pid, signal.SIGKILL)
-        mend(daemon)
+        restore_dependency(daemon)
         assert daemon.stop() == 0

@@ -50,7 +50,7 @@ def make(cluster: Cluster, tmp_path: Path) -> Iterator[Make]:
         yield make
 
 
-def nodes_of(cluster: Cluster, daemon: Daemon) -> dict[int, Node]:
+def nodes_by_partition(cluster: Cluster, daemon: Daemon) -> dict[int, Node]:
     """Return the node that serves each partition."""
     return {
         number: cluster.master_of(daemon.keys.stream(TOPIC, number))
@@ -74,7 +74,7 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 def test_topic_on_all_cluster_nodes_is_handled(make: Make, cluster: Cluster) -> None:
     daemon = make(partitions=6, consumer={"max_attempts": 2, "backoff": {"base": "10ms"}})
     with daemon:
-        assert set(nodes_of(cluster, daemon).values()) == set(cluster.masters)
+        assert set(nodes_by_partition(cluster, daemon).values()) == set(cluster.masters)
         daemon.send(["ok"] * 294 + ["fail"] * 3 + ["dead"] * 3)
         daemon.wait_settled()
         assert (
@@ -151,7 +151,7 @@ def test_killed_cluster_master_is_replaced_by_its_replica(make: Make, cluster: C
     with daemon:
         epochs = daemon.epochs()
         daemon.send("sleep 0.005" for _ in range(900))
-        nodes = nodes_of(cluster, daemon)
+        nodes = nodes_by_partition(cluster, daemon)
         victim = cluster.master_of(daemon.keys.stream(TOPIC, 0))
         replica = cluster.replica_of(victim)
         wait_until(lambda: offset(replica) == offset(victim), what="the replica has it all")
@@ -195,7 +195,7 @@ def test_hung_cluster_node_stops_only_its_partitions(
     # and the messages that they acknowledged would run again.
     cluster.replica_of(hung).kill()
     with daemon:
-        epochs, nodes = daemon.epochs(), nodes_of(cluster, daemon)
+        epochs, nodes = daemon.epochs(), nodes_by_partition(cluster, daemon)
         others = [number for number, node in nodes.items() if node is not hung]
         assert others
         daemon.send("sleep 0.002" for _ in range(600))

@@ -23,7 +23,7 @@ BATCH, RUNS = 20, 16  # messages sent per step, and runs to wait for
 LOST = 20  # messages that each group must lose per partition, at least
 
 
-def counted(port: int, name: str, assignment: Assignment) -> int:
+def read_counter(port: int, name: str, assignment: Assignment) -> int:
     """Return a counter of an assignment. Source: the daemon's metrics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
@@ -92,7 +92,7 @@ def test_every_missing_message_is_handled_or_counted_as_lost(
         for assignment, seen in conservation.last.items():
             unhandled = len(conservation.unhandled[assignment])
             expired, missing_entries = (
-                counted(port, name, assignment) for name in ("expired", "missing_entries")
+                read_counter(port, name, assignment) for name in ("expired", "missing_entries")
             )
             print(
                 f"{assignment}: of {sent} {unhandled} were not handled:"

@@ -28,7 +28,7 @@ GREEDY = {"prefetch_bytes": "256MiB"}  # large, so that it does not limit the fi
 AT_ONCE = 5.0  # seconds; far below the TTL, generous for a busy machine
 
 
-def uid_of(charged: str, partition: int) -> str:
+def charged_uid(charged: str, partition: int) -> str:
     """Return the uid of a message in its first run, from its place in the log."""
     return f"{TOPIC}/{partition}/{charged.removeprefix('m:')}"
 
@@ -66,7 +66,7 @@ def test_killed_worker_is_replaced_and_its_run_charged(
         charged = daemon.wait_event("worker.charged", after=crashed["number"])
         started = daemon.wait_event("worker.started", after=charged["number"])
         assert crashed["how"] == "signal SIGKILL"
-        assert uid_of(crashed["charged"], 0) == victim
+        assert charged_uid(crashed["charged"], 0) == victim
         assert started["child"] == daemon.pids()[0] != before
         assert started["epoch"] == daemon.epochs()[0] > epoch
         assert daemon.ledger.audit(GROUP) == Audit(repeated={victim: 2})
@@ -119,7 +119,7 @@ def test_random_kills_repeat_only_charged_runs(new_daemon: NewDaemon, chance: ra
         crashes = daemon.events("worker.crashed")
         assert len(crashes) == kills
         charged = Counter(
-            uid_of(each["charged"], each["partition"]) for each in crashes if "charged" in each
+            charged_uid(each["charged"], each["partition"]) for each in crashes if "charged" in each
         )
         audit = daemon.ledger.audit(GROUP)
         assert (audit.lost, audit.unexpected) == ([], [])
@@ -197,7 +197,7 @@ def test_child_processes_exit_with_their_killed_worker(new_daemon: NewDaemon):
             os.kill(daemon.pids("spawns")[0], signal.SIGKILL)
 
             daemon.wait_for(
-                lambda pid=grandchild: not _alive(pid), timeout=2, what="the grandchild is dead"
+                lambda pid=grandchild: not _is_alive(pid), timeout=2, what="the grandchild is dead"
             )
         daemon.wait_settled()
         assert {each["uid"] for each in daemon.letters()} == {spawned, forked}
@@ -210,15 +210,15 @@ def test_leftover_child_processes_exit_with_their_worker(new_daemon: NewDaemon):
         daemon.send(["spawn", "fork", "ok"])
         daemon.wait_settled()
         left = [int(each.text) for each in daemon.ledger.records("note")]
-        assert [_alive(pid) for pid in left] == [True, True]
+        assert [_is_alive(pid) for pid in left] == [True, True]
         assert daemon.ledger.audit(GROUP) == Audit()
 
         assert daemon.stop() == 0
 
-        assert [_alive(pid) for pid in left] == [False, False]
+        assert [_is_alive(pid) for pid in left] == [False, False]
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -77,7 +77,7 @@ def make(new_daemon: NewDaemon) -> NewDaemon:
     return make
 
 
-def attempts(daemon: Daemon, uid: str) -> list[int]:
+def read_attempts(daemon: Daemon, uid: str) -> list[int]:
     return [each.attempt for each in daemon.ledger.of(uid, "start") if each.group == READER]
 
 
@@ -85,7 +85,7 @@ def notes(daemon: Daemon, uid: str) -> list[dict[str, Any]]:
     return [json.loads(each.text) for each in daemon.ledger.of(uid, "note")]
 
 
-def stand(daemon: Daemon, group: str = READER) -> messages.Snapshot | None:
+def read_snapshot(daemon: Daemon, group: str = READER) -> messages.Snapshot | None:
     return messages.Snapshot.parse(
         daemon.link.run(messages.snapshot(daemon.keys, Assignment(*PLACE, group)))
     )
@@ -101,9 +101,9 @@ def counters(daemon: Daemon, name: str) -> dict[str, float]:
     return {group: float(value) for group, value in found}
 
 
-def settled(daemon: Daemon, letters: int) -> bool:
+def is_settled(daemon: Daemon, letters: int) -> bool:
     """Return True if `letters` dead letters exist and the reader has none unread or pending."""
-    seen = stand(daemon)
+    seen = read_snapshot(daemon)
     assert seen is not None
     return seen[1:6] == (0, 0, 0, 0, 0) and seen.retry_pending == 0 and seen.dead == letters
 
@@ -113,7 +113,7 @@ def test_dead_letters_are_handled_retried_and_given_up(make: NewDaemon):
     with make() as daemon:
         plain, twice, never = daemon.send(["plain", "twice", "never"])
         given_up = daemon.wait_event("dead_letter.given_up")
-        daemon.wait_for(lambda: settled(daemon, 3), what="all letters are done with")
+        daemon.wait_for(lambda: is_settled(daemon, 3), what="all letters are done with")
         # Trimming does not wait for the reader, which has no group in the partition's stream.
         daemon.wait_for(
             lambda: daemon.link.execute("XLEN", daemon.keys.stream(*PLACE)) == 0,
@@ -122,7 +122,7 @@ def test_dead_letters_are_handled_retried_and_given_up(make: NewDaemon):
 
         assert (given_up["uid"], given_up["reason"]) == (never, "attempts")
         assert (given_up["group"], given_up["error"]) == (READER, "ValueError: run 3")
-        runs = [attempts(daemon, each) for each in (plain, twice, never)]
+        runs = [read_attempts(daemon, each) for each in (plain, twice, never)]
         assert runs == [[1], [1, 2, 3], [1, 2, 3]]
         assert daemon.ledger.ended(READER) == {plain, twice}
         told = {
@@ -153,14 +153,15 @@ def test_age_of_a_dead_letter_counts_from_its_death(make: NewDaemon):
         daemon.link.execute("XADD", daemon.keys.stream(*PLACE), "*", *fields)
         given_up = daemon.wait_event("dead_letter.given_up")
         assert (given_up["uid"], given_up["reason"]) == (f"{TOPIC}/0/1000-0", "attempts")
-        assert attempts(daemon, f"{TOPIC}/0/1000-0") == [1, 2, 3]
+        assert read_attempts(daemon, f"{TOPIC}/0/1000-0") == [1, 2, 3]
 
 
 def test_retries_of_a_dead_letter_group_can_be_canceled(make: NewDaemon):
     with make(max_attempts=0, backoff={**QUICK, "base": "1h", "max": "2h"}) as daemon:
         (uid,) = daemon.send(["never"])
         daemon.wait_for(
-            lambda: (seen := stand(daemon)) and seen.waiting_retries, what="it is tried again"
+            lambda: (seen := read_snapshot(daemon)) and seen.waiting_retries,
+            what="it is tried again",
         )
 
         assert topics.groups(daemon.store, TOPIC, [0]) == [GROUP, READER]
@@ -181,7 +182,7 @@ def test_retries_of_a_dead_letter_group_can_be_canceled(make: NewDaemon):
         assert [each.uid for each in rows] == [uid]
         done = retries.cancel(daemon.store, TOPIC, READER, rows)
         assert (done.dropped, done.dead_letters) == (1, 0)
-        assert settled(daemon, 1)
+        assert is_settled(daemon, 1)
 
 
 @pytest.mark.parametrize("victim", ["worker", "daemon"])
@@ -189,7 +190,9 @@ def test_dead_letters_survive_a_killed_process(make: NewDaemon, victim: str):
     daemon = make()
     with daemon:
         hold, plain, last = daemon.send(["hold", "plain", "exit"])
-        daemon.wait_for(lambda: attempts(daemon, hold), what="the first letter is being handled")
+        daemon.wait_for(
+            lambda: read_attempts(daemon, hold), what="the first letter is being handled"
+        )
         if victim == "worker":
             os.kill(daemon.pids(READER)[0], signal.SIGKILL)
             crashed = daemon.wait_event("worker.charged")
@@ -200,12 +203,12 @@ def test_dead_letters_survive_a_killed_process(make: NewDaemon, victim: str):
             daemon.start()
         (daemon.folder / "go").touch()
         given_up = daemon.wait_event("dead_letter.given_up", timeout=30.0)
-        daemon.wait_for(lambda: settled(daemon, 3), what="all letters are done with")
+        daemon.wait_for(lambda: is_settled(daemon, 3), what="all letters are done with")
 
         assert (given_up["uid"], given_up["reason"]) == (last, "crashes")
         assert daemon.ledger.ended(READER) == {hold, plain}
-        assert len(attempts(daemon, last)) == 2, "it ran as often as it may kill"
-        assert attempts(daemon, hold) == [1, 1], "a crash is no failed attempt"
+        assert len(read_attempts(daemon, last)) == 2, "it ran as often as it may kill"
+        assert read_attempts(daemon, hold) == [1, 1], "a crash is no failed attempt"
         # No count is left that would charge a later dead letter.
         assert not daemon.link.execute("EXISTS", daemon.keys.attempts(*PLACE, READER))
 
@@ -232,9 +235,9 @@ def test_dead_letters_purged_in_flight_count_as_missing(make: NewDaemon):
 
     daemon.start()
     # The replayed message fails again and becomes a new dead letter.
-    daemon.wait_for(lambda: attempts(daemon, replayed), what="the new letter is read")
-    daemon.wait_for(lambda: settled(daemon, 2), what="all letters are done with")
-    assert [len(attempts(daemon, each)) for each in (replayed, purged, kept)] == [1, 0, 1]
+    daemon.wait_for(lambda: read_attempts(daemon, replayed), what="the new letter is read")
+    daemon.wait_for(lambda: is_settled(daemon, 2), what="all letters are done with")
+    assert [len(read_attempts(daemon, each)) for each in (replayed, purged, kept)] == [1, 0, 1]
     assert notes(daemon, replayed)[0]["replays"] == 1
     missing_entries = daemon.events("missing_entry.acknowledged", group=READER)
     assert [each["place"] for each in missing_entries] == [f"m:{each}" for each in ids[:2]]
@@ -244,8 +247,10 @@ def test_reset_of_a_dead_letter_group_affects_no_other_group(make: NewDaemon):
     daemon = make()
     with daemon:
         sent = daemon.send(["one", "two", "three"])
-        daemon.wait_for(lambda: settled(daemon, 3), what="all letters are done with")
-        daemon.wait_for(lambda: stand(daemon, GROUP).pending == 0, what="the topic is done with")
+        daemon.wait_for(lambda: is_settled(daemon, 3), what="all letters are done with")
+        daemon.wait_for(
+            lambda: read_snapshot(daemon, GROUP).pending == 0, what="the topic is done with"
+        )
         daemon.stop()
     link, keys = daemon.link, daemon.keys
     before = groups.describe(Store(link, keys), TOPIC, GROUP)
@@ -257,8 +262,8 @@ def test_reset_of_a_dead_letter_group_affects_no_other_group(make: NewDaemon):
     link.run(dead.purge(keys, *PLACE, [second[0].decode()]))
     assert groups.describe(Store(link, keys), TOPIC, READER).lag == 2
     daemon.start()
-    daemon.wait_for(lambda: settled(daemon, 2), what="what is left is read again")
-    assert [len(attempts(daemon, each)) for each in sent] == [2, 1, 2]
+    daemon.wait_for(lambda: is_settled(daemon, 2), what="what is left is read again")
+    assert [len(read_attempts(daemon, each)) for each in sent] == [2, 1, 2]
     daemon.stop()
 
     groups.delete(Store(link, keys), TOPIC, READER, force=False)
@@ -277,7 +282,8 @@ def test_topic_grows_during_a_dead_letter_retry(make: NewDaemon):
         with Producer(settings=config.load(daemon.config_path)) as before:
             late = before.send(TOPIC, "never")
         daemon.wait_for(
-            lambda: (seen := stand(daemon)) and seen.waiting_retries, what="it is tried again"
+            lambda: (seen := read_snapshot(daemon)) and seen.waiting_retries,
+            what="it is tried again",
         )
         growth.grow(daemon.store, TOPIC, 2)
         daemon.wait_for(
@@ -292,7 +298,7 @@ def test_topic_grows_during_a_dead_letter_retry(make: NewDaemon):
         daemon.wait_for(
             lambda: daemon.ledger.ended(READER) == sent, what="letters of both partitions are read"
         )
-        assert attempts(daemon, late) == [1]
+        assert read_attempts(daemon, late) == [1]
 
 
 def test_dead_letter_consumer_of_an_unknown_topic_is_refused(make: NewDaemon):

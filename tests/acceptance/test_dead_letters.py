@@ -45,7 +45,7 @@ def obey(message: Message) -> None:
 )
 
 
-def told(daemon: Daemon, *args: str) -> Any:
+def run_dlq(daemon: Daemon, *args: str) -> Any:
     command = ["--config", str(daemon.config_path), "dlq", *args, "--json"]
     result = CliRunner().invoke(cli, command)
     assert result.exit_code == 0, result.output
@@ -59,7 +59,7 @@ def test_dead_letters_are_replayed_after_a_fix(new_daemon: NewDaemon) -> None:
         daemon.wait_for(lambda: len(daemon.letters()) == 4, what="four letters")
         daemon.wait_settled()
 
-        causes = told(daemon, "stats", TOPIC, "--since", "12h")["causes"]
+        causes = run_dlq(daemon, "stats", TOPIC, "--since", "12h")["causes"]
         died = {(each["error_class"], each["frame"], each["reason"]): each for each in causes}
         assert {name: each["count"] for name, each in died.items()} == {
             ("json.decoder.JSONDecodeError", "work.py:price", "attempts"): 2,
@@ -69,7 +69,7 @@ def test_dead_letters_are_replayed_after_a_fix(new_daemon: NewDaemon) -> None:
         assert all(len(each["fingerprint"]) == 12 for each in causes)
         assert all(each["handler"] == "work:obey" for each in causes)
 
-        before = told(daemon, "replay", TOPIC, "--all", "--dry-run")
+        before = run_dlq(daemon, "replay", TOPIC, "--all", "--dry-run")
         [receiver] = before["receivers"]
         assert (before["dead_letters"], receiver["owners"]) == (4, ["one"])
         assert receiver["same_worker"] >= 1
@@ -84,17 +84,17 @@ def test_dead_letters_are_replayed_after_a_fix(new_daemon: NewDaemon) -> None:
             what="new workers",
         )
 
-        plan = told(daemon, "replay", TOPIC, "--all", "--dry-run")
+        plan = run_dlq(daemon, "replay", TOPIC, "--all", "--dry-run")
         assert plan["receivers"][0]["same_worker"] == 0
         assert any("moved after these failures" in note for note in plan["notes"])
         [parse] = [each for each in causes if each["count"] == 2]
         mine = ("--fingerprint", parse["fingerprint"])
-        assert told(daemon, "replay", TOPIC, *mine, "--yes")["replayed"] == 2
-        assert told(daemon, "replay", TOPIC, "--all", "--all-groups", "--yes")["replayed"] == 2
+        assert run_dlq(daemon, "replay", TOPIC, *mine, "--yes")["replayed"] == 2
+        assert run_dlq(daemon, "replay", TOPIC, "--all", "--all-groups", "--yes")["replayed"] == 2
         daemon.wait_settled()
 
         assert daemon.letters() == []
         runs = [record.uid for record in daemon.ledger.records() if record.kind == "end"]
         assert sorted({*runs}) == sorted(sent)
-        deeds = told(daemon, "audit", TOPIC)["entries"]
+        deeds = run_dlq(daemon, "audit", TOPIC)["entries"]
         assert [each["counts"] for each in deeds] == [{"replayed": 2}, {"replayed": 2}]

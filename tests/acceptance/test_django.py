@@ -70,7 +70,7 @@ def shop_url(
     return new_database_server(request.param).new()
 
 
-def waiting(url: str) -> int:
+def count_rows(url: str) -> int:
     """Return the number of rows that wait in the outbox."""
     with connect(url) as database:
         return database.backlog(100)[0]
@@ -87,7 +87,7 @@ def offer_outbox(worker: Daemon, url: str) -> None:
     worker.write_config(outboxes=[{"name": "shop", "database": url}])
 
 
-def databases(url: str) -> str:
+def databases_setting(url: str) -> str:
     """Return the setting DATABASES for the URL of a test's database."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
@@ -109,7 +109,7 @@ if {engine == "mysql"}:
 """
 
 
-def dead(daemon: Daemon) -> dict[bytes, bytes]:
+def dead_letter_errors(daemon: Daemon) -> dict[bytes, bytes]:
     """Return the errors of the dead letters by payload."""
     found = {}
     for partition in range(2):
@@ -189,7 +189,7 @@ def test_migration_creates_the_tables_of_the_relay(
     tmp_path: Path, server: Server, python: Path, database_url: str
 ) -> None:
     """The tables, an inserted row, a dead-lettered row and the rollback work on each database."""
-    project = Project(tmp_path, python, server.url, databases(database_url))
+    project = Project(tmp_path, python, server.url, databases_setting(database_url))
     assert "No changes detected" in project.manage("makemigrations", "--check")
     assert "CREATE TABLE" in project.manage("sqlmigrate", "streamqd", "0001")
 
@@ -292,7 +292,7 @@ def test_committed_task_runs_once_and_rolled_back_one_never(
     new_project: Make, worker: Daemon, shop_url: str
 ) -> None:
     """The path leads from `manage.py` through the table, the relay, Redis and a worker."""
-    project = new_project(databases(shop_url))
+    project = new_project(databases_setting(shop_url))
     offer_outbox(worker, shop_url)
     with worker:
         said = project.run(
@@ -314,7 +314,7 @@ with transaction.atomic():
         )
         committed = sorted(f"invoice c{number}" for number in range(20) if number % 4)
         worker.wait_for(lambda: len(project.runs()) >= len(committed) + 2, what="the tasks run")
-        worker.wait_for(lambda: not waiting(shop_url), what="the relay deletes the rows")
+        worker.wait_for(lambda: not count_rows(shop_url), what="the relay deletes the rows")
         assert worker.stop() == 0
 
     uid = said.strip()
@@ -326,16 +326,16 @@ def test_task_committed_during_an_outage_is_sent_later(
 ) -> None:
     """The daemon runs during the outage and logs no error."""
     redis = f"STREAMQD['redis']['url'] = {fresh_server.url!r}\n"
-    project = new_project(redis + databases(shop_url))
+    project = new_project(redis + databases_setting(shop_url))
     worker.write_config(redis={"url": fresh_server.url})
     offer_outbox(worker, shop_url)
     with worker:
         fresh_server.kill()
         project.run(ORDER + 'invoice.enqueue(Order.objects.create(customer="Ann").pk)')
-        assert waiting(shop_url) == 1
+        assert count_rows(shop_url) == 1
         fresh_server.restart()
         worker.wait_for(project.runs, timeout=60, what="the task runs")
-        worker.wait_for(lambda: not waiting(shop_url), what="the relay deletes the row")
+        worker.wait_for(lambda: not count_rows(shop_url), what="the relay deletes the row")
         assert worker.stop() == 0
 
     assert project.runs() == ["invoice Ann"]
@@ -344,7 +344,7 @@ def test_task_committed_during_an_outage_is_sent_later(
 def test_process_killed_after_its_commit_loses_no_task(
     new_project: Make, worker: Daemon, shop_url: str
 ) -> None:
-    project = new_project(databases(shop_url))
+    project = new_project(databases_setting(shop_url))
     offer_outbox(worker, shop_url)
     project.run(
         ORDER
@@ -422,10 +422,12 @@ def test_failed_tasks_and_hostile_messages_become_dead_letters(
     with worker, Producer(settings=load(worker.config_path)) as producer:
         for payload in hostile:
             producer.send("default", payload)
-        worker.wait_for(lambda: dead(worker).keys() == hostile.keys(), what="the dead letters")
+        worker.wait_for(
+            lambda: dead_letter_errors(worker).keys() == hostile.keys(), what="the dead letters"
+        )
         assert worker.stop() == 0
 
-    found = dead(worker)
+    found = dead_letter_errors(worker)
     assert {payload: found[payload].startswith(text) for payload, text in hostile.items()} == (
         dict.fromkeys(hostile, True)
     ), found

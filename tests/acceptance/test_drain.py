@@ -76,7 +76,7 @@ def test_random_stops_lose_repeat_and_charge_nothing(new_daemon: NewDaemon, chan
         assert (audit.repeated, audit.unexpected) == ({}, [])
         assert len(daemon.ledger.ended(GROUP)) > done
         # Not lost: messages that have not run are still in their stream, unread or released.
-        assert set(audit.lost) == waiting(daemon)
+        assert set(audit.lost) == count_unsettled(daemon)
         assert len(daemon.ledger.ended(GROUP)) + len(audit.lost) == len(uids)
         assert {each.attempt for each in daemon.ledger.records("start")} == {1}
         assert daemon.ledger.records("raise") == []
@@ -86,7 +86,7 @@ def test_random_stops_lose_repeat_and_charge_nothing(new_daemon: NewDaemon, chan
         assert daemon.events("worker.crashed") == daemon.events("worker.killed") == []
 
 
-def waiting(daemon: Daemon) -> set[str]:
+def count_unsettled(daemon: Daemon) -> set[str]:
     """Return the messages that the group has not read or not acknowledged."""
     found = daemon.pending_uids()
     for number in range(daemon.partitions):
@@ -122,7 +122,7 @@ def test_drain_ignores_a_second_sigterm(
         assert daemon.ledger.ended(GROUP) == {uids[0]}
         assert len(daemon.events("drain.started")) == 1
         assert daemon.events("worker.killed") == daemon.events("worker.crashed") == []
-        assert waiting(daemon) == set(uids[1:])
+        assert count_unsettled(daemon) == set(uids[1:])
         assert daemon.traces() == []
 
         daemon.start()
@@ -149,7 +149,7 @@ def test_drain_deadline_releases_a_running_message_uncharged(new_daemon: NewDaem
         assert daemon.events("drain.finished")[0]["code"] == DEADLINE
         assert not daemon.link.execute("EXISTS", daemon.keys.lease(*daemon.assignments()[0]))
         assert uids[1] in daemon.pending_uids()
-        assert waiting(daemon) == set(uids[1:])
+        assert count_unsettled(daemon) == set(uids[1:])
         assert daemon.traces() == []
         assert daemon.letters() == []
 
@@ -171,7 +171,7 @@ def test_second_interrupt_shortens_the_drain(new_daemon: NewDaemon):
         assert daemon.wait(15) == DEADLINE
         assert daemon.events("drain.expired")
         assert uids[0] in daemon.pending_uids()
-        assert waiting(daemon) == set(uids)
+        assert count_unsettled(daemon) == set(uids)
         assert daemon.traces() == []
 
 
@@ -193,7 +193,7 @@ def test_third_interrupt_kills_the_workers(new_daemon: NewDaemon):
         assert daemon.events("drain.expired") == []
         assert daemon.wait_event("worker.killed")["reason"] == "quit"
         assert uids[0] in daemon.pending_uids()
-        assert waiting(daemon) == set(uids)
+        assert count_unsettled(daemon) == set(uids)
         assert daemon.traces() == []
 
 
@@ -209,7 +209,7 @@ def test_sigquit_kills_immediately_and_messages_stay_pending(new_daemon: NewDaem
 
         assert daemon.wait(3) == DEADLINE
         assert uids[0] in daemon.pending_uids()
-        assert waiting(daemon) == set(uids)
+        assert count_unsettled(daemon) == set(uids)
         assert daemon.traces() == []
         assert not any(
             daemon.link.execute("EXISTS", daemon.keys.lease(*assignment))

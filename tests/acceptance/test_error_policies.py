@@ -63,7 +63,7 @@ def produce(daemon: Daemon, messages: list[tuple[str, Any]]) -> None:
             )
 
 
-def told(daemon: Daemon) -> list[tuple[str, str, int, int]]:
+def read_runs(daemon: Daemon) -> list[tuple[str, str, int, int]]:
     """Return the runs in order: outcome, key, number, attempt."""
     path = daemon.folder / "told"
     text = path.read_text() if path.exists() else ""
@@ -71,7 +71,7 @@ def told(daemon: Daemon) -> list[tuple[str, str, int, int]]:
     return [(what, key, int(number), int(attempt)) for what, key, number, attempt in lines]
 
 
-def let_all_be_due(daemon: Daemon) -> None:
+def make_all_due(daemon: Daemon) -> None:
     """Set the due time of every waiting message to 0 in Redis."""
     key = daemon.keys.attempts(TOPIC, 0, GROUP)
     for name in daemon.link.execute("HKEYS", key):
@@ -79,7 +79,7 @@ def let_all_be_due(daemon: Daemon) -> None:
             daemon.link.execute("HSET", key, name, 0)
 
 
-def ask(daemon: Daemon, *words: str) -> str:
+def run_command(daemon: Daemon, *words: str) -> str:
     result = CliRunner().invoke(cli, ["--config", str(daemon.config_path), *words])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.output
     return result.output
@@ -90,7 +90,7 @@ def wait_cause(daemon: Daemon, word: str) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
 
     def named() -> bool:
-        (answer,) = json.loads(ask(daemon, "why", f"{TOPIC}/0", "--json"))["answers"]
+        (answer,) = json.loads(run_command(daemon, "why", f"{TOPIC}/0", "--json"))["answers"]
         found[:] = answer["causes"]
         return bool(found[0]["word"] == word)
 
@@ -103,12 +103,12 @@ def wait_worker(daemon: Daemon, state: str) -> str:
     daemon.wait_for(
         lambda: any(
             each["worker"] == state
-            for each in json.loads(ask(daemon, "status", "--json"))["assignments"]
+            for each in json.loads(run_command(daemon, "status", "--json"))["assignments"]
         ),
         what=f"a worker is {state}",
         every=0.1,
     )
-    return ask(daemon, "status")
+    return run_command(daemon, "status")
 
 
 # --- the order of each key ------------------------------------------------------------------------
@@ -136,10 +136,10 @@ def test_random_failures_keep_the_order_of_each_of_10000_keys(
     }
     with new_daemon(partitions=2, consumer=consumer, code=LINES) as daemon:
         produce(daemon, messages)
-        daemon.wait_for(lambda: len(told(daemon)) > 5000, what="it is under way", every=0.1)
+        daemon.wait_for(lambda: len(read_runs(daemon)) > 5000, what="it is under way", every=0.1)
         os.kill(daemon.pids()[0], signal.SIGKILL)
         daemon.wait_settled(60.0)
-        seen = told(daemon)
+        seen = read_runs(daemon)
         assert daemon.letters() == []
     ended: dict[str, list[int]] = defaultdict(list)
     for what, key, number, _ in seen:
@@ -160,21 +160,21 @@ def test_healthy_keys_finish_before_a_held_key_is_retried(new_daemon: NewDaemon)
     with daemon:
         produce(daemon, [held[0], *healthy[:1000], held[1], *healthy[1000:]])
         daemon.wait_for(lambda: daemon.pending() == 2, what="only the held ones are left")
-        daemon.wait_for(lambda: len(told(daemon)) == 2001, what="the others are done")
-        assert {key for what, key, *_ in told(daemon) if what == "fail"} == {"held"}
+        daemon.wait_for(lambda: len(read_runs(daemon)) == 2001, what="the others are done")
+        assert {key for what, key, *_ in read_runs(daemon) if what == "fail"} == {"held"}
         cause = wait_cause(daemon, "keys-held")
         assert "holds 2 messages of one held key" in cause["sentence"]
-        assert "holds 2 messages of one held key" in ask(daemon, "status")
+        assert "holds 2 messages of one held key" in run_command(daemon, "status")
         assert daemon.stop() == 0
         # A new owner keeps the messages waiting, and continues their attempt counts.
         daemon.start()
         wait_cause(daemon, "keys-held")
         assert daemon.stop() == 0
-        assert len(told(daemon)) == 2001
-        let_all_be_due(daemon)
+        assert len(read_runs(daemon)) == 2001
+        make_all_due(daemon)
         daemon.start()
         daemon.wait_settled()
-    assert told(daemon)[2001:] == [("end", "held", 1, 2), ("end", "held", 2, 1)]
+    assert read_runs(daemon)[2001:] == [("end", "held", 1, 2), ("end", "held", 2, 1)]
 
 
 def test_blocked_partition_keeps_order_over_crash_and_takeover(new_daemon: NewDaemon):
@@ -189,7 +189,7 @@ def test_blocked_partition_keeps_order_over_crash_and_takeover(new_daemon: NewDa
     daemon = new_daemon(consumer=consumer, code=LINES)
     with daemon:
         produce(daemon, messages)
-        daemon.wait_for(lambda: ("fail", "", 40, 1) in told(daemon), what="it blocks")
+        daemon.wait_for(lambda: ("fail", "", 40, 1) in read_runs(daemon), what="it blocks")
         said = wait_worker(daemon, "blocked")
         assert "is blocked on one by its first message" in said
         cause = wait_cause(daemon, "blocked")
@@ -203,12 +203,12 @@ def test_blocked_partition_keeps_order_over_crash_and_takeover(new_daemon: NewDa
         wait_worker(daemon, "blocked")
         daemon.close()
         daemon.link.open()
-        let_all_be_due(daemon)
+        make_all_due(daemon)
         daemon.start()
         daemon.wait_settled()
         assert daemon.letters() == []
         assert daemon.stop() == 0
-    seen = told(daemon)
+    seen = read_runs(daemon)
     assert [number for _, _, number, _ in seen] == sorted(number for _, _, number, _ in seen)
     assert [each for each in seen if each[2] == 20] == [
         *(("fail", "", 20, 1), ("fail", "", 20, 1), ("fail", "", 20, 2), ("fail", "", 20, 3)),
@@ -239,14 +239,14 @@ def test_outage_of_a_dependency_dead_letters_no_message(new_daemon: NewDaemon):
         cause = wait_cause(daemon, "circuit-open")
         assert "the circuit breaker of orders/0/bill is open on one" in cause["sentence"]
         assert "last: ConnectionError" in cause["sentence"]
-        before = len(told(daemon))
-        daemon.wait_for(lambda: len(told(daemon)) >= before + 5, what="five more probes")
+        before = len(read_runs(daemon))
+        daemon.wait_for(lambda: len(read_runs(daemon)) >= before + 5, what="five more probes")
         assert daemon.letters() == []
         (daemon.folder / "down").unlink()
         daemon.wait_settled()
         daemon.wait_event("circuit.closed")
         assert daemon.letters() == []
-    seen = told(daemon)
+    seen = read_runs(daemon)
     assert {attempt for *_, attempt in seen} == {1}, "no attempt was spent"
     assert sorted(number for what, _, number, _ in seen if what == "end") == [*range(1, 301)]
     most = 5 + (time.monotonic() - began) / 0.05 + 1
@@ -265,7 +265,7 @@ def test_flood_guard_pauses_a_bad_release_until_it_is_fixed(
         daemon.wait_event("pause.requested", directive=f"{TOPIC}/0/{GROUP}")
         assert len(daemon.letters()) == 20
         wait_worker(daemon, "paused")
-        said = ask(daemon, "status")
+        said = run_command(daemon, "status")
         assert said.startswith(f"PAUSED {TOPIC}/0/{GROUP} for ")
         assert "by the flood guard of one: 20 dead letters within 60 s" in said
         cause = wait_cause(daemon, "paused")
@@ -273,11 +273,11 @@ def test_flood_guard_pauses_a_bad_release_until_it_is_fixed(
         daemon.write_code(LINES.replace("if not failing:", "if True:"))
         daemon.signal(signal.SIGHUP)
         daemon.wait_event("reload.finished")
-        ask(daemon, "resume", f"{TOPIC}/0/{GROUP}")
+        run_command(daemon, "resume", f"{TOPIC}/0/{GROUP}")
         daemon.wait_settled()
         assert len(daemon.letters()) == 20
         assert daemon.stop() == 0
-    assert len({number for _, _, number, _ in told(daemon)}) == 500
+    assert len({number for _, _, number, _ in read_runs(daemon)}) == 500
 
 
 # --- the examples ---------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ class Line(socketserver.StreamRequestHandler):
 
 
 @contextmanager
-def serving(server: socketserver.BaseServer) -> Iterator[socketserver.BaseServer]:
+def serve_webhooks(server: socketserver.BaseServer) -> Iterator[socketserver.BaseServer]:
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
@@ -338,7 +338,7 @@ def test_examples_behave_as_documented(new_daemon: NewDaemon):
     Hook.seen.clear()
     Line.taken.clear()
     with (
-        serving(HTTPServer(("127.0.0.1", 0), Hook)) as hooks,
+        serve_webhooks(HTTPServer(("127.0.0.1", 0), Hook)) as hooks,
         daemon,
         Producer(settings=config.load(daemon.config_path)) as producer,
     ):
@@ -346,7 +346,7 @@ def test_examples_behave_as_documented(new_daemon: NewDaemon):
         producer.send_many("gateway", [f"line {number}" for number in range(50)])
         daemon.wait_event("circuit.opened")
         service.server_activate()
-        with serving(service):
+        with serve_webhooks(service):
             daemon.wait_event("circuit.closed")
             daemon.wait_for(lambda: len(Line.taken) == 50, what="all lines have come")
         # webhooks: one URL is busy at first, the other is gone.

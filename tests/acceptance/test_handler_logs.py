@@ -68,7 +68,7 @@ def on_start(context):
 """
 
 
-def logged(daemon: Daemon, logger: str = "shop") -> list[Line]:
+def read_log_records(daemon: Daemon, logger: str = "shop") -> list[Line]:
     """Return the records of a handler's logger from the JSON log."""
     lines = daemon.log_path.read_text().splitlines()
     records = (json.loads(line) for line in lines if line.startswith("{"))
@@ -83,7 +83,7 @@ def test_handler_logs_are_written_without_setup(new_daemon: NewDaemon, shape: st
         daemon.wait_settled()
         assert daemon.stop() == 0
 
-    lines = [line for line in logged(daemon) if line["msg"].startswith("handled")]
+    lines = [line for line in read_log_records(daemon) if line["msg"].startswith("handled")]
     assert {line["msg"]: line["uid"] for line in lines} == {
         f"handled ok {number}": uid for number, uid in enumerate(uids)
     }
@@ -91,10 +91,10 @@ def test_handler_logs_are_written_without_setup(new_daemon: NewDaemon, shape: st
         assert (line["topic"], line["group"], line["attempt"]) == (TOPIC, GROUP, 1)
         assert line["uid"].split("/")[1] == str(line["partition"])
         assert (line["level"], line["role"]) == ("info", "worker")
-    started = [line for line in logged(daemon) if line["msg"] == "started"]
+    started = [line for line in read_log_records(daemon) if line["msg"] == "started"]
     assert {line["partition"] for line in started} == {0, 1}
     assert not any("uid" in line for line in started)
-    assert not [line for line in logged(daemon) if line["level"] == "debug"]
+    assert not [line for line in read_log_records(daemon) if line["level"] == "debug"]
 
 
 def test_batch_log_record_names_its_first_and_last_message(new_daemon: NewDaemon):
@@ -103,7 +103,7 @@ def test_batch_log_record_names_its_first_and_last_message(new_daemon: NewDaemon
         uids = daemon.send(["ok"] * 40)
         daemon.wait_settled()
         assert daemon.stop() == 0
-    named = [line["uid"].split("..") for line in logged(daemon) if "uid" in line]
+    named = [line["uid"].split("..") for line in read_log_records(daemon) if "uid" in line]
     assert named[0][0] == uids[0]
     assert named[-1][-1] == uids[-1]
 
@@ -118,9 +118,11 @@ def test_handler_logs_follow_log_level(new_daemon: NewDaemon):
         daemon.send(["library x", "wrong x"])
         daemon.wait_settled()
         assert daemon.stop() == 0
-        assert {line["level"] for line in logged(daemon)} == heard | {"warning"}
-        assert [line["msg"] for line in logged(daemon, "library")] == ["said x"]
-        assert any("%d things" in line["msg"] for line in logged(daemon)), "it is not lost"
+        assert {line["level"] for line in read_log_records(daemon)} == heard | {"warning"}
+        assert [line["msg"] for line in read_log_records(daemon, "library")] == ["said x"]
+        assert any("%d things" in line["msg"] for line in read_log_records(daemon)), (
+            "it is not lost"
+        )
 
 
 def test_handler_text_cannot_forge_a_log_line(new_daemon: NewDaemon):
@@ -172,18 +174,18 @@ def test_logging_setup_of_a_handler_takes_precedence(new_daemon: NewDaemon, how:
     own = (daemon.folder / "own.log").read_text().splitlines()
     assert f"{uid} debugged dead letter" in own
     assert f"{uid} handled dead letter" in own
-    assert not [line for line in logged(daemon) if "dead letter" in line["msg"]]
+    assert not [line for line in read_log_records(daemon) if "dead letter" in line["msg"]]
     assert daemon.events("message.dead_lettered"), "the daemon's own lines stay where they were"
 
 
 # --- failures -------------------------------------------------------------------------------------
 
 
-def line_of(code: str, text: str) -> int:
+def line_number(code: str, text: str) -> int:
     return next(n for n, line in enumerate(code.splitlines(), 1) if text in line)
 
 
-def listed(daemon: Daemon, *options: str) -> str:
+def list_retries(daemon: Daemon, *options: str) -> str:
     verb = ["--config", daemon.config_path.name, "retry", "list", TOPIC, GROUP, *options]
     return subprocess.run(
         [sys.executable, "-m", "streamqd", *verb],
@@ -202,18 +204,20 @@ def test_first_failure_is_logged_with_its_location(new_daemon: NewDaemon):
         failed, dead = daemon.send(["declined", "dead"])
         daemon.wait_event("message.dead_lettered")
         retry = daemon.wait_event("message.retried")
-        where = f"work.py:{line_of(LOGGING, 'raise ValueError')}"
+        where = f"work.py:{line_number(LOGGING, 'raise ValueError')}"
         assert (retry["uid"], retry["error"]) == (failed, "ValueError: the card was declined")
         assert retry["at"] == where
         (end,) = daemon.events("message.dead_lettered", uid=dead)
         assert end["error"] == "streamqd.handlers.Dead: the card was declined"
-        assert end["at"] == f"work.py:{line_of(LOGGING, 'raise Dead')}"
+        assert end["at"] == f"work.py:{line_number(LOGGING, 'raise Dead')}"
         assert "traceback" not in retry | end
 
-        daemon.wait_for(lambda: json.loads(listed(daemon, "--json"))["rows"], what="it is delayed")
-        (row,) = json.loads(listed(daemon, "--json"))["rows"]
+        daemon.wait_for(
+            lambda: json.loads(list_retries(daemon, "--json"))["rows"], what="it is delayed"
+        )
+        (row,) = json.loads(list_retries(daemon, "--json"))["rows"]
         assert (row["error"], row["at"]) == ("ValueError: the card was declined", where)
-        table = listed(daemon)
+        table = list_retries(daemon)
         assert "ERROR" in table.splitlines()[0]
         assert f"ValueError: the card was declined ({where})" in table
         assert daemon.stop() == 0
@@ -252,8 +256,10 @@ def test_redacted_errors_are_not_logged(new_daemon: NewDaemon, setting: str, err
         retry = daemon.wait_event("message.retried")
         assert retry["error"] == error
         assert ("at" in retry) is at
-        daemon.wait_for(lambda: json.loads(listed(daemon, "--json"))["rows"], what="it is delayed")
-        (row,) = json.loads(listed(daemon, "--json"))["rows"]
+        daemon.wait_for(
+            lambda: json.loads(list_retries(daemon, "--json"))["rows"], what="it is delayed"
+        )
+        (row,) = json.loads(list_retries(daemon, "--json"))["rows"]
         assert (row["error"], bool(row["at"])) == (error, at)
         assert "the card was declined" not in daemon.log_path.read_text()
         assert daemon.stop() == 0
@@ -265,8 +271,10 @@ def test_long_error_is_truncated(new_daemon: NewDaemon):
     with new_daemon(code=code, consumer={"handler": "work:plain", "backoff": LATER}) as daemon:
         daemon.send(["declined"])
         daemon.wait_event("message.retried")
-        daemon.wait_for(lambda: json.loads(listed(daemon, "--json"))["rows"], what="it is delayed")
-        (row,) = json.loads(listed(daemon, "--json"))["rows"]
+        daemon.wait_for(
+            lambda: json.loads(list_retries(daemon, "--json"))["rows"], what="it is delayed"
+        )
+        (row,) = json.loads(list_retries(daemon, "--json"))["rows"]
         assert 200 < len(row["error"].encode()) <= 500
         assert daemon.stop() == 0
 

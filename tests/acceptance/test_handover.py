@@ -55,7 +55,7 @@ LOOP = {"crash_loop": 3, "crash_cooldown": "1h", "crash_backoff": FAST}
 
 
 @pytest.fixture
-def hooked(new_daemon: NewDaemon) -> NewDaemon:
+def new_hooked_daemon(new_daemon: NewDaemon) -> NewDaemon:
     """Configure daemons whose workers can be kept from becoming warm."""
 
     def make(**options: object) -> Daemon:
@@ -66,15 +66,15 @@ def hooked(new_daemon: NewDaemon) -> NewDaemon:
     return make
 
 
-def put(daemon: Daemon, name: str) -> None:
+def create_file(daemon: Daemon, name: str) -> None:
     (daemon.folder / name).touch()
 
 
-def take(daemon: Daemon, name: str) -> None:
+def delete_file(daemon: Daemon, name: str) -> None:
     (daemon.folder / name).unlink()
 
 
-def standbys(daemon: Daemon) -> dict[int, int]:
+def standby_pids(daemon: Daemon) -> dict[int, int]:
     """Return the pid of the standby next to each worker, by partition."""
     titles = daemon.titles()
     found = {
@@ -84,13 +84,13 @@ def standbys(daemon: Daemon) -> dict[int, int]:
     return {number: pid for number, pid in found.items() if pid is not None}
 
 
-def standby(daemon: Daemon) -> int:
+def wait_standby(daemon: Daemon) -> int:
     """Wait for the standby of partition 0. Return its pid."""
-    pid: int = daemon.wait_for(lambda: standbys(daemon), what="a standby")[0]
+    pid: int = daemon.wait_for(lambda: standby_pids(daemon), what="a standby")[0]
     return pid
 
 
-def warm_standby(daemon: Daemon) -> int:
+def wait_warm_standby(daemon: Daemon) -> int:
     """Wait until a standby is warm, which makes the old worker hand over. Return its pid."""
     pid: int = daemon.wait_event("standby.ready")["child"]
     return pid
@@ -100,7 +100,7 @@ def starts(daemon: Daemon) -> list[Record]:
     return daemon.ledger.records("start")
 
 
-def idle_of(daemon: Daemon) -> list[float]:
+def handover_gaps(daemon: Daemon) -> list[float]:
     """Return the milliseconds between the last run of a process and the first run of the next."""
     runs = sorted(daemon.ledger.records("start", "end"), key=lambda each: each.at)
     return [round((b.at - a.at) * 1e3, 1) for a, b in pairwise(runs) if a.pid != b.pid]
@@ -113,14 +113,14 @@ def idle_of(daemon: Daemon) -> list[float]:
     ("kind", "more"), [({}, 100), ({"concurrency": 4, "order": "none"}, 1000)], ids=["one", "four"]
 )
 def test_old_worker_continues_until_its_successor_is_warm(
-    hooked: NewDaemon, kind: dict[str, object], more: int
+    new_hooked_daemon: NewDaemon, kind: dict[str, object], more: int
 ):
-    daemon = hooked(consumer=kind)
+    daemon = new_hooked_daemon(consumer=kind)
     with daemon:
         old = daemon.pids()[0]
-        put(daemon, "slow")
+        create_file(daemon, "slow")
         daemon.signal(signal.SIGHUP)
-        new = standby(daemon)
+        new = wait_standby(daemon)
         first = daemon.send(["sleep 0.001"] * 200)
         daemon.wait_settled()
         assert {each.pid for each in starts(daemon)} == {old}, "it does not wait for the new one"
@@ -128,10 +128,10 @@ def test_old_worker_continues_until_its_successor_is_warm(
 
         second = daemon.send(["sleep 0.002"] * 50 + ["await go"] + ["sleep 0.002"] * more)
         daemon.wait_run(second[50])
-        take(daemon, "slow")
-        assert warm_standby(daemon) == new
+        delete_file(daemon, "slow")
+        assert wait_warm_standby(daemon) == new
         assert daemon.pids() == {0: old}, "it ends its message first"
-        put(daemon, "go")
+        create_file(daemon, "go")
         daemon.wait_event("reload.finished")
         assert daemon.pids() == {0: new}
         daemon.wait_settled()
@@ -142,17 +142,17 @@ def test_old_worker_continues_until_its_successor_is_warm(
         assert daemon.traces() == []
         (over,) = daemon.events("worker.handed_over")
         assert (over["child"], over["epoch"]) == (new, daemon.epochs()[0])
-        print(f"nothing ran for {idle_of(daemon)} ms")
+        print(f"nothing ran for {handover_gaps(daemon)} ms")
         assert len(first) + len(second) == daemon.ledger.count("end")
         assert daemon.stop() == 0
         assert sorted(each.pid for each in daemon.ledger.records("stop")) == sorted([old, new])
 
 
-def test_on_stop_of_the_old_worker_does_not_delay_the_new(hooked: NewDaemon):
-    daemon = hooked(partitions=2)
+def test_on_stop_of_the_old_worker_does_not_delay_the_new(new_hooked_daemon: NewDaemon):
+    daemon = new_hooked_daemon(partitions=2)
     with daemon:
         old = daemon.pids()
-        put(daemon, "lingering")
+        create_file(daemon, "lingering")
         daemon.signal(signal.SIGHUP)
         daemon.wait_event("worker.handed_over")
         uids = daemon.send(["ok"] * 20, partition=0)
@@ -162,7 +162,7 @@ def test_on_stop_of_the_old_worker_does_not_delay_the_new(hooked: NewDaemon):
         assert psutil.pid_exists(old[0]), "it still runs on_stop"
         daemon.wait_event("worker.handed_over", partition=1)
         assert all(map(psutil.pid_exists, old.values())), "the next partition waits neither"
-        take(daemon, "lingering")
+        delete_file(daemon, "lingering")
         daemon.wait_event("reload.finished")
         daemon.wait_for(lambda: len(daemon.events("worker.exited")) == 2, what="the old ones end")
         assert not set(daemon.pids().values()) & set(old.values())
@@ -170,12 +170,12 @@ def test_on_stop_of_the_old_worker_does_not_delay_the_new(hooked: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_lingering_workers_limit_further_replacements(hooked: NewDaemon):
+def test_lingering_workers_limit_further_replacements(new_hooked_daemon: NewDaemon):
     """A dismissed worker keeps its memory until it exits, so at most `DISMISSED_MAX` may linger."""
-    daemon = hooked(partitions=DISMISSED_MAX + 1)
+    daemon = new_hooked_daemon(partitions=DISMISSED_MAX + 1)
     with daemon:
         old = daemon.pids()
-        put(daemon, "lingering")
+        create_file(daemon, "lingering")
         daemon.signal(signal.SIGHUP)
         daemon.wait_for(
             lambda: len(daemon.events("worker.handed_over")) == DISMISSED_MAX,
@@ -184,32 +184,32 @@ def test_lingering_workers_limit_further_replacements(hooked: NewDaemon):
         for _ in range(4):
             daemon.worker_states()  # each dump makes the supervisor plan again
         assert len(daemon.events("standby.started")) == DISMISSED_MAX
-        assert standbys(daemon) == {}
-        take(daemon, "lingering")
+        assert standby_pids(daemon) == {}
+        delete_file(daemon, "lingering")
         daemon.wait_event("reload.finished")
         daemon.wait_for(lambda: len(daemon.events("worker.exited")) == len(old), what="their end")
         assert not set(daemon.pids().values()) & set(old.values())
         assert daemon.stop() == 0
 
 
-def test_workers_recycled_together_leave_no_partition_waiting(hooked: NewDaemon):
+def test_workers_recycled_together_leave_no_partition_waiting(new_hooked_daemon: NewDaemon):
     """Only one worker gets a warm successor. The others hold no messages and linger in on_stop."""
-    daemon = hooked(partitions=3, consumer={"max_messages": 20})
+    daemon = new_hooked_daemon(partitions=3, consumer={"max_messages": 20})
     with daemon:
         old = daemon.pids()
-        put(daemon, "lingering")
+        create_file(daemon, "lingering")
         uids = [uid for number in old for uid in daemon.send(["ok"] * 30, partition=number)]
         daemon.wait_settled()
         assert daemon.ledger.ended(GROUP) == set(uids)
         assert all(map(psutil.pid_exists, old.values())), "they still run on_stop"
         assert daemon.events("worker.crashed") == daemon.events("worker.killed") == []
-        take(daemon, "lingering")
+        delete_file(daemon, "lingering")
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.stop() == 0
 
 
-def test_planning_twice_changes_no_supervisor_state(hooked: NewDaemon):
-    daemon = hooked(
+def test_planning_twice_changes_no_supervisor_state(new_hooked_daemon: NewDaemon):
+    daemon = new_hooked_daemon(
         partitions=3,
         consumer={"max_messages": 20, "hard_timeout": "200ms", "max_crashes": 1},
         daemon=LOOP,
@@ -223,17 +223,17 @@ def test_planning_twice_changes_no_supervisor_state(hooked: NewDaemon):
         assert {letter["uid"] for letter in daemon.letters()} == set(poison)
         daemon.signal(signal.SIGHUP)
         daemon.wait_event("reload.finished")
-        put(daemon, "sick")
+        create_file(daemon, "sick")
         daemon.signal(signal.SIGHUP)
         daemon.wait_event("reload.stopped")
         os.kill(daemon.pids()[0], signal.SIGKILL)
         daemon.wait_event("worker.crash_looped")
-        take(daemon, "sick")
+        delete_file(daemon, "sick")
         assert daemon.stop() == 0
 
 
-def test_workers_are_replaced_one_partition_at_a_time(hooked: NewDaemon):
-    daemon = hooked(partitions=3, consumer={"max_age": "1s"})
+def test_workers_are_replaced_one_partition_at_a_time(new_hooked_daemon: NewDaemon):
+    daemon = new_hooked_daemon(partitions=3, consumer={"max_age": "1s"})
     with daemon:
         uids = daemon.send(["sleep 0.02"] * 300)
         daemon.wait_for(
@@ -254,8 +254,8 @@ def test_workers_are_replaced_one_partition_at_a_time(hooked: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_successor_of_a_paused_worker_is_paused(hooked: NewDaemon):
-    daemon = hooked()
+def test_successor_of_a_paused_worker_is_paused(new_hooked_daemon: NewDaemon):
+    daemon = new_hooked_daemon()
     with daemon:
         old = daemon.pids()[0]
         daemon.pause()
@@ -303,12 +303,12 @@ def test_cold_handover_never_runs_two_processes_at_a_time(new_daemon: NewDaemon)
 
 
 def test_failed_standby_stops_the_reload(
-    hooked: NewDaemon,
+    new_hooked_daemon: NewDaemon,
 ):
-    daemon = hooked(partitions=2, daemon=LOOP)
+    daemon = new_hooked_daemon(partitions=2, daemon=LOOP)
     with daemon:
         old = daemon.pids()
-        put(daemon, "sick")
+        create_file(daemon, "sick")
         daemon.signal(signal.SIGHUP)
         stopped = daemon.wait_event("reload.stopped")
         assert (stopped["partition"], stopped["workers"]) == (0, 2)
@@ -324,7 +324,7 @@ def test_failed_standby_stops_the_reload(
         assert {each.pid for each in starts(daemon)} == set(old.values())
 
         # The next reload tries again, regardless of the cooldown.
-        take(daemon, "sick")
+        delete_file(daemon, "sick")
         daemon.signal(signal.SIGHUP)
         daemon.wait_event("reload.finished")
         assert not set(daemon.pids().values()) & set(old.values())
@@ -333,11 +333,11 @@ def test_failed_standby_stops_the_reload(
         assert daemon.stop() == 0
 
 
-def test_failed_standby_keeps_a_worker_over_max_age(hooked: NewDaemon):
-    daemon = hooked(daemon=LOOP, consumer={"max_age": "1s"})
+def test_failed_standby_keeps_a_worker_over_max_age(new_hooked_daemon: NewDaemon):
+    daemon = new_hooked_daemon(daemon=LOOP, consumer={"max_age": "1s"})
     with daemon:
         old = daemon.pids()[0]
-        put(daemon, "sick")
+        create_file(daemon, "sick")
         daemon.send(["ok"])
         daemon.wait_event("standby.given_up")
         uids = daemon.send(["ok"] * 20)
@@ -349,16 +349,16 @@ def test_failed_standby_keeps_a_worker_over_max_age(hooked: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_killed_standby_costs_nothing(hooked: NewDaemon):
-    daemon = hooked()
+def test_killed_standby_costs_nothing(new_hooked_daemon: NewDaemon):
+    daemon = new_hooked_daemon()
     with daemon:
         (uid,) = daemon.send(["await go"])
         daemon.wait_run(uid)
         daemon.signal(signal.SIGHUP)
-        os.kill(warm_standby(daemon), signal.SIGKILL)
+        os.kill(wait_warm_standby(daemon), signal.SIGKILL)
         failed = daemon.wait_event("standby.failed")
         assert failed["how"] == "signal SIGKILL"
-        put(daemon, "go")
+        create_file(daemon, "go")
         daemon.wait_event("reload.finished")
         daemon.send(["ok"] * 5)
         daemon.wait_settled()
@@ -369,23 +369,23 @@ def test_killed_standby_costs_nothing(hooked: NewDaemon):
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_worker_killed_in_a_handover_is_replaced(hooked: NewDaemon, warm: bool):
-    daemon = hooked()
+def test_worker_killed_in_a_handover_is_replaced(new_hooked_daemon: NewDaemon, warm: bool):
+    daemon = new_hooked_daemon()
     with daemon:
         old = daemon.pids()[0]
         uids = daemon.send(["await go"] + ["ok"] * 10)
         daemon.wait_run(uids[0])
         if not warm:
-            put(daemon, "slow")
+            create_file(daemon, "slow")
         daemon.signal(signal.SIGHUP)
-        new = warm_standby(daemon) if warm else standby(daemon)
+        new = wait_warm_standby(daemon) if warm else wait_standby(daemon)
         os.kill(old, signal.SIGKILL)
         crashed = daemon.wait_event("worker.crashed")
         assert crashed["charged"] == f"m:{uids[0].rpartition('/')[2]}"
-        put(daemon, "go")
+        create_file(daemon, "go")
         if not warm:
             assert daemon.pids() == {}
-            take(daemon, "slow")
+            delete_file(daemon, "slow")
         daemon.wait_event("reload.finished")
         assert daemon.pids() == {0: new}, "the standby took over, and no third process was needed"
         daemon.wait_settled()
@@ -395,18 +395,20 @@ def test_worker_killed_in_a_handover_is_replaced(hooked: NewDaemon, warm: bool):
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_drain_in_a_handover_runs_on_stop_of_a_warm_standby(hooked: NewDaemon, warm: bool):
-    daemon = hooked()
+def test_drain_in_a_handover_runs_on_stop_of_a_warm_standby(
+    new_hooked_daemon: NewDaemon, warm: bool
+):
+    daemon = new_hooked_daemon()
     with daemon:
         (uid,) = daemon.send(["await go"])
         daemon.wait_run(uid)
         if not warm:
-            put(daemon, "slow")
+            create_file(daemon, "slow")
         daemon.signal(signal.SIGHUP)
-        new = warm_standby(daemon) if warm else standby(daemon)
+        new = wait_warm_standby(daemon) if warm else wait_standby(daemon)
         daemon.signal(signal.SIGTERM)
         daemon.wait_event("worker.exited", reason="unneeded")
-        put(daemon, "go")
+        create_file(daemon, "go")
         assert daemon.wait() == 0
         stopped = {each.pid for each in daemon.ledger.records("stop")}
         assert (new in stopped) == warm
@@ -418,14 +420,14 @@ def test_drain_in_a_handover_runs_on_stop_of_a_warm_standby(hooked: NewDaemon, w
         )
 
 
-def test_standby_does_not_take_over_a_lost_assignment(hooked: NewDaemon):
-    daemon = hooked(daemon={"lease_ttl": "5s"})
+def test_standby_does_not_take_over_a_lost_assignment(new_hooked_daemon: NewDaemon):
+    daemon = new_hooked_daemon(daemon={"lease_ttl": "5s"})
     with daemon:
         uids = daemon.send(["await go"] + ["ok"] * 3)
         daemon.wait_run(uids[0])
-        put(daemon, "slow")
+        create_file(daemon, "slow")
         daemon.signal(signal.SIGHUP)
-        standby(daemon)
+        wait_standby(daemon)
         # Act as another owner that read the current epoch and releases immediately.
         (assignment,) = daemon.assignments()
         lease, fence = daemon.keys.lease(*assignment), daemon.keys.fence(*assignment)
@@ -435,16 +437,18 @@ def test_standby_does_not_take_over_a_lost_assignment(hooked: NewDaemon):
         daemon.wait_event("lease.lost")
         daemon.wait_event("worker.exited", reason="unneeded")
         daemon.link.execute("HDEL", fence, "token", "owner")
-        take(daemon, "slow")
-        put(daemon, "go")
+        delete_file(daemon, "slow")
+        create_file(daemon, "go")
         daemon.wait_settled()
         assert daemon.events("worker.handed_over") == []
         assert daemon.ledger.ended(GROUP) == set(uids)
         assert daemon.stop() == 0
 
 
-def test_lease_loss_found_by_the_worker_is_logged_once(hooked: NewDaemon):
-    daemon = hooked(daemon={"lease_ttl": "60s"})  # no renewal is due before the worker's read
+def test_lease_loss_found_by_the_worker_is_logged_once(new_hooked_daemon: NewDaemon):
+    daemon = new_hooked_daemon(
+        daemon={"lease_ttl": "60s"}
+    )  # no renewal is due before the worker's read
     with daemon:
         (assignment,) = daemon.assignments()
         lease, fence = daemon.keys.lease(*assignment), daemon.keys.fence(*assignment)
@@ -458,27 +462,27 @@ def test_lease_loss_found_by_the_worker_is_logged_once(hooked: NewDaemon):
         assert len(daemon.events("lease.lost")) == 1
 
 
-def test_killed_supervisor_leaves_no_standby(hooked: NewDaemon):
-    daemon = hooked()
+def test_killed_supervisor_leaves_no_standby(new_hooked_daemon: NewDaemon):
+    daemon = new_hooked_daemon()
     with daemon:
         (uid,) = daemon.send(["await go"])
         daemon.wait_run(uid)
         daemon.signal(signal.SIGHUP)
-        warm_standby(daemon)
+        wait_warm_standby(daemon)
         daemon.kill()
         daemon.wait_gone(5.0)
 
 
-def test_killed_supervisor_leaves_no_program_of_a_standby(hooked: NewDaemon):
+def test_killed_supervisor_leaves_no_program_of_a_standby(new_hooked_daemon: NewDaemon):
     """The kernel kills only the standby, but the program that it started must go, too."""
-    daemon = hooked()
+    daemon = new_hooked_daemon()
     daemon.write_code(daemon.module_path.read_text() + PROGRAM)
     with daemon:
         (uid,) = daemon.send(["await go"])
         daemon.wait_run(uid)
-        put(daemon, "lingering")
+        create_file(daemon, "lingering")
         daemon.signal(signal.SIGHUP)
-        new = warm_standby(daemon)
+        new = wait_warm_standby(daemon)
         daemon.signal(signal.SIGTERM)
         daemon.wait_for(
             lambda: new in {each.pid for each in daemon.ledger.records("stopping")},
@@ -489,9 +493,9 @@ def test_killed_supervisor_leaves_no_program_of_a_standby(hooked: NewDaemon):
 
 
 def test_successor_runs_messages_of_a_lost_host_alone(
-    hooked: NewDaemon,
+    new_hooked_daemon: NewDaemon,
 ):
-    daemon = hooked(daemon={"lease_ttl": "5s"})
+    daemon = new_hooked_daemon(daemon={"lease_ttl": "5s"})
     with daemon:
         uids = daemon.send(["await go"] + ["await gone"] * 3)
         daemon.wait_run(uids[0])
@@ -502,13 +506,13 @@ def test_successor_runs_messages_of_a_lost_host_alone(
     (assignment,) = daemon.assignments()
     daemon.wait_run(uids[0], count=2)
     daemon.signal(signal.SIGHUP)
-    warm_standby(daemon)
-    put(daemon, "go")
+    wait_warm_standby(daemon)
+    create_file(daemon, "go")
     daemon.wait_event("worker.handed_over")
     daemon.wait_run(uids[1])
     mark = daemon.link.execute("HMGET", daemon.keys.fence(*assignment), "quarantine", "mark")
     assert mark == [b"1", f"m:{uids[1].rpartition('/')[2]}".encode()]
-    put(daemon, "gone")
+    create_file(daemon, "gone")
     daemon.wait_settled()
     assert daemon.ledger.audit(GROUP) == Audit(repeated={uids[0]: 2})
     assert daemon.stop() == 0
@@ -517,8 +521,8 @@ def test_successor_runs_messages_of_a_lost_host_alone(
 # --- limits ---------------------------------------------------------------------------------------
 
 
-def test_max_messages_of_1_runs_each_message_in_a_process(hooked: NewDaemon):
-    daemon = hooked(consumer={"max_messages": 1})
+def test_max_messages_of_1_runs_each_message_in_a_process(new_hooked_daemon: NewDaemon):
+    daemon = new_hooked_daemon(consumer={"max_messages": 1})
     with daemon:
         daemon.send(["ok"] * 12)
         daemon.wait_settled()
@@ -527,19 +531,19 @@ def test_max_messages_of_1_runs_each_message_in_a_process(hooked: NewDaemon):
         assert daemon.ledger.audit(GROUP) == Audit()
         assert len(daemon.events("worker.handed_over")) >= 1
         assert daemon.events("worker.crashed") == daemon.events("worker.crash_looped") == []
-        print(f"nothing ran for {idle_of(daemon)} ms")
+        print(f"nothing ran for {handover_gaps(daemon)} ms")
         assert daemon.stop() == 0
 
 
-def test_max_rss_below_one_message_never_stops_the_partition(hooked: NewDaemon):
+def test_max_rss_below_one_message_never_stops_the_partition(new_hooked_daemon: NewDaemon):
     """The first message puts every worker over the limit, so each handles at least one."""
-    daemon = hooked(consumer={"max_rss": "1MiB"})
+    daemon = new_hooked_daemon(consumer={"max_rss": "1MiB"})
     with daemon:
         daemon.send(["leak 8000000", "await second", "leak 8000000", "await fourth", "ok"])
         warm = daemon.wait_event("standby.ready")
-        put(daemon, "second")
+        create_file(daemon, "second")
         daemon.wait_event("standby.ready", after=warm["number"] + 1)
-        put(daemon, "fourth")
+        create_file(daemon, "fourth")
         daemon.wait_settled()
         assert daemon.ledger.audit(GROUP) == Audit()
         recycled = {each["child"] for each in daemon.events("worker.recycled")}
@@ -549,8 +553,8 @@ def test_max_rss_below_one_message_never_stops_the_partition(hooked: NewDaemon):
         assert daemon.stop() == 0
 
 
-def test_first_message_over_max_rss_is_logged(hooked: NewDaemon):
-    daemon = hooked(consumer={"max_rss": "1MiB"})
+def test_first_message_over_max_rss_is_logged(new_hooked_daemon: NewDaemon):
+    daemon = new_hooked_daemon(consumer={"max_rss": "1MiB"})
     fat = (
         "\n\ndef _fat(_message, path):\n    _leak(_message, 8000000)\n    _await(_message, path)\n"
     )
@@ -559,14 +563,14 @@ def test_first_message_over_max_rss_is_logged(hooked: NewDaemon):
         daemon.send(["fat go"])
         tight = daemon.wait_event("worker.limit_exceeded")
         assert tight["max_rss"] == 1 << 20 < tight["rss"] - tight["baseline"]
-        put(daemon, "go")
+        create_file(daemon, "go")
         daemon.wait_settled()
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.stop() == 0
 
 
-def test_idle_worker_over_max_age_is_replaced(hooked: NewDaemon):
-    daemon = hooked(consumer={"max_age": "1s"})
+def test_idle_worker_over_max_age_is_replaced(new_hooked_daemon: NewDaemon):
+    daemon = new_hooked_daemon(consumer={"max_age": "1s"})
     with daemon:
         first = daemon.pids()[0]
         # The new process sets its title only after this event, so `pids` may miss it.
@@ -595,9 +599,9 @@ _WORDS["stuck"] = _stuck
 
 @pytest.mark.fault("F4")
 def test_c_call_holding_the_gil_is_killed_and_charged(
-    hooked: NewDaemon,
+    new_hooked_daemon: NewDaemon,
 ):
-    daemon = hooked(
+    daemon = new_hooked_daemon(
         partitions=2,
         consumer={"timeout": "1s", "hard_timeout": "1500ms", "max_crashes": 2},
     )

@@ -38,7 +38,7 @@ def new_host(new_daemon: NewDaemon) -> NewDaemon:
     return make
 
 
-def lose_again_and_again(daemon: Daemon, *, memory: bool = False) -> int:
+def lose_host_until_survival(daemon: Daemon, *, memory: bool = False) -> int:
     """Start the host until it survives. Return the number of losses.
 
     With `memory`, the host keeps its memory, and only its processes are lost.
@@ -52,7 +52,7 @@ def lose_again_and_again(daemon: Daemon, *, memory: bool = False) -> int:
     raise AssertionError(f"lost for ever\n{daemon.tail()}")
 
 
-def charges(daemon: Daemon) -> Counter[str]:
+def count_charges(daemon: Daemon) -> Counter[str]:
     """Return how often each message was suspected of the loss of its host."""
     return Counter(
         f"{TOPIC}/{each['partition']}/{each['suspected'].removeprefix('m:')}"
@@ -72,7 +72,7 @@ def test_message_that_kills_its_host_is_charged(new_host: NewDaemon):
     killer = uids[2]
 
     # The first loss names no message, the second accuses this one, and then it runs alone.
-    assert lose_again_and_again(daemon) == LOSSES
+    assert lose_host_until_survival(daemon) == LOSSES
 
     assert runs(daemon) == Counter(uids) + Counter({killer: LOSSES - 1})
     assert {each.attempt for each in daemon.ledger.records("start")} == {1}
@@ -96,10 +96,10 @@ def test_message_that_kills_its_host_is_identified(
     (killer,) = daemon.send(["lose 0.5"], 0)
     others = [*daemon.send(["sleep 1.0", "ok"], 1), *daemon.send(["sleep 1.0", "ok"], 2)]
 
-    losses = lose_again_and_again(daemon)
+    losses = lose_host_until_survival(daemon)
 
     assert {each["uid"] for each in daemon.letters()} == {killer}
-    assert charges(daemon) == {killer: 1}
+    assert count_charges(daemon) == {killer: 1}
     assert daemon.ledger.ended(GROUP) >= {*others}
     assert losses == LOSSES
     assert daemon.ledger.of(killer, "start")[-1].attempt == 1
@@ -112,7 +112,7 @@ def test_message_that_kills_all_processes_charges_no_other(new_host: NewDaemon):
     (killer,) = daemon.send(["lose 0.5"], 0)
     others = [*daemon.send(["sleep 1.0", "ok"], 1), *daemon.send(["sleep 1.0", "ok"], 2)]
 
-    lose_again_and_again(daemon, memory=True)
+    lose_host_until_survival(daemon, memory=True)
 
     assert {each["uid"] for each in daemon.letters()} == {killer}
     assert daemon.ledger.ended(GROUP) >= {*others}
@@ -299,7 +299,7 @@ def test_message_is_dead_lettered_after_three_lost_hosts(
     (letter,) = heir.letters()
     assert (letter["uid"], letter["reason"]) == (killer, "crashes")
     assert letter["crashes"] == str(MAX_CRASHES)
-    assert [charges(each) for each in trio] == [{}, {}, {}]
-    assert charges(heir) == {killer: 1}
+    assert [count_charges(each) for each in trio] == [{}, {}, {}]
+    assert count_charges(heir) == {killer: 1}
     assert heir.ledger.ended(GROUP) == {*uids} - {killer}
     assert heir.traces() == []

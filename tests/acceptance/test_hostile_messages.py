@@ -105,7 +105,7 @@ FIELDS: list[list[bytes]] = [
 ]
 
 
-def entries(chance: random.Random) -> Iterator[list[bytes]]:
+def hostile_entries(chance: random.Random) -> Iterator[list[bytes]]:
     """Yield all entries above, and damaged copies."""
     for payload in PAYLOADS:
         yield [b"payload", payload]
@@ -136,14 +136,14 @@ def test_hostile_entries_are_handled_or_dead_lettered(
     with daemon:
         before = {group: daemon.pids(group) for group in CONSUMERS}
         stream = daemon.keys.stream(TOPIC, 0)
-        sent = list(entries(chance))
+        sent = list(hostile_entries(chance))
         for fields in sent:
             daemon.link.execute("XADD", stream, "*", *fields)
         daemon.wait_settled()
 
         assert {group: daemon.pids(group) for group in CONSUMERS} == before
         assert not [each for each in daemon.events() if each["level"] == "error"]
-        letters = dead(daemon)
+        letters = read_dead_letters(daemon)
         for group in CONSUMERS:
             ours = [each[b"reason"] for each in letters if each[b"group"] == group.encode()]
             assert set(ours) <= {b"attempts", b"undecodable", b"too-large"}
@@ -152,15 +152,15 @@ def test_hostile_entries_are_handled_or_dead_lettered(
         # No payload forged a line of the log.
         assert len(daemon.events("daemon.ready")) == 1
         assert not [line for line in daemon.plain if line.startswith("{")]
-        look(daemon, letters)
+        check_commands(daemon, letters)
 
 
-def dead(daemon: Daemon) -> list[dict[bytes, bytes]]:
+def read_dead_letters(daemon: Daemon) -> list[dict[bytes, bytes]]:
     found = daemon.link.execute("XRANGE", daemon.keys.dlq(TOPIC, 0), "-", "+")
     return [{b"id": id_, **dict(zip(flat[::2], flat[1::2], strict=True))} for id_, flat in found]
 
 
-def look(daemon: Daemon, letters: list[dict[bytes, bytes]]) -> None:
+def check_commands(daemon: Daemon, letters: list[dict[bytes, bytes]]) -> None:
     """Check that all commands of an operator succeed, and print no control characters."""
     shown = [f"0:{each[b'id'].decode()}" for each in letters[-3:]]
     verbs = [
@@ -193,10 +193,10 @@ def look(daemon: Daemon, letters: list[dict[bytes, bytes]]) -> None:
     for line in done.stdout.splitlines():
         args, code, output, error = json.loads(line)
         assert code == 0, (args, output[-500:], error)
-        assert not [each for each in set(output) if harms(each)], args
+        assert not [each for each in set(output) if is_harmful(each)], args
 
 
-def harms(char: str) -> bool:
+def is_harmful(char: str) -> bool:
     """Return True if it controls a terminal, ends a line, or changes the writing direction."""
     category, direction = unicodedata.category(char), unicodedata.bidirectional(char)
     turns = direction in {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}

@@ -26,7 +26,7 @@ VERBS = (
 )
 
 
-def assert_says_it(path: Path, verb: str, code: int) -> None:
+def assert_reported(path: Path, verb: str, code: int) -> None:
     """Run a command as a process, and check its message and exit code."""
     command = [sys.executable, "-m", "streamqd", "--config", str(path), *verb.split()]
     done = subprocess.run(
@@ -49,7 +49,7 @@ def test_hung_server_is_reported_by_every_command(
     daemon = Daemon(tmp_path, fresh_server.url)
     fresh_server.pause()
     try:
-        assert_says_it(daemon.config_path, "status", 4)
+        assert_reported(daemon.config_path, "status", 4)
         # All other commands wait in the same way, here for a shorter time.
         monkeypatch.setattr(session, "TIMEOUT", 0.3)
         monkeypatch.setattr(top, "LOOK_TIMEOUT", 0.3)
@@ -74,8 +74,8 @@ def test_hung_embedded_server_is_reported(tmp_path: Path):
         ]
         os.kill(server.pid, signal.SIGSTOP)
         try:
-            assert_says_it(daemon.config_path, "status", 4)
-            assert_says_it(daemon.config_path, "check", 1)
+            assert_reported(daemon.config_path, "status", 4)
+            assert_reported(daemon.config_path, "check", 1)
         finally:
             os.kill(server.pid, signal.SIGCONT)
         assert daemon.stop() == 0

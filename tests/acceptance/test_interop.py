@@ -49,7 +49,7 @@ def snippet(language: str) -> str:
     return str(found)
 
 
-def missing(what: str) -> NoReturn:
+def fail_or_skip(what: str) -> NoReturn:
     """Fail in CI, where skipped tests go unnoticed. Skip elsewhere."""
     if os.environ.get("CI"):
         pytest.fail(what, pytrace=False)
@@ -73,7 +73,7 @@ def running(
         yield daemon, server
 
 
-def noted(daemon: Daemon, count: int) -> dict[str, dict[str, Any]]:
+def wait_records(daemon: Daemon, count: int) -> dict[str, dict[str, Any]]:
     """Wait until `count` messages are handled. Return the handler's records by payload."""
     folder = daemon.folder / "noted"
     daemon.wait_for(
@@ -110,7 +110,7 @@ def test_entries_written_by_redis_cli_are_handled(
     daemon, server = running
     client = shutil.which("redis-cli") or shutil.which("valkey-cli")
     if client is None:
-        missing("there is neither redis-cli nor valkey-cli on PATH: install redis-tools")
+        fail_or_skip("there is neither redis-cli nor valkey-cli on PATH: install redis-tools")
     headers = json.dumps({"from": "elsewhere", "ort": "Köln"}, ensure_ascii=False)
     # The snippet's `redis-cli` must use this server, and may be the client of Valkey.
     wrapper = tmp_path / "bin" / "redis-cli"
@@ -133,7 +133,7 @@ def test_entries_written_by_redis_cli_are_handled(
     assert ended.returncode == 0, ended.stderr
     ids = ended.stdout.split()
     assert len(ids) == len(KEYS) + 2
-    seen = noted(daemon, len(ids))
+    seen = wait_records(daemon, len(ids))
     check({payload: told for payload, told in seen.items() if payload.startswith('"')})
     for payload, own in (("plain", "field"), ("", "only")):
         told = seen[payload]
@@ -150,7 +150,7 @@ def test_entries_written_by_node_redis_are_handled(
     try:
         modules = fetch_node_redis.fetch()
     except fetch_node_redis.NoNodeError as error:
-        missing(str(error))
+        fail_or_skip(str(error))
     folder = tmp_path / "node"
     folder.mkdir()
     (folder / "node_modules").symlink_to(modules)
@@ -170,5 +170,5 @@ def test_entries_written_by_node_redis_are_handled(
 
     assert ended.returncode == 0, ended.stderr
     assert len(ended.stdout.split()) == len(KEYS)
-    check(noted(daemon, len(KEYS)))
+    check(wait_records(daemon, len(KEYS)))
     assert daemon.stop() == 0

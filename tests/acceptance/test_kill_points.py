@@ -278,7 +278,7 @@ def test_instance_paused_at_any_point_has_the_modeled_cost(
     b.wait_for(
         lambda: all(strikes.struck("handler-starts", number) for number in contested)
         and is_at_rest(b, free)
-        and not unsettled(b, free),
+        and not count_unsettled(b, free),
         timeout=PATIENCE, what="the second one has everything in hand, or done",
     )  # fmt: skip
     before = picture(b)
@@ -300,7 +300,7 @@ def test_instance_paused_at_any_point_has_the_modeled_cost(
     assert (a.stop(), b.stop()) == (0, 0)
 
 
-def unsettled(daemon: Daemon, partitions: set[int]) -> int:
+def count_unsettled(daemon: Daemon, partitions: set[int]) -> int:
     """Return the number of messages in some partitions that are not settled."""
     assignments = [
         assignment for assignment in daemon.assignments() if assignment.partition in partitions
@@ -320,7 +320,7 @@ def unsettled(daemon: Daemon, partitions: set[int]) -> int:
 
 
 # A reply can only be lost at points where the command has been sent.
-def sent(rows: list[Row]) -> list[Row]:
+def sent_rows(rows: list[Row]) -> list[Row]:
     return [
         row for row in rows if row.point in ("fetch-sent", "acks-sent") or "called" in row.point
     ]
@@ -375,7 +375,7 @@ def test_lost_reply_to_a_worker_repeats_no_message(
     new_struck: NewDaemon, fresh_server: ProcessServer, strikes: Strikes, proxy: FaultProxy,
     rows: list[Row], consumer: dict[str, Any],
 ):  # fmt: skip
-    rows = sent(rows)
+    rows = sent_rows(rows)
     daemon = new_struck(partitions=len(rows), redis_url=proxy.url, consumer=consumer)
     uids = kill_matrix.seed(daemon, rows)
     for script in scripts.load().values():

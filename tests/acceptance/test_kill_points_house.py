@@ -79,7 +79,7 @@ def lose_replies(proxy: FaultProxy, names: tuple[str, ...]) -> list[Callable[[],
     return [lambda trigger=trigger: trigger.hit for trigger in triggers]
 
 
-def teach(link: Connection) -> None:
+def load_scripts(link: Connection) -> None:
     """Load all scripts, so that the first call of each is executed."""
     for script in scripts.load().values():
         link.execute("SCRIPT", "LOAD", script.source)
@@ -90,7 +90,7 @@ def test_lost_reply_to_a_housekeeper_costs_nothing(fresh_server: ProcessServer, 
     with FaultProxy(fresh_server.socket_path) as proxy:
         housekeeper = HousekeeperTrial(tmp_path, proxy.url)
         try:
-            teach(housekeeper.one.link)
+            load_scripts(housekeeper.one.link)
             hits = lose_replies(proxy, SCRIPTS["housekeeper"])
             housekeeper.one.start()
             housekeeper.verdict()
@@ -140,7 +140,7 @@ def test_command_with_a_lost_reply_can_be_repeated(
 ):
     with FaultProxy(fresh_server.socket_path) as proxy:
         trial = CommandTrial(tmp_path, proxy.url, f"{name}-called")
-        teach(trial.daemon.link)
+        load_scripts(trial.daemon.link)
         (hit,) = lose_replies(proxy, (name,))
         codes = [trial.start().wait(PATIENCE)]
         while codes[-1] == 4:  # Redis did not answer, so the command may be repeated

@@ -201,7 +201,7 @@ def on_start(context):
 LOOP = {"lease_ttl": "5s", "crash_loop": 3, "crash_cooldown": "1s", "crash_backoff": FAST}
 
 
-def sick(daemon: Daemon, *partitions: int) -> None:
+def break_starts(daemon: Daemon, *partitions: int) -> None:
     folder = daemon.folder / "var"
     folder.mkdir(exist_ok=True)
     for number in partitions:
@@ -216,7 +216,7 @@ def test_daemon_exits_with_the_cause_if_no_worker_starts(new_daemon: NewDaemon):
         daemon=LOOP | {"crash_backoff": {"kind": "fixed", "base": "200ms", "jitter": "none"}},
     )
     daemon.write_code(daemon.module_path.read_text() + UNBORN)
-    sick(daemon, 0, 1)
+    break_starts(daemon, 0, 1)
     daemon.start()
 
     assert daemon.wait() == CRASH_LOOP
@@ -260,7 +260,7 @@ def test_crash_loop_pauses_and_retries_only_its_partition(
     # The end of the cooldown is enough for a retry: the next heartbeat is minutes away.
     daemon = new_daemon(partitions=2, daemon=LOOP | {"lease_ttl": "10m"})
     daemon.write_code(daemon.module_path.read_text() + UNBORN)
-    sick(daemon, 1)
+    break_starts(daemon, 1)
     daemon.start()
     opened = daemon.wait_event("worker.crash_looped")
     assert (opened["partition"], opened["seconds"]) == (1, 1.0)

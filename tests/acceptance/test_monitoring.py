@@ -104,7 +104,9 @@ class Prometheus:
 
 
 @pytest.fixture
-def watched(new_daemon: NewDaemon, tmp_path: Path) -> Iterator[tuple[Daemon, Prometheus, int]]:
+def monitored_daemon(
+    new_daemon: NewDaemon, tmp_path: Path
+) -> Iterator[tuple[Daemon, Prometheus, int]]:
     port = free_port()
     daemon = new_daemon(
         partitions=2,
@@ -133,9 +135,9 @@ def expressions() -> list[str]:
 
 
 def test_prometheus_evaluates_metrics_rules_and_dashboard(
-    watched: tuple[Daemon, Prometheus, int], tmp_path: Path
+    monitored_daemon: tuple[Daemon, Prometheus, int], tmp_path: Path
 ) -> None:
-    daemon, prometheus, _ = watched
+    daemon, prometheus, _ = monitored_daemon
     # For the panels of schedules. The separate topic keeps the sums exact.
     tick = {"name": "tick", "topic": "ticks", "every": "1s"}
     topics = daemon.tables["topics"] | {"ticks": {"partitions": 1}}
@@ -215,9 +217,9 @@ def test_metrics_count_partitions_without_an_owner(new_daemon: NewDaemon) -> Non
 
 
 def test_metric_labels_are_bounded_by_the_configuration(
-    watched: tuple[Daemon, Prometheus, int],
+    monitored_daemon: tuple[Daemon, Prometheus, int],
 ) -> None:
-    daemon, _, port = watched
+    daemon, _, port = monitored_daemon
 
     def series() -> dict[str, set[str]]:
         address = f"http://127.0.0.1:{port}/metrics"

@@ -25,7 +25,7 @@ PAGE = ROOT / "docs" / "how-to" / "on-call-runbook.md"
 PLACE = f"{TOPIC}/0"
 
 
-def ask(daemon: Daemon, *words: str) -> tuple[int, str]:
+def run_command(daemon: Daemon, *words: str) -> tuple[int, str]:
     """Run a command. Return its exit code and output."""
     result = CliRunner().invoke(cli, ["--config", str(daemon.config_path), *words])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.output
@@ -33,7 +33,7 @@ def ask(daemon: Daemon, *words: str) -> tuple[int, str]:
 
 
 def document(daemon: Daemon, *words: str) -> Any:
-    _, output = ask(daemon, *words, "--json")
+    _, output = run_command(daemon, *words, "--json")
     return json.loads(output)
 
 
@@ -58,7 +58,7 @@ def wait_cause(daemon: Daemon, word: str, place: str = PLACE, *, part: str = "")
     return answer
 
 
-def told_lag(daemon: Daemon) -> int | None:
+def published_lag(daemon: Daemon) -> int | None:
     """Return the lag in the owner's last summary, or None. There must be one partition."""
     summary = json.loads(daemon.link.execute("GET", daemon.keys.instance("default", "one")) or "{}")
     lags = [each["lag"] for each in summary.get("assignments", ())]
@@ -70,17 +70,17 @@ def told_lag(daemon: Daemon) -> int | None:
 
 def test_partitions_names_the_owner_of_partition_3(new_daemon: NewDaemon) -> None:
     with new_daemon(partitions=4) as one:
-        code, said = ask(one, "partitions", TOPIC, "--partition", "3")
+        code, said = run_command(one, "partitions", TOPIC, "--partition", "3")
         assert code == 0
         assert len(said.splitlines()) == 2
         assert re.search(rf"^{TOPIC}/3/{GROUP} +one +{one.epochs()[3]} ", said, re.MULTILINE)
 
-        code, said = ask(one, "partitions", TOPIC, "--partition", "4")
+        code, said = run_command(one, "partitions", TOPIC, "--partition", "4")
         assert (code, said) == (
             8,
             f"Error: partition 4 of topic {TOPIC} not found; partitions are numbered 0 to 3\n",
         )
-        assert ask(one, "partitions", "--partition", "1")[0] == 2
+        assert run_command(one, "partitions", "--partition", "1")[0] == 2
 
 
 # --- why is it not moving? ------------------------------------------------------------------------
@@ -88,24 +88,28 @@ def test_partitions_names_the_owner_of_partition_3(new_daemon: NewDaemon) -> Non
 
 def test_why_reports_movement_or_no_waiting_messages(new_daemon: NewDaemon, server: Server) -> None:
     with new_daemon() as one:
-        code, said = ask(one, "why", PLACE)
+        code, said = run_command(one, "why", PLACE)
         assert code == 0
         assert said == f"{PLACE}/{GROUP}: no messages waiting.\n"
-        one.wait_for(lambda: told_lag(one) == 0, what="the owner has told that there is no lag")
+        one.wait_for(
+            lambda: published_lag(one) == 0, what="the owner has told that there is no lag"
+        )
         one.send(["sleep 0.02"] * 1500)
         # The lag grew once, by a burst, and has been shrinking since.
         wait_cause(one, "moving")
         if server.version >= (7,):  # older versions report no lag of a group with unread messages
-            one.wait_for(lambda: (told_lag(one) or 0) > 0, what="the owner has told of the burst")
+            one.wait_for(
+                lambda: (published_lag(one) or 0) > 0, what="the owner has told of the burst"
+            )
             wait_cause(one, "moving")
-        assert ask(one, "why", PLACE)[0] == 0
+        assert run_command(one, "why", PLACE)[0] == 0
 
 
 def test_why_names_a_pause_and_its_reason(new_daemon: NewDaemon) -> None:
     with new_daemon() as one:
-        ask(one, "pause", f"{TOPIC}/0/{GROUP}", "--reason", "the disk", "--wait")
+        run_command(one, "pause", f"{TOPIC}/0/{GROUP}", "--reason", "the disk", "--wait")
         one.send(["ok"])
-        code, said = ask(one, "why", f"{PLACE}/{GROUP}")
+        code, said = run_command(one, "why", f"{PLACE}/{GROUP}")
         assert code == 1
         assert re.match(rf"{PLACE}/{GROUP} is paused by \S+ \(the disk\)", said)
         assert "streamqd resume" in said
@@ -129,10 +133,12 @@ def test_why_names_a_stuck_handler_and_its_message(
         said = f"on one has been working on one message ({uid}) for"
         assert said in answer["causes"][0]["sentence"]
         one.wait_for(
-            lambda: re.search(rf"{TOPIC}/{GROUP} .* running [1-9]", ask(one, "status")[1]),
+            lambda: re.search(rf"{TOPIC}/{GROUP} .* running [1-9]", run_command(one, "status")[1]),
             what="status reports that it runs, not that it is ready",
         )
-        assert ask(one, "why", TOPIC)[1].startswith(f"the handler of {PLACE}/{GROUP} on one has")
+        assert run_command(one, "why", TOPIC)[1].startswith(
+            f"the handler of {PLACE}/{GROUP} on one has"
+        )
         (one.folder / "gate").touch()
 
 
@@ -170,7 +176,7 @@ def test_why_names_a_crash_loop(new_daemon: NewDaemon) -> None:
     with one:
         one.send(["segv"], partition=0)
         wait_cause(one, "crash-loop", part="process terminated with signal SIGSEGV")
-        assert ask(one, "why", PLACE)[0] == 1
+        assert run_command(one, "why", PLACE)[0] == 1
 
 
 def test_why_names_the_error_if_every_message_fails(new_daemon: NewDaemon) -> None:
@@ -237,16 +243,16 @@ def test_why_names_a_silent_owner(new_daemon: NewDaemon) -> None:
 
 @pytest.mark.parametrize("place", ["/", "orders/", "orders/x", "/1", "orders/0/", "o/0/g/h"])
 def test_why_refuses_a_malformed_place(new_daemon: NewDaemon, place: str) -> None:
-    code, said = ask(new_daemon(), "why", place)
+    code, said = run_command(new_daemon(), "why", place)
     assert code == 2
     assert "is not TOPIC, TOPIC/PARTITION or" in said
 
 
 def test_why_refuses_an_unknown_topic_partition_or_group(new_daemon: NewDaemon) -> None:
     with new_daemon() as one:
-        assert ask(one, "why", "nothing/0")[0] == 8
-        assert ask(one, "why", f"{TOPIC}/7")[0] == 8
-        assert ask(one, "why", f"{PLACE}/nobody")[0] == 8
+        assert run_command(one, "why", "nothing/0")[0] == 8
+        assert run_command(one, "why", f"{TOPIC}/7")[0] == 8
+        assert run_command(one, "why", f"{PLACE}/nobody")[0] == 8
 
 
 # --- how large is the lag, and since when? --------------------------------------------------------
@@ -270,7 +276,7 @@ def test_status_shows_the_lag_and_its_start(new_daemon: NewDaemon, server: Serve
         # The worker has fetched some messages. The rest is unread.
         assert 0 < told["lag"] <= 300
         assert told["since_unix_ms"] >= since
-        said = ask(one, "status")[1]
+        said = run_command(one, "status")[1]
         assert re.search(
             rf"{TOPIC}/{GROUP} lags by [\d,]+ messages? in partition 0, since 20\d\d-\d\d-\d\d"
             rf" \d\d:\d\d:\d\dZ \(.+\), {trend}",
@@ -287,7 +293,7 @@ def test_status_shows_the_lag_and_its_start(new_daemon: NewDaemon, server: Serve
 def test_drain_dry_run_names_takers_and_stranded_groups(new_daemon: NewDaemon) -> None:
     one = new_daemon(partitions=2, groups=["bill", "mail"], name="a")
     with one:
-        assert "the last instance" in ask(one, "drain", "a", "--dry-run")[1]
+        assert "the last instance" in run_command(one, "drain", "a", "--dry-run")[1]
         one.send(["await gate"], partition=0)
         two = new_daemon(partitions=2, groups=["bill"], name="b")
         two.start()
@@ -305,7 +311,7 @@ def test_drain_dry_run_names_takers_and_stranded_groups(new_daemon: NewDaemon) -
         assert mail.items() <= takers.items()
         assert {to for (group, _), (to, _) in takers.items() if group == "bill"} <= {"b"}
 
-        code, said = ask(one, "drain", "a", "--dry-run")
+        code, said = run_command(one, "drain", "a", "--dry-run")
         assert code == 0
         assert "! 2 partitions without a new owner, because no other instance" in said
         assert f"{TOPIC}/0/mail, {TOPIC}/1/mail" in said

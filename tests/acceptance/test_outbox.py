@@ -35,7 +35,7 @@ NewSite = Callable[..., OutboxSite]
 @pytest.fixture(params=quick.first(1, ("sqlite", "postgresql", "mysql")))
 def database(request: pytest.FixtureRequest) -> Iterator[databases.DatabaseServer]:
     """A server of this test, which it may restart."""
-    started = servers.needed(databases.start, request.param)
+    started = servers.require(databases.start, request.param)
     yield started
     started.close()
 
@@ -59,7 +59,7 @@ def new_site(
 
 
 @contextlib.contextmanager
-def away(server: ProcessServer, seconds: float) -> Iterator[None]:
+def pause_server(server: ProcessServer, seconds: float) -> Iterator[None]:
     """Stop the server for a time. The block runs while it is away."""
     server.pause()
     until = time.monotonic() + seconds
@@ -102,7 +102,7 @@ def test_random_faults_send_each_committed_row_once(
             continue
         match planned.pop(due):
             case "redis":
-                with away(fresh_server, seconds):
+                with pause_server(fresh_server, seconds):
                     pass
             case "database":
                 _restart(database)

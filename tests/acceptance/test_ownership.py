@@ -95,7 +95,7 @@ def ids(got: FetchResult) -> list[bytes]:
     return [entry[0] for entry in got.main]
 
 
-def expire(harness: Harness) -> None:
+def expire_lease(harness: Harness) -> None:
     """Delete the lease, as its expiry does."""
     assert harness.do("DEL", harness.lease) == 1
 
@@ -111,7 +111,7 @@ def test_late_acquire_does_not_restore_an_old_token(harness: Harness, owners: tu
     added = [harness.add(f"{number}-1") for number in range(1, 4)]
     reader, _ = a.attach()
     assert ids(read(reader)) == [b"1-1", b"2-1", b"3-1"]  # then the owner pauses
-    expire(harness)
+    expire_lease(harness)
     assert b.say(b.acquire()) == "OK"
     other, inherited = b.attach()
     assert inherited == [b"1-1", b"2-1", b"3-1"]
@@ -148,13 +148,13 @@ def test_acquire_with_a_lost_reply_costs_no_epoch(harness: Harness, owners: tupl
     assert a.say(acquire) == "OK"
     before = harness.do("HGETALL", harness.fence)
     assert a.say(acquire) == "MINE"
-    expire(harness)
+    expire_lease(harness)
     assert a.say(acquire) == "MINE"
     assert harness.do("HGETALL", harness.fence) == before
     assert b.say(b.acquire()) == "HELD"
 
 
-def acts(owner: Owner, places: list[bytes]) -> dict[str, Call]:
+def owner_calls(owner: Owner, places: list[bytes]) -> dict[str, Call]:
     """Return every call that an owner can send, by script."""
     keys, token = owner.keys, owner.token
     fields = {b"originalId": b"1-1", b"retryCount": b"1", b"crashCount": b"0"}
@@ -199,7 +199,7 @@ def test_no_call_of_an_old_owner_has_an_effect(
     harness.add("8-8", stream=harness.retry)
     assert harness.fetch(1, consumer="legacy", stream=harness.retry)  # an entry to reclaim
     if ending == "expired":
-        expire(harness)
+        expire_lease(harness)
     elif ending == "released":
         assert b.say(a.release()) == "OK"
     else:
@@ -208,13 +208,13 @@ def test_no_call_of_an_old_owner_has_an_effect(
             == "OK"
         )
         if heir == "b":
-            expire(harness)
+            expire_lease(harness)
     if heir == "b":
         assert b.say(b.acquire()) == "OK"
         b.attach()
 
     before = harness.dump()
-    for script, call in acts(a, places).items():
+    for script, call in owner_calls(a, places).items():
         assert call.script.name == script
         assert a.harness.link.run(call).word == "FENCED", script
         assert harness.dump() == before, script
@@ -263,7 +263,7 @@ def test_mark_of_an_abandoned_connection_suspects_nothing(
     mark = messages.quarantine_mark(a.keys, Lease(ASSIGNMENT, a.token), a.session, place, [])
     a.attach()
     assert a.say(mark) == "SESSION"
-    expire(harness)
+    expire_lease(harness)
     reply = b.link.run(b.acquire())
     assert (reply.word, leases.Acquired.parse(reply).victim) == ("OK", b"")
 

@@ -33,7 +33,7 @@ def fleet(new_daemon: NewDaemon) -> Fleet:
     return found
 
 
-def stuck(one: Daemon) -> tuple[str, list[str], int]:
+def start_stuck_message(one: Daemon) -> tuple[str, list[str], int]:
     """Start a message that waits for a gate. Return it, the messages after it, and its pid."""
     slow, *behind = one.send(["await gate", *["ok"] * BEHIND])
     one.wait_run(slow)
@@ -43,7 +43,7 @@ def stuck(one: Daemon) -> tuple[str, list[str], int]:
 
 def test_prefetched_messages_move_after_a_slow_run(fleet: Fleet):
     one, two = fleet.members["a"], fleet.members["b"]
-    slow, behind, pid = stuck(one)
+    slow, behind, pid = start_stuck_message(one)
     verb(one, "move", f"{TOPIC}/0/{GROUP}", "b")
     one.wait_event("partition.handed_over")
     fleet.wait_heartbeats(3)
@@ -68,7 +68,7 @@ def test_prefetched_messages_move_after_a_slow_run(fleet: Fleet):
 
 def test_prefetched_messages_run_once_after_a_failed_drain(fleet: Fleet):
     one, two = fleet.members["a"], fleet.members["b"]
-    slow, behind, pid = stuck(one)
+    slow, behind, pid = start_stuck_message(one)
     mark = two.mark()
     assert one.stop() != 0, "it has given up a message that ran"
     two.wait_event("lease.acquired", after=mark)

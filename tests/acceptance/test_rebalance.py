@@ -104,7 +104,7 @@ class Fleet:
         self.one.wait_for(enough, timeout=30.0, what=f"{count} beats of each")
 
 
-def run_elsewhere(fleet: Fleet, partitions: set[int], since: float) -> float:
+def wait_run_elsewhere(fleet: Fleet, partitions: set[int], since: float) -> float:
     """Wait until a message of each partition has started. Return the elapsed seconds."""
     first: dict[int, float] = {}
 
@@ -151,7 +151,7 @@ def test_leaving_and_returning_instances_repeat_nothing(
         ended = time.monotonic()
         assert drained["code"] == leaver.wait() == 0
         # Messages that the leaver finished itself started before its exit.
-        took.append((name, run_elsewhere(fleet, leaving, ended) + ended - signalled))
+        took.append((name, wait_run_elsewhere(fleet, leaving, ended) + ended - signalled))
         fleet.wait_shares(4, 4)
         leaver.start()
         leaver.wait_event("daemon.ready", after=drained["number"], timeout=30.0)
@@ -199,7 +199,7 @@ STANDSTILL = {"lease_ttl": "1s", "rebalance_delay": "10m"}
 WORDS = ("ack", "fail", "dead")  # the outcome that the paused instance attempts, by partition
 
 
-def keyspace(daemon: Daemon) -> dict[bytes, bytes]:
+def dump_keyspace(daemon: Daemon) -> dict[bytes, bytes]:
     """Return the dumps of all keys about messages and owners."""
     passing = (":members:", ":info:", ":instance:", ":history:")
     names = sorted(daemon.link.execute("KEYS", "*"))
@@ -233,7 +233,7 @@ def test_paused_and_replaced_instance_is_refused_every_write(
         sleeper.wait_run(uid, count=2)
     print(f"taken over from a stopped instance after {time.monotonic() - stopped_at:.3f} s")
     assert set(fleet.owners().values()) == {"b"}
-    before, epochs = keyspace(heir), heir.epochs()
+    before, epochs = dump_keyspace(heir), heir.epochs()
 
     (sleeper.folder / "gate-a").touch()
     mark = sleeper.mark()
@@ -248,7 +248,7 @@ def test_paused_and_replaced_instance_is_refused_every_write(
     assert [each["event"] for each in sleeper.events("lease.acquired", mark)] == []
     fleet.wait_heartbeats(2)
 
-    assert keyspace(heir) == before, "an act of the old owner had an effect"
+    assert dump_keyspace(heir) == before, "an act of the old owner had an effect"
     assert heir.epochs() == epochs
     old_workers = {each["child"] for each in sleeper.events("worker.started")}
     late = [
@@ -257,7 +257,7 @@ def test_paused_and_replaced_instance_is_refused_every_write(
         if each.pid in old_workers and each.uid in behind and each.at > stopped_at
     ]
     assert late == [], "it began something new"
-    refused = refusals(port)
+    refused = count_refusals(port)
     print(f"refused operations by partition: {refused}")
     assert all(refused[number] >= 1 for number in range(len(WORDS)))
 
@@ -271,7 +271,7 @@ def test_paused_and_replaced_instance_is_refused_every_write(
     assert heir.stop() == 0
 
 
-def refusals(port: int) -> dict[int, int]:
+def count_refusals(port: int) -> dict[int, int]:
     """Return the operations refused because of a newer owner, by partition. Source: metrics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10.0) as answer:
         text = answer.read().decode()

@@ -22,7 +22,7 @@ IDLE = {"reclaim_idle": "1s"}  # checks every second
 ASSIGNMENT = Assignment(TOPIC, 0, GROUP)
 
 
-def ready_for(daemon: Daemon) -> str:
+def create_topic_and_group(daemon: Daemon) -> str:
     """Create the topic and its group without the daemon. Return the partition's key."""
     daemon.send([])
     daemon.link.run(messages.ensure_group(daemon.keys, ASSIGNMENT, "0"))
@@ -63,7 +63,7 @@ def counters(port: int) -> dict[str, int]:
 def test_entries_of_other_clients_are_claimed_and_handled(new_daemon: NewDaemon):
     port = free_port()
     daemon = new_daemon(consumer=IDLE, http=f"127.0.0.1:{port}")
-    stream = ready_for(daemon)
+    stream = create_topic_and_group(daemon)
     uids = daemon.send(["ok"] * 30)
     assert len(read_as(daemon.link, "legacy-1", stream, 12)) == 12
     assert len(read_as(daemon.link, "legacy-2", stream, 8)) == 8
@@ -86,7 +86,7 @@ def test_entries_of_other_clients_are_claimed_and_handled(new_daemon: NewDaemon)
         assert (found["reclaimed"], found["missing_entries"]) == (21, 0)
 
 
-def looking_often(new_daemon: NewDaemon) -> Daemon:
+def check_every_second(new_daemon: NewDaemon) -> Daemon:
     """Configure a daemon that checks every second, but takes over only after a minute idle."""
     daemon = new_daemon(groups=[GROUP, "other"])
     patient, hasty = daemon.tables["consumers"]
@@ -97,8 +97,8 @@ def looking_often(new_daemon: NewDaemon) -> Daemon:
 
 
 def test_entry_below_reclaim_idle_stays_with_its_consumer(new_daemon: NewDaemon):
-    daemon = looking_often(new_daemon)
-    stream = ready_for(daemon)
+    daemon = check_every_second(new_daemon)
+    stream = create_topic_and_group(daemon)
     daemon.send(["ok"])
     (entry,) = read_as(daemon.link, "legacy", stream, 1)
     with daemon:
@@ -112,7 +112,7 @@ def test_entry_below_reclaim_idle_stays_with_its_consumer(new_daemon: NewDaemon)
 def test_running_entry_is_never_reclaimed(new_daemon: NewDaemon):
     """An automatic claim takes idle entries, and a running entry counts as idle."""
     daemon = new_daemon(consumer=IDLE)
-    stream = ready_for(daemon)
+    stream = create_topic_and_group(daemon)
     with daemon:
         (uid,) = daemon.send(["await done"])
         daemon.wait_run(uid)
@@ -142,7 +142,7 @@ def test_trimmed_pending_entries_are_acknowledged_and_counted(new_daemon: NewDae
     """Missing entries cannot be handled, and must not stay pending."""
     port = free_port()
     daemon = new_daemon(consumer=IDLE, http=f"127.0.0.1:{port}")
-    stream = ready_for(daemon)
+    stream = create_topic_and_group(daemon)
     daemon.send(["ok"] * 5)
     assert len(read_as(daemon.link, consumer, stream, 5)) == 5
     daemon.link.execute("XTRIM", stream, "MAXLEN", 0)
@@ -161,8 +161,8 @@ def test_trimmed_pending_entries_are_acknowledged_and_counted(new_daemon: NewDae
 
 def test_idle_worker_is_woken_to_reclaim_an_entry(new_daemon: NewDaemon):
     """The worker reconnects to leave its poll. A poll may time out just then, but not twice."""
-    daemon = looking_often(new_daemon)
-    stream = ready_for(daemon)
+    daemon = check_every_second(new_daemon)
+    stream = create_topic_and_group(daemon)
     with daemon:
         woken = 0
         for _ in range(2):

@@ -68,7 +68,7 @@ def wait_counted(daemon: Daemon, port: int) -> None:
 
 
 @contextmanager
-def pair(make: Make, ttl: float, partitions: int = 4) -> Iterator[tuple[Daemon, Daemon]]:
+def run_pair(make: Make, ttl: float, partitions: int = 4) -> Iterator[tuple[Daemon, Daemon]]:
     """Run two instances that share the partitions and rebalance without delay."""
     settings = {"lease_ttl": f"{ttl}s", "rebalance_delay": "0s", "rebalance_hold": "0s"}
     first, second = (make(name=name, partitions=partitions, daemon=settings) for name in "ab")
@@ -89,11 +89,11 @@ def pair(make: Make, ttl: float, partitions: int = 4) -> Iterator[tuple[Daemon, 
 def test_server_pause_of_three_ttls_moves_no_partition(make: Make, fresh_server: ProcessServer):
     """Every lease has expired, and every heartbeat is older than the TTL."""
     ttl = 1.0
-    with pair(make, ttl) as (first, second):
+    with run_pair(make, ttl) as (first, second):
         epochs, expired = first.epochs(), stat(first.link, "stats", "expired_keys")
         first.send("sleep 0.005" for _ in range(1200))
         wait_progress(first, 100)
-        marks = stand_still(fresh_server, 3 * ttl, first, second)
+        marks = pause_server(fresh_server, 3 * ttl, first, second)
         first.wait_settled(40.0)
 
         assert first.epochs() == epochs
@@ -102,7 +102,7 @@ def test_server_pause_of_three_ttls_moves_no_partition(make: Make, fresh_server:
         assert first.ledger.audit(GROUP) == Audit()
 
 
-def stand_still(server: ProcessServer, seconds: float, *daemons: Daemon) -> dict[Daemon, int]:
+def pause_server(server: ProcessServer, seconds: float, *daemons: Daemon) -> dict[Daemon, int]:
     """Pause the server until every daemon has noticed and reconnected. Return the marks before."""
     marks = {daemon: daemon.mark() for daemon in daemons}
     server.pause()
@@ -134,7 +134,7 @@ def test_server_killed_and_restarted_loses_nothing(
 ):
     """The last outage lasts until every lease has expired and every heartbeat is overdue."""
     ttl = 3.0
-    with pair(make, ttl) as (first, second):
+    with run_pair(make, ttl) as (first, second):
         start = {first: first.mark(), second: second.mark()}
         workers, epochs = [first.pids(), second.pids()], first.epochs()
         first.send("sleep 0.004" for _ in range(2400))
@@ -444,7 +444,7 @@ def pause(daemon: Daemon) -> None:
     daemon.wait_for(has_left, what="the worker has left its read")
 
 
-def reads(proxy: FaultProxy) -> list[bytes]:
+def count_reads(proxy: FaultProxy) -> list[bytes]:
     """Return the reads so far. A read of an idle worker starts with XREAD, the long poll."""
     return [one[0] for one in proxy.commands if one[0] in (b"XREAD", b"XREADGROUP")]
 
@@ -452,7 +452,7 @@ def reads(proxy: FaultProxy) -> list[bytes]:
 def hold_a_read(daemon: Daemon, proxy: FaultProxy) -> Any:
     """Hold back a transaction of an idle worker, which waits for the reply."""
     # One round is at the server. The next one carries the acknowledgment, and the third is held.
-    daemon.wait_for(lambda: reads(proxy)[-2:] == [b"XREAD", b"XREADGROUP"], what="it is idle")
+    daemon.wait_for(lambda: count_reads(proxy)[-2:] == [b"XREAD", b"XREADGROUP"], what="it is idle")
     trigger = proxy.arm(Fault.HOLD_REQUEST, command="XREADGROUP", nth=2)
     (uid,) = daemon.send(["ok"])
     daemon.wait_run(uid, "end")

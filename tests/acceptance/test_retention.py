@@ -30,7 +30,7 @@ def verb(daemon: Daemon, *args: str) -> tuple[int, Any]:
     return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr.decode()
 
 
-def with_retention(new_daemon: NewDaemon, **retention: Any) -> Daemon:
+def configure_retention(new_daemon: NewDaemon, **retention: Any) -> Daemon:
     daemon = new_daemon()
     daemon.write_config(topics={TOPIC: {"partitions": 1, "retention": retention}})
     return daemon
@@ -44,7 +44,7 @@ def test_entry_is_deleted_after_all_groups_acknowledge_it(
     new_daemon: NewDaemon,
 ) -> None:
     """`doctor stream` names the group that holds it. Its acknowledgment or deletion releases it."""
-    with with_retention(new_daemon, ack_policy="delete") as daemon:
+    with configure_retention(new_daemon, ack_policy="delete") as daemon:
         stream = daemon.keys.stream(TOPIC, 0)
         daemon.link.execute("XGROUP", "CREATE", stream, "audit", "0")
         daemon.send(["ok"] * 20)
@@ -72,7 +72,7 @@ def test_entry_is_deleted_after_all_groups_acknowledge_it(
 def test_drop_unacked_above_drops_and_logs_messages(
     new_daemon: NewDaemon,
 ) -> None:
-    with with_retention(new_daemon, drop_unacked_above=100) as daemon:
+    with configure_retention(new_daemon, drop_unacked_above=100) as daemon:
         stream = daemon.keys.stream(TOPIC, 0)
         daemon.link.execute("XGROUP", "CREATE", stream, "audit", "0")
         daemon.link.pipeline([("XADD", stream, "*", "payload", "ok") for _ in range(1_000)])

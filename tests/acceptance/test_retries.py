@@ -82,7 +82,7 @@ def script(*steps: object) -> str:
     return json.dumps(steps)
 
 
-def attempts(daemon: Daemon, uid: str, group: str) -> list[int]:
+def read_attempts(daemon: Daemon, uid: str, group: str) -> list[int]:
     return [each.attempt for each in daemon.ledger.of(uid, "start") if each.group == group]
 
 
@@ -135,9 +135,9 @@ def test_retry_delays_grow_with_jitter_per_group(make: NewDaemon):
             assert len(set(found)) > total / 2, "no jitter"
         lateness = []
         for uid in uids:
-            assert attempts(daemon, uid, FAILING) == list(range(1, tries + 1))
-            assert attempts(daemon, uid, OTHER) == [1]
-            lateness += waits(daemon, uid, delays_of(daemon, uid))
+            assert read_attempts(daemon, uid, FAILING) == list(range(1, tries + 1))
+            assert read_attempts(daemon, uid, OTHER) == [1]
+            lateness += retry_waits(daemon, uid, retry_delays(daemon, uid))
         print(f"retries came {sum(lateness) / len(lateness) * 1000:.0f} ms after they were due on")
         print(f"average, {max(lateness) * 1000:.0f} ms at worst")
         assert daemon.letters() == []
@@ -148,11 +148,11 @@ def test_retry_delays_grow_with_jitter_per_group(make: NewDaemon):
         assert daemon.ledger.audit(OTHER) == Audit()
 
 
-def delays_of(daemon: Daemon, uid: str) -> list[float]:
+def retry_delays(daemon: Daemon, uid: str) -> list[float]:
     return [event["delay"] for event in daemon.events("message.retried", uid=uid)]
 
 
-def waits(daemon: Daemon, uid: str, delays: list[float]) -> list[float]:
+def retry_waits(daemon: Daemon, uid: str, delays: list[float]) -> list[float]:
     """Return the seconds from due time to start of each retry. None may start early."""
     runs = [each for each in daemon.ledger.of(uid, "start", "raise") if each.group == FAILING]
     late = []
@@ -168,8 +168,8 @@ def test_retry_in_an_idle_daemon_runs_when_due(make: NewDaemon):
     with make(consumer={"max_attempts": 9}) as daemon:
         (uid,) = daemon.send([script(0.4, 1.3, "ok")])
         daemon.wait_settled()
-        assert delays_of(daemon, uid) == [0.4, 1.3]
-        late = waits(daemon, uid, [0.4, 1.3])
+        assert retry_delays(daemon, uid) == [0.4, 1.3]
+        late = retry_waits(daemon, uid, [0.4, 1.3])
         print(f"after Retry(after=…), idle: {[f'{each * 1000:.0f} ms late' for each in late]}")
         assert max(late) < 5.0
 
@@ -235,8 +235,8 @@ def test_dead_letters_of_every_reason_have_all_details(make: NewDaemon):
             assert letter["fingerprint"]
             assert letter["timestamp"] == letter["originalId"].partition("-")[0]
             assert began - 1 < int(letter["failedAt"]) / 1000 < time.time() + 1
-            assert attempts(daemon, uids[reason], FAILING) == list(range(1, runs[reason] + 1))
-            assert attempts(daemon, uids[reason], OTHER) == [1]
+            assert read_attempts(daemon, uids[reason], FAILING) == list(range(1, runs[reason] + 1))
+            assert read_attempts(daemon, uids[reason], OTHER) == [1]
 
 
 def test_crashes_of_a_message_are_counted_across_retries(make: NewDaemon):
@@ -247,7 +247,7 @@ def test_crashes_of_a_message_are_counted_across_retries(make: NewDaemon):
         (letter,) = daemon.letters()
         assert (letter["reason"], letter["crashes"], letter["attempts"]) == ("crashes", "2", "1")
         assert letter["exitCode"] == "9"
-        assert attempts(daemon, uid, FAILING) == [1, 1, 2], "a crash is no failed attempt"
+        assert read_attempts(daemon, uid, FAILING) == [1, 1, 2], "a crash is no failed attempt"
         assert notes(daemon, uid, FAILING)[2]["crashes"] == 1
         daemon.wait_settled()
 
@@ -263,7 +263,7 @@ def test_retry_counts_written_by_a_producer_are_ignored(make: NewDaemon):
         daemon.wait_for(daemon.letters, what="the letter")
         (letter,) = daemon.letters()
         assert (letter["attempts"], letter["crashes"]) == ("3", "0")
-        assert attempts(daemon, uid, FAILING) == [1, 2, 3]
+        assert read_attempts(daemon, uid, FAILING) == [1, 2, 3]
         assert {(note["crashes"], note["replays"]) for note in notes(daemon, uid, FAILING)} == {
             (0, 0)
         }
@@ -286,13 +286,13 @@ def test_replayed_dead_letter_returns_once_to_its_group(make: NewDaemon):
         assert daemon.letters() == []
         for uid in uids[:3]:
             # Dead at the first run. After the replay: a failure, a retry, and success.
-            assert attempts(daemon, uid, FAILING) == [1, 1, 2]
-            assert attempts(daemon, uid, OTHER) == [1]
+            assert read_attempts(daemon, uid, FAILING) == [1, 1, 2]
+            assert read_attempts(daemon, uid, OTHER) == [1]
             found = notes(daemon, uid, FAILING)
             assert [note["replays"] for note in found] == [0, 1, 1]
             assert {note["original"] for note in found} == {uid.rpartition("/")[2]}
             assert len({note["id"] for note in found}) == 3, "each is an entry of its own"
-        assert attempts(daemon, uids[3], FAILING) == [1]
+        assert read_attempts(daemon, uids[3], FAILING) == [1]
 
 
 def test_replayed_dead_letter_may_die_again_under_a_new_id(make: NewDaemon):

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from streamqd import config
-from tests.acceptance.test_operator_questions import ask
+from tests.acceptance.test_operator_questions import run_command
 from tests.support.cluster import Cluster
 from tests.support.daemon import GROUP, TOPIC, Daemon, daemons
 from tests.support.sentinels import Sentinels
@@ -75,13 +75,13 @@ GATED: dict[str, tuple[str, dict[str, Any]]] = {
 each_shape = pytest.mark.parametrize("shape", SHAPES)
 
 
-def daemon_of(new_daemon: NewDaemon, shape: str, **options: Any) -> Daemon:
+def configure_daemon(new_daemon: NewDaemon, shape: str, **options: Any) -> Daemon:
     code, consumer = (SHAPES | GATED)[shape]
     consumer = {"max_crashes": MAX_CRASHES} | consumer
     return new_daemon(code=COMMON + code, consumer=consumer, **options)
 
 
-def work(daemon: Daemon, words: list[str]) -> list[str]:
+def send_while_paused(daemon: Daemon, words: list[str]) -> list[str]:
     """Send messages while the worker is paused, then resume it. Return their uids."""
     daemon.pause()
     uids = daemon.send(words)
@@ -94,7 +94,9 @@ def starts(daemon: Daemon) -> Counter[str]:
 
 
 @pytest.fixture(params=["sentinel", "cluster"])
-def elsewhere(request: pytest.FixtureRequest, binary: Path, tmp_path: Path) -> Iterator[NewDaemon]:
+def new_ha_daemon(
+    request: pytest.FixtureRequest, binary: Path, tmp_path: Path
+) -> Iterator[NewDaemon]:
     """Configure daemons with Sentinel, or on a cluster of three masters."""
     sentinel = request.param == "sentinel"
     made = Sentinels(binary, replicas=1) if sentinel else Cluster(binary)
@@ -107,13 +109,13 @@ def test_killed_worker_is_recovered_in_few_rounds(new_daemon: NewDaemon, shape: 
     recover_from_a_killed_worker(new_daemon, shape)
 
 
-def test_killed_worker_recovers_in_few_rounds_on_ha_servers(elsewhere: NewDaemon):
-    recover_from_a_killed_worker(elsewhere, "key")
+def test_killed_worker_recovers_in_few_rounds_on_ha_servers(new_ha_daemon: NewDaemon):
+    recover_from_a_killed_worker(new_ha_daemon, "key")
 
 
 def recover_from_a_killed_worker(new_daemon: NewDaemon, shape: str) -> None:
-    with daemon_of(new_daemon, shape) as daemon:
-        uids = work(daemon, ["nap 1"] * MESSAGES)
+    with configure_daemon(new_daemon, shape) as daemon:
+        uids = send_while_paused(daemon, ["nap 1"] * MESSAGES)
         daemon.wait_for(lambda: daemon.ledger.count("end") > 0, what="the first ones have ended")
         daemon.wait_for(
             lambda: daemon.ledger.count("start") > daemon.ledger.count("end") + 50,
@@ -131,21 +133,22 @@ def recover_from_a_killed_worker(new_daemon: NewDaemon, shape: str) -> None:
 
 
 def test_status_and_why_show_the_progress_of_a_recovery(new_daemon: NewDaemon):
-    with daemon_of(new_daemon, "tasks") as daemon:
-        work(daemon, ["nap 4"] * TOGETHER)
+    with configure_daemon(new_daemon, "tasks") as daemon:
+        send_while_paused(daemon, ["nap 4"] * TOGETHER)
         daemon.wait_for(lambda: daemon.ledger.count("start") == TOGETHER, what="all run")
         os.kill(daemon.pids()[0], signal.SIGKILL)
         told = rf"recovering.*: (64|{TOGETHER}) of {TOGETHER} suspects left, round of 64"
 
         def tells(*words: str) -> bool:
-            said = " ".join(ask(daemon, *words)[1].split())
+            said = " ".join(run_command(daemon, *words)[1].split())
             return re.search(told, said) is not None
 
         for words in (("status",), ("status", TOPIC), ("why", f"{TOPIC}/0")):
             daemon.wait_for(lambda words=words: tells(*words), what=f"{words} tells it")
         daemon.wait_settled(30)
         daemon.wait_for(
-            lambda: "recovering" not in ask(daemon, "status")[1], what="the recovery is over"
+            lambda: "recovering" not in run_command(daemon, "status")[1],
+            what="the recovery is over",
         )
         assert daemon.stop() == 0
 
@@ -159,8 +162,8 @@ def test_killed_supervisor_is_recovered_in_few_rounds(
 ):
     """The default TTL causes no delay, because the lock proves that no old process is left."""
     lease = {"lease_ttl": f"{config.Daemon().lease_ttl:g}s"}
-    with daemon_of(new_daemon, shape, partitions=partitions, daemon=lease) as daemon:
-        uids = work(daemon, ["nap 1"] * MESSAGES)
+    with configure_daemon(new_daemon, shape, partitions=partitions, daemon=lease) as daemon:
+        uids = send_while_paused(daemon, ["nap 1"] * MESSAGES)
         daemon.wait_for(lambda: daemon.ledger.count("start") >= 100, what="many run")
         daemon.kill()
         began = time.monotonic()
@@ -184,20 +187,22 @@ def test_lost_host_is_recovered_in_few_rounds(
     recover_from_a_lost_host(new_daemon, shape, partitions, patience)
 
 
-def test_lost_host_recovers_in_few_rounds_on_ha_servers(elsewhere: NewDaemon):
-    recover_from_a_lost_host(elsewhere, "key", 4, 40)
+def test_lost_host_recovers_in_few_rounds_on_ha_servers(new_ha_daemon: NewDaemon):
+    recover_from_a_lost_host(new_ha_daemon, "key", 4, 40)
 
 
 def recover_from_a_lost_host(
     new_daemon: NewDaemon, shape: str, partitions: int, patience: int
 ) -> None:
     options: dict[str, Any] = {"partitions": partitions}
-    lost = daemon_of(new_daemon, shape, daemon={"lease_ttl": "10s"}, **options)
+    lost = configure_daemon(new_daemon, shape, daemon={"lease_ttl": "10s"}, **options)
     with lost:
-        uids = work(lost, ["nap 1"] * MESSAGES)
+        uids = send_while_paused(lost, ["nap 1"] * MESSAGES)
         lost.wait_for(lambda: lost.ledger.count("start") >= 100, what="many run")
         lost.kill()
-        heir = daemon_of(new_daemon, shape, daemon={"lease_ttl": "10s"}, name="two", **options)
+        heir = configure_daemon(
+            new_daemon, shape, daemon={"lease_ttl": "10s"}, name="two", **options
+        )
         began = time.monotonic()
         with heir:
             heir.wait_settled(patience)
@@ -213,12 +218,12 @@ def recover_from_a_lost_host(
 def test_poison_among_many_messages_is_charged_alone(
     new_daemon: NewDaemon, shape: str, poisons: int
 ):
-    with daemon_of(new_daemon, shape) as daemon:
+    with configure_daemon(new_daemon, shape) as daemon:
         words = ["nap 1"] * MESSAGES
         bad = [37, 300][:poisons]
         for at in bad:
             words[at] = "exit 0.2"
-        uids = work(daemon, words)
+        uids = send_while_paused(daemon, words)
         guilty = {uids[at] for at in bad}
         daemon.wait_settled(60)
         letters = daemon.letters()

@@ -40,7 +40,7 @@ SECOND = 1_000
 PATIENCE = 60.0  # seconds that a busy machine may need
 
 
-def every_second(name: str, **more: Any) -> dict[str, Any]:
+def schedule_every_second(name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "topic": TICKS, "every": "1s", **more}
 
 
@@ -93,7 +93,7 @@ def assert_each_once(sent: list[int]) -> None:
     assert sent == list(range(sent[0], sent[-1] + 1, SECOND))
 
 
-def counted(daemon: Daemon, name: str) -> dict[str, int]:
+def read_tick_counts(daemon: Daemon, name: str) -> dict[str, int]:
     found = daemon.link.execute("HGETALL", daemon.keys.schedules_last(TICKS, 0))
     told = dict(zip(found[::2], found[1::2], strict=True))
     return {part: int(told.get(f"{name}:{part}".encode(), 0)) for part in ("fired", "skipped")}
@@ -111,7 +111,7 @@ def test_repeated_kills_of_five_instances_lose_no_tick(
     fleet: Callable[..., Any], kills: int, between: int
 ) -> None:
     """The slow variant kills one of five instances every 5 s for a minute."""
-    five = fleet(*[[every_second("tick")]] * 5)
+    five = fleet(*[[schedule_every_second("tick")]] * 5)
     for daemon in five:
         daemon.start()
     for daemon in five:
@@ -123,7 +123,7 @@ def test_repeated_kills_of_five_instances_lose_no_tick(
         victim.start()
     wait_ticks(five[0], "tick", between * (kills + 1))
     assert_each_once(ticks(five[0])["tick"])
-    assert counted(five[0], "tick")["skipped"] == 0
+    assert read_tick_counts(five[0], "tick")["skipped"] == 0
 
 
 @pytest.mark.timeout(240)
@@ -134,7 +134,7 @@ def test_restart_in_every_period_loses_no_tick(
     fleet: Callable[..., Any], restarts: int, period: int
 ) -> None:
     """A scheduler that counts from its own start would never fire here."""
-    [daemon] = fleet([every_second("tick", every=f"{period}s")])
+    [daemon] = fleet([schedule_every_second("tick", every=f"{period}s")])
     late: list[int] = []
     begun = time.monotonic()
     for number in range(restarts):
@@ -156,7 +156,7 @@ def test_restart_in_every_period_loses_no_tick(
     sent = ticks(daemon)["tick"]
     assert len(sent) >= 2
     assert sent == list(range(sent[0], sent[-1] + 1, period * SECOND))
-    assert counted(daemon, "tick")["skipped"] == 0
+    assert read_tick_counts(daemon, "tick")["skipped"] == 0
     print(f"{restarts} restarts: {len(sent)} ticks, late by {max(late)} ms at most")
 
 
@@ -166,13 +166,13 @@ def test_clock_set_back_repeats_no_tick(fresh_server: ProcessServer, tmp_path: P
     clock = Clock(fresh_server)
     with daemons(tmp_path, fresh_server.url) as make:
         daemon = make()
-        daemon.write_config(schedules=[every_second("tick")])
+        daemon.write_config(schedules=[schedule_every_second("tick")])
         with daemon:
             wait_ticks(daemon, "tick", 4)
             clock.jump_to(-10)
             daemon.wait_for(lambda: seconds_ahead(daemon.link) < -5, what="the clock was set back")
             before = len(ticks(daemon)["tick"])
-            daemon.write_config(schedules=[every_second("tick", payload="edited")])
+            daemon.write_config(schedules=[schedule_every_second("tick", payload="edited")])
             after = daemon.mark()
             daemon.signal(signal.SIGHUP)
             daemon.wait_event("schedule.changed", after=after)
@@ -187,7 +187,7 @@ def test_full_memory_delays_but_loses_no_tick(fresh_server: ProcessServer, tmp_p
     """The server rejects writes for 8 s. Each tick is then sent once, and the log stays short."""
     with daemons(tmp_path, fresh_server.url) as make:
         daemon = make()
-        daemon.write_config(schedules=[every_second("tick", misfire="all")])
+        daemon.write_config(schedules=[schedule_every_second("tick", misfire="all")])
         with daemon:
             wait_ticks(daemon, "tick", 2)
             daemon.link.execute("CONFIG", "SET", "maxmemory", "1mb")
@@ -216,7 +216,7 @@ def work(msg):
 
 def test_tick_is_skipped_while_the_last_message_runs(new_daemon: Make) -> None:
     daemon = new_daemon(code=SLOW_WORK)
-    table = every_second("tick", overlap="skip:slow")
+    table = schedule_every_second("tick", overlap="skip:slow")
     daemon.write_config(
         consumers=[{"topic": TICKS, "group": "slow", "handler": "work:work"}], schedules=[table]
     )
@@ -225,14 +225,14 @@ def test_tick_is_skipped_while_the_last_message_runs(new_daemon: Make) -> None:
         assert daemon.stop() == 0
     sent = ticks(daemon)["tick"]
     assert all(later - tick >= 3 * SECOND for tick, later in itertools.pairwise(sent))
-    assert counted(daemon, "tick")["skipped"] >= 2 * (len(sent) - 1)
+    assert read_tick_counts(daemon, "tick")["skipped"] >= 2 * (len(sent) - 1)
 
 
 @pytest.mark.promise
 def test_misfire_policy_applies_to_twenty_missed_ticks(fleet: Callable[..., Any]) -> None:
     """After 20 ticks without an instance, the policies send 1, 0 and 20 messages."""
     policies = ("once", "skip", "all")
-    [daemon] = fleet([every_second(each, misfire=each) for each in policies])
+    [daemon] = fleet([schedule_every_second(each, misfire=each) for each in policies])
     daemon.start()
     wait_ticks(daemon, "all", 2)
     daemon.kill_all()
@@ -243,7 +243,7 @@ def test_misfire_policy_applies_to_twenty_missed_ticks(fleet: Callable[..., Any]
     daemon.start()
     wait_ticks(daemon, "skip", 4)
     daemon.stop()
-    once, skip, each = (counted(daemon, name) for name in policies)
+    once, skip, each = (read_tick_counts(daemon, name) for name in policies)
     missed = skip["skipped"]
     assert missed >= 20
     assert once == {"fired": skip["fired"] + 1, "skipped": missed - 1}
@@ -255,7 +255,7 @@ def test_misfire_policy_applies_to_twenty_missed_ticks(fleet: Callable[..., Any]
 
 @pytest.mark.promise
 def test_two_releases_fire_all_their_schedules(fleet: Callable[..., Any]) -> None:
-    a, b, c = (every_second(each) for each in "abc")
+    a, b, c = (schedule_every_second(each) for each in "abc")
     two = fleet([a, b], [b, c])
     for daemon in two:
         daemon.start()
@@ -280,10 +280,10 @@ MOVING = [
 
 
 @pytest.fixture
-def struck(fleet: Callable[..., Any], tmp_path: Path) -> tuple[Daemon, Strikes]:
+def daemon_with_strikes(fleet: Callable[..., Any], tmp_path: Path) -> tuple[Daemon, Strikes]:
     """A daemon whose housekeeper can be killed between two steps."""
     strikes = Strikes(tmp_path / "strikes")
-    [daemon] = fleet([every_second("tick")])
+    [daemon] = fleet([schedule_every_second("tick")])
     daemon.module = crash_points.__name__
     daemon.environment = {crash_points.VARIABLE: str(strikes.folder)}
     return daemon, strikes
@@ -295,9 +295,9 @@ def wait_struck(daemon: Daemon, strikes: Strikes, point: str) -> None:
 
 @pytest.mark.parametrize("point", FIRING)
 def test_housekeeper_killed_while_firing_repeats_no_tick(
-    struck: tuple[Daemon, Strikes], point: str
+    daemon_with_strikes: tuple[Daemon, Strikes], point: str
 ) -> None:
-    daemon, strikes = struck
+    daemon, strikes = daemon_with_strikes
     strikes.arm(point, 0, "KILL", after=1 if "fire" in point or "stamp" in point else 0)
     daemon.start()
     wait_struck(daemon, strikes, point)
@@ -309,13 +309,13 @@ def test_housekeeper_killed_while_firing_repeats_no_tick(
 
 @pytest.mark.parametrize("point", MOVING)
 def test_housekeeper_killed_in_a_move_repeats_no_tick(
-    struck: tuple[Daemon, Strikes], point: str
+    daemon_with_strikes: tuple[Daemon, Strikes], point: str
 ) -> None:
-    daemon, strikes = struck
+    daemon, strikes = daemon_with_strikes
     daemon.start()
     wait_ticks(daemon, "tick", 2)
     daemon.stop()
-    daemon.write_config(schedules=[every_second("tick") | {"topic": "others"}])
+    daemon.write_config(schedules=[schedule_every_second("tick") | {"topic": "others"}])
     strikes.arm(point, 0, "KILL")
     daemon.start()
     wait_struck(daemon, strikes, point)
@@ -340,7 +340,7 @@ def test_schedules_on_a_cluster_fire_move_and_survive_a_failover(
         daemon = make()
         daemon.write_config(
             topics={"orders": {"partitions": 1}, TICKS: {"partitions": 4}},
-            schedules=[every_second(name, misfire="all") for name in names],
+            schedules=[schedule_every_second(name, misfire="all") for name in names],
         )
 
         def run(*words: str) -> str:
@@ -381,7 +381,7 @@ def test_schedules_survive_a_sentinel_failover(binary: Path, tmp_path: Path) -> 
         daemons(tmp_path, sentinels.url) as make,
     ):
         daemon = make()
-        daemon.write_config(schedules=[every_second("tick", misfire="all")])
+        daemon.write_config(schedules=[schedule_every_second("tick", misfire="all")])
         with daemon:
             wait_ticks(daemon, "tick", 4)
             old = sentinels.master
@@ -411,7 +411,9 @@ def cpu_seconds(link: Connection) -> float:
 
 
 @pytest.fixture(params=quick.first(1, [FILE, OPERATOR]))
-def many(new_daemon: Make, request: pytest.FixtureRequest) -> tuple[Daemon, int]:
+def daemon_with_many_schedules(
+    new_daemon: Make, request: pytest.FixtureRequest
+) -> tuple[Daemon, int]:
     """A daemon with 10,000 schedules that are due at the same instant (unix ms)."""
     daemon = new_daemon()
     store = daemon.store
@@ -436,9 +438,11 @@ def many(new_daemon: Make, request: pytest.FixtureRequest) -> tuple[Daemon, int]
 
 @pytest.mark.promise
 @pytest.mark.timeout(300)
-def test_ten_thousand_due_schedules_fire_once_each(many: tuple[Daemon, int]) -> None:
+def test_ten_thousand_due_schedules_fire_once_each(
+    daemon_with_many_schedules: tuple[Daemon, int],
+) -> None:
     """The test prints the delay of the last one, and the server's CPU while it waits and fires."""
-    daemon, due = many
+    daemon, due = daemon_with_many_schedules
     with daemon:
         places = daemon.keys.schedules_due(TICKS, 0)
         wait_until(

@@ -44,7 +44,7 @@ def login(process_server: ProcessServer, link: Connection) -> Iterator[str]:
     link.execute("ACL", "DELUSER", USER)
 
 
-def everything(daemon: Daemon) -> str:
+def collect_output(daemon: Daemon) -> str:
     """Return everything that a daemon wrote, and the public details of its processes."""
     texts = [path.read_text(errors="replace") for path in daemon.folder.glob("*.log")]
     for one in daemon.session():
@@ -74,7 +74,7 @@ def test_environment_password_is_not_inherited_by_workers(
         assert PASSWORD not in kernel
         (letter,) = daemon.letters()
         assert letter["errorMessage"] == "cannot reach redis://night-shift:***@127.0.0.1:1/0"
-        assert PASSWORD not in everything(daemon)
+        assert PASSWORD not in collect_output(daemon)
         (warned,) = [
             each["about"] for each in daemon.events("config.warning") if "STREAMQ" in each["about"]
         ]
@@ -103,7 +103,7 @@ def test_password_from_a_file_appears_nowhere_else(
         daemon.link.execute("XADD", daemon.keys.stream("orders", 0), "*", "payload", "go")
         daemon.wait_for(daemon.letters, what="it is dead")
         assert PASSWORD not in "".join(json.loads((tmp_path / "spied").read_text())[1:])
-        assert PASSWORD not in everything(daemon)
+        assert PASSWORD not in collect_output(daemon)
 
 
 def test_config_show_masks_the_password(server: Server, login: str, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def wait_handled(daemon: Daemon, count: int) -> None:
     daemon.wait_for(lambda: daemon.ledger.count("end") >= count, what=f"{count} are handled")
 
 
-def assert_only_grew(before: dict[int, int], after: dict[int, int]) -> None:
+def assert_epochs_grew(before: dict[int, int], after: dict[int, int]) -> None:
     """Check that no epoch decreased."""
     assert all(after[number] >= before[number] for number in before), (before, after)
 
@@ -56,14 +56,14 @@ def test_killed_master_is_replaced_by_sentinel(make: Make, sentinels: Sentinels)
         daemon.wait_settled(60.0)
 
         assert daemon.running
-        assert_only_grew(epochs, daemon.epochs())
-        assert_at(daemon, new)
+        assert_epochs_grew(epochs, daemon.epochs())
+        assert_master_used(daemon, new)
         audit = daemon.ledger.audit(GROUP)
         assert audit.lost == audit.unexpected == []
         assert daemon.stop() == 0
 
 
-def assert_at(daemon: Daemon, master: Data) -> None:
+def assert_master_used(daemon: Daemon, master: Data) -> None:
     """Wait until the supervisor uses this master. Idle readers may still use the old one."""
     daemon.wait_for(
         lambda: "name=streamqd:supervisor" in master.call("CLIENT", "LIST").decode(),
@@ -79,7 +79,7 @@ def test_daemon_switches_from_a_demoted_to_the_new_master(make: Make, sentinels:
         old, new = sentinels.master, sentinels.servers[1]
         daemon.send("sleep 0.004" for _ in range(600))
         wait_handled(daemon, 50)
-        swap(sentinels, new)
+        swap_master(sentinels, new)
         refused = old.call("INFO", "errorstats").decode()
         daemon.wait_for(
             lambda: "READONLY" in old.call("INFO", "errorstats").decode(),
@@ -89,14 +89,14 @@ def test_daemon_switches_from_a_demoted_to_the_new_master(make: Make, sentinels:
         daemon.wait_settled(60.0)
 
         assert daemon.running
-        assert_at(daemon, new)
+        assert_master_used(daemon, new)
         audit = daemon.ledger.audit(GROUP)
         assert audit.lost == audit.unexpected == []
         assert daemon.events("worker.crashed") == []
         assert daemon.stop() == 0
 
 
-def swap(sentinels: Sentinels, new: Data) -> None:
+def swap_master(sentinels: Sentinels, new: Data) -> None:
     """Make a replica the master of all others, without the sentinels."""
     new.call("REPLICAOF", "NO", "ONE")
     for server in sentinels.servers:
@@ -138,7 +138,7 @@ def test_failover_that_loses_writes_raises_the_epochs(make: Make, sentinels: Sen
         old.kill()
         sentinels.wait_failover(old)
         wait_until(
-            lambda: reacquired(daemon, lost_epochs), timeout=40, what="greater epochs", every=0.1
+            lambda: is_reacquired(daemon, lost_epochs), timeout=40, what="greater epochs", every=0.1
         )
         daemon.wait_settled(60.0)
 
@@ -151,7 +151,7 @@ def test_failover_that_loses_writes_raises_the_epochs(make: Make, sentinels: Sen
         assert daemon.stop() == 0
 
 
-def reacquired(daemon: Daemon, before: dict[int, int]) -> bool:
+def is_reacquired(daemon: Daemon, before: dict[int, int]) -> bool:
     """Return True if every partition has a greater epoch than before."""
     try:
         after = daemon.epochs()
@@ -172,13 +172,15 @@ def test_daemon_uses_the_master_with_replicas(make: Make, sentinels: Sentinels) 
         new.call("REPLICAOF", "NO", "ONE")
         other.call("REPLICAOF", "127.0.0.1", new.port)
         point_sentinels_at(sentinels, new)
-        daemon.wait_for(lambda: refuses(old), what="the old master refuses writes", every=0.05)
+        daemon.wait_for(
+            lambda: rejects_writes(old), what="the old master refuses writes", every=0.05
+        )
         assert old.role() == "master"
         daemon.link.close()  # the test's own idle connection would stay at the old master
         daemon.wait_settled(60.0)
 
-        assert_at(daemon, new)
-        assert_only_grew(epochs, daemon.epochs())
+        assert_master_used(daemon, new)
+        assert_epochs_grew(epochs, daemon.epochs())
         audit = daemon.ledger.audit(GROUP)
         assert audit.lost == audit.unexpected == []
         uids = daemon.send(["ok"] * 30)
@@ -188,7 +190,7 @@ def test_daemon_uses_the_master_with_replicas(make: Make, sentinels: Sentinels) 
         assert daemon.stop() == 0
 
 
-def refuses(server: Data) -> bool:
+def rejects_writes(server: Data) -> bool:
     """Return True if a master rejects writes because it has no replicas."""
     try:
         server.call("SET", "probe", "1")
@@ -211,7 +213,7 @@ def test_paused_master_is_replaced_by_sentinel(make: Make, sentinels: Sentinels)
             daemon.wait_settled(60.0)
         finally:
             old.resume()
-        assert_only_grew(epochs, daemon.epochs())
+        assert_epochs_grew(epochs, daemon.epochs())
         audit = daemon.ledger.audit(GROUP)
         assert audit.lost == audit.unexpected == []
         assert daemon.stop() == 0

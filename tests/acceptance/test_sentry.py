@@ -89,7 +89,7 @@ def sentry() -> Iterator[SentryServer]:
 
 
 @pytest.fixture
-def reported(new_daemon: NewDaemon, sentry: SentryServer) -> NewDaemon:
+def new_sentry_daemon(new_daemon: NewDaemon, sentry: SentryServer) -> NewDaemon:
     """Configure daemons that report to the server."""
 
     def make(**options: Any) -> Daemon:
@@ -104,9 +104,9 @@ def reported(new_daemon: NewDaemon, sentry: SentryServer) -> NewDaemon:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sentry_reports_each_cause_once_a_minute(
-    reported: NewDaemon, sentry: SentryServer, shape: str
+    new_sentry_daemon: NewDaemon, sentry: SentryServer, shape: str
 ):
-    with reported(consumer=SHAPES[shape]) as daemon:
+    with new_sentry_daemon(consumer=SHAPES[shape]) as daemon:
         daemon.send([f"declined {number}" for number in range(20)] + ["other 1", "other 2", "ok"])
         daemon.wait_settled()
         assert daemon.stop() == 0
@@ -125,8 +125,10 @@ def test_sentry_reports_each_cause_once_a_minute(
         assert event["fingerprint"] == [letters[cause["type"]]["fingerprint"]]
 
 
-def test_sentry_ignores_verdicts_raised_by_a_handler(reported: NewDaemon, sentry: SentryServer):
-    with reported(consumer={"handler": "work:plain"}) as daemon:
+def test_sentry_ignores_verdicts_raised_by_a_handler(
+    new_sentry_daemon: NewDaemon, sentry: SentryServer
+):
+    with new_sentry_daemon(consumer={"handler": "work:plain"}) as daemon:
         daemon.send(["dead", "asked", "declined 7"])
         daemon.wait_settled()
         assert daemon.stop() == 0
@@ -144,10 +146,10 @@ def test_sentry_ignores_verdicts_raised_by_a_handler(reported: NewDaemon, sentry
     ],
 )
 def test_sentry_report_respects_dlq_error_and_redact_error(
-    reported: NewDaemon, sentry: SentryServer, detail: str, code: str, values: list[str]
+    new_sentry_daemon: NewDaemon, sentry: SentryServer, detail: str, code: str, values: list[str]
 ):
     consumer = {"handler": "work:plain", "dlq_error": detail}
-    with reported(consumer=consumer, code=code) as daemon:
+    with new_sentry_daemon(consumer=consumer, code=code) as daemon:
         daemon.send(["declined 4111"])
         daemon.wait_settled()
         assert daemon.stop() == 0
@@ -158,7 +160,7 @@ def test_sentry_report_respects_dlq_error_and_redact_error(
 
 
 def test_sentry_client_of_a_handler_reports_no_local_variables(
-    reported: NewDaemon, sentry: SentryServer
+    new_sentry_daemon: NewDaemon, sentry: SentryServer
 ):
     code = (
         KEPT
@@ -170,7 +172,7 @@ def on_start(_context):
     sentry_sdk.init(environment="its own")
 """
     )
-    with reported(consumer={"handler": "work:plain"}, code=code) as daemon:
+    with new_sentry_daemon(consumer={"handler": "work:plain"}, code=code) as daemon:
         daemon.send(["declined 7"])
         daemon.wait_settled()
         assert daemon.stop() == 0
@@ -182,9 +184,9 @@ def on_start(_context):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sentry_report_belongs_to_the_trace_of_its_run(
-    reported: NewDaemon, sentry: SentryServer, shape: str
+    new_sentry_daemon: NewDaemon, sentry: SentryServer, shape: str
 ):
-    daemon = reported(consumer={**SHAPES[shape], "max_attempts": 1})
+    daemon = new_sentry_daemon(consumer={**SHAPES[shape], "max_attempts": 1})
     daemon.environment["SENTRY_TRACES_SAMPLE_RATE"] = "1"
     with daemon:
         daemon.send(["declined 7"])
@@ -198,9 +200,9 @@ def test_sentry_report_belongs_to_the_trace_of_its_run(
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sentry_shows_a_run_on_the_queues_page(
-    reported: NewDaemon, sentry: SentryServer, shape: str
+    new_sentry_daemon: NewDaemon, sentry: SentryServer, shape: str
 ):
-    daemon = reported(consumer=SHAPES[shape])
+    daemon = new_sentry_daemon(consumer=SHAPES[shape])
     daemon.environment["SENTRY_TRACES_SAMPLE_RATE"] = "1"
     with daemon:
         run = subprocess.run(
@@ -229,8 +231,8 @@ def test_sentry_shows_a_run_on_the_queues_page(
     assert run_["contexts"]["trace"]["parent_span_id"] == publish["span_id"]
 
 
-def test_sentry_without_a_dsn_is_logged(reported: NewDaemon):
-    daemon = reported(consumer={"handler": "work:plain"})
+def test_sentry_without_a_dsn_is_logged(new_sentry_daemon: NewDaemon):
+    daemon = new_sentry_daemon(consumer={"handler": "work:plain"})
     daemon.environment["SENTRY_DSN"] = ""
     with daemon:
         daemon.send(["declined 7"])
@@ -241,8 +243,8 @@ def test_sentry_without_a_dsn_is_logged(reported: NewDaemon):
 
 
 @pytest.mark.parametrize("variable", ["SENTRY_DSN", "SENTRY_TRACES_SAMPLE_RATE"])
-def test_invalid_sentry_variable_is_named(reported: NewDaemon, variable: str):
-    daemon = reported(consumer={"handler": "work:plain"})
+def test_invalid_sentry_variable_is_named(new_sentry_daemon: NewDaemon, variable: str):
+    daemon = new_sentry_daemon(consumer={"handler": "work:plain"})
     daemon.environment[variable] = "nonsense"
     daemon.start()
     failed = daemon.wait_event("worker.boot_failed")

@@ -23,7 +23,7 @@ def versions(daemon: Daemon) -> list[str]:
     return [each.text for each in daemon.ledger.records("start")]
 
 
-def with_version(daemon: Daemon, version: str) -> str:
+def code_with_version(daemon: Daemon, version: str) -> str:
     return daemon.module_path.read_text().replace('VERSION = "1"', f'VERSION = "{version}"')
 
 
@@ -43,7 +43,7 @@ def test_reload_replaces_one_worker_at_a_time(new_daemon: NewDaemon, chance: ran
 
         daemon.wait_for(lambda: busy() and daemon.ledger.count("end") >= 200, what="200 have ended")
 
-        daemon.write_code(with_version(daemon, "two"))
+        daemon.write_code(code_with_version(daemon, "two"))
         mark = daemon.mark()
         daemon.signal(signal.SIGHUP)
         daemon.wait_for(

@@ -26,7 +26,7 @@ from streamqd.store.store import Store
 from tests.support import spark_process
 from tests.support.daemon import Daemon
 from tests.support.servers import Server
-from tests.support.spark_process import CLUSTER, QUICK, executors, need_spark, pipeline, said
+from tests.support.spark_process import CLUSTER, QUICK, executors, need_spark, pipeline, read_output
 from tests.support.waiting import wait_until
 
 deltalake = pytest.importorskip("deltalake")
@@ -87,15 +87,15 @@ def test_spark_round_trip_counts_every_line_of_a_log(
     with pipeline(tmp_path, daemon.config_path, *job) as running:
 
         def arrived(some: list[str]) -> bool:
-            assert running.poll() is None, said(tmp_path)
+            assert running.poll() is None, read_output(tmp_path)
             return board() == hits(some)
 
         daemon.wait_for(lambda: arrived(lines[:1500]), timeout=PATIENCE, what="the first lines")
         serve(lines[1500:])
         daemon.wait_for(lambda: arrived(lines), timeout=PATIENCE, what="the other lines")
         running.send_signal(signal.SIGINT)
-        assert running.wait(PATIENCE) == 128 + signal.SIGINT, said(tmp_path)
-    assert "Traceback" not in said(tmp_path)
+        assert running.wait(PATIENCE) == 128 + signal.SIGINT, read_output(tmp_path)
+    assert "Traceback" not in read_output(tmp_path)
     assert daemon.stop() == 0
 
 
@@ -128,10 +128,10 @@ def test_archive_with_a_lost_executor_has_each_row_once(
             lambda: running.poll() is not None or _pair(executors(running.pid)),
             timeout=PATIENCE, what="two executors",
         )  # fmt: skip
-        assert isinstance(there, list), said(tmp_path)
+        assert isinstance(there, list), read_output(tmp_path)
         assert published() < 12
         there[0].kill()
-        assert running.wait(PATIENCE) == 0, said(tmp_path)
+        assert running.wait(PATIENCE) == 0, read_output(tmp_path)
     done = json.loads((tmp_path / "pipeline.out").read_text())
     assert (done["rows"], done["topics"][0]["batches"]) == (6000, 12)
     table = deltalake.DeltaTable(str(folder / "tables" / "access")).to_pyarrow_table()
@@ -179,7 +179,7 @@ def test_driver_killed_during_a_commit_writes_rows_once(
             lambda: published() or running.poll() is not None,
             timeout=PATIENCE, what="the first rows", every=0.001,
         )  # fmt: skip
-        assert running.poll() is None, said(tmp_path)
+        assert running.poll() is None, read_output(tmp_path)
         for each in spark_process.family(running.pid):
             each.kill()
         running.wait(30)
@@ -187,7 +187,7 @@ def test_driver_killed_during_a_commit_writes_rows_once(
     assert 0 < partly < len(expected)
     for cores, tasks in ((1, 3), (2, 1)):
         with run(cores, tasks) as running:
-            assert running.wait(PATIENCE) == 0, said(tmp_path)
+            assert running.wait(PATIENCE) == 0, read_output(tmp_path)
         pages = link.pipeline([("XRANGE", stream, "-", "+") for stream in streams])
         assert sorted(int(fields[1]) for page in pages for _, fields in page) == [
             *range(len(expected))

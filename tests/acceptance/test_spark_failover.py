@@ -53,7 +53,7 @@ def write(options: WriteOptions, batch: int, bodies: list[bytes]) -> None:
     staging.Publisher(options, QUERY).commit(batch, parts)
 
 
-def written(options: WriteOptions) -> list[bytes]:
+def read_written(options: WriteOptions) -> list[bytes]:
     asked = [("XRANGE", Keys().stream("out", number), "-", "+") for number in range(PARTITIONS)]
     pages = streams.link_for(options.connection).pipeline(asked)
     return sorted(fields[1] for page in pages for _, fields in page)
@@ -97,7 +97,7 @@ def test_rows_staged_again_after_a_failover_are_written_once(
 
     monkeypatch.setattr(staging.Publisher, "_move", move)
     write(options, 3, BODIES)
-    assert written(options) == BODIES
+    assert read_written(options) == BODIES
 
 
 def test_finished_batch_is_not_written_again_after_a_failover(
@@ -115,4 +115,4 @@ def test_finished_batch_is_not_written_again_after_a_failover(
         write(options, 3, BODIES)
     fail_over(cluster, *nodes)
     write(options, 4, [b"next"])
-    assert written(options) == sorted([*BODIES, b"next"])
+    assert read_written(options) == sorted([*BODIES, b"next"])

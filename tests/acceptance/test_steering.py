@@ -292,8 +292,10 @@ def test_forget_accepts_only_a_silent_instance(new_daemon: NewDaemon):
         assert "instance x is not in the fleet" in verb(one, "forget", "x", "--yes", code=8)
 
         two.kill()
-        one.wait_for(lambda: "streamqd forget b" in verb_of(one, "status", "--json"), what="silent")
-        assert "streamqd forget b" in verb_of(one, "doctor", "--only", "fleet.silent", "--json")
+        one.wait_for(
+            lambda: "streamqd forget b" in run_verb(one, "status", "--json"), what="silent"
+        )
+        assert "streamqd forget b" in run_verb(one, "doctor", "--only", "fleet.silent", "--json")
         planned = document(one, "forget", "b", "--dry-run")
         assert (planned["instance"], planned["dry_run"]) == ("b", True)
         assert "pass --yes" in verb(one, "forget", "b", code=8)
@@ -307,13 +309,15 @@ def test_forget_accepts_only_a_silent_instance(new_daemon: NewDaemon):
         two.start()
         two.wait_event("daemon.ready", after=mark)
         two.signal(signal.SIGSTOP)
-        one.wait_for(lambda: "streamqd forget b" in verb_of(one, "status", "--json"), what="silent")
+        one.wait_for(
+            lambda: "streamqd forget b" in run_verb(one, "status", "--json"), what="silent"
+        )
         timer = threading.Timer(0.5, two.signal, [signal.SIGCONT])
         timer.start()
         assert "instance b is live" in verb(one, "forget", "b", "--yes", code=8)
         timer.join()
 
 
-def verb_of(daemon: Daemon, *words: str) -> str:
+def run_verb(daemon: Daemon, *words: str) -> str:
     """Return the output of a command, regardless of its exit code."""
     return CliRunner().invoke(cli, ["--config", str(daemon.config_path), *words]).output

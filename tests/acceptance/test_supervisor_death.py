@@ -80,12 +80,12 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     own.rmdir()
 
 
-def board_of(runtime: Path) -> Path:
+def find_board(runtime: Path) -> Path:
     (found,) = runtime.glob(f"*{scoreboard_file.SUFFIX}")
     return found
 
 
-def beginning(path: Path, length: int) -> bytes:
+def read_beginning(path: Path, length: int) -> bytes:
     with path.open("rb") as file:
         return file.read(length)
 
@@ -96,8 +96,8 @@ def overwrite(path: Path, at: int, raw: bytes) -> None:
         file.write(raw)
 
 
-def header_of(path: Path) -> dict[str, Any]:
-    return scoreboard_file.unpack_header(beginning(path, BOARD_BYTES)[HEADER_OFFSET:])
+def read_header(path: Path) -> dict[str, Any]:
+    return scoreboard_file.unpack_header(read_beginning(path, BOARD_BYTES)[HEADER_OFFSET:])
 
 
 def kill_and_wait(daemon: Daemon) -> int:
@@ -166,7 +166,7 @@ def test_waiting_message_is_not_suspected(new_daemon: NewDaemon, shape: str):
         for assignment, uids in waiting.items():
             for uid in uids[:width]:
                 daemon.wait_run(uid)
-            assert marks(daemon, assignment) == [None, None]
+            assert read_marks(daemon, assignment) == [None, None]
         (daemon.folder / "second").touch()
         daemon.wait_settled(60)
         audit = daemon.ledger.audit(GROUP)
@@ -184,7 +184,9 @@ def test_host_loss_in_a_marked_round_suspects_all_pending(new_daemon: NewDaemon)
         kill_and_wait(daemon)
         daemon.start()
         for assignment in waiting:
-            daemon.wait_for(lambda at=assignment: all(marks(daemon, at)), what="a round is marked")
+            daemon.wait_for(
+                lambda at=assignment: all(read_marks(daemon, at)), what="a round is marked"
+            )
         kill_and_wait(daemon)
         (daemon.folder / "first").touch()
         daemon.start()
@@ -194,7 +196,7 @@ def test_host_loss_in_a_marked_round_suspects_all_pending(new_daemon: NewDaemon)
             lambda: any(daemon.ledger.of(uid, "start") for uid in starts), what="one has run"
         )
         uid = next(uid for uid in starts if daemon.ledger.of(uid, "start"))
-        quarantine, mark = marks(daemon, starts[uid])
+        quarantine, mark = read_marks(daemon, starts[uid])
         assert quarantine == b"1"
         assert mark is not None
         assert b"m:" + uid.split("/")[2].encode() in mark.split()
@@ -219,7 +221,7 @@ def send_more_than_may_run(daemon: Daemon, width: int) -> dict[Assignment, list[
     return waiting
 
 
-def marks(daemon: Daemon, assignment: Assignment) -> list[bytes | None]:
+def read_marks(daemon: Daemon, assignment: Assignment) -> list[bytes | None]:
     """Return the fields `quarantine` and `mark` of a fence."""
     return daemon.link.execute("HMGET", daemon.keys.fence(*assignment), "quarantine", "mark")
 
@@ -260,14 +262,14 @@ def test_successor_killed_before_a_reply_charges_once(new_daemon: NewDaemon, run
         (running,) = daemon.send(["await go"])
         daemon.wait_run(running)
         mark = kill_and_wait(daemon)
-        first = beginning(board_of(runtime), USED)
+        first = read_beginning(find_board(runtime), USED)
         daemon.start()
         daemon.wait_event("lease.resumed", after=mark)
         daemon.wait_run(running, count=2)
         assert crashes(daemon, running) == 1
         kill_and_wait(daemon)
         # Simulate a successor that never got its reply: the tokens in the file are outdated.
-        overwrite(board_of(runtime), 0, first)
+        overwrite(find_board(runtime), 0, first)
         mark = daemon.mark()
         daemon.start()
         daemon.wait_run(running, count=3)
@@ -339,7 +341,7 @@ def test_scoreboard_of_another_boot_or_fleet_is_refused(
     """The log names a file of another boot, fleet or version, which is renamed."""
 
     def tamper(path: Path) -> None:
-        header = header_of(path)
+        header = read_header(path)
         change(header)
         overwrite(path, HEADER_OFFSET, scoreboard_file.pack_header(header))
 
@@ -374,7 +376,7 @@ def _link(path: Path) -> None:
 
 def _torn_token(path: Path) -> None:
     name = f"{TOPIC}\n0\n{GROUP}".encode()
-    overwrite(path, beginning(path, USED).index(name, BOARD_BYTES) + 192, b"f" * 8)
+    overwrite(path, read_beginning(path, USED).index(name, BOARD_BYTES) + 192, b"f" * 8)
 
 
 @pytest.mark.parametrize(
@@ -394,12 +396,12 @@ def refusal(new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]
         (running,) = daemon.send(["await go"])
         daemon.wait_run(running)
         mark = kill_and_wait(daemon)
-        path = board_of(runtime)
+        path = find_board(runtime)
         tamper(path)
         daemon.start()
         refused = daemon.wait_event("scoreboard.refused", after=mark)
         assert refused["file"] == str(path)
-        named_aside(daemon, path, str(refused["problem"]))
+        assert_renamed(daemon, path, str(refused["problem"]))
         daemon.wait_run(running, count=2)
         assert daemon.events("lease.resumed", mark) == []
         assert crashes(daemon, running) == 0
@@ -410,7 +412,7 @@ def refusal(new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]
     return str(refused["problem"])
 
 
-def named_aside(daemon: Daemon, path: Path, problem: str) -> None:
+def assert_renamed(daemon: Daemon, path: Path, problem: str) -> None:
     """Check that an unusable file is renamed, and that the log and `doctor` name it."""
     aside = path.with_suffix(scoreboard_file.REFUSED)
     if "slot" in problem:  # the other slots are used, so the file is not renamed
@@ -418,12 +420,12 @@ def named_aside(daemon: Daemon, path: Path, problem: str) -> None:
         return
     assert f"it was renamed to {aside}; delete it" in problem
     assert os.path.lexists(aside)
-    daemon.wait_for(lambda: str(aside) in doctor_says(daemon), what="doctor names the file")
+    daemon.wait_for(lambda: str(aside) in run_doctor(daemon), what="doctor names the file")
     aside.unlink()
-    daemon.wait_for(lambda: str(aside) not in doctor_says(daemon), what="doctor is content")
+    daemon.wait_for(lambda: str(aside) not in run_doctor(daemon), what="doctor is content")
 
 
-def doctor_says(daemon: Daemon) -> str:
+def run_doctor(daemon: Daemon) -> str:
     words = ["--config", str(daemon.config_path), "doctor", "--only", "fleet.scoreboard-refused"]
     return CliRunner().invoke(cli, words).output
 
@@ -451,9 +453,9 @@ def test_full_tmpfs_kills_no_process(new_daemon: NewDaemon, runtime: Path):
 def test_scoreboard_file_is_private_and_deleted_by_a_drain(new_daemon: NewDaemon, runtime: Path):
     """The file contains tokens, so only its user may read it. A drained instance deletes it."""
     with new_daemon(partitions=2) as daemon:
-        path = board_of(runtime)
+        path = find_board(runtime)
         assert path.stat().st_mode & 0o777 == 0o600
-        header = header_of(path)
+        header = read_header(path)
         found = scoreboard_file.read(path, header)
         assignments = {each.lease.assignment for each in found.partitions}
         assert assignments == {Assignment(TOPIC, n, GROUP) for n in range(2)}

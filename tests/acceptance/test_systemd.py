@@ -45,7 +45,7 @@ def analyze() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-def installed(name: str, folder: Path) -> Path:
+def install_unit(name: str, folder: Path) -> Path:
     """Copy a unit, with a command that exists and the name of an instance. Return the copy."""
     text = (ROOT / "systemd" / name).read_text()
     assert text.count("/opt/streamqd/bin/streamqd") == 1
@@ -72,7 +72,7 @@ def init_unit(folder: Path) -> Path:
 def test_systemd_analyze_verify_accepts_the_units(
     analyze: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, name: str
 ) -> None:
-    unit = init_unit(tmp_path) if name == "init" else installed(name, tmp_path)
+    unit = init_unit(tmp_path) if name == "init" else install_unit(name, tmp_path)
 
     done = analyze("verify", unit)
 
@@ -85,7 +85,7 @@ def test_systemd_analyze_verify_accepts_the_units(
 def test_systemd_exposure_level_is_low(
     analyze: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, name: str
 ) -> None:
-    unit = init_unit(tmp_path) if name == "init" else installed(name, tmp_path)
+    unit = init_unit(tmp_path) if name == "init" else install_unit(name, tmp_path)
 
     done = analyze("security", "--offline=yes", f"--threshold={EXPOSURE_MAX}", unit)
 

@@ -36,7 +36,7 @@ RSS_MAX = 250 << 20
 BODY = "x" * 100
 
 
-def daemon_of(new_daemon: NewDaemon, **options: Any) -> Daemon:
+def configure_daemon(new_daemon: NewDaemon, **options: Any) -> Daemon:
     consumer = {"concurrency": LANES_MAX, "order": "key", **options}
     return new_daemon(code=CODE, consumer=consumer, daemon={"lease_ttl": "60s"})
 
@@ -57,7 +57,7 @@ def worker(daemon: Daemon) -> psutil.Process:
     return psutil.Process(pid)
 
 
-def work(daemon: Daemon, rounds: int) -> list[str]:
+def send_while_paused(daemon: Daemon, rounds: int) -> list[str]:
     """Send messages while the worker is paused, then resume it. Return their uids."""
     daemon.pause()
     uids = daemon.send([BODY] * (rounds * LANES_MAX))
@@ -67,8 +67,8 @@ def work(daemon: Daemon, rounds: int) -> list[str]:
 
 def test_4096_coroutines_run_at_a_time(new_daemon: NewDaemon) -> None:
     """All lanes run in bounded memory, and SIGTERM lets them finish."""
-    with daemon_of(new_daemon) as daemon:
-        uids = work(daemon, 5)
+    with configure_daemon(new_daemon) as daemon:
+        uids = send_while_paused(daemon, 5)
         wait_until(lambda: runs(daemon), timeout=30, what="the first end")
         peak = 0
 
@@ -95,8 +95,8 @@ def test_4096_coroutines_run_at_a_time(new_daemon: NewDaemon) -> None:
 
 def test_4096_coroutines_recover_from_a_kill(new_daemon: NewDaemon) -> None:
     """All suspects run again in rounds, and none is charged."""
-    with daemon_of(new_daemon) as daemon:
-        uids = work(daemon, 2)
+    with configure_daemon(new_daemon) as daemon:
+        uids = send_while_paused(daemon, 2)
         wait_until(lambda: daemon.pending() >= LANES_MAX, timeout=30, what="all lanes in use")
         killed = time.monotonic()
         worker(daemon).kill()
@@ -110,7 +110,7 @@ def test_4096_coroutines_recover_from_a_kill(new_daemon: NewDaemon) -> None:
 
 def test_payload_bytes_in_flight_are_bounded(new_daemon: NewDaemon) -> None:
     """`prefetch_bytes` also limits running messages."""
-    with daemon_of(new_daemon, prefetch_bytes="1MB") as daemon:
+    with configure_daemon(new_daemon, prefetch_bytes="1MB") as daemon:
         daemon.pause()
         daemon.send(["x" * 10_000] * 1_000)
         daemon.signal(signal.SIGCONT)

@@ -14,7 +14,7 @@ import pytest
 from tests.support import tls
 from tests.support.daemon import GROUP, TOPIC, Daemon, daemons
 from tests.support.ledger import Audit
-from tests.support.servers import ProcessServer, needed
+from tests.support.servers import ProcessServer, require
 
 Make = Callable[..., Daemon]
 FILES = {"ca_file": "ca.pem", "cert_file": "server.pem", "key_file": "server.key"}
@@ -23,7 +23,7 @@ RECYCLED = 5  # messages per worker
 STORM = (signal.SIGUSR1, signal.SIGCHLD, signal.SIGCONT)
 
 
-def issue(folder: Path) -> Path:
+def issue_certificates(folder: Path) -> Path:
     """Create an authority and its certificates in a new directory."""
     folder.mkdir()
     return tls.certificates(folder)
@@ -32,33 +32,33 @@ def issue(folder: Path) -> Path:
 @pytest.fixture
 def authority(tmp_path: Path) -> Path:
     """The server's certificates. Skips without openssl."""
-    return needed(issue, tmp_path / "first")
+    return require(issue_certificates, tmp_path / "first")
 
 
 @pytest.fixture
-def guarded(authority: Path) -> Iterator[ProcessServer]:
+def tls_server(authority: Path) -> Iterator[ProcessServer]:
     """A server that accepts only TLS. Skips if there is none."""
-    made = needed(tls.start, authority)
+    made = require(tls.start, authority)
     yield made
     made.close()
 
 
 @pytest.fixture
-def own(authority: Path, tmp_path: Path) -> Path:
+def own_certificates(authority: Path, tmp_path: Path) -> Path:
     """The daemon's own copies of its certificates."""
     folder = tmp_path / "own"
     folder.mkdir()
-    hand_out(authority, folder)
+    replace_certificates(authority, folder)
     return folder
 
 
-def hand_out(authority: Path, own: Path) -> None:
+def replace_certificates(authority: Path, own: Path) -> None:
     """Replace the daemon's certificates."""
     for name in FILES.values():
         shutil.copy(authority / name, own)
 
 
-def served(authority: Path) -> list[str]:
+def certificate_settings(authority: Path) -> list[str]:
     """Return the settings that give a running server other certificates."""
     options = tls.options(authority, 0)
     return [
@@ -70,14 +70,16 @@ def served(authority: Path) -> list[str]:
 
 
 @pytest.fixture
-def make(guarded: ProcessServer, own: Path, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+def make(
+    tls_server: ProcessServer, own_certificates: Path, tmp_path: Path
+) -> Iterator[Callable[..., Daemon]]:
     """Configure a daemon with its own certificates: `make(max_messages=5)`."""
     folder = tmp_path / "work"
     folder.mkdir()
-    with daemons(folder, f"rediss://127.0.0.1:{guarded.port}") as new_daemon:
+    with daemons(folder, f"rediss://127.0.0.1:{tls_server.port}") as new_daemon:
         yield lambda **consumer: new_daemon(
             partitions=PARTITIONS,
-            redis={option: str(own / name) for option, name in FILES.items()},
+            redis={option: str(own_certificates / name) for option, name in FILES.items()},
             daemon={"lease_ttl": "3s"},
             consumer=consumer,
         )
@@ -115,7 +117,7 @@ def test_tls_survives_signals_forks_and_a_killed_worker(make: Make) -> None:
 
 @pytest.mark.fault("F36")
 def test_reload_connects_workers_with_new_certificates(
-    make: Make, own: Path, tmp_path: Path
+    make: Make, own_certificates: Path, tmp_path: Path
 ) -> None:
     """Server and files change before the reload. Until then, open sessions keep working."""
     with make() as daemon:
@@ -123,9 +125,9 @@ def test_reload_connects_workers_with_new_certificates(
             lambda: len(connections(daemon, TOPIC)) == PARTITIONS, what="every worker is connected"
         )
         session, workers = connections(daemon, "supervisor"), connections(daemon, TOPIC)
-        other = issue(tmp_path / "second")
-        daemon.link.execute("CONFIG", "SET", *served(other))
-        hand_out(other, own)
+        other = issue_certificates(tmp_path / "second")
+        daemon.link.execute("CONFIG", "SET", *certificate_settings(other))
+        replace_certificates(other, own_certificates)
         daemon.send(["ok"] * 6)
         daemon.wait_settled()
         assert connections(daemon, TOPIC) == workers

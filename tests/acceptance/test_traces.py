@@ -114,7 +114,7 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture
-def traced(new_daemon: NewDaemon, collector: Collector) -> NewDaemon:
+def new_traced_daemon(new_daemon: NewDaemon, collector: Collector) -> NewDaemon:
     """Configure daemons with traces, whose spans go to the collector."""
 
     def make(telemetry: dict[str, Any] | None = None, **options: Any) -> Daemon:
@@ -140,12 +140,12 @@ def send(daemon: Daemon, *texts: str, headers: Any = None, **environment: str) -
     return found
 
 
-def killed_and_next(collector: Collector, uid: str) -> list[Received]:
+def wait_killed_and_next(collector: Collector, uid: str) -> list[Received]:
     """Wait for the killed run of a message, and the next run. They may arrive in any order."""
-    return sorted(runs_of(collector, uid, 2), key=lambda span: not span.error)
+    return sorted(wait_run_spans(collector, uid, 2), key=lambda span: not span.error)
 
 
-def runs_of(collector: Collector, uid: str, count: int = 1) -> list[Received]:
+def wait_run_spans(collector: Collector, uid: str, count: int = 1) -> list[Received]:
     """Wait for the spans of the runs of a message."""
     found: list[Received] = collector.wait(count, "process", messaging__message__id=uid)
     return found
@@ -153,11 +153,11 @@ def runs_of(collector: Collector, uid: str, count: int = 1) -> list[Received]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_span_of_a_run_links_to_the_span_of_its_send(
-    traced: NewDaemon, collector: Collector, shape: str
+    new_traced_daemon: NewDaemon, collector: Collector, shape: str
 ):
-    with traced(consumer=SHAPES[shape], partitions=2) as daemon:
+    with new_traced_daemon(consumer=SHAPES[shape], partitions=2) as daemon:
         uids = send(daemon, *[f"ok {number}" for number in range(10)])
-        runs = [runs_of(collector, uid)[0] for uid in uids]
+        runs = [wait_run_spans(collector, uid)[0] for uid in uids]
         assert daemon.stop() == 0
 
     sends = {each.attributes["messaging.message.id"]: each for each in collector.spans("send")}
@@ -187,9 +187,9 @@ def test_span_of_a_run_links_to_the_span_of_its_send(
 
 @pytest.mark.parametrize("shape", BATCHES)
 def test_batch_has_one_span_with_a_link_per_message(
-    traced: NewDaemon, collector: Collector, shape: str
+    new_traced_daemon: NewDaemon, collector: Collector, shape: str
 ):
-    daemon = traced(consumer={**BATCHES[shape], "backoff": SOON})
+    daemon = new_traced_daemon(consumer={**BATCHES[shape], "backoff": SOON})
     uids = send(daemon, "ok 1", "once 2", "ok 3")
     with daemon:
         daemon.wait_settled()
@@ -204,7 +204,9 @@ def test_batch_has_one_span_with_a_link_per_message(
     assert second.links == [sends[uids[1]], first.ids]
 
 
-def test_batch_with_empty_failures_closes_its_span(traced: NewDaemon, collector: Collector):
+def test_batch_with_empty_failures_closes_its_span(
+    new_traced_daemon: NewDaemon, collector: Collector
+):
     code = """
 from streamqd import Failures, Message
 
@@ -212,9 +214,9 @@ from streamqd import Failures, Message
 def batch(messages: list[Message]) -> None:
     raise Failures({})
 """
-    with traced(code=code, consumer={"handler": "work:batch"}) as daemon:
+    with new_traced_daemon(code=code, consumer={"handler": "work:batch"}) as daemon:
         [uid] = daemon.send(["ok"])
-        [run] = runs_of(collector, uid)
+        [run] = wait_run_spans(collector, uid)
         assert daemon.stop() == 0
     assert (run.attributes["streamqd.verdict"], run.error) == ("ack", False)
 
@@ -222,12 +224,12 @@ def batch(messages: list[Message]) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("on_error", ["requeue", "hold-key"])
 def test_retry_links_to_its_previous_run(
-    traced: NewDaemon, collector: Collector, shape: str, on_error: str
+    new_traced_daemon: NewDaemon, collector: Collector, shape: str, on_error: str
 ):
     consumer = {**SHAPES[shape], "on_error": on_error, "backoff": SOON, "max_attempts": 3}
-    with traced(consumer=consumer) as daemon:
+    with new_traced_daemon(consumer=consumer) as daemon:
         [uid] = send(daemon, "fail 7")
-        first, second, third = runs_of(collector, uid, 3)
+        first, second, third = wait_run_spans(collector, uid, 3)
         daemon.wait_event("message.dead_lettered")
         assert daemon.stop() == 0
         [letter] = daemon.letters()
@@ -250,11 +252,13 @@ def test_retry_links_to_its_previous_run(
     assert (line["trace_id"], line["span_id"]) == third.ids
 
 
-def test_spans_of_released_and_failed_runs_finish(traced: NewDaemon, collector: Collector):
-    with traced(consumer={"handler": "work:plain", "backoff": SOON}) as daemon:
+def test_spans_of_released_and_failed_runs_finish(
+    new_traced_daemon: NewDaemon, collector: Collector
+):
+    with new_traced_daemon(consumer={"handler": "work:plain", "backoff": SOON}) as daemon:
         released, returned = send(daemon, "release", "returned")
-        first, second = runs_of(collector, released, 2)
-        third, fourth = runs_of(collector, returned, 2)
+        first, second = wait_run_spans(collector, released, 2)
+        third, fourth = wait_run_spans(collector, returned, 2)
         assert daemon.stop() == 0
     assert (first.attributes["streamqd.verdict"], first.error) == ("release", False)
     assert first.ids in second.links
@@ -262,13 +266,13 @@ def test_spans_of_released_and_failed_runs_finish(traced: NewDaemon, collector: 
     assert third.ids in fourth.links
 
 
-def test_replayed_message_links_to_its_last_run(traced: NewDaemon, collector: Collector):
-    with traced(consumer={"handler": "work:plain", "max_attempts": 1}) as daemon:
+def test_replayed_message_links_to_its_last_run(new_traced_daemon: NewDaemon, collector: Collector):
+    with new_traced_daemon(consumer={"handler": "work:plain", "max_attempts": 1}) as daemon:
         [uid] = send(daemon, "fail 7")
-        [first] = runs_of(collector, uid)
+        [first] = wait_run_spans(collector, uid)
         daemon.wait_event("message.dead_lettered")
         run_cli(daemon, "dlq", "replay", TOPIC, "--group", GROUP, "--yes")
-        _, second = runs_of(collector, uid, 2)
+        _, second = wait_run_spans(collector, uid, 2)
         assert daemon.stop() == 0
     assert first.ids in second.links
     assert second.attributes["streamqd.replays"] == 1
@@ -288,10 +292,12 @@ def run_cli(daemon: Daemon, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("shape", {**SHAPES, **BATCHES})
-def test_span_of_a_killed_run_is_exported_once(traced: NewDaemon, collector: Collector, shape: str):
-    with traced(consumer={**SHAPES, **BATCHES}[shape]) as daemon:
+def test_span_of_a_killed_run_is_exported_once(
+    new_traced_daemon: NewDaemon, collector: Collector, shape: str
+):
+    with new_traced_daemon(consumer={**SHAPES, **BATCHES}[shape]) as daemon:
         [uid] = send(daemon, "die")
-        killed, after = killed_and_next(collector, uid)
+        killed, after = wait_killed_and_next(collector, uid)
         daemon.wait_settled()
         assert daemon.stop() == 0
 
@@ -305,42 +311,48 @@ def test_span_of_a_killed_run_is_exported_once(traced: NewDaemon, collector: Col
     assert not list((daemon.folder / "var" / "runs").iterdir())
 
 
-def test_span_of_a_killed_run_has_the_ids_of_its_log_lines(traced: NewDaemon, collector: Collector):
-    with traced(consumer={"handler": "work:plain"}) as daemon:
+def test_span_of_a_killed_run_has_the_ids_of_its_log_lines(
+    new_traced_daemon: NewDaemon, collector: Collector
+):
+    with new_traced_daemon(consumer={"handler": "work:plain"}) as daemon:
         [uid] = send(daemon, "die")
-        killed, _ = killed_and_next(collector, uid)
+        killed, _ = wait_killed_and_next(collector, uid)
         assert daemon.stop() == 0
     lines = daemon.log_path.read_text().splitlines()
     lines = [json.loads(line) for line in lines if '"logger":"shop"' in line]
     assert (lines[0]["trace_id"], lines[0]["span_id"]) == killed.ids
 
 
-def test_hard_limit_is_the_error_type_of_its_span(traced: NewDaemon, collector: Collector):
+def test_hard_limit_is_the_error_type_of_its_span(
+    new_traced_daemon: NewDaemon, collector: Collector
+):
     consumer = {"handler": "work:plain", "hard_timeout": "300ms"}
-    with traced(consumer=consumer) as daemon:
+    with new_traced_daemon(consumer=consumer) as daemon:
         [uid] = send(daemon, "hang")
-        killed, _ = killed_and_next(collector, uid)
+        killed, _ = wait_killed_and_next(collector, uid)
         assert daemon.stop() == 0
     assert killed.attributes["error.type"] == "timeout"
     assert killed.seconds >= 0.3
 
 
 def test_runs_of_a_lost_daemon_are_exported_by_the_next_one(
-    traced: NewDaemon, collector: Collector
+    new_traced_daemon: NewDaemon, collector: Collector
 ):
-    with traced(consumer={"handler": "work:plain"}) as daemon:
+    with new_traced_daemon(consumer={"handler": "work:plain"}) as daemon:
         [uid] = send(daemon, "hang")
         wait_until((daemon.folder / "died").exists)
         daemon.kill_all()
         daemon.start()
         daemon.wait_event("daemon.ready", after=daemon.mark())
-        killed, _ = killed_and_next(collector, uid)
+        killed, _ = wait_killed_and_next(collector, uid)
         assert daemon.stop() == 0
     assert killed.attributes["error.type"] == "process_lost"
 
 
-def test_collector_outage_delays_only_spans_of_killed_runs(traced: NewDaemon, collector: Collector):
-    daemon = traced(consumer={"handler": "work:plain"})
+def test_collector_outage_delays_only_spans_of_killed_runs(
+    new_traced_daemon: NewDaemon, collector: Collector
+):
+    daemon = new_traced_daemon(consumer={"handler": "work:plain"})
     daemon.environment["OTEL_EXPORTER_OTLP_TIMEOUT"] = "1"
     collector.refuses = True
     with daemon:
@@ -355,9 +367,11 @@ def test_collector_outage_delays_only_spans_of_killed_runs(traced: NewDaemon, co
     assert killed.error
 
 
-def test_spans_survive_recycles_and_a_drain(traced: NewDaemon, collector: Collector):
+def test_spans_survive_recycles_and_a_drain(new_traced_daemon: NewDaemon, collector: Collector):
     """Each worker exports its spans before it exits."""
-    with traced(consumer={"handler": "work:plain", "max_messages": 5}, partitions=2) as daemon:
+    with new_traced_daemon(
+        consumer={"handler": "work:plain", "max_messages": 5}, partitions=2
+    ) as daemon:
         uids = daemon.send([f"ok {number}" for number in range(100)])
         daemon.wait_settled()
         assert daemon.stop() == 0
@@ -367,9 +381,9 @@ def test_spans_survive_recycles_and_a_drain(traced: NewDaemon, collector: Collec
 
 @pytest.mark.parametrize("trouble", ["refuses", "hangs"])
 def test_drain_waits_at_most_one_second_for_the_collector(
-    traced: NewDaemon, collector: Collector, trouble: str
+    new_traced_daemon: NewDaemon, collector: Collector, trouble: str
 ):
-    daemon = traced(consumer={"handler": "work:plain"})
+    daemon = new_traced_daemon(consumer={"handler": "work:plain"})
     daemon.environment["OTEL_BSP_SCHEDULE_DELAY"] = "60000"
     setattr(collector, trouble, True)
     with daemon:
@@ -382,13 +396,15 @@ def test_drain_waits_at_most_one_second_for_the_collector(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_unsampled_message_has_no_span(traced: NewDaemon, collector: Collector, shape: str):
+def test_unsampled_message_has_no_span(
+    new_traced_daemon: NewDaemon, collector: Collector, shape: str
+):
     """Client libraries in its handler see the unsampled context, and make no spans either."""
-    with traced(consumer=SHAPES[shape]) as daemon:
+    with new_traced_daemon(consumer=SHAPES[shape]) as daemon:
         send(daemon, "ok 1", "once 2", OTEL_TRACES_SAMPLER="always_off")
         daemon.wait_settled()
         uids = send(daemon, "ok 3")
-        runs_of(collector, uids[0])
+        wait_run_spans(collector, uids[0])
         assert daemon.stop() == 0
     assert len(collector.spans("process")) == 1
     assert len(collector.spans("charge")) == 1
@@ -397,21 +413,25 @@ def test_unsampled_message_has_no_span(traced: NewDaemon, collector: Collector, 
     assert text.count("ok sampled=True") == 1
 
 
-def test_resource_variables_override_the_defaults(traced: NewDaemon, collector: Collector):
-    daemon = traced(consumer={"handler": "work:plain"})
+def test_resource_variables_override_the_defaults(
+    new_traced_daemon: NewDaemon, collector: Collector
+):
+    daemon = new_traced_daemon(consumer={"handler": "work:plain"})
     daemon.environment["OTEL_RESOURCE_ATTRIBUTES"] = "service.instance.id=pod-7"
     daemon.environment["OTEL_SERVICE_NAME"] = "billing"
     with daemon:
         [uid] = daemon.send(["die"])
-        runs = killed_and_next(collector, uid)
+        runs = wait_killed_and_next(collector, uid)
         assert daemon.stop() == 0
     for run in runs:
         assert run.resource["service.instance.id"] == "pod-7"
         assert run.resource["service.name"] == "billing"
 
 
-def test_sampling_ratio_applies_to_a_send_and_its_runs(traced: NewDaemon, collector: Collector):
-    daemon = traced(consumer={"handler": "work:plain"})
+def test_sampling_ratio_applies_to_a_send_and_its_runs(
+    new_traced_daemon: NewDaemon, collector: Collector
+):
+    daemon = new_traced_daemon(consumer={"handler": "work:plain"})
     ratio = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.3"}
     daemon.environment |= ratio
     with daemon:
@@ -424,20 +444,20 @@ def test_sampling_ratio_applies_to_a_send_and_its_runs(traced: NewDaemon, collec
 
 
 def test_payload_that_resembles_headers_sets_no_span_context(
-    traced: NewDaemon, collector: Collector
+    new_traced_daemon: NewDaemon, collector: Collector
 ):
     unsampled = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
-    with traced(consumer={"handler": "work:plain"}) as daemon:
+    with new_traced_daemon(consumer={"handler": "work:plain"}) as daemon:
         [uid] = daemon.send([json.dumps({"traceparent": unsampled}, separators=(",", ":"))])
-        runs_of(collector, uid)
+        wait_run_spans(collector, uid)
         assert daemon.stop() == 0
 
 
-def test_run_can_continue_the_trace_of_its_send(traced: NewDaemon, collector: Collector):
+def test_run_can_continue_the_trace_of_its_send(new_traced_daemon: NewDaemon, collector: Collector):
     consumer = {"handler": "work:plain", "backoff": SOON}
-    with traced({"producer_span": "parent"}, consumer=consumer) as daemon:
+    with new_traced_daemon({"producer_span": "parent"}, consumer=consumer) as daemon:
         [uid] = send(daemon, "once")
-        first, second = runs_of(collector, uid, 2)
+        first, second = wait_run_spans(collector, uid, 2)
         assert daemon.stop() == 0
     [sent] = collector.spans("send")
     assert {each.trace_id for each in (first, second)} == {sent.trace_id}
@@ -445,11 +465,11 @@ def test_run_can_continue_the_trace_of_its_send(traced: NewDaemon, collector: Co
     assert (first.links, second.links) == ([], [first.ids])
 
 
-def test_traceparent_of_the_caller_is_kept(traced: NewDaemon, collector: Collector):
+def test_traceparent_of_the_caller_is_kept(new_traced_daemon: NewDaemon, collector: Collector):
     given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    with traced(consumer={"handler": "work:plain"}) as daemon:
+    with new_traced_daemon(consumer={"handler": "work:plain"}) as daemon:
         [uid] = send(daemon, "ok", headers={"traceparent": given, "a": "b"})
-        [run] = runs_of(collector, uid)
+        [run] = wait_run_spans(collector, uid)
         assert daemon.stop() == 0
     assert run.links == [("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")]
 
@@ -467,9 +487,9 @@ def test_traceparent_of_the_caller_is_kept(traced: NewDaemon, collector: Collect
     ],
 )
 def test_hostile_trace_headers_do_not_affect_a_run(
-    traced: NewDaemon, collector: Collector, headers: str
+    new_traced_daemon: NewDaemon, collector: Collector, headers: str
 ):
-    with traced(consumer={"handler": "work:plain"}) as daemon:
+    with new_traced_daemon(consumer={"handler": "work:plain"}) as daemon:
         stream = daemon.keys.stream(TOPIC, 0)
         fields = ("payload", "ok", "headers", headers, "lastRun", "00-x")
         daemon.link.execute("XADD", stream, "*", *fields)
@@ -484,21 +504,23 @@ def test_hostile_trace_headers_do_not_affect_a_run(
 @pytest.mark.parametrize(
     "content", [b"", b"x" * 4096, b"streamqd runs 1\n\x08\0\0\0" + b"\xff" * 900]
 )
-def test_damaged_span_file_is_removed(traced: NewDaemon, collector: Collector, content: bytes):
-    daemon = traced(consumer={"handler": "work:plain"})
+def test_damaged_span_file_is_removed(
+    new_traced_daemon: NewDaemon, collector: Collector, content: bytes
+):
+    daemon = new_traced_daemon(consumer={"handler": "work:plain"})
     folder = daemon.folder / "var" / "runs"
     folder.mkdir(parents=True)
     (folder / "one-999999-100").write_bytes(content)
     with daemon:
         wait_until(lambda: not (folder / "one-999999-100").exists(), timeout=20.0)
         [uid] = send(daemon, "die")
-        runs_of(collector, uid, 2)
+        wait_run_spans(collector, uid, 2)
         assert daemon.stop() == 0
 
 
-def test_span_file_of_another_instance_is_kept(traced: NewDaemon):
+def test_span_file_of_another_instance_is_kept(new_traced_daemon: NewDaemon):
     """The processes of that instance may be running in another container."""
-    daemon = traced(consumer={"handler": "work:plain"})
+    daemon = new_traced_daemon(consumer={"handler": "work:plain"})
     folder = daemon.folder / "var" / "runs"
     folder.mkdir(parents=True)
     ours, other = folder / "one-999999-100", folder / "one-2-999999-100"
@@ -523,9 +545,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_full_disk_loses_no_run_and_no_span(
-    traced: NewDaemon, collector: Collector, small_disk: Path
+    new_traced_daemon: NewDaemon, collector: Collector, small_disk: Path
 ):
-    daemon = traced(consumer={"handler": "work:slow", "concurrency": 8})
+    daemon = new_traced_daemon(consumer={"handler": "work:slow", "concurrency": 8})
     (daemon.folder / "var").mkdir()
     (daemon.folder / "var" / "runs").symlink_to(small_disk)
     with daemon:
@@ -561,17 +583,17 @@ def plain(message):
 """
 
 
-def test_time_limit_applies_while_the_span_is_created(traced: NewDaemon):
+def test_time_limit_applies_while_the_span_is_created(new_traced_daemon: NewDaemon):
     consumer = {"handler": "work:plain", "timeout": "300ms", "max_attempts": 1}
-    with traced(code=SLOW_EXTRACTION, consumer=consumer) as daemon:
+    with new_traced_daemon(code=SLOW_EXTRACTION, consumer=consumer) as daemon:
         daemon.send(["ok"])
         daemon.wait_event("message.dead_lettered")
         assert daemon.stop() == 0
     assert not (daemon.folder / "called").exists()
 
 
-def test_reload_turns_traces_on_and_off(traced: NewDaemon, collector: Collector):
-    daemon = traced(consumer={"handler": "work:plain"})
+def test_reload_turns_traces_on_and_off(new_traced_daemon: NewDaemon, collector: Collector):
+    daemon = new_traced_daemon(consumer={"handler": "work:plain"})
     daemon.write_config(telemetry={"traces": False})
     with daemon:
         for on in (False, True, False):
@@ -582,7 +604,7 @@ def test_reload_turns_traces_on_and_off(traced: NewDaemon, collector: Collector)
                 daemon.wait_event("reload.finished", after=mark)
             [uid] = daemon.send(["die" if on else "ok"])
             if on:
-                killed, _ = killed_and_next(collector, uid)
+                killed, _ = wait_killed_and_next(collector, uid)
                 assert killed.attributes["error.type"] == "SIGKILL"
             daemon.wait_settled()
         assert daemon.stop() == 0
@@ -627,8 +649,10 @@ assert not trace.get_current_span().get_span_context().is_valid
 """
 
 
-def test_every_producer_and_send_method_creates_a_span(traced: NewDaemon, collector: Collector):
-    daemon = traced(consumer={"handler": "work:plain"})
+def test_every_producer_and_send_method_creates_a_span(
+    new_traced_daemon: NewDaemon, collector: Collector
+):
+    daemon = new_traced_daemon(consumer={"handler": "work:plain"})
     run = subprocess.run(
         [sys.executable, "-c", SENDERS, daemon.config_path],
         env=os.environ | daemon.environment | {"PYTHONPATH": str(ROOT)},
@@ -700,9 +724,9 @@ def test_missing_telemetry_package_is_named_at_the_start(new_daemon: NewDaemon):
     assert "opentelemetry-sdk" in failed["error"]
 
 
-def test_workers_have_no_thread_before_the_fork(traced: NewDaemon):
+def test_workers_have_no_thread_before_the_fork(new_traced_daemon: NewDaemon):
     """The supervisor stays single-threaded, so its forks are safe."""
-    with traced(consumer={"handler": "work:plain"}) as daemon:
+    with new_traced_daemon(consumer={"handler": "work:plain"}) as daemon:
         assert psutil.Process(daemon.pid).num_threads() == 1
         daemon.signal(signal.SIGTERM)
         assert daemon.wait() == 0

@@ -101,14 +101,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 
 
-def configured(new_daemon: NewDaemon, shape: str, **consumer: Any) -> Daemon:
+def configure_daemon(new_daemon: NewDaemon, shape: str, **consumer: Any) -> Daemon:
     return new_daemon(code=HARMFUL, consumer={"backoff": FAST} | SHAPES[shape] | consumer)
 
 
 @every_shape
 def test_error_that_kills_the_process_when_printed_is_charged(new_daemon: NewDaemon, shape: str):
     """A `str(error)` that ends the process is a crash of that message, for every handler."""
-    with configured(new_daemon, shape, max_crashes=1) as daemon:
+    with configure_daemon(new_daemon, shape, max_crashes=1) as daemon:
         uids = daemon.send(["ok", "deadly", "ok"])
         daemon.wait_settled(60.0)
 
@@ -125,7 +125,7 @@ def test_hard_limit_applies_while_an_error_is_inspected(
     new_daemon: NewDaemon, shape: str, word: str
 ):
     """An endless error text or `redact_error` exceeds `hard_timeout`, and is charged."""
-    with configured(new_daemon, shape, max_crashes=1, hard_timeout="1s") as daemon:
+    with configure_daemon(new_daemon, shape, max_crashes=1, hard_timeout="1s") as daemon:
         uids = daemon.send(["ok", word, "ok"])
         daemon.wait_settled(60.0)
 
@@ -144,7 +144,7 @@ def test_soft_limit_interrupts_the_inspection_of_an_error(
     new_daemon: NewDaemon, shape: str, word: str
 ):
     """`timeout` interrupts `redact_error` and the text of an error, and the verdict is kept."""
-    with configured(new_daemon, shape, max_attempts=1, timeout="500ms") as daemon:
+    with configure_daemon(new_daemon, shape, max_attempts=1, timeout="500ms") as daemon:
         uids = daemon.send(["ok", word, "ok"])
         daemon.wait_settled(60.0)
 
@@ -160,7 +160,7 @@ def test_soft_limit_interrupts_the_inspection_of_an_error(
 @every_shape
 def test_handler_cannot_change_the_settlement_of_its_message(new_daemon: NewDaemon, shape: str):
     """Overwritten attributes of a message do not change how it is settled."""
-    with configured(new_daemon, shape, max_attempts=2) as daemon:
+    with configure_daemon(new_daemon, shape, max_attempts=2) as daemon:
         uids = daemon.send(["ok", "spoil", "spoil and fail", "ok"])
         daemon.wait_settled(60.0)
 
@@ -176,7 +176,7 @@ def test_handler_cannot_change_the_settlement_of_its_message(new_daemon: NewDaem
 @every_shape
 def test_uninspectable_exception_is_a_failure(new_daemon: NewDaemon, shape: str):
     """Neither the worker nor the thread of its lane dies, so the message is settled."""
-    with configured(new_daemon, shape, max_attempts=2) as daemon:
+    with configure_daemon(new_daemon, shape, max_attempts=2) as daemon:
         uids = daemon.send(["ok", "shy", "ok"])
         daemon.wait_settled(60.0)
 

@@ -51,7 +51,7 @@ def running_fleet(
     word = request.config.getoption("--server")
     if "://" in word or word == "testcontainers":
         pytest.skip("needs a server process of its own")
-    server = servers.needed(servers.start, word)
+    server = servers.require(servers.start, word)
     try:
         with daemons(folder, server.url) as make:
             daemon = make(partitions=2, groups=("bill", "ship"), consumer=consumer)

@@ -94,7 +94,9 @@ def busy(new_server, tmp_path: Path, users_file: Path):
             with ConsoleProcess(daemon.config_path, "--users", str(users_file)) as console:
                 made = Busy(daemon, console, str(failed), users_file)
                 wait_until(lambda: len(letters(made)) == 4, timeout=30)
-                wait_until(lambda: waiting(made, "bill") and waiting(made, "ship"), timeout=30)
+                wait_until(
+                    lambda: read_retries(made, "bill") and read_retries(made, "ship"), timeout=30
+                )
                 yield made
                 made.console.close()
 
@@ -103,29 +105,29 @@ def letters(busy: Busy) -> list[Any]:
     return dead_letters.messages(busy.store, TOPIC).page(limit=100).rows
 
 
-def waiting(busy: Busy, group: str = "bill") -> list[Any]:
+def read_retries(busy: Busy, group: str = "bill") -> list[Any]:
     return retries.messages(busy.store, TOPIC, group).page(limit=100).rows
 
 
-def sends(busy: Busy) -> list[Any]:
+def read_delayed_sends(busy: Busy) -> list[Any]:
     return delayed.messages(busy.store, TOPIC).page(limit=100).rows
 
 
-def sent(busy: Busy) -> list[Any]:
+def read_messages(busy: Busy) -> list[Any]:
     return tail.messages(busy.store, TOPIC).page(limit=100).rows
 
 
-def given(busy: Busy) -> list[tuple[str, str, str]]:
+def list_directives(busy: Busy) -> list[tuple[str, str, str]]:
     """Return kind, target and author of the directives."""
     return [(each.kind, each.target, each.by) for each in directives.view(busy.there).directives]
 
 
-def drained(busy: Busy) -> None:
+def drain_instance(busy: Busy) -> None:
     directives.drain(busy.there, "one", "a test")
     wait_until(lambda: not busy.daemon.pids(), timeout=30)
 
 
-def with_job(busy: Busy) -> None:
+def start_job(busy: Busy) -> None:
     """As otto, start a replay that takes minutes."""
     client = logged_in(busy.console, "otto")
     values = {"rate": "0.01", "group": "bill"}
@@ -137,12 +139,12 @@ def schedule_state(busy: Busy) -> str:
     return schedules.show(busy.store, "tick").row.state
 
 
-def stopped(busy: Busy) -> None:
+def stop_group(busy: Busy) -> None:
     directives.stop(busy.there, TOPIC, "bill", "a test")
     wait_until(lambda: not directives.not_stopped(busy.there, TOPIC, "bill"), timeout=30)
 
 
-def configured(busy: Busy) -> None:
+def configure_more_partitions(busy: Busy) -> None:
     """Write four partitions into the configuration, and start another console with it."""
     busy.daemon.write_config(topics={TOPIC: {"partitions": 4}})
     busy.console.close()
@@ -152,14 +154,14 @@ def configured(busy: Busy) -> None:
 BEFORE: dict[str, Callable[[Busy], object]] = {
     "resume": lambda busy: directives.pause(busy.there, Scope(TOPIC, None, "bill"), "a test"),
     "resume_pause": lambda busy: directives.pause(busy.there, Scope(), "a test"),
-    "start": stopped,
-    "reset": stopped,
-    "delete_group": stopped,
-    "grow": configured,
+    "start": stop_group,
+    "reset": stop_group,
+    "delete_group": stop_group,
+    "grow": configure_more_partitions,
     "delete_topic": lambda busy: busy.daemon.stop(),
-    "undrain": drained,
+    "undrain": drain_instance,
     "schedule_resume": lambda busy: schedules.pause(busy.store, ["tick"]),
-    "job_stop": with_job,
+    "job_stop": start_job,
 }
 QUERY = {
     "pause": {"why": "because of a test"},
@@ -199,46 +201,53 @@ COMMANDS = {
     "stack": "stack",
 }
 AFTER: dict[str, Callable[[Busy], object]] = {
-    "pause": lambda busy: given(busy) == [("pause", "orders/*/bill", ACTOR)],
-    "resume": lambda busy: given(busy) == [],
-    "resume_pause": lambda busy: given(busy) == [],
-    "stop": lambda busy: given(busy) == [("stop", "orders/*/bill", ACTOR)],
-    "start": lambda busy: given(busy) == [],
-    "move": lambda busy: given(busy) == [("move", "orders/0/bill", ACTOR)],
+    "pause": lambda busy: list_directives(busy) == [("pause", "orders/*/bill", ACTOR)],
+    "resume": lambda busy: list_directives(busy) == [],
+    "resume_pause": lambda busy: list_directives(busy) == [],
+    "stop": lambda busy: list_directives(busy) == [("stop", "orders/*/bill", ACTOR)],
+    "start": lambda busy: list_directives(busy) == [],
+    "move": lambda busy: list_directives(busy) == [("move", "orders/0/bill", ACTOR)],
     "grow": lambda busy: topics.partition_count(busy.store, TOPIC) == 4,
     "delete_topic": lambda busy: topics.list_topics(busy.store) == [],
-    "reset": lambda busy: groups.describe(busy.store, TOPIC, "bill").lag == len(sent(busy)),
+    "reset": lambda busy: (
+        groups.describe(busy.store, TOPIC, "bill").lag == len(read_messages(busy))
+    ),
     "delete_group": lambda busy: groups.names(busy.store, TOPIC) == ["ship"],
-    "send": lambda busy: [each.key for each in sent(busy)].count(b"by hand") == 1,
+    "send": lambda busy: [each.key for each in read_messages(busy)].count(b"by hand") == 1,
     "edit": lambda busy: (
-        [1 for each in sent(busy) if "x-edited-from" in (each.headers or {})] == [1]
+        [1 for each in read_messages(busy) if "x-edited-from" in (each.headers or {})] == [1]
     ),
     "replay": lambda busy: sorted(each.replays for each in letters(busy)) == [0, 0, 1, 1],
     "purge": lambda busy: letters(busy) == [],
     "job_stop": lambda busy: "; stopped." in page(busy, f"/jobs/{busy.job}"),
-    "retry_now": lambda busy: runs_of_bill(busy) == 2 and len(waiting(busy, "ship")) == 1,
+    "retry_now": lambda busy: (
+        count_runs_of_bill(busy) == 2 and len(read_retries(busy, "ship")) == 1
+    ),
     "retry_cancel": lambda busy: (
         [each.reason for each in letters(busy)].count("canceled") == 1
-        and waiting(busy) == []
-        and len(waiting(busy, "ship")) == 1
+        and read_retries(busy) == []
+        and len(read_retries(busy, "ship")) == 1
     ),
-    "send_now": lambda busy: [each.key for each in sent(busy)].count(b"later") == 1,
+    "send_now": lambda busy: [each.key for each in read_messages(busy)].count(b"later") == 1,
     "send_cancel": lambda busy: (
-        sends(busy) == [] and b"later" not in {each.key for each in sent(busy)}
+        read_delayed_sends(busy) == []
+        and b"later" not in {each.key for each in read_messages(busy)}
     ),
     "schedule_pause": lambda busy: schedule_state(busy) == "paused",
     "schedule_resume": lambda busy: schedule_state(busy) == "active",
     "schedule_run": lambda busy: (
-        [1 for each in sent(busy) if "x-scheduled-for" in (each.headers or {})] == [1]
+        [1 for each in read_messages(busy) if "x-scheduled-for" in (each.headers or {})] == [1]
     ),
-    "drain": lambda busy: given(busy) == [("drain", "one", ACTOR)] and not busy.daemon.pids(),
-    "undrain": lambda busy: given(busy) == [] and len(busy.daemon.pids()) == 2,
-    "rebalance": lambda busy: given(busy) == [("rebalance", "", ACTOR)],
-    "stack": lambda busy: given(busy) == [("stack", "orders/0/bill", ACTOR)],
+    "drain": lambda busy: (
+        list_directives(busy) == [("drain", "one", ACTOR)] and not busy.daemon.pids()
+    ),
+    "undrain": lambda busy: list_directives(busy) == [] and len(busy.daemon.pids()) == 2,
+    "rebalance": lambda busy: list_directives(busy) == [("rebalance", "", ACTOR)],
+    "stack": lambda busy: list_directives(busy) == [("stack", "orders/0/bill", ACTOR)],
 }
 
 
-def runs_of_bill(busy: Busy) -> int:
+def count_runs_of_bill(busy: Busy) -> int:
     return len([1 for each in busy.daemon.ledger.of(busy.failed, "start") if each.group == "bill"])
 
 
@@ -341,18 +350,18 @@ def test_change_without_effect_is_not_audited(busy: Busy):
 
 def test_acts_are_offered_only_to_their_roles(busy: Busy):
     """The test checks three states of the fleet, because some buttons exclude each other."""
-    with_job(busy)
-    offered = {name: linked(busy, name) for name in ("anna", "otto", "vera")}
+    start_job(busy)
+    offered = {name: linked_acts(busy, name) for name in ("anna", "otto", "vera")}
     directives.pause(busy.there, Scope(TOPIC, None, "bill"), "a test")
     directives.stop(busy.there, TOPIC, "ship", "a test")
     schedules.pause(busy.store, ["tick"])
-    wait_until(lambda: {"resume", "start"} <= linked(busy, "anna"), timeout=30)
+    wait_until(lambda: {"resume", "start"} <= linked_acts(busy, "anna"), timeout=30)
     for name, found in offered.items():
-        found |= linked(busy, name)
-    drained(busy)
-    wait_until(lambda: "undrain" in linked(busy, "anna"), timeout=30)
+        found |= linked_acts(busy, name)
+    drain_instance(busy)
+    wait_until(lambda: "undrain" in linked_acts(busy, "anna"), timeout=30)
     for name, found in offered.items():
-        found |= linked(busy, name)
+        found |= linked_acts(busy, name)
 
     allowed = {each.name for each in ACTS if each.role <= Role.OPERATOR}
     assert offered["anna"] == {each.name for each in ACTS}
@@ -360,7 +369,7 @@ def test_acts_are_offered_only_to_their_roles(busy: Busy):
     assert offered["vera"] == set()
 
 
-def linked(busy: Busy, name: str) -> set[str]:
+def linked_acts(busy: Busy, name: str) -> set[str]:
     """Return the acts that a view links to, or sends with a form."""
     client = logged_in(busy.console, name)
     found = set()
@@ -402,4 +411,4 @@ def test_fleet_resume_without_a_scope_is_refused(busy: Busy):
         assert "Scope: not of the form TOPIC/PARTITION/GROUP" in shown.text
         assert ">Resume</button>" not in shown.text
         assert "cope: not of the form TOPIC/PARTITION/GROUP" in done.text
-    assert len(given(busy)) == 2
+    assert len(list_directives(busy)) == 2

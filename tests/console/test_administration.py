@@ -28,7 +28,7 @@ client = functools.cache(logged_in)  # a login takes a tenth of a second
 
 
 @pytest.fixture
-def there(fleet) -> Fleet:
+def fleet_view(fleet) -> Fleet:
     return Fleet(fleet.store, "default", 60.0)
 
 
@@ -39,43 +39,45 @@ def act(console, name: str, path: str, **fields: str):
     return client(console, name).post(path, form, OWN)
 
 
-def shown(console, path: str, name: str = "anna") -> str:
+def get_page(console, path: str, name: str = "anna") -> str:
     answer = client(console, name).get(path)
     assert answer.status == 200, answer.text
     return answer.text
 
 
-def audited(fleet, command: str, topic: str = TOPIC) -> list[audit.AuditEntry]:
+def audit_entries(fleet, command: str, topic: str = TOPIC) -> list[audit.AuditEntry]:
     """Return the entries of a command in the audit log, the latest first."""
     found = audit.page(fleet.store, topic, limit=50).entries
     return [each for each in found if each.command == command]
 
 
 @pytest.fixture
-def stopped(fleet, there):
+def stopped_group(fleet, fleet_view):
     """Stop the group bill, without an owner, and start it again at the end."""
-    directives.stop(there, TOPIC, "bill", "a test")
-    wait_until(lambda: not directives.not_stopped(there, TOPIC, "bill"), timeout=30)
+    directives.stop(fleet_view, TOPIC, "bill", "a test")
+    wait_until(lambda: not directives.not_stopped(fleet_view, TOPIC, "bill"), timeout=30)
     yield
     if "bill" in groups.names(fleet.store, TOPIC):
-        directives.start(there, TOPIC, "bill")
-        wait_until(lambda: not directives.not_started(there, TOPIC, "bill"), timeout=60)
+        directives.start(fleet_view, TOPIC, "bill")
+        wait_until(lambda: not directives.not_started(fleet_view, TOPIC, "bill"), timeout=60)
 
 
-def test_operator_stops_and_starts_a_group(console, fleet, there):
+def test_operator_stops_and_starts_a_group(console, fleet, fleet_view):
     assert act(console, "vera", "/groups/orders/bill/stop").status == 403
 
     assert act(console, "otto", "/groups/orders/bill/stop", why="prices").status == 303
-    [row] = directives.view(there).directives
-    wait_until(lambda: not directives.not_stopped(there, TOPIC, "bill"), timeout=30)
+    [row] = directives.view(fleet_view).directives
+    wait_until(lambda: not directives.not_stopped(fleet_view, TOPIC, "bill"), timeout=30)
     pages = ("/fleet", "/topics/orders", "/topics/orders/data", "/topics/orders/partitions/0/bill")
-    wait_until(lambda: all("/groups/orders/bill/start" in shown(console, each) for each in pages))
+    wait_until(
+        lambda: all("/groups/orders/bill/start" in get_page(console, each) for each in pages)
+    )
     assert act(console, "otto", "/groups/orders/bill/start").status == 303
 
     assert (row.name, row.by, row.why) == ("stop:orders/*/bill", "otto (console)", "prices")
-    assert directives.view(there).directives == []
-    wait_until(lambda: not directives.not_started(there, TOPIC, "bill"), timeout=60)
-    [stop], [start] = audited(fleet, "group stop"), audited(fleet, "group start")
+    assert directives.view(fleet_view).directives == []
+    wait_until(lambda: not directives.not_started(fleet_view, TOPIC, "bill"), timeout=60)
+    [stop], [start] = audit_entries(fleet, "group stop"), audit_entries(fleet, "group start")
     assert (stop.who, stop.arguments) == (
         "otto (console)",
         {"scope": "orders/*/bill", "reason": "prices"},
@@ -83,65 +85,65 @@ def test_operator_stops_and_starts_a_group(console, fleet, there):
     assert start.who == "otto (console)"
 
 
-def test_pause_with_a_reason_requires_one_dry_run(console, fleet, there):
+def test_pause_with_a_reason_requires_one_dry_run(console, fleet, fleet_view):
     path = "/groups/orders/ship/pause"
-    seen = re.search(r'name="dry-run-of" value="(\w+)"', shown(console, path))[1]
+    seen = re.search(r'name="dry-run-of" value="(\w+)"', get_page(console, path))[1]
     try:
         part = act(console, "otto", path, dry_run_of=seen, why="a deploy", partition="1")
-        assert (part.status, directives.view(there).directives) == (200, [])
+        assert (part.status, directives.view(fleet_view).directives) == (200, [])
 
         whole = act(console, "otto", path, dry_run_of=seen, why="a deploy", partition="")
 
         assert whole.status == 303
-        assert [each.why for each in directives.view(there).directives] == ["a deploy"]
+        assert [each.why for each in directives.view(fleet_view).directives] == ["a deploy"]
     finally:
-        directives.resume(there, Scope(TOPIC, None, "ship"))
+        directives.resume(fleet_view, Scope(TOPIC, None, "ship"))
 
 
-def test_operator_moves_a_partition_to_another_instance(console, fleet, there):
+def test_operator_moves_a_partition_to_another_instance(console, fleet, fleet_view):
     url = fleet.tables["redis"]["url"]
     assignment = Assignment(TOPIC, 0, "bill")
     path = "/topics/orders/partitions/0/bill"
     with Daemon(fleet.folder, url, partitions=2, groups=("bill", "ship"), name="web-2") as two:
-        owner = wait_until(lambda: directives.owners_of(there, [assignment]).get(assignment))
+        owner = wait_until(lambda: directives.owners_of(fleet_view, [assignment]).get(assignment))
         to = {"one": "web-2", "web-2": "one"}[owner]
-        wait_until(lambda: f'value="{to}" selected' in shown(console, f"{path}/move"))
+        wait_until(lambda: f'value="{to}" selected' in get_page(console, f"{path}/move"))
         answer = act(console, "otto", f"{path}/move", to=to, why="a <b>test</b>")
-        wait_until(lambda: not directives.not_moved(there, assignment, to), timeout=60)
+        wait_until(lambda: not directives.not_moved(fleet_view, assignment, to), timeout=60)
 
         assert (answer.status, answer.headers["location"].partition("?")[0]) == (303, path)
-        [row] = audited(fleet, "move")
+        [row] = audit_entries(fleet, "move")
         assert row.who == "otto (console)"
         assert (row.arguments["from"], row.arguments["to"]) == (owner, to)
         sentence = {"one": "One", "web-2": "web-2"}[to]
         wait_until(
-            lambda: f"{assignment} would stay on {to}" in shown(console, f"{path}/move?to={to}")
+            lambda: f"{assignment} would stay on {to}" in get_page(console, f"{path}/move?to={to}")
         )
-        assert f"<p>{sentence} already owns it and will keep it.</p>" in shown(
+        assert f"<p>{sentence} already owns it and will keep it.</p>" in get_page(
             console, f"{path}/move?to={to}"
         )
-        first, second = (shown(console, f"/fleet?limit=1&from={at}") for at in (0, 1))
+        first, second = (get_page(console, f"/fleet?limit=1&from={at}") for at in (0, 1))
         assert "1 to 1 of 2 instances" in first
         assert ('id="i-web-2"' in first, 'id="i-web-2"' in second) == (False, True)
-        text = shown(console, path, "vera")
+        text = get_page(console, path, "vera")
         assert "Recent moves (console only)" in text
         assert "a &lt;b&gt;test&lt;/b&gt;" in text
         assert "must be the name of a live instance" in act(console, "otto", f"{path}/move").text
         refused = client(console, "otto").get(f"{path}/move?to=nowhere").text
         assert "Instance nowhere is not in this fleet" in refused
-        directives.clear(there, [f"move:{assignment}"])
+        directives.clear(fleet_view, [f"move:{assignment}"])
         assert two.stop() == 0
 
 
-def test_fleet_page_lists_reloads_of_all_instances(console, fleet, there):
+def test_fleet_page_lists_reloads_of_all_instances(console, fleet, fleet_view):
     url = fleet.tables["redis"]["url"]
     with Daemon(fleet.folder, url, partitions=2, groups=("bill", "ship"), name="web-3") as two:
-        wait_until(lambda: 'id="i-web-3"' in shown(console, "/fleet"))
+        wait_until(lambda: 'id="i-web-3"' in get_page(console, "/fleet"))
         two.signal(signal.SIGSTOP)  # its heartbeat is fresh for seconds
         try:
-            directives.reload(there, "web-3", "prices")
-            wait_until(lambda: 'id="r-web-3"' in shown(console, "/fleet?limit=1&from=1"))
-            text = shown(console, "/fleet?limit=1")
+            directives.reload(fleet_view, "web-3", "prices")
+            wait_until(lambda: 'id="r-web-3"' in get_page(console, "/fleet?limit=1&from=1"))
+            text = get_page(console, "/fleet?limit=1")
         finally:
             two.signal(signal.SIGCONT)
         assert two.stop() == 0
@@ -152,49 +154,49 @@ def test_fleet_page_lists_reloads_of_all_instances(console, fleet, there):
 
 def test_pages_show_memory_and_process_of_workers(console, fleet):
     path = "/topics/orders/partitions/0/ship"
-    wait_until(lambda: re.search(r"pid \d+, [\d.]+ MiB", shown(console, path)), timeout=60)
-    wait_until(lambda: re.search(r'data-label="Memory">[\d.]+ MiB', shown(console, "/fleet")))
+    wait_until(lambda: re.search(r"pid \d+, [\d.]+ MiB", get_page(console, path)), timeout=60)
+    wait_until(lambda: re.search(r'data-label="Memory">[\d.]+ MiB', get_page(console, "/fleet")))
 
 
-def test_reset_requires_a_stopped_group_and_its_name(console, fleet, there):
+def test_reset_requires_a_stopped_group_and_its_name(console, fleet, fleet_view):
     path = "/groups/orders/bill/reset"
     assert act(console, "otto", path, to="earliest").status == 403
-    assert "Stop the group first" in shown(console, path), "before a position is entered"
-    text = shown(console, f"{path}?to=earliest")
+    assert "Stop the group first" in get_page(console, path), "before a position is entered"
+    text = get_page(console, f"{path}?to=earliest")
     assert "Stop the group first" in text
     assert act(console, "anna", path, to="earliest", typed_name="bill").status == 409
-    assert audited(fleet, "group reset") == []
+    assert audit_entries(fleet, "group reset") == []
 
 
-def test_admin_resets_a_stopped_group(console, fleet, stopped):
+def test_admin_resets_a_stopped_group(console, fleet, stopped_group):
     path = "/groups/orders/bill/reset"
     number = sum(each.messages for each in topics.describe(fleet.store, TOPIC).partitions)
-    text = shown(console, f"{path}?to=earliest")
+    text = get_page(console, f"{path}?to=earliest")
     assert f"bill would read {number} messages of orders next." in text
-    assert "Yesterday is not a position" in shown(console, f"{path}?to=yesterday")
+    assert "Yesterday is not a position" in get_page(console, f"{path}?to=yesterday")
 
     refused = act(console, "anna", path, to="earliest", typed_name="orders")
     done = act(console, "anna", path, to="earliest", typed_name="bill")
 
     assert "type bill to confirm" in refused.text
     assert done.status == 303
-    [row] = audited(fleet, "group reset")
+    [row] = audit_entries(fleet, "group reset")
     assert (row.who, row.arguments["to"]) == ("anna (console)", "earliest")
     assert groups.describe(fleet.store, TOPIC, "bill").lag == number
 
 
-def test_topic_page_names_the_group_that_holds_the_floor(console, fleet, there):
-    directives.pause(there, Scope(TOPIC, None, "ship"), "a test")
+def test_topic_page_names_the_group_that_holds_the_floor(console, fleet, fleet_view):
+    directives.pause(fleet_view, Scope(TOPIC, None, "ship"), "a test")
     try:
-        wait_until(lambda: not directives.not_paused(there, Scope(TOPIC, None, "ship"), 0))
+        wait_until(lambda: not directives.not_paused(fleet_view, Scope(TOPIC, None, "ship"), 0))
         fleet.send(["ok"] * 8)
         holder = r'partitions/\d/ship">ship</a><span class="sub"><code class="id">\d+-\d+</code>'
-        wait_until(lambda: re.search(holder, shown(console, "/topics/orders/data")))
+        wait_until(lambda: re.search(holder, get_page(console, "/topics/orders/data")))
     finally:
-        directives.resume(there, Scope(TOPIC, None, "ship"))
+        directives.resume(fleet_view, Scope(TOPIC, None, "ship"))
 
 
-def origin(text: str, name: str) -> str:
+def setting_cells(text: str, name: str) -> str:
     """Return the cells of a setting, without markup."""
     [row] = re.findall(rf'<tr><th scope="row">{re.escape(name)}</th>(.*?)</tr>', text, re.DOTALL)
     return " ".join(re.sub(r"<[^>]*>", " ", row).split())
@@ -208,32 +210,32 @@ def test_every_setting_has_its_origin(fleet, users_file):
     table = {"partitions": 2, "retention": retention}
     path.write_text(toml(fleet.tables | {"topics": {TOPIC: table}}))
     with ConsoleProcess(path, "--users", str(users_file)) as console:
-        text = shown(console, "/topics/orders/data")
+        text = get_page(console, "/topics/orders/data")
 
-    assert origin(text, "retention.max_age") == "&#34;1d&#34; file registered: &#34;2d&#34;"
-    assert origin(text, "retention.max_length") == "1000 registered"
-    assert origin(text, "retention.without_groups") == "false default"
+    assert setting_cells(text, "retention.max_age") == "&#34;1d&#34; file registered: &#34;2d&#34;"
+    assert setting_cells(text, "retention.max_length") == "1000 registered"
+    assert setting_cells(text, "retention.without_groups") == "false default"
 
 
 def test_topic_in_use_cannot_be_deleted(console, fleet):
     assert act(console, "otto", "/topics/orders/delete", typed_name=TOPIC).status == 403
-    assert "would create the topic again" in shown(console, "/topics/orders/delete")
+    assert "would create the topic again" in get_page(console, "/topics/orders/delete")
     assert act(console, "anna", "/topics/orders/delete", typed_name=TOPIC).status == 409
     assert topics.partition_count(fleet.store, TOPIC) == 2
 
 
 def test_admin_deletes_a_topic_by_its_name(console, fleet):
     topics.create(fleet.store, "spare", config.Topic(partitions=3))
-    text = shown(console, "/topics/spare/delete")
+    text = get_page(console, "/topics/spare/delete")
     assert "spare with 3 partitions would be deleted permanently." in text
     assert "It has 0 messages, 0 dead letters and no group." in text
 
     assert act(console, "anna", "/topics/spare/delete").status == 409
     answer = act(console, "anna", "/topics/spare/delete", typed_name="spare")
-    wait_until(lambda: "spare was deleted: " in shown(console, answer.headers["location"]))
+    wait_until(lambda: "spare was deleted: " in get_page(console, answer.headers["location"]))
 
     assert "spare" not in [each.topic for each in topics.list_topics(fleet.store)]
-    [row] = audited(fleet, "topic delete", "spare")
+    [row] = audit_entries(fleet, "topic delete", "spare")
     assert (row.who, row.arguments["partitions"]) == ("anna (console)", 3)
 
 
@@ -243,8 +245,8 @@ def test_flow_shows_schedules_and_outboxes_as_sources(console, fleet):
     link.execute("HSET", keys.outbox("shop"), "epoch", 3, "sent", 5)
     link.execute("HSET", keys.outbox_record(TOPIC, 0, "shop"), "epoch", 3)
     try:
-        wait_until(lambda: ">shop<" in shown(console, "/flow"), timeout=30)
-        text = shown(console, "/flow")
+        wait_until(lambda: ">shop<" in get_page(console, "/flow"), timeout=30)
+        text = get_page(console, "/flow")
     finally:
         link.execute("SREM", keys.outboxes(), "shop")
         link.execute("DEL", keys.outbox("shop"), keys.outbox_record(TOPIC, 0, "shop"))
@@ -252,59 +254,59 @@ def test_flow_shows_schedules_and_outboxes_as_sources(console, fleet):
     assert text.count('class="fed"/>') >= 4, "two sources in two layouts"
     assert 'href="/schedules/tick"' in text
     assert "Known sources" in text
-    assert "No topics, groups or sources match." in shown(console, "/flow?q=nothing")
-    assert 'id="f-orders-bill"' in shown(console, "/flow?q=tick")
+    assert "No topics, groups or sources match." in get_page(console, "/flow?q=nothing")
+    assert 'id="f-orders-bill"' in get_page(console, "/flow?q=tick")
 
 
 def test_live_view_sorts_filters_and_pages(console, fleet):
-    text = shown(console, "/top?sort=name&limit=3")
+    text = get_page(console, "/top?sort=name&limit=3")
     names = re.findall(r'id="a-([^"]*)"', text)
     assert names == ["orders/0/bill", "orders/1/bill", "orders/0/ship"]
     assert "1 to 3 of 4 assignments" in text
-    assert re.findall(r'id="a-([^"]*)"', shown(console, "/top?sort=name&limit=3&from=3")) == [
+    assert re.findall(r'id="a-([^"]*)"', get_page(console, "/top?sort=name&limit=3&from=3")) == [
         "orders/1/ship"
     ]
-    assert re.findall(r'id="a-([^"]*)"', shown(console, "/top?sort=name&reverse=1&q=1/")) == [
+    assert re.findall(r'id="a-([^"]*)"', get_page(console, "/top?sort=name&reverse=1&q=1/")) == [
         "orders/1/ship", "orders/1/bill",
     ]  # fmt: skip
-    assert "No assignments match." in shown(console, "/top?q=nothing")
+    assert "No assignments match." in get_page(console, "/top?q=nothing")
     assert client(console, "vera").get("/top?sort=bogus").status == 400
 
 
-def kept(text: str) -> dict[str, str]:
+def search_parameters(text: str) -> dict[str, str]:
     """Return the parameters that the search form of a page sends with its text."""
     [form] = re.findall(r'<form class="search".*?</form>', text, re.DOTALL)
     return dict(re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', form))
 
 
 def test_search_keeps_the_order_and_the_page_size(console):
-    text = shown(console, "/top?sort=name&reverse=1&limit=3")
-    assert kept(text) == {"sort": "name", "reverse": "1", "limit": "3"}
-    assert kept(shown(console, "/top?limit=3")) == {"limit": "3"}
-    assert kept(shown(console, "/topics?limit=3")) == {"limit": "3"}
-    assert kept(shown(console, "/handlers?limit=3")) == {"limit": "3"}
+    text = get_page(console, "/top?sort=name&reverse=1&limit=3")
+    assert search_parameters(text) == {"sort": "name", "reverse": "1", "limit": "3"}
+    assert search_parameters(get_page(console, "/top?limit=3")) == {"limit": "3"}
+    assert search_parameters(get_page(console, "/topics?limit=3")) == {"limit": "3"}
+    assert search_parameters(get_page(console, "/handlers?limit=3")) == {"limit": "3"}
 
 
 def test_admin_grows_a_topic(console, fleet, users_file, new_console):
     path = "/topics/orders/grow"
     assert act(console, "otto", path, partitions="4").status == 403
-    assert "sets partitions = 2 for orders" in shown(console, f"{path}?partitions=4")
-    assert "is not a multiple" in shown(console, f"{path}?partitions=5")
+    assert "sets partitions = 2 for orders" in get_page(console, f"{path}?partitions=4")
+    assert "is not a multiple" in get_page(console, f"{path}?partitions=5")
     fleet.write_config(topics={TOPIC: {"partitions": 4}})
     changed = new_console(fleet, "--users", str(users_file))
-    assert "orders would have 4 partitions instead of 2." in shown(changed, path)
+    assert "orders would have 4 partitions instead of 2." in get_page(changed, path)
 
     answer = act(changed, "anna", path, partitions="4")
     done = "orders has 4 partitions, and every group reads them."
-    wait_until(lambda: done in shown(changed, answer.headers["location"]), timeout=60)
+    wait_until(lambda: done in get_page(changed, answer.headers["location"]), timeout=60)
 
     assert topics.partition_count(fleet.store, TOPIC) == 4
-    [row] = audited(fleet, "topic grow")
+    [row] = audit_entries(fleet, "topic grow")
     assert (row.who, row.arguments) == ("anna (console)", {"partitions": 4})
-    assert "already has 4 partitions" in shown(changed, f"{path}?partitions=4")
+    assert "already has 4 partitions" in get_page(changed, f"{path}?partitions=4")
     again = act(changed, "anna", path, partitions="4")
     assert (again.status, "already has 4 partitions" in again.text) == (409, True)
-    assert len(audited(fleet, "topic grow")) == 1
+    assert len(audit_entries(fleet, "topic grow")) == 1
 
 
 def test_growth_continues_only_to_its_own_count(console, fleet):
@@ -315,22 +317,22 @@ def test_growth_continues_only_to_its_own_count(console, fleet):
     fleet.link.execute("XGROUP", "CREATE", stream, "late", "0")
     assert not growth.grow(store, "slow", 2).done
 
-    text = shown(console, f"{path}?partitions=4")
+    text = get_page(console, f"{path}?partitions=4")
     refused = act(console, "anna", path, partitions="4")
     assert "is already growing to 2 partitions" in text
     assert "would continue" not in text
     assert (refused.status, "is already growing to 2" in refused.text) == (409, True)
-    assert "The growth of slow to 2 partitions would continue." in shown(
+    assert "The growth of slow to 2 partitions would continue." in get_page(
         console, f"{path}?partitions=2"
     )
 
     answer = act(console, "anna", path, partitions="2")
     left = "late has 1 left to acknowledge"
-    wait_until(lambda: left in shown(console, answer.headers["location"]), timeout=30)
+    wait_until(lambda: left in get_page(console, answer.headers["location"]), timeout=30)
     fleet.link.execute("XGROUP", "SETID", stream, "late", "$")
     done = "slow has 2 partitions, and every group reads them."
-    wait_until(lambda: done in shown(console, answer.headers["location"]), timeout=30)
-    assert audited(fleet, "topic grow", "slow") == [], "only the start is audited"
+    wait_until(lambda: done in get_page(console, answer.headers["location"]), timeout=30)
+    assert audit_entries(fleet, "topic grow", "slow") == [], "only the start is audited"
 
 
 def test_admin_deletes_a_group_by_its_name(console, fleet):
@@ -342,12 +344,12 @@ def test_admin_deletes_a_group_by_its_name(console, fleet):
     path = "/groups/orders/old/delete"
     assert act(console, "otto", path, typed_name="old").status == 403
     assert act(console, "anna", path, typed_name="orders").status == 409
-    assert "unread messages" in shown(console, path)
+    assert "unread messages" in get_page(console, path)
 
     assert act(console, "anna", path, typed_name="old").status == 303
 
     assert groups.names(fleet.store, TOPIC) == ["bill", "ship"]
-    [row] = audited(fleet, "group delete")
+    [row] = audit_entries(fleet, "group delete")
     assert (row.who, row.counts) == ("anna (console)", {"partitions": count})
 
 
@@ -361,9 +363,9 @@ def test_unread_retry_is_discarded_only_on_request(console, fleet):
     path = "/groups/orders/old/delete"
 
     refusal = "has 0 pending messages and 1 waiting retry; choose discard to delete them"
-    assert refusal in shown(console, path)
+    assert refusal in get_page(console, path)
     assert act(console, "anna", path, typed_name="old").status == 409
-    text = shown(console, f"{path}?discard=yes")
+    text = get_page(console, f"{path}?discard=yes")
     assert "It has 0 unread messages, 0 pending messages and 1 waiting retry." in text
     assert act(console, "anna", path, typed_name="old", discard="yes").status == 303
 

@@ -46,7 +46,7 @@ def desk(settings):
     backend.close()
 
 
-def shown(settings, view: str, visit: Visit, context) -> str:
+def render_view(settings, view: str, visit: Visit, context) -> str:
     """Return the page of a view with the answer of a visit."""
     [found] = [each for each in VIEWS if each.name == view]
     common = {"view": found, "title": found.title, **visit.path, "visit": visit, **context}
@@ -73,7 +73,7 @@ def test_search_without_a_match_ends_within_its_budget(
 
     assert (found["rows"], found["looked"], found["total"]) == ([], looked, COUNT)
     assert bool(found["cursor"]) == (looked < COUNT)
-    text = shown(settings, "messages", visit, found)
+    text = render_view(settings, "messages", visit, found)
     assert "No match in the messages searched." in text
     assert f"Searched {looked:,} of 5,000 messages" in text
     assert ('rel="next"' in text) == (looked < COUNT)
@@ -86,7 +86,7 @@ def test_dead_letters_without_a_match_state_the_budget(settings, desk, monkeypat
     found = dead.show(visit)
 
     assert (found["page"].rows, found["causes"].examined, found["causes"].total) == ([], 1, 4)
-    text = shown(settings, "dead", visit, found)
+    text = render_view(settings, "dead", visit, found)
     assert "No match among the 1 dead letter searched." in text
     assert "Searched 1 of 4" in text
     assert 'rel="next"' in text

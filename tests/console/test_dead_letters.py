@@ -35,7 +35,7 @@ def letters(fleet, **choice):
 
 
 @pytest.fixture
-def died(fleet):
+def dead_letter_messages(fleet):
     """Dead-letter messages in both groups with a cause of this test. Return the letters of bill."""
     numbers = itertools.count(1)
 
@@ -60,13 +60,13 @@ def confirm(page, text):
         page.get_by_role("button", name=text, exact=True).click()
 
 
-def ended(page):
+def wait_finished(page):
     page.wait_for_selector("text=/replayed to|purged/")
     return page.inner_text(".verdict")
 
 
-def test_replay_matches_its_dry_run(console, tab, fleet, died):
-    found = died(3)
+def test_replay_matches_its_dry_run(console, tab, fleet, dead_letter_messages):
+    found = dead_letter_messages(3)
     page = tab(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={'+'.join(e.id for e in found)}")
     assert "3 dead letters of orders would be replayed" in page.inner_text(".dry")
@@ -77,7 +77,7 @@ def test_replay_matches_its_dry_run(console, tab, fleet, died):
     assert "2 dead letters of orders would be replayed" in page.inner_text(".dry")
     page.get_by_role("button", name="Replay", exact=True).dblclick()
 
-    assert "2 dead letters replayed" in ended(page)
+    assert "2 dead letters replayed" in wait_finished(page)
     assert "2 of 2" in page.inner_text(".verdict")
     assert page.locator(".done").count() == 0, "the page itself shows that it runs or has finished"
     assert re.search(r"Started by otto .* finished after", page.inner_text("#live"))
@@ -90,8 +90,8 @@ def test_replay_matches_its_dry_run(console, tab, fleet, died):
     assert page.seen.errors == []
 
 
-def test_replay_stops_between_two_dead_letters(console, tab, died):
-    found = died(4)
+def test_replay_stops_between_two_dead_letters(console, tab, dead_letter_messages):
+    found = dead_letter_messages(4)
     page = tab(console, "otto")
     ids = "+".join(each.id for each in found)
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={ids}&rate=0.1")
@@ -100,11 +100,11 @@ def test_replay_stops_between_two_dead_letters(console, tab, died):
     page.get_by_role("link", name="Stop").click()
     confirm(page, "Stop")
 
-    assert re.search(r"[0-3] dead letters? replayed.*; stopped\.", ended(page))
+    assert re.search(r"[0-3] dead letters? replayed.*; stopped\.", wait_finished(page))
 
 
-def test_unsafe_replay_requires_the_topic_name(console, tab, fleet, died):
-    (letter,) = died(1)
+def test_unsafe_replay_requires_the_topic_name(console, tab, fleet, dead_letter_messages):
+    (letter,) = dead_letter_messages(1)
     page = tab(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={letter.id}")
     assert page.locator("input[name=typed-name]").count() == 0
@@ -118,13 +118,15 @@ def test_unsafe_replay_requires_the_topic_name(console, tab, fleet, died):
     page.fill("input[name=typed-name]", TOPIC)
     confirm(page, "Replay")
 
-    assert "1 dead letter replayed to every group" in ended(page)
+    assert "1 dead letter replayed to every group" in wait_finished(page)
 
 
-def test_replay_to_another_topic_respects_the_header_filter(console, tab, fleet, died):
+def test_replay_to_another_topic_respects_the_header_filter(
+    console, tab, fleet, dead_letter_messages
+):
     topics.create(fleet.store, "elsewhere", config.Topic(partitions=2))
-    (letter,) = died(1, headers={"tenant": "acme"})
-    died(1, headers={"tenant": "other"})
+    (letter,) = dead_letter_messages(1, headers={"tenant": "acme"})
+    dead_letter_messages(1, headers={"tenant": "other"})
     page = tab(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead")
     page.fill("input[name=header]", "tenant = acme")
@@ -149,14 +151,14 @@ def test_replay_to_another_topic_respects_the_header_filter(console, tab, fleet,
     page.fill("input[name=typed-name]", TOPIC)
     confirm(page, "Replay")
 
-    assert f"1 dead letter replayed to {where}." in ended(page)
+    assert f"1 dead letter replayed to {where}." in wait_finished(page)
     [row] = tail.messages(fleet.store, "elsewhere").page().rows
     assert (row.partition, row.headers["tenant"]) == (1, "acme")
 
 
 @pytest.mark.parametrize("javascript", [True, False], ids=["javascript", "no-javascript"])
-def test_typed_name_is_asked_only_after_the_dry_run(console, tab, died, javascript):
-    (letter,) = died(1)
+def test_typed_name_is_asked_only_after_the_dry_run(console, tab, dead_letter_messages, javascript):
+    (letter,) = dead_letter_messages(1)
     page = tab(console, "otto", javascript=javascript)
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?id={letter.id}&to=all")
     assert page.locator("input[name=typed-name]").is_visible()
@@ -173,7 +175,7 @@ def test_typed_name_is_asked_only_after_the_dry_run(console, tab, died, javascri
     if not javascript:
         while page.get_by_role("link", name="Refresh").count():
             page.get_by_role("link", name="Refresh").click()
-    assert "1 dead letter replayed to the original group" in ended(page)
+    assert "1 dead letter replayed to the original group" in wait_finished(page)
 
 
 def test_large_replay_requires_the_topic_name(console, tab, fleet):
@@ -195,22 +197,24 @@ def test_large_replay_requires_the_topic_name(console, tab, fleet):
     assert dead_letters.count(fleet.store, TOPIC, many) == 1_002
 
 
-def test_replay_includes_only_dead_letters_of_its_dry_run(console, tab, fleet, died):
-    first = died(3, key="bound")
+def test_replay_includes_only_dead_letters_of_its_dry_run(
+    console, tab, fleet, dead_letter_messages
+):
+    first = dead_letter_messages(3, key="bound")
     page = tab(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead-replay?group=bill&key=bound")
     assert "3 dead letters of orders would be replayed" in page.inner_text(".dry")
     dead_letters.purge(fleet.store, TOPIC, MessageFilter((first[0].id,)))
-    [later] = died(1, key="bound")
+    [later] = dead_letter_messages(1, key="bound")
 
     confirm(page, "Replay")
 
-    assert re.search(r"2 dead letters replayed to .*; the dry run counted 3\.", ended(page))
+    assert re.search(r"2 dead letters replayed to .*; the dry run counted 3\.", wait_finished(page))
     assert later.id in {each.id for each in letters(fleet, group="bill")}
 
 
-def test_replay_of_a_few_links_to_the_replay_of_the_rest(console, died):
-    died(3, key="canary")
+def test_replay_of_a_few_links_to_the_replay_of_the_rest(console, dead_letter_messages):
+    dead_letter_messages(3, key="canary")
     otto, anna = logged_in(console, "otto"), logged_in(console, "anna")
     form = {"group": "bill", "key": "canary", "canary": "1", "rate": "50", "request-id": "few"}
     started = otto.post(f"/topics/{TOPIC}/dead-replay", form, OWN)
@@ -224,8 +228,8 @@ def test_replay_of_a_few_links_to_the_replay_of_the_rest(console, died):
     assert "Replay the rest…" not in anna.get(job).text, "the link contains the key that otto chose"
 
 
-def test_dry_run_states_how_much_it_examined(console, tab, fleet, died):
-    died(3, key="budget")
+def test_dry_run_states_how_much_it_examined(console, tab, fleet, dead_letter_messages):
+    dead_letter_messages(3, key="budget")
     page = tab(console)
     total = dead_letters.total(fleet.store, TOPIC)
 
@@ -239,7 +243,7 @@ def test_dry_run_states_how_much_it_examined(console, tab, fleet, died):
     assert f"The dry run examined 1 of {total:,} dead letters." in page.inner_text(".dry")
     page.fill("input[name=typed-name]", TOPIC)
     confirm(page, "Delete permanently")
-    assert "6 dead letters purged." in ended(page)
+    assert "6 dead letters purged." in wait_finished(page)
 
     page.goto(f"{console.url}topics/{TOPIC}/dead?examine=1")
     assert f"Searched the newest 1 of {total - 6:,} dead letters" in page.inner_text("main")
@@ -294,8 +298,8 @@ def test_group_page_names_the_cause_if_all_messages_die(console, tab, fleet):
     assert not answer.moves
 
 
-def test_purge_requires_the_topic_name(console, tab, fleet, died):
-    (letter,) = died(1)
+def test_purge_requires_the_topic_name(console, tab, fleet, dead_letter_messages):
+    (letter,) = dead_letter_messages(1)
     page = tab(console)
     page.goto(f"{console.url}topics/{TOPIC}/dead-purge?id={letter.id}")
 
@@ -305,13 +309,15 @@ def test_purge_requires_the_topic_name(console, tab, fleet, died):
     page.fill("input[name=typed-name]", TOPIC)
     confirm(page, "Delete permanently")
 
-    assert "1 dead letter purged" in ended(page)
+    assert "1 dead letter purged" in wait_finished(page)
     assert letter.id not in {each.id for each in letters(fleet)}
 
 
 @pytest.mark.parametrize("javascript", [True, False], ids=["javascript", "no-javascript"])
-def test_edited_dead_letter_is_sent_with_only_its_changes(console, tab, fleet, died, javascript):
-    (letter,) = died(1, "dead\nof two lines")
+def test_edited_dead_letter_is_sent_with_only_its_changes(
+    console, tab, fleet, dead_letter_messages, javascript
+):
+    (letter,) = dead_letter_messages(1, "dead\nof two lines")
     page = tab(console, "otto", javascript=javascript)
     page.goto(f"{console.url}topics/{TOPIC}/dead/{letter.id}/edit")
     assert page.input_value("textarea") == "dead\nof two lines"
@@ -328,8 +334,8 @@ def test_edited_dead_letter_is_sent_with_only_its_changes(console, tab, fleet, d
     assert sent.headers["x-edited-from"] == letter.uid
 
 
-def test_unchanged_edit_sends_the_same_payload(console, tab, fleet, died):
-    (letter,) = died(1, "dead\r\nas on Windows")
+def test_unchanged_edit_sends_the_same_payload(console, tab, fleet, dead_letter_messages):
+    (letter,) = dead_letter_messages(1, "dead\r\nas on Windows")
     page = tab(console, "otto")
     page.goto(f"{console.url}topics/{TOPIC}/dead/{letter.id}/edit")
     confirm(page, "Send")
@@ -339,8 +345,8 @@ def test_unchanged_edit_sends_the_same_payload(console, tab, fleet, died):
     assert (sent.payload, sent.key) == (b"dead\r\nas on Windows", letter.key)
 
 
-def test_hostile_dead_letter_is_shown_as_text(console, tab, died):
-    (letter,) = died(1, f"dead {HOSTILE}", key=HOSTILE, headers={HOSTILE: HOSTILE})
+def test_hostile_dead_letter_is_shown_as_text(console, tab, dead_letter_messages):
+    (letter,) = dead_letter_messages(1, f"dead {HOSTILE}", key=HOSTILE, headers={HOSTILE: HOSTILE})
     page = tab(console)
     for path in (
         f"dead?error={HOSTILE}&key={HOSTILE}",
@@ -357,10 +363,10 @@ def test_hostile_dead_letter_is_shown_as_text(console, tab, died):
 
 @pytest.mark.parametrize("bodies", ["masked", "hidden"])
 def test_hidden_body_cannot_be_reached_indirectly(
-    new_console, browse, fleet, users_file, died, bodies
+    new_console, browse, fleet, users_file, dead_letter_messages, bodies
 ):
     secret = "s3cr3t"
-    (letter,) = died(1, f"dead {secret}", key=secret, headers={"token": secret})
+    (letter,) = dead_letter_messages(1, f"dead {secret}", key=secret, headers={"token": secret})
     fleet.write_config(console={"operator_bodies": bodies, "masks": ["header:Token"]})
     try:
         quiet = new_console(fleet, "--users", str(users_file))

@@ -42,7 +42,7 @@ every_path = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def filled(fleet):
+def fill_path(fleet):
     """Return a path without its first slash, with a letter, a message and a job of the fleet."""
     letter = dead_letters.messages(fleet.store, TOPIC).page(limit=1).rows[0].id
     message = tail.messages(fleet.store, TOPIC).page(limit=1).rows[0]
@@ -53,7 +53,7 @@ def filled(fleet):
         if "JOB" in path and console.url not in jobs:
             others = dead_letters.messages(fleet.store, TOPIC).page(limit=100).rows
             other = next(each.id for each in others if each.id != letter)
-            jobs[console.url] = replayed(console, other)
+            jobs[console.url] = replay_letter(console, other)
         for name, value in (
             ("DEAD_LETTER", letter),
             ("UID", uid),
@@ -65,7 +65,7 @@ def filled(fleet):
     return make
 
 
-def replayed(console: ConsoleProcess, letter: str) -> str:
+def replay_letter(console: ConsoleProcess, letter: str) -> str:
     """Replay a dead letter, and return the id of the job once it has finished."""
     client, root = logged_in(console, "otto"), urlsplit(console.url).path
     form = {"request-id": letter, "id": letter, "typed-name": TOPIC}
@@ -75,7 +75,7 @@ def replayed(console: ConsoleProcess, letter: str) -> str:
     return target.rpartition("/")[2]
 
 
-def path_of(entry: ConsoleView | Act) -> str:
+def example_path(entry: ConsoleView | Act) -> str:
     return entry.example or entry.path
 
 
@@ -98,8 +98,8 @@ def visit(tab):
 
 
 @every_path
-def test_views_load_locally_and_fit_360_px(console, visit, path, filled):
-    page, answer = visit(console, filled(console, path))
+def test_views_load_locally_and_fit_360_px(console, visit, path, fill_path):
+    page, answer = visit(console, fill_path(console, path))
 
     assert answer.status == 200, page.inner_text("main")
     assert page.inner_text("h1, h2")
@@ -112,8 +112,8 @@ def test_views_load_locally_and_fit_360_px(console, visit, path, filled):
 
 @pytest.mark.slow
 @every_path
-def test_every_view_passes_axe_in_both_color_schemes(console, visit, path, filled):
-    page, _ = visit(console, filled(console, path))
+def test_every_view_passes_axe_in_both_color_schemes(console, visit, path, fill_path):
+    page, _ = visit(console, fill_path(console, path))
     assert_accessible(page)
 
 
@@ -128,7 +128,7 @@ def assert_accessible(page) -> None:
 
 
 @pytest.fixture(scope="module")
-def away(tmp_path_factory, users_file):
+def console_without_redis(tmp_path_factory, users_file):
     """A console whose Redis is unreachable."""
     path = tmp_path_factory.mktemp("away") / "away.toml"
     path.write_text(toml({"redis": {"url": "redis://127.0.0.1:1/0"}}))
@@ -147,8 +147,8 @@ def away(tmp_path_factory, users_file):
         ("console", "topics/nothing", "anna", 404, "404 Not Found"),
         ("console", "topics?limit=x", "anna", 400, "400 Bad Request"),
         ("console", "topics/orders/dead-purge", "vera", 403, "403 Forbidden"),
-        ("linked", "", "", 401, "You are not logged in"),
-        ("away", "topics", "anna", 503, "Redis is unavailable"),
+        ("link_console", "", "", 401, "You are not logged in"),
+        ("console_without_redis", "topics", "anna", 503, "Redis is unavailable"),
     ],
 )
 def test_pages_without_a_view_are_accessible(
@@ -168,7 +168,7 @@ def test_pages_without_a_view_are_accessible(
 
 
 @pytest.fixture(scope="module")
-def linked(fleet):
+def link_console(fleet):
     """A console whose users log in through a link."""
     with ConsoleProcess(fleet.config_path) as started:
         yield started
@@ -176,30 +176,30 @@ def linked(fleet):
 
 @pytest.mark.slow
 @every_path
-def test_views_work_without_javascript_read_only_for_viewers(console, visit, path, filled):
-    page, answer = visit(console, filled(console, path), javascript=False)
+def test_views_work_without_javascript_read_only_for_viewers(console, visit, path, fill_path):
+    page, answer = visit(console, fill_path(console, path), javascript=False)
     assert answer.status == 200
     assert page.inner_text("h1, h2")
     assert page.locator("button.copy:visible, #pause:visible").count() == 0
 
-    page, answer = visit(console, filled(console, path), "vera", javascript=False)
+    page, answer = visit(console, fill_path(console, path), "vera", javascript=False)
     assert answer.status == (403 if path in ACT_PATHS else 200)
     assert page.locator("main form[method=post]").count() == 0
     assert page.locator("main a.button").count() == 0
 
 
 @every_act
-def test_viewer_gets_403_for_every_post(console, act, filled):
+def test_viewer_gets_403_for_every_post(console, act, fill_path):
     client = logged_in(console, "vera")
 
-    answer = client.post(f"/{filled(console, path_of(act))}", {"request-id": "once"}, OWN)
+    answer = client.post(f"/{fill_path(console, example_path(act))}", {"request-id": "once"}, OWN)
 
     assert answer.status == 403
     assert "your role is viewer" in answer.text
 
 
 @pytest.fixture(scope="module")
-def prefixed(fleet, users_file):
+def prefixed_console(fleet, users_file):
     """A console below /q/."""
     with ConsoleProcess(
         fleet.config_path, "--users", str(users_file), "--prefix", "/q/"
@@ -209,10 +209,10 @@ def prefixed(fleet, users_file):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
-def test_views_work_below_a_path_prefix(prefixed, visit, path, filled):
-    assert urlsplit(prefixed.url).path == "/q/"
+def test_views_work_below_a_path_prefix(prefixed_console, visit, path, fill_path):
+    assert urlsplit(prefixed_console.url).path == "/q/"
 
-    page, answer = visit(prefixed, filled(prefixed, path))
+    page, answer = visit(prefixed_console, fill_path(prefixed_console, path))
 
     assert answer.status == 200
     assert page.seen.errors == []
@@ -223,17 +223,17 @@ def test_views_work_below_a_path_prefix(prefixed, visit, path, filled):
 
 
 @pytest.mark.slow
-def test_login_and_live_stream_work_below_a_prefix(prefixed, browse, fleet):
+def test_login_and_live_stream_work_below_a_prefix(prefixed_console, browse, fleet):
     """A visitor is sent to the login form, pauses a group and logs out."""
-    page = browse(prefixed, "")
-    page.goto(f"{prefixed.url}topics/{TOPIC}?group=bill")
+    page = browse(prefixed_console, "")
+    page.goto(f"{prefixed_console.url}topics/{TOPIC}?group=bill")
     assert urlsplit(page.url).path == "/q/login"
     page.fill("input[name=name]", "otto")
     page.fill("input[name=password]", PASSWORD)
     with page.expect_request(lambda each: urlsplit(each.url).path == "/q/live"):
         page.get_by_role("button", name="Log in").click()
     page.wait_for_selector("#pulse[data-state=live]")
-    assert page.url == f"{prefixed.url}topics/{TOPIC}?group=bill"
+    assert page.url == f"{prefixed_console.url}topics/{TOPIC}?group=bill"
 
     page.locator("tr#g-bill").get_by_role("link", name="Pause").click()
     page.fill("input[name=why]", "a prefix")
@@ -253,7 +253,7 @@ def test_login_and_live_stream_work_below_a_prefix(prefixed, browse, fleet):
     page.get_by_role("button", name="Log out").click()
     page.wait_for_selector("input[name=password]")
     assert urlsplit(page.url).path == "/q/login"
-    assert page.goto(f"{prefixed.url}fleet").url.startswith(f"{prefixed.url}login?")
+    assert page.goto(f"{prefixed_console.url}fleet").url.startswith(f"{prefixed_console.url}login?")
     paths = {urlsplit(each).path for each in page.seen.requests}
     assert [each for each in paths if not each.startswith("/q/")] == []
     assert page.seen.errors == []

@@ -20,7 +20,7 @@ FLEET = "default"
 PAIR = ("orders", "bill")
 
 
-def now_of(store) -> int:
+def server_time(store) -> int:
     seconds, micros = store.execute("TIME")
     return int(seconds) * 1000 + int(micros) // 1000
 
@@ -46,9 +46,9 @@ def append(
 
 
 @pytest.fixture
-def past(fleet):
+def past_entries(fleet):
     """Two instances wrote at the start of each of the last 120 minutes, except the last one."""
-    store, now = fleet.store, now_of(fleet.store)
+    store, now = fleet.store, server_time(fleet.store)
     name = "past"
     store.execute("DEL", store.keys.history(name))
     for minute in range(now // MINUTE_MS - 120, now // MINUTE_MS):
@@ -57,8 +57,8 @@ def past(fleet):
     return store, name, now
 
 
-def test_sparklines_sum_the_instances_of_a_minute(past):
-    store, name, now = past
+def test_sparklines_sum_the_instances_of_a_minute(past_entries):
+    store, name, now = past_entries
 
     [values] = ConsoleHistory().sparks(store, name, now).values()
 
@@ -66,9 +66,9 @@ def test_sparklines_sum_the_instances_of_a_minute(past):
 
 
 @pytest.mark.parametrize("seconds", [18, 45])
-def test_housekeeper_stopped_within_a_minute_adds_no_lag(past, seconds):
+def test_housekeeper_stopped_within_a_minute_adds_no_lag(past_entries, seconds):
     """`a` stops and starts again, and adds a separate entry after `seconds`."""
-    store, name, now = past
+    store, name, now = past_entries
     begun = (now // MINUTE_MS - 1) * MINUTE_MS
     store.execute("DEL", store.keys.history(name))
     for until, covered in ((0, 60), (seconds, seconds), (60, 60 - seconds)):
@@ -86,9 +86,9 @@ def test_housekeeper_stopped_within_a_minute_adds_no_lag(past, seconds):
     assert [each.arriving for each in known] == [2.0, 2.0]
 
 
-def test_history_entry_of_several_minutes_is_averaged(past):
+def test_history_entry_of_several_minutes_is_averaged(past_entries):
     """Redis was unavailable, or the housekeeper was delayed."""
-    store, name, now = past
+    store, name, now = past_entries
     store.execute("DEL", store.keys.history(name))
     append(store, name, "a", now // MINUTE_MS * MINUTE_MS + 200, acked=900, lag=5, seconds=180.2)
 
@@ -99,9 +99,9 @@ def test_history_entry_of_several_minutes_is_averaged(past):
     assert sum(each.p95 is not None for each in points) == 3
 
 
-def test_group_without_an_owner_has_no_lag(past):
+def test_group_without_an_owner_has_no_lag(past_entries):
     """Another group keeps its owner, so the minutes are covered."""
-    store, name, now = past
+    store, name, now = past_entries
     store.execute("DEL", store.keys.history(name))
     first = now // MINUTE_MS - 4
     for minute, measured in enumerate((2, 2, 1, 0), first):
@@ -120,8 +120,8 @@ def test_group_without_an_owner_has_no_lag(past):
     assert [each.lag for each in points] == [5, 5, 5, None]
 
 
-def test_longer_history_range_reads_earlier_entries_once(past):
-    store, name, now = past
+def test_longer_history_range_reads_earlier_entries_once(past_entries):
+    store, name, now = past_entries
     seen = ConsoleHistory()
     seen.sparks(store, name, now)
 
@@ -137,8 +137,8 @@ def test_longer_history_range_reads_earlier_entries_once(past):
         assert all(each.p95 for each in known)
 
 
-def test_history_reads_only_new_entries(past):
-    store, name, now = past
+def test_history_reads_only_new_entries(past_entries):
+    store, name, now = past_entries
     seen = ConsoleHistory()
     seen.sparks(store, name, now)
     store.execute("DEL", store.keys.history(name))
@@ -153,16 +153,16 @@ def test_history_reads_only_new_entries(past):
 @NO_BROWSER
 @optional.need("playwright")
 def test_charts_survive_a_restart(fleet, new_console, users_file, browse):
-    store, now = fleet.store, now_of(fleet.store)
+    store, now = fleet.store, server_time(fleet.store)
     store.execute("DEL", store.keys.history(FLEET))
     for minute in range(now // MINUTE_MS - 70, now // MINUTE_MS + 1):
         append(store, FLEET, "a", minute * MINUTE_MS + 200, acked=60)
 
     first = new_console(fleet, "--users", str(users_file))
-    before = charted(browse(first), first)
+    before = chart_and_table_rates(browse(first), first)
     first.stop()
     second = new_console(fleet, "--users", str(users_file))
-    after = charted(browse(second), second)
+    after = chart_and_table_rates(browse(second), second)
 
     assert sum(each == 1.0 for each in before) >= 58
     assert before[-50:-5] == after[-50:-5]
@@ -171,12 +171,12 @@ def test_charts_survive_a_restart(fleet, new_console, users_file, browse):
 @NO_BROWSER
 @optional.need("playwright")
 def test_charts_get_new_points_without_a_reload(fleet, console, browse):
-    store, now = fleet.store, now_of(fleet.store)
+    store, now = fleet.store, server_time(fleet.store)
     store.execute("DEL", store.keys.history(FLEET))
     for minute in range(now // MINUTE_MS - 70, now // MINUTE_MS + 1):
         append(store, FLEET, "a", minute * MINUTE_MS + 200, acked=60)
     page = browse(console)
-    charted(page, console)
+    chart_and_table_rates(page, console)
     page.evaluate("document.querySelector('#history-figures').open = true")
     drawn = page.evaluate(DRAWN)
     loads = len([each for each in page.seen.requests if "/topics/" in each])
@@ -201,7 +201,7 @@ def test_charts_get_new_points_without_a_reload(fleet, console, browse):
 DRAWN = "document.querySelector('#chart-rates canvas').toDataURL()"
 
 
-def charted(page, console) -> list[float | None]:
+def chart_and_table_rates(page, console) -> list[float | None]:
     """Return the rates of a topic's chart, which is drawn, and of the same table."""
     page.goto(f"{console.url}topics/orders?group=bill&range=1h")
     page.wait_for_selector("#chart-rates canvas")

@@ -25,7 +25,7 @@ from streamqd.console.views import ACTS, VIEWS  # noqa: E402
 from streamqd.producer.producer import Producer  # noqa: E402
 from streamqd.store.directives import Scope  # noqa: E402
 from tests.console.conftest import HOSTILE, log_in  # noqa: E402
-from tests.console.test_every_view import replayed  # noqa: E402
+from tests.console.test_every_view import replay_letter  # noqa: E402
 
 BIDI = "\u202e\u2066\u200f"
 EVIL = f"{HOSTILE}{BIDI}\"'&"
@@ -52,7 +52,7 @@ SHOWN = {
 
 
 @pytest.fixture(scope="module")
-def evil(request, tmp_path_factory, users_file):
+def hostile_console(request, tmp_path_factory, users_file):
     """A console, and a function from an example path to one with evil messages.
 
     The daemon wrote retries and dead letters and was killed. Its summary and its heartbeat, as they
@@ -61,7 +61,7 @@ def evil(request, tmp_path_factory, users_file):
     word = request.config.getoption("--server")
     if "://" in word or word == "testcontainers":
         pytest.skip("needs a server process of its own")
-    server = servers.needed(servers.start, word)
+    server = servers.require(servers.start, word)
     try:
         with daemons(tmp_path_factory.mktemp("evil"), server.url) as make:
             daemon = make(partitions=2, daemon={"lease_ttl": "10m"}, code=CODE)
@@ -71,9 +71,9 @@ def evil(request, tmp_path_factory, users_file):
                 wait_until(lambda: len(letters(daemon)) == 3, timeout=30)
                 wait_until(lambda: len(waiting(daemon)) == 3, timeout=30)
                 daemon.kill_all()
-                forge(daemon)
+                forge_records(daemon)
                 with ConsoleProcess(daemon.config_path, "--users", str(users_file)) as console:
-                    yield console, filled(daemon, console, uid)
+                    yield console, fill_path(daemon, console, uid)
     finally:
         server.close()
 
@@ -110,7 +110,7 @@ def waiting(daemon: Any) -> list[Any]:
     return retries.messages(daemon.store, TOPIC, "bill").page(limit=100).rows
 
 
-def forge(daemon: Any) -> None:
+def forge_records(daemon: Any) -> None:
     """Replace what an instance publishes, and write names that no client of streamqd writes."""
     link, keys, there = daemon.link, daemon.keys, Fleet(daemon.store, "default", 600.0)
     assert delayed.messages(daemon.store, TOPIC).page(limit=1).rows
@@ -132,10 +132,10 @@ def forge(daemon: Any) -> None:
         audit.record(daemon.store, TOPIC, EVIL, arguments=some, counts={EVIL: 1}, note=EVIL)
 
 
-def filled(daemon: Any, console: ConsoleProcess, uid: str) -> Any:
+def fill_path(daemon: Any, console: ConsoleProcess, uid: str) -> Any:
     rows = letters(daemon)
     letter = next(each.id for each in rows if each.uid == uid)
-    job = replayed(console, next(each.id for each in rows if each.uid != uid))
+    job = replay_letter(console, next(each.id for each in rows if each.uid != uid))
 
     def make(path: str) -> str:
         path = path.replace("DEAD_LETTER", letter).replace("UID", uid).replace("JOB", job)
@@ -145,8 +145,8 @@ def filled(daemon: Any, console: ConsoleProcess, uid: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def page(browser, evil):
-    console, _ = evil
+def page(browser, hostile_console):
+    console, _ = hostile_console
     context = browser.new_context(viewport={"width": 360, "height": 800})
     log_in(context, console, "anna")
     yield context.new_page()
@@ -159,8 +159,8 @@ PLAIN_TEXT = """[...document.querySelectorAll('pre, textarea, input')].forEach(e
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_hostile_data_is_shown_as_text(page, evil, name):
-    console, path_with = evil
+def test_hostile_data_is_shown_as_text(page, hostile_console, name):
+    console, path_with = hostile_console
     with contextlib.closing(Seen(page)) as seen:
         answer = page.goto(console.url + path_with(PATHS[name]))
         page.wait_for_load_state()

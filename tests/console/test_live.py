@@ -38,7 +38,7 @@ COUNT_EVENTS = """
 """
 
 
-def until(page, condition: str, timeout: float = 60.0) -> None:
+def wait_for_condition(page, condition: str, timeout: float = 60.0) -> None:
     """Wait for a JavaScript expression. The policy forbids playwright's own way to do that."""
     wait_until(lambda: page.evaluate(condition) or page.wait_for_timeout(50), timeout=timeout)
 
@@ -54,17 +54,17 @@ def overview(console, browse):
 
 
 @pytest.fixture
-def paused(fleet, overview):
+def paused_fleet(fleet, overview):
     """The fleet with paused groups, so each sent message stays unread."""
     there = Fleet(fleet.store, "default", 60.0)
     directives.pause(there, Scope(TOPIC), "a test")
-    until(overview, f"{BILL}.querySelector('.state').innerText.startsWith('paused')")
+    wait_for_condition(overview, f"{BILL}.querySelector('.state').innerText.startsWith('paused')")
     yield fleet
     directives.resume(there, Scope(TOPIC))
     fleet.wait_settled()
 
 
-def test_figures_update_without_a_reload(paused, overview):
+def test_figures_update_without_a_reload(paused_fleet, overview):
     page, lag = overview, f"{BILL}.querySelector('td.n').innerText"
     assert page.evaluate(lag) == "0"
     page.evaluate("window.kept = true")
@@ -76,9 +76,9 @@ def test_figures_update_without_a_reload(paused, overview):
     before = page.evaluate(places)
 
     page.seen.requests.clear()
-    paused.send(["ok"] * 100)
+    paused_fleet.send(["ok"] * 100)
     began, first = time.monotonic(), page.evaluate("events")
-    until(page, f"{lag} === '100'")
+    wait_for_condition(page, f"{lag} === '100'")
     took, events = time.monotonic() - began, page.evaluate("events") - first
     print(f"100 unread messages were shown after {took:.1f} s and {events} events")
 
@@ -101,7 +101,7 @@ def test_live_view_updates_without_a_reload_and_pauses(fleet, console, browse):
     before = page.evaluate(arriving)
 
     fleet.send(["ok"] * 200)
-    until(page, f"{arriving} !== {before!r}")
+    wait_for_condition(page, f"{arriving} !== {before!r}")
     page.click("#pause")
     page.seen.requests.clear()
     page.wait_for_timeout(5_000)
@@ -121,7 +121,7 @@ def test_open_details_in_the_live_part_stay_open(overview):
     swap = "html => htmx.swap({text: html, target: document.getElementById('live'),"
     page.evaluate(f"{swap} swap: 'innerMorph'}})", part.format(2))
 
-    until(page, "document.getElementById('n').innerText === '2'")
+    wait_for_condition(page, "document.getElementById('n').innerText === '2'")
     assert page.evaluate("document.getElementById('d').open") is True
 
 
@@ -186,7 +186,7 @@ def test_outage_of_redis_shows_a_banner_until_it_is_over(fleet, new_console, use
     page, other, still = browse(console), browse(console), browse(console)
     page.goto(console.url)
     page.wait_for_selector("#pulse[data-state=live]")
-    server = psutil.Process(int(info(fleet)["process_id"]))
+    server = psutil.Process(int(server_info(fleet)["process_id"]))
     before = fleet.pid, fleet.pids(), fleet.pids("ship")
 
     server.suspend()
@@ -217,7 +217,7 @@ def test_outage_of_redis_shows_a_banner_until_it_is_over(fleet, new_console, use
     assert page.seen.errors == []
 
 
-def info(daemon) -> dict[str, str]:
+def server_info(daemon) -> dict[str, str]:
     text = daemon.link.execute("INFO").decode()
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 

@@ -44,11 +44,11 @@ def test_empty_search_states_the_number_of_examined_messages(console, tab, messa
     page = tab(console)
     page.goto(f"{console.url}topics/{MANY}/messages?where=/a+%3D+1")
 
-    looked = [_looked(page)]
+    looked = [_count_examined(page)]
     while page.locator("a[rel=next]").count():
         page.locator("a[rel=next]").click()
         page.wait_for_load_state()
-        looked.append(_looked(page))
+        looked.append(_count_examined(page))
 
     assert sum(looked) == 50_000
     # Fewer than the budget only after its 2 s, or at the end of a partition.
@@ -56,7 +56,7 @@ def test_empty_search_states_the_number_of_examined_messages(console, tab, messa
     assert min(looked[:-1]) >= PIECE
 
 
-def _looked(page) -> int:
+def _count_examined(page) -> int:
     """Return the number of examined messages that a page without a match shows."""
     assert "No match in the messages searched" in page.inner_text("main")
     found = re.search(r"Searched ([\d,]+) of 50,000 messages", page.inner_text(".pager"))

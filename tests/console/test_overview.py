@@ -65,25 +65,25 @@ def troubles(*rows: AssignmentRow) -> list[Trouble]:
     return list(overview.derive(seen, SlowFacts(0.0, {}, NO_SCHEDULES, []), 0.0).troubles)
 
 
-def behind(**more) -> AssignmentRow:
+def lagging_row(**more) -> AssignmentRow:
     """Return a partition with more unread messages than the server counts."""
     row = assignment(4.0, arriving=5.0, mean_seconds=0.25, oldest_unread_unix_ms=NOW - 1_000)
     return replace(row, lag=None, lag_at_least=1_500, **more)
 
 
 def test_group_with_an_uncounted_growing_lag_is_behind():
-    [found] = troubles(behind())
+    [found] = troubles(lagging_row())
 
     assert found.text == (
         "clicks/analytics lags: 1,500 or more unread, 5.0/s arrive and 4.0/s are handled,"
         " a run takes 250ms"
     )
     assert found.fix.startswith("make the handler faster")
-    assert troubles(behind(arriving=4.0)) == [], "it keeps up, and nothing is old"
+    assert troubles(lagging_row(arriving=4.0)) == [], "it keeps up, and nothing is old"
 
 
 def test_group_with_an_old_message_is_behind_until_handled():
-    [found] = troubles(behind(arriving=1.0, oldest_unread_unix_ms=NOW - 90_000))
+    [found] = troubles(lagging_row(arriving=1.0, oldest_unread_unix_ms=NOW - 90_000))
 
     assert "1.0/s arrive and 4.0/s are handled" in found.text
     assert found.fix == "wait: at this rate it takes 8 min 20 s to catch up"

@@ -65,12 +65,12 @@ def test_partition_of_a_paused_topic_offers_to_resume_it(console, browse, fleet)
     page = browse(console, "otto")
     try:
         for path in (f"topics/{TOPIC}", f"topics/{TOPIC}/partitions/0/bill"):
-            wait_until(lambda path=path: resume_of(page, console, path) == f"{TOPIC}/*/*")
+            wait_until(lambda path=path: resume_scope(page, console, path) == f"{TOPIC}/*/*")
     finally:
         directives.resume(there, Scope(TOPIC))
 
 
-def resume_of(page, console, path):
+def resume_scope(page, console, path):
     """Return the scope that the first button Resume of a page resumes."""
     page.goto(console.url + path)
     found = page.get_by_role("link", name="Resume")

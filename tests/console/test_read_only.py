@@ -36,7 +36,7 @@ def viewer(fleet: Daemon) -> Iterator[str]:
     users.revoke(fleet.link)
 
 
-def started(fleet: Daemon, viewer: str, *arguments: str) -> ConsoleProcess:
+def start_console(fleet: Daemon, viewer: str, *arguments: str) -> ConsoleProcess:
     """Return a console with the configuration of the fleet, which logs in as the viewer."""
     path = fleet.folder / "viewer.toml"
     redis = fleet.tables["redis"] | {"username": viewer}
@@ -44,7 +44,7 @@ def started(fleet: Daemon, viewer: str, *arguments: str) -> ConsoleProcess:
     return ConsoleProcess(path, *arguments)
 
 
-def entered(console: ConsoleProcess) -> Client:
+def enter_console(console: ConsoleProcess) -> Client:
     """Return a client of the person who has the link."""
     client = Client(console.port)
     assert client.get(f"/?{console.link.partition('?')[2]}").status == 303
@@ -54,12 +54,12 @@ def entered(console: ConsoleProcess) -> Client:
 @pytest.fixture(scope="module")
 def client(fleet: Daemon, viewer: str) -> Iterator[Client]:
     """A client of a console with `--read-only`."""
-    with started(fleet, viewer, "--read-only") as console:
-        yield entered(console)
+    with start_console(fleet, viewer, "--read-only") as console:
+        yield enter_console(console)
 
 
 @pytest.fixture
-def filled(fleet: Daemon):
+def fill_path(fleet: Daemon):
     """Return a path with a letter and a message of the fleet."""
     letter = dead_letters.messages(fleet.store, TOPIC).page(limit=1).rows[0].id
     message = tail.messages(fleet.store, TOPIC).page(limit=1).rows[0]
@@ -67,7 +67,7 @@ def filled(fleet: Daemon):
     return lambda path: path.replace("DEAD_LETTER", letter).replace("UID", uid)
 
 
-def refused(link: Connection, viewer: str) -> set[bytes]:
+def refused_commands(link: Connection, viewer: str) -> set[bytes]:
     """Return the commands that Redis has refused to the viewer, without their subcommands."""
     rows = [dict(zip(row[::2], row[1::2], strict=True)) for row in link.execute("ACL", "LOG")]
     own = [row for row in rows if row[b"username"] == viewer.encode()]
@@ -75,19 +75,19 @@ def refused(link: Connection, viewer: str) -> set[bytes]:
 
 
 @pytest.mark.parametrize("path", [*PATHS, *SEEN_FILES])
-def test_read_only_every_view_opens_for_the_viewer_acl(fleet, viewer, client, filled, path):
+def test_read_only_every_view_opens_for_the_viewer_acl(fleet, viewer, client, fill_path, path):
     fleet.link.execute("ACL", "LOG", "RESET")
 
-    answer = client.get(filled(path))
+    answer = client.get(fill_path(path))
 
     assert answer.status == 200, answer.text
     assert "NOPERM" not in answer.text
     # Only the doctor tries a command that it may not run, and continues without it.
     without = DOCTOR_WITHOUT if path == "/doctor" else set()
-    assert refused(fleet.link, viewer) == without
+    assert refused_commands(fleet.link, viewer) == without
 
 
-def test_read_only_filters_and_pages_open_for_the_viewer_acl(fleet, viewer, client, filled):
+def test_read_only_filters_and_pages_open_for_the_viewer_acl(fleet, viewer, client, fill_path):
     fleet.link.execute("ACL", "LOG", "RESET")
     since = "since=1h&group=bill"
     for path in (
@@ -98,33 +98,33 @@ def test_read_only_filters_and_pages_open_for_the_viewer_acl(fleet, viewer, clie
         "/topics/orders/messages?since=1h",
         "/topics/orders?range=24h",
     ):
-        assert client.get(filled(path)).status == 200, path
-    assert refused(fleet.link, viewer) == set()
+        assert client.get(fill_path(path)).status == 200, path
+    assert refused_commands(fleet.link, viewer) == set()
 
 
-def test_read_only_every_post_is_403(fleet, client, filled):
+def test_read_only_every_post_is_403(fleet, client, fill_path):
     for act in ACTS:
-        path = filled(act.example or act.path)
+        path = fill_path(act.example or act.path)
         for answer in (client.get(path), client.post(path, {"request-id": "once"}, OWN)):
             assert answer.status == 403, path
             assert "This console is read-only" in answer.text
 
 
-def test_read_only_download_for_operators_is_403(client, filled):
+def test_read_only_download_for_operators_is_403(client, fill_path):
     paths = [each.path for each in DOWNLOADS if each.role > Role.VIEWER]
     assert paths == ["/topics/{topic}/dead-export"]
-    assert client.get(filled(paths[0].replace("{topic}", TOPIC))).status == 403
+    assert client.get(fill_path(paths[0].replace("{topic}", TOPIC))).status == 403
 
 
 def test_viewer_acl_refuses_a_change_without_read_only(fleet, viewer):
     """A console without `--read-only` shows buttons, and Redis refuses the act of each."""
-    with started(fleet, viewer) as console:
-        client = entered(console)
+    with start_console(fleet, viewer) as console:
+        client = enter_console(console)
         fleet.link.execute("ACL", "LOG", "RESET")
         answer = client.post("/groups/orders/bill/pause", {"request-id": "once"}, OWN)
         paused = fleet.link.execute("HGETALL", fleet.keys.directives("default"))
 
     assert answer.status == 409
     assert "Redis rejected the change" in answer.text
-    assert refused(fleet.link, viewer) != set()
+    assert refused_commands(fleet.link, viewer) != set()
     assert paused == []

@@ -25,7 +25,7 @@ from streamqd.console.view import ConsoleView  # noqa: E402
 from streamqd.console.views import ACTS, DOWNLOADS, VIEWS  # noqa: E402
 from streamqd.producer.producer import Producer  # noqa: E402
 from tests.console.test_access import Client, logged_in  # noqa: E402
-from tests.console.test_every_view import replayed  # noqa: E402
+from tests.console.test_every_view import replay_letter  # noqa: E402
 
 SECRET, OPEN = "s3cr3t", "v1s1ble"
 PAYLOAD = json.dumps({"card": {"number": SECRET}, "open": OPEN})
@@ -45,12 +45,12 @@ def obey(message):
 
 
 @pytest.fixture(scope="module")
-def secret(request, tmp_path_factory, users_file):
+def console_with_roles(request, tmp_path_factory, users_file):
     """A console whose viewers see no bodies, operators masked ones, and admins all bodies."""
     word = request.config.getoption("--server")
     if "://" in word or word == "testcontainers":
         pytest.skip("needs a server process of its own")
-    server = servers.needed(servers.start, word)
+    server = servers.require(servers.start, word)
     try:
         with daemons(tmp_path_factory.mktemp("secret"), server.url) as make:
             daemon = make(code=CODE)
@@ -101,7 +101,7 @@ def paths(daemon: Any, console: ConsoleProcess, uid: str) -> dict[str, str]:
     """Return the paths of all views, acts and downloads by name."""
     rows = letters(daemon)
     letter = next(each.id for each in rows if each.uid == uid)
-    job = replayed(console, next(each.id for each in rows if each.uid != uid))
+    job = replay_letter(console, next(each.id for each in rows if each.uid != uid))
     found = {each.name: each.example or each.path for each in (*VIEWS, *ACTS)}
     found |= {each.name: each.path for each in DOWNLOADS}
     parts = {
@@ -116,14 +116,14 @@ def paths(daemon: Any, console: ConsoleProcess, uid: str) -> dict[str, str]:
     return found | {"message_payload": f"{found['message_payload']}?uid={uid}"}
 
 
-def seen_by(secret: Any, name: str) -> dict[str, Any]:
+def pages_of(secret: Any, name: str) -> dict[str, Any]:
     """Return the answers to a person by the names of the entries."""
     console, known = secret
     client: Client = logged_in(console, name)
     return {entry: client.get(path) for entry, path in known.items()}
 
 
-def live(console: ConsoleProcess, client: Client, path: str) -> str:
+def live_part(console: ConsoleProcess, client: Client, path: str) -> str:
     """Return the first live part of a page."""
     link = http.client.HTTPConnection("127.0.0.1", console.port, timeout=30)
     cookie = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
@@ -135,9 +135,9 @@ def live(console: ConsoleProcess, client: Client, path: str) -> str:
     return text
 
 
-def test_admin_sees_everything(secret):
+def test_admin_sees_everything(console_with_roles):
     """Otherwise, the tests below could not fail."""
-    answers = seen_by(secret, "anna")
+    answers = pages_of(console_with_roles, "anna")
 
     assert {name for name, each in answers.items() if each.status != 200} == set()
     shown = {name for name, each in answers.items() if SECRET in each.text}
@@ -145,8 +145,8 @@ def test_admin_sees_everything(secret):
 
 
 @pytest.mark.parametrize(("name", "bodies"), [("vera", "hidden"), ("otto", "masked")])
-def test_secret_is_on_no_view_for_other_roles(secret, name, bodies):
-    answers = seen_by(secret, name)
+def test_secret_is_on_no_view_for_other_roles(console_with_roles, name, bodies):
+    answers = pages_of(console_with_roles, name)
 
     assert {entry for entry, each in answers.items() if SECRET in each.text} == set()
     views = {each.name for each in VIEWS}
@@ -159,7 +159,7 @@ def test_secret_is_on_no_view_for_other_roles(secret, name, bodies):
 
 @pytest.mark.parametrize("name", ["vera", "otto"])
 @pytest.mark.parametrize("view", [each for each in VIEWS if each.live], ids=lambda each: each.name)
-def test_secret_is_in_no_live_part_for_other_roles(secret, name, view: ConsoleView):
-    console, known = secret
+def test_secret_is_in_no_live_part_for_other_roles(console_with_roles, name, view: ConsoleView):
+    console, known = console_with_roles
 
-    assert SECRET not in live(console, logged_in(console, name), known[view.name])
+    assert SECRET not in live_part(console, logged_in(console, name), known[view.name])

@@ -47,7 +47,7 @@ def main() -> int:
             print(error, file=sys.stderr)
             return 2
         if options.k and RESULTS.exists():
-            found = results.merged(last_results(), found)
+            found = results.merge_results(last_results(), found)
         RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
     PAGE.write_text(current_page())
     failed = [
@@ -88,7 +88,7 @@ def run(words: Sequence[str], only: str = "") -> dict[str, Any]:
         print(f"--- {at + 1}/{len(words)}: {about[word]}", flush=True)
         started = time.monotonic()
         found = _run_one(word, only, everything=at == 0)
-        outcomes = results.joined(outcomes, found["outcomes"])
+        outcomes = results.join_outcomes(outcomes, found["outcomes"])
         on_server.update(found["on_server"])
         for server, times in found["full_speed"].items():
             full_speed.setdefault(server, {}).update(times)

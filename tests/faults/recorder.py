@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.results import FULL_SPEED, SERVERS, worst
+from tests.faults.results import FULL_SPEED, SERVERS, worst_outcome
 from tests.support import servers
 
 VARIABLE = "FAULT_OUTCOMES"
@@ -56,7 +56,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     words = properties[_PROPERTY].split()
     for word in words or [""]:
         of_server = _outcomes.setdefault(word, {})
-        of_server[test] = worst(of_server.get(test, report.outcome), report.outcome)
+        of_server[test] = worst_outcome(of_server.get(test, report.outcome), report.outcome)
         if FULL_SPEED in properties:
             times = _full_speed.setdefault(word, {})
             times[test] = max(times.get(test, 0.0), properties[FULL_SPEED])

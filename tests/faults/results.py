@@ -46,22 +46,22 @@ def full_speed_after(tests: Sequence[str], results: Results) -> dict[str, float]
     return found
 
 
-def worst(*outcomes: str) -> str:
+def worst_outcome(*outcomes: str) -> str:
     """Return the combined outcome: failed if any of them failed."""
     return max(outcomes, key=_WORST.index)
 
 
-def joined(one: Outcomes, other: Outcomes) -> dict[str, dict[str, str]]:
+def join_outcomes(one: Outcomes, other: Outcomes) -> dict[str, dict[str, str]]:
     """Return the outcomes of two runs, the worse one of each test and server."""
     found = {server: dict(tests) for server, tests in one.items()}
     for server, tests in other.items():
         of_server = found.setdefault(server, {})
         for test, outcome in tests.items():
-            of_server[test] = worst(of_server.get(test, outcome), outcome)
+            of_server[test] = worst_outcome(of_server.get(test, outcome), outcome)
     return found
 
 
-def merged(old: Results, new: Results) -> dict[str, Any]:
+def merge_results(old: Results, new: Results) -> dict[str, Any]:
     """Return the outcomes of a full run, updated with those of a later partial run."""
     outcomes = {server: dict(found) for server, found in old.get("outcomes", {}).items()}
     for server, found in new["outcomes"].items():

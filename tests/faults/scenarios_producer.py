@@ -18,12 +18,12 @@ TRIES = 5
 
 
 @contextmanager
-def _hurried() -> Iterator[None]:
+def _without_pauses() -> Iterator[None]:
     with mock.patch.object(sender, "PAUSES", (0.0, 0.0)):
         yield
 
 
-def _written(context: ScenarioContext) -> list[bytes]:
+def _read_payloads(context: ScenarioContext) -> list[bytes]:
     keys = context.keys
     pages = context.link.pipeline(
         [("XRANGE", keys.stream(TOPIC, number), "-", "+") for number in range(2)]
@@ -31,28 +31,28 @@ def _written(context: ScenarioContext) -> list[bytes]:
     return [fields[fields.index(b"payload") + 1] for page in pages for _, fields in page]
 
 
-def _scheduled(context: ScenarioContext) -> int:
+def _count_scheduled(context: ScenarioContext) -> int:
     keys = context.keys
     calls = [("ZCARD", keys.delayed_sends(TOPIC, number)) for number in range(2)]
     return sum(context.link.pipeline(calls))
 
 
-def _once(context: ScenarioContext, payload: bytes, send: Callable[[], object]) -> None:
+def _send_if_missing(context: ScenarioContext, payload: bytes, send: Callable[[], object]) -> None:
     """Send without dedup ids. After an unknown outcome, look, and send only missing messages."""
     for _ in range(TRIES):
-        waiting = _scheduled(context)
+        waiting = _count_scheduled(context)
         try:
             send()
             return
         except OutcomeUnknownError:
-            if payload in _written(context) or _scheduled(context) > waiting:
+            if payload in _read_payloads(context) or _count_scheduled(context) > waiting:
                 return
         except RedisUnavailableError:
             continue  # it never left this process
     raise AssertionError(f"{payload!r} cannot be sent")
 
 
-def _repeated(send: Callable[[], object]) -> None:
+def _send_until_confirmed(send: Callable[[], object]) -> None:
     """Send with dedup ids: repeat until it is confirmed."""
     for _ in range(TRIES):
         with contextlib.suppress(RedisUnavailableError):
@@ -64,37 +64,43 @@ def _repeated(send: Callable[[], object]) -> None:
 def single_messages(context: ScenarioContext) -> None:
     """Send one message, in every way."""
     topics.create(context.store, TOPIC, config.Topic(partitions=2))
-    with _hurried(), Producer(context.proxy.url) as producer:
+    with _without_pauses(), Producer(context.proxy.url) as producer:
 
         def send(payload: bytes, **options: object) -> Callable[[], object]:
             return lambda: producer.send(TOPIC, payload, **options)  # type: ignore[arg-type]
 
         for number in range(3):
             payload = b"plain %d" % number
-            _once(context, payload, send(payload, partition=number % 2))
-        _once(context, b"soon", send(b"soon", partition=0, delay=20))
-        _repeated(send(b"keyed", key="k", dedup_id="keyed"))
-        _repeated(send(b"twice", dedup_id="twice"))
-        _repeated(send(b"twice", dedup_id="twice"))
-        _repeated(send(b"later", dedup_id="later", delay=3600))
-    assert sorted(_written(context)) == [b"keyed", b"plain 0", b"plain 1", b"plain 2", b"twice"]
-    assert _scheduled(context) == 2
+            _send_if_missing(context, payload, send(payload, partition=number % 2))
+        _send_if_missing(context, b"soon", send(b"soon", partition=0, delay=20))
+        _send_until_confirmed(send(b"keyed", key="k", dedup_id="keyed"))
+        _send_until_confirmed(send(b"twice", dedup_id="twice"))
+        _send_until_confirmed(send(b"twice", dedup_id="twice"))
+        _send_until_confirmed(send(b"later", dedup_id="later", delay=3600))
+    assert sorted(_read_payloads(context)) == [
+        b"keyed",
+        b"plain 0",
+        b"plain 1",
+        b"plain 2",
+        b"twice",
+    ]
+    assert _count_scheduled(context) == 2
 
 
 def many_messages(context: ScenarioContext) -> None:
     """Send many messages: pipelined, buffered, and with `max_backlog`."""
     topics.create(context.store, TOPIC, config.Topic(partitions=2))
     wanted = [b"%d" % number for number in range(40)]
-    with _hurried():
+    with _without_pauses():
         with Producer(context.proxy.url) as producer:
             for _ in range(TRIES):
-                missing = sorted({*wanted[:20]} - {*_written(context)}, key=int)
+                missing = sorted({*wanted[:20]} - {*_read_payloads(context)}, key=int)
                 items: Iterable[Outgoing] = [Outgoing(each, partition=0) for each in missing]
                 with contextlib.suppress(RedisUnavailableError):
                     producer.send_many(TOPIC, items)
         with Producer(context.proxy.url, max_backlog=1000) as producer:
             for payload in wanted[20:25]:
-                _repeated(
+                _send_until_confirmed(
                     lambda payload=payload: producer.send(  # type: ignore[misc]
                         TOPIC, payload, partition=1, dedup_id=payload.decode()
                     )
@@ -112,12 +118,12 @@ def many_messages(context: ScenarioContext) -> None:
                     for each, receipt in zip(waiting, receipts, strict=True)
                     if receipt.exception(5.0)
                 ]
-    assert sorted(_written(context), key=int) == wanted
+    assert sorted(_read_payloads(context), key=int) == wanted
 
 
 def the_first_message_of_a_topic(context: ScenarioContext) -> None:
     """The message registers the topic. Another send completes an interrupted registration."""
-    with _hurried():
+    with _without_pauses():
         for _ in range(TRIES):
             with (
                 Producer(context.proxy.url) as producer,
@@ -128,4 +134,4 @@ def the_first_message_of_a_topic(context: ScenarioContext) -> None:
         else:
             raise AssertionError("the topic is never registered")
     assert context.link.execute("SMEMBERS", context.keys.registry()) == [TOPIC.encode()]
-    assert _written(context) == [b"first"]
+    assert _read_payloads(context) == [b"first"]

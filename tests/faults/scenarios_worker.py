@@ -85,7 +85,7 @@ def play(context: ScenarioContext, **consumer: Any) -> None:
     harness = context.harness
     slot = Scoreboard(1).allot(ASSIGNMENT)
     slot.reclaim_requested = 1
-    with ledger() as book, lives(slot) as make, _hurried():
+    with ledger() as book, lives(slot) as make, _short_waits():
         seed(harness, book)
         life = make(context.proxy.url)
 
@@ -132,7 +132,7 @@ def judge(harness: Harness, book: Ledger) -> None:
 
 
 @contextmanager
-def _hurried() -> Iterator[None]:
+def _short_waits() -> Iterator[None]:
     """Shorten waits of a worker."""
     waits = mock.patch.multiple(turns, BLOCK_SECONDS=0.02, DEFER_SECONDS=0.02)
     pauses = {"RECONNECT_SECONDS": (0.001, 0.01), "IDLE_CHECK_SECONDS": 0.0}
@@ -154,7 +154,7 @@ def on_a_full_server(context: ScenarioContext) -> None:
     """Memory is full: reads and acknowledgments use scripts."""
     harness = context.harness
     slot = Scoreboard(1).allot(ASSIGNMENT)
-    with ledger() as book, lives(slot) as make, _hurried():
+    with ledger() as book, lives(slot) as make, _short_waits():
         harness.groups()
         harness.own("t1")
         ids = [f"{number}-0" for number in range(1, 8)]
@@ -185,7 +185,7 @@ def in_place(context: ScenarioContext) -> None:
     harness = context.harness
     slot = Scoreboard(1).allot(ASSIGNMENT)
     backoff = Backoff("fixed", 0.001, 0.001, "none")
-    with ledger() as book, lives(slot) as make, _hurried():
+    with ledger() as book, lives(slot) as make, _short_waits():
         harness.groups()
         harness.own("t1")
         for entry_id, word in (("1-0", "ok"), (FAILING, "fail"), ("3-0", "ok"), (LAST, "stop")):
@@ -222,7 +222,7 @@ def a_group_that_is_destroyed(context: ScenarioContext) -> None:
     """The group is destroyed while the worker runs. Its owner recreates it at its position."""
     harness = context.harness
     slot = Scoreboard(1).allot(ASSIGNMENT)
-    with ledger() as book, lives(slot) as make, _hurried():
+    with ledger() as book, lives(slot) as make, _short_waits():
         harness.groups()
         harness.own("t1")
         words = {"3-0": "destroy", "4-0": "fail", LAST: "stop"}

@@ -69,7 +69,7 @@ def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
 
 
 @contextmanager
-def both(
+def run_both(
     make: Make, proxy: FaultProxy, shape: str, partitions: int = 1
 ) -> Iterator[tuple[Daemon, Daemon]]:
     """Return a daemon behind the proxy that has handled a message, and another that only sends."""
@@ -119,7 +119,7 @@ def lose_logins_repeatedly(daemon: Daemon, proxy: FaultProxy, losses: int) -> fl
 
 
 @contextmanager
-def feeding(sender: Daemon, every: float) -> Iterator[None]:
+def feed_messages(sender: Daemon, every: float) -> Iterator[None]:
     """Send messages to each partition continuously during the block."""
     over = threading.Event()
 
@@ -182,11 +182,11 @@ def test_busy_partition_continues_within_three_seconds(
     make: Make, proxy: FaultProxy, shape: str, whose: str
 ):
     """Its worker waits for an answer or a message on a dead connection."""
-    with both(make, proxy, shape) as (daemon, sender):
+    with run_both(make, proxy, shape) as (daemon, sender):
         workers = daemon.pids()
 
         def strike() -> float:
-            with feeding(sender, 0.02):
+            with feed_messages(sender, 0.02):
                 wait_progress(daemon, time.monotonic())
                 struck = time.monotonic()
                 assert proxy.silence(whose) > 0
@@ -209,7 +209,7 @@ def test_idle_partition_starts_a_message_within_two_seconds(
     make: Make, proxy: FaultProxy, shape: str, whose: str
 ):
     """A worker that waits for messages has no deadline, so the housekeeper checks."""
-    with both(make, proxy, shape) as (daemon, sender):
+    with run_both(make, proxy, shape) as (daemon, sender):
 
         def strike() -> float:
             struck = time.monotonic()
@@ -232,10 +232,10 @@ def test_busy_partitions_outlive_connections_lost_at_login(
     make: Make, proxy: FaultProxy, losses: int
 ):
     """A login without an answer is repeated before the reply's time limit of 10 s."""
-    with both(make, proxy, "plain", MANY) as (daemon, sender):
+    with run_both(make, proxy, "plain", MANY) as (daemon, sender):
 
         def strike() -> float:
-            with feeding(sender, 0.05):
+            with feed_messages(sender, 0.05):
                 healthy = lose_logins_repeatedly(daemon, proxy, losses)
                 wait_progress(daemon, healthy, 50 * MANY)
             daemon.wait_settled()
@@ -253,7 +253,7 @@ def test_idle_partitions_outlive_connections_lost_at_login(
     make: Make, proxy: FaultProxy, losses: int
 ):
     """Idle workers also repeat a login without an answer."""
-    with both(make, proxy, "plain", MANY) as (daemon, sender):
+    with run_both(make, proxy, "plain", MANY) as (daemon, sender):
 
         def strike() -> float:
             wait_idle(daemon, sender)
@@ -275,8 +275,8 @@ def test_paused_server_gets_few_probes(
     make: Make, proxy: FaultProxy, fresh_server: ProcessServer, shape: str
 ):
     """New connections get no answer either, so the server is silent."""
-    with both(make, proxy, shape) as (daemon, sender):
-        with feeding(sender, 0.02):
+    with run_both(make, proxy, shape) as (daemon, sender):
+        with feed_messages(sender, 0.02):
             wait_progress(daemon, time.monotonic())
             before = proxy.connections
         fresh_server.pause()

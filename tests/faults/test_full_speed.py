@@ -47,7 +47,7 @@ def control(
 
 
 @contextmanager
-def working(make: Make, control: Control, **given: Any) -> Iterator[tuple[Daemon, Load]]:
+def run_load(make: Make, control: Control, **given: Any) -> Iterator[tuple[Daemon, Load]]:
     """Run one daemon with a backlog, at full speed."""
     made = make(code=CODE, consumer=CONSUMER, daemon=OPTIONS, **given)
     with made:
@@ -56,7 +56,7 @@ def working(make: Make, control: Control, **given: Any) -> Iterator[tuple[Daemon
 
 
 @contextmanager
-def two_working(make: Make, control: Control) -> Iterator[tuple[Daemon, Daemon, Load]]:
+def run_two_loads(make: Make, control: Control) -> Iterator[tuple[Daemon, Daemon, Load]]:
     """Run two daemons with a partition each, at full speed."""
     given = {"partitions": 2, "code": CODE, "consumer": CONSUMER, "daemon": OPTIONS}
     first, second = make(name="a", **given), make(name="b", **given)
@@ -72,7 +72,7 @@ def two_working(make: Make, control: Control) -> Iterator[tuple[Daemon, Daemon, 
 def test_full_speed_after_a_worker_kill(
     make: Make, control: Control, record_property: Record
 ) -> None:
-    with working(make, control) as (daemon, load):
+    with run_load(make, control) as (daemon, load):
         killed_at = time.monotonic()
         os.kill(daemon.pids()[0], signal.SIGKILL)
         record_property(FULL_SPEED, load.seconds_until_full(killed_at))
@@ -83,7 +83,7 @@ def test_full_speed_after_a_supervisor_kill(
     make: Make, control: Control, record_property: Record
 ) -> None:
     """Its successor starts when its processes have exited, as under systemd."""
-    with working(make, control) as (daemon, load):
+    with run_load(make, control) as (daemon, load):
         killed_at = time.monotonic()
         daemon.kill()
         daemon.wait_gone(5.0)
@@ -96,7 +96,7 @@ def test_full_speed_after_a_host_loss(
     make: Make, control: Control, record_property: Record
 ) -> None:
     """Nothing proves the host's death, so its lease of 5 s must expire."""
-    with two_working(make, control) as (first, _second, load):
+    with run_two_loads(make, control) as (first, _second, load):
         freeze(first)  # the host has no time to release anything
         lost_at = time.monotonic()
         first.kill()
@@ -108,7 +108,7 @@ def test_full_speed_after_an_instance_pause(
     make: Make, control: Control, record_property: Record
 ) -> None:
     """The pause exceeds the lease of 5 s, so another instance takes the partition over."""
-    with two_working(make, control) as (first, _second, load):
+    with run_two_loads(make, control) as (first, _second, load):
         paused_at = time.monotonic()
         freeze(first)
         try:
@@ -121,7 +121,7 @@ def test_full_speed_after_an_instance_pause(
 def test_full_speed_after_a_server_pause(
     make: Make, control: Control, fresh_server: ProcessServer, record_property: Record
 ) -> None:
-    with working(make, control) as (daemon, load):
+    with run_load(make, control) as (daemon, load):
         mark = daemon.mark()
         fresh_server.pause()
         daemon.wait_event("redis.lost", after=mark, role="supervisor", timeout=30)
@@ -136,7 +136,7 @@ def test_full_speed_after_a_clock_jump(
     make: Make, control: Control, fresh_server: ProcessServer, record_property: Record, jump: int
 ) -> None:
     clock = Clock(fresh_server)
-    with working(make, control) as (_daemon, load):
+    with run_load(make, control) as (_daemon, load):
         jumped_at = time.monotonic()
         clock.jump_to(jump)
         record_property(FULL_SPEED, load.seconds_until_full(jumped_at))
@@ -152,7 +152,7 @@ def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
 def test_full_speed_after_a_network_outage(
     make: Make, control: Control, proxy: FaultProxy, record_property: Record
 ) -> None:
-    with working(make, control, redis_url=proxy.url) as (daemon, load):
+    with run_load(make, control, redis_url=proxy.url) as (daemon, load):
         mark = daemon.mark()
         proxy.hold(requests=True, replies=True)
         daemon.wait_event("redis.lost", after=mark, role="supervisor", timeout=30)
@@ -165,7 +165,7 @@ def test_full_speed_after_a_network_outage(
 def test_full_speed_after_connection_resets(
     make: Make, control: Control, proxy: FaultProxy, record_property: Record
 ) -> None:
-    with working(make, control, redis_url=proxy.url) as (_daemon, load):
+    with run_load(make, control, redis_url=proxy.url) as (_daemon, load):
         cut_at = time.monotonic()
         proxy.cut()
         record_property(FULL_SPEED, load.seconds_until_full(cut_at))
@@ -176,7 +176,7 @@ def test_full_speed_after_a_server_kill(
     make: Make, control: Control, fresh_server: ProcessServer, record_property: Record
 ) -> None:
     """The server has an append-only file. The time starts when it accepts commands again."""
-    with working(make, control) as (daemon, load):
+    with run_load(make, control) as (daemon, load):
         mark = daemon.mark()
         fresh_server.kill()
         daemon.wait_event("redis.lost", after=mark, role="supervisor", timeout=30)
@@ -188,7 +188,7 @@ def test_full_speed_after_a_server_kill(
 def test_full_speed_after_a_script_flush(
     make: Make, control: Control, record_property: Record
 ) -> None:
-    with working(make, control) as (daemon, load):
+    with run_load(make, control) as (daemon, load):
         flushed_at = time.monotonic()
         daemon.link.execute("SCRIPT", "FLUSH")
         record_property(FULL_SPEED, load.seconds_until_full(flushed_at))
@@ -198,7 +198,7 @@ def test_full_speed_after_a_script_flush(
 def test_full_speed_after_silent_connection_failures(
     make: Make, control: Control, proxy: FaultProxy, record_property: Record
 ) -> None:
-    with working(make, control, redis_url=proxy.url) as (_daemon, load):
+    with run_load(make, control, redis_url=proxy.url) as (_daemon, load):
         died_at = time.monotonic()
         proxy.silence()
         record_property(FULL_SPEED, load.seconds_until_full(died_at))

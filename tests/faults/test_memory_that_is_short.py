@@ -139,7 +139,7 @@ def test_start_in_a_cgroup_killed_as_a_whole_warns(new_daemon: NewDaemon, tmp_pa
 
 
 @pytest.fixture
-def limited() -> Iterator[Path]:
+def limited_cgroup() -> Iterator[Path]:
     """Create a control group with little memory."""
     own = find_counter(Path("/proc/self/cgroup"))
     if own is None:
@@ -158,9 +158,11 @@ def limited() -> Iterator[Path]:
 
 
 @pytest.mark.fault("F5")
-def test_out_of_memory_worker_exits_alone_with_the_cause(new_daemon: NewDaemon, limited: Path):
+def test_out_of_memory_worker_exits_alone_with_the_cause(
+    new_daemon: NewDaemon, limited_cgroup: Path
+):
     daemon = new_daemon(partitions=2, consumer={"max_crashes": 2})
-    daemon.within = ["sh", "-c", f'echo $$ > {limited}/cgroup.procs; exec "$@"', "sh"]
+    daemon.within = ["sh", "-c", f'echo $$ > {limited_cgroup}/cgroup.procs; exec "$@"', "sh"]
     with daemon:
         supervisor, others = daemon.pid, daemon.pids()[1]
         adjusted = Path(f"/proc/{others}/oom_score_adj").read_text()

@@ -10,7 +10,7 @@ import pytest
 
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from tests.acceptance.test_rebalance import GATED, keyspace
+from tests.acceptance.test_rebalance import GATED, dump_keyspace
 from tests.faults.scenario_runner import ScenarioRunner, kind_of
 from tests.faults.scenarios_worker import one_at_a_time
 from tests.support.daemon import GROUP, Daemon
@@ -51,7 +51,7 @@ def test_isolated_owner_starts_and_changes_nothing(make: Make, proxy: FaultProxy
                 a.wait_run(uid, count=2)
             print(f"taken over after {time.monotonic() - cut_at:.2f} s, ttl {TTL} s")
             taken = min(each.at for each in a.ledger.records("start") if each.pid not in workers)
-            before, epochs = keyspace(b), b.epochs()
+            before, epochs = dump_keyspace(b), b.epochs()
 
             # The runs from before the cut finish now, and its packets arrive.
             (Path(a.folder) / "gate-a").touch()
@@ -62,7 +62,7 @@ def test_isolated_owner_starts_and_changes_nothing(make: Make, proxy: FaultProxy
             for number in range(2):
                 a.wait_event("worker.exited", partition=number, timeout=20.0)
             assert a.events("lease.acquired", mark) == []
-            assert keyspace(b) == before, "an act of the old owner had an effect"
+            assert dump_keyspace(b) == before, "an act of the old owner had an effect"
             assert b.epochs() == epochs
 
             (Path(a.folder) / "gate-b").touch()

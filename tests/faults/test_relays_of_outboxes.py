@@ -26,7 +26,7 @@ FAULTS_AT = (0.2, 0.5, 0.8)  # shares of the transactions
 @pytest.fixture
 def database() -> Iterator[Any]:
     """Yield a PostgreSQL server for this test."""
-    started = servers.needed(databases.start, "postgresql")
+    started = servers.require(databases.start, "postgresql")
     yield started
     started.close()
 
@@ -43,7 +43,7 @@ def site(fresh_server: ProcessServer, database: Any, tmp_path: Path) -> Iterator
         made.close()
 
 
-def finished(site: OutboxSite, writers: Writers) -> None:
+def wait_finished(site: OutboxSite, writers: Writers) -> None:
     """Wait until all rows are sent, and compare the topic with the ledger."""
     writers.join()
     site.wait_empty(60)
@@ -57,7 +57,7 @@ def test_killed_relay_is_replaced_by_its_standby(site: OutboxSite) -> None:
         wait_until(lambda share=share: writers.share >= share, timeout=60)
         site.kill(site.wait_holder())
         site.start()
-    finished(site, writers)
+    wait_finished(site, writers)
 
 
 def test_killed_server_gets_each_row_once(site: OutboxSite, fresh_server: ProcessServer) -> None:
@@ -65,7 +65,7 @@ def test_killed_server_gets_each_row_once(site: OutboxSite, fresh_server: Proces
     for share in FAULTS_AT:
         wait_until(lambda share=share: writers.share >= share, timeout=60)
         fresh_server.restart()
-    finished(site, writers)
+    wait_finished(site, writers)
 
 
 def test_killed_database_keeps_its_rows(site: OutboxSite, database: Any) -> None:
@@ -74,4 +74,4 @@ def test_killed_database_keeps_its_rows(site: OutboxSite, database: Any) -> None
         wait_until(lambda share=share: writers.share >= share, timeout=60)
         database.kill()
         database.start()
-    finished(site, writers)
+    wait_finished(site, writers)

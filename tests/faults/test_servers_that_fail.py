@@ -14,8 +14,8 @@ import pytest
 from streamqd.store.client import Connection
 from tests.acceptance.test_redis_faults import (
     assert_nothing_moved,
-    pair,
-    stand_still,
+    pause_server,
+    run_pair,
     wait_clock,
     wait_progress,
 )
@@ -40,7 +40,7 @@ def test_clock_jump_loses_and_moves_nothing(make: Make, fresh_server: ProcessSer
     No instance takes over a partition of another, because it has seen its heartbeats.
     """
     clock = Clock(fresh_server)
-    with pair(make, 2 * TTL) as (first, second):
+    with run_pair(make, 2 * TTL) as (first, second):
         first.send("sleep 0.004" for _ in range(1200))
         wait_progress(first, 100)
 
@@ -67,7 +67,7 @@ def test_clock_jump_loses_and_moves_nothing(make: Make, fresh_server: ProcessSer
 def test_lost_owner_is_replaced_after_a_clock_step_back(make: Make, fresh_server: ProcessServer):
     """The owner's leases last an hour longer, and its last heartbeat seems recent for as long."""
     clock = Clock(fresh_server)
-    with pair(make, 2 * TTL) as (first, second):
+    with run_pair(make, 2 * TTL) as (first, second):
         first.send(["ok"] * 20)
         first.wait_settled()
         before = first.epochs()
@@ -131,11 +131,11 @@ def test_retry_is_due_by_the_clock_of_the_server(make: Make, fresh_server: Proce
 @pytest.mark.fault("F9")
 def test_paused_server_moves_none_of_many_partitions(make: Make, fresh_server: ProcessServer):
     """All leases expire together, but no instance takes one, and there is no stampede."""
-    with pair(make, 2 * TTL, 32) as (first, second):
+    with run_pair(make, 2 * TTL, 32) as (first, second):
         first.send(["ok"] * 64)
         first.wait_settled()
         epochs = first.epochs()
-        marks = stand_still(fresh_server, 4 * TTL, first, second)
+        marks = pause_server(fresh_server, 4 * TTL, first, second)
         first.send(["ok"] * 64)
         first.wait_settled(40.0)
         assert first.epochs() == epochs

@@ -43,7 +43,7 @@ class Refusal:
     def holds(self) -> bool:
         """Return True if the server refuses now."""
         # A single read command: others can be refused for other reasons.
-        return answer(self.link, "EXISTS", "probe") == self.code
+        return reply_or_code(self.link, "EXISTS", "probe") == self.code
 
 
 class Loading(Refusal):
@@ -117,11 +117,13 @@ def refusing(refusal: Refusal) -> Iterator[None]:
     finally:
         refusal.end()
     wait_until(
-        lambda: answer(refusal.link, "EXISTS", "probe") == 0, timeout=20.0, what="it serves again"
+        lambda: reply_or_code(refusal.link, "EXISTS", "probe") == 0,
+        timeout=20.0,
+        what="it serves again",
     )
 
 
-def answer(link: Connection, *command: str) -> Any:
+def reply_or_code(link: Connection, *command: str) -> Any:
     """Return the reply of a server, or the code of its refusal, or '' without an answer."""
     try:
         return link.execute(*command)
@@ -131,7 +133,7 @@ def answer(link: Connection, *command: str) -> Any:
         return ""
 
 
-def told(link: Connection, section: str, name: str) -> int:
+def read_statistic(link: Connection, section: str, name: str) -> int:
     """Return a statistic of the server since its start."""
     for line in link.execute("INFO", section).decode().splitlines():
         if line.startswith(f"{name}:"):
@@ -155,7 +157,7 @@ def test_refusing_server_delays_but_charges_no_message(
 
         def accept() -> None:
             state.__exit__(None, None, None)
-            counted.append(told(refusal.link, "errorstats", f"errorstat_{refusal.code}"))
+            counted.append(read_statistic(refusal.link, "errorstats", f"errorstat_{refusal.code}"))
 
         settle_after(daemon, refuse, accept)
         print(f"refused with {refusal.code}: {counted[0]} calls in three ttls")
@@ -199,7 +201,8 @@ def test_daemon_start_waits_for_a_loading_server(make: Make, fresh_server: Proce
         daemon.start()
         # No other client asks for the time.
         daemon.wait_for(
-            lambda: told(refusal.link, "commandstats", "cmdstat_time") > 2, what="it has asked"
+            lambda: read_statistic(refusal.link, "commandstats", "cmdstat_time") > 2,
+            what="it has asked",
         )
         assert daemon.running
     daemon.wait_run(uid, "end", timeout=30.0)

@@ -13,9 +13,9 @@ import pytest
 from tests.faults import recorder
 from tests.faults.__main__ import PAGE, RESULTS, ROOT, current_page, last_results
 from tests.faults.marked import rows_of_tests
-from tests.faults.results import SERVERS, full_speed_after, joined, merged, shown_on
+from tests.faults.results import SERVERS, full_speed_after, join_outcomes, merge_results, shown_on
 from tests.faults.table import ROWS, UNTESTED_MAX
-from tests.support.servers import find_binary, needed
+from tests.support.servers import find_binary, require
 
 pytestmark = pytest.mark.promise
 
@@ -111,7 +111,7 @@ def test_worst_outcome_of_a_test_per_server_counts():
     one = {"valkey": {"a": "passed"}, "redis7": {"tls": "failed", "a": "passed"}}
     other = {"redis7": {"tls": "passed", "a": "skipped", "b": "passed"}}
 
-    assert joined(one, other) == {
+    assert join_outcomes(one, other) == {
         "valkey": {"a": "passed"},
         "redis7": {"tls": "failed", "a": "skipped", "b": "passed"},
     }
@@ -121,7 +121,7 @@ def test_partial_run_keeps_outcomes_of_other_tests():
     old = outcomes(valkey={"one": "failed", "there": "passed"}) | {"date": "1"}
     new = outcomes(valkey={"one": "passed"}) | {"date": "2"}
 
-    found = merged(old, new)
+    found = merge_results(old, new)
 
     assert found["outcomes"] == {"valkey": {"one": "passed", "there": "passed"}}
     assert (found["date"], found["again"]) == ("1", {"date": "2", "tests": {"valkey": 1}})
@@ -153,7 +153,7 @@ def test_test_outcome_records_its_server(
 ):
     """The TLS test starts another server than that of the run, and one starts none."""
     for word in (RUN, "redis7"):
-        needed(find_binary, word)
+        require(find_binary, word)
     file = tmp_path / "outcomes.json"
     environment = os.environ | {recorder.VARIABLE: str(file), recorder.SCOPE: scope}
     command = [sys.executable, "-m", "pytest", "-q", "-p", recorder.__name__, "-n0"]

@@ -68,7 +68,7 @@ def server_commands(link: Connection) -> set[str]:
 
 
 def used_commands(known: set[str], *parts: str) -> set[str]:
-    return {each for each in usage.of(*parts) if each.partition("|")[0] in known}
+    return {each for each in usage.commands_of(*parts) if each.partition("|")[0] in known}
 
 
 def settings_of_user(server: Server, name: str) -> config.Redis:
@@ -89,13 +89,13 @@ def test_acl_user_has_exactly_the_commands_of_its_code(
 
 
 def test_acl_producer_has_exactly_the_commands_it_sends(server_commands: set[str]) -> None:
-    sent = used_commands(server_commands, "producer") | usage.of_scripts(PUBLISHING)
+    sent = used_commands(server_commands, "producer") | usage.script_commands(PUBLISHING)
     plain, with_scripts = users.read("producer").commands, users.read("producer-scripts").commands
 
     assert plain - BESIDE.keys() == PLAIN
-    assert plain >= usage.of_scripts(("message_append",))
+    assert plain >= usage.script_commands(("message_append",))
     assert sent >= PLAIN
-    assert with_scripts - plain == (usage.of_scripts(PUBLISHING) | CANCELLING) - plain
+    assert with_scripts - plain == (usage.script_commands(PUBLISHING) | CANCELLING) - plain
     assert sent >= with_scripts - BESIDE.keys()
 
 

@@ -28,7 +28,7 @@ from streamqd.store.slots import slot_of
 from streamqd.store.store import Store
 from tests.support import tls
 from tests.support.cluster import Cluster
-from tests.support.servers import ProcessServer, find_binary, needed
+from tests.support.servers import ProcessServer, find_binary, require
 from tests.support.waiting import wait_until
 
 Open = Callable[..., Connection]
@@ -425,7 +425,7 @@ def test_spark_source_opens_few_connections(cluster: Cluster) -> None:
 
 @pytest.mark.fault("F36")
 def test_cluster_link_uses_client_certificates(tmp_path: Path) -> None:
-    folder, binary = needed(tls.certificates, tmp_path), needed(find_binary, "redis7")
+    folder, binary = require(tls.certificates, tmp_path), require(find_binary, "redis7")
     with Cluster(binary, masters=2, replicas=0, certificates=folder) as cluster:
         settings = tls.settings(cluster.url, folder)
         for key in ("", "a"):

@@ -48,24 +48,24 @@ def settings(server: Server) -> Settings:
 
 
 @pytest.fixture
-def owned(link: Connection, keys: Keys) -> list[Assignment]:
+def owned_assignments(link: Connection, keys: Keys) -> list[Assignment]:
     """Return the assignments of an instance, with their groups."""
     return with_groups(link, keys, ASSIGNMENTS)
 
 
 def test_lease_renewals_cost_one_round_trip(
-    server: Server, owned: list[Assignment], meter: Meter, page: Page
+    server: Server, owned_assignments: list[Assignment], meter: Meter, page: Page
 ) -> None:
     board = Scoreboard(ASSIGNMENTS)
     ours = settings(server)
     holdings = {
         assignment: AssignmentState(assignment, ours.consumers[0], board.allot(assignment))
-        for assignment in owned
+        for assignment in owned_assignments
     }
     exchange = LeaseManager(ours, board, "lock")
 
     def tick() -> None:
-        exchange.tick(time.monotonic(), holdings, owned)
+        exchange.tick(time.monotonic(), holdings, owned_assignments)
 
     try:
         for each in holdings.values():
@@ -128,11 +128,14 @@ TASKS = {
 
 @pytest.fixture
 def keeper(
-    server: Server, owned: list[Assignment], meter: Meter, monkeypatch: pytest.MonkeyPatch
+    server: Server,
+    owned_assignments: list[Assignment],
+    meter: Meter,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Housekeeper]:
     # On a busy machine, a turn may reach its time limit, and the next turn does the rest.
     monkeypatch.setattr(batch, "TURN_SECONDS", 60.0)
-    board = board_of(owned)
+    board = board_of(owned_assignments)
     for slot in board.slots():
         slot.poll.begin(now_ns(), LATER, LATER)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -142,7 +145,7 @@ def keeper(
         made._store.connection.close()
 
 
-def turns(keeper: Housekeeper, meter: Meter) -> dict[str, Cost]:
+def measure_turns(keeper: Housekeeper, meter: Meter) -> dict[str, Cost]:
     """Return the cost of each task after a first run."""
     found = {}
     for task in keeper._tasks:
@@ -163,7 +166,7 @@ def count_dead_letters(keeper: Housekeeper) -> None:
 
 
 def test_housekeeper_turn_is_bounded(keeper: Housekeeper, meter: Meter, page: Page) -> None:
-    found = turns(keeper, meter)
+    found = measure_turns(keeper, meter)
     assert found.keys() == TASKS.keys()
     for name, (scripts, trips) in TASKS.items():
         cost = found[name]
@@ -203,7 +206,7 @@ def test_housekeeper_turn_cost_is_independent_of_stored_data(
         backlog(harness, count)
         beside(harness, count)
         count_dead_letters(keeper)
-        costs.append(turns(keeper, meter))
+        costs.append(measure_turns(keeper, meter))
     assert costs[0] == costs[1]
     for name, (scripts, trips) in TASKS.items():
         cost = costs[1][name]

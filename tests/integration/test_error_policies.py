@@ -35,23 +35,23 @@ WAITING = Backoff("fixed", WAIT, WAIT, "none")
 Runs = list[tuple[str, int]]
 
 
-def add(harness: Harness, keys: str) -> None:
+def add_entries(harness: Harness, keys: str) -> None:
     """Add one entry per letter, with the letter as key. A dot adds an entry without a key."""
     for number, key in enumerate(keys, 1):
         harness.add(f"{number}-0", "payload", "x", *(() if key == "." else ("key", key)))
 
 
-def pending(harness: Harness) -> set[str]:
+def pending_ids(harness: Harness) -> set[str]:
     return set(harness.state()["stream"].groups["hits"][1])
 
 
-def noted(harness: Harness) -> dict[str, bytes]:
+def count_failures(harness: Harness) -> dict[str, bytes]:
     """Return the number of failures in place of each entry."""
     found = harness.state().get("attempts", {})
     return {name: value for name, value in found.items() if not name.endswith(":due")}
 
 
-def failing(runs: Runs, times: dict[str, int]) -> Callable[[Message], None]:
+def fail_times(runs: Runs, times: dict[str, int]) -> Callable[[Message], None]:
     """Return a handler that fails each message a given number of times."""
 
     def work(message: Message) -> None:
@@ -66,21 +66,21 @@ def failing(runs: Runs, times: dict[str, int]) -> Callable[[Message], None]:
 
 
 def test_blocked_message_is_retried_in_place(harness: Harness, life: Life, slot: WorkerSlot):
-    add(harness, "abc")
+    add_entries(harness, "abc")
     runs: Runs = []
     worker = life.worker("t1", max_messages=6, max_attempts=0, **BLOCK)
-    assert life.run(worker, failing(runs, {"2-0": 3})) == ExitCode.RECYCLE
+    assert life.run(worker, fail_times(runs, {"2-0": 3})) == ExitCode.RECYCLE
     assert runs == [("1-0", 1), *(("2-0", attempt) for attempt in (1, 2, 3, 4)), ("3-0", 1)]
-    assert pending(harness) == set()
+    assert pending_ids(harness) == set()
     assert "attempts" not in harness.state()
     assert (slot.counter("failed"), slot.counter("retried")) == (3, 0)
 
 
 def test_blocked_message_is_dead_lettered_after_its_attempts(harness: Harness, life: Life):
-    add(harness, "abc")
+    add_entries(harness, "abc")
     runs: Runs = []
     worker = life.worker("t1", max_messages=4, max_attempts=2, **BLOCK)
-    assert life.run(worker, failing(runs, {"2-0": 9})) == ExitCode.RECYCLE
+    assert life.run(worker, fail_times(runs, {"2-0": 9})) == ExitCode.RECYCLE
     assert runs == [("1-0", 1), ("2-0", 1), ("2-0", 2), ("3-0", 1)]
     (letter,) = harness.state()["dlq"].entries.values()
     assert (letter["originalId"], letter["attempts"]) == (b"2-0", b"2")
@@ -89,7 +89,7 @@ def test_blocked_message_is_dead_lettered_after_its_attempts(harness: Harness, l
 
 
 def test_block_policy_respects_dead_and_retry(harness: Harness, life: Life):
-    add(harness, "abc")
+    add_entries(harness, "abc")
     runs = []
 
     def work(message: Message) -> None:
@@ -109,7 +109,7 @@ def test_block_policy_respects_dead_and_retry(harness: Harness, life: Life):
 def test_stop_during_a_block_leaves_messages_to_the_successor(
     harness: Harness, life: Life, slot: WorkerSlot
 ):
-    add(harness, "abcd")
+    add_entries(harness, "abcd")
     runs: Runs = []
     worker = life.worker("t1", **BLOCK | {"backoff": NEVER, "max_attempts": 0})
     seen = []
@@ -123,23 +123,23 @@ def test_stop_during_a_block_leaves_messages_to_the_successor(
 
     watcher = threading.Thread(target=stop)
     watcher.start()
-    assert life.run(worker, failing(runs, {"2-0": 2})) == ExitCode.STOPPED
+    assert life.run(worker, fail_times(runs, {"2-0": 2})) == ExitCode.STOPPED
     watcher.join()
     assert seen == [(True, [], 3)]
     assert slot.counter("released") == 3
-    assert pending(harness) == {"2-0", "3-0", "4-0"}
-    assert noted(harness) == {"m:2-0:f": b"1"}
+    assert pending_ids(harness) == {"2-0", "3-0", "4-0"}
+    assert count_failures(harness) == {"m:2-0:f": b"1"}
     # The next worker continues the wait.
     slot.waits.reset()
     watcher = threading.Thread(target=stop)
     watcher.start()
     worker = life.worker("t1", **BLOCK)
-    assert life.run(worker, failing(runs, {})) == ExitCode.STOPPED
+    assert life.run(worker, fail_times(runs, {})) == ExitCode.STOPPED
     watcher.join()
     assert len(runs) == 2
     harness.do("HSET", harness.attempts, "m:2-0:due", 0)
     worker = life.worker("t1", max_messages=4, max_attempts=0, **BLOCK)
-    assert life.run(worker, failing(runs, {"2-0": 2})) == ExitCode.RECYCLE
+    assert life.run(worker, fail_times(runs, {"2-0": 2})) == ExitCode.RECYCLE
     assert runs == [
         *(("1-0", 1), ("2-0", 1), ("2-0", 2), ("2-0", 3)),
         *(("3-0", 1), ("4-0", 1)),
@@ -149,7 +149,7 @@ def test_stop_during_a_block_leaves_messages_to_the_successor(
 
 
 def test_stop_interrupts_retries_without_backoff(harness: Harness, life: Life):
-    add(harness, "ab")
+    add_entries(harness, "ab")
     runs: Runs = []
 
     def work(message: Message) -> None:
@@ -162,7 +162,7 @@ def test_stop_interrupts_retries_without_backoff(harness: Harness, life: Life):
     worker = life.worker("t1", max_attempts=0, **BLOCK)
     assert life.run(worker, work) == ExitCode.STOPPED
     assert runs == [("1-0", 1), ("1-0", 2), ("1-0", 3)]
-    assert pending(harness) == {"1-0", "2-0"}
+    assert pending_ids(harness) == {"1-0", "2-0"}
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY])
@@ -170,7 +170,7 @@ def test_blocked_message_survives_a_lost_connection(
     harness: Harness, new_life: Callable[[str], Life], proxy: FaultProxy, fault: Fault
 ):
     sha = scripts.get("settle_note").sha.encode()
-    add(harness, "abcd")
+    add_entries(harness, "abcd")
     runs: Runs = []
 
     def work(message: Message) -> None:
@@ -187,17 +187,17 @@ def test_blocked_message_survives_a_lost_connection(
         *(("1-0", 1), ("2-0", 1), ("2-0", 2), ("2-0", 3), ("2-0", 4)),
         *(("3-0", 1), ("4-0", 1)),
     ]
-    assert pending(harness) == set()
+    assert pending_ids(harness) == set()
 
 
 def test_blocked_message_is_retried_with_full_memory(harness: Harness, life: Life):
-    add(harness, "abc")
+    add_entries(harness, "abc")
     runs: Runs = []
     with harness.full_memory():
         worker = life.worker("t1", max_messages=5, max_attempts=0, **BLOCK)
-        assert life.run(worker, failing(runs, {"2-0": 2})) == ExitCode.RECYCLE
+        assert life.run(worker, fail_times(runs, {"2-0": 2})) == ExitCode.RECYCLE
     assert runs == [("1-0", 1), ("2-0", 1), ("2-0", 2), ("2-0", 3), ("3-0", 1)]
-    assert pending(harness) == set()
+    assert pending_ids(harness) == set()
 
 
 @pytest.mark.parametrize("policy", [BLOCK, HOLD], ids=["block", "hold-key"])
@@ -205,7 +205,7 @@ def test_quarantine_has_no_suspect_during_a_wait(
     harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
     """The loss of a host during the wait must not be charged to the message."""
-    add(harness, "aabb")
+    add_entries(harness, "aabb")
     harness.fetch(4)
     harness.do("HSET", harness.fence, "quarantine", "1")
     marks: list[tuple[str, bytes]] = []
@@ -237,7 +237,7 @@ def test_quarantine_has_no_suspect_during_a_wait(
     if policy is BLOCK:
         assert b"m:0-0" in while_waiting
         assert all(mark == f"m:{name}".encode() for name, mark in marks)
-    assert pending(harness) == set()
+    assert pending_ids(harness) == set()
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
@@ -245,7 +245,7 @@ def test_quarantine_marks_nothing_during_a_held_key(
     harness: Harness, life: Life, policy: dict[str, Any]
 ):
     """The worker is full while it lists pending entries, so it waits and runs in quarantine."""
-    add(harness, "ab")
+    add_entries(harness, "ab")
     harness.fetch(2)
     harness.do("HSET", harness.fence, "quarantine", "1")
     while_waiting: set[bytes] = set()
@@ -279,13 +279,13 @@ def test_quarantine_marks_nothing_during_a_held_key(
     # Then it has room again, and the end of the list stops the quarantine.
     assert all(f"m:{name}".encode() in mark.split() for name, _, mark in runs[:3])
     assert runs[2][2] == f"m:{runs[2][0]}".encode(), "a held message runs alone"
-    assert pending(harness) == set()
+    assert pending_ids(harness) == set()
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_quarantine_runs_due_keys_one_by_one(harness: Harness, life: Life, policy: dict[str, Any]):
     """This holds for any number of free lanes, because each held message has its own mark."""
-    add(harness, "ab")
+    add_entries(harness, "ab")
     harness.fetch(2)
     harness.do("HSET", harness.fence, "quarantine", "1")
     runs: list[tuple[str, int, bytes]] = []
@@ -306,14 +306,14 @@ def test_quarantine_runs_due_keys_one_by_one(harness: Harness, life: Life, polic
     assert [run[:2] for run in first] == [("1-0", 1), ("2-0", 1)]
     assert all(f"m:{name}".encode() in mark.split() for name, _, mark in first)
     assert again == [(name, 2, f"m:{name}".encode()) for name in ("1-0", "2-0")]
-    assert pending(harness) == set()
+    assert pending_ids(harness) == set()
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_quarantine_resumes_a_held_key_after_a_lost_mark(
     harness: Harness, new_life: Callable[[str], Life], proxy: FaultProxy, policy: dict[str, Any]
 ):
-    add(harness, "aa")
+    add_entries(harness, "aa")
     harness.fetch(2)
     harness.do("HSET", harness.fence, "quarantine", "1")
     runs: Runs = []
@@ -329,7 +329,7 @@ def test_quarantine_resumes_a_held_key_after_a_lost_mark(
     worker = new_life(proxy.url).worker("t1", max_messages=3, **policy)
     assert new_life(proxy.url).run(worker, work) == ExitCode.RECYCLE
     assert runs == [("1-0", 1), ("1-0", 2), ("2-0", 1)]
-    assert pending(harness) == set()
+    assert pending_ids(harness) == set()
 
 
 # --- hold-key -------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_quarantine_resumes_a_held_key_after_a_lost_mark(
 def test_held_key_keeps_its_order_while_other_keys_pass(
     harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
-    add(harness, "abacab")
+    add_entries(harness, "abacab")
     runs: Runs = []
     waits = slot.waits
 
@@ -363,7 +363,7 @@ def test_held_key_keeps_its_order_while_other_keys_pass(
     ]
     assert [name for name, _ in runs if name in ("2-0", "6-0")] == ["2-0", "6-0"]
     assert runs.index(("6-0", 1)) < runs.index(("1-0", 2)), "the other keys did not wait"
-    assert pending(harness) == set()
+    assert pending_ids(harness) == set()
     assert "attempts" not in harness.state()
     assert slot.counter("retried") == 0
 
@@ -372,7 +372,7 @@ def test_held_key_keeps_its_order_while_other_keys_pass(
 def test_held_messages_stay_pending_and_are_counted(
     harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
-    add(harness, "abacab")
+    add_entries(harness, "abacab")
     runs: Runs = []
     worker = life.worker("t1", **policy | {"backoff": NEVER})
     waits = slot.waits
@@ -385,11 +385,11 @@ def test_held_messages_stay_pending_and_are_counted(
 
     watcher = threading.Thread(target=stop)
     watcher.start()
-    assert life.run(worker, failing(runs, {"1-0": 1})) == ExitCode.STOPPED
+    assert life.run(worker, fail_times(runs, {"1-0": 1})) == ExitCode.STOPPED
     watcher.join()
-    assert pending(harness) == {"1-0", "3-0", "5-0"}
+    assert pending_ids(harness) == {"1-0", "3-0", "5-0"}
     assert waits.read().held_keys == 1
-    assert noted(harness) == {"m:1-0:f": b"1"}
+    assert count_failures(harness) == {"m:1-0:f": b"1"}
     # A new owner holds them, too, until they are due.
     runs.clear()
     waits.reset()
@@ -401,14 +401,14 @@ def test_held_messages_stay_pending_and_are_counted(
     watcher = threading.Thread(target=stop_again)
     watcher.start()
     worker = life.worker("t1", **policy)
-    assert life.run(worker, failing(runs, {})) == ExitCode.STOPPED
+    assert life.run(worker, fail_times(runs, {})) == ExitCode.STOPPED
     watcher.join()
     assert runs == []
     harness.do("HSET", harness.attempts, "m:1-0:due", 0)
     worker = life.worker("t1", max_messages=3, **policy | {"backoff": NEVER})
-    assert life.run(worker, failing(runs, {"1-0": 1})) == ExitCode.RECYCLE
+    assert life.run(worker, fail_times(runs, {"1-0": 1})) == ExitCode.RECYCLE
     assert runs == [("1-0", 2), ("3-0", 1), ("5-0", 1)]
-    assert pending(harness) == set()
+    assert pending_ids(harness) == set()
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
@@ -416,7 +416,7 @@ def test_retried_message_queues_after_its_held_key(
     harness: Harness, life: Life, policy: dict[str, Any]
 ):
     """This includes a dead letter that an operator replays."""
-    add(harness, "ab")
+    add_entries(harness, "ab")
     harness.add("1-0", "payload", "x", "key", "a", "originalId", "0-7", stream=harness.retry)
     runs = []
 
@@ -449,10 +449,10 @@ def test_next_process_waits_for_the_remaining_backoff(
     harness: Harness, life: Life, policy: dict[str, Any]
 ):
     """With one message per process, each wait belongs to another process."""
-    add(harness, "aa")
+    add_entries(harness, "aa")
     runs: Runs = []
     began: list[int] = []
-    fails = failing(runs, {"1-0": 2})
+    fails = fail_times(runs, {"1-0": 2})
 
     def work(message: Message) -> None:
         began.append(now_ns())
@@ -466,7 +466,7 @@ def test_next_process_waits_for_the_remaining_backoff(
     least = (WAIT - 0.002) * 1e9
     assert began[1] - began[0] >= least
     assert began[2] - began[1] >= least
-    assert pending(harness) == set()
+    assert pending_ids(harness) == set()
     assert "attempts" not in harness.state()
 
 
@@ -492,14 +492,14 @@ def test_expired_held_message_releases_its_key(
     ran = [("1-0", 1), ("2-0", 1)] if late == "1-0" else [("1-0", 1), ("1-0", 2)]
     assert runs == [*ran, ("3-0", 1)]
     assert slot.counter("expired") == 1
-    assert pending(harness) == set()
+    assert pending_ids(harness) == set()
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_constantly_due_keys_do_not_starve_others(
     harness: Harness, life: Life, policy: dict[str, Any]
 ):
-    add(harness, "abcdefghijklmnopqrst")
+    add_entries(harness, "abcdefghijklmnopqrst")
     healthy: set[bytes] = set()
 
     def work(message: Message) -> None:
@@ -513,25 +513,25 @@ def test_constantly_due_keys_do_not_starve_others(
     worker = life.worker("t1", max_attempts=0, prefetch_max=4, **policy)
     assert life.run(worker, work) == ExitCode.STOPPED
     assert len(healthy) == 17
-    assert pending(harness) == {"1-0", "2-0", "3-0"}
+    assert pending_ids(harness) == {"1-0", "2-0", "3-0"}
 
 
 def test_hold_key_delays_a_message_without_a_key(harness: Harness, life: Life, slot: WorkerSlot):
-    add(harness, "...a")
+    add_entries(harness, "...a")
     runs: Runs = []
     worker = life.worker("t1", max_messages=4, **HOLD | {"backoff": NEVER})
-    assert life.run(worker, failing(runs, {"2-0": 9})) == ExitCode.RECYCLE
+    assert life.run(worker, fail_times(runs, {"2-0": 9})) == ExitCode.RECYCLE
     assert slot.counter("retried") == 1
     assert set(harness.state()["items"]) == {"m:2-0"}
     assert harness.state()["items"]["m:2-0"]["retryCount"] == b"1"
-    assert pending(harness) == set()
+    assert pending_ids(harness) == set()
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
 def test_held_limit_stops_reading(
     harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
-    add(harness, "a" * 40)
+    add_entries(harness, "a" * 40)
     runs: Runs = []
     worker = life.worker("t1", held_max=8, **policy | {"backoff": NEVER})
     waits = slot.waits
@@ -542,11 +542,11 @@ def test_held_limit_stops_reading(
 
     watcher = threading.Thread(target=stop)
     watcher.start()
-    assert life.run(worker, failing(runs, {"1-0": 1})) == ExitCode.STOPPED
+    assert life.run(worker, fail_times(runs, {"1-0": 1})) == ExitCode.STOPPED
     watcher.join()
     assert runs == [("1-0", 1)]
     assert 8 <= waits.read().held <= 9
-    assert len(pending(harness)) == waits.read().held
+    assert len(pending_ids(harness)) == waits.read().held
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
@@ -554,7 +554,7 @@ def test_failure_in_place_is_written_before_its_wait(
     harness: Harness, life: Life, policy: dict[str, Any]
 ):
     """If the process is killed during the wait, its successor continues the count."""
-    add(harness, "ab")
+    add_entries(harness, "ab")
     other = connect(life.settings.redis, timeout=5.0, name="test:other")
     found: list[bytes] = []
 
@@ -592,7 +592,7 @@ def test_failure_in_place_stays_due_after_sent_acks(life: Life):
 def test_held_message_keeps_its_place_after_a_lost_connection(
     harness: Harness, new_life: Callable[[str], Life], proxy: FaultProxy, policy: dict[str, Any]
 ):
-    add(harness, "abcabcabcabcabcabcabcabc")
+    add_entries(harness, "abcabcabcabcabcabcabcabc")
     runs: dict[bytes, list[str]] = defaultdict(list)
     failures: Counter[str] = Counter()
     lock = threading.Lock()
@@ -612,13 +612,13 @@ def test_held_message_keeps_its_place_after_a_lost_connection(
     assert life.run(worker, work) == ExitCode.RECYCLE
     for key, first in ((b"a", 1), (b"b", 2), (b"c", 3)):
         assert list(dict.fromkeys(runs[key])) == [f"{n}-0" for n in range(first, 25, 3)], key
-    assert pending(harness) == set()
+    assert pending_ids(harness) == set()
 
 
 def test_due_held_key_runs_after_a_lost_connection(
     harness: Harness, new_life: Callable[[str], Life], proxy: FaultProxy
 ):
-    add(harness, "abc")
+    add_entries(harness, "abc")
     runs: Runs = []
 
     def work(message: Message) -> None:
@@ -641,7 +641,7 @@ def test_due_held_key_runs_after_a_lost_connection(
     worker = life.worker("t1", max_messages=5, **HOLD)
     assert life.run(worker, work) == ExitCode.RECYCLE
     assert sorted(runs) == [("1-0", 1), ("1-0", 2), ("2-0", 1), ("2-0", 2), ("3-0", 1)]
-    assert pending(harness) == set()
+    assert pending_ids(harness) == set()
 
 
 @pytest.mark.parametrize("policy", [HOLD, SEVERAL], ids=["one at a time", "four at a time"])
@@ -651,7 +651,7 @@ def test_random_failures_keep_the_order_of_each_key(
 ):
     chance = random.Random(seed)
     keys = [chance.choice("abcdefghijkl") for _ in range(400)]
-    add(harness, "".join(keys))
+    add_entries(harness, "".join(keys))
     fails = {f"{n}-0": chance.choice((0, 0, 0, 1, 2, 9)) for n in range(1, 401)}
     ended: dict[bytes, list[int]] = defaultdict(list)
     begun: dict[bytes, list[int]] = defaultdict(list)
@@ -673,7 +673,7 @@ def test_random_failures_keep_the_order_of_each_key(
         expected = [number for number, each in enumerate(keys, 1) if each == key]
         assert ended[key.encode()] == expected
         assert begun[key.encode()] == sorted(begun[key.encode()])
-    assert pending(harness) == set()
+    assert pending_ids(harness) == set()
     dead = {n for n, times in fails.items() if times >= 4}
     assert len(harness.state()["dlq"].entries) == len(dead)
 
@@ -682,7 +682,7 @@ def test_random_failures_keep_the_order_of_each_key(
 def test_released_message_waits_with_its_key(
     harness: Harness, life: Life, slot: WorkerSlot, policy: dict[str, Any]
 ):
-    add(harness, "aba")
+    add_entries(harness, "aba")
     runs: Runs = []
 
     def work(message: Message) -> None:
@@ -696,4 +696,4 @@ def test_released_message_waits_with_its_key(
     assert runs.index(("2-0", 1)) < 3
     assert {attempt for _, attempt in runs} == {1}
     assert (slot.counter("failed"), slot.counter("released")) == (0, 1)
-    assert pending(harness) == set()
+    assert pending_ids(harness) == set()

@@ -56,7 +56,7 @@ def board(assignments: list[Assignment]) -> Scoreboard:
 
 
 @pytest.fixture
-def counted(meter: Meter, server: Server) -> Iterator[Connection]:
+def counting_link(meter: Meter, server: Server) -> Iterator[Connection]:
     """Return a connection whose round trips the meter counts."""
     link = connect(users.acting(server.settings, "daemon"), timeout=10.0, name="counted")
     with closing(link):
@@ -64,7 +64,7 @@ def counted(meter: Meter, server: Server) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def one_write_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def single_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "TURN_SECONDS", 0.0)
 
 
@@ -89,7 +89,7 @@ def lengths(link: Connection, streams: list[str]) -> list[int]:
     return link.pipeline([("XLEN", stream) for stream in streams])
 
 
-def cost_of(run: Callable[[], object], meter: Meter, times: int) -> list[Cost]:
+def measure_costs(run: Callable[[], object], meter: Meter, times: int) -> list[Cost]:
     """Return the cost of each turn."""
     costs = []
     for _ in range(times):
@@ -99,7 +99,7 @@ def cost_of(run: Callable[[], object], meter: Meter, times: int) -> list[Cost]:
     return costs
 
 
-def turns(run: Callable[[], float | None], meter: Meter) -> list[Cost]:
+def run_turns(run: Callable[[], float | None], meter: Meter) -> list[Cost]:
     """Run until no work is due and return the cost of each turn."""
     costs: list[Cost] = []
     sooner: float | None = 0.0
@@ -113,7 +113,7 @@ def turns(run: Callable[[], float | None], meter: Meter) -> list[Cost]:
 # --- deleting, trimming, dropping -----------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("one_write_each")
+@pytest.mark.usefixtures("single_writes")
 def test_dead_letters_expire_in_small_writes(
     link: Connection,
     keys: Keys,
@@ -121,21 +121,21 @@ def test_dead_letters_expire_in_small_writes(
     view: MetricsView,
     server: Server,
     meter: Meter,
-    counted: Connection,
+    counting_link: Connection,
 ) -> None:
     streams = [keys.dlq("access", assignment.partition) for assignment in assignments]
     fill(link, streams, letters.PAGE + 1)
-    undertaker = DeadLetterExpirer(Store(counted, keys), view, settings(server, KEPT))
-    first = cost_of(undertaker.run, meter, PLACES // batch.WORKS_MAX)
+    undertaker = DeadLetterExpirer(Store(counting_link, keys), view, settings(server, KEPT))
+    first = measure_costs(undertaker.run, meter, PLACES // batch.WORKS_MAX)
     assert lengths(link, streams) == [1] * PLACES, "each had its share before one had a second"
-    rest = turns(undertaker.run, meter)
+    rest = run_turns(undertaker.run, meter)
     assert lengths(link, streams) == [0] * PLACES
     for cost in [*first[2:], *rest[:-1]]:  # first, settings are read and scripts are loaded
         assert (cost.trips, cost.scripts) == (1, batch.WORKS_MAX)
     assert sum(view.tally("expired").values()) == PLACES * (letters.PAGE + 1)
 
 
-@pytest.mark.usefixtures("one_write_each")
+@pytest.mark.usefixtures("single_writes")
 def test_drops_over_many_turns_are_counted_exactly(
     link: Connection,
     keys: Keys,
@@ -158,7 +158,7 @@ def test_drops_over_many_turns_are_counted_exactly(
     topic = Topic(partitions=PLACES, retention=Retention(drop_unacked_above=100))
     work = Trimmer(Store(link, keys), view, settings(server, topic))
     with LogLines() as lines:
-        assert len(turns(work.run, meter)) > len(several) * 800 // 200 // batch.WORKS_MAX
+        assert len(run_turns(work.run, meter)) > len(several) * 800 // 200 // batch.WORKS_MAX
         told = sum(line["entries"] for line in lines.named("retention.dropped"))
     left = lengths(link, streams)
     assert all(100 <= length <= 200 for length in left)
@@ -167,7 +167,7 @@ def test_drops_over_many_turns_are_counted_exactly(
     assert sum(view.tally("trimmed").values()) == lost
 
 
-@pytest.mark.usefixtures("one_write_each")
+@pytest.mark.usefixtures("single_writes")
 def test_expirer_reports_a_bad_key_after_the_other_turns(
     link: Connection, keys: Keys, assignments: list[Assignment], view: MetricsView, server: Server
 ) -> None:
@@ -185,7 +185,7 @@ def test_expirer_reports_a_bad_key_after_the_other_turns(
 # --- promoting ------------------------------------------------------------------------------------
 
 
-def delayed(
+def add_delayed(
     link: Connection, keys: Keys, assignment: Assignment, due_unix_ms: int, count: int
 ) -> None:
     """Delay a number of entries like a worker."""
@@ -195,7 +195,7 @@ def delayed(
     link.execute("HSET", keys.retry_items(*assignment), *items)
 
 
-@pytest.mark.usefixtures("one_write_each")
+@pytest.mark.usefixtures("single_writes")
 def test_assignment_with_many_due_retries_does_not_starve_others(
     link: Connection, keys: Keys, assignments: list[Assignment], view: MetricsView, meter: Meter
 ) -> None:
@@ -205,10 +205,10 @@ def test_assignment_with_many_due_retries_does_not_starve_others(
         retries.run(hints)  # each is asked once
     many, few = assignments[:4], assignments[-1]
     for assignment in many:
-        delayed(link, keys, assignment, 1, 10 * promoter.PAGE)
+        add_delayed(link, keys, assignment, 1, 10 * promoter.PAGE)
     hints.update(dict.fromkeys(many, 1))
     retries.run(hints)
-    delayed(link, keys, few, 2, 1)
+    add_delayed(link, keys, few, 2, 1)
     hints[few] = 2
     ran = 0
     while not link.execute("XLEN", keys.retry_stream(*few)):
@@ -263,7 +263,7 @@ def keeper(board: Scoreboard, server: Server) -> Iterator[Housekeeper]:
         made._store.connection.close()
 
 
-@pytest.mark.usefixtures("one_write_each")
+@pytest.mark.usefixtures("single_writes")
 def test_retries_are_promoted_while_many_dead_letters_expire(
     link: Connection,
     keys: Keys,
@@ -280,7 +280,7 @@ def test_retries_are_promoted_while_many_dead_letters_expire(
     table = {task.name: task for task in keeper._tasks}
     table["expire_dead_letters"].due = 0.0
     keeper._round()
-    delayed(link, keys, assignments[-1], 1, 1)
+    add_delayed(link, keys, assignments[-1], 1, 1)
     board.slots()[-1].next_due_unix_ms = 1
     promoted = None
     published = keys.instance("default", "web-1")
@@ -313,7 +313,7 @@ def test_housekeeper_reports_progress_at_each_task(board: Scoreboard, keeper: Ho
 
 
 @pytest.fixture
-def foreign(link: Connection, keys: Keys, assignments: list[Assignment]) -> Harness:
+def foreign_entries(link: Connection, keys: Keys, assignments: list[Assignment]) -> Harness:
     """Give a consumer three pages of fresh entries and one more."""
     harness = Harness(link, keys, assignments[0])
     fill(link, [harness.stream], 3 * reclaimer.PAGE + 1)
@@ -322,10 +322,10 @@ def foreign(link: Connection, keys: Keys, assignments: list[Assignment]) -> Harn
 
 
 def test_reclaimer_finds_an_idle_entry_after_many_fresh_ones(
-    foreign: Harness, view: MetricsView, meter: Meter, counted: Connection
+    foreign_entries: Harness, view: MetricsView, meter: Meter, counting_link: Connection
 ) -> None:
     consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
-    looks = Reclaimer(Store(counted, foreign.keys), [consumer])
+    looks = Reclaimer(Store(counting_link, foreign_entries.keys), [consumer])
     slot = view.board.slots()[0]
     last = f"1-{3 * reclaimer.PAGE + 1}"
     summaries = 2 * len(list(view.owned_slots()))  # one for each of the two streams of a partition
@@ -335,7 +335,9 @@ def test_reclaimer_finds_an_idle_entry_after_many_fresh_ones(
         assert cost.commands["xpending"] == 1 + (0 if page else summaries)
     assert (sooner, slot.reclaim_requested) == (None, 0), "nothing is idle"
 
-    foreign.do("XCLAIM", foreign.stream, "hits", "by-hand", 0, last, "IDLE", 700_000, "JUSTID")
+    foreign_entries.do(
+        "XCLAIM", foreign_entries.stream, "hits", "by-hand", 0, last, "IDLE", 700_000, "JUSTID"
+    )
     for _ in range(3):
         assert looks.run(view.owned_slots()) == NEXT_PAGE_SECONDS
         assert slot.reclaim_requested == 0
@@ -346,26 +348,32 @@ def test_reclaimer_finds_an_idle_entry_after_many_fresh_ones(
     assert cost.commands["xpending"] == summaries, "no page, because the flag is enough"
 
 
-def test_reclaimer_rechecks_the_start_of_a_long_list(foreign: Harness, view: MetricsView) -> None:
+def test_reclaimer_rechecks_the_start_of_a_long_list(
+    foreign_entries: Harness, view: MetricsView
+) -> None:
     consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
-    looks = Reclaimer(foreign.store, [consumer])
+    looks = Reclaimer(foreign_entries.store, [consumer])
     assert looks.run(view.owned_slots()) == NEXT_PAGE_SECONDS
-    foreign.do("XCLAIM", foreign.stream, "hits", "by-hand", 0, "1-1", "IDLE", 700_000, "JUSTID")
+    foreign_entries.do(
+        "XCLAIM", foreign_entries.stream, "hits", "by-hand", 0, "1-1", "IDLE", 700_000, "JUSTID"
+    )
     looks._list_at = 0.0  # a quarter of the idle time has passed
     looks.run(view.owned_slots())
     assert view.board.slots()[0].reclaim_requested == 1
 
 
 def test_long_pending_lists_are_read_in_turn(
-    foreign: Harness, view: MetricsView, monkeypatch: pytest.MonkeyPatch
+    foreign_entries: Harness, view: MetricsView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reclaimer, "PAGES_MAX", 1)
-    other = Harness(foreign.link, foreign.keys, foreign.assignment._replace(partition=1))
+    other = Harness(
+        foreign_entries.link, foreign_entries.keys, foreign_entries.assignment._replace(partition=1)
+    )
     fill(other.link, [other.stream], 1)
     other.fetch(1, "by-hand")
     other.do("XCLAIM", other.stream, "hits", "by-hand", 0, "1-1", "IDLE", 700_000, "JUSTID")
     consumer = Consumer(topic="access", group="hits", handler="w:c", reclaim_idle=600.0)
-    looks = Reclaimer(foreign.store, [consumer])
+    looks = Reclaimer(foreign_entries.store, [consumer])
     for _ in range(2):
         assert looks.run(view.owned_slots()) == NEXT_PAGE_SECONDS
     assert view.board.slots()[1].reclaim_requested == 1

@@ -15,7 +15,7 @@ from streamqd import config
 from streamqd.errors import RedisUnavailableError
 from streamqd.store.client import Connection, connect
 from tests.support import tls
-from tests.support.servers import ProcessServer, needed
+from tests.support.servers import ProcessServer, require
 
 Open = Callable[[config.Redis], Connection]
 CHAIN = ("server.pem", "ca.pem")
@@ -24,13 +24,13 @@ CHAIN = ("server.pem", "ca.pem")
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create a folder with an authority and its signed certificate for 127.0.0.1."""
-    return needed(tls.certificates, tmp_path_factory.mktemp("tls"))
+    return require(tls.certificates, tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
 def server(certificates: Path) -> Iterator[ProcessServer]:
     """Start a server with TLS on a port."""
-    made = needed(tls.start, certificates)
+    made = require(tls.start, certificates)
     yield made
     made.close()
 
@@ -109,7 +109,7 @@ def test_tls_refuses_an_expired_certificate_until_replaced(
     settings: config.Redis, open_link: Open, certificates: Path, tmp_path: Path
 ) -> None:
     """First the client's certificate expires, then the server's. Open connections stay open."""
-    old, own = tls.expired(certificates), tmp_path / "own.pem"
+    old, own = tls.make_expired(certificates), tmp_path / "own.pem"
     shutil.copy(old, own)
     link, open_one = open_link(replace(settings, cert_file=own)), open_link(settings)
     with pytest.raises(RedisUnavailableError) as caught:

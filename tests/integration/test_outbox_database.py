@@ -334,7 +334,7 @@ def test_hostile_row_does_not_affect_other_rows(
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql"])
 def test_killed_database_is_unavailable_until_its_restart(dialect: str) -> None:
-    server: Any = servers.needed(databases.start, dialect)
+    server: Any = servers.require(databases.start, dialect)
     try:
         with connect(server.new()) as database:
             schema.create(database)

@@ -496,7 +496,7 @@ def test_rows_are_deleted_after_a_replica_has_them(
 
 def test_database_crash_restores_no_sent_row(server: Server, store: Store) -> None:
     """With synchronous_commit = off, rows of three batches return, but one batch is recorded."""
-    started: Any = servers.needed(databases.start, "postgresql")
+    started: Any = servers.require(databases.start, "postgresql")
     with contextlib.ExitStack() as stack:
         stack.callback(started.close)
         url = started.new()

@@ -116,7 +116,7 @@ def test_send_in_a_signal_handler_is_refused_during_a_send(
     assert payloads(link, keys, "access", 1) == [b"warm", b"interrupted", b"after"]
 
 
-def taken(producer: Producer) -> bool:
+def is_lock_free(producer: Producer) -> bool:
     """Take and release the lock of a producer if it is free."""
     lock = producer._sender._lock
     if free := lock.acquire(blocking=False):
@@ -133,7 +133,7 @@ def test_fork_during_a_send_gives_the_child_a_free_lock(
     fresh_server.pause()
     thread = threading.Thread(target=producer.send, args=("access", "parent"))
     thread.start()
-    wait_until(lambda: not taken(producer))
+    wait_until(lambda: not is_lock_free(producer))
     child = os.fork()
     if child == 0:
         code = 1
@@ -150,7 +150,7 @@ def test_fork_during_a_send_gives_the_child_a_free_lock(
 # --- the time limit -------------------------------------------------------------------------------
 
 
-def elapsed(send: Callable[[], object]) -> float:
+def measure_failure(send: Callable[[], object]) -> float:
     """Return the seconds until a send fails without an answer, without waits for a CPU."""
     started = time.monotonic() - seconds_unscheduled()
     with pytest.raises(RedisUnavailableError):
@@ -170,8 +170,10 @@ def test_send_to_a_hung_server_fails_within_its_timeout(
         if warm:
             producer.send("access", "warm")
         fresh_server.pause()
-        took = elapsed(lambda: producer.send("access", "x", **options))  # type: ignore[arg-type]
-        many = elapsed(lambda: producer.send_many("access", [Outgoing("x", **options)] * 1500))  # type: ignore[arg-type]
+        took = measure_failure(lambda: producer.send("access", "x", **options))  # type: ignore[arg-type]
+        many = measure_failure(
+            lambda: producer.send_many("access", [Outgoing("x", **options)] * 1500)
+        )  # type: ignore[arg-type]
         fresh_server.resume()
     assert took < LIMIT + HUNG
     assert many < LIMIT + HUNG
@@ -186,7 +188,7 @@ def test_threads_return_within_the_timeout_if_the_server_hangs(
         fresh_server.pause()
         with ThreadPoolExecutor(THREADS) as pool:
             sends = [
-                pool.submit(elapsed, lambda: producer.send("access", "x", dedup_id="d"))
+                pool.submit(measure_failure, lambda: producer.send("access", "x", dedup_id="d"))
                 for _ in range(THREADS)
             ]
             took = [each.result() for each in sends]

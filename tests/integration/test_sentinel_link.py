@@ -13,7 +13,7 @@ from streamqd.errors import RedisUnavailableError
 from streamqd.store.client import Connection, connect
 from tests.support import tls
 from tests.support.sentinels import NAME, Sentinels
-from tests.support.servers import find_binary, needed
+from tests.support.servers import find_binary, require
 from tests.support.waiting import wait_until
 
 
@@ -122,7 +122,7 @@ def test_plain_url_of_a_sentinel_is_reported(settings: config.Redis, sentinels: 
 @pytest.mark.fault("F36")
 def test_sentinel_link_uses_client_certificates(tmp_path: Path) -> None:
     """Sentinels and servers require certificates."""
-    folder, binary = needed(tls.certificates, tmp_path), needed(find_binary, "redis7")
+    folder, binary = require(tls.certificates, tmp_path), require(find_binary, "redis7")
     with Sentinels(binary, replicas=0, sentinels=1, certificates=folder) as made:
         right = tls.settings(made.url, folder)
         link = connect(right, timeout=5.0, name="test")

@@ -52,7 +52,7 @@ MINUTE_MS = 60_000
 MEASURED = {(topic, group): 4 for topic, group, _ in GROUPS}
 
 
-def past(daemon: Daemon) -> None:
+def write_past_hour(daemon: Daemon) -> None:
     """Write the last hour of each group: a wave, with some chance in it."""
     chance, now = random.Random(1), time.time_ns() // 1_000_000
     key = daemon.store.keys.history("default")
@@ -132,7 +132,7 @@ def main(images: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
             daemon = Daemon(Path(folder), server.url, name="web-1", code=CODE)
             configure(daemon)
-            past(daemon)
+            write_past_hour(daemon)
             with (
                 daemon,
                 ConsoleProcess(daemon.config_path) as console,

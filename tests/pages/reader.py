@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from tests.pages.shell import Terminal, alike, matches, seen
+from tests.pages.shell import Terminal, matches, matches_line, non_empty_lines
 
 FIRST = "first"
 ID = re.compile(r"\d+:\d{13}-\d+")  # of a dead letter
@@ -114,9 +114,9 @@ class Reader:
             self._type(self.terminal(self._last), fence, text)
         elif "folder" in fence.options:
             here = self.terminal(FIRST).folder
-            _find(here / self.mine(fence.options["folder"]), seen(text))
+            _find(here / self.mine(fence.options["folder"]), non_empty_lines(text))
         elif fence.language == "text":
-            self._compare(self.terminal(name), seen(text))
+            self._compare(self.terminal(name), non_empty_lines(text))
         elif "append" in fence.options:
             file = self.terminal(FIRST).folder / fence.options["append"]
             file.write_text(f"{file.read_text()}\n{text}")
@@ -162,7 +162,7 @@ class Reader:
         if terminal.runs:
             terminal.take(expected)
             return
-        printed = seen(terminal.new)
+        printed = non_empty_lines(terminal.new)
         assert matches(expected, printed), _difference(expected, printed)
         shown, real = (ID.findall("\n".join(lines)) for lines in (expected, printed))
         self._replaced |= dict(zip(shown, real, strict=False))
@@ -171,7 +171,9 @@ class Reader:
 def _find(folder: Path, expected: list[str]) -> None:
     there = [str(each.relative_to(folder)) for each in folder.rglob("*")]
     for line in expected:
-        assert any(alike(line, each) for each in there), f"{folder} has no {line}, but {there}"
+        assert any(matches_line(line, each) for each in there), (
+            f"{folder} has no {line}, but {there}"
+        )
 
 
 def _difference(expected: list[str], printed: list[str]) -> str:

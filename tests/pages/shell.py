@@ -27,7 +27,7 @@ VOLATILE = (
 )
 
 
-def same(line: str) -> str:
+def normalize_line(line: str) -> str:
     """Return a line as it finally stands on the screen, without parts that differ between runs."""
     line = line.rstrip("\r").rpartition("\r")[2]
     for pattern, word in VOLATILE:
@@ -35,9 +35,9 @@ def same(line: str) -> str:
     return line.strip()
 
 
-def seen(text: str) -> list[str]:
+def non_empty_lines(text: str) -> list[str]:
     """Return the lines of a text that are not empty."""
-    return [line for line in text.split("\n") if same(line)]
+    return [line for line in text.split("\n") if normalize_line(line)]
 
 
 def matches(expected: list[str], printed: list[str]) -> bool:
@@ -46,13 +46,17 @@ def matches(expected: list[str], printed: list[str]) -> bool:
         return not printed
     if expected[0].strip() == "…":
         return any(matches(expected[1:], printed[at:]) for at in range(len(printed) + 1))
-    return bool(printed) and alike(expected[0], printed[0]) and matches(expected[1:], printed[1:])
+    return (
+        bool(printed)
+        and matches_line(expected[0], printed[0])
+        and matches(expected[1:], printed[1:])
+    )
 
 
-def alike(expected: str, printed: str) -> bool:
+def matches_line(expected: str, printed: str) -> bool:
     """Return True if a line matches the line of a page."""
-    parts = (re.escape(same(part)) for part in expected.split("…"))
-    return re.fullmatch(r"\s*.*?\s*".join(parts), same(printed)) is not None
+    parts = (re.escape(normalize_line(part)) for part in expected.split("…"))
+    return re.fullmatch(r"\s*.*?\s*".join(parts), normalize_line(printed)) is not None
 
 
 class Terminal:
@@ -112,7 +116,9 @@ class Terminal:
         def places() -> list[int]:
             lines, found = self.new.split("\n")[:-1], list[int]()
             for line in expected:
-                at = (n for n, each in enumerate(lines) if n not in found and alike(line, each))
+                at = (
+                    n for n, each in enumerate(lines) if n not in found and matches_line(line, each)
+                )
                 found.append(next(at, -1))
             return [] if -1 in found else found
 

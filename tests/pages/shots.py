@@ -42,7 +42,7 @@ def run(*command: str | Path, **env: str) -> str:
     return subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE, env=whole).stdout
 
 
-def ours(daemon: Daemon, *arguments: str | Path) -> list[str]:
+def streamqd_command(daemon: Daemon, *arguments: str | Path) -> list[str]:
     """Return the arguments of a streamqd command for this daemon."""
     config = str(daemon.config_path)
     return [sys.executable, "-m", "streamqd", "--config", config, *map(str, arguments)]
@@ -51,7 +51,7 @@ def ours(daemon: Daemon, *arguments: str | Path) -> list[str]:
 def shoot_top(daemon: Daemon, picture: Path) -> None:
     """Draw the screen of `streamqd top` in color."""
     tmux = ["tmux", "-L", f"shots-{os.getpid()}"]
-    command = shlex.join(ours(daemon, "top"))
+    command = shlex.join(streamqd_command(daemon, "top"))
     env = {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
     run(*tmux, "-f", "/dev/null", "new-session", "-d", "-x", str(COLUMNS), "-y", str(LINES),
         "-e", f"PYTHONPATH={ROOT}", command, **env)  # fmt: skip
@@ -94,12 +94,12 @@ def shoot_report(daemon: Daemon, picture: Path) -> None:
         print(f"skipped, Java is not installed: {picture.name}")
         return
     folder = daemon.folder / "report"
-    run(*ours(daemon, "pipeline", "report", "--out", folder), PYTHONPATH=str(ROOT))
+    run(*streamqd_command(daemon, "pipeline", "report", "--out", folder), PYTHONPATH=str(ROOT))
     shoot_page((folder / "report.html").as_uri(), picture, "1000,850")
 
 
 @contextmanager
-def at_work() -> Iterator[Daemon]:
+def run_busy_daemon() -> Iterator[Daemon]:
     """Run a daemon with some failures and a hanging handler."""
     server = servers.start("valkey", tcp=True)
     done = threading.Event()
@@ -125,7 +125,7 @@ def at_work() -> Iterator[Daemon]:
 def main(images: Path) -> None:
     """Take all screenshots."""
     images.mkdir(parents=True, exist_ok=True)
-    with at_work() as daemon:
+    with run_busy_daemon() as daemon:
         if shutil.which("tmux"):
             shoot_top(daemon, images / "top.svg")
         else:

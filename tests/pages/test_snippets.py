@@ -111,11 +111,11 @@ def commands(text: str) -> Iterator[list[str]]:
             if not ENDS.fullmatch(word):
                 command.append(word)
                 continue
-            yield from ours(command)
+            yield from streamqd_arguments(command)
             command = []
 
 
-def ours(command: list[str]) -> Iterator[list[str]]:
+def streamqd_arguments(command: list[str]) -> Iterator[list[str]]:
     """Return the arguments if a simple command is one of streamqd."""
     for at, word in enumerate(command):
         if word.rpartition("/")[2] == "streamqd":

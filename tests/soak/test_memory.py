@@ -76,7 +76,7 @@ def sample(daemon: Daemon, sent: int, began: float) -> dict[str, Any]:
     }
 
 
-def unsettled(daemon: Daemon) -> int:
+def exact_lag(daemon: Daemon) -> int:
     """Return the exact lag of the group. Cheap at any length."""
     behind = 0
     for number in range(PARTITIONS):
@@ -108,8 +108,8 @@ def test_memory_does_not_grow(server: Server, tmp_path: Path) -> None:
                 samples.append(sample(daemon, sent + len(commands), began))
             sent += len(commands)
             if sent % (20 * WRITE) == 0:
-                wait_until(lambda: unsettled(daemon) < AHEAD, timeout=300, every=0.02)
-        wait_until(lambda: unsettled(daemon) == 0, timeout=300, every=0.1)
+                wait_until(lambda: exact_lag(daemon) < AHEAD, timeout=300, every=0.02)
+        wait_until(lambda: exact_lag(daemon) == 0, timeout=300, every=0.1)
         # Trimming removes whole nodes, so each stream may keep one node more.
         most = PARTITIONS * (KEPT + 100)
         wait_until(lambda: sample(daemon, sent, began)["entries"] <= most, timeout=60, every=0.2)

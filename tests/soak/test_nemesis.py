@@ -84,9 +84,9 @@ def write_result(parts: dict[str, Outcome]) -> None:
         "partitions": PARTITIONS,
         "groups": len(GROUPS),
         "machine": machine(),
-        "parts": {name: described(outcome) for name, outcome in parts.items()},
+        "parts": {name: describe_outcome(outcome) for name, outcome in parts.items()},
     }
-    text = readable(document)
+    text = format_document(document)
     print(text, flush=True)
     if "RESULT" in os.environ:
         path = ROOT / os.environ["RESULT"]
@@ -95,7 +95,7 @@ def write_result(parts: dict[str, Outcome]) -> None:
         path.with_suffix(".txt").write_text(text, "utf-8")
 
 
-def described(outcome: Outcome) -> dict[str, Any]:
+def describe_outcome(outcome: Outcome) -> dict[str, Any]:
     """Return the outcome of one part as plain values. Times are relative to the first strike."""
     report = outcome.report
     zero = outcome.strikes[0].began if outcome.strikes else 0.0
@@ -115,7 +115,7 @@ def described(outcome: Outcome) -> dict[str, Any]:
         "duplicates": [each._asdict() for each in report.duplicated],
         "recovered": len(report.recovered),
         "unexpected": report.unexpected,
-        "wrong": {name: [str(one) for one in faults] for name, faults in wrong_of(outcome)},
+        "wrong": {name: [str(one) for one in faults] for name, faults in failed_checks(outcome)},
         "fenced": outcome.fenced,
         "slack_seconds": round(report.slack_seconds, 3),
         "longest_stall_seconds": round(report.stall_seconds, 2),
@@ -131,12 +131,12 @@ def described(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def wrong_of(outcome: Outcome) -> list[tuple[str, list[object]]]:
+def failed_checks(outcome: Outcome) -> list[tuple[str, list[object]]]:
     """Return the names of the checks that failed."""
     return [(name, list(faults)) for name, faults in outcome.wrong().items()]
 
 
-def readable(document: dict[str, Any]) -> str:
+def format_document(document: dict[str, Any]) -> str:
     """Return the document as text, without its log."""
     cpu = document["machine"]
     size = ", ".join(f"{document[name]} {name}" for name in ("instances", "partitions", "groups"))
@@ -146,17 +146,19 @@ def readable(document: dict[str, Any]) -> str:
         f"{size}; {cpu['cores']} cores, {cpu['cpu']}, Python {cpu['python']}",
     ]
     for name, part in document["parts"].items():
-        causes = f" ({_listed(part['causes'])}; slack {part['slack_seconds']} s)"
+        causes = f" ({_format_counts(part['causes'])}; slack {part['slack_seconds']} s)"
         most, most_charges = part["most_of_one_strike_and_slot"], part["charged_most"]
         stall, settled = part["longest_stall_seconds"], part["settled_after_seconds"]
-        lines += ["", f"{name}: {_listed(part['strikes'])}"]
+        lines += ["", f"{name}: {_format_counts(part['strikes'])}"]
         lines += [
             "  " + line
             for line in (
-                _listed({key: part[key] for key in ("sent", "unknown", "refused", "runs", "dead")}),
+                _format_counts(
+                    {key: part[key] for key in ("sent", "unknown", "refused", "runs", "dead")}
+                ),
                 f"lost {len(part['lost'])}",
                 f"duplicated {part['duplicated']}{causes if part['duplicated'] else ''}",
-                f"most of one strike and slot: {_listed(most) or 'none'}",
+                f"most of one strike and slot: {_format_counts(most) or 'none'}",
                 f"charged {part['blamed']}; seen {part['charged']}, of one at most {most_charges}",
                 f"recovered {part['recovered']}",
                 f"unexpected {len(part['unexpected'])}",
@@ -169,5 +171,5 @@ def readable(document: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _listed(counts: dict[str, int]) -> str:
+def _format_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())

@@ -38,7 +38,7 @@ from tests.support.killed_archive import POINTS
 from tests.support.machine import processor
 from tests.support.s3 import BucketServer
 from tests.support.servers import Server
-from tests.support.spark_process import QUICK, executors, family, need_spark, pipeline, said
+from tests.support.spark_process import QUICK, executors, family, need_spark, pipeline, read_output
 from tests.support.waiting import wait_until
 
 pytest.importorskip("deltalake")
@@ -132,7 +132,7 @@ class Soak:
     def trim(self) -> None:
         """Trim some partitions up to the position that is marked as archived in Redis."""
         for partition in range(PARTITIONS):
-            ms, seq = row_ledger.order(row_ledger.told(self.client, "logs", partition))
+            ms, seq = row_ledger.order(row_ledger.archived_position(self.client, "logs", partition))
             if ms and self.chance.random() < 0.5:
                 stream = row_ledger.stream("logs", partition)
                 self.trimmed += self.client.xtrim(stream, minid=f"{ms}-{seq + 1}")
@@ -145,29 +145,31 @@ class Soak:
             self.known = row_ledger.Known()
         known, client = self.known, self.client
         logs, orders = map(row_ledger.read_ledger, self.ledgers.values())
-        table = row_ledger.in_table(self.table, known)
-        stream = row_ledger.in_stream(client, "logs", PARTITIONS, known)
-        names = [row_ledger.told(client, "logs", number) for number in range(PARTITIONS)]
+        table = row_ledger.table_rows(self.table, known)
+        stream = row_ledger.stream_rows(client, "logs", PARTITIONS, known)
+        names = [
+            row_ledger.archived_position(client, "logs", number) for number in range(PARTITIONS)
+        ]
         told = [row_ledger.order(name) for name in names]
         archived = Counter(
             row for row in logs.elements() if row_ledger.order(row.id) <= told[row.partition]
         )
         fits, does_not = row_ledger.read_parsed(self.ledgers["logs"])
-        parsed = row_ledger.in_parsed(f"{self.archive}/parsed/logs", known)
-        quarantine = row_ledger.in_quarantine(f"{self.archive}/quarantine/logs", known)
-        copied = row_ledger.in_stream(client, copy_job.TARGET, PARTITIONS, known)
+        parsed = row_ledger.parsed_rows(f"{self.archive}/parsed/logs", known)
+        quarantine = row_ledger.quarantine_rows(f"{self.archive}/quarantine/logs", known)
+        copied = row_ledger.stream_rows(client, copy_job.TARGET, PARTITIONS, known)
         copies = Counter(row.content for row in copied.elements())
         ordered = Counter(row.content for row in orders.elements())
         origins = Counter((f"logs/{row.partition}/{row.id}", row.content) for row in logs)
-        replayed = row_ledger.replayed(client, "again", PARTITIONS, known)
+        replayed = row_ledger.replayed_rows(client, "again", PARTITIONS, known)
         faults = [
-            *row_ledger.faults("archive", table, logs, whole=whole),
-            *row_ledger.faults("archive and stream", table | stream, logs, whole=True),
-            *row_ledger.faults("what Redis was told", table & archived, archived, whole=True),
-            *row_ledger.faults("parsed", parsed, fits, whole=whole),
-            *row_ledger.faults("quarantine", quarantine, does_not, whole=whole),
-            *row_ledger.faults("sink", copies, ordered, whole=whole),
-            *row_ledger.faults("replay", replayed, origins, whole=whole),
+            *row_ledger.find_faults("archive", table, logs, whole=whole),
+            *row_ledger.find_faults("archive and stream", table | stream, logs, whole=True),
+            *row_ledger.find_faults("what Redis was told", table & archived, archived, whole=True),
+            *row_ledger.find_faults("parsed", parsed, fits, whole=whole),
+            *row_ledger.find_faults("quarantine", quarantine, does_not, whole=whole),
+            *row_ledger.find_faults("sink", copies, ordered, whole=whole),
+            *row_ledger.find_faults("replay", replayed, origins, whole=whole),
         ]
         assert not faults, "\n".join(faults)
 
@@ -200,7 +202,7 @@ class Soak:
         """Run the pipeline until it has handled all rows."""
         *_, master = self.master(work, "")
         with pipeline(self.folder, self.config, *self.command(work), *master) as running:
-            assert running.wait(PATIENCE) == 0, said(self.folder)
+            assert running.wait(PATIENCE) == 0, read_output(self.folder)
 
     def kill(self, work: str, kind: str) -> Kill | None:
         """Run the pipeline and kill it. Return None if it finished first."""
@@ -243,9 +245,9 @@ class Soak:
                 "executor": (0,),
                 "tree": (0, STOPPED, -signal.SIGKILL),
             }.get(kind, (0, -signal.SIGKILL))
-            assert code in allowed, f"{work}, {kind}: {code}\n{said(self.folder)}"
+            assert code in allowed, f"{work}, {kind}: {code}\n{read_output(self.folder)}"
             if code == STOPPED:
-                told = said(self.folder)
+                told = read_output(self.folder)
                 assert told.startswith("Error: "), told
                 assert len(told.splitlines()) == 1, told
         return struck > 0 if kind in ("python", "executor") else code == -signal.SIGKILL
@@ -298,7 +300,7 @@ def pythons(pid: int) -> list[psutil.Process]:
     return found
 
 
-def marked(mark: str) -> Iterator[psutil.Process]:
+def marked_processes(mark: str) -> Iterator[psutil.Process]:
     """Return all processes that this test started, directly or indirectly."""
     for each in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -350,7 +352,9 @@ def _kill_and_check(soak: Soak, server: Server, mark: str, began: float) -> None
         told = f"{len(kills)}/{KILLS} after {work} {kind}"
         print(f"{told}, {time.monotonic() - began:.0f} s: {killed}", flush=True)
     # The processes of a killed driver exit automatically.
-    wait_until(lambda: not list(marked(mark)), timeout=60, every=0.2, what="no process is left")
+    wait_until(
+        lambda: not list(marked_processes(mark)), timeout=60, every=0.2, what="no process is left"
+    )
     soak.complete()
     for work in STRIKES:
         soak.finish(work)
@@ -368,7 +372,7 @@ def _compare_by_spark(soak: Soak) -> None:
     )
     asked = ["sql", query, "--json", "--archive", soak.archive, *QUICK, "--master", "local[2]"]
     with pipeline(soak.folder, soak.config, *asked) as running:
-        assert running.wait(PATIENCE) == 0, said(soak.folder)
+        assert running.wait(PATIENCE) == 0, read_output(soak.folder)
     by_spark = json.loads((soak.folder / "pipeline.out").read_text())
     counts: Counter[int] = Counter()
     sums: Counter[int] = Counter()

@@ -44,7 +44,7 @@ print(executors, "executors")
 
 
 @contextlib.contextmanager
-def standalone(folder: Path, home: Path) -> Iterator[str]:
+def run_standalone(folder: Path, home: Path) -> Iterator[str]:
     """Run a Spark master and worker as processes. Yield the URL of the master."""
     port = free_port()
     spark_class = [str(home / "bin" / "spark-class")]
@@ -93,7 +93,7 @@ def test_executors_of_a_cluster_read_and_write_topics(
     home = spark_home(tmp_path)
     with contextlib.ExitStack() as stack:
         standing = kind == "standalone"
-        master = stack.enter_context(standalone(tmp_path, home)) if standing else CLUSTER
+        master = stack.enter_context(run_standalone(tmp_path, home)) if standing else CLUSTER
         arguments = [shop.server.url, master, str(tmp_path / "checkpoint")]
         command = [sys.executable, "-c", JOB, *arguments, json.dumps(cluster_conf())]
         environment = {**os.environ, "SPARK_HOME": str(home)}

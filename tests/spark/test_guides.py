@@ -32,7 +32,7 @@ from tests.pages.test_snippets import PAGES
 from tests.spark.conftest import Shop
 from tests.support import tls
 from tests.support.optional import skip_without
-from tests.support.servers import ProcessServer, needed
+from tests.support.servers import ProcessServer, require
 from tests.support.warm import warm
 
 # Servers and terminals are started by fork, and Python warns of that if a session has threads.
@@ -359,11 +359,11 @@ def test_report_guide_works_as_shown(typing: Guide) -> None:
 
 
 def test_tls_block_of_the_guide_works(shop: Shop, state_dir: Path) -> None:
-    needed(tls.certificates, state_dir)
+    require(tls.certificates, state_dir)
     (state_dir / "spark.password").write_text("not-for-anybody-to-see")
     (state_dir / "spark.password").chmod(0o600)
     [block] = [fence for fence in fences(READ) if first_line(fence) == SECURE]
-    with closing(needed(tls.start, state_dir)) as guarded:
+    with closing(require(tls.start, state_dir)) as guarded:
         with closing(connect(guarded.settings, timeout=10.0, name="test")) as link:
             rule = ("on", ">not-for-anybody-to-see", "~*", "&*", "+@all")
             link.execute("ACL", "SETUSER", "spark", *rule)

@@ -50,7 +50,7 @@ def bury(shop: Shop, topic: str, partition: int, *ids: str) -> None:
         shop.link.execute("XADD", shop.keys.dlq(topic, partition), each, *letter)
 
 
-def archived(settings: config.Settings, folder: Path | str, shop: Shop) -> None:
+def archive_history(settings: config.Settings, folder: Path | str, shop: Shop) -> None:
     with closing(Archiver(settings, folder, lambda: shop.spark, lambda _: None)) as archiver:
         archiver.run()
 
@@ -69,7 +69,7 @@ def test_views_have_each_row_once_archived_or_not(
         bury(shop, "orders", 0, one)
         minute(shop, AT + step * HOUR + 60_100, figures("access", "weblog:count", step, lag=1))
         if step < steps:
-            archived(settings, folder, shop)
+            archive_history(settings, folder, shop)
             shop.link.execute("XDEL", shop.keys.dlq("access", step), one, two)
     archive = Archive(folder) if steps else None
     prompt = Prompt(shop.spark, settings, archive)
@@ -116,7 +116,7 @@ def test_queries_of_the_guide_return_the_documented_rows(
                     counts={"failed": 7},
                 ),
             )
-    archived(settings, tmp_path / "archive", shop)
+    archive_history(settings, tmp_path / "archive", shop)
     prompt = Prompt(shop.spark, settings, Archive(tmp_path / "archive"))
     hourly, delayed, failing = (each.text for each in fences(QUERY) if "FROM messages" in each.text)
 
@@ -143,7 +143,7 @@ def test_view_has_concurrently_archived_rows_once(
     shop.topic("access", 1)
     folder = tmp_path / "archive"
     bury(shop, "access", 0, f"{AT}-0")
-    archived(settings, folder, shop)
+    archive_history(settings, folder, shop)
     bury(shop, "access", 0, f"{AT}-1")
     find, runs = overviews._dead_letter_places, []
 
@@ -151,7 +151,7 @@ def test_view_has_concurrently_archived_rows_once(
         found = find(given)
         if not runs:
             runs.append(found)
-            archived(settings, folder, shop)
+            archive_history(settings, folder, shop)
             shop.link.execute("XDEL", shop.keys.dlq("access", 0), f"{AT}-0", f"{AT}-1")
         return found
 
@@ -169,7 +169,7 @@ def test_views_skip_unreadable_rows(
         bury(shop, topic, 0, f"{AT}-0")
     minute(shop, AT + 60_100, figures("access", "weblog:count"))
     folder = tmp_path / "archive"
-    archived(settings, folder, shop)
+    archive_history(settings, folder, shop)
     for table in ("dead_letters/orders", "history/default"):
         for file in (folder / table / "_delta_log").glob("*.json"):
             file.write_text("x", "utf-8")

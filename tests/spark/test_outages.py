@@ -16,7 +16,14 @@ from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
-from tests.support.spark_process import QUICK, family, name_of, need_spark, pipeline, said
+from tests.support.spark_process import (
+    QUICK,
+    family,
+    need_spark,
+    pipeline,
+    process_name,
+    read_output,
+)
 from tests.support.waiting import wait_until
 
 deltalake = pytest.importorskip("deltalake")
@@ -47,25 +54,25 @@ def test_run_retries_an_outage_and_reports_a_dead_jvm(
         with pipeline(tmp_path, file, *verb, *QUICK) as running:
 
             def so_far(done: bool) -> bool:
-                assert running.poll() is None, said(tmp_path)
+                assert running.poll() is None, read_output(tmp_path)
                 return done
 
-            wait_until(lambda: so_far("1 row archived in" in said(tmp_path)), timeout=200)
+            wait_until(lambda: so_far("1 row archived in" in read_output(tmp_path)), timeout=200)
             proxy.hold(requests=True)
-            wait_until(lambda: so_far("Error: " in said(tmp_path)), timeout=60)
+            wait_until(lambda: so_far("Error: " in read_output(tmp_path)), timeout=60)
             proxy.heal()
             add()
             wait_until(lambda: so_far(archived() == 2), timeout=60)
-            [java] = [each for each in family(running.pid) if name_of(each) == "java"]
+            [java] = [each for each in family(running.pid) if process_name(each) == "java"]
             java.send_signal(psutil.signal.SIGKILL)
             add()
-            assert running.wait(120) == 1, said(tmp_path)
+            assert running.wait(120) == 1, read_output(tmp_path)
     assert (
         "Error: Spark's JVM exited with signal 9 (SIGKILL) before the command was done; run the"
-        " command again" in said(tmp_path)
+        " command again" in read_output(tmp_path)
     )
-    assert "Traceback" not in said(tmp_path)
-    assert "-v prints the traceback" not in said(tmp_path)
+    assert "Traceback" not in read_output(tmp_path)
+    assert "-v prints the traceback" not in read_output(tmp_path)
 
 
 def test_jvm_that_cannot_start_is_reported(
@@ -79,8 +86,8 @@ def test_jvm_that_cannot_start_is_reported(
     file.write_text(f"[redis]\nurl = {json.dumps(server.url)}\n", "utf-8")
     memory = ["--conf", "spark.driver.memory=1k"]
     with pipeline(tmp_path, file, "report", "--out", str(tmp_path / "out"), *memory) as running:
-        assert running.wait(60) == 1, said(tmp_path)
-    assert "Error: Spark's JVM exited before it was ready; run the command with -v" in said(
+        assert running.wait(60) == 1, read_output(tmp_path)
+    assert "Error: Spark's JVM exited before it was ready; run the command with -v" in read_output(
         tmp_path
     )
-    assert "Traceback" not in said(tmp_path)
+    assert "Traceback" not in read_output(tmp_path)

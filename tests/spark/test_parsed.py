@@ -498,7 +498,9 @@ def test_invalid_schema_is_reported_before_the_first_batch(press: Press) -> None
     assert positions == {}
 
 
-def struck(monkeypatch: pytest.MonkeyPatch, kind: TableKind, *, before: bool) -> Callable[[], None]:
+def kill_around_commit(
+    monkeypatch: pytest.MonkeyPatch, kind: TableKind, *, before: bool
+) -> Callable[[], None]:
     """Kill the run around its commit to a table of this kind. Return a function that stops this."""
     done = ArchiveTable.append
 
@@ -529,7 +531,7 @@ def test_parsed_table_is_exact_after_a_kill_around_a_commit(
     press.add(FITS % 1, b"bad 1")
     press.run()
     press.add(FITS % 2, b"bad 2", b'{"id": 3, "amount": 1, "note": 7}')
-    end = struck(monkeypatch, kind, before=before)
+    end = kill_around_commit(monkeypatch, kind, before=before)
     with pytest.raises(KilledError):
         press.run()
     end()
@@ -675,7 +677,7 @@ def test_half_replaced_quarantine_is_completed(
     press.add(FITS % 1, b'{"id": 2, "at": 1763683195123}', b"bad")
     press.run()
     for kind, before in ((PARSED, True), (QUARANTINE, True), (QUARANTINE, False)):
-        end = struck(monkeypatch, kind, before=before)
+        end = kill_around_commit(monkeypatch, kind, before=before)
         with pytest.raises(KilledError):
             press.reparse(times=("at milliseconds",), quarantine_only=True)
         end()
@@ -697,7 +699,7 @@ def test_kill_during_a_full_reparse_loses_no_row(
     monkeypatch.setattr(parsed, "CHUNK", 1)
     press.add(*(FITS % number for number in range(1, 7)), b"bad", b'{"id": "eight"}')
     press.run()
-    end = struck(monkeypatch, kind, before=before)
+    end = kill_around_commit(monkeypatch, kind, before=before)
     with pytest.raises(KilledError):
         press.reparse("id string")
     end()
@@ -808,7 +810,7 @@ def test_invalid_schema_is_reported_by_each_periodic_run(press: Press, tmp_path:
     again = ("archive", "--archive", str(press.folder), "--every", "1s", "--master", "local[1]")
 
     def told(level: str) -> int:
-        said = spark_process.said(tmp_path)
+        said = spark_process.read_output(tmp_path)
         return said.count(f"{level}: pipelines.orders: the schema 'id lng' is not valid")
 
     with spark_process.pipeline(tmp_path, file, *again, *QUICK) as running:
@@ -819,4 +821,4 @@ def test_invalid_schema_is_reported_by_each_periodic_run(press: Press, tmp_path:
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 130
     assert told("Warning") == 1
-    assert "Traceback" not in spark_process.said(tmp_path)
+    assert "Traceback" not in spark_process.read_output(tmp_path)

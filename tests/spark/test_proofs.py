@@ -65,7 +65,7 @@ def compare(
     read = reader(codec, kind)
     found = Prover(kind, event_time, NOW_US, read)(batch)
     rows = spark.createDataFrame(batch.to_pylist(), COLUMNS)
-    judged = exact_judge.judged(rows, kind, event_time, NOW_US, read)
+    judged = exact_judge.judge_rows(rows, kind, event_time, NOW_US, read)
     exact = judged.select("id", "reason").collect()
     reasons = {row["id"]: row["reason"] for row in exact}
     decided = sorted(set(range(len(payloads))).difference(found.undecided))
@@ -75,8 +75,8 @@ def compare(
     converted = fitting.check_rows(rows, kind, event_time, NOW_US, read=read)
     table = converted.select("id", "event_date", "row").toArrow()
     places = {each: at for at, each in enumerate(table["id"].to_pylist())}
-    wanted = _taken(table, [places[f"{at}-0"] for at in fitting_rows])
-    ours = _taken(found.rows.select(KEPT), fitting_rows)
+    wanted = _take_rows(table, [places[f"{at}-0"] for at in fitting_rows])
+    ours = _take_rows(found.rows.select(KEPT), fitting_rows)
     for at, one, other in zip(fitting_rows, ours, wanted, strict=True):
         assert one["event_date"] == other["event_date"], payloads[at]
         for name in kind.names:
@@ -84,7 +84,7 @@ def compare(
     return [payloads[at] for at in found.undecided]
 
 
-def _taken(rows: Any, some: list[int]) -> list[dict[str, Any]]:
+def _take_rows(rows: Any, some: list[int]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = rows.take(pa.array(some, pa.int64())).to_pylist()
     return found
 

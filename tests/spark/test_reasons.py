@@ -61,7 +61,7 @@ def judge(spark: SparkSession, schema: str, event_time: str, payloads: list[Any]
         [(0, f"{n}-0", moment, moment.date(), None, each) for n, each in enumerate(payloads)],
         "partition int, id string, timestamp timestamp, date date, key binary, value binary",
     )
-    exact = exact_judge.judged(rows, kind, event_time, NOW_US).select("id", "reason").collect()
+    exact = exact_judge.judge_rows(rows, kind, event_time, NOW_US).select("id", "reason").collect()
     told = {row["id"]: row["reason"] for row in exact}
     reasons = Reasons(kind, event_time, NOW_US)
     found = {}

@@ -321,7 +321,7 @@ def test_report_refuses_an_invalid_schema(
     assert list(tmp_path.iterdir()) == []
 
 
-def unasked() -> Any:
+def fail_if_started() -> Any:
     pytest.fail("Spark was started for nothing")
 
 
@@ -336,10 +336,10 @@ def test_invalid_report_is_rejected_before_spark_starts(
         (ReportScope(since=moment, until=moment), "start of the window must be before its end"),
     ):
         with pytest.raises(RequestRefusedError, match=sentence):
-            report(settings, unasked, tmp_path / "out", asked)
+            report(settings, fail_if_started, tmp_path / "out", asked)
     (tmp_path / "report.html").touch()
     with pytest.raises(RequestRefusedError, match="was not written by a report"):
-        report(settings, unasked, tmp_path, ReportScope())
+        report(settings, fail_if_started, tmp_path, ReportScope())
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
 
 

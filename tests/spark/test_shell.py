@@ -53,7 +53,7 @@ def test_shell_prompts_in_a_terminal(command: list[str], tmp_path: Path) -> None
         assert "Traceback" not in seen.shown
 
 
-def piped(command: list[str], folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+def run_piped(command: list[str], folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, cwd=folder, input=text, text=True, capture_output=True, timeout=PATIENCE
     )
@@ -66,16 +66,18 @@ def test_shell_reads_statements_from_a_pipe(shop: Shop, command: list[str], tmp_
         "SELECT string(key) AS key, string(value) AS value FROM orders WHERE key IS NOT NULL;"
         "SELECT array(1, 2) AS key, 'a\"b' AS value"
     )
-    as_json = piped([*command, "--format", "json"], tmp_path, statements)
+    as_json = run_piped([*command, "--format", "json"], tmp_path, statements)
     assert as_json.returncode == 0, as_json.stderr
     assert [json.loads(line) for line in as_json.stdout.splitlines()] == [
         {"key": "k", "value": "new"},
         {"key": [1, 2], "value": 'a"b'},
     ]
-    as_csv = piped([*command, "--format", "csv"], tmp_path, "SELECT array(1) AS a, 'x,y' AS b")
+    as_csv = run_piped([*command, "--format", "csv"], tmp_path, "SELECT array(1) AS a, 'x,y' AS b")
     assert as_csv.stdout == 'a,b\n[1],"x,y"\n'
 
-    stopped = piped(command, tmp_path, "SELECT 1 AS one; SELECT * FROM nothing; SELECT 2 AS two;")
+    stopped = run_piped(
+        command, tmp_path, "SELECT 1 AS one; SELECT * FROM nothing; SELECT 2 AS two;"
+    )
     assert stopped.returncode == REFUSED
     assert "nothing" in stopped.stderr
     assert "Traceback" not in stopped.stderr
@@ -88,7 +90,7 @@ def test_password_never_reaches_spark(command: list[str], tmp_path: Path) -> Non
     conf += ["--conf", "spark.eventLog.compress=false"]
     statement = "CREATE TABLE t USING streamq OPTIONS (url 'redis://u:hunter-two@h', topic 't')"
 
-    done = piped([*command, *conf], tmp_path, statement)
+    done = run_piped([*command, *conf], tmp_path, statement)
 
     assert done.returncode == REFUSED
     assert "passwordFile" in done.stderr

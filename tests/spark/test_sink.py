@@ -108,7 +108,7 @@ def copy(shop: Shop, rows: DataFrame, checkpoint: Path, **options: object) -> No
     run(writer.option("checkpointLocation", str(checkpoint)).start())
 
 
-def rows_left(shop: Shop) -> list[bytes]:
+def staged_streams(shop: Shop) -> list[bytes]:
     """Return the non-empty streams of staged rows."""
     keys: list[bytes] = shop.link.execute("KEYS", f"{shop.keys.control}:sink:{{out:*")
     return [key for key in keys if shop.link.execute("XLEN", key)]
@@ -149,7 +149,7 @@ def test_stream_is_written_exactly_once(shop: Shop, tmp_path: Path, source: str)
     assert shop.payloads("out", 2) == expected
     attempt(1)
     assert shop.payloads("out", 2) == expected
-    assert rows_left(shop) == []
+    assert staged_streams(shop) == []
 
 
 def test_failed_batch_writes_nothing(shop: Shop, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_failed_batch_writes_nothing(shop: Shop, tmp_path: Path) -> None:
     assert shop.payloads("out", 3) == []
     copy(shop, rows, tmp_path)
     assert len(set(shop.payloads("out", 3))) == 302
-    assert rows_left(shop) == []
+    assert staged_streams(shop) == []
 
 
 def test_query_start_removes_rows_of_a_killed_driver(shop: Shop, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def ids(frame: object) -> list[str]:
     return sorted(f"{row.partition}:{row.id}" for row in frame.select("partition", "id").collect())  # type: ignore[attr-defined]
 
 
-def numbered(partition: int, *numbers: int) -> list[str]:
+def expected_rows(partition: int, *numbers: int) -> list[str]:
     return sorted(f"{partition}:{number}-0" for number in numbers)
 
 
@@ -82,13 +82,15 @@ def test_starting_and_ending_offsets_bound_a_read(shop: Shop) -> None:
     times = {"startingTimestamp": 4, "endingTimestamp": 6}
     group = {"assign": '{"access": [0]}', "subscribe": "", "startingOffsets": "group:hits"}
 
-    assert ids(shop.read("access", **by_id)) == numbered(0, 8, 9)
-    assert ids(shop.read("access", **until)) == sorted(numbered(0, 1, 2) + numbered(1, 1))
-    assert ids(shop.read("access", **times)) == sorted(numbered(0, 4, 5) + numbered(1, 4, 5))
+    assert ids(shop.read("access", **by_id)) == expected_rows(0, 8, 9)
+    assert ids(shop.read("access", **until)) == sorted(expected_rows(0, 1, 2) + expected_rows(1, 1))
+    assert ids(shop.read("access", **times)) == sorted(
+        expected_rows(0, 4, 5) + expected_rows(1, 4, 5)
+    )
     found = shop.spark.read.format("streamq").options(
         **{name: str(value) for name, value in (shop.write_options() | group).items()}
     )
-    assert ids(found.load()) == numbered(0, 4, 5, 6, 7, 8, 9)
+    assert ids(found.load()) == expected_rows(0, 4, 5, 6, 7, 8, 9)
 
 
 def test_min_partitions_splits_streams(shop: Shop) -> None:
@@ -136,7 +138,7 @@ def test_trimmed_start_is_a_data_loss(shop: Shop) -> None:
     with pytest.raises(PySparkException, match="entries of access partition 0 after 5-0"):
         shop.read("access", **start).count()
     left = shop.read("access", failOnDataLoss="false", **start)
-    assert ids(left) == numbered(0, *range(200, 251))
+    assert ids(left) == expected_rows(0, *range(200, 251))
     assert shop.read("access").count() == 51
 
 

@@ -25,7 +25,7 @@ def table(shop: Shop, name: str, **options: object) -> None:
     shop.spark.sql(f"CREATE TABLE {name} USING streamq OPTIONS ({given})")
 
 
-def said(shop: Shop, statement: str) -> str:
+def error_line(shop: Shop, statement: str) -> str:
     """Return the last line of the error of a failing statement."""
     with pytest.raises(PySparkException) as caught:
         shop.spark.sql(statement).collect()
@@ -72,7 +72,7 @@ def test_sql_copies_rows_between_tables(shop: Shop) -> None:
     assert shop.payloads("there", 2) == sorted(before * 2)
     assert shop.payloads("here", 2) == before
 
-    assert "name the columns" in said(shop, "INSERT INTO b SELECT * FROM b")
+    assert "name the columns" in error_line(shop, "INSERT INTO b SELECT * FROM b")
     frame = shop.spark.table("a")
     with pytest.raises(PySparkException, match="name the columns"):
         frame.write.format("streamq").mode("append").save()
@@ -120,10 +120,10 @@ def test_invalid_statement_is_one_sentence(shop: Shop) -> None:
         ("INSERT OVERWRITE orders (value) VALUES (binary('x'))", "cannot be overwritten"),
         ("CREATE TABLE bad USING streamq", "set exactly one of subscribe"),
     ):
-        assert sentence in said(shop, statement), statement
+        assert sentence in error_line(shop, statement), statement
     shop.spark.sql(f"CREATE TABLE columns (value BINARY) USING streamq {of}")
-    assert "the options are missing" in said(shop, "SELECT * FROM columns")
-    assert "the options are missing" in said(shop, "INSERT INTO columns VALUES (binary('x'))")
+    assert "the options are missing" in error_line(shop, "SELECT * FROM columns")
+    assert "the options are missing" in error_line(shop, "INSERT INTO columns VALUES (binary('x'))")
     assert shop.payloads("orders", 1) == []
 
 
@@ -223,7 +223,7 @@ def test_password_in_a_table_url_is_never_shown(shop: Shop, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("clause", ["OPTIONS", "TBLPROPERTIES"])
 def test_table_refuses_a_password_option(shop: Shop, clause: str) -> None:
-    answer = said(
+    answer = error_line(
         shop,
         f"CREATE TABLE bad USING streamq {clause}"
         f" (url 'redis://user:{PASSWORD}@localhost', topic 'orders')",

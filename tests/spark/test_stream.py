@@ -23,11 +23,11 @@ def places(batches: list[list[tuple[Any, ...]]]) -> list[str]:
     return sorted(f"{partition}:{entry_id}" for rows in batches for partition, entry_id in rows)
 
 
-def numbered(partition: int, first: int, last: int) -> list[str]:
+def expected_rows(partition: int, first: int, last: int) -> list[str]:
     return [f"{partition}:{number}-0" for number in range(first, last + 1)]
 
 
-def where(frame: DataFrame) -> DataFrame:
+def select_places(frame: DataFrame) -> DataFrame:
     return frame.select("partition", "id")
 
 
@@ -36,19 +36,19 @@ def test_query_continues_from_its_checkpoint(shop: Shop, tmp_path: Path) -> None
     shop.topic("access", 2)
     shop.fill("access", 0, 1, 300)
     shop.fill("access", 1, 1, 100)
-    frame = where(shop.stream("access", maxOffsetsPerTrigger=200))
+    frame = select_places(shop.stream("access", maxOffsetsPerTrigger=200))
 
     first = shop.take(frame, tmp_path)
     assert [len(rows) for rows in first] == [200, 200]
     shares = [sum(partition == 0 for partition, _ in rows) for rows in first]
     assert shares == [150, 150]
-    assert places(first) == sorted(numbered(0, 1, 300) + numbered(1, 1, 100))
+    assert places(first) == sorted(expected_rows(0, 1, 300) + expected_rows(1, 1, 100))
 
     shop.grow("access", 3)
     shop.fill("access", 2, 1, 50)
     shop.fill("access", 0, 301, 320)
     again = shop.take(frame, tmp_path)
-    assert places(again) == sorted(numbered(2, 1, 50) + numbered(0, 301, 320))
+    assert places(again) == sorted(expected_rows(2, 1, 50) + expected_rows(0, 301, 320))
 
     assert shop.take(frame, tmp_path) == []
     offsets = sorted(int(path.name) for path in (tmp_path / "offsets").glob("[0-9]*"))
@@ -81,12 +81,12 @@ def test_trimming_during_a_stream_fails_the_query(shop: Shop, tmp_path: Path) ->
         return retention.Trimmed.parse(shop.link.run(call)).removed
 
     shop.fill("access", 0, 1, 300)
-    strict = where(shop.stream("access"))
+    strict = select_places(shop.stream("access"))
     assert len(places(shop.take(strict, tmp_path))) == 300
     assert settle_and_trim() == 300
     shop.fill("access", 0, 301, 400)
     # Only read entries are gone, which is no loss.
-    assert places(shop.take(strict, tmp_path)) == sorted(numbered(0, 301, 400))
+    assert places(shop.take(strict, tmp_path)) == sorted(expected_rows(0, 301, 400))
 
     shop.fill("access", 0, 401, 650)
     assert settle_and_trim() == 350
@@ -94,8 +94,8 @@ def test_trimming_during_a_stream_fails_the_query(shop: Shop, tmp_path: Path) ->
     for _ in range(2):
         with pytest.raises(StreamingQueryException, match="250 entries of access partition 0"):
             shop.take(strict, tmp_path)
-    lenient = where(shop.stream("access", failOnDataLoss="false"))
-    assert places(shop.take(lenient, tmp_path)) == sorted(numbered(0, 651, 660))
+    lenient = select_places(shop.stream("access", failOnDataLoss="false"))
+    assert places(shop.take(lenient, tmp_path)) == sorted(expected_rows(0, 651, 660))
     assert shop.take(strict, tmp_path) == []
 
 
@@ -104,7 +104,7 @@ def test_running_query_reads_new_entries(shop: Shop, tmp_path: Path) -> None:
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 10)
     seen: list[str] = []
-    frame = where(shop.stream("access", startingOffsets="latest"))
+    frame = select_places(shop.stream("access", startingOffsets="latest"))
     writer = frame.writeStream.option("checkpointLocation", str(tmp_path))
     query = writer.foreachBatch(
         lambda batch, _: seen.extend(places([[tuple(row) for row in batch.collect()]]))
@@ -126,7 +126,7 @@ def test_running_query_reads_new_entries(shop: Shop, tmp_path: Path) -> None:
         assert json.loads(progress["latestOffset"])["#lag"] == {"total": 0, "max": 0, "avg": 0.0}
     finally:
         running.stop()
-    assert sorted(seen) == sorted(numbered(0, 11, 15) + numbered(1, 1, 3))
+    assert sorted(seen) == sorted(expected_rows(0, 11, 15) + expected_rows(1, 1, 3))
 
 
 def test_dead_letters_can_be_streamed(shop: Shop, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_deleted_topic_and_recreated_stream_are_losses(shop: Shop, tmp_path: Pat
         shop.fill(name, 0, 1, 100)
 
     def stream(**options: object) -> DataFrame:
-        return where(shop.stream("", subscribePattern="hits-.*", **options))
+        return select_places(shop.stream("", subscribePattern="hits-.*", **options))
 
     assert len(places(shop.take(stream(), tmp_path))) == 200
     shop.fill("hits-a", 0, 101, 600)
@@ -160,10 +160,10 @@ def test_deleted_topic_and_recreated_stream_are_losses(shop: Shop, tmp_path: Pat
         with pytest.raises(StreamingQueryException, match="hits-a partition 0 after 100-0 no long"):
             shop.take(strict, tmp_path)
     lenient = stream(failOnDataLoss="false")
-    assert places(shop.take(lenient, tmp_path)) == sorted(numbered(0, 201, 450))
+    assert places(shop.take(lenient, tmp_path)) == sorted(expected_rows(0, 201, 450))
     shop.topic("hits-a", 1)
     shop.fill("hits-a", 0, 1, 3)
-    assert places(shop.take(strict, tmp_path)) == numbered(0, 1, 3)
+    assert places(shop.take(strict, tmp_path)) == expected_rows(0, 1, 3)
 
 
 def test_query_publishes_its_position(shop: Shop, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_query_publishes_its_position(shop: Shop, tmp_path: Path) -> None:
     shop.topic("access", 1)
     shop.fill("access", 0, 1, 30)
     stream = shop.keys.stream("access", 0)
-    frame = where(shop.stream("access", group="etl", holdRetention="true"))
+    frame = select_places(shop.stream("access", group="etl", holdRetention="true"))
     assert len(places(shop.take(frame, tmp_path))) == 30
     shop.fill("access", 0, 31, 35)
 
@@ -181,8 +181,8 @@ def test_query_publishes_its_position(shop: Shop, tmp_path: Path) -> None:
     assert group.get(b"lag", 5) == 5
     assert shop.link.execute("HGET", shop.keys.trim("access", 0), "holds:spark:etl") == b"1"
 
-    frame = where(shop.stream("access", group="etl", startingOffsets="group:spark:etl"))
-    assert places(shop.take(frame, tmp_path / "another")) == numbered(0, 31, 35)
+    frame = select_places(shop.stream("access", group="etl", startingOffsets="group:spark:etl"))
+    assert places(shop.take(frame, tmp_path / "another")) == expected_rows(0, 31, 35)
     assert shop.link.execute("HGET", shop.keys.trim("access", 0), "holds:spark:etl") is None
 
 
@@ -191,7 +191,9 @@ def test_query_reports_its_lag(shop: Shop, tmp_path: Path) -> None:
     shop.topic("access", 2)
     shop.fill("access", 0, 1, 30)
     shop.fill("access", 1, 1, 10)
-    writer = where(shop.stream("access", maxOffsetsPerTrigger=20)).writeStream.format("noop")
+    writer = select_places(shop.stream("access", maxOffsetsPerTrigger=20)).writeStream.format(
+        "noop"
+    )
     query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
     run(query)
     found = [json.loads(each["sources"][0]["latestOffset"]) for each in query.recentProgress]

@@ -13,7 +13,7 @@ from streamqd.store.client import connect
 from streamqd.store.keys import Keys
 from tests.spark.conftest import Shop, run
 from tests.support import tls
-from tests.support.servers import ProcessServer, needed
+from tests.support.servers import ProcessServer, require
 
 # The server is started by fork, and Python warns of that if a session has left threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
@@ -23,32 +23,32 @@ USER, PASSWORD = "spark", "not-for-anybody-to-see"
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return needed(tls.certificates, tmp_path_factory.mktemp("tls"))
+    return require(tls.certificates, tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
-def guarded(certificates: Path) -> Iterator[ProcessServer]:
+def tls_server(certificates: Path) -> Iterator[ProcessServer]:
     """Run a server that requires TLS, a certificate and a password."""
-    made = needed(tls.start, certificates)
+    made = require(tls.start, certificates)
     yield made
     made.close()
 
 
 def test_tasks_use_tls_and_reveal_no_secret(
     spark: object,
-    guarded: ProcessServer,
+    tls_server: ProcessServer,
     certificates: Path,
     event_log: Path,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    link = connect(guarded.settings, timeout=10.0, name="test")  # through its socket
-    shop = Shop(spark, guarded, link, Keys())  # type: ignore[arg-type]
+    link = connect(tls_server.settings, timeout=10.0, name="test")  # through its socket
+    shop = Shop(spark, tls_server, link, Keys())  # type: ignore[arg-type]
     link.execute("ACL", "SETUSER", USER, "on", f">{PASSWORD}", "~*", "&*", "+@all")
     link.execute("ACL", "SETUSER", "default", "-@all", "+ping", "+acl")
     (tmp_path / "password").write_text(PASSWORD)
     (tmp_path / "password").chmod(0o600)
-    host = f"127.0.0.1:{guarded.port}"
+    host = f"127.0.0.1:{tls_server.port}"
     files = {
         "caFile": certificates / "ca.pem",
         "certFile": certificates / "server.pem",

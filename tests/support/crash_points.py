@@ -168,7 +168,7 @@ class Strikes:
         return pid if status in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) else None
 
 
-def reached(point: str, where: str = "") -> None:
+def reach(point: str, where: str = "") -> None:
     """Strike this process if the point is armed."""
     path = Path(os.environ[VARIABLE]) / f"{point}@{where or _own}"
     try:
@@ -219,10 +219,10 @@ def place() -> None:
     _around(Fetcher, "receive_round", after=_answered)
     _around(WorkerLoop, "__init__", after=_know_own)
     _around_handler()
-    _around(Settler, "begin_batch", after=lambda *_: reached("batch-recorded"))
-    _around(Verdicts, "settle_failure", before=lambda *_: reached("outcome-unrecorded"))
-    _around(Settler, "ack", before=lambda *_: reached("outcome-recorded"))
-    _around(Settler, "fail", after=lambda *_: reached("outcome-recorded"))
+    _around(Settler, "begin_batch", after=lambda *_: reach("batch-recorded"))
+    _around(Verdicts, "settle_failure", before=lambda *_: reach("outcome-unrecorded"))
+    _around(Settler, "ack", before=lambda *_: reach("outcome-recorded"))
+    _around(Settler, "fail", after=lambda *_: reach("outcome-recorded"))
     _around(AssignmentState, "on_exit", before=_at("worker-ended"), after=_at("worker-judged", 1))
     _around(WorkerPool, "start_worker", after=_at("worker-forked", 2))
     _around_reclaimer()
@@ -261,7 +261,7 @@ def _around(
 
 
 def _calls_one(_link: Connection, call: Call) -> None:
-    reached(f"{name_of(call.script, call.argv)}-calls", partition_of(call.argv))
+    reach(f"{name_of(call.script, call.argv)}-calls", partition_of(call.argv))
 
 
 def _called_one(reply: object, _link: Connection, call: Call) -> None:
@@ -269,7 +269,7 @@ def _called_one(reply: object, _link: Connection, call: Call) -> None:
     if isinstance(reply, Reply) and call.script.name in _MOVERS:
         did = reply.word == "OK" and int(reply.values[0]) > 0
     if did:
-        reached(f"{name_of(call.script, call.argv)}-called", partition_of(call.argv))
+        reach(f"{name_of(call.script, call.argv)}-called", partition_of(call.argv))
 
 
 def _calls_each(link: Connection, calls: Sequence[Call]) -> None:
@@ -283,18 +283,18 @@ def _called_each(replies: Sequence[object], link: Connection, calls: Sequence[Ca
 
 
 def _unsent(_fetcher: Fetcher, main_acks: list[bytes], *_: object) -> None:
-    reached("acks-unsent" if main_acks else "fetch-unsent")
+    reach("acks-unsent" if main_acks else "fetch-unsent")
 
 
 def _sent(_none: None, _fetcher: Fetcher, main_acks: list[bytes], *_: object) -> None:
-    reached("acks-sent" if main_acks else "fetch-sent")
+    reach("acks-sent" if main_acks else "fetch-sent")
 
 
 def _answered(found: FetchResult, _fetcher: Fetcher, *_: object) -> None:
     if found.acked:
-        reached("acks-answered")
+        reach("acks-answered")
     elif found.main or found.retried:
-        reached("fetch-answered")
+        reach("fetch-answered")
 
 
 def _know_own(_none: None, worker: WorkerLoop, *_: object) -> None:
@@ -310,11 +310,11 @@ def _around_handler() -> None:
         handled = function(hooks)
 
         def handle(taken: object) -> object:
-            reached("handler-starts")
+            reach("handler-starts")
             try:
                 return handled(taken)
             finally:
-                reached("handler-returned")
+                reach("handler-returned")
 
         return handle
 
@@ -325,13 +325,13 @@ def _at(point: str, at: int = 0) -> Callable[..., None]:
     """Return a hook that reaches `point` in the partition of the argument at position `at`."""
 
     def here(*args: Any) -> None:
-        reached(point, str(args[at].assignment.partition))
+        reach(point, str(args[at].assignment.partition))
 
     return here
 
 
 def _at_send(point: str) -> Callable[..., None]:
-    return lambda *_: reached(point, "-")
+    return lambda *_: reach(point, "-")
 
 
 def _look_often(_none: None, task: Task, *_: object) -> None:
@@ -347,7 +347,7 @@ def _around_reclaimer() -> None:
         sooner = look(reclaimer, slots)
         for slot, assignment in slots:
             if slot.reclaim_requested != slot.reclaim_done:
-                reached("reclaim-flagged", str(assignment.partition))
+                reach("reclaim-flagged", str(assignment.partition))
         return sooner
 
     Reclaimer.run = run  # type: ignore[method-assign]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-def judged(
+def judge_rows(
     rows: DataFrame, kind: StructType, event_time: str, now_us: int, read: Reader = json_texts
 ) -> DataFrame:
     """Return the rows of a raw table, each with its `reason`."""

@@ -70,7 +70,12 @@ def fill(daemon: Daemon, messages: int, letters: int, seed: int) -> None:
     _write(
         daemon,
         (
-            ("XADD", keys.dlq(*(first + places)[n % (2 * len(places))]), "*", *_died(model, n, c))
+            (
+                "XADD",
+                keys.dlq(*(first + places)[n % (2 * len(places))]),
+                "*",
+                *_dead_letter_fields(model, n, c),
+            )
             for n in range(letters)
             for c in (min(int(chance.expovariate(0.15)), CAUSES - 1),)
         ),
@@ -95,7 +100,7 @@ def _letter(daemon: Daemon) -> dict[bytes, bytes]:
     raise AssertionError("no letter")
 
 
-def _died(model: dict[bytes, bytes], number: int, cause: int) -> list[bytes | str]:
+def _dead_letter_fields(model: dict[bytes, bytes], number: int, cause: int) -> list[bytes | str]:
     fields: dict[bytes, bytes | str] = model | {
         b"payload": BODY,
         b"errorClass": f"shop.errors.Cause{cause}",
@@ -170,7 +175,7 @@ def watch_slow(daemon: Daemon) -> None:
     daemon.link.execute("SLOWLOG", "RESET")
 
 
-def slow(daemon: Daemon) -> list[tuple[float, str]]:
+def slow_commands(daemon: Daemon) -> list[tuple[float, str]]:
     """Return the slow commands of the console, their ms and words."""
     rows = daemon.link.execute("SLOWLOG", "GET", 100)
     own = [row for row in rows if row[5] == b"streamqd:console"]
@@ -202,5 +207,5 @@ def measure(daemon: Daemon, browser: Any) -> dict[str, Any]:
         },
         "cost_of_50_pages": round(fifty.ratio(one), 2),
         "rss_mib": round(rss),
-        "slow_commands": slow(daemon),
+        "slow_commands": slow_commands(daemon),
     }

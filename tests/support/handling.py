@@ -50,11 +50,11 @@ def stop_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, A_DAY_NS)
 
 
-def nothing(_message: Message) -> None:
+def do_nothing(_message: Message) -> None:
     """Do nothing, as a handler."""
 
 
-def nobody(_count: int) -> None:
+def seed_nothing(_count: int) -> None:
     """Seed nothing."""
 
 
@@ -69,8 +69,8 @@ class Handling:
     def __call__(
         self,
         count: int,
-        work: Work = nothing,
-        seed: Seed = nobody,
+        work: Work = do_nothing,
+        seed: Seed = seed_nothing,
         first: Callable[[], None] | None = None,
         runs: int = 1,
         **changed: Any,
@@ -91,7 +91,7 @@ class Handling:
             assert self._life.run(one, work) == ExitCode.RECYCLE
         return cost
 
-    def more(self, work: Work = nothing, *, seed: Seed, **given: Any) -> Cost:
+    def more(self, work: Work = do_nothing, *, seed: Seed, **given: Any) -> Cost:
         """Return the cost of FULL messages that follow FIRST ones: batches are full."""
         self(FIRST, work, seed, **given)  # loads the scripts into the server
         return self(FIRST + FULL, work, seed, **given) - self(FIRST, work, seed, **given)

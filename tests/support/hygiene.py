@@ -168,7 +168,7 @@ class Storm:
 
     def odd(self) -> set[str]:
         """Return the zombies and adopted processes of the daemon."""
-        return odd_ones(self.daemon.pid)
+        return find_odd_processes(self.daemon.pid)
 
     def wait_recycles(self, count: int) -> int:
         """Wait until `count` workers were replaced at their limit, except the last ones.
@@ -184,7 +184,7 @@ class Storm:
 
     def flat(self, name: str) -> tuple[float, float]:
         """Return the medians of a figure over the first and the last sixth of the samples."""
-        return ends(self.samples, name)
+        return sixth_medians(self.samples, name)
 
     def judge(self) -> None:
         """Assert that every message was handled once, and that nothing is left or has grown."""
@@ -196,7 +196,7 @@ class Storm:
         assert daemon.events("worker.crashed") == daemon.events("worker.killed") == []
         assert daemon.events("housekeeper.exited") == daemon.events("lease.lost") == []
         assert daemon.traces() == []
-        assert not (more := grown(self.samples)), more
+        assert not (more := grown_figures(self.samples)), more
         daemon.wait_for(
             lambda: self._fds_without_children() <= self._own_fds,
             what=f"the supervisor has {self._own_fds} descriptors, as at first",
@@ -208,7 +208,7 @@ class Storm:
         return self._supervisor.num_fds() - FDS_OF_A_CHILD * children
 
 
-def odd_ones(leader: int) -> set[str]:
+def find_odd_processes(leader: int) -> set[str]:
     """Return zombies, adopted and lost processes of the session that `leader` leads."""
     found = set()
     for pid in psutil.pids():
@@ -225,18 +225,18 @@ def odd_ones(leader: int) -> set[str]:
     return found
 
 
-def ends(samples: Sequence[Sample], name: str) -> tuple[float, float]:
+def sixth_medians(samples: Sequence[Sample], name: str) -> tuple[float, float]:
     """Return the medians of a figure over the first and the last sixth of the samples."""
     figures = [getattr(sample, name) for sample in samples]
     sixth = max(1, len(figures) // 6)
     return statistics.median(figures[:sixth]), statistics.median(figures[-sixth:])
 
 
-def grown(samples: Sequence[Sample]) -> list[str]:
+def grown_figures(samples: Sequence[Sample]) -> list[str]:
     """Return the figures that grew from first to last by more than WAVERS allows."""
     found = []
     for name, more in WAVERS.items():
-        early, late = ends(samples, name)
+        early, late = sixth_medians(samples, name)
         if late - early > more:
             found.append(f"{name}: {early:g} at first, {late:g} at last")
     return found

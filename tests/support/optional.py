@@ -46,7 +46,7 @@ PACKAGES = frozenset(
 HINT = "`make test-all` installs it"
 
 
-def demanded() -> bool:
+def all_required() -> bool:
     """Return True if every package should be installed."""
     return os.environ.get("STREAMQD_TEST_ALL") == "1"
 
@@ -55,19 +55,19 @@ def need(*packages: str) -> pytest.MarkDecorator:
     """Return a mark that skips a test where one of the packages is missing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     reason = f"{', '.join(missing)} is not installed: {HINT}"
-    return pytest.mark.skipif(bool(missing) and not demanded(), reason=reason)
+    return pytest.mark.skipif(bool(missing) and not all_required(), reason=reason)
 
 
 def skip_without(package: str) -> None:
     """Skip the running test where the package is missing, or fail it where all are demanded."""
     if importlib.util.find_spec(package) is None:
-        stop = pytest.fail if demanded() else pytest.skip
+        stop = pytest.fail if all_required() else pytest.skip
         stop(f"{package} is not installed: {HINT}")
 
 
 def missing(error: BaseException | None) -> str:
     """Return why a test module could not be imported, if a package is missing; else ''."""
-    if demanded():
+    if all_required():
         return ""
     while error is not None:
         name = error.name if isinstance(error, ModuleNotFoundError) else ""

@@ -30,7 +30,7 @@ def state_of(value: object) -> object:
 
 
 @contextmanager
-def unlogged() -> Iterator[None]:
+def refuse_logging() -> Iterator[None]:
     """Refuse log events."""
     event = logs.event
 
@@ -44,10 +44,10 @@ def unlogged() -> Iterator[None]:
         logs.event = event
 
 
-def twice(plan_actions: Callable[..., list[Action]], *parts: object) -> list[Action]:
+def plan_twice(plan_actions: Callable[..., list[Action]], *parts: object) -> list[Action]:
     """Return the planned actions. Raises AssertionError when planning leaves a trace."""
     before = [state_of(part) for part in parts]
-    with unlogged():
+    with refuse_logging():
         first, second = plan_actions(), plan_actions()
         if first != second:  # a worker changed its slot in between, which happens only once
             first, second = second, plan_actions()
@@ -70,7 +70,7 @@ def main() -> None:
 
     def asked(self: supervisor.Supervisor, seen: Any) -> list[Action]:
         parts = [getattr(self, name) for name in PARTS]
-        return twice(lambda: plan_actions(self, seen), *parts)
+        return plan_twice(lambda: plan_actions(self, seen), *parts)
 
     supervisor.Supervisor._plan_actions = asked  # type: ignore[method-assign]
     streamqd()

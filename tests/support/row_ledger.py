@@ -152,7 +152,7 @@ class Known:
     entries: dict[str, dict[str, Sent]] = field(default_factory=dict)  # by stream and id
 
 
-def in_table(folder: str, known: Known | None = None) -> Counter[Row]:
+def table_rows(folder: str, known: Known | None = None) -> Counter[Row]:
     """Return the rows in a topic's Delta table, empty if there is no table."""
     names = ("partition", "id", "value", "key", "headers", "fields")
     return _rows(folder, names, _of_table, known or Known())
@@ -164,7 +164,7 @@ def _of_table(row: Mapping[str, Any]) -> Row:
     return Row(row["partition"], row["id"], content)
 
 
-def in_parsed(folder: str, known: Known | None = None) -> Counter[Parsed]:
+def parsed_rows(folder: str, known: Known | None = None) -> Counter[Parsed]:
     """Return the rows in the parsed table of a topic."""
     names = ("entry_partition", "entry_id", "number")
     return _rows(folder, names, _of_parsed, known or Known())
@@ -174,7 +174,7 @@ def _of_parsed(row: Mapping[str, Any]) -> Parsed:
     return Parsed(row["entry_partition"], row["entry_id"], row["number"])
 
 
-def in_quarantine(folder: str, known: Known | None = None) -> Counter[Parsed]:
+def quarantine_rows(folder: str, known: Known | None = None) -> Counter[Parsed]:
     """Return the rows in the quarantine of a topic."""
     names = ("partition", "id", "value")
     return _rows(folder, names, _of_quarantine, known or Known())
@@ -203,7 +203,7 @@ def _rows(
     return found
 
 
-def in_stream(
+def stream_rows(
     client: redis.Redis, topic: str, partitions: int, known: Known | None = None
 ) -> Counter[Row]:
     """Return the rows of a topic in Redis."""
@@ -215,7 +215,7 @@ def in_stream(
     )
 
 
-def replayed(
+def replayed_rows(
     client: redis.Redis, topic: str, partitions: int, known: Known | None = None
 ) -> Counter[tuple[str, str]]:
     """Return the original entry ids named by the messages of a topic, with their content."""
@@ -241,7 +241,7 @@ def _sent(client: redis.Redis, key: str, known: Known) -> dict[str, Sent]:
     return kept
 
 
-def told(client: redis.Redis, topic: str, partition: int) -> str:
+def archived_position(client: redis.Redis, topic: str, partition: int) -> str:
     """Return the id up to which the partition is archived, "0-0" at first. Source: trim hash."""
     found = client.hget(f"streaming:mq:trim:{{{topic}:p:{partition}}}", "archived")
     return found.decode() if isinstance(found, bytes) else "0-0"
@@ -281,7 +281,7 @@ def _of_entry(entry: Mapping[bytes, bytes]) -> Sent:
 # --- faults ---------------------------------------------------------------------------------------
 
 
-def faults(what: str, found: Counter[Any], wanted: Counter[Any], *, whole: bool) -> list[str]:
+def find_faults(what: str, found: Counter[Any], wanted: Counter[Any], *, whole: bool) -> list[str]:
     """Return a line for each excess in `found` and, with `whole`, for each loss."""
     extra = found - wanted
     twice = Counter({row: count for row, count in extra.items() if row in wanted})

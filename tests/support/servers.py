@@ -48,7 +48,7 @@ class NoServerError(Exception):
     """The selected server is not on this machine. The message explains how to get it."""
 
 
-def needed(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+def require(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `make`. If a requirement is missing, skip the test, or fail in CI.
 
     Skipped tests are noticed on a developer's machine, but hardly in CI.

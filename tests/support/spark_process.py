@@ -114,7 +114,7 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def name_of(one: psutil.Process) -> str:
+def process_name(one: psutil.Process) -> str:
     """Return the name of a process, '' if it has ended since it was listed."""
     try:
         return str(one.name())
@@ -132,6 +132,6 @@ def executors(pid: int) -> list[psutil.Process]:
     return found
 
 
-def said(folder: Path) -> str:
+def read_output(folder: Path) -> str:
     """Return the command's output so far, for the text of a failure."""
     return "".join((folder / f"pipeline.{each}").read_text() for each in ("out", "err"))

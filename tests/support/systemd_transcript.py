@@ -147,7 +147,7 @@ def prepare(folder: Path) -> None:
         (folder / "settings" / name).write_text(text)
 
 
-def typed(machine: Machine, commands: list[str]) -> str:
+def run_commands(machine: Machine, commands: list[str]) -> str:
     """Return a block of the page with the current output of the commands."""
     parts = []
     for command in commands:
@@ -178,7 +178,7 @@ def main() -> None:
                     printed, code = machine.type(part["hidden"])
                     assert code == 0, f"{part['hidden']}: {printed}"
                     return part[0]
-                return typed(machine, COMMAND.findall(part["shown"]))
+                return run_commands(machine, COMMAND.findall(part["shown"]))
 
             PAGE.write_text(PART.sub(again, PAGE.read_text()))
         finally:

@@ -37,7 +37,7 @@ def certificates(folder: Path) -> Path:
     return folder
 
 
-def expired(folder: Path) -> Path:
+def make_expired(folder: Path) -> Path:
     """Make an expired certificate for the server's key; return its path."""
     openssl = shutil.which("openssl")
     assert openssl is not None

@@ -27,7 +27,7 @@ _COMMAND = re.compile(r"[A-Z]{3,}")
 Place = tuple[str, str]  # module of the store, name of a function or class in it
 
 
-def of(*parts: str) -> set[str]:
+def commands_of(*parts: str) -> set[str]:
     """Return the commands of modules and packages, such as "worker" and "cli/check.py"."""
     found: set[str] = set()
     waiting: list[Place] = []
@@ -50,7 +50,7 @@ def of(*parts: str) -> set[str]:
     return found
 
 
-def of_scripts(names: Iterable[str]) -> set[str]:
+def script_commands(names: Iterable[str]) -> set[str]:
     """Return the commands of scripts."""
     return {
         _written(name.decode(), word.decode() or None)
@@ -91,7 +91,7 @@ def _commands(node: ast.AST) -> set[str]:
         and ast.unparse(each.func) in ("scripts.get", "scripts.build_call", "_fenced_call")
         and isinstance(each.args[0], ast.Constant)
     }
-    return found | of_scripts(named)
+    return found | script_commands(named)
 
 
 def _sequences(node: ast.AST) -> Iterator[list[ast.expr]]:

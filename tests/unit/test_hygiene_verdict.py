@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from tests.support.hygiene import WAVERS, Sample, grown, odd_ones
+from tests.support.hygiene import WAVERS, Sample, find_odd_processes, grown_figures
 from tests.support.waiting import wait_until
 
 # The leader of a session with one uncollected child of each kind.
@@ -66,7 +66,7 @@ def test_unexpected_child_process_is_found(start_leader: Callable[[str], int], s
     leader = start_leader(sort)
 
     def found() -> list[str]:
-        return [each for each in odd_ones(leader) if each.startswith(f"{sort} ")]
+        return [each for each in find_odd_processes(leader) if each.startswith(f"{sort} ")]
 
     wait_until(found, timeout=20.0, what=f"the {sort} is found")
 
@@ -78,7 +78,7 @@ def test_worker_process_is_expected(start_leader: Callable[[str], int]):
         return [each.cmdline()[0] for each in psutil.Process(leader).children()]
 
     wait_until(lambda: titles() == ["streamqd: worker"], timeout=20.0, what="there is a worker")
-    assert odd_ones(leader) == set()
+    assert find_odd_processes(leader) == set()
 
 
 def samples(**slopes: int) -> list[Sample]:
@@ -92,12 +92,12 @@ def samples(**slopes: int) -> list[Sample]:
 
 
 def test_fluctuating_figures_are_flat():
-    assert grown(samples(**WAVERS)) == []
+    assert grown_figures(samples(**WAVERS)) == []
 
 
 @pytest.mark.parametrize("name", WAVERS)
 def test_rising_figure_is_growth(name: str):
-    (sentence,) = grown(samples(**{name: 2 * WAVERS[name]}))
+    (sentence,) = grown_figures(samples(**{name: 2 * WAVERS[name]}))
     assert sentence.startswith(name)
 
 
@@ -105,4 +105,4 @@ def test_rising_figure_is_growth(name: str):
 def test_temporary_peak_is_not_growth(name: str):
     peaked = samples()
     peaked[50] = peaked[50]._replace(**{name: 1 << 40})
-    assert grown(peaked) == []
+    assert grown_figures(peaked) == []

@@ -34,7 +34,7 @@ from streamqd.supervisor.rolling_replacement import (
     Circumstances,
     RollingReplacement,
 )
-from tests.support.planned_twice import twice
+from tests.support.planned_twice import plan_twice
 
 ASSIGNMENTS = [Assignment("access", number, "hits") for number in range(3)]
 STEPS = ["max_rss", "max_messages", "reload", "boot", "warm", "quiet", "die", "wait", "forget"]
@@ -78,7 +78,7 @@ class Fleet:
                 partition.worker.note_quiet(self.now)
         given = Circumstances(self.now, self.daemon, False, frozenset(), 0)
         self.replacement.observe(self.partitions, given)
-        return twice(
+        return plan_twice(
             lambda: self.replacement.plan_actions(self.partitions.values(), self.now, 60.0),
             self.replacement,
             self.partitions,
@@ -227,7 +227,7 @@ def test_refused_partitions_are_released_together(since: list[float]) -> None:
         partition.worker = None if refused else partition.worker
     now = 50.0 + GIVE_UP_SECONDS
     process_capacity.observe(capacity, now, partitions, "Too many open files")
-    actions = twice(
+    actions = plan_twice(
         lambda: list(process_capacity.plan_actions(now, partitions)), capacity, partitions
     )
     refused = [assignment for assignment, at in zip(ASSIGNMENTS, since, strict=True) if at]
