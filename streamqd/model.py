@@ -188,7 +188,7 @@ class RetryVerdict(NamedTuple):
     """The message runs again in `delay` seconds.
 
     With `in_place` it stays pending in its worker, and no message that must keep its order passes
-    it. Otherwise it waits in the retry set, where other messages pass it.
+    it. Otherwise it becomes a waiting retry, and other messages pass it.
     """
 
     delay: float

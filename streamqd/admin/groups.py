@@ -301,8 +301,8 @@ class PartitionReset:
     """A partition in `group reset`. `before` and `after` are the IDs of the last entry read.
 
     `unread` counts the entries after the new position, `pending` the forgotten deliveries,
-    `waiting_retries` and `retried` the retries removed from the retry set and from the retry stream
-    (acknowledged ones still kept there count too).
+    `waiting_retries` the removed waiting retries, and `retried` the entries removed from the retry
+    stream (acknowledged ones still kept there count too).
     """
 
     partition: int

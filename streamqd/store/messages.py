@@ -276,7 +276,7 @@ def retry(
     *,
     adjacent: bool = False,
 ) -> Call:
-    """Move failed entries, each (place, delay in seconds, changed fields), to the retry set.
+    """Turn failed entries, each (place, delay in seconds, changed fields), into waiting retries.
 
     If the reply for an entry is MISSING, repeat the call with all its fields, including `payload`.
     With `adjacent`, the entries of a stream are consecutive, so one range command finds all.

@@ -1,7 +1,7 @@
 """`on_error = "hold-key"`: a failed message delays all messages of its key, and no others.
 
-Held messages stay pending, and in the memory of this process. They do not go to the retry set, so
-the messages of a key stay in order. The failure count and due time of a key's first message are
+Held messages stay pending, and in the memory of this process. They do not become waiting retries,
+so the messages of a key stay in order. The failure count and due time of a key's first message are
 written to Redis, so a new owner waits only for the remaining time. A message without a key is
 retried as with `on_error = "requeue"`.
 """

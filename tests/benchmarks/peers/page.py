@@ -57,8 +57,8 @@ ranges as equal.{unmeasured}
 
 ## Differences between the systems
 
-The jobs, the server and the number of processes are the same. The systems do different work per
-job.
+The jobs, the server and the number of processes are the same, but the systems do different work
+per job.
 
 - *Baseline: redis-py loop* is redis-py with streamqd's access pattern: one stream per process, and
   one round trip per batch, which also acknowledges the previous batch. It has no fencing, no
@@ -71,8 +71,8 @@ job.
 - Handlers are `async` in systems made for asyncio (arq, taskiq, streaq, FastStream), and
   plain functions elsewhere. A handler that waits would show the gain from concurrency. The handler
   of this benchmark does nothing, so it shows the cost of the system itself.
-- huey and taskiq's list remove a job when they fetch it and acknowledge nothing. They are cheaper
-  because a crash loses the job.
+- huey and taskiq's list remove a job when they fetch it and acknowledge nothing. This is
+  cheaper, but a crash loses the job.
 - All systems on redis-py use hiredis. The server is Valkey. Options that need newer versions of
   Redis, such as the claim within a read of FastStream and streaq, are not used.{chasquimq}
 
@@ -125,8 +125,8 @@ offers this.
 RECORDED = " The installed packages are in [the results](benchmarks/peers.json)."
 DOCUMENTED = """\
 This table quotes the documentation and is not measured: the effect of a worker's death on its
-fetched jobs, with the settings above. The claims of streamqd
-[are measured](recovery-and-data-loss.md).
+fetched jobs, with the settings above. The figures of streamqd in [Recovery times and data
+loss](recovery-and-data-loss.md) are measured.
 
 {table}"""
 KILLED = """\
@@ -140,12 +140,13 @@ others. It stops after {patience:g} minutes. This run is from {date}, with the s
 
 - *The job*: the time until the job of the killed process ran again. In some systems, it goes to the
   end of the queue first.
-- *Others never run*: jobs that the killed process had fetched and that never ran
-- *All others done*: the time from the kill until the last of the other jobs had run
-- *Run twice*: jobs that had already run and ran again
+- *Others never run*: jobs that the killed process had fetched, and that never ran.
+- *All others done*: the time from the kill until the last of the other jobs had run.
+- *Run twice*: jobs that had already run and ran again.
 
 Each value comes from a single kill, so it separates seconds from minutes but not nearby
-milliseconds. The claims of streamqd [are measured](recovery-and-data-loss.md) many times."""
+milliseconds. The figures of streamqd in [Recovery times and data
+loss](recovery-and-data-loss.md) come from repeated runs."""
 
 
 def text(results: dict[str, Any], survival: dict[str, Any] | None = None) -> str:
