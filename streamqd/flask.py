@@ -24,9 +24,9 @@ class Streamqd:
 
     `app.config["STREAMQD"]` is the path of a configuration file, or a dictionary with its sections.
     Without it, the file in STREAMQ_CONFIG is used, or else ./streamq.toml. `options` are those of
-    `Producer`. Nothing is connected before the first send, and all threads may use both.
+    `Producer`. The producer connects at the first send. All threads can share it and the outbox.
 
-    Raises ConfigError for wrong settings, in `init_app`.
+    `init_app` raises ConfigError if the configuration is invalid.
     """
 
     def __init__(self, app: Flask | None = None, **options: Unpack[ProducerOptions]) -> None:
@@ -42,12 +42,12 @@ class Streamqd:
 
     @property
     def producer(self) -> Producer:
-        """The producer of the current application. Raises RuntimeError outside of one."""
+        """The producer of the current application. Raises RuntimeError if there is none."""
         return self._current().producer
 
     @property
     def outbox(self) -> Outbox:
-        """The outbox of the current application. Raises RuntimeError outside of one."""
+        """The outbox of the current application. Raises RuntimeError if there is none."""
         return self._current().outbox
 
     def _current(self) -> _Senders:

@@ -22,12 +22,12 @@ class RunDaemon(Protocol):
     def __call__(
         self, *modules: str, config: str | Path | None = None, timeout: float = 60.0
     ) -> Settled:
-        """Run the daemon until everything is settled. Raises AssertionError with its log."""
+        """Run the daemon until all messages are handled. If it fails, raises AssertionError."""
 
 
 @pytest.fixture(scope="session")
 def streamqd_server() -> Iterator[str]:
-    """The URL of a server for this session only, or for each process of pytest-xdist.
+    """The URL of a server for this session, or for one process of pytest-xdist.
 
     To start a test with an empty server, use `streamqd_redis_url`.
     """
@@ -39,7 +39,7 @@ def streamqd_server() -> Iterator[str]:
 
 @pytest.fixture
 def streamqd_redis_url(streamqd_server: str) -> str:
-    """The URL of the session's server, which is emptied before the test."""
+    """The URL of the server of this session. All its data is deleted before the test."""
     from streamqd.config import Redis
     from streamqd.store.client import connect
 
@@ -53,10 +53,11 @@ def streamqd_redis_url(streamqd_server: str) -> str:
 
 @pytest.fixture
 def streamqd_daemon(streamqd_redis_url: str, tmp_path: Path) -> RunDaemon:
-    """Run the real daemon on handler modules until everything is settled: `run("billing")`.
+    """Return a function that runs the daemon until all messages are handled.
 
-    `config` is a configuration file or its text. The server, the state directory and the log are
-    always those of the test. Run it again to handle messages that were sent since.
+    Pass the handler modules, such as `streamqd_daemon("billing")`. `config` is a configuration file
+    or its text. The server, the state directory and the log are always those of the test. To handle
+    messages that were sent after a run, call the function again.
     """
     from streamqd.testing.server import settle
 

@@ -29,11 +29,12 @@ def producer_lifespan(
     """Return a lifespan for `Starlette(lifespan=...)` that opens and closes an AsyncProducer.
 
     `given` is the path of a configuration file, or a dictionary with its sections. None means the
-    file in STREAMQ_CONFIG, or else ./streamq.toml. `options` are those of `Producer`. At its end,
-    messages that were sent are written. An application with its own lifespan enters this one in it,
-    and yields its state.
+    file in STREAMQ_CONFIG, or else ./streamq.toml. `options` are those of `Producer`. When the
+    server stops, all sent messages are written first. If your application has its own lifespan,
+    enter this one inside it, and yield its state.
 
-    The server does not start with wrong settings (ConfigError). It starts without Redis.
+    With an invalid configuration, the lifespan raises ConfigError and the server does not start.
+    The server starts even if Redis is unavailable.
     """
 
     @asynccontextmanager
@@ -48,7 +49,7 @@ def producer_lifespan(
 def producer_of(connection: HTTPConnection) -> AsyncProducer:
     """Return the producer of the application that serves a request or a WebSocket.
 
-    Raises RuntimeError when the application has no `producer_lifespan`.
+    Raises RuntimeError if the application has no `producer_lifespan`.
     """
     producer = getattr(connection.state, _STATE, None)
     if not isinstance(producer, AsyncProducer):

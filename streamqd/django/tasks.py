@@ -40,7 +40,7 @@ class StreamqdBackend(BaseTaskBackend):
     database, otherwise directly to Redis after its commit. `database` (default: "default") is the
     alias of that database. `topics` maps queues to topics with a different name (default: none).
 
-    Raises InvalidTaskBackend for a wrong option.
+    Raises InvalidTaskBackend for an invalid option.
     """
 
     supports_defer = True
@@ -82,13 +82,13 @@ class StreamqdBackend(BaseTaskBackend):
     def enqueue(
         self, task: Task[Params, Returned], args: Iterable[Any], kwargs: dict[str, Any]
     ) -> TaskResult[Params, Returned]:
-        """Send a task with the transaction of the database, and return its result, always READY.
+        """Send a task in the transaction of the database, and return its result, always READY.
 
-        Outside `transaction.atomic`, it has its own transaction. With `outbox`, the ID of
-        the result is one for `streamqd trace`.
+        Outside `transaction.atomic`, the task has its own transaction. With `outbox`, you can pass
+        the ID of the result to `streamqd trace`.
 
-        Raises InvalidTask, TypeError for arguments that JSON does not support, and what
-        `Outbox.send` raises. Without `outbox`, errors of Redis are raised at the commit.
+        Raises InvalidTask, TypeError for arguments that JSON does not support, and the errors of
+        `Outbox.send`. Without `outbox`, errors of Redis are raised at the commit.
         """
         self.validate_task(task)
         _check_found(task)

@@ -434,7 +434,7 @@ METRICS: tuple[Metric, ...] = (
         "query_lag",
         _query(lambda q: q.lag),
         "Entries after the position that a Spark query last reported. Absent while Redis cannot"
-        " count them. A partition has at most 100 queries, those that reported last.",
+        " count them. Only the 100 queries of a partition that reported last are included.",
     ),
     _gauge(
         "query_idle_seconds",

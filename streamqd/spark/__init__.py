@@ -83,10 +83,11 @@ def session(
     *,
     light: bool = False,
 ) -> SparkSession:
-    """Return a Spark session with `streamq` registered: the active session, else a new one.
+    """Return the active Spark session, or a new one, with `streamq` registered.
 
-    `master` is local[*] by default. `conf` overrides the defaults. A `light` session starts fast
-    and is for work that needs little Java. Raises SparkMissingError and JavaMissingError.
+    `master` is local[*] by default. `conf` overrides the default Spark settings. A `light` session
+    starts faster, for work that needs little Java. Raises SparkMissingError or JavaMissingError if
+    a requirement is missing.
     """
     _prepare_start()
     if light:
@@ -120,9 +121,9 @@ def _session_conf(master: str | None, conf: Mapping[str, str] | None) -> tuple[s
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("streamq")` in a session, and enable pushing filters down.
+    """Register `format("streamq")` in a session, and enable filter pushdown.
 
-    Raises SparkMissingError for a session whose workers run a different Python.
+    Raises SparkMissingError if the workers of the session run a different Python.
     """
     need_spark()
     _check_python(spark)
@@ -164,10 +165,10 @@ def read_topic(
 ) -> DataFrame:
     """Read a topic (or `TOPIC:dlq`) as it is now, with filters pushed down.
 
-    Options are those of the data source. `settings` replace its address. With `archivePath`, the
-    path or the URL of an archive, archived entries are read too, each entry once. `tier` is all,
-    hot (only entries that are not archived) or cold (only archived entries). The options of an
-    object store are those of `settings`, in addition to the environment.
+    `options` are those of the data source. `settings` provides the connection options that
+    `options` does not set. With `archivePath`, the path or URL of an archive, archived entries are
+    read too, each entry once. `tier` is all, hot (only entries that are not archived) or cold (only
+    archived entries). For an object store, [archive.options] of `settings` adds to the environment.
     """
     register(spark)
     given = _read_options(settings, options)
@@ -192,9 +193,9 @@ def stream_topic(
 ) -> DataFrame:
     """Read a topic (or `TOPIC:dlq`) as a stream.
 
-    Options are those of the data source. `settings` replace its address. With `archivePath`, the
-    stream can start in an archive, whose options in an object store are those of `settings`, in
-    addition to the environment.
+    `options` are those of the data source. `settings` provides the connection options that
+    `options` does not set. With `archivePath`, the stream can start in an archive. For an object
+    store, [archive.options] of `settings` adds to the environment.
     """
     register(spark)
     given = _read_options(settings, options)

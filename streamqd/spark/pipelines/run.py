@@ -36,7 +36,7 @@ class Job:
     arguments: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, topic: str, **options: object) -> DataFrame:
-        """Return a topic as it is now, archived entries and others."""
+        """Return a topic as it is now, with its archived entries."""
         if options:
             return read_topic(self.spark, topic, settings=self.settings, **options)
         return tables.topic_table(self.spark, self.settings, topic, self.archive)
@@ -50,9 +50,9 @@ class Job:
         return self.spark.readStream.format("streamq").options(**(given | options)).load()
 
     def sink(self, frame: DataFrame, topic: str, name: str, **options: str) -> DataStreamWriter:
-        """Return a writer of new rows of a stream into a topic, exactly once. Call `start` on it.
+        """Return a writer that sends the rows of a stream to a topic, each exactly once.
 
-        `name` is the query's, under which it finds its checkpoint again.
+        To start it, call its `start` method. `name` is the name of the query and its checkpoint.
         """
         given = of_settings(self.settings) | {"topic": topic} | options
         return (
@@ -63,10 +63,10 @@ class Job:
         )
 
     def changes(self, frame: DataFrame, topic: str, name: str, **options: str) -> DataStreamWriter:
-        """Return a writer of an aggregation's changed rows into a topic. Call `start` on it.
+        """Return a writer that sends the changed rows of an aggregation to a topic.
 
-        Spark's own sinks of this kind have no update mode. Rows need a column `key`, unique within
-        a batch: a batch repeated within a day sends no row twice.
+        To start it, call its `start` method. Rows need a column `key`, which must be unique within
+        a batch. If a batch is repeated within a day, its rows are not sent again.
         """
         given = of_settings(self.settings) | {"topic": topic, "idColumn": "dedup"}
         given |= {"dedupWindow": "1d"} | options
