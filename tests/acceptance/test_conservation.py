@@ -76,7 +76,7 @@ def test_every_missing_message_is_handled_or_counted_as_lost(
 
     def settled() -> bool:
         conservation.check()
-        return not conservation.left()
+        return not conservation.count_unfinished()
 
     with daemon:
         while not conservation.last or min(each.lost for each in conservation.last.values()) < LOST:

@@ -116,7 +116,7 @@ def test_random_faults_send_each_committed_row_once(
     for each in [*site.processes]:
         site.kill(each)
     site.burst()
-    assert site.left() == 0
+    assert site.count_rows() == 0
     sent = site.check()
     assert 0.7 < sent / (WRITERS * transactions) < 0.9
     assert "Traceback" not in site.logs()
@@ -179,7 +179,7 @@ def test_burst_with_blocked_rows_names_the_cause(new_site: NewSite) -> None:
     assert done.stderr.splitlines()[-1] == (
         "Error: rows of outbox shop wait: orders/0: max_backlog is reached (2 messages wait)"
     )
-    assert site.left() == 1
+    assert site.count_rows() == 1
 
 
 def test_outbox_status_counts_rows_without_redis(

@@ -62,11 +62,11 @@ class Scenario:
         call = messages.dead(self.harness.keys, self.harness.leased(TOKEN), entries)
         self.harness.expect_entries("settle_dead", ["MOVED"], call)
 
-    def where(self) -> dict[str, list[str]]:
+    def find_places(self) -> dict[str, list[str]]:
         seen = look(self.harness.link, self.harness.keys, [self.harness.assignment])
         return dict(sorted(seen[self.harness.assignment].places.items()))
 
-    def blamed(self) -> list[str]:
+    def new_violations(self) -> list[str]:
         """Run another check. Return its sentences without the name of the assignment."""
         self.conservation.check()
         return [each.partition(": ")[2] for each in self.conservation.violations]
@@ -91,7 +91,7 @@ def test_conservation_check_accounts_for_all_read_only(scenario: Scenario):
     harness.link.run(publishing.schedule(harness.keys, "access", 0, 60.0, "s1", fields))
     before = harness.dump()
 
-    assert scenario.where() == {
+    assert scenario.find_places() == {
         "2": ["delayed"],
         "3": ["dead"],
         "4": ["pending"],
@@ -102,16 +102,16 @@ def test_conservation_check_accounts_for_all_read_only(scenario: Scenario):
         "9": ["scheduled"],
     }
     assert harness.dump() == before
-    assert scenario.blamed() == []
-    assert scenario.conservation.left().total() == 7
+    assert scenario.new_violations() == []
+    assert scenario.conservation.count_unfinished().total() == 7
     assert scenario.conservation.dead() == {harness.assignment.group: {"3"}}
 
 
 def test_finished_pending_message_is_not_a_violation(scenario: Scenario):
     scenario.end(1)
-    assert scenario.blamed() == []
+    assert scenario.new_violations() == []
     scenario.ack(1)
-    assert scenario.blamed() == []
+    assert scenario.new_violations() == []
 
 
 # --- planted violations ---------------------------------------------------------------------------
@@ -119,36 +119,36 @@ def test_finished_pending_message_is_not_a_violation(scenario: Scenario):
 
 def test_ack_without_success_is_a_violation(scenario: Scenario):
     scenario.ack(1)
-    assert scenario.blamed() == ["1 is nowhere, and no run of it has ended well"]
+    assert scenario.new_violations() == ["1 is nowhere, and no run of it has ended well"]
 
 
 def test_skipped_message_is_a_violation(scenario: Scenario):
     harness = scenario.harness
     harness.do("XGROUP", "SETID", harness.stream, harness.assignment.group, "5-0")
-    assert scenario.blamed() == ["5 is nowhere, and no run of it has ended well"]
+    assert scenario.new_violations() == ["5 is nowhere, and no run of it has ended well"]
 
 
 def test_message_in_two_places_is_a_violation(scenario: Scenario):
     scenario.retry(1)
     harness = scenario.harness
     harness.add("9-0", "payload", "1 sleep 0", "originalId", "1-0", stream=harness.retry)
-    [sentence] = scenario.blamed()
+    [sentence] = scenario.new_violations()
     assert "['delayed', 'retry unread']" in sentence
 
 
 def test_message_back_after_settling_is_a_violation(scenario: Scenario):
     scenario.end(1)
     scenario.ack(1)
-    assert scenario.blamed() == []
+    assert scenario.new_violations() == []
     harness = scenario.harness
     harness.do("XGROUP", "SETID", harness.stream, harness.assignment.group, "0")
-    assert "1 was settled and is ['unread'] again" in scenario.blamed()
+    assert "1 was settled and is ['unread'] again" in scenario.new_violations()
 
 
 def test_pending_entry_without_a_body_is_a_violation(scenario: Scenario):
     harness = scenario.harness
     harness.do("XTRIM", harness.stream, "MINID", "2-0")
-    blamed = scenario.blamed()
+    blamed = scenario.new_violations()
     assert any("without a body: ['pending']" in each for each in blamed)
     assert "1 is nowhere, and no run of it has ended well" in blamed
 
@@ -157,13 +157,13 @@ def test_pending_entry_without_a_body_is_a_violation(scenario: Scenario):
 def test_delayed_message_without_its_other_half_is_found(scenario: Scenario, half: str):
     scenario.retry(1)
     scenario.harness.do("DEL", getattr(scenario.harness, half))
-    assert any("without a body: ['delayed'" in each for each in scenario.blamed())
+    assert any("without a body: ['delayed'" in each for each in scenario.new_violations())
 
 
 def test_falling_epoch_is_a_violation(scenario: Scenario):
-    assert scenario.blamed() == []
+    assert scenario.new_violations() == []
     scenario.harness.do("HSET", scenario.harness.fence, "epoch", "5")
-    [sentence] = scenario.blamed()
+    [sentence] = scenario.new_violations()
     assert sentence.startswith("the epoch fell from ")
     assert sentence.endswith(" to 5")
 
@@ -185,7 +185,7 @@ def test_crash_counts_come_from_counters_and_fields(scenario: Scenario):
     scenario.bury(3, crashCount=b"1", crashes=b"1")
     fields = ("originalId", "7-0", "crashCount", "4")
     harness.add("9-0", "payload", "7 sleep 0", *fields, stream=harness.retry)
-    assert scenario.blamed() == []
+    assert scenario.new_violations() == []
     assert scenario.conservation.charges == {(group, "1"): 2, (group, "3"): 1, (group, "7"): 4}
     harness.fetch(1, stream=harness.retry)
     harness.do("HSET", harness.attempts, "r:9-0:c", 1)
@@ -204,7 +204,7 @@ def test_unread_losses_must_equal_the_counter(losing: Scenario, counted: int, *,
     harness = losing.harness
     harness.do("XGROUP", "SETID", harness.stream, harness.assignment.group, "5-0")
     harness.do("HSET", harness.trim, f"dropped_unread:{harness.assignment.group}", counted)
-    assert bool(losing.blamed()) is not fine
+    assert bool(losing.new_violations()) is not fine
     assert losing.conservation.unhandled == {harness.assignment: {"5"}}
 
 
@@ -215,12 +215,12 @@ def test_pending_losses_are_allowed_around_their_counting(losing: Scenario, *, c
     if counted:
         harness.do("XACK", harness.stream, harness.assignment.group, "1-0")
         harness.do("HSET", harness.trim, f"dropped_pending:{harness.assignment.group}", 1)
-    assert losing.blamed() == []
+    assert losing.new_violations() == []
     losing.ack(3)
-    assert losing.blamed() == ["1 are nowhere, not handled well, and not counted"]
+    assert losing.new_violations() == ["1 are nowhere, not handled well, and not counted"]
 
 
 def test_expiring_message_may_be_acknowledged_unhandled(losing: Scenario):
     losing.ack(2)
-    assert losing.blamed() == []
+    assert losing.new_violations() == []
     assert losing.conservation.unhandled == {losing.harness.assignment: {"2"}}

@@ -45,12 +45,12 @@ class Shop:
         self.server, self.link, self.keys = server, link, keys
         topics.create(Store(link, keys), "access", config.Topic(partitions=2))
         self.archive = Archive(folder, create=True)
-        self.table = self.opened()
+        self.table = self.open_table()
 
     def connect(self) -> Connection:
         return client.connect(self.server.settings, timeout=10, name="test")
 
-    def opened(self) -> ArchiveTable:
+    def open_table(self) -> ArchiveTable:
         found = self.archive.table("access", create=True)
         assert found is not None
         return found
@@ -77,7 +77,7 @@ class Shop:
             return False
         assert reader.latestOffset(end, LIMIT) == end
         rows = self.rows(reader, start, end)
-        self.table = self.opened()
+        self.table = self.open_table()
         files, ends = writer.parse_rows(rows)
         self.table.append(files, ends)
         return True
@@ -91,7 +91,7 @@ class Shop:
         carried = pickle.loads(pickle.dumps(reader))
         return [make(*row) for part in parts for row in carried.read(part)]
 
-    def archived(self) -> list[tuple[int, str]]:
+    def archived_entries(self) -> list[tuple[int, str]]:
         found = deltalake.DeltaTable(str(self.table.folder)).to_pyarrow_table()
         return sorted(zip(found["partition"].to_pylist(), found["id"].to_pylist(), strict=True))
 
@@ -110,7 +110,7 @@ def test_successive_batches_archive_every_entry_once(shop: Shop) -> None:
     while shop.batch(reader):
         count += 1
     assert count == 3
-    assert shop.archived() == sorted(
+    assert shop.archived_entries() == sorted(
         [*((0, f"{n}-0") for n in range(1, 31)), *((1, f"{n}-0") for n in range(1, 11))]
     )
     assert shop.table.positions == {
@@ -137,7 +137,7 @@ def test_long_stream_is_archived_in_parts(shop: Shop, monkeypatch: pytest.Monkey
     shop.fill(0, 1, 200)
     shop.batch(shop.reader())
     assert [each.rows for each in shop.table.files()] == [100, 100]
-    assert len(shop.archived()) == 200
+    assert len(shop.archived_entries()) == 200
 
 
 def test_archive_reports_or_skips_missing_entries(shop: Shop) -> None:
@@ -150,7 +150,9 @@ def test_archive_reports_or_skips_missing_entries(shop: Shop) -> None:
     with pytest.raises(DataLossError, match="3 entries of access partition 0 after 4-0"):
         shop.batch(shop.reader())
     assert shop.batch(shop.reader(failOnDataLoss="false"))
-    assert [entry for _, entry in shop.archived()] == [*(f"{n}-0" for n in (1, 2, 3, 4, 8, 9))]
+    assert [entry for _, entry in shop.archived_entries()] == [
+        *(f"{n}-0" for n in (1, 2, 3, 4, 8, 9))
+    ]
     assert shop.table.positions[("access", 0)] == Position((9, 0), 9)
 
 
@@ -159,7 +161,7 @@ def test_repeated_task_is_not_committed_twice(shop: Shop) -> None:
     reader = shop.reader()
     shop.rows(reader, {"batch": 0}, {"batch": 1})
     assert shop.batch(reader)
-    assert len(shop.archived()) == 4
+    assert len(shop.archived_entries()) == 4
     assert len(list(shop.table.folder.path.rglob("*.parquet"))) == 2
 
 
@@ -369,4 +371,4 @@ def test_lookup_refuses_a_file_outside_of_its_table(shop: Shop, path: str) -> No
     added |= {"dataChange": True, "stats": '{"numRecords": 1}'}
     (log / f"{shop.table.version + 1:020d}.json").write_text(json.dumps({"add": added}) + "\n")
     with pytest.raises(ArchiveError, match="which is not in its directory; restore an earlier"):
-        shop.opened().files()
+        shop.open_table().files()

@@ -60,25 +60,25 @@ class Shop:
         parts = [self.stage(rows, batch=batch, task=task) for task, rows in enumerate(tasks)]
         self.publish(parts, batch=batch)
 
-    def staged(self) -> list[bytes]:
+    def staged_keys(self) -> list[bytes]:
         """Return the keys of staged streams, including empty ones."""
         return sorted(self.link.execute("KEYS", f"{self.keys.control}:sink:{{out:*"))
 
-    def left_over(self) -> list[bytes]:
+    def non_empty_keys(self) -> list[bytes]:
         """Return the keys of streams with staged rows."""
-        return [key for key in self.staged() if self.link.execute("XLEN", key)]
+        return [key for key in self.staged_keys() if self.link.execute("XLEN", key)]
 
     def forget(self, *, written: bool = True) -> None:
         streams = [self.keys.stream("out", number) for number in range(2)]
         self.link.execute("DEL", self.keys.sink(QUERY), *(streams if written else ()))
 
-    def written(self, partitions: int = 2) -> list[list[bytes]]:
+    def read_written(self, partitions: int = 2) -> list[list[bytes]]:
         keys = [self.keys.stream("out", number) for number in range(partitions)]
         pages = self.link.pipeline([("XRANGE", key, "-", "+") for key in keys])
         return [[fields[1] for _, fields in page] for page in pages]
 
-    def all_written(self) -> list[bytes]:
-        return sorted(value for page in self.written() for value in page)
+    def read_all_written(self) -> list[bytes]:
+        return sorted(value for page in self.read_written() for value in page)
 
     def grow(self, partitions: int) -> None:
         self.link.execute("HSET", self.keys.meta("out"), "partitionCount", partitions)
@@ -112,22 +112,22 @@ def test_sink_writes_a_batch_with_another_layout_once(shop: Shop, key: bool) -> 
     made = rows(*LETTERS, key=key)
     for task, part in enumerate(split_into_tasks(made, 4)):
         shop.stage(part, task=task)
-    assert shop.all_written() == []
+    assert shop.read_all_written() == []
     for count in (1, 3, 4):
         shop.batch(split_into_tasks(made[::-1], count))
-    assert shop.all_written() == BODIES
+    assert shop.read_all_written() == BODIES
     if key:
-        first, _ = shop.written()
+        first, _ = shop.read_written()
         assert {crc32_partition(each, 2) for each in first} == {0}
     shop.batch(split_into_tasks(made, 2), batch=4)
-    assert sum(map(len, shop.written())) == 52
+    assert sum(map(len, shop.read_written())) == 52
 
 
 def test_sink_keeps_the_order_of_the_rows_of_a_task(shop: Shop) -> None:
     names = [f"{number:04}" for number in range(4 * ROWS_MAX + 50)]
     shop.batch([rows(*names[:600], key=False), rows(*names[600:], key=False)])
-    assert shop.all_written() == [name.encode() for name in names]
-    for page in shop.written():
+    assert shop.read_all_written() == [name.encode() for name in names]
+    for page in shop.read_written():
         assert page == sorted(page)
 
 
@@ -152,15 +152,15 @@ def test_sink_survives_a_driver_kill_anywhere_in_a_commit(
             monkeypatch.undo()
             monkeypatch.setattr(staging, "CALLS", 1)
             monkeypatch.setattr(store, "ROWS_MAX", 3)
-            partly = shop.all_written()
+            partly = shop.read_all_written()
             shop.batch(split_into_tasks(second, 5))
-            whole = shop.all_written()
+            whole = shop.read_all_written()
             decided = whole == BODIES
             assert decided or (whole == sorted([*BODIES, b"other"]) and not partly), number
             outcomes.append((len(partly), decided))
             shop.batch(split_into_tasks(second, 2), batch=4)
-            assert len(shop.all_written()) == len(whole) + 27
-            assert shop.left_over() == []
+            assert len(shop.read_all_written()) == len(whole) + 27
+            assert shop.non_empty_keys() == []
             continue
         break
     else:
@@ -208,7 +208,7 @@ def test_sink_publishes_a_batch_of_two_drivers_once(
     monkeypatch.setattr(staging.Publisher, "_run_many", overtaken)
     with pytest.raises(staging.NotPublishedError, match="already published batch 4"):
         shop.publish(mine)
-    assert shop.all_written() == sorted([*BODIES, b"next"])
+    assert shop.read_all_written() == sorted([*BODIES, b"next"])
 
 
 def test_sink_ignores_speculative_and_repeated_tasks(shop: Shop) -> None:
@@ -218,8 +218,8 @@ def test_sink_ignores_speculative_and_repeated_tasks(shop: Shop) -> None:
     shop.stage(made[13:20], task=1)  # a second copy that was too slow
     counts = [shop.stage(made[:13], task=0), shop.stage(made[13:], task=1)]
     shop.publish(counts)
-    assert shop.all_written() == BODIES
-    assert shop.left_over() == []
+    assert shop.read_all_written() == BODIES
+    assert shop.non_empty_keys() == []
 
 
 def test_sink_removes_rows_staged_after_the_batch(shop: Shop) -> None:
@@ -228,16 +228,16 @@ def test_sink_removes_rows_staged_after_the_batch(shop: Shop) -> None:
     sink.deliver(rows("x"), shop.options(), 0, late.send)
     shop.batch([rows("a")])
     sink.deliver(rows("y"), shop.options(), 0, late.send)
-    (key,) = shop.left_over()
+    (key,) = shop.non_empty_keys()
     assert 0 < shop.link.execute("PTTL", key) <= 7 * 86_400_000
     shop.batch([rows("b")], batch=4)
-    assert shop.left_over() == []
-    assert shop.all_written() == [b"a", b"b"]
+    assert shop.non_empty_keys() == []
+    assert shop.read_all_written() == [b"a", b"b"]
 
 
 def test_sink_records_and_staged_rows_expire(shop: Shop) -> None:
     parts = [shop.stage(rows("a"), commitRetention="1h")]
-    for key in (*shop.left_over(), shop.keys.sink(QUERY)):
+    for key in (*shop.non_empty_keys(), shop.keys.sink(QUERY)):
         assert 0 < shop.link.execute("PTTL", key) <= 3_600_000
     shop.publish(parts, commitRetention="2h")
     assert 3_600_000 < shop.link.execute("PTTL", shop.keys.sink(QUERY)) <= 7_200_000
@@ -250,7 +250,7 @@ def test_sink_accepts_batches_without_rows(shop: Shop) -> None:
         shop.batch([rows("a"), []], batch=5)
         shop.forget(written=False)
     shop.batch([[], rows("b")], batch=6)
-    assert shop.all_written() == [b"a", b"a", b"b"]
+    assert shop.read_all_written() == [b"a", b"a", b"b"]
 
 
 def test_sink_keeps_partitions_of_rows_despite_a_growth(
@@ -267,15 +267,15 @@ def test_sink_keeps_partitions_of_rows_despite_a_growth(
         staging.NotPublishedError, match="now has 4 partitions, but had 2 partitions when"
     ):
         shop.publish(parts)
-    assert shop.all_written() == []
+    assert shop.read_all_written() == []
     sink.TopicStreamWriter(shop.options()).abort(parts, 3)
     shop.batch([made])
-    assert [crc32_partition(page[0], 4) for page in shop.written(4)] == [0, 1, 2, 3]
+    assert [crc32_partition(page[0], 4) for page in shop.read_written(4)] == [0, 1, 2, 3]
     die_half_published(shop, monkeypatch, made, batch=4)
     shop.grow(8)
     shop.batch([made[::-1]], batch=4)
-    assert [len(page) for page in shop.written(8)][4:] == [0] * 4
-    assert sum(map(len, shop.written(8))) == 52
+    assert [len(page) for page in shop.read_written(8)][4:] == [0] * 4
+    assert sum(map(len, shop.read_written(8))) == 52
 
 
 def die_after_decision(shop: Shop, monkeypatch: pytest.MonkeyPatch, parts: list[Any]) -> None:
@@ -313,7 +313,7 @@ def test_sink_refuses_an_old_checkpoint(shop: Shop) -> None:
     shop.batch([rows("a")], batch=9)
     with pytest.raises(staging.NotPublishedError, match="this query already published batch 9"):
         shop.batch([rows("a")], batch=8)
-    assert shop.all_written() == [b"a"]
+    assert shop.read_all_written() == [b"a"]
 
 
 def test_sink_reports_different_rows_of_a_finished_batch(
@@ -329,7 +329,7 @@ def test_sink_reports_different_rows_of_a_finished_batch(
     parts = [shop.stage([rows("a")[0]._replace(topic="other")], batch=0, topic="other")]
     with pytest.raises(staging.NotPublishedError, match="two queries share this checkpoint"):
         shop.publish(parts, batch=0)
-    assert shop.all_written() == [b"a", b"b"]
+    assert shop.read_all_written() == [b"a", b"b"]
 
 
 class Task:
@@ -355,14 +355,14 @@ def test_sink_removes_the_rows_of_a_failed_task(
     real = staging.Stage.drop
 
     def drop(stage: Any) -> None:
-        staged.append(len(shop.left_over()))
+        staged.append(len(shop.non_empty_keys()))
         real(stage)
 
     monkeypatch.setattr(staging.Stage, "drop", drop)
     with pytest.raises(staging.NotPublishedError, match="maxStagedBytes"):
         writer.write(iter([batch(value=["x" * 100] * 20)]))
     assert staged == [2]
-    assert shop.left_over() == []
+    assert shop.non_empty_keys() == []
     assert shop.link.execute("HGETALL", shop.keys.sink(QUERY)) == []
 
 
@@ -370,7 +370,7 @@ def test_sink_removes_the_rows_of_an_aborted_batch(shop: Shop) -> None:
     """This includes rows of tasks that finished before another task failed."""
     parts = [shop.stage(part) for part in split_into_tasks(rows(*LETTERS), 2)]
     sink.TopicStreamWriter(shop.options()).abort([*parts, None], 3)
-    assert shop.left_over() == []
+    assert shop.non_empty_keys() == []
     assert shop.link.execute("HGETALL", shop.keys.sink(QUERY)) == []
 
 
@@ -382,8 +382,8 @@ def test_sink_keeps_a_decision_after_a_failed_commit(
     die_after_decision(shop, monkeypatch, parts)
     sink.TopicStreamWriter(shop.options()).abort([*parts, shop.stage(rows("x"))], 3)
     shop.batch([rows(*LETTERS)])
-    assert shop.all_written() == BODIES
-    assert shop.left_over() == []
+    assert shop.read_all_written() == BODIES
+    assert shop.non_empty_keys() == []
 
 
 def test_sink_staged_rows_expire_from_the_first_row(
@@ -402,7 +402,7 @@ def test_sink_staged_rows_expire_from_the_first_row(
     monkeypatch.setattr(Connection, "pipeline", cut_off)
     with pytest.raises(DeadError):
         shop.stage([row._replace(partition=0) for row in rows("a", "b", "c")])
-    (key,) = shop.left_over()
+    (key,) = shop.non_empty_keys()
     assert shop.link.execute("XLEN", key) == 2
     assert shop.link.execute("PTTL", key) > 0
 
@@ -411,26 +411,26 @@ def test_sink_reports_no_loss_to_the_slower_driver(shop: Shop) -> None:
     """The faster driver has removed the unpublished rows."""
     mine, theirs = shop.stage(rows(*LETTERS)), shop.stage(rows(*LETTERS))
     shop.publish([theirs])
-    shop.link.execute("DEL", *(shop.left_over() or ["none"]))
+    shop.link.execute("DEL", *(shop.non_empty_keys() or ["none"]))
     shop.publish([mine])
-    assert shop.all_written() == BODIES
+    assert shop.read_all_written() == BODIES
 
 
 def test_sink_refuses_to_publish_after_losing_staged_rows(shop: Shop) -> None:
     parts = [shop.stage(part) for part in split_into_tasks(rows(*LETTERS), 2)]
-    shop.link.execute("DEL", shop.left_over()[0])
+    shop.link.execute("DEL", shop.non_empty_keys()[0])
     with pytest.raises(staging.NotPublishedError, match="of the staged rows, so nothing"):
         shop.publish(parts)
-    assert shop.all_written() == []
+    assert shop.read_all_written() == []
     shop.batch([rows(*LETTERS)])
-    assert shop.all_written() == BODIES
+    assert shop.read_all_written() == BODIES
 
 
 def test_sink_reports_lost_staged_rows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A half-published batch is always reported, and the message contains the remedy."""
     parts = [shop.stage(rows(*LETTERS))]
     die_after_decision(shop, monkeypatch, parts)
-    shop.link.execute("DEL", *shop.left_over())
+    shop.link.execute("DEL", *shop.non_empty_keys())
     with pytest.raises(
         staging.NotPublishedError, match="were lost before they were published"
     ) as caught:
@@ -438,7 +438,7 @@ def test_sink_reports_lost_staged_rows(shop: Shop, monkeypatch: pytest.MonkeyPat
     advice = str(caught.value).split("`")[1].split()
     shop.link.execute(*advice)
     shop.batch([rows(*LETTERS)])
-    assert shop.all_written() == BODIES
+    assert shop.read_all_written() == BODIES
 
 
 def test_sink_reports_a_batch_without_a_record(
@@ -456,7 +456,7 @@ def test_sink_reports_a_batch_without_a_record(
 def test_sink_bounds_the_staged_bytes(shop: Shop) -> None:
     with pytest.raises(staging.NotPublishedError, match="maxStagedBytes"):
         shop.stage(rows(*("x" * 100 for _ in range(20))), maxStagedBytes=1000)
-    assert shop.all_written() == []
+    assert shop.read_all_written() == []
 
 
 def test_sink_refuses_an_oversized_plan(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,7 +477,7 @@ def test_sink_names_an_invalid_record(shop: Shop) -> None:
 def test_sink_skips_an_invalid_number_of_an_attempt(shop: Shop, junk: str) -> None:
     shop.link.execute("HSET", shop.keys.sink(QUERY), "attempt:x:out", junk)
     shop.batch([rows(*LETTERS)])
-    assert shop.all_written() == BODIES
+    assert shop.read_all_written() == BODIES
 
 
 def test_sink_writes_once_after_a_lost_reply(shop: Shop) -> None:
@@ -490,7 +490,7 @@ def test_sink_writes_once_after_a_lost_reply(shop: Shop) -> None:
             yield row
 
     shop.publish([shop.stage(cut_off())])
-    assert shop.all_written() == BODIES
+    assert shop.read_all_written() == BODIES
 
 
 def test_sink_stages_repeated_rows_once(shop: Shop) -> None:
@@ -506,7 +506,7 @@ def test_sink_stages_repeated_rows_once(shop: Shop) -> None:
         patch.setattr(staging, "persist", repeated)
         counts = sink.deliver(rows(*LETTERS), shop.options(), 0, stage.send)
         shop.publish([stage.message(counts)])
-    assert shop.all_written() == BODIES
+    assert shop.read_all_written() == BODIES
 
 
 def test_sink_with_full_memory_still_publishes_staged_rows(shop: Shop) -> None:
@@ -519,7 +519,7 @@ def test_sink_with_full_memory_still_publishes_staged_rows(shop: Shop) -> None:
         shop.publish(parts)
     finally:
         shop.link.execute("CONFIG", "SET", "maxmemory", "0")
-    assert shop.all_written() == BODIES
+    assert shop.read_all_written() == BODIES
 
 
 # --- deleted topics, failovers, killed drivers ----------------------------------------------------
@@ -542,13 +542,13 @@ def test_sink_continues_after_a_topic_delete(
         ) as caught:
             shop.batch([rows(*LETTERS)])
         assert "With failOnDataLoss=false the query continues without them" in str(caught.value)
-        assert shop.all_written() == BODIES, "the rest of the batch was published"
+        assert shop.read_all_written() == BODIES, "the rest of the batch was published"
     caplog.clear()
     parts = [shop.stage(rows(*LETTERS))]
     shop.publish(parts, failOnDataLoss="false")
     assert "rows for other partition 0 were lost" in caplog.text
     shop.batch([rows("next")], batch=4)
-    assert shop.all_written() == sorted([*BODIES, b"next"])
+    assert shop.read_all_written() == sorted([*BODIES, b"next"])
     assert shop.link.execute("EXISTS", shop.keys.stream("other", 0)) == 0
 
 
@@ -557,17 +557,17 @@ def test_sink_handles_rows_for_a_removed_partition(
 ) -> None:
     """The topic was recreated with fewer partitions, so the other streams have no reader."""
     die_half_published(shop, monkeypatch, rows(*LETTERS))
-    before = shop.written()
+    before = shop.read_written()
     shop.grow(1)
     parts = [shop.stage(rows(*LETTERS))]
     for _ in range(2):
         with pytest.raises(staging.NotPublishedError, match="rows for out partition 1 were lost"):
             shop.publish(parts)
-    first, second = shop.written()
+    first, second = shop.read_written()
     assert len(first) > len(before[0])
     assert second == before[1]
     shop.publish(parts, failOnDataLoss="false")
-    assert shop.left_over() == []
+    assert shop.non_empty_keys() == []
 
 
 def test_sink_stages_rows_of_a_deleted_topic(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -580,7 +580,7 @@ def test_sink_stages_rows_of_a_deleted_topic(shop: Shop, monkeypatch: pytest.Mon
     with pytest.raises(staging.NotPublishedError, match="topic out no longer exists"):
         shop.publish(parts)
     sink.TopicStreamWriter(shop.options()).abort(parts, 3)
-    assert shop.staged() == []
+    assert shop.staged_keys() == []
     assert shop.link.execute("EXISTS", shop.keys.stream("out", 0)) == 0
 
 
@@ -589,7 +589,9 @@ def test_sink_survives_a_failover_during_the_commit(
 ) -> None:
     """The new master lacks the last moves. No row is lost or duplicated."""
     parts = [shop.stage(part) for part in split_into_tasks(rows(*LETTERS), 3)]
-    keys = [key.decode() for key in shop.left_over()] + [shop.keys.stream("out", n) for n in (0, 1)]
+    keys = [key.decode() for key in shop.non_empty_keys()] + [
+        shop.keys.stream("out", n) for n in (0, 1)
+    ]
     before = {key: shop.link.execute("DUMP", key) for key in keys}
     failed_over: list[bool] = []
     real = staging.Publisher._move
@@ -606,21 +608,21 @@ def test_sink_survives_a_failover_during_the_commit(
     monkeypatch.setattr(staging.Publisher, "_move", move)
     shop.publish(parts)
     assert failed_over
-    assert shop.all_written() == BODIES
-    assert shop.left_over() == []
+    assert shop.read_all_written() == BODIES
+    assert shop.non_empty_keys() == []
 
 
 def test_sink_keeps_the_proof_of_a_published_batch(shop: Shop) -> None:
     """In a cluster, another node has the record, and its replica may lack the batch's end."""
     shop.batch(split_into_tasks(rows(*LETTERS), 2))
-    proofs = shop.staged()
+    proofs = shop.staged_keys()
     assert proofs
     record = shop.keys.sink(QUERY)
     plan = {key.rpartition(b":")[2].decode(): {"out": [0, 1]} for key in proofs}
     shop.link.execute("HSET", record, "plan", store.write_plan(plan))
     shop.batch([rows("next")], batch=4)
-    assert shop.all_written() == sorted([*BODIES, b"next"])
-    assert not set(proofs) & set(shop.staged())
+    assert shop.read_all_written() == sorted([*BODIES, b"next"])
+    assert not set(proofs) & set(shop.staged_keys())
 
 
 def test_sink_removes_rows_of_a_killed_driver_on_start(
@@ -632,11 +634,11 @@ def test_sink_removes_rows_of_a_killed_driver_on_start(
     writer.write(iter([batch(value=["killed"])]))
     monkeypatch.setattr(Task, "run", "another-run")
     second = writer.write(iter([batch(value=["a"])]))
-    assert len(shop.staged()) == 1
+    assert len(shop.staged_keys()) == 1
     third = writer.write(iter([batch(value=["b"])]))
-    assert len(shop.staged()) == 2, "of the same run"
+    assert len(shop.staged_keys()) == 2, "of the same run"
     shop.publish([second, third])
-    assert shop.all_written() == [b"a", b"b"]
+    assert shop.read_all_written() == [b"a", b"b"]
 
 
 def test_sink_keeps_the_decision_of_a_killed_driver(
@@ -646,7 +648,7 @@ def test_sink_keeps_the_decision_of_a_killed_driver(
     monkeypatch.setattr(sink, "_task", Task)
     writer = sink.TopicStreamWriter(shop.options())
     shop.publish([writer.write(iter([batch(value=["x"])]))])
-    assert shop.all_written() == BODIES
+    assert shop.read_all_written() == BODIES
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -723,7 +725,7 @@ def test_sink_writes_an_id_once(shop: Shop) -> None:
     options = shop.options(idColumn="uid")
     for _ in range(2):
         sink.deliver(made, options, 0, partial(sink.append, options))
-    assert sum(map(len, shop.written())) == 10
+    assert sum(map(len, shop.read_written())) == 10
 
 
 def test_sink_refuses_a_row_with_too_many_fields(shop: Shop) -> None:

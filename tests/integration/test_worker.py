@@ -127,12 +127,12 @@ class Bench:
     def trust(self, seconds: float) -> None:
         self.slot.trusted_until_ns = now_ns() + int(seconds * 1e9)
 
-    def tell(self, command: WorkerCommand) -> None:
+    def send_command(self, command: WorkerCommand) -> None:
         assert self.child is not None
         self.slot.command = command
         self.child.send(b"look")
 
-    def ended(self, timeout: float = 10.0) -> Exit:
+    def wait_exit(self, timeout: float = 10.0) -> Exit:
         assert self.child is not None
         assert process.wait_readable([self.child.pidfd], timeout), "it does not end"
         exit_ = self.child.reap()
@@ -141,21 +141,23 @@ class Bench:
         return exit_
 
     def stop(self) -> Exit:
-        self.tell(WorkerCommand.STOP)
-        return self.ended()
+        self.send_command(WorkerCommand.STOP)
+        return self.wait_exit()
 
-    def told(self) -> list[str]:
+    def handler_lines(self) -> list[str]:
         return [line.decode() for line in self.harness.do("LRANGE", "told", 0, -1)]
 
     def runs(self, *words: str) -> list[str]:
         """Return the ids of started runs, in order."""
         known = ("ok", "gate", "fail", "dead", "exit", "crawl")
-        return [line.split()[1] for line in self.told() if line.split()[0] in (words or known)]
+        return [
+            line.split()[1] for line in self.handler_lines() if line.split()[0] in (words or known)
+        ]
 
-    def wait_told(self, start: str) -> None:
+    def wait_handler_line(self, start: str) -> None:
         wait_until(
-            lambda: any(line.startswith(start) for line in self.told()),
-            what=f"the handler reports {start!r} in {self.told()}",
+            lambda: any(line.startswith(start) for line in self.handler_lines()),
+            what=f"the handler reports {start!r} in {self.handler_lines()}",
         )
 
     def wait_idle(self) -> None:
@@ -180,7 +182,7 @@ class Bench:
     def close(self) -> None:
         if self.child is not None:
             self.child.kill_group()
-            self.ended()
+            self.wait_exit()
         self.link.close()
 
 
@@ -214,8 +216,8 @@ def test_worker_handles_messages_until_stopped(bench: Bench):
     assert bench.slot.state == WorkerState.READY
     assert bench.stop() == Exit(ExitCode.STOPPED, None)
     assert bench.runs() == ids + more
-    assert bench.told()[0] == f"on_start {ASSIGNMENT} west-1"
-    assert bench.told()[-1] == "on_stop"
+    assert bench.handler_lines()[0] == f"on_start {ASSIGNMENT} west-1"
+    assert bench.handler_lines()[-1] == "on_stop"
     counts = {name: bench.slot.counter(name) for name in ("fetched", "acked", "failed", "fenced")}
     assert counts == {"fetched": 43, "acked": 43, "failed": 0, "fenced": 0}
     assert sum(bench.slot.histogram("handle")[0]) == 43
@@ -251,11 +253,11 @@ def test_stop_finishes_the_message_and_releases_the_rest(bench: Bench):
     # Fetched together, because the group has read them before.
     bench.harness.fetch(30)
     bench.start()
-    bench.wait_told("gate")
+    bench.wait_handler_line("gate")
     in_flight = bench.slot.in_flight
-    bench.tell(WorkerCommand.STOP)
+    bench.send_command(WorkerCommand.STOP)
     (bench.folder / "open").touch()
-    assert bench.ended() == Exit(ExitCode.STOPPED, None)
+    assert bench.wait_exit() == Exit(ExitCode.STOPPED, None)
     assert bench.runs() == ids[:1]
     assert bench.pending() == ids[1:], "and its acknowledgment is out"
     assert bench.slot.counter("released") == in_flight - 1 > 0
@@ -265,13 +267,13 @@ def test_pause_settles_finished_messages_and_starts_none(bench: Bench):
     ids = add(bench, "ok", "gate", "ok", "ok")
     bench.harness.fetch(10)
     bench.start()
-    bench.wait_told("gate")
-    bench.tell(WorkerCommand.PAUSE)
+    bench.wait_handler_line("gate")
+    bench.send_command(WorkerCommand.PAUSE)
     (bench.folder / "open").touch()
     wait_until(lambda: bench.slot.state == WorkerState.PAUSED, what="it is paused")
     assert bench.pending() == ids[2:]
     add(bench, "ok", first=9)
-    bench.tell(WorkerCommand.NONE)
+    bench.send_command(WorkerCommand.NONE)
     bench.wait_idle()
     assert bench.runs() == [*ids, "9-1"]
 
@@ -303,14 +305,14 @@ def test_worker_exits_when_its_supervisor_disappears(bench: Bench):
     wait_until(lambda: bench.slot.state == WorkerState.READY, what="it is ready")
     assert bench.child is not None
     bench.child.control.shutdown(2)
-    assert bench.ended() == Exit(1, None)
+    assert bench.wait_exit() == Exit(1, None)
 
 
 @pytest.mark.parametrize("limit", [1, 7])
 def test_worker_is_replaced_after_max_messages(bench: Bench, limit: int):
     ids = add(bench, *["ok"] * 20)
     bench.start(max_messages=limit)
-    assert bench.ended() == Exit(ExitCode.RECYCLE, None)
+    assert bench.wait_exit() == Exit(ExitCode.RECYCLE, None)
     assert bench.runs() == ids[:limit]
     left = bench.harness.do("XPENDING", bench.harness.stream, ASSIGNMENT.group)[0]
     assert bench.slot.counter("acked") == limit
@@ -350,7 +352,7 @@ def test_inherited_entries_are_marked_before_their_runs(bench: Bench):
     bench.harness.do("DEL", bench.harness.lease)
     bench.own("t2")  # without a release by t1
     bench.start()
-    bench.wait_told("gate")
+    bench.wait_handler_line("gate")
     fence = dict(zip(*[iter(bench.harness.do("HGETALL", bench.harness.fence))] * 2, strict=True))
     assert fence[b"mark"] == b"m:" + ids[0].encode()
     assert fence[b"quarantine"] == b"1"
@@ -421,10 +423,10 @@ def test_acknowledgment_by_another_client_is_tolerated(bench: Bench):
     """The message still runs, and acknowledges nothing."""
     (entry,) = add(bench, "gate")
     bench.start()
-    bench.wait_told("gate")
+    bench.wait_handler_line("gate")
     assert bench.harness.do("XACK", bench.harness.stream, ASSIGNMENT.group, entry) == 1
     (bench.folder / "open").touch()
-    bench.wait_told("done")
+    bench.wait_handler_line("done")
     add(bench, "ok", first=5)
     bench.wait_idle()
     assert bench.runs() == [entry, "5-1"]
@@ -464,7 +466,7 @@ def test_superseded_worker_exits_without_changes(bench: Bench, word: str):
     before = {key: value for key, value in bench.harness.dump().items() if key != b"told"}
     (bench.folder / "open").touch()
     bench.trust(TTL)
-    assert bench.ended() == Exit(ExitCode.FENCED, None)
+    assert bench.wait_exit() == Exit(ExitCode.FENCED, None)
     assert bench.slot.counter("fenced") == 1
     assert bench.runs()[:1] == ids[:1]
     after = {key: value for key, value in bench.harness.dump().items() if key != b"told"}
@@ -481,7 +483,7 @@ def test_idle_worker_detects_a_new_owner_at_the_next_message(bench: Bench):
         == "OK"
     )
     (entry,) = add(bench, "ok")
-    assert bench.ended() == Exit(ExitCode.FENCED, None)
+    assert bench.wait_exit() == Exit(ExitCode.FENCED, None)
     assert bench.runs() == []
     assert bench.pending() == [], f"{entry} is unread"
 
@@ -490,7 +492,7 @@ def test_idle_worker_detects_a_new_owner_at_the_next_message(bench: Bench):
 def test_missing_group_exits_with_its_own_code(bench: Bench, which: str):
     bench.harness.do("XGROUP", "DESTROY", getattr(bench.harness, which), ASSIGNMENT.group)
     bench.start()
-    assert bench.ended() == Exit(ExitCode.NO_GROUP, None)
+    assert bench.wait_exit() == Exit(ExitCode.NO_GROUP, None)
 
 
 # --- boot, hooks, limits --------------------------------------------------------------------------
@@ -502,7 +504,7 @@ def test_failing_on_start_is_a_failed_boot(bench: Bench):
     add(bench, "ok")
     bench.start()
     said = "on_start of work:go failed: RuntimeError: no database today"
-    ended = bench.ended()
+    ended = bench.wait_exit()
     assert re.fullmatch(rf"{said} \(.*/work\.py:\d+\)", ended.problem)
     assert ended == Exit(ExitCode.BOOT_FAILED, None, problem=ended.problem)
     assert bench.pending() == []
@@ -521,7 +523,7 @@ def test_on_stop_error_changes_no_outcome(bench: Bench):
 def test_failed_import_is_a_failed_boot(bench: Bench):
     (bench.folder / "work.py").write_text("1/0")
     bench.start()
-    ended = bench.ended()
+    ended = bench.wait_exit()
     assert (ended.code, ended.signal) == (ExitCode.BOOT_FAILED, None)
     assert ended.problem.startswith("cannot import work: ZeroDivisionError: division by zero (")
 
@@ -529,7 +531,7 @@ def test_failed_import_is_a_failed_boot(bench: Bench):
 def test_soft_limit_raises_in_its_own_run(bench: Bench):
     ids = add(bench, "crawl", "ok")
     bench.start(timeout="1s", max_attempts=1)
-    bench.wait_told("crawl")
+    bench.wait_handler_line("crawl")
     assert bench.child is not None
     # The supervisor names the run, and a signal for another run is ignored.
     bench.slot.soft_kill_seq = bench.slot.run_seq + 1
@@ -550,7 +552,7 @@ def test_cautious_worker_holds_one_entry_at_a_time(bench: Bench):
     ids = add(bench, *["ok"] * 6, "gate", "ok")
     bench.harness.fetch(3)
     bench.start(cautious=True)
-    bench.wait_told("gate")
+    bench.wait_handler_line("gate")
     assert bench.slot.in_flight == 1
     assert bench.pending() == [ids[6]]
     (bench.folder / "open").touch()

@@ -88,14 +88,14 @@ class ArchiveCase:
         found: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist()
         return found
 
-    def plain(self) -> Counter[Entry]:
+    def reader_rows(self) -> Counter[Entry]:
         return Counter(
             (topic, row["partition"], row["id"], row["value"])
             for topic in Archive(self.folder).topics()
             for row in self.rows(topic)
         )
 
-    def by_spark(self) -> Counter[Entry]:
+    def spark_rows(self) -> Counter[Entry]:
         archive = Archive(self.folder)
         found: Counter[Entry] = Counter()
         for topic in archive.topics():
@@ -104,7 +104,7 @@ class ArchiveCase:
             found += Counter((row[0], row[1], row[2], bytes(row[3])) for row in rows)
         return found
 
-    def archived(self, topic: str, partition: int) -> str | None:
+    def archived_position(self, topic: str, partition: int) -> str | None:
         raw = self.link.execute("HGET", self.keys.trim(topic, partition), "archived")
         return None if raw is None else raw.decode()
 
@@ -133,9 +133,13 @@ def test_archive_has_each_entry_once_after_several_runs(case: ArchiveCase) -> No
     case.add("orders", 0, 3)
     done = case.run()
     assert {name: each.rows for name, each in done.items()} == {"access": 705, "orders": 3}
-    assert case.plain() == case.by_spark() == case.ledger
+    assert case.reader_rows() == case.spark_rows() == case.ledger
     assert len({row["date"] for row in case.rows("access")}) == 2
-    assert case.archived("access", 1) == done["access"].archived["1"] == case.last("access", 1)
+    assert (
+        case.archived_position("access", 1)
+        == done["access"].archived["1"]
+        == case.last("access", 1)
+    )
 
     case.run()
     assert case.asked == 2, "without anything new Spark is not even started"
@@ -144,8 +148,8 @@ def test_archive_has_each_entry_once_after_several_runs(case: ArchiveCase) -> No
     case.add("access", 0, 4)
     case.add("access", 2, 6)
     assert case.run("access", batch_rows=4)["access"].batches == 3
-    assert case.plain() == case.by_spark() == case.ledger
-    assert case.archived("access", 2) == case.last("access", 2)
+    assert case.reader_rows() == case.spark_rows() == case.ledger
+    assert case.archived_position("access", 2) == case.last("access", 2)
     left = case.link.execute("KEYS", "*:p[ir][po]*")
     assert left == [], "leases and progress are gone"
 
@@ -176,13 +180,13 @@ def test_archive_is_exact_after_an_error_at_any_point(case: ArchiveCase, point: 
             case.run(batch_rows=4)
     finally:
         undo()
-    seen = case.plain()
+    seen = case.reader_rows()
     assert max(seen.values()) == 1
     assert seen <= case.ledger
     case.add("access", 0, 3)
     case.run(batch_rows=4)
-    assert case.plain() == case.by_spark() == case.ledger
-    assert case.archived("access", 0) == case.last("access", 0)
+    assert case.reader_rows() == case.spark_rows() == case.ledger
+    assert case.archived_position("access", 0) == case.last("access", 0)
 
 
 def test_archive_continues_after_its_table_despite_trimming(case: ArchiveCase) -> None:
@@ -192,7 +196,7 @@ def test_archive_continues_after_its_table_despite_trimming(case: ArchiveCase) -
     case.add("access", 0, 2)
     case.add("access", 1, 2)
     assert case.run()["access"].rows == 4
-    assert case.plain() == case.ledger
+    assert case.reader_rows() == case.ledger
 
 
 def test_entries_trimmed_before_archiving_are_reported(case: ArchiveCase) -> None:
@@ -205,7 +209,7 @@ def test_entries_trimmed_before_archiving_are_reported(case: ArchiveCase) -> Non
     with pytest.raises(DataLossError, match=r"4 entries of access partition 0 .* were trimmed"):
         case.run()
     assert case.run(allow_loss=True)["access"].missing == 4
-    assert sum(case.plain().values()) == 6
+    assert sum(case.reader_rows().values()) == 6
     case.add("access", 0, 1)
     assert case.run()["access"].rows == 1
 
@@ -228,9 +232,9 @@ def test_failed_task_leaves_no_rows(case: ArchiveCase) -> None:
         patch.setattr(archive._Run, "backlog", overtaken)
         with pytest.raises(PipelineError, match=r"3 entries of access partition 0 .* were trimmed"):
             case.run()
-    assert sum(case.plain().values()) == 4
+    assert sum(case.reader_rows().values()) == 4
     assert case.run(allow_loss=True)["access"].missing == 3
-    assert sum(case.plain().values()) == 9
+    assert sum(case.reader_rows().values()) == 9
 
 
 def test_hostile_topic_name_in_the_registry_is_skipped(
@@ -252,7 +256,7 @@ def test_hostile_topic_name_in_the_registry_is_skipped(
 
     assert sorted(done) == ["access", "orders"]
     assert [path for path in before if not path.exists()] == []
-    assert case.plain() == case.ledger
+    assert case.reader_rows() == case.ledger
     told = [each.getMessage() for each in caplog.records if "is skipped" in each.getMessage()]
     assert len(told) == 6
     assert all(case.keys.registry() in each for each in told)
@@ -287,10 +291,10 @@ def test_archive_is_exact_after_kills(case: ArchiveCase, server: Server, tmp_pat
         command += ["--master", "local[1]", *QUICK]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
         assert ended.returncode == -signal.SIGKILL, ended.stderr
-        seen = case.plain()
+        seen = case.reader_rows()
         assert seen <= case.ledger
         for partition in range(2):
-            told = case.archived("access", partition)
+            told = case.archived_position("access", partition)
             assert told is None or ("access", partition, told) in {each[:3] for each in seen}
     case.run()
-    assert case.plain() == case.by_spark() == case.ledger
+    assert case.reader_rows() == case.spark_rows() == case.ledger

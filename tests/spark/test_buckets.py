@@ -112,7 +112,7 @@ class BucketCase:
         found: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist()
         return found
 
-    def archived(self) -> Counter[tuple[int, str]]:
+    def archived_entries(self) -> Counter[tuple[int, str]]:
         return Counter((row["partition"], row["id"]) for row in self.rows())
 
     def configured(self, folder: Path) -> Path:
@@ -146,7 +146,7 @@ def test_bucket_holds_archive_and_parsed_tables(case: BucketCase) -> None:
     assert (done.rows, done.parsed, done.quarantined) == (20, 17, 3)
     case.add(6, wrong=1)
     assert (case.run().rows, case.run().rows) == (6, 0)
-    assert case.archived() == case.ledger
+    assert case.archived_entries() == case.ledger
     assert {row["entry_id"] for row in case.rows(PARSED)} | {
         row["id"] for row in case.rows(QUARANTINE)
     } == {entry for _, entry in case.ledger}
@@ -213,7 +213,7 @@ def test_compaction_of_a_bucket_changes_no_row(case: BucketCase) -> None:
     assert problems == []
     assert (raw.rows, raw.files_before, raw.files_after) == (8, 4, 2)  # the second date only
     assert (parsed.rows, quarantine.rows) == (4, 4)
-    assert case.archived() == case.ledger
+    assert case.archived_entries() == case.ledger
     frame = tables.read_cold(case.shop.spark, "orders", case.archive.table("orders"))
     assert Counter((row.partition, row.id) for row in frame.collect()) == case.ledger
     assert case.ask("SELECT count(*), sum(id) FROM parsed_orders") == [(6, 3)]
@@ -338,12 +338,12 @@ def test_bucket_archive_is_exact_after_an_error(case: BucketCase, point: str) ->
             case.run(batch_rows=4)
     finally:
         undo()
-    seen = case.archived()
+    seen = case.archived_entries()
     assert max(seen.values()) == 1
     assert seen <= case.ledger
     case.add(3)
     case.run(batch_rows=4)
-    assert case.archived() == case.ledger
+    assert case.archived_entries() == case.ledger
     assert (len(case.rows(PARSED)), len(case.rows(QUARANTINE))) == (13, 2)
 
 
@@ -359,10 +359,10 @@ def test_bucket_archive_is_exact_after_a_kill(case: BucketCase, tmp_path: Path) 
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
         assert ended.returncode == -signal.SIGKILL, ended.stderr
         assert SECRET not in ended.stdout + ended.stderr
-        seen = case.archived()
+        seen = case.archived_entries()
         assert seen <= case.ledger
     case.run()
-    assert case.archived() == case.ledger
+    assert case.archived_entries() == case.ledger
     assert len(case.rows(PARSED)) + len(case.rows(QUARANTINE)) == case.ledger.total()
 
 
@@ -377,7 +377,7 @@ def test_run_with_expired_credentials_can_be_repeated(case: BucketCase) -> None:
     assert not any(each in str(caught.value) for each in (KEY, SECRET, "\n"))
     case.store.heal()
     assert case.run().rows == 4
-    assert case.archived() == case.ledger
+    assert case.archived_entries() == case.ledger
 
 
 def test_plans_and_event_logs_contain_no_credentials(

@@ -102,7 +102,7 @@ class Press:
         done = reparse(settings, self.folder, "orders", lambda: self.shop.spark, **options)
         return done.parsed, done.quarantined
 
-    def archived(self, rows: int) -> bool:
+    def is_archived(self, rows: int) -> bool:
         """Return True if the raw table has this number of rows."""
         table = (
             Archive(self.folder).table("orders")

@@ -103,7 +103,7 @@ class Causes:
         for run in runs:
             self._by_process[run.process].append(run)
 
-    def of(self, earlier: Run, later: Run) -> str:
+    def explain(self, earlier: Run, later: Run) -> str:
         """Return the strike that explains why `later` repeats `earlier`, or ''."""
         found = [
             (needed, strike.number, strike.kind, how)

@@ -151,7 +151,7 @@ class Conservation:
         self.last = seen
         self.checks += 1
 
-    def left(self) -> Counter[str]:
+    def count_unfinished(self) -> Counter[str]:
         """Return the number of messages in each place at the last check, except dead letters."""
         found = (names for now in self.last.values() for names in now.places.values())
         return Counter(name for names in found for name in names if name != "dead")

@@ -133,7 +133,7 @@ class OutboxSite:
             rows = made.rows("SELECT writer, number FROM ledger")
         return {(int(writer), int(number)) for writer, number in rows}
 
-    def left(self) -> int:
+    def count_rows(self) -> int:
         with connect(self.url) as made:
             return made.backlog(1_000_000)[0]
 

@@ -269,14 +269,16 @@ class Trial:
     def _settled(self) -> None:
         def done() -> bool:
             self._check()
-            return not self.conservation.left()
+            return not self.conservation.count_unfinished()
 
         try:
             wait_until(done, timeout=SETTLE_SECONDS, what="everything is settled", every=0.1)
             wait_until(self._shared_out, timeout=SETTLE_SECONDS, what="all have workers")
         except AssertionError as error:
             tails = "\n".join(victim.daemon.tail(15) for victim in self.victims)
-            raise AssertionError(f"{error}: {self.conservation.left()}\n{tails}") from None
+            raise AssertionError(
+                f"{error}: {self.conservation.count_unfinished()}\n{tails}"
+            ) from None
 
     def _check(self) -> None:
         try:

@@ -202,7 +202,7 @@ def _judge_duplicates(report: Report, runs: list[Run], causes: Causes) -> None:
     for (number, group, attempt), again in same.items():
         for earlier, later in pairwise(again):
             pids = (earlier.pid, later.pid)
-            cause = causes.of(earlier, later)
+            cause = causes.explain(earlier, later)
             took = None if earlier.ended == inf else round(earlier.ended - earlier.began, 4)
             report.duplicated.append(Duplicate(number, group, attempt, pids, cause, took))
     report.slack_seconds = causes.slack
