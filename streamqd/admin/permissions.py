@@ -77,13 +77,13 @@ def find_missing(store: Store, fleet: str) -> list[MissingPermission]:
     lacking = [MissingPermission("WATCH", fence)] if _is_forbidden(watched) else []
     # One transaction per slot, else a cluster refuses it as a whole.
     for needed in (
-        _of_partition(store.keys),
+        _partition_rules(store.keys),
         {
             store.keys.meta(_ASSIGNMENT.topic): _META,
             store.keys.partitions(_ASSIGNMENT.topic): _NAMES,
         },
         {store.keys.registry(): _NAMES, "": _KEYLESS},
-        _of_fleet(store.keys, fleet),
+        _fleet_rules(store.keys, fleet),
     ):
         commands = [
             (key, [key if part == "@" else part for part in command.split()])
@@ -116,7 +116,7 @@ def _command_name(parts: list[str]) -> str:
     return " ".join(parts[:2]) if parts[0] in _WORDED else parts[0]
 
 
-def _of_partition(keys: Keys) -> dict[str, str]:
+def _partition_rules(keys: Keys) -> dict[str, str]:
     place = _ASSIGNMENT[:2]
     return {
         keys.lease(*_ASSIGNMENT): _LEASE,
@@ -137,7 +137,7 @@ def _of_partition(keys: Keys) -> dict[str, str]:
     }
 
 
-def _of_fleet(keys: Keys, fleet: str) -> dict[str, str]:
+def _fleet_rules(keys: Keys, fleet: str) -> dict[str, str]:
     return {
         keys.members(fleet): _MEMBERS,
         keys.info(fleet): _INFO,

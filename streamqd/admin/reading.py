@@ -142,7 +142,7 @@ def server_unix_ms(link: Connection) -> int:
 
 def _raise_error(error: RedisResponseError, command: Sequence[Any]) -> None:
     if error.code == "WRONGTYPE":
-        raise _of_another_type(key_of(command)) from error
+        raise _mistyped_error(key_of(command)) from error
     raise error
 
 
@@ -182,7 +182,7 @@ def _command_name(command: Sequence[Any]) -> str:
     return f"{name} {command[1]}" if name in ("CONFIG", "SLOWLOG", "XINFO") else name
 
 
-def _of_another_type(key: str) -> InvalidValueError:
+def _mistyped_error(key: str) -> InvalidValueError:
     return InvalidValueError(key, "", "of another type", _OURS)
 
 
@@ -229,7 +229,7 @@ def _page(
     except RedisResponseError as error:
         if "WRONGTYPE" not in str(error):
             raise
-        raise _of_another_type(stream) from error
+        raise _mistyped_error(stream) from error
     return entries, bool(more)
 
 
@@ -340,7 +340,7 @@ class ViewReader:
         A tolerant reader raises it only when the server as a whole is unavailable.
         """
         if error.code == "WRONGTYPE":
-            self.add(_of_another_type(key))
+            self.add(_mistyped_error(key))
         elif error.kind is RefusalKind.BAD_KEY_OR_COMMAND:
             self.add(InvalidValueError(key, "", str(error)[:120], _OURS))
         elif not self._tolerant or error.kind in _SERVER_REFUSALS:

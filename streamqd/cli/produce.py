@@ -396,11 +396,11 @@ def _key(form: str, one: str | None, regex: str | None, field: str | None) -> Ke
         ) from None
     group = 1 if pattern.groups else 0
 
-    def of_match(line: bytes) -> bytes | None:
+    def key_of_match(line: bytes) -> bytes | None:
         found = pattern.search(line)
         return found[group] if found else None
 
-    return of_match
+    return key_of_match
 
 
 def _headers(given: tuple[str, ...]) -> dict[str, str]:

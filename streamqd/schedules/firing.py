@@ -202,7 +202,7 @@ class Firer:
             if following is None or not until < following <= page.now_unix_ms + AHEAD_MS:
                 return False
             until = page.now_unix_ms + AHEAD_MS
-        rows = calls.due_later(self._store, place, page.now_unix_ms, until, skip, PAGE)
+        rows = calls.find_due(self._store, place, page.now_unix_ms, until, skip, PAGE)
         self._read(place, rows)  # an invalid specification is held when it is due
         more = len(rows) == PAGE and skip + PAGE < AHEAD_MAX
         self._ahead[place] = until, skip + PAGE if more else 0

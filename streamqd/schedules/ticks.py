@@ -57,10 +57,10 @@ def next_tick(schedule: Schedule, after_unix_ms: int) -> int | None:
 @functools.lru_cache(maxsize=8_192)
 def _next_by_cron(cron: str, zone: str, after_unix_ms: int) -> int | None:
     """Return the next tick. Cached, because it takes half a millisecond and schedules share it."""
-    return next(_by_cron(cron, zone, after_unix_ms), None)
+    return next(_cron_ticks(cron, zone, after_unix_ms), None)
 
 
-def _by_cron(cron: str, zone: str, after_unix_ms: int) -> Iterator[int]:
+def _cron_ticks(cron: str, zone: str, after_unix_ms: int) -> Iterator[int]:
     """Yield the ticks after a time.
 
     When a local time is skipped or repeated, cronsim yields equal times, or times before its start.
@@ -111,7 +111,7 @@ def _ticks_between(schedule: Schedule, after: int, until: int) -> Iterator[int]:
         first = next_tick(schedule, after)
         if first is None or first > until:  # avoids evaluating the cron expression twice
             return
-        for tick in _by_cron(schedule.cron or "", schedule.timezone or "UTC", after):
+        for tick in _cron_ticks(schedule.cron or "", schedule.timezone or "UTC", after):
             if tick > until:
                 return
             yield tick

@@ -254,18 +254,22 @@ class _Reading:
             if upto > archived.id:
                 complete = False
                 start = archived if archived.id >= after else Position(after)
-                yield from self._rest(place, start, upto)
+                yield from self._read_remaining(place, start, upto)
         if complete and span.rows is not None and found < span.rows:
             report_loss(place, span.start, Loss("trimmed", span.rows - found), fail=fail)
 
-    def _rest(self, place: TopicPartition, start: Position, upto: Id) -> Iterator[pa.RecordBatch]:
+    def _read_remaining(
+        self, place: TopicPartition, start: Position, upto: Id
+    ) -> Iterator[pa.RecordBatch]:
         """Return the entries of Redis after a position. Raises DataLossError."""
         facts = Catalog(self.options).facts([place])[place]
         if loss := offsets.find_loss(start, facts):
             report_loss(place, start.id, loss, fail=self.options.fail_on_data_loss)
-        rest = offsets.span(place, offsets.resume_position(start, facts), Position(upto), facts)
-        if rest is not None:
-            yield from self._entries(rest)
+        remaining = offsets.span(
+            place, offsets.resume_position(start, facts), Position(upto), facts
+        )
+        if remaining is not None:
+            yield from self._entries(remaining)
 
 
 class TopicReader(_Reading, DataSourceReader):

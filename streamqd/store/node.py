@@ -34,7 +34,7 @@ Key = TypeVar("Key", bound=str | bytes)
 _NAME = re.compile(r"[!-~]{1,200}")
 
 
-def _nothing(*_: Any) -> None:
+def _ignore(*_: Any) -> None:
     """Do nothing. This is the default of a finder's optional functions."""
 
 
@@ -62,10 +62,10 @@ class Finder:
     label: str  # description of where it searches, for display
     find: Callable[[float], Endpoint]  # takes a deadline (monotonic). Raises RedisUnavailableError.
     # Checks that the server is the right one. Raises RedisUnavailableError or RedisResponseError.
-    verify: Callable[[Transport], None] = _nothing
-    failed: Callable[[Endpoint], None] = _nothing  # called if no connection could be opened
+    verify: Callable[[Transport], None] = _ignore
+    failed: Callable[[Endpoint], None] = _ignore  # called if no connection could be opened
     refused: Callable[[Endpoint, RedisResponseError], None] = (
-        _nothing  # called before the connection is closed because of such a reply
+        _ignore  # called before the connection is closed because of such a reply
     )
     # Refusals which mean that the command was not executed, because the server is not the right one
     # now.

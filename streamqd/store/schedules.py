@@ -119,7 +119,7 @@ def page(keys: Keys, place: TopicPartition, count: int) -> Call:
     return scripts.build_call("schedule_page", keys, place, count=count)
 
 
-def due_later(
+def find_due(
     store: Store, place: TopicPartition, after: int, until: int, skip: int, count: int
 ) -> list[DueSchedule]:
     """Return schedules that are due after `after` and up to `until` (unix ms), by due time.

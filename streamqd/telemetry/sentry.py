@@ -68,14 +68,14 @@ class SentryReports:
         self._redact = loaded.redact
         batch = loaded.form.batch
 
-        def within(given: Any) -> contextlib.AbstractContextManager[Any]:
+        def transaction_of(given: Any) -> contextlib.AbstractContextManager[Any]:
             return self._transaction(given if batch else (given,))
 
         if loaded.form.asynchronous:
 
             @functools.wraps(function)
             async def run(given: Any) -> object:
-                with within(given):
+                with transaction_of(given):
                     return await function(given)
         else:
 
@@ -86,7 +86,7 @@ class SentryReports:
                 return contextvars.copy_context().run(call, given)
 
             def call(given: Any) -> object:
-                with within(given):
+                with transaction_of(given):
                     return function(given)
 
         return loaded._replace(function=run)

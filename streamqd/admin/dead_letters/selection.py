@@ -52,7 +52,7 @@ _NUMBERS = ("attempts", "crashes", "failed_unix_ms", "original_unix_ms", "exit_c
 _ELSE_IN_REDIS = {"failed_unix_ms": "failedAt", "original_unix_ms": "timestamp"}
 
 
-def _in_redis(name: str) -> bytes:
+def _redis_name(name: str) -> bytes:
     """Return a field's name in Redis: `error_class` is `errorClass`."""
     first, *words = name.split("_")
     return _ELSE_IN_REDIS.get(name, first + "".join(map(str.title, words))).encode()
@@ -76,8 +76,8 @@ class DeadLetterFields:
     def fields_for(self, view: type) -> dict[str, Any]:
         """Return the fields that a dataclass shows under their own names."""
         names = {field.name for field in fields(view)}
-        texts = {name: self.text(_in_redis(name)) for name in _TEXTS if name in names}
-        return texts | {name: self.number(_in_redis(name)) for name in _NUMBERS if name in names}
+        texts = {name: self.text(_redis_name(name)) for name in _TEXTS if name in names}
+        return texts | {name: self.number(_redis_name(name)) for name in _NUMBERS if name in names}
 
 
 def replays_of(entry: Entry) -> int:

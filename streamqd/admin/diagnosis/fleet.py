@@ -173,14 +173,14 @@ def _stopped(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """Workers crash in a loop."""
     broken: dict[tuple[str, str], dict[int, str]] = {}
-    failed = _in_state(facts, "failed")
+    failed = _assignments_in_state(facts, "failed")
     crashing = [
         (assignment, name)
         for name, seen in facts.fleet.state.live.items()
         for assignment in seen.broken
         if (assignment, name) not in failed
     ]
-    for assignment, name in crashing + _in_state(facts, "broken"):
+    for assignment, name in crashing + _assignments_in_state(facts, "broken"):
         broken.setdefault((assignment.topic, assignment.group), {})[assignment.partition] = name
     for (topic, group), where in broken.items():
         first = min(where)
@@ -197,7 +197,7 @@ def _crash_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 @check("fleet.assignment-failed", Severity.PROBLEM, Need.FLEET)
 def _failed_assignments(facts: DiagnosisFacts) -> Iterator[CheckResult]:
     """An internal error stopped an assignment."""
-    for assignment, name in _in_state(facts, "failed"):
+    for assignment, name in _assignments_in_state(facts, "failed"):
         yield CheckResult(
             f"{name} released {assignment} temporarily after an internal error of streamqd; its"
             " other partitions continue",
@@ -251,7 +251,7 @@ def _blocked_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
         )
 
 
-def _in_state(facts: DiagnosisFacts, state: str) -> list[tuple[Assignment, str]]:
+def _assignments_in_state(facts: DiagnosisFacts, state: str) -> list[tuple[Assignment, str]]:
     """Return the assignments whose worker is in a state, each with the instance that says so."""
     return [(each.assignment, each.owner) for each in facts.published if each.worker == state]
 

@@ -319,7 +319,7 @@ def find_unreadable(
 ) -> list[UnreadableValue]:
     """Return every unreadable value with its fix."""
     subjects = _subjects_of_keys(reader.keys, facts, places)
-    found = list(_of_another_type(reader, subjects))
+    found = list(_find_mistyped(reader, subjects))
     for row in reader.rows:
         subject = subjects.get(row.key)
         rule = _rule(subject.kind, row.field) if subject else None
@@ -366,7 +366,7 @@ _TYPES = {
 }
 
 
-def _of_another_type(
+def _find_mistyped(
     reader: ViewReader, subjects: Mapping[str, KeySubject]
 ) -> Iterator[UnreadableValue]:
     """Keys of an unexpected type. Those of partitions have a check of their own."""

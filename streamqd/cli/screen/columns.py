@@ -85,7 +85,7 @@ def _run_cell(row: AssignmentRow) -> Cell:
     return Cell(short_duration(run or None), "warn" if run >= STUCK_SECONDS else "")
 
 
-def _since(row: AssignmentRow, now: int) -> str:
+def _owned_for(row: AssignmentRow, now: int) -> str:
     return "-" if not row.since_unix_ms else age(now - row.since_unix_ms)
 
 
@@ -133,7 +133,7 @@ COLUMNS = (
     ),
     ScreenColumn(
         "since", "SINCE", 6, 110,
-        lambda row, now: Cell(_since(row, now)),
+        lambda row, now: Cell(_owned_for(row, now)),
     ),
     _numeric_column("rate", "MSG/S", 6, 0, lambda row: row.acked),
     _numeric_column("fails", "FAIL/S", 6, 110, lambda row: row.failed),

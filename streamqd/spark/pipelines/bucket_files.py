@@ -197,9 +197,9 @@ class BucketTableReader(DataSourceReader):
         schema = to_arrow_schema(self._schema, timezone="UTC")
         kind = dataset.ParquetFileFormat()
         system = self._folder.system
-        wanted = _all(_expression(each, schema) for each in self._conditions)
+        wanted = _conjunction(_expression(each, schema) for each in self._conditions)
         for file in partition.files:
-            values = _all(
+            values = _conjunction(
                 _expression(Condition(name, "=", value), schema)
                 for name, value in self._partition_values(file).items()
             )
@@ -232,7 +232,7 @@ def _may_hold(bounds: tuple[Any, Any] | None, condition: Condition) -> bool:
     return bool(_COMPARE[sign](high if sign in (">", ">=") else low, value))
 
 
-def _all(expressions: Iterable[Any]) -> Any:
+def _conjunction(expressions: Iterable[Any]) -> Any:
     """Return the conjunction of expressions of pyarrow, None without any."""
     found = list(expressions)
     return functools.reduce(operator.and_, found) if found else None

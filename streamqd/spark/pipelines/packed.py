@@ -82,14 +82,14 @@ def texts(value: Column, read: Reader) -> Column:
     import pyarrow as pa
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 
-    def of(payloads: pa.Array) -> pa.Array:
+    def to_texts(payloads: pa.Array) -> pa.Array:
         found = read(payloads.to_pylist())
         columns = [pa.array(found.texts, pa.binary()), pa.array(found.faults, pa.string())]
         return pa.StructArray.from_arrays(columns, ["text", "fault"])
 
     # Spark goes by the hints, and cannot see a module that is imported here.
-    of.__annotations__ = {"payloads": pa.Array, "return": pa.Array}
-    function: Any = arrow_udf(of, "text binary, fault string")
+    to_texts.__annotations__ = {"payloads": pa.Array, "return": pa.Array}
+    function: Any = arrow_udf(to_texts, "text binary, fault string")
     found: Column = function(value)
     return found
 

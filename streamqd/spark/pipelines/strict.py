@@ -74,12 +74,12 @@ def faults(value: Column, kind: StructType) -> Column:
 
     checks = forbidden_checks(kind)
 
-    def of(payloads: pa.Array) -> pa.Array:
+    def find_faults(payloads: pa.Array) -> pa.Array:
         return pa.array([find_fault(each, checks) for each in payloads.to_pylist()], pa.string())
 
     # Spark goes by the hints, and cannot see a module that is imported here.
-    of.__annotations__ = {"payloads": pa.Array, "return": pa.Array}
-    function: Any = arrow_udf(of, "string")
+    find_faults.__annotations__ = {"payloads": pa.Array, "return": pa.Array}
+    function: Any = arrow_udf(find_faults, "string")
     found: Column = function(value)
     return found
 
