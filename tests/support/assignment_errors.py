@@ -113,10 +113,10 @@ class Watch:
         self._pid = 0  # the process at work; its children do not count
 
     def seam(self, function: FunctionType) -> Callable[..., Any]:
-        """Wrap isolated calls: `run` of the supervisor, the result of `of` in the housekeeper."""
+        """Wrap isolated calls: `run` of the supervisor, `isolate_task` of the housekeeper."""
         if function.__name__ == "run":
             return self._isolating(function, 1)
-        if function.__name__ == "of":
+        if function.__name__ == "isolate_task":
             return wraps(function)(lambda *args: self._isolating(function(*args), 0))
         return function
 
