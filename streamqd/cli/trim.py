@@ -79,7 +79,7 @@ def _show(done: admin.TrimReport) -> None:
         f"PARTITION {'REMOVABLE' if done.dry_run else 'REMOVED'} MESSAGES MEMORY NEEDED_BY",
         done.partitions,
         partition=lambda row: str(row.partition),
-        would_go=format_removed,
+        removable=format_removed,
         removed=format_removed,
         memory=lambda row: memory(row.bytes),
         needed_by=needed_by,
