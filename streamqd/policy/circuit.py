@@ -20,7 +20,8 @@ import enum
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
-REMEMBERED = 10_000  # messages with a known last failure. A forgotten one gets a free failure.
+# Messages whose last failure is recorded. The next failure of any other message is not counted.
+REMEMBERED = 10_000
 
 
 class CircuitState(enum.IntEnum):

@@ -100,7 +100,7 @@ def test_circuit_survives_frequent_worker_replacements(
     down = False
     run_workers(twenty_entries, life, slot, work, 2, **one)
     assert [kind for _, kind in began[6:]] == [Wait.PROBING, Wait.NOTHING]
-    # A message that failed before the circuit opened has another free failure.
+    # A message that failed before the circuit opened has another failure that is not counted.
     down = True
     twenty_entries.do("XTRIM", twenty_entries.stream, "MAXLEN", "0")
     run_workers(twenty_entries, life, slot, work, 1, **one)
