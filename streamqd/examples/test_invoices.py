@@ -17,7 +17,7 @@ from streamqd.testing import assert_idempotent, run
 ORDER = {"customer": "Ann", "lines": [{"article": "tea", "cents": 250, "count": 2}]}
 
 
-def test_an_invoice_is_written(tmp_path: Path) -> None:
+def test_invoice_is_written(tmp_path: Path) -> None:
     """One run, including the module's `on_start`, which creates the directory."""
     result = run(write_invoice, ORDER, state_dir=tmp_path)
 
@@ -25,7 +25,7 @@ def test_an_invoice_is_written(tmp_path: Path) -> None:
     assert [each.read_text() for each in tmp_path.glob("invoices/*")] == ["Ann: 5.00\n"]
 
 
-def test_an_invalid_order_is_dead_lettered() -> None:
+def test_invalid_order_is_dead_lettered() -> None:
     """The handler is not called, so the test needs no directory."""
     result = run(write_invoice, {"customer": "Bob", "lines": 3})
 
@@ -34,7 +34,7 @@ def test_an_invalid_order_is_dead_lettered() -> None:
     assert "$.lines" in result.dead_letter.error
 
 
-def test_a_second_run_writes_the_same_invoice(tmp_path: Path) -> None:
+def test_second_run_writes_the_same_invoice(tmp_path: Path) -> None:
     """A process can crash at any line, and the message then runs again."""
     folder = tmp_path / "invoices"
 
@@ -51,7 +51,7 @@ def test_a_second_run_writes_the_same_invoice(tmp_path: Path) -> None:
     )
 
 
-def test_the_daemon_writes_it_too(streamqd_redis_url: str, streamqd_daemon: RunDaemon) -> None:
+def test_daemon_writes_the_invoice(streamqd_redis_url: str, streamqd_daemon: RunDaemon) -> None:
     """Run the real daemon on a private server until no messages are left."""
     with Producer(streamqd_redis_url) as producer:
         written = producer.send("orders", ORDER)

@@ -154,8 +154,8 @@ def test_settle_uses_the_server_of_the_test(
 @pytest.mark.parametrize(
     "shown",
     [
-        test_invoices.test_a_second_run_writes_the_same_invoice,
-        test_invoices.test_the_daemon_writes_it_too,
+        test_invoices.test_second_run_writes_the_same_invoice,
+        test_invoices.test_daemon_writes_the_invoice,
     ],
 )
 def test_testing_page_shows_the_tested_example(shown: FunctionType) -> None:
