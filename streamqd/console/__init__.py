@@ -1,8 +1,8 @@
-"""The web console: what people look at. `streamqd console` runs it as a process of its own.
+"""The web console. `streamqd console` runs it as a separate process.
 
-It reads Redis with the functions of `streamqd.admin`, as the commands do, and changes something
-only by them. The daemons do not depend on it. Only the command imports it: it needs the extra
-`console`.
+Like the commands, it reads and changes data in Redis only through the functions of
+`streamqd.admin`. The daemons do not depend on it. Only the command imports it, because it requires
+the extra `console`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from streamqd.console.backend import ArchiveLook, Backend
 from streamqd.errors import RequestRefusedError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-STOP_SECONDS = 2  # in which running requests may finish
+STOP_SECONDS = 2  # time limit for running requests at the exit
 WATCH_SECONDS = 0.2
 
 
 def run(settings: config.Settings, say: Callable[[str], None], find_in_archive: ArchiveLook) -> int:
-    """Serve until SIGTERM or SIGINT, and return 0. `say` prints the address.
+    """Serve until SIGTERM or SIGINT, then return 0. `say` prints the address.
 
     `find_in_archive` searches the archive of the settings.
 
-    Raises RequestRefusedError when it must not or cannot listen on the address.
+    Raises RequestRefusedError when listening on the address is not possible or not allowed.
     """
     check_listening(settings.console)
     with _listening(settings.console) as listener:
@@ -66,7 +66,7 @@ def _listening(console: config.Console) -> socket.socket:
 
 
 def _address(console: config.Console, port: int) -> str:
-    """Return the URL at which a browser of this host finds the console."""
+    """Return the URL of the console for a browser on this host."""
     host = console.address[0]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 - a comparison
     return f"http://{f'[{shown}]' if ':' in shown and shown[0] != '[' else shown}:{port}"
@@ -107,8 +107,8 @@ async def _serve(
     def stop(*_: object) -> None:
         server.should_exit = True
 
-    # For signals that arrive before uvicorn handles them, and after: it raises those that it
-    # received once more when it has stopped.
+    # Handle signals that arrive before uvicorn handles signals, and after: when uvicorn has
+    # stopped, it raises the signals that it received again.
     for each in STOP_SIGNALS:
         signal.signal(each, stop)
     announce()

@@ -1,7 +1,7 @@
-"""Who may do what: roles, sessions, the users file, the names that a proxy sets, and the CSRF rule.
+"""Access control: roles, sessions, the users file, users named by a proxy, and CSRF protection.
 
-A person is known by a session cookie, or by a header of a proxy that the configuration names. This
-module decides and stores sessions in memory. `app` asks it for each request.
+A session cookie identifies a person, or a header from a configured proxy. This module decides about
+access, and stores the sessions in memory. `app` calls it for each request.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from streamqd import config
 from streamqd.config.secrets import is_credential
 from streamqd.errors import RequestRefusedError
 
-SESSION_SECONDS = 12 * 3_600.0  # without a request
+SESSION_SECONDS = 12 * 3_600.0  # lifetime of a session without requests
 SESSIONS_MAX = 1_000
 NAME_CHARS = 64
-FAILURES_MAX = 10  # wrong passwords per minute, for all names together
+FAILURES_MAX = 10  # limit of wrong passwords per minute, for all names together
 _SCRYPT = {"n": 1 << 14, "r": 8, "p": 1}
 _SECURE_SITES = ("same-origin",)
 
 
 class Role(IntEnum):
-    """What a person may do. Each role includes the ones below."""
+    """The permissions of a person. Each role includes the lower ones."""
 
     VIEWER = 1
     OPERATOR = 2
@@ -57,7 +57,7 @@ def role_of(word: str) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A person who is logged in. `bodies` is show, masked or hidden."""
+    """A logged-in person. `bodies` is show, masked or hidden."""
 
     name: str
     role: Role
@@ -70,7 +70,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class UserRecord:
-    """A line of the users file: NAME:ROLE:SALT:HASH, where the hash is scrypt of the password."""
+    """A line of the users file: NAME:ROLE:SALT:HASH. The hash is the scrypt of the password."""
 
     name: str
     role: Role
@@ -93,7 +93,7 @@ def _digest(password: str, salt: bytes) -> bytes:
 def new_user(name: str, role: Role, password: str) -> UserRecord:
     """Return the record of a person.
 
-    Raises RequestRefusedError when the name or password cannot be used.
+    Raises RequestRefusedError when the name or password is not allowed.
     """
     if not name or len(name) > NAME_CHARS or ":" in name or not name.isprintable():
         raise RequestRefusedError(
@@ -108,7 +108,7 @@ def new_user(name: str, role: Role, password: str) -> UserRecord:
 def read_users(path: Path) -> dict[str, UserRecord]:
     """Return the persons of a users file by name.
 
-    Raises RequestRefusedError with the line of a fault.
+    Raises RequestRefusedError with the number of an invalid line.
     """
     try:
         with path.open(encoding="utf-8") as opened:
@@ -141,7 +141,7 @@ def read_users(path: Path) -> dict[str, UserRecord]:
 
 
 def write_user(path: Path, user: UserRecord) -> None:
-    """Add a person to the users file, or replace it. The file is created with mode 0600."""
+    """Add or replace a person in the users file. A new file gets mode 0600."""
     known = read_users(path) if path.exists() else {}
     known[user.name] = user
     text = "".join(f"{each.line()}\n" for each in known.values())
@@ -163,10 +163,10 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class AccessRequest:
-    """The parts of a request that decide about access. Header names are in lower case."""
+    """The parts of a request that matter for access. Header names are in lower case."""
 
     method: str
-    peer: str  # address, '' for a unix socket
+    peer: str  # address of the client, '' for a unix socket
     scheme: str
     headers: Mapping[str, str]
     cookies: Mapping[str, str]
@@ -177,22 +177,23 @@ class ConsoleAccess:
     """The persons of one console process. Used by all threads."""
 
     settings: config.Console
-    cookie_suffix: str = ""  # the port: cookies of a host are sent to all of its ports
+    # The port, because browsers send the cookies of a host to all its ports.
+    cookie_suffix: str = ""
     users: dict[str, UserRecord] | None = None
     _sessions: dict[str, _Session] = field(default_factory=dict)
     _failures: list[float] = field(default_factory=list)
     _token: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    # --- who it is ---
+    # --- persons ---
 
     @property
     def logs_in_by_link(self) -> bool:
-        """True if a link with a token logs in, as the only way."""
+        """True if a link with a token is the only way to log in."""
         return self.users is None and self.settings.proxy_header is None
 
     def person(self, request: AccessRequest) -> Person | None:
-        """Return the person of a request, None if it is not logged in."""
+        """Return the person who sent a request, None without a login."""
         header = self.settings.proxy_header
         if header is not None and self.trusts(request.peer):
             name = request.headers.get(header.lower(), "").strip()
@@ -211,7 +212,7 @@ class ConsoleAccess:
             return session.person
 
     def trusts(self, peer: str) -> bool:
-        """Return True if a peer is a proxy of the configuration. '' is a unix socket."""
+        """Return True if a peer is a configured proxy. '' is a unix socket."""
         try:
             address = ipaddress.ip_address(peer)
         except ValueError:
@@ -219,7 +220,7 @@ class ConsoleAccess:
         return any(address in ipaddress.ip_network(each) for each in self.settings.proxy_from)
 
     def is_secure(self, request: AccessRequest) -> bool:
-        """Return True if the browser uses https, directly or to a named proxy."""
+        """Return True if the browser uses https, directly or to a configured proxy."""
         forwarded = request.headers.get("x-forwarded-proto", "")
         return request.scheme == "https" or (forwarded == "https" and self.trusts(request.peer))
 
@@ -227,16 +228,16 @@ class ConsoleAccess:
         bodies = getattr(self.settings, f"{role.word}_bodies")
         return Person(name, Role.VIEWER if self.settings.read_only else role, bodies)
 
-    # --- ways in ---
+    # --- logins ---
 
     def new_token(self) -> str:
-        """Return the token of the next link. The previous one no longer works."""
+        """Return the token for a new login link. The previous token no longer works."""
         with self._lock:
             self._token = secrets.token_urlsafe(24)
             return self._token
 
     def log_in_by_token(self, token: str) -> str | None:
-        """Return a new session for the right token, which then no longer works."""
+        """Return a new session for the right token. The token then no longer works."""
         with self._lock:
             right = bool(self._token) and hmac.compare_digest(token.encode(), self._token.encode())
             if right:
@@ -246,7 +247,7 @@ class ConsoleAccess:
     def log_in_by_password(self, name: str, password: str) -> str | None:
         """Return a new session for the right password.
 
-        Raises RequestRefusedError after many wrong ones.
+        Raises RequestRefusedError after too many wrong passwords.
         """
         now = time.monotonic()
         with self._lock:
@@ -254,7 +255,7 @@ class ConsoleAccess:
             if len(self._failures) >= FAILURES_MAX:
                 raise RequestRefusedError("too many wrong passwords; try again in a minute")
         user = (self.users or {}).get(name)
-        # An unknown name takes as long as a wrong password.
+        # Hash the password for an unknown name too, so that it takes as long as a wrong password.
         accepted = (user or _NOBODY).accepts(password)
         if user is None or not accepted:
             with self._lock:
@@ -280,11 +281,11 @@ class ConsoleAccess:
     # --- cookies ---
 
     def cookie_name(self, *, secure: bool) -> str:
-        """Return the name of the session cookie, which over https no other host can set."""
+        """Return the name of the session cookie. Over https, no other host can set this cookie."""
         return f"{'__Host-' if secure else ''}streamqd{self.cookie_suffix}"
 
     def cookie(self, value: str, *, secure: bool) -> str:
-        """Return the Set-Cookie header of a session, or of its end ('')."""
+        """Return the Set-Cookie header for a session. '' deletes the cookie."""
         end = "" if value else "; Max-Age=0"
         safe = "; Secure" if secure else ""
         name = self.cookie_name(secure=secure)
@@ -306,10 +307,10 @@ _NOBODY = UserRecord("", Role.VIEWER, b"-" * 16, b"")
 
 
 def is_own_request(request: AccessRequest, host: str) -> bool:
-    """Return True if a request comes from a page of this console, and from no other site.
+    """Return True if a request comes from a page of this console and not from another site.
 
-    Browsers send Sec-Fetch-Site only over https and to loopback addresses. Without it, the Origin
-    must be `host`, the name and port under which the browser knows the console.
+    Browsers send Sec-Fetch-Site only over https and to loopback addresses. Without this header, the
+    Origin must be `host`, the name and port that the browser uses.
     """
     site = request.headers.get("sec-fetch-site")
     if site is not None:
@@ -319,7 +320,7 @@ def is_own_request(request: AccessRequest, host: str) -> bool:
 
 
 def host_of(request: AccessRequest, access: ConsoleAccess) -> str:
-    """Return the name and port under which the browser knows the console."""
+    """Return the name and port of the console that the browser uses."""
     forwarded = request.headers.get("x-forwarded-host")
     if forwarded and access.trusts(request.peer):
         return forwarded.partition(",")[0].strip()

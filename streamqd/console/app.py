@@ -1,4 +1,4 @@
-"""The application: routes, each with its role, headers of all responses, and errors as pages."""
+"""The application: the routes with their roles, the headers of responses, and error pages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from streamqd.errors import (
     StreamqdError,
 )
 
-BODY_BYTES_MAX = 8 << 20  # a payload of 1 MiB grows to 3 MiB in a form
+BODY_BYTES_MAX = 8 << 20  # a form can triple a payload of 1 MiB
 URL_CHARS_MAX = 8_000
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -60,14 +60,14 @@ _HEADERS = {
     "cache-control": "no-store",
 }
 
-_ONCE = ("done", "token")  # parameters that a copied URL must not contain
+_ONCE = ("done", "token")  # parameters that must not be in a copied URL
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A line of the table of all routes. `role` None admits everyone."""
+    """A route and its role. With None as the role, no login is needed."""
 
     method: str
     path: str
@@ -76,7 +76,7 @@ class Rule:
 
 
 class Guard:
-    """The outermost layer: the prefix, the origin of changes, and the headers of responses."""
+    """The outermost layer: removes the prefix, checks the origin of changes, adds headers."""
 
     def __init__(self, app: ASGIApp, access: ConsoleAccess, prefix: str) -> None:
         self._app = app
@@ -87,7 +87,7 @@ class Guard:
         """Answer a request."""
         if scope["type"] != "http":
             return
-        # A proxy may pass the prefix on, or remove it.
+        # A proxy may keep or remove the prefix.
         if self._root and scope["path"].startswith(f"{self._root}/"):
             scope = {**scope, "path": scope["path"].removeprefix(self._root)}
 
@@ -116,7 +116,7 @@ def access_request(request: Request) -> AccessRequest:
 
 
 class ConsoleApp:
-    """One console: its routes and the state that they share. Belongs to the event loop."""
+    """One console: its routes and their shared state. Use it only in the event loop."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class ConsoleApp:
         self.app: ASGIApp = Guard(app, access, settings.console.prefix)
 
     def _table(self) -> list[Rule]:
-        """Return all routes, each with the role that it needs."""
+        """Return all routes with their roles."""
         return [
             Rule("GET", "/livez", None, self._livez),
             Rule("GET", "/static/{name}", None, self._static),
@@ -176,7 +176,7 @@ class ConsoleApp:
     # --- access ---
 
     def _guard(self, rule: Rule) -> Endpoint:
-        """Return the endpoint of a route for persons with its role."""
+        """Return the endpoint of a route that admits only persons with its role."""
 
         async def answer(request: Request) -> Response:
             person = self._access.person(access_request(request))
@@ -193,7 +193,7 @@ class ConsoleApp:
         return answer
 
     async def _answer(self, rule: Rule, request: Request) -> Response:
-        """Run an endpoint. Errors become pages with one sentence."""
+        """Run an endpoint. Errors become pages with a sentence."""
         try:
             return await rule.endpoint(request)
         except InvalidRequestError as error:
@@ -223,7 +223,7 @@ class ConsoleApp:
             return self._respond_problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, text)
 
     def _respond_forbidden(self, request: Request, wanted: Role) -> Response:
-        """Answer a person whose role does not suffice."""
+        """Respond to a person whose role is not sufficient."""
         text = f"This requires role {wanted.word}; your role is {request.state.person.role.word}."
         if self._access.settings.read_only:
             text = "This console is read-only for every role."
@@ -246,7 +246,7 @@ class ConsoleApp:
         return response
 
     def _respond_unauthenticated(self, request: Request) -> Response:
-        """Answer a request of a person who is not logged in."""
+        """Respond to a request without a login."""
         if self._access.users is not None and request.method == "GET":
             target = self._pages.url("/login", next=_current_url(request))
             return RedirectResponse(target, HTTPStatus.SEE_OTHER)
@@ -264,7 +264,7 @@ class ConsoleApp:
     def _respond_html(
         self, request: Request, template: str, status: int = 200, **context: Any
     ) -> Response:
-        """Return a page. For pages that need nothing of Redis."""
+        """Return a page that needs no data from Redis."""
         person = getattr(request.state, "person", None)
         context.setdefault("theme", _theme(request))
         return HTMLResponse(
@@ -274,7 +274,7 @@ class ConsoleApp:
     def _respond_problem(
         self, request: Request, status: HTTPStatus, text: str, *, away: bool = False
     ) -> Response:
-        # The overview is live, the missing page perhaps not. Its next event reloads the page.
+        # Listen to the overview, which is always live. Its next event reloads the page.
         live_url = self._pages.url("/live", page="/") if away and request.method == "GET" else ""
         return self._respond_html(
             request,
@@ -345,7 +345,7 @@ class ConsoleApp:
     def _find_live_view(
         self, here: str
     ) -> tuple[ConsoleView, dict[str, str], dict[str, str]] | None:
-        """Return the live view at a path with a query, and both kinds of parameters."""
+        """Return the live view at a path, with the parameters of the path and of the query."""
         path, _, query = here.partition("?")
         for route, view in self._views:
             match, scope = route.matches({"type": "http", "method": "GET", "path": path})
@@ -380,9 +380,9 @@ class ConsoleApp:
         *,
         changed: bool = False,
     ) -> Response:
-        """Return the form of an act with the dry run of some values.
+        """Return the form of an act with a dry run for these values.
 
-        `changed` means that the person has not seen this dry run yet.
+        `changed`: the person has not seen this dry run yet.
         """
         person: Person = request.state.person
         path, here, theme = request.path_params, _current_url(request), _theme(request)
@@ -486,7 +486,7 @@ class ConsoleApp:
 
 
 def _current_url(request: Request) -> str:
-    """Return the path of a request with its query, without the token and the result of an act."""
+    """Return the path and query of a request, without the token and the result of an act."""
     pairs = [each for each in request.query_params.multi_items() if each[0] not in _ONCE]
     return f"{request.url.path}{'?' if pairs else ''}{urlencode(pairs)}"
 

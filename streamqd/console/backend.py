@@ -1,8 +1,8 @@
-"""The console's only door to Redis: a few threads, each with a connection of its own.
+"""The console's only access to Redis: a few threads, each with its own connection.
 
-Views and acts are plain functions that run in these threads with a `Desk`. Each call is bounded:
-a round trip by `TRIP_SECONDS`, the wait of a request by `CALL_SECONDS`, and the number of calls
-that wait by `WAITING_MAX`. `Backend.fleet_now` is the snapshot that all pages share.
+Views and acts are plain functions that run in these threads with a `Desk`. A round trip takes at
+most `TRIP_SECONDS`, and a request waits for at most `CALL_SECONDS`. At most `WAITING_MAX` calls
+wait. All pages share the snapshot `Backend.fleet_now`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
 THREADS = 4
-TRIP_SECONDS = 2.0  # one round trip to Redis
-CALL_SECONDS = 15.0  # all of a view or an act, as long as a browser waits
+TRIP_SECONDS = 2.0  # time limit of a round trip to Redis
+CALL_SECONDS = 15.0  # time limit of a view or an act, for which the browser waits
 WAITING_MAX = 128
-JOB_SECONDS = 5.0  # in which jobs stop between two batches
+JOB_SECONDS = 5.0  # time limit for jobs to stop between two batches
 SNAPSHOT_SECONDS = 2.0
-# The snapshot of a large fleet costs more: at most this share of the time is spent on it.
+# The largest share of time spent on snapshots, because those of a large fleet take longer.
 SNAPSHOT_SHARE = 0.1
 
 P = ParamSpec("P")
@@ -53,9 +53,9 @@ class ArchivePlace(Protocol):
         """True if the entry is in the file."""
 
 
-# Looks for topic, partition and ID in an archive, with the options of `[archive]`. Raises
-# RequestRefusedError. The command passes it, because the console does not depend on the packages
-# for archives.
+# Finds a topic, partition and ID in an archive, with the options of `[archive]`. Raises
+# RequestRefusedError. The command passes this function, because the console does not depend on the
+# packages for archives.
 ArchiveLook = Callable[[str, str, int, str, Mapping[str, str]], ArchivePlace]
 
 
@@ -65,7 +65,7 @@ class TooBusyError(StreamqdError):
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """What a view works with: the connection of its thread, and the names of this fleet."""
+    """The resources of a view: the connection of its thread, and the fleet."""
 
     settings: config.Settings
     store: Store
@@ -128,7 +128,7 @@ class Backend:
         return desk
 
     def _new_desk(self) -> Desk:
-        # Resolved here, because an embedded server may start after the console.
+        # Resolve the URL here, because an embedded server may start after the console.
         settings = config.resolve_url(self._settings)
         keys, daemon = settings.keys, settings.daemon
         link = connect(settings.redis, timeout=TRIP_SECONDS, name="streamqd:console")
@@ -137,7 +137,7 @@ class Backend:
 
     @contextlib.contextmanager
     def own_desk(self) -> Iterator[Desk]:
-        """Yield a desk with a connection of its own, for a job."""
+        """Yield a desk with a separate connection, for a job."""
         desk = self._new_desk()
         try:
             yield desk
@@ -145,9 +145,9 @@ class Backend:
             desk.store.connection.close()
 
     def start_job(self, job: ConsoleJob, work: Callable[[Desk, ConsoleJob], str]) -> str:
-        """Start a job in the name of the acting person, and return its id.
+        """Start a job in the name of the acting person, and return its ID.
 
-        Raises RequestRefusedError when too many run.
+        Raises RequestRefusedError when too many jobs run.
         """
         acting = audit.acting_person()
 
@@ -160,7 +160,7 @@ class Backend:
     # --- the snapshot ---
 
     def fleet_now(self, desk: Desk) -> FleetNow:
-        """Return the shared snapshot, and read it again if it is too old. For `Desk.now`."""
+        """Return the shared snapshot, after reading it again if it is too old. For `Desk.now`."""
         if self._snapshot is not None and time.monotonic() < self._fresh_until:
             return self._snapshot
         with self._lock:
@@ -173,7 +173,7 @@ class Backend:
 
 
 def run_as(person: str, function: Callable[[], T]) -> T:
-    """Run a function whose changes are audited with the name of a person."""
+    """Run a function, with a person's name in the audit entries of its changes."""
     with audit.acting_as(f"{person} (console)"):
         return function()
 
@@ -185,7 +185,7 @@ def record(
     arguments: Mapping[str, object],
     counts: Mapping[str, int],
 ) -> bool:
-    """Write an entry into the audit log of each topic. Return False if Redis did not take it."""
+    """Write an entry to the audit log of each topic. Return False if that failed."""
     try:
         for topic in topics:
             audit.record(desk.store, topic, command, arguments=arguments, counts=counts)

@@ -1,7 +1,7 @@
-"""How keys, headers and payloads are shown to a person: exactly, with parts masked, or not at all.
+"""Show keys, headers and payloads to a person: unchanged, with masked parts, or not at all.
 
-The settings choose the way for each role. Numbers in JSON are printed as they are written, so
-reading changes none. Everything here is untrusted, and only ever becomes text.
+The settings determine this for each role. Numbers in JSON are printed exactly as written. All input
+is untrusted and only converted to text.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from dataclasses import dataclass
 from typing import Any
 
 MASK = "***"
-SHOWN_BYTES = 64 << 10  # of a payload on a page. The rest is in the download.
-CUT_CHARS = 160  # of a payload in a row of a list
+SHOWN_BYTES = 64 << 10  # bytes of a payload that a page shows. The download contains all.
+CUT_CHARS = 160  # characters of a payload in a row of a list
 _HEADER = "header:"
 
 
 class _Digits(str):
-    """A number of JSON as it is written, even if no float can hold it."""
+    """A JSON number as written, even if no float can represent it."""
 
     __slots__ = ()
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object of JSON with its members in their order, also with equal names."""
+    """A JSON object with its members in order, including those with equal names."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownBody:
     """A payload as text. `kind` is json, msgpack, text, binary or hidden.
 
-    `cut` is the number of bytes that are not shown. `whole`: the person may download it.
+    `cut` is the number of bytes that are not shown. `whole`: the person may download the payload.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class ShownBody:
 
 @dataclass(frozen=True, slots=True)
 class BodyReader:
-    """What a person may see. `masks` are JSON pointers, and headers as `header:NAME`."""
+    """Applies what a person may see. `masks` are JSON pointers, or `header:NAME` for headers."""
 
     bodies: str
     masks: Sequence[str] = ()
@@ -56,7 +56,7 @@ class BodyReader:
         return MASK if self.bodies != "show" else key.decode("utf-8", "backslashreplace")
 
     def headers(self, headers: Mapping[str, str] | None) -> dict[str, str]:
-        """Return headers. Masked ones keep their names."""
+        """Return headers. Masked headers keep their names."""
         if self.bodies == "hidden":
             return {}
         hidden = {
@@ -69,11 +69,11 @@ class BodyReader:
         }
 
     def text(self, text: str) -> str:
-        """Return a text that a user's code wrote, such as an error."""
+        """Return a text from user code, such as an error."""
         return text if self.bodies == "show" or not text else MASK
 
     def body(self, payload: bytes) -> ShownBody:
-        """Return a payload for a page of its own."""
+        """Return a payload for its own page."""
         size = len(payload)
         if self.bodies == "hidden":
             return ShownBody("hidden", "", size, size, whole=False)
@@ -95,7 +95,7 @@ class BodyReader:
         )
 
     def row(self, payload: bytes) -> str:
-        """Return the beginning of a payload in one line."""
+        """Return the start of a payload on one line."""
         if self.bodies != "show":
             return MASK if payload else ""
         text = payload[: CUT_CHARS * 4].decode("utf-8", "replace")

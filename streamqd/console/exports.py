@@ -1,7 +1,7 @@
-"""Exports of dead letters: a file of any length that is sent while it is read.
+"""Exports of dead letters: files of any length, sent while the data is read.
 
-An export has a thread and a connection of its own, so that it holds up no page. If the browser
-closes the download, the export stops after its current chunk. If Redis is lost, the response stays
+An export has its own thread and connection, so that it does not delay pages. If the browser closes
+the download, the export stops after its current chunk. If Redis is lost, the response stays
 incomplete, and the browser reports a failed download.
 """
 
@@ -23,7 +23,7 @@ from streamqd.console.backend import Backend, TooBusyError
 from streamqd.errors import StreamqdError
 
 EXPORTS_MAX = 4  # at a time
-CHUNK = 256  # lines that are sent at a time
+CHUNK = 256  # lines sent at a time
 
 _running = threading.BoundedSemaphore(EXPORTS_MAX)
 
@@ -32,7 +32,7 @@ class ExportFile:
     """The lines of one export of a topic. Used by one thread, except for `stop`."""
 
     def __init__(self, backend: Backend, topic: str, choice: MessageFilter, person: str) -> None:
-        """Fix which dead letters are exported.
+        """Select the dead letters to export.
 
         Raises TopicNotFoundError, RequestRefusedError, TooBusyError.
         """
@@ -55,7 +55,7 @@ class ExportFile:
         return "".join(f"{line}\n" for line in some).encode()
 
     def stop(self) -> None:
-        """Let the current chunk be the last."""
+        """Stop after the current chunk."""
         self._stopped.set()
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class ExportFile:
 
 
 class ExportResponse(StreamingResponse):
-    """The response with an export, and the thread that reads it."""
+    """The response with an export, and the thread that reads the dead letters."""
 
     def __init__(self, file: ExportFile, media_type: str, headers: dict[str, str]) -> None:
         self._file = file

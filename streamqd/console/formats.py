@@ -1,4 +1,4 @@
-"""How templates print numbers, ages and instants. Pure functions, the filters of the templates."""
+"""The filters of templates, which format numbers, ages and times. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from markupsafe import Markup
 from streamqd import words
 
 NONE = "\u2013"
-# First words of clauses. Any other first word may be a name, which stays as it is.
+# First words of clauses, which get a capital letter. Any other first word may be a name and is not
+# changed.
 _STARTS = frozenset(
     {
         "append-only",
@@ -45,7 +46,7 @@ _STARTS = frozenset(
     }
 )
 
-# In English for every locale.
+# English names in every locale.
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -89,7 +90,7 @@ def age(milliseconds: float | None) -> str:
 
 
 def ago(unix_ms: int | None, now_unix_ms: int) -> str:
-    """Return the age of an instant, such as `3h12m ago`, or `in 5m` for a later one."""
+    """Return the age of a time, such as `3h12m ago`, or `in 5m` for a future time."""
     if unix_ms is None:
         return NONE
     passed = now_unix_ms - unix_ms
@@ -99,7 +100,7 @@ def ago(unix_ms: int | None, now_unix_ms: int) -> str:
 
 
 def instant(unix_ms: int | None) -> str:
-    """Return an instant as `2026-11-28 01:02:03.456 UTC`."""
+    """Return a time as `2026-11-28 01:02:03.456 UTC`."""
     if unix_ms is None:
         return NONE
     seconds, rest = divmod(unix_ms, 1000)
@@ -110,7 +111,7 @@ def instant(unix_ms: int | None) -> str:
 
 
 def clock(unix_ms: int | None, now_unix_ms: int) -> str:
-    """Return the time of day of an instant at least a minute away, else ''.
+    """Return the time of day of a time at least a minute away, else ''.
 
     Such as `22:41 UTC`, with the date unless it is today: `Nov 27, 22:41 UTC`.
     """
@@ -133,7 +134,7 @@ def memory(size: int | None) -> str:
 
 
 def plain(text: object) -> str:
-    """Return text of others with control and invisible characters escaped."""
+    """Return untrusted text with control and invisible characters escaped."""
     return words.escape_unprintable(str(text))
 
 
@@ -151,21 +152,21 @@ _REASONS = {
 
 
 def reason(word: str) -> str:
-    """Return the reason of a dead letter in words, an unknown one as it is."""
+    """Return the reason of a dead letter in words, an unknown reason unchanged."""
     return _REASONS.get(word, words.escape_unprintable(word))
 
 
 def sentence(clause: str) -> str:
     """Return a clause of streamqd as a sentence.
 
-    A first word with other characters than letters, such as a scope, stays as it is.
+    A first word that is not all letters, such as a scope, is not changed.
     """
     first = clause.partition(" ")[0].rstrip(":")
     return f"{clause[:1].upper() if first.isalpha() else clause[:1]}{clause[1:]}."
 
 
 def setting(value: object) -> str:
-    """Return a value of a schedule or an audit entry: true and false, and lists with commas."""
+    """Return a value of a schedule or an audit entry as text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
@@ -178,7 +179,7 @@ def setting(value: object) -> str:
 def prose(text: str, page_of: Callable[[str], str] = lambda _command: "") -> Markup:
     """Return a clause of streamqd as a sentence in HTML: parts in backticks become code.
 
-    `page_of` returns the URL of the page that does the same as a command, '' for none.
+    `page_of` returns the URL of the page that does the same as a command, or ''.
     """
     first = text.partition(" ")[0]
     parts = plain(first.capitalize() + text[len(first) :] if first in _STARTS else text).split("`")

@@ -1,9 +1,9 @@
-"""The one way to change something: a form with its dry run, and a change that happens once.
+"""Forms for changes: each shows a dry run, and its change runs only once.
 
-The form carries a digest of the values of the dry run that it shows. If others are sent, nothing
-happens yet, and their dry run is shown. A form also has a request id. The first POST with an id
-runs the act. Others with the same id, such as the second half of a double click, wait for its
-result and get the same one.
+The form contains a digest of the values of its dry run. If different values are sent, nothing is
+changed, and their dry run is shown. A form also has a request ID. The first POST with an ID runs
+the act. Further requests with the same ID, such as from a double click, wait for the result of the
+first.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from streamqd.console.formats import sentence
 from streamqd.console.view import ActResult, FormField, Preview
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 
-REQUESTS_MAX = 1_000  # whose results are kept
+REQUESTS_MAX = 1_000  # number of requests whose results are kept
 FIELDS_MAX = 200
 REQUEST, TYPED, DRY = "request-id", "typed-name", "dry"
-OWN = "dry-run-"  # start of the names of fields that a dry run fills, and not a person
+OWN = "dry-run-"  # prefix of fields that a dry run fills, and not a person
 SEEN = f"{OWN}of"
-WHY = "why"  # the field with the reason of a directive, which no dry run depends on
+WHY = "why"  # the field with the reason of a directive, which does not affect a dry run
 NOT_AUDITED = "The audit log could not be written, so it does not contain this change."
 
 
 def new_request() -> str:
-    """Return the id of a form."""
+    """Return a new request ID for a form."""
     return secrets.token_urlsafe(12)
 
 
 def read_form(body: bytes) -> dict[str, str]:
-    """Return the fields of a form, of each name the last one. Raises InvalidRequestError."""
+    """Return the fields of a form. The last value of a name counts. Raises InvalidRequestError."""
     try:
         pairs = parse_qsl(
             body.decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict"
         )
     except ValueError:
         raise InvalidRequestError("the form is not valid; reload the page") from None
-    # Browsers send each line break as CR LF.
+    # Browsers send line breaks as CR LF.
     return {name: value.replace("\r\n", "\n") for name, value in pairs}
 
 
 def user_values(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the values that a person chose, without the form's own."""
+    """Return the values that a person entered, without those of the form itself."""
     own = {REQUEST, TYPED, DRY}
     return {
         name: value
@@ -59,18 +59,18 @@ def user_values(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def unchanged_values(given: Mapping[str, str], fields: Sequence[FormField]) -> dict[str, str]:
-    """Return the values that an unchanged form sends: those of its fields, and other given ones."""
+    """Return the values that an unchanged form sends: its fields and the other given values."""
     return user_values(given) | {each.name: each.value.replace("\r\n", "\n") for each in fields}
 
 
 def digest(values: Mapping[str, str]) -> str:
-    """Return a digest of the values that a dry run depends on, by which it is recognised."""
+    """Return a digest that identifies a dry run, from the values on which it depends."""
     stated = sorted(each for each in values.items() if each[0] != WHY)
     return hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:32]
 
 
 def run_preview(function: Callable[[], Preview]) -> Preview:
-    """Return a dry run. If the present state or a value forbids the act, it has the refusal."""
+    """Return a dry run. If the state or a value does not allow the act, it has the refusal."""
     try:
         return function()
     except RequestRefusedError as error:
@@ -78,13 +78,13 @@ def run_preview(function: Callable[[], Preview]) -> Preview:
 
 
 def check_typed(given: str, wanted: str) -> None:
-    """Raise RequestRefusedError unless the name that a destructive act demands was typed."""
+    """Raise RequestRefusedError unless the name that confirms a destructive act was typed."""
     if wanted and given.strip() != wanted:
         raise RequestRefusedError(f"nothing was changed: type {wanted} to confirm")
 
 
 def write_note(desk: Desk, done: ActResult) -> ActResult:
-    """Write the note of a change into the audit log of each topic. Return the result."""
+    """Write the note of a change to the audit log of each topic. Return the result."""
     note = done.note
     if note is None or record(desk, note.topics, note.command, note.arguments, note.counts):
         return done
@@ -93,20 +93,20 @@ def write_note(desk: Desk, done: ActResult) -> ActResult:
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """A form of a person. Others cannot see its result."""
+    """A form of one person. Other persons cannot see its result."""
 
     person: str
     request: str
 
 
 class Ledger:
-    """The results of the last requests. Belongs to the event loop."""
+    """The results of the last requests. Use it only in the event loop."""
 
     def __init__(self) -> None:
         self._results: OrderedDict[RequestKey, asyncio.Future[ActResult]] = OrderedDict()
 
     async def run_once(self, key: RequestKey, run: Callable[[], Awaitable[ActResult]]) -> ActResult:
-        """Run a change, or wait for its result if the same request runs or has run."""
+        """Run a change. If the same request has run or is running, return its result."""
         if not key.request:
             raise InvalidRequestError("the form has no request ID; reload the page")
         known = self._results.get(key)

@@ -1,7 +1,7 @@
 """The history of the fleet for the pages: figures per group and minute, summed over instances.
 
-One `ConsoleHistory` serves all pages. It keeps at most the last 24 hours, and reads only entries
-that it has not seen. A restarted console reads them again from Redis.
+One `ConsoleHistory` serves all pages. It keeps at most the last 24 hours, and reads only new
+entries. After a restart, the console reads all of them again from Redis.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from streamqd.store.store import Store
 MINUTE_MS = 60_000
 DAY_MINUTES = 1_440
 SPARK_MINUTES = 60
-FRESH_SECONDS = 5.0  # between two reads of new entries
-READ_SECONDS = 3.0  # of one call. The next call continues.
-MINUTES_MAX = 200_000  # figures of a group and minute, about 300 bytes each
+FRESH_SECONDS = 5.0  # interval of the reads of new entries
+READ_SECONDS = 3.0  # time limit of reading in one call. The next call continues.
+MINUTES_MAX = 200_000  # limit of stored minutes of groups, about 300 bytes each
 _ADDED, _ACKED, _FAILED, _LAG, _MEASURED = range(5)
 _FIGURES = 5
 _MOST = 2**32 - 1
@@ -32,11 +32,12 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """A group in the step that starts at `at_unix_ms`. None is unknown: no entry covers it.
+    """A group in the step that starts at `at_unix_ms`. None means unknown.
 
-    Rates are messages per second. `lag` is the highest of the step, in messages. `arriving` and
-    `lag` are also unknown while no instance owns a partition of the group, and `lag` while some
-    partitions have no owner. `p95` is the upper bound of a bucket in seconds, None without runs.
+    Rates are in messages per second. `lag` is the highest lag of the step, in messages. All are
+    unknown if no entry covers the step. `arriving` and `lag` are unknown while no instance owns a
+    partition of the group, and `lag` while any partition has no owner. `p95` is the upper bound of
+    a bucket in seconds, None without runs.
     """
 
     at_unix_ms: int
@@ -48,15 +49,16 @@ class HistoryPoint:
 
 
 class ConsoleHistory:
-    """The minutes of one fleet. Used by all threads, each with a store of its own."""
+    """The minutes of one fleet. All threads use it, each with its own store."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._groups: dict[Pair, dict[int, array[int]]] = {}
         self._covered: set[int] = set()  # minutes with an entry of any instance
-        self._since = 0  # unix ms: from here on, entries are read
+        self._since = 0  # unix ms, the time from which entries were read
         self._last = ""  # ID of the newest entry that was read
-        self._earlier: tuple[int, str, int] | None = None  # left to read: since, after, until
+        # Earlier entries that are left to read: since, after, until.
+        self._earlier: tuple[int, str, int] | None = None
         self._fresh_until = 0.0  # monotonic
 
     def sparks(self, store: Store, fleet: str, now_unix_ms: int) -> dict[Pair, list[float | None]]:
@@ -67,7 +69,7 @@ class ConsoleHistory:
         with self._lock:
             self._read(store, fleet, now_unix_ms, SPARK_MINUTES)
             last = now_unix_ms // MINUTE_MS
-            if last - 1 not in self._covered:  # not written yet, or only a moment ago
+            if last - 1 not in self._covered:  # the last entry may not be written yet
                 last -= 1
             minutes = range(last - SPARK_MINUTES, last)
             return {
@@ -87,7 +89,7 @@ class ConsoleHistory:
     ) -> Sequence[HistoryPoint]:
         """Return a group in the last minutes, in steps of `step` minutes, oldest first.
 
-        `partitions` is the number that the group has now. Raises RedisResponseError,
+        `partitions` is the current partition count of the group. Raises RedisResponseError,
         RedisUnavailableError.
         """
         with self._lock:
@@ -136,7 +138,7 @@ class ConsoleHistory:
         self._forget(now_unix_ms)
 
     def _read_earlier(self, store: Store, fleet: str, deadline: float) -> None:
-        """Read the entries before the known ones, until the deadline."""
+        """Read entries that are older than the known ones, until the deadline."""
         if self._earlier is None:
             return
         since, after, until = self._earlier
@@ -155,8 +157,8 @@ class ConsoleHistory:
         minutes = entry.minutes
         minute = minutes[-1]
         self._covered.update(minutes)
-        # The lag of a minute is that at its end, of the owners at that time: at most one entry of
-        # an instance reaches it.
+        # The lag of a minute is that at its end, from the owners at that time. At most one entry of
+        # each instance covers the end.
         for row in entry.rows:
             for at, each in enumerate(minutes):
                 _add_figures(self._figures((row.topic, row.group), each), row, at, len(minutes))
@@ -167,12 +169,12 @@ class ConsoleHistory:
             figures[_MEASURED] = min(_MOST, figures[_MEASURED] + measured)
 
     def _figures(self, pair: Pair, minute: int) -> array[int]:
-        """Return the figures of a group and minute, zeros at first."""
+        """Return the figures of a group and minute, which start at zero."""
         size = 4 * (_FIGURES + len(BUCKETS))
         return self._groups.setdefault(pair, {}).setdefault(minute, array("I", bytes(size)))
 
     def _forget(self, now_unix_ms: int) -> None:
-        """Drop the minutes older than a day or of the future, and more if too many are kept."""
+        """Drop minutes older than a day or in the future, and more if there are too many."""
         last = now_unix_ms // MINUTE_MS + 1
         first = last - DAY_MINUTES - 1
         kept = sum(map(len, self._groups.values()))
@@ -205,7 +207,7 @@ class ConsoleHistory:
 
 
 def _add_figures(figures: array[int], row: HistoryRow, at: int, minutes: int) -> None:
-    """Add the counts of an instance to the figures of one of the minutes that they cover."""
+    """Add an instance's counts to the figures of one of the minutes of its entry."""
     counts = row.counts
     added = {_ADDED: counts["added"], _ACKED: counts["acked"], _FAILED: counts["failed"]}
     for bucket, runs in row.handled.items():
@@ -218,7 +220,7 @@ def _add_figures(figures: array[int], row: HistoryRow, at: int, minutes: int) ->
 def _measured_minutes(some: Mapping[int, array[int]], partitions: int) -> frozenset[int]:
     """Return the minutes in which the lag of all partitions that existed then was measured.
 
-    A topic only grows, so the most partitions that were measured before are those that existed.
+    A topic only grows, so the highest number measured so far is the number that existed.
     """
     most, found = 0, set[int]()
     for minute in sorted(some):

@@ -1,7 +1,7 @@
-"""Changes that take longer than a request: a thread with a connection each, progress and a stop.
+"""Changes that take longer than a request. Each job has a thread, a connection and progress.
 
-A job runs in this process. If the console stops, the job stops between two batches, as a command
-does after Ctrl-C. The audit log has its counts.
+A job runs in this process. If the console stops, the job stops between two batches, like a command
+after Ctrl-C. The audit log contains its counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEPT_MAX = 100
 
 @dataclass(slots=True, eq=False)
 class ConsoleJob:
-    """One job on a topic or its dead letters. `note` is its present state, a clause or ''.
+    """One job on a topic or its dead letters. `note` describes its state, as a clause or ''.
 
     `id` is '' until it starts. `total` is the number that it should change, None if that is not
     known. `done` are changed, and `examined` of `dead_letters` are read. `result` is a sentence
@@ -61,20 +61,20 @@ class ConsoleJob:
         return time.monotonic() - self.started if self.running else self.seconds
 
     def progress(self, count: int) -> None:
-        """Note that `count` more are done."""
+        """Record that `count` more are done."""
         self.done += count
 
     def count_examined(self, count: int) -> None:
-        """Note that `count` more are read."""
+        """Record that `count` more are read."""
         self.examined += count
 
     def stop(self) -> bool:
-        """Return True if it should stop between two batches."""
+        """Return True if the job should stop."""
         return self.stopping.is_set()
 
 
 class Jobs:
-    """The jobs of one console, the latest last."""
+    """The jobs of one console, latest last."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, ConsoleJob] = {}
@@ -82,7 +82,7 @@ class Jobs:
         self._lock = threading.Lock()
 
     def recent(self, topic: str = "") -> list[ConsoleJob]:
-        """Return the jobs, of a topic or of all, the latest first."""
+        """Return the jobs of one topic or of all topics, latest first."""
         return [job for job in reversed(self._jobs.values()) if topic in ("", job.topic)]
 
     def get(self, job_id: str) -> ConsoleJob:
@@ -96,9 +96,9 @@ class Jobs:
         return job
 
     def start(self, job: ConsoleJob, run: Callable[[ConsoleJob], str]) -> str:
-        """Start a job and return its id. `run` does the work and returns a sentence.
+        """Start a job and return its ID. `run` does the work and returns a sentence.
 
-        Raises RequestRefusedError when full.
+        Raises RequestRefusedError when too many jobs run.
         """
         with self._lock:
             if sum(each.running for each in self._jobs.values()) >= JOBS_MAX:
@@ -115,7 +115,7 @@ class Jobs:
         return job.id
 
     def close(self, seconds: float) -> None:
-        """Stop all jobs between two batches, and wait for them at most that long."""
+        """Stop all jobs between two batches, and wait up to `seconds` for their end."""
         running = [each for each in self._jobs.values() if each.running]
         for job in running:
             job.stopping.set()

@@ -1,8 +1,8 @@
 """Live pages: one shared poller, and one stream of server-sent events for each open page.
 
-After each snapshot, the live part of every open page is rendered: once for all pages with the same
-URL, role and bodies. A page whose part has not changed gets an event without data. Nothing is read
-while no page listens: browsers close the stream while a page is hidden or paused.
+After each snapshot, the live parts of the open pages are rendered, once for all pages with the same
+URL, role and `bodies`. If the part has not changed, the page gets an event without data. Browsers
+close the stream while a page is hidden or paused. Nothing is read while no page listens.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from streamqd.errors import StreamqdError
 
 STREAMS_MAX = 500
 FAILED = "Live updates stopped after an internal error. The traceback is in the console's log."
-SILENCE_SECONDS = 10.0  # without an event, a comment shows that the stream is alive
+SILENCE_SECONDS = 10.0  # time without an event after which a comment shows that the stream is alive
 
 
 @dataclass(frozen=True, slots=True)
 class PageKey:
-    """What the live part of a page depends on. `url` is its path with the query."""
+    """The values on which the live part of a page depends. `url` is its path with the query."""
 
     url: str
-    person: Person  # without the name: equal for all persons of a role
+    person: Person  # without the name, so it is equal for all persons of a role
 
 
 @dataclass(slots=True, eq=False)
 class LiveStream:
-    """One open page. `pending` is the last event that it has not received."""
+    """One open page. `pending` is the last event that was not sent to it."""
 
     key: PageKey
     pending: str = ""
-    sent: str = ""  # the part that it shows
+    sent: str = ""  # the live part that the page shows
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -48,9 +48,9 @@ def sse(event: str, data: str) -> str:
 
 
 class Hub:
-    """The open pages. Belongs to the event loop.
+    """The open pages. Use it only in the event loop.
 
-    `render` returns the live part of a page. Raises StreamqdError when Redis does not answer.
+    `render` returns the live part of a page, and raises StreamqdError when Redis does not answer.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Hub:
             self._poller.cancel()
 
     async def listen(self, key: PageKey) -> AsyncIterator[str]:
-        """Yield events for a page until it leaves, or the console stops."""
+        """Yield events for a page until the page is closed or the console stops."""
         stream = LiveStream(key)
         self._streams.add(stream)
         if self._poller is None:

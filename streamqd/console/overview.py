@@ -1,6 +1,7 @@
-"""The fleet at a glance for all pages: its troubles, and a row for each group.
+"""The state of the fleet for all pages: its troubles, and a row for each group.
 
-`read` takes one snapshot of the fleet, and every 10 s the facts that cost more. The rest is pure.
+`read` reads a snapshot of the fleet, and every 10 seconds the facts that cost more. The other
+functions are pure.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from streamqd.words import age, count, plural, precise_duration, short_duration
 
 Result = TypeVar("Result")
 
-SLOW_SECONDS = 10.0  # between two looks at dead letters by topic and at schedules
-NAMED = 4  # topics with dead letters that are named
+SLOW_SECONDS = 10.0  # interval of the reads of dead letters by topic and of schedules
+NAMED = 4  # limit of listed topics with dead letters
 FAILING = "failing"  # the condition of a group whose runs fail
-BEHIND = "behind"  # the condition of a group whose workers are ready, and too slow
+BEHIND = "behind"  # the condition of a group whose workers are ready but too slow
 ALARM, WARN, NOTE = "alarm", "warn", "note"
 _LEVELS = (ALARM, WARN, NOTE)
-# `why` and `doctor` grade. The pages have a color for each severity.
+# The level, which has a color, for each severity of `why` and `doctor`.
 LEVELS: Mapping[Severity | None, str] = {
     Severity.PROBLEM: ALARM,
     Severity.WARNING: WARN,
@@ -49,7 +50,7 @@ LEVELS: Mapping[Severity | None, str] = {
 }
 OF_CHECKS = {each.id: LEVELS[each.severity] for each in diagnosis.CHECKS}  # id -> level
 _CHEAP = {Need.SERVER, Need.FLEET, Need.OUTBOXES}
-# Checks whose findings are troubles by other means: of an instance, a directive or an assignment.
+# Checks whose findings are already troubles of an instance, a directive or an assignment.
 _ELSEWHERE = {each.id for each in INSTANCE_CHECKS} | {
     *("fleet.paused", "fleet.stopped", "fleet.crash-loop", "fleet.assignment-failed"),
     *("fleet.loop-blocked", "fleet.directives-unreadable", "partitions.dead-letters-growing"),
@@ -61,10 +62,11 @@ _DOCTOR_CHECKS = [
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One sentence about the fleet, and what to do. Code is in backticks.
+    """A sentence about a problem of the fleet, and the remedy. Code is in backticks.
 
-    `level` is alarm (a problem), warn (a warning) or note. `kind` is the page to look at:
-    assignment, group, dead, dead_topics, fleet, schedules or doctor, with an `area` of its checks.
+    `level` is alarm (a problem), warn (a warning) or note. `kind` selects the page with details:
+    assignment, group, dead, dead_topics, fleet, schedules or doctor. For doctor, `area` selects the
+    checks.
     """
 
     level: str
@@ -79,7 +81,7 @@ class Trouble:
 
     @property
     def page(self) -> tuple[str, dict[str, object]]:
-        """The view that shows how to fix it, and its parameters."""
+        """The view with details, and its parameters."""
         topic, group = self.topic, self.group
         if self.kind == "assignment":
             return "assignment", {"topic": topic, "partition": self.partition, "group": group}
@@ -94,12 +96,12 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class GroupNow(GroupStatus):
-    """A group over all partitions. Rates are per second, None is unknown.
+    """A group over all partitions. Rates are per second, and None means unknown.
 
-    `level` is alarm, warn or note for a `condition` (in words) other than the usual one, else ''.
-    `lag` is None if the server cannot count it: it is at least `least_lag` then.
-    `failed_share` is the part of the last runs that failed, weighted by their age. `failure` is the
-    last failure of the last 5 minutes. A run takes `mean_seconds`.
+    `level` is alarm, warn or note for an unusual `condition` (in words), else ''. If the server
+    cannot count the lag, `lag` is None, and the lag is at least `least_lag`. `failed_share` is the
+    share of recent runs that failed, weighted by age. `failure` is the last failure of the last 5
+    minutes. `mean_seconds` is the mean duration of a run.
     """
 
     level: str
@@ -115,7 +117,7 @@ class GroupNow(GroupStatus):
 
     @property
     def growth(self) -> float:
-        """The change of the lag per second. If the server cannot count the lag, from the rates."""
+        """The change of the lag per second, computed from the rates if the lag is unknown."""
         if self.lag is not None:
             return self.lag_per_second or 0.0
         return (self.arriving or 0.0) - (self.acked or 0.0) - (self.failed or 0.0)
@@ -129,10 +131,10 @@ class GroupNow(GroupStatus):
 
 @dataclass(frozen=True, slots=True)
 class SlowFacts:
-    """Facts that are read every 10 s. `dead` counts dead letters by topic, if there are any.
+    """Facts that are read every 10 seconds. `dead` counts dead letters by topic, without zeros.
 
-    `findings` are those of the checks of `doctor` that cost little. No database is asked.
-    `sources` are the known sources of topics.
+    `findings` are from the cheap checks of `doctor`, which do not connect to databases. `sources`
+    are the known sources of topics.
     """
 
     until: float  # monotonic
@@ -144,11 +146,11 @@ class SlowFacts:
 
 @dataclass(frozen=True, slots=True)
 class FleetNow:
-    """One look at the fleet. `seen` is the snapshot, with a row for each assignment.
+    """The state of the fleet at one time. `seen` is the snapshot, with a row for each assignment.
 
-    `levels` are the levels of the assignments: alarm, warn, note, or '' for a usual state.
-    `taken` is the local time of the snapshot (seconds, monotonic). `kept` is what live pages have
-    read since then, by a key of their own.
+    `levels` are the levels of the assignments: alarm, warn, note, or '' for a normal state. `taken`
+    is the local time of the snapshot (seconds, monotonic). `kept` caches data that live pages have
+    read for this snapshot, by key.
     """
 
     seen: FleetSnapshot
@@ -161,13 +163,13 @@ class FleetNow:
 
     @property
     def now_unix_ms(self) -> int:
-        """The server's clock: at the snapshot, and the time since. Later entries are not ahead."""
+        """The server's current clock, estimated from the snapshot and the time since."""
         return self.seen.now_unix_ms + round((time.monotonic() - self.taken) * 1000)
 
     def read_once(self, key: Hashable, read: Callable[[], Result]) -> Result:
-        """Return the first result of `read` for a key. All pages of a snapshot share it.
+        """Return the first result of `read` for a key, which all pages of a snapshot share.
 
-        Threads that ask for a new key at the same time all read.
+        Threads that request a new key at the same time all call `read`.
         """
         if key not in self.kept:
             self.kept.setdefault(key, read())
@@ -202,7 +204,7 @@ class FleetNow:
 def read(fleet: Fleet, settings: Settings, before: FleetNow | None = None) -> FleetNow:
     """Read the fleet.
 
-    `before` is the previous check. Raises RedisUnavailableError, RedisResponseError.
+    `before` is the previous result. Raises RedisUnavailableError, RedisResponseError.
     """
     taken = time.monotonic()
     seen = snapshot.read(fleet)
@@ -217,7 +219,8 @@ def _read_slow_facts(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> S
     for (topic, _), figures in topics.figures_of(reader, seen.topics).items():
         dead[topic] += figures.dead
     timed, rows = schedules.count_schedules(reader, None, seen.now_unix_ms)
-    # A viewer of Redis may not run some commands about the server, and each try is in ACL LOG.
+    # A read-only user of Redis may not run some commands about the server, and ACL LOG records each
+    # attempt.
     left_out = {Need.SERVER} if settings.console.read_only else set()
     checks = [each for each in _DOCTOR_CHECKS if left_out.isdisjoint(each.needs)]
     report = diagnosis.examine(fleet.store.connection, settings, checks)
@@ -262,7 +265,7 @@ def derive(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
 
 
 def _dead_by_topic(seen: FleetSnapshot, counted: Mapping[str, int]) -> dict[str, int]:
-    """Return dead letters by topic: those of the snapshot, or as counted if one is missing."""
+    """Return dead letters by topic, from the snapshot, or `counted` if a number is missing."""
     known: dict[str, dict[int, int | None]] = {}
     for row in seen.assignments:
         known.setdefault(row.topic, {})[row.partition] = row.partition_dead_letters
@@ -295,7 +298,8 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
     failures = [each for row in rows if (each := row.last_failure) is not None]
     word = describe_condition(status.condition)
     if status.condition == "ready" and cause:
-        word = cause.replace("-", " ")  # only some partitions have it, or it is not a condition
+        # The cause applies to some partitions only, or is not a condition.
+        word = cause.replace("-", " ")
     if level and status.condition_partitions < status.partitions:
         word += f" {status.condition_partitions}/{status.partitions}"
     if share >= why.FAILING_SHARE and failures and status.condition == "ready":
@@ -316,7 +320,7 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
 
 
 def _warn_of_lag(group: GroupNow, now_unix_ms: int) -> GroupNow:
-    """Return a group with a warning if it is behind and has no other trouble."""
+    """Return the group, with a warning if it is behind and has no other trouble."""
     if group.level or not group.is_behind(now_unix_ms):
         return group
     word = BEHIND if group.condition == "ready" else group.condition
@@ -344,7 +348,7 @@ def _level(finding: Finding) -> str:
 
 
 def _doctor_troubles(findings: Sequence[Finding]) -> Iterator[Trouble]:
-    """Report each problem, each finding about an outbox, and the other warnings in one sentence."""
+    """Yield each problem, each finding about an outbox, and one sentence for other warnings."""
     others: dict[str, int] = Counter()
     for each in findings:
         about = f"{each.about}: " if each.about and each.about not in each.text else ""
@@ -373,7 +377,7 @@ def _cause_trouble(found: why.AssignmentCause, text: str) -> Trouble:
 def _failure_troubles(
     groups: Sequence[GroupNow], explained: set[tuple[str, str]]
 ) -> Iterator[Trouble]:
-    """Report groups whose last runs failed, and which have not run since."""
+    """Yield groups whose last runs failed and that have not run since."""
     for each in groups:
         if each.condition != FAILING or (each.topic, each.group) in explained:
             continue
@@ -394,7 +398,7 @@ def _failure_troubles(
 def _lag_troubles(
     groups: Sequence[GroupNow], explained: set[tuple[str, str]], now_unix_ms: int
 ) -> Iterator[Trouble]:
-    """Report groups that are behind, unless another trouble explains it."""
+    """Yield groups that are behind, unless another trouble explains this."""
     for each in groups:
         pair = (each.topic, each.group)
         level = LEVELS[why.severity("lagging")]
@@ -413,7 +417,7 @@ def _lag_troubles(
 
 
 def _dead_letter_troubles(dead: Mapping[str, int]) -> Iterator[Trouble]:
-    """Report all dead letters in one sentence."""
+    """Yield one sentence about all dead letters."""
     by_count = sorted(dead.items(), key=lambda pair: -pair[1])
     fix = "check their causes, then replay or purge them"
     level = OF_CHECKS["partitions.dead-letters-many"]
@@ -448,7 +452,7 @@ def _unreadable_troubles(rows: Iterable[Unreadable]) -> Iterator[Trouble]:
 
 
 def _directive_trouble(kind: str, scope: str, given: Directive, now_unix_ms: int) -> Trouble:
-    """Report a directive: a note, and a warning if a pause or stop may be forgotten."""
+    """Return a note about a directive, or a warning about an old pause or stop."""
     verb = {"pause": "paused", "stop": "stopped", "drain": "drained"}[kind]
     parts = [part for part in scope.split("/") if part != "*"]
     reason = f" ({given.why})" if given.why else ""
@@ -471,7 +475,7 @@ def _directive_trouble(kind: str, scope: str, given: Directive, now_unix_ms: int
 
 
 def summarize_fleet(now: FleetNow) -> str:
-    """Return one calm sentence about the size of the fleet and its oldest waiting message."""
+    """Return a sentence about the size of the fleet and its oldest waiting message."""
     size = f"{count(len(now.seen.instances), 'instance')}, {count(len(now.groups), 'group')}"
     if now.oldest_unix_ms is None:
         return sentence(f"{size}, no messages waiting")

@@ -1,4 +1,4 @@
-"""Templates to HTML: the environment, the links between pages, and the parts of `base.html`."""
+"""Render templates to HTML, and build the links between pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TYPES = {
 }
 
 
-# Commands that advice names, and the views in which a person does the same.
+# Commands that appear in advice, and the views in which a person can do the same.
 _COMMANDS = (
     (
         re.compile(
@@ -51,7 +51,7 @@ _COMMANDS = (
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """A file that browsers may keep without limit, because its URL has its hash."""
+    """A file that browsers may cache without limit, because its URL contains its hash."""
 
     content: bytes
     content_type: str
@@ -71,7 +71,7 @@ def static_files() -> dict[str, StaticFile]:
 
 
 class Pages:
-    """The templates of one console, with its views and acts. Used by all threads."""
+    """The templates of one console, with its views and acts. All threads use it."""
 
     def __init__(
         self,
@@ -107,14 +107,14 @@ class Pages:
     # --- links ---
 
     def url(self, path: str, **query: object) -> str:
-        """Return the URL of a path of the console. Parameters that are None or '' are left out."""
+        """Return the URL of a path of the console. Parameters that are None or '' are omitted."""
         kept = {name: each for name, each in query.items() if each is not None and each != ""}
         return f"{self._root}{path}{'?' if kept else ''}{urlencode(kept)}"
 
     def to(self, name: str, **parameters: object) -> str:
-        """Return the URL of a view or an act, '' if there is none with this name.
+        """Return the URL of a view or an act, or '' for an unknown name.
 
-        Parameters fill the path. The others become the query.
+        Parameters of the path are inserted. The others become the query.
         """
         path = self._paths.get(name)
         if path is None:
@@ -126,7 +126,7 @@ class Pages:
         return "" if "{" in path else self.url(path, **parameters)
 
     def page_of(self, command: str) -> str:
-        """Return the URL of the view that replaces a command, '' for none."""
+        """Return the URL of the view that replaces a command, or ''."""
         for pattern, name in _COMMANDS:
             if match := pattern.fullmatch(command):
                 return self.to(name, **match.groupdict())

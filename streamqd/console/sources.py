@@ -1,6 +1,6 @@
 """The known sources of topics: schedules and outboxes.
 
-Messages do not name the program or the handler that sent them, so no other source is known.
+No other sources are known, because messages do not contain the program or handler that sent them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from streamqd.admin import outboxes
 from streamqd.admin.reading import ViewReader
 from streamqd.admin.schedules import MISSING, ScheduleRow
 
-PAIRS_MAX = 2_000  # pairs of a topic and an outbox that one read examines
+PAIRS_MAX = 2_000  # limit of the pairs of a topic and an outbox that one read examines
 SCHEDULE, OUTBOX = "schedule", "outbox"
 
 
@@ -35,7 +35,7 @@ class TopicSource:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The sources by topic. `left_out` outboxes were not examined."""
+    """The sources by topic. `left_out` is the number of outboxes that were not examined."""
 
     by_topic: dict[str, list[TopicSource]]
     left_out: int = 0

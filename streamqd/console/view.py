@@ -1,4 +1,4 @@
-"""The parts of pages: a view, an act, and one visit of either."""
+"""The building blocks of pages: views, acts, and a visit of either."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE_ROWS_MAX = 500
 PARTITION_MAX = 1 << 20
 _WHOLE_MAX = 2**63 - 1
 
-# The value of each parameter of a path in the fleet of the acceptance tests.
+# Values of path parameters that exist in the fleet of the acceptance tests.
 _EXAMPLES = {
     "topic": "orders",
     "partition": "0",
@@ -42,7 +42,7 @@ def integer(text: str, name: str, *, least: int = 0, most: int = _WHOLE_MAX) -> 
 
 @dataclass(frozen=True, slots=True)
 class RowPage(Generic[Row]):
-    """A page of a list that is wholly known. `start` is the position of its first row, from 0."""
+    """A page of a list in memory. `start` is the position of its first row, from 0."""
 
     rows: Sequence[Row]
     start: int
@@ -57,9 +57,9 @@ class RowPage(Generic[Row]):
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """An input of an act. `choices` makes it a list, `rows` a text of several lines.
+    """An input of an act: a list with `choices`, or a text of several lines with `rows`.
 
-    `folded` puts it below the other fields, where a person opens it to change a filter.
+    A `folded` field is hidden below the other fields until the person opens it.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Visit:
 
     @cached_property
     def now(self) -> FleetNow:
-        """The shared snapshot of the fleet, one for the whole visit.
+        """The shared snapshot of the fleet, the same for the whole visit.
 
         Raises RedisUnavailableError.
         """
@@ -94,7 +94,7 @@ class Visit:
 
     @property
     def reader(self) -> BodyReader:
-        """What the person may see of messages."""
+        """The reader for what the person may see of messages."""
         return BodyReader(self.person.bodies, self.desk.settings.console.masks)
 
     def text(self, name: str, default: str = "") -> str:
@@ -133,7 +133,7 @@ class Visit:
     def field(
         self, name: str, label: str, hint: str = "", choices: Sequence[tuple[str, str]] = ()
     ) -> FormField:
-        """Return an input with the value that the URL or form states."""
+        """Return an input with its value from the URL or form."""
         return FormField(name, label, self.text(name), hint, choices)
 
     def trace_url(self, trace_id: str) -> str:
@@ -142,7 +142,7 @@ class Visit:
         return url.replace("{trace_id}", trace_id) if url else ""
 
     def page_of(self, rows: Sequence[Row], size: int, name: str = "from") -> RowPage[Row]:
-        """Return the page that starts at position `name` of the URL, at most the last page."""
+        """Return the page that starts at the position in parameter `name`, or the last page."""
         start = min(self.number(name, 0), max(0, len(rows) - 1) // size * size)
         return RowPage(rows[start : start + size], start, len(rows))
 
@@ -156,7 +156,7 @@ def topic_of(visit: Visit) -> str:
 class PageEntry:
     """A view or an act. `query` are the parameters of the URL that the acceptance tests open.
 
-    `name` is unique: templates link to it by `to(NAME, …)`.
+    `name` is unique. Templates link to it with `to(NAME, …)`.
     """
 
     name: str
@@ -174,11 +174,11 @@ class PageEntry:
 class ConsoleView(PageEntry):
     """A page that shows something and changes nothing. Its template is `NAME.html`.
 
-    `context` runs in a thread of the backend and returns variables of the template, which also has
-    the parameters of the path and the `visit`. `label` puts it into the navigation, and `key` is
-    pressed after `g`. With `live`, block `live` of the template is rendered again after each
-    snapshot, once for all pages with the same URL and role. `live_context` returns the variables of
-    that block alone, if `context` would read more.
+    `context` runs in a thread of the backend and returns variables of the template. The template
+    also gets the parameters of the path and the `visit`. A view with a `label` is in the
+    navigation, and `key` is its shortcut after `g`. With `live`, block `live` of the template is
+    rendered again after each snapshot, once for all pages with the same URL and role. If that block
+    needs less data than the page, `live_context` returns its variables.
     """
 
     context: Callable[[Visit], Context]
@@ -206,12 +206,12 @@ class Download:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The dry run of an act: sentences about its effect, which has not happened.
+    """The dry run of an act: sentences about the effect that the act would have.
 
-    `refusal` is the reason why it cannot be done, '' if it can. `warnings` are reasons against it.
-    `rows` is a table below the sentences: the head and the rows. For this effect, a person must
-    type the name `typed`, for the reason `typed_reason`, and `run` checks it. `stated` are values
-    that the form passes to the act, such as the time of the dry run. Their names start with
+    `refusal` is the reason why the act is not possible, or ''. `warnings` are reasons against the
+    act. `rows` is a table below the sentences: the head and the rows. If `typed` is set, a person
+    must type this name to confirm, because of `typed_reason`, and `run` checks it. `stated` are
+    values that the form passes to the act, such as the time of the dry run. Their names start with
     `forms.OWN`.
     """
 
@@ -226,7 +226,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class AuditNote:
-    """An entry for the audit logs of `topics`. `command` is the command that does the same."""
+    """An entry for the audit logs of `topics`. `command` is the equivalent command."""
 
     topics: Sequence[str]
     command: str
@@ -256,7 +256,7 @@ class ActResult:
 
 @dataclass(frozen=True, slots=True)
 class Act(PageEntry):
-    """The one way to change something: a form at `path`, its dry run, and the change.
+    """A change: a form at `path`, its dry run, and the function that changes something.
 
     GET shows the fields, filled from the URL, and their dry run. POST checks role,
     origin, typed name and request id, then calls `run` once. `run` uses the functions of

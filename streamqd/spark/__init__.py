@@ -1,6 +1,7 @@
 """Spark: topics as sources and sinks of PySpark, and pipelines on them.
 
-Importing this needs neither pyspark nor Java. Using it does, and a missing one raises an error.
+Importing this package needs neither pyspark nor Java. Its functions need both, and raise an error
+if one is missing.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ _CONF = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-# Defaults for a session whose Java only schedules tasks, where optimizing code is not worth it.
+# Defaults for a session whose Java only schedules tasks, so that optimizing its code is not
+# worthwhile.
 _LAUNCHER = "SPARK_LAUNCHER_OPTS"
 _LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _LIGHT_CONF = {
@@ -55,11 +57,11 @@ _LIGHT_CONF = {
     "spark.driver.memory": "512m",
 }
 _PYTHON = "PYSPARK_PYTHON"
-# Spark warns when a source is registered again.
+# Sources by session, because Spark warns when a source is registered again.
 _registered: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 
-# The workers must be this Python, with these packages, even if another Python is first on PATH.
-# It is set on import, so that every session created afterwards reads it.
+# Spark's workers must use this Python, with its packages, even if another Python is first on PATH.
+# Set this on import, so that every session created later reads it.
 os.environ.setdefault(_PYTHON, sys.executable)
 
 
@@ -142,8 +144,8 @@ def register_once(spark: SparkSession, source: type[DataSource]) -> None:
 
 
 def _check_python(spark: SparkSession) -> None:
-    """Reject a local session older than our import: its workers run the first Python on PATH."""
-    context = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    """Reject a local session that is older than this import, if its workers use another Python."""
+    context = getattr(spark, "sparkContext", None)  # Spark Connect has no such attribute
     program = getattr(context, "pythonExec", "")
     if sys.prefix == sys.base_prefix or "local" not in getattr(context, "master", ""):
         return

@@ -1,9 +1,9 @@
 """The archive as the first part of a stream: entries up to the end of its tables.
 
-The IDs of a partition are one order, and a table records up to which ID it has all entries. So each
-range of a stream has two parts, whose border is the end of the table: rows of the table, and later
-entries in Redis. A table that grows moves the border, but changes no entry. So a batch that is
-repeated has the same entries.
+A table records the ID up to which it has all entries of a partition. Each range of a stream
+therefore consists of two parts, divided at the end of the table: rows of the table, and later
+entries in Redis. If the table grows, this border moves, but the entries are the same. So a repeated
+batch has the same entries.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _BATCH_ROWS = 8192
 _BATCH_BYTES = 4 << 20
 _FOOTERS_MAX = 500  # files whose row groups are kept in memory
 _HALVES = ("id_ms", "id_seq")
-_PLACE = ("topic", "partition")  # columns that no file has
+_PLACE = ("topic", "partition")  # columns that are not in the files
 
 
 class FileStripe(NamedTuple):
-    """Every `of`-th row group of a file, from number `at` on."""
+    """Every `of`-th row group of a file, starting at number `at`."""
 
     path: str
     at: int = 0
@@ -53,9 +53,9 @@ class ArchivedPart(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """A row group of a file, and bounds of the first halves of its IDs.
+    """A row group of a file, and the bounds of the first halves of its IDs.
 
-    `clipped` if a half may be beyond 63 bits, so that its column has the largest number instead.
+    `clipped` is True if a half may exceed 63 bits. Its column then has the largest number instead.
     """
 
     number: int
@@ -69,13 +69,13 @@ class RowGroup(NamedTuple):
 
 
 class Backfill:
-    """The tables of an archive for one stream. `look` opens them, and tasks only read files."""
+    """The tables of an archive for one stream. `open_tables` opens them. Tasks only read files."""
 
     def __init__(self, folder: Location) -> None:
         self._folder = folder
         self._archive: Archive | None = None
         self._tables: dict[str, ArchiveTable] = {}
-        # By topic: the table's version, and its files by partition.
+        # For each topic, the version of its table, and the files by partition.
         self._files: dict[str, tuple[int, dict[int, list[WrittenFile]]]] = {}
         self._footers: dict[tuple[str, str], parquet.FileMetaData] = {}  # by topic and path
 
@@ -85,7 +85,7 @@ class Backfill:
     # --- planning ---
 
     def open_tables(self, topics: Iterable[str]) -> Offsets:
-        """Return the ends of the tables as they are now.
+        """Open the tables of these topics, and return their ends.
 
         Raises RequestRefusedError, ArchiveError.
         """
@@ -110,7 +110,7 @@ class Backfill:
         )
 
     def is_estimated(self, place: TopicPartition, after: Id, upto: Id) -> bool:
-        """Return True if `waiting` is not exact, because a file is partly in `(after, upto]`."""
+        """Return True if `count_rows` is an estimate: a file is only partly in `(after, upto]`."""
         return any(
             not after < each.first <= each.last <= upto or each.last[0] >= LONG_MAX
             for each in self._files_between(place, after, upto)
@@ -119,8 +119,8 @@ class Backfill:
     def walk(self, place: TopicPartition, after: Id, upto: Id, count: int) -> Id:
         """Return the ID of the `count`-th row in `(after, upto]`, `upto` if there are fewer.
 
-        Files may overlap and are not always sorted. Row groups are read from the smallest ID on,
-        until the others cannot contain one of the rows.
+        Files may overlap and are not always sorted. Row groups are read in the order of their
+        smallest IDs, until the remaining ones cannot contain any of these rows.
         """
         numbers = itertools.count()
         waiting: list[tuple[int, int, WrittenFile, RowGroup | None]] = [
@@ -239,7 +239,7 @@ def _rows_between(file: WrittenFile, after: Id, upto: Id) -> int:
 
 
 def _clip_limit(ms: int) -> int:
-    """Return the largest number that a column with this number can stand for."""
+    """Return the largest number that a column with this (possibly clipped) number can represent."""
     return PART_MAX if ms >= LONG_MAX else ms
 
 
@@ -260,7 +260,7 @@ def _row_groups(footer: parquet.FileMetaData) -> list[RowGroup]:
 
 
 def _batch_rows(footer: parquet.FileMetaData, groups: Sequence[RowGroup]) -> int:
-    """Return the rows of a batch of about `_BATCH_BYTES`."""
+    """Return the number of rows in a batch of about `_BATCH_BYTES`."""
     found = [footer.row_group(each.number) for each in groups]
     size = sum(int(each.total_byte_size) for each in found)
     count = sum(int(each.num_rows) for each in found)
@@ -281,7 +281,7 @@ def _id_halves(found: Any, clipped: bool) -> tuple[Any, Any]:
 
 
 def _mask_between(halves: tuple[Any, Any], after: Id, upto: Id) -> Any:
-    """Return which IDs are in `(after, upto]`."""
+    """Return a mask of the IDs that are in `(after, upto]`."""
     ms, seq = halves
     (low_ms, low_seq), (high_ms, high_seq) = (
         [pa.scalar(half, pa.uint64()) for half in each] for each in (after, upto)

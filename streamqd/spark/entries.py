@@ -1,6 +1,6 @@
-"""Convert entries to columns: IDs, payloads, headers and other fields. No I/O: pyarrow, no Redis.
+"""Convert entries to columns: IDs, payloads, headers and other fields. No I/O.
 
-This code limits the speed of reads, so it works on a whole list at a time wherever possible.
+This code limits the speed of reads, so it processes whole lists wherever possible.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Headers = list[tuple[bytes, bytes]]  # names and values in UTF-8
 HEADERS = b"headers"
 LONG_MAX = (1 << 63) - 1
 _FIRST_UNIX_MS = -62_135_596_800_000  # the year 1, the first year of Spark's timestamps
-_LAST_UNIX_MS = 253_402_300_799_999  # the end of year 9999, the last
+_LAST_UNIX_MS = 253_402_300_799_999  # the end of the year 9999, the last year of Spark's timestamps
 _ID_BYTES = 41  # longest ID in bytes
-_MS_DIGITS = 13  # digits of the first half of an id, from the year 2001 to 2286
+_MS_DIGITS = 13  # digits of the first half of an ID in the years 2001 to 2286
 
 
 class Entries:
-    """Entries of one stream by column, in the order of their ids.
+    """Entries of one stream by column, in the order of their IDs.
 
-    Nearly always, all entries have the same fields in the same order. Columns are then slices of
-    one flat list, and no Python code runs for a single entry.
+    Almost always, all entries have the same fields in the same order. Columns are then slices of a
+    flat list, and no Python code runs per entry.
     """
 
     def __init__(self, entries: Sequence[RawEntry]) -> None:
@@ -62,7 +62,7 @@ class Entries:
 
     @cached_property
     def headers(self) -> Sequence[Headers | None]:
-        """The headers of each entry, None if it has no headers or unreadable ones."""
+        """The headers of each entry, None if it has no headers or invalid ones."""
         raw = self.values(HEADERS)
         if raw is None:
             return [None] * len(self.ids)
@@ -70,7 +70,7 @@ class Entries:
 
     @cached_property
     def _unreadable_headers(self) -> Sequence[bool]:
-        """Return which entries have unreadable headers."""
+        """Return a mask of the entries with invalid headers."""
         raw = self.values(HEADERS)
         if raw is None:
             return [False] * len(self.ids)
@@ -83,19 +83,25 @@ class Entries:
 
     @property
     def texts(self) -> pa.Array:
-        """The ids as texts."""
+        """Return the IDs as strings."""
         return _as_text(self._raw_ids)
 
     @property
     def _has_current_times(self) -> bool:
-        """True if all ids have current times. Ids are in order, so the first and last decide."""
+        """True if all IDs have 13-digit times.
+
+        IDs are ordered, so only the first and last are checked.
+        """
         return all(
             each[_MS_DIGITS : _MS_DIGITS + 1] == b"-" for each in self.ids[:1] + self.ids[-1:]
         )
 
     @cached_property
     def halves(self) -> tuple[pa.Array, pa.Array]:
-        """Return both halves of the IDs. A number beyond 63 bits becomes the largest one."""
+        """Return both halves of the IDs.
+
+        A number beyond 63 bits is replaced by the largest number.
+        """
         if self._has_current_times:
             low = compute.binary_slice(self._raw_ids, 0, _MS_DIGITS)
             high = compute.binary_slice(self._raw_ids, _MS_DIGITS + 1, _ID_BYTES)
@@ -108,20 +114,20 @@ class Entries:
         )
 
     def times(self, kind: pa.DataType) -> pa.Array:
-        """Return the times of the ids."""
+        """Return the times of the IDs."""
         if self._has_current_times:
             return compute.multiply(self.halves[0], 1000).cast(kind)
         return times(self.halves[0], kind)
 
     def payloads(self, name: bytes, kind: pa.DataType) -> pa.Array:
-        """Return the bodies. A missing body is empty, as for a handler."""
+        """Return the bodies. A missing body is empty, as in a handler."""
         raw = self.values(name)
         if raw is None:
             return pa.repeat(pa.scalar(b"", kind), len(self.ids))
         return pa.array(raw if self._columns is not None else [each or b"" for each in raw], kind)
 
     def other_fields(self, taken: set[bytes], kind: pa.DataType) -> pa.Array:
-        """Return the fields not `taken`, and unreadable headers. Null for none."""
+        """Return the fields that are not `taken`, and invalid headers. Null if there are none."""
         if self.names <= taken and not any(self._unreadable_headers):
             return pa.nulls(len(self.ids), kind)
         return pa.array(
@@ -134,7 +140,7 @@ class Entries:
 
 
 def _as_text(raw: pa.Array) -> pa.Array:
-    """Ids as texts. The server writes them in ASCII, so they need no check."""
+    """Return IDs as strings. The server writes IDs in ASCII, so no check is needed."""
     return pa.Array.from_buffers(pa.string(), len(raw), raw.buffers(), offset=raw.offset)
 
 
@@ -170,7 +176,7 @@ def times(unix_ms: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _headers(raw: bytes | None) -> Headers | None:
-    """Return headers in Kafka's form, None without headers or for unreadable ones."""
+    """Return headers in Kafka's format, None without headers or for invalid ones."""
     if raw is None:
         return None
     try:
@@ -183,7 +189,7 @@ def _headers(raw: bytes | None) -> Headers | None:
 
 
 def header_lists(found: Sequence[Headers | None], kind: pa.DataType) -> pa.Array:
-    """Return the headers in Arrow's form, null where there are none."""
+    """Return the headers in Arrow's format, null for entries without headers."""
     if found.count(None) == len(found):
         return pa.nulls(len(found), kind)
     flat = [pair for each in found if each for pair in each]
@@ -194,7 +200,7 @@ def header_lists(found: Sequence[Headers | None], kind: pa.DataType) -> pa.Array
         ],
         fields=list(kind.value_type),
     )
-    # A null where a list starts makes the list null.
+    # A null as the start of a list makes the list null.
     ends = itertools.accumulate((len(each or ()) for each in found), initial=0)
     starts = [None if each is None else end for each, end in zip(found, ends, strict=False)]
     offsets_ = pa.array([*starts, len(flat)], pa.int32())

@@ -1,4 +1,4 @@
-"""Parse the strings of options, each by its kind, and collect all problems. No I/O."""
+"""Parse the strings of options, and collect all problems. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamqd.config.values import parse_size
 from streamqd.model import TopicPartition
 from streamqd.spark.offsets import COUNTS, LAG, Bound, Position
 
-# Options that Spark itself adds.
+# Options that Spark adds.
 _SPARK = frozenset({"checkpointlocation", "queryname"})
 
 
@@ -24,14 +24,15 @@ class OptionsError(ValueError):
         self.problems = problems
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Spark carries errors between processes.
+        # Spark pickles errors to pass them between processes.
         return OptionsError, (self.problems,)
 
 
 class Form:
     """The options of one use while they are parsed. Collects the problems.
 
-    `known` are all options. `elsewhere` maps names of other connectors, in lower case, to advice.
+    `known` are all option names. `elsewhere` maps option names of other connectors, in lower case,
+    to advice.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Form:
         return words.get(text, default)
 
     def names(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
-        """`key, value`"""
+        """Parse a list of names such as `key, value`."""
         listed = [each.strip() for each in self.text(name).split(",")]
         return tuple(dict.fromkeys(filter(None, listed))) or default
 
@@ -111,7 +112,7 @@ class Form:
         return found
 
     def partitions(self, name: str, text: str) -> list[TopicPartition]:
-        """`{"access": [0, 2]}`"""
+        """Parse partitions such as `{"access": [0, 2]}`."""
         places: list[TopicPartition] = []
         for topic, numbers in self.document(name, text).items():
             fits = isinstance(numbers, list) and all(
@@ -130,7 +131,7 @@ class Form:
         assign: tuple[TopicPartition, ...],
         parse: Callable[[Any], Bound],
     ) -> dict[TopicPartition, Bound]:
-        """`{"access": {"0": …}}`, with the counts that an offset from a checkpoint has."""
+        """Parse bounds such as `{"access": {"0": …}}`, with the counts of a checkpoint's offset."""
         bounds: dict[TopicPartition, Bound] = {}
         document = self.document(name, text)
         counts = document.pop(COUNTS, {})

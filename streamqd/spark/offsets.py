@@ -1,10 +1,10 @@
 """Compute positions of a query, ranges, splits, and the number of lost entries. No I/O.
 
-A position is exclusive: everything up to and including its ID has been read. A range is
-`(start, end]`. A position also has the number of entries that the stream had issued up to it. IDs
-have gaps, so an ID alone does not show that trimming overtook a reader. The counts show it exactly:
-the number of lost entries is the number of entries that the stream removed, minus the number that
-the reader passed. With the counts, a backlog is one subtraction.
+A position is exclusive: all entries up to and including its ID were read. A range is `(start,
+end]`. A position also has the number of entries that the stream had issued up to its ID. IDs have
+gaps, so an ID alone does not show if trimming overtook a reader. The counts show this exactly: the
+number of lost entries is the number of removed entries, minus the number that the reader passed.
+The counts also make the backlog a single subtraction.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from streamqd.model import TopicPartition
 
 Id = tuple[int, int]  # milliseconds, sequence number
 
-PART_MAX = (1 << 64) - 1  # largest half of an id
+PART_MAX = (1 << 64) - 1  # largest value of each half of an ID
 ZERO: Id = (0, 0)  # before every entry
 COUNTS = "#"  # key of the counts in the JSON of an offset, which cannot be the name of a topic
-LAG = "#lag"  # key next to it in the progress of a query
+LAG = "#lag"  # key of the lag in the progress of a query
 
 _ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
@@ -29,7 +29,7 @@ _ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 
 def read_id(text: str | bytes) -> Id:
-    """Return the ID of a text `ms-seq`. Raises ValueError."""
+    """Parse an ID `ms-seq`. Raises ValueError."""
     found = _ID.fullmatch(text.decode("ascii", "replace") if isinstance(text, bytes) else text)
     if found is None or int(found[1]) > PART_MAX or int(found[2]) > PART_MAX:
         raise ValueError(f"{text!r} is not an entry id, such as 1763640000000-0")
@@ -37,22 +37,22 @@ def read_id(text: str | bytes) -> Id:
 
 
 def write_id(entry_id: Id) -> str:
-    """Return the text `ms-seq` of an ID."""
+    """Return an ID as `ms-seq`."""
     return f"{entry_id[0]}-{entry_id[1]}"
 
 
 def successor(entry_id: Id) -> Id:
-    """Return the smallest id after this one. The largest id is its own successor."""
+    """Return the next ID. The largest ID is its own successor."""
     return _from_number(min(_number(entry_id) + 1, _number((PART_MAX, PART_MAX))))
 
 
 def predecessor(entry_id: Id) -> Id:
-    """Return the largest id before this one. No id is before 0-0."""
+    """Return the previous ID. 0-0 is its own predecessor."""
     return _from_number(max(_number(entry_id) - 1, 0))
 
 
 def before_time(unix_ms: int) -> Id:
-    """Return the position that precedes all entries from a millisecond on."""
+    """Return the position before all entries of this millisecond."""
     return predecessor((min(unix_ms, PART_MAX), 0))
 
 
@@ -68,7 +68,7 @@ def _from_number(number: int) -> Id:
 
 
 class Position(NamedTuple):
-    """A position between entries. `passed` entries were issued up to here, None if unknown."""
+    """A position between entries. `passed` is the number of entries issued up to it, or None."""
 
     id: Id
     passed: int | None = None
@@ -80,10 +80,10 @@ Offsets = dict[TopicPartition, Position]
 class StreamFacts(NamedTuple):
     """The state of a stream at one time.
 
-    `added` counts every entry ever issued. If the server does not count them (`counted` is False),
-    entries that other clients removed are missing from it. `exact` is False for a stream of dead
-    letters, whose entries are also removed from the middle: no loss is reported, and counts are
-    less exact.
+    `added` counts all entries ever issued. If the server does not count (`counted` is False),
+    `added` excludes entries that other clients removed. `exact` is False for dead letters, which
+    are also removed from the middle of the stream. No loss is then reported, and counts are less
+    exact.
     """
 
     length: int = 0
@@ -113,9 +113,9 @@ class StreamFacts(NamedTuple):
 
 
 def to_json(offsets: Mapping[TopicPartition, Position]) -> dict[str, dict[str, Any]]:
-    """The offset as Spark keeps it: `{"access": {"0": "17-3"}, "#": {"access": {"0": 4711}}}`.
+    """Return the offset for Spark: `{"access": {"0": "17-3"}, "#": {"access": {"0": 4711}}}`.
 
-    The order is fixed, because Spark compares offsets as texts.
+    The order of keys is fixed, because Spark compares offsets as strings.
     """
     ids: dict[str, dict[str, Any]] = {}
     counts: dict[str, dict[str, Any]] = {}
@@ -143,7 +143,7 @@ def from_json(document: Mapping[str, Mapping[str, Any]]) -> Offsets:
 
 
 class Bound(NamedTuple):
-    """A start or an end as options name it.
+    """A start or an end of a read, as given in options.
 
     `kind` is archive, earliest, latest, group (value: its name), id (value: an Id), position (a
     Position) or time (unix ms).
@@ -155,7 +155,7 @@ class Bound(NamedTuple):
 
 EARLIEST = Bound("earliest")
 LATEST = Bound("latest")
-ARCHIVE = Bound("archive")  # the start of an archive, before all entries
+ARCHIVE = Bound("archive")  # the start of an archive
 
 
 def resolve(
@@ -173,8 +173,9 @@ def resolve(
         case "latest":
             return facts.latest
         case "time" | "group":
-            # A time before the oldest entry starts there, as earlier entries were not promised.
-            # Trimming waits for groups: entries trimmed before a group's position are handled.
+            # A time before the oldest entry means the oldest entry, and that is no loss. The same
+            # applies to a group, because it has handled all entries that were trimmed before its
+            # position.
             wanted = before_time(bound.value) if group_at is None else group_at
             too_early = facts.earliest.id > wanted and not archived
             return facts.earliest if too_early else position_of(wanted, facts)
@@ -199,10 +200,10 @@ def position_of(entry_id: Id, facts: StreamFacts) -> Position:
 
 
 class Loss(NamedTuple):
-    """Entries that can no longer be read. `entries` is None if their number is unknown.
+    """Entries that can no longer be read. `entries` is their number, None if unknown.
 
-    `kind` is trimmed, replaced (the stream is not the stream that was read before) or vanished (the
-    stream does not exist). For the last two, `entries` counts only known entries, a minimum.
+    `kind` is trimmed, replaced (another stream was created under the same name) or vanished (the
+    stream does not exist). For the last two, `entries` is a lower bound.
     """
 
     kind: str
@@ -210,24 +211,24 @@ class Loss(NamedTuple):
 
 
 def is_replaced(position: Position, facts: StreamFacts) -> bool:
-    """Return True if a position belongs to another stream of the same name.
+    """Return True if a position belongs to an earlier stream with the same name.
 
-    In one and the same stream, every entry before a position exists or is counted as removed.
+    In the same stream, every entry before a position exists or was counted as removed.
     """
     if not facts.exact or position.passed is None:
         return False
     if facts.last < position.id:
-        return True  # the last id of a stream never decreases, even if entries are removed
+        return True  # the last ID of a stream never decreases, even if entries are removed
     if facts.counted and facts.added < position.passed:
         return True
-    # Without the server's count, use the ID: a new stream has no ID of the past.
+    # Without the server's count, compare the ID: a new stream contains no earlier IDs.
     nothing_left = facts.first is None or facts.first > position.id
     same = not facts.counted and facts.last == position.id
     return nothing_left and not same and facts.removed < position.passed
 
 
 def reachable_positions(archived: Offsets, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
-    """Return the positions that their streams reach. A recreated stream has other entries there."""
+    """Return the archived positions that their streams have reached, without recreated streams."""
     return {
         place: end
         for place, end in archived.items()
@@ -236,14 +237,14 @@ def reachable_positions(archived: Offsets, facts: Mapping[TopicPartition, Stream
 
 
 def count_unread(start: Position, seen: int | None) -> int | None:
-    """Return the minimum number of unread entries, from `seen` issued ones. None: unknown."""
+    """Return the minimum number of unread entries of `seen` issued ones, or None if unknown."""
     if seen is None or start.passed is None or seen <= start.passed:
         return None
     return seen - start.passed
 
 
 def find_loss(start: Position, facts: StreamFacts, seen: int | None = None) -> Loss | None:
-    """Return the entries removed before they were read. `seen` entries had been issued."""
+    """Return the loss: entries removed before they were read. `seen` entries were issued."""
     if not facts.exact:
         return None
     if is_replaced(start, facts):
@@ -257,7 +258,7 @@ def find_loss(start: Position, facts: StreamFacts, seen: int | None = None) -> L
 
 
 def after_loss(start: Position, facts: StreamFacts) -> Position:
-    """Return the position after a loss: the oldest entry, or the last entry read."""
+    """Return the position at which to continue after a loss: the oldest entry, or `start`."""
     return facts.earliest if facts.earliest.id > start.id else Position(start.id)
 
 
@@ -269,9 +270,9 @@ def resume_position(start: Position, facts: StreamFacts) -> Position:
 
 
 def lag(end: Offsets, latest: Offsets) -> dict[str, float]:
-    """Return the entries that wait after a batch: in total, the maximum and the mean per partition.
+    """Return the entries left after a batch: the total, and the maximum and mean per partition.
 
-    Empty where streams do not count. A new partition counts in full.
+    The result is empty if streams have no counts. All entries of a new partition count.
     """
     start = Position(ZERO, 0)
     behind = [
@@ -284,7 +285,7 @@ def lag(end: Offsets, latest: Offsets) -> dict[str, float]:
     return {"total": sum(behind), "max": max(behind), "avg": round(sum(behind) / len(behind), 1)}
 
 
-# --- how much to take -----------------------------------------------------------------------------
+# --- size of a batch -----------------------------------------------------------------------------
 
 
 def backlog(start: Position, facts: StreamFacts) -> int:
@@ -304,8 +305,8 @@ def shares(
 ) -> dict[TopicPartition, int]:
     """Divide `most` entries in proportion to the waiting entries. Each partition gets at least one.
 
-    If there are more partitions than entries, the first ones in `oldest` are served. The result
-    adds up to `most`, or to all waiting entries.
+    If there are more partitions than entries, the first partitions in `oldest` get one. The sum is
+    `most`, or all waiting entries.
     """
     hungry = [place for place in oldest if waiting[place] > 0]
     total = sum(waiting[place] for place in hungry)
@@ -313,7 +314,8 @@ def shares(
         return {place: waiting[place] for place in hungry}
     if most <= len(hungry):
         return dict.fromkeys(hungry[:most], 1)
-    # One for each, the rest in proportion to the remaining entries, remainders to the largest.
+    # Each gets one entry, and a part of the rest in proportion to its remaining entries. What is
+    # left by rounding goes to the largest.
     rest, left = most - len(hungry), total - len(hungry)
     given = {place: 1 + rest * (waiting[place] - 1) // left for place in hungry}
     spare = most - sum(given.values())
@@ -329,9 +331,9 @@ def shares(
 class Span(NamedTuple):
     """Entries of one stream in `(start, end]`.
 
-    `rows` is their number, if known. `removed` is the number of entries that the stream had lost
-    when the span was planned, None if losses do not count. `upto` is the end of the whole range of
-    which this is a part. Its count shows whether the stream is still the same.
+    `rows` is their number, if known. `removed` is the number of entries that the stream had removed
+    when the span was planned, None if losses are not checked. `upto` is the end of the whole range
+    to which this span belongs. Its count shows whether the stream is still the same.
     """
 
     place: TopicPartition
@@ -346,15 +348,15 @@ def span(place: TopicPartition, start: Position, end: Position, facts: StreamFac
     """Return the range between two positions, None when it is empty."""
     if end.id <= start.id:
         return None
-    # Only ids show that a range is empty: equal counts may be unknown counts.
+    # Compare IDs, because both counts may be unknown.
     rows = count_unread(start, end.passed)
     return Span(place, start.id, end.id, rows, facts.removed if facts.exact else None, end)
 
 
 def split(whole: Span, pieces: int, first: Id | None = None) -> list[Span]:
-    """Cut a span into pieces of about equal time. `first` is the oldest existing entry.
+    """Cut a span into pieces that cover about the same time. `first` is the oldest existing entry.
 
-    Rows are not counted, so the pieces of a stream that came in bursts are uneven.
+    Rows are not counted, so the pieces are uneven if entries were written in bursts.
     """
     low = _number(whole.start if first is None else max(whole.start, predecessor(first)))
     high = _number(whole.end)
@@ -364,9 +366,9 @@ def split(whole: Span, pieces: int, first: Id | None = None) -> list[Span]:
 
 
 def cut_at(whole: Span, ends: Sequence[Id], rows: int | None) -> list[Span]:
-    """Cut a span after each of the ids, which are inside it and in order.
+    """Cut a span after each of these IDs, which are inside it and in order.
 
-    `rows` is the number of entries of each piece but the last, None if unknown.
+    `rows` is the number of entries of each piece except the last, None if unknown.
     """
     if not ends:
         return [whole]
@@ -381,9 +383,9 @@ def cut_at(whole: Span, ends: Sequence[Id], rows: int | None) -> list[Span]:
 
 
 def density(piece: Span, reached: Id, passed: int, *, more: bool) -> float:
-    """Return the estimated entries of a piece whose first `passed` entries end at `reached`.
+    """Estimate the entries of a piece whose first `passed` entries end at `reached`.
 
-    Unless there are `more`, the piece has just these.
+    Unless there are `more`, the piece has only these entries.
     """
     if not more or reached >= piece.end:
         return passed
@@ -392,7 +394,7 @@ def density(piece: Span, reached: Id, passed: int, *, more: bool) -> float:
 
 
 def even_cuts(parts: Sequence[Span], weights: Sequence[float], count: int) -> list[Id]:
-    """Return ids that cut adjacent parts into `count` pieces of equal weight.
+    """Return the IDs at which to cut adjacent parts into `count` pieces of equal weight.
 
     The weight of a part is assumed to be spread evenly. Returns fewer IDs if pieces would be empty.
     """
@@ -410,7 +412,7 @@ def even_cuts(parts: Sequence[Span], weights: Sequence[float], count: int) -> li
 
 
 def cut_at_marks(whole: Span, marks: Sequence[Position], count: int) -> list[Span]:
-    """Cut a span into up to `count` pieces at marks, which count its entries up to the last one."""
+    """Cut a span into up to `count` pieces at marks, each an ID with its count of entries."""
     total = (marks[-1].passed or 0) if marks else 0
     chosen: list[Position] = []
     for mark in marks:
@@ -430,7 +432,7 @@ def cut_at_marks(whole: Span, marks: Sequence[Position], count: int) -> list[Spa
 def pieces(weights: Mapping[TopicPartition, int], wanted: int) -> dict[TopicPartition, int]:
     """Return the number of pieces of each span, `wanted` in total, by weight."""
     empty = sum(not weight for weight in weights.values())
-    # Weights are scaled so that small spans get pieces too.
+    # Scale the weights, so that small spans get pieces too.
     scaled = {place: weight * wanted for place, weight in weights.items()}
     return dict.fromkeys(weights, 1) | shares(scaled, wanted - empty, sorted(weights))
 

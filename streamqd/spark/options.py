@@ -1,7 +1,7 @@
 """Parse the options of the data source once, and report all problems together.
 
-Spark passes strings, with the names in lower case. Options that Spark's Kafka source also has have
-the same names and meanings.
+Spark passes strings, with the names in lower case. Options that also exist in Spark's Kafka source
+have the same names and meanings.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from streamqd.spark.form import Form, OptionsError
 from streamqd.spark.offsets import ARCHIVE, EARLIEST, LATEST, Bound, read_id
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-DLQ = ":dlq"  # `access:dlq` is read as the dead letters of `access`
+DLQ = ":dlq"  # suffix for dead letters: `access:dlq` reads those of `access`
 URL_VARIABLE = "STREAMQ_URL"
 
 _ARCHIVED = "read archived entries with `streamqd.spark.read_topic(spark, TOPIC, archivePath=…)`"
 NO_ARCHIVE = f"streamq: archivePath applies only to streams; {_ARCHIVED}"
-# Options of Kafka, or of an older version, that do not exist here, with the alternative.
+# Options of Kafka or of older versions that do not exist here, with their alternatives.
 _ELSEWHERE = {
     "path": "use `subscribe` to read, or `topic` to write",
     "kafka.bootstrap.servers": "set the address with `url`",
@@ -45,7 +45,7 @@ _ELSEWHERE = {
         "every timestamp has a position, because entry ids are times"
     ),
 }
-# Option -> the setting of `config.Redis` that it is.
+# Maps options to the settings of `config.Redis`.
 _LOGIN = {
     "username": "username",
     "passwordFile": "password_file",
@@ -143,7 +143,8 @@ class WriteOptions:
 
 
 _EDGES = ("Offsets", "Timestamp", "OffsetsByTimestamp")
-# The options of reads and of writes. A table has both, and each use ignores those of the other.
+# The options of reads and writes. A table can have both. A read ignores the options of writes, and
+# the reverse.
 _NAMES = (
     *("url", *_LOGIN, "subscribe", "subscribePattern", "assign"),
     *(f"{edge}{kind}" for edge in ("starting", "ending") for kind in _EDGES),
@@ -195,7 +196,7 @@ def read_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> ReadOpti
 def refuse_ignored(given: Mapping[str, str], *, stream: bool) -> None:
     """Raise OptionsError for options that a batch read or a stream would ignore.
 
-    `given` are those of the read alone: a table may carry options for both.
+    `given` are the options of this read alone, because a table may have options for both.
     """
     ignored, other = (_ONLY_BATCH, "batch reads") if stream else (_ONLY_STREAMS, "streams")
     own = {name.lower() for name, value in given.items() if str(value).strip().lower() != "false"}
@@ -219,7 +220,7 @@ def write_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> WriteOp
 
 
 def of_settings(settings: config.Settings) -> dict[str, str]:
-    """Return the options that connect like a configuration."""
+    """Return the connection options that correspond to a configuration."""
     redis = config.resolve_url(settings).redis
     found = {"url": redis.url} | {name: getattr(redis, own) for name, own in _LOGIN.items()}
     found |= {"controlPrefix": settings.keys.control, "streamPrefix": settings.keys.streams}
@@ -353,7 +354,7 @@ def _id_bound(value: Any) -> Bound:
 
 
 def _time_bound(value: Any) -> Bound:
-    """Parse Unix milliseconds or a time in UTC. Rounds up, as entries have whole milliseconds."""
+    """Parse Unix milliseconds or a time in UTC, rounded up to whole milliseconds."""
     text = str(value)
     with contextlib.suppress(ValueError, OverflowError):
         if re.fullmatch("[0-9]{1,19}", text):

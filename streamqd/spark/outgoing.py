@@ -75,7 +75,7 @@ def _text(value: Any) -> str:
 
 
 class Targets:
-    """The targets of rows. The partitions of a topic are counted once per task."""
+    """The targets of rows. The partition count of a topic is read once per task."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -106,7 +106,7 @@ class Targets:
         return found
 
     def place(self, row: Row, turn: int) -> TopicPartition:
-        """Return a row's partition: its own, that of its key or ID, or the next (round-robin)."""
+        """Return a row's partition: the given one, that of its key or ID, or the next in turn."""
         count = self.count(row.topic)
         if row.partition is not None:
             if not 0 <= row.partition < count:

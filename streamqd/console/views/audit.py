@@ -1,4 +1,4 @@
-"""The audit log: who changed what, of one topic or of all."""
+"""The audit log of one topic or of all topics."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from streamqd.console.formats import instant
 from streamqd.console.view import ConsoleView, Context, Visit
 from streamqd.store import topics
 
-TOPICS_MAX = 500  # whose logs one page reads
+TOPICS_MAX = 500  # limit of topics whose logs one page reads
 _BODY = frozenset({"key", "headers"})
 
 
 def show(visit: Visit) -> Context:
-    """Return a page of entries, the latest first. `before` is the id to continue after."""
+    """Return a page of entries, latest first. `before` is the ID at which to continue."""
     store, topic, before = visit.desk.store, visit.text("topic"), visit.text("before")
     names = [topic] if topic else sorted(topics.registry(store)[0])
     rows: list[tuple[str, AuditEntry]] = []
@@ -35,7 +35,10 @@ def show(visit: Visit) -> Context:
 
 
 def _arguments(visit: Visit, entry: AuditEntry) -> dict[str, object]:
-    """Return the arguments of a command. Filters by key and headers are parts of messages."""
+    """Return the arguments of a command.
+
+    Keys and headers in filters are shown like those of messages.
+    """
     shown: dict[str, object] = {}
     for name, value in entry.arguments.items():
         time = name.removesuffix("_unix_ms")

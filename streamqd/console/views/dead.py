@@ -1,4 +1,4 @@
-"""Dead letters: the topics that have some, causes and letters of a topic, one letter, files."""
+"""Dead letters: the topics with dead letters, the list and causes of a topic, details, files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from streamqd.console.exports import ExportFile
 from streamqd.console.view import PARTITION_MAX, ConsoleView, Context, Download, Visit
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 
-BUDGET = 10_000  # dead letters that a page examines, the newest first
-BUDGET_MAX = 100_000  # of the causes, on request
-PAINT_SECONDS = 0.6  # after which the causes stop anyway, so that the page appears within a second
-SECONDS = 5.0  # the same if a person asks for more
+BUDGET = 10_000  # dead letters that a page examines, newest first
+BUDGET_MAX = 100_000  # limit for the causes, on request
+PAINT_SECONDS = 0.6  # time limit for the causes, so that the page appears within a second
+SECONDS = 5.0  # time limit if a person requests more
 CAUSES_SHOWN = 100
 FILTERS = (
     *("group", "fingerprint", "error", "reason", "key", "header", "since", "until"),
@@ -25,7 +25,7 @@ FILTERS = (
 
 
 def read_choice(visit: Visit, now_unix_ms: int) -> MessageFilter:
-    """Return the filter that the URL or form states.
+    """Return the filter in the URL or form.
 
     Raises InvalidRequestError, RequestRefusedError.
     """
@@ -70,7 +70,7 @@ def _instant(visit: Visit, name: str, now_unix_ms: int) -> int | None:
 
 
 def read_filters(visit: Visit) -> dict[str, str]:
-    """Return the filters as they are written, for links and forms."""
+    """Return the filters as written, for links and forms."""
     return {name: visit.text(name) for name in FILTERS if visit.text(name)}
 
 

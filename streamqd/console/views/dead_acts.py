@@ -1,4 +1,4 @@
-"""Change dead letters: replay and purge them, each in a job of the console.
+"""Replay and purge dead letters, each in a job of the console.
 
 A dry run examines a limited number of dead letters and states this number. The form contains the
 time of its dry run, so the job applies to the dead letters that existed then. It reads them page by
@@ -37,10 +37,10 @@ from streamqd.words import plural
 
 Result = TypeVar("Result", ReplayResult, Purged)
 
-LARGE = 1_000  # more dead letters are replayed only if the name of the topic is typed
+LARGE = 1_000  # limit above which the name of the topic must be typed
 EXAMINED = 10_000  # dead letters that a dry run examines by default
 EXAMINED_MAX = 100_000
-EXAMINING_SECONDS = 5.0  # after which a dry run stops anyway
+EXAMINING_SECONDS = 5.0  # time limit of a dry run
 ROWS = 20  # causes in a dry run
 AT, COUNT = f"{OWN}at", f"{OWN}letters"  # unix ms and number of dead letters of the dry run
 _LIMIT, _SCAN = "Limit", "Scan at most"  # labels of the fields `canary` and `examine`
@@ -69,7 +69,7 @@ def _filter_fields(visit: Visit) -> list[FormField]:
 
 
 def _choices(visit: Visit) -> list[tuple[str, str]]:
-    """Return the reasons of dead letters, with that of the URL even if there is no such reason."""
+    """Return the reasons of dead letters, and the reason in the URL even if it is unknown."""
     given = visit.text("reason")
     known = [*REASONS, *([given] if given and given not in REASONS else [])]
     return [("", "any"), *((each, reason(each)) for each in known)]
@@ -123,7 +123,7 @@ def _read_rate(visit: Visit) -> float | None:
 
 
 def _choice_until(visit: Visit, at_unix_ms: int) -> MessageFilter:
-    """Return the filter of the form, without messages that are dead-lettered later."""
+    """Return the filter of the form, without messages that are dead-lettered after `at_unix_ms`."""
     choice = read_choice(visit, at_unix_ms)
     if choice.ids:
         return choice
@@ -132,18 +132,18 @@ def _choice_until(visit: Visit, at_unix_ms: int) -> MessageFilter:
 
 
 def _now_unix_ms(visit: Visit) -> int:
-    """Return the time after all existing dead letters, in unix ms of Redis."""
+    """Return a time that is later than all existing dead letters (unix ms, Redis time)."""
     return server_unix_ms(visit.desk.store.connection) + 1
 
 
 def _dry_run_ms(visit: Visit) -> int:
-    """Return the time of the dry run that the person saw, or else the present."""
+    """Return the time of the dry run that the person saw, or the current time."""
     present = _now_unix_ms(visit)
     return min(present, visit.number(AT, present))
 
 
 def _dry_run_count(visit: Visit) -> int | None:
-    """Return the exact count of the dry run that the person saw, None if it had none."""
+    """Return the exact count of the dry run that the person saw, None without one."""
     return visit.optional_number(COUNT)
 
 
@@ -232,7 +232,7 @@ def _sentences(plan: ReplayPlan, rate: float | None) -> list[str]:
 
 
 def _risks(plan: ReplayPlan, target: Target) -> list[str]:
-    """Return why the name of the topic must be typed ahead of a replay. Empty: it need not be."""
+    """Return the reasons why the name of the topic must be typed before a replay."""
     crashed = any(each.reason == "crashes" for each in plan.causes)
     found = {
         f"more than {LARGE:,} dead letters match": plan.dead_letters > LARGE,
@@ -248,7 +248,7 @@ def replay(visit: Visit) -> ActResult:
     """Start the replay of the dry run that the person saw, as a job."""
     topic, rate, canary = visit.path["topic"], _read_rate(visit), _read_limit(visit)
     at = _dry_run_ms(visit)
-    # Within the same budget as the dry run: what it does not examine needs the name of the topic.
+    # Use the same budget as the dry run. Dead letters beyond it require the name of the topic.
     check_typed(visit.typed, topic if _risks(_make_plan(visit, at), _read_target(visit)) else "")
     target = _read_target(visit)
     change = functools.partial(dead_letters.replay, target=target, rate=rate, limit=canary)
@@ -264,7 +264,7 @@ def replay(visit: Visit) -> ActResult:
 
 
 def _remaining_form(visit: Visit) -> dict[str, str]:
-    """Return the form of the dead letters beyond its limit, empty without a limit or with IDs."""
+    """Return the form for the dead letters beyond the limit, empty without a limit or with IDs."""
     stated = {each.name: each.value for each in _replay_fields(visit) if each.value}
     if not stated.pop("canary", "") or "id" in stated:
         return {}

@@ -1,4 +1,4 @@
-"""Doctor: the checks of `streamqd doctor`, apart from those of a daemon's host."""
+"""The checks of `streamqd doctor`, except those of a daemon's host."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from streamqd.console.view import ConsoleView, Context, Visit
 def show(visit: Visit) -> Context:
     """Run the checks, or those of `area`, and return their findings by area.
 
-    The console may run on another host than the daemons, so the checks of a host are left out, and
-    in a console that is read-only those of a daemon's permissions. No database of an outbox is
-    asked: the console may not reach it, and a page must not wait for it.
+    The checks of a host are omitted, because the console may run on a different host than the
+    daemons. In a read-only console, the check of a daemon's permissions is omitted too. The console
+    does not connect to databases of outboxes, which it may not reach and for which a page must not
+    wait.
     """
     settings = visit.desk.settings
     left_out = {"host"} | ({"permissions"} if settings.console.read_only else set())

@@ -13,18 +13,18 @@ from streamqd.console.view import ConsoleView, Context, Visit
 from streamqd.console.views.schedules import LEVELS
 
 TOPICS_MAX = 60
-SOURCES_MAX = 4  # boxes of a topic
-ROWS_MAX = 200  # rows of the table of sources
+SOURCES_MAX = 4  # limit of source boxes per topic
+ROWS_MAX = 200  # limit of rows in the table of sources
 BOX, GAP = 44, 12  # pixels
-CHARACTER = 9.4  # pixels of a wide one
+CHARACTER = 9.4  # width of a wide character in pixels
 
 
 @dataclass(frozen=True, slots=True)
 class FlowLayout:
-    """Where the boxes of a picture are, in pixels: left edges and widths.
+    """The positions of the boxes in a picture: left edges and widths in pixels.
 
-    In the wide one, a topic is between its sources and groups. In the narrow one, it is below its
-    sources and above its groups.
+    In the wide layout, a topic is between its sources and groups. In the narrow layout, it is below
+    its sources and above its groups.
     """
 
     name: str
@@ -74,7 +74,7 @@ class FlowBox:
 class FlowLine:
     """A line between two boxes. `width` grows with the rate.
 
-    `kind` is still if nothing flows, fed if no rate is known, otherwise ''.
+    `kind` is `still` if nothing flows, `fed` if the rate is unknown, otherwise ''.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Handlers: how long their runs take, and which errors they raise."""
+"""Handlers: the durations of their runs, and the errors that they raise."""
 
 from __future__ import annotations
 

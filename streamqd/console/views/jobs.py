@@ -1,4 +1,4 @@
-"""Jobs: the progress of a replay or a purge that runs in the background, and its stop."""
+"""Jobs: the progress of a replay or a purge in the background, and the act that stops it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamqd.console.jobs import ConsoleJob
 from streamqd.console.view import Act, ActResult, AuditNote, ConsoleView, Context, Preview, Visit
 
 BUDGET = 1_000  # dead letters that the page of a replay examines, the newest first
-SECONDS = 0.3  # after which it stops anyway
+SECONDS = 0.3  # time limit of this examination
 
 
 def show_job(visit: Visit) -> Context:
@@ -28,9 +28,10 @@ def show_job(visit: Visit) -> Context:
 
 
 def _remaining_form(visit: Visit, job: ConsoleJob) -> dict[str, str]:
-    """Return the form of the other dead letters after a replay of a few, {} if there is none.
+    """Return the form for the remaining dead letters after a limited replay, or {}.
 
-    It is for the person who started the replay: others may not see the key that it filters by.
+    Only the person who started the replay gets it, because others may not see the key in its
+    filter.
     """
     if job.running or not job.remaining_form or job.person != visit.person.name:
         return {}
@@ -38,7 +39,7 @@ def _remaining_form(visit: Visit, job: ConsoleJob) -> dict[str, str]:
 
 
 def _count_dead_again(visit: Visit, job: ConsoleJob) -> tuple[int | None, bool]:
-    """Return how many replayed messages have died since, and True if the number is exact."""
+    """Return how many replayed messages are dead letters again, and True if that is exact."""
     if job.replayed_since_unix_ms is None:
         return None, True
     choice = MessageFilter(since_unix_ms=job.replayed_since_unix_ms)
@@ -65,7 +66,7 @@ def stop(visit: Visit) -> ActResult:
     job = visit.desk.backend.jobs.get(visit.path["job"])
     job.stopping.set()
     note = AuditNote([job.topic], "job stop", {"job": job.title, "started_by": job.person})
-    # Its page shows that it stops.
+    # No sentence, because the page of the job shows that it stops.
     return ActResult("", note)
 
 

@@ -1,4 +1,4 @@
-"""Messages: search in a budget, a live tail, and one message's origin, states and copies."""
+"""Messages: a bounded search, a live tail, and the origin, states and copies of one message."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.message import REPLAY_OF
 from streamqd.policy.partitioning import crc32_partition
 
-BUDGET = 10_000  # messages that one request looks at
-SECONDS = 2.0  # after which it stops anyway
-PIECE = 500  # messages between two looks at the clock
+BUDGET = 10_000  # messages that one request examines
+SECONDS = 2.0  # time limit of a search
+PIECE = 500  # messages between two checks of the time
 TAIL_ROWS = 50
-TAIL_BYTES = 1 << 20  # of payloads, after which a look at the newest messages stops
-TAIL_PARTITIONS = 64  # of a topic whose partitions are followed together
+TAIL_BYTES = 1 << 20  # bytes of payloads after which a read of the newest messages stops
+TAIL_PARTITIONS = 64  # limit of partitions that are followed together
 _WHERE = re.compile(
     r"(header:[^\s=~]+|/(?:[^\s=~]|~[01])*|payload)\s*(=|~|exists)\s*(.*)", re.DOTALL
 )
 _FILTERS = ("key", "partition", "since", "until", "where")
-_archive_lock = threading.Lock()  # held by the one request that reads the archive
+# Held by the request that reads the archive, because one may do so at a time.
+_archive_lock = threading.Lock()
 
 Test = Callable[[TailedEntry], bool]
 
@@ -45,7 +46,8 @@ def show(visit: Visit) -> Context:
     choice = read_choice(visit, visit.now.now_unix_ms)
     count = partition_count(store, topic)
     if choice.key is not None and choice.partition is None:
-        # The hash of the key names the partition, unless a producer chose another one.
+        # Search only the partition of the key's hash, which is right unless a producer chose
+        # another.
         choice = replace(choice, partition=crc32_partition(choice.key, count))
     test = _read_test(visit)
     rows, cursor, examined, total = _search(visit, choice, test)
@@ -85,7 +87,7 @@ def _search(
 
 
 def _read_test(visit: Visit) -> Test | None:
-    """Return the test that `where` states: NAME = TEXT, NAME ~ TEXT or NAME exists."""
+    """Return the test in `where`: NAME = TEXT, NAME ~ TEXT or NAME exists."""
     text = visit.text("where")
     if not text:
         return None
@@ -128,7 +130,7 @@ def _message_value(row: TailedEntry, name: str) -> str | None:
 
 
 def show_tail(visit: Visit) -> Context:
-    """Return the newest messages of a topic or partition. The live page shows them as they come."""
+    """Return the newest messages of a topic or partition. The live page adds new messages."""
     topic, partition = visit.path["topic"], visit.optional_number("partition", most=PARTITION_MAX)
 
     def read() -> tuple[int, bool, list[TailedEntry], list[Unreadable]]:
@@ -164,7 +166,7 @@ def _read_newest(
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What sent a message, as its entry states: a label, a name, and the page of that, if any."""
+    """The sender of a message according to its entry: a label, a name, and its page, if any."""
 
     label: str
     text: str
@@ -174,7 +176,7 @@ class Origin:
 
 
 def show_message(visit: Visit) -> Context:
-    """Return one message: what sent it, its way through each group, and its copies."""
+    """Return one message: its sender, its state in each group, and its copies."""
     topic, name = visit.path["topic"], tracing.read_name(visit.text("uid"))
     if name.topic != topic:
         raise InvalidRequestError(f"{visit.text('uid')} is not a message of {topic}")
@@ -201,7 +203,7 @@ def show_message(visit: Visit) -> Context:
 def _origins(
     entry: EntryTrace, headers: Mapping[str, str], shown: Mapping[str, str]
 ) -> list[Origin]:
-    """Return what sent a message, without headers that the person may not see."""
+    """Return the origins of a message, without headers that the person may not see."""
     seen = {name for name, value in headers.items() if shown.get(name) == value}
     found = []
     if entry.schedule and tracing.SCHEDULE in seen:
@@ -220,7 +222,7 @@ def _origins(
 
 
 def _origin_of_uid(label: str, text: str) -> Origin:
-    """Return an origin that may be a uid. That of a dead letter has `:dlq` after the topic."""
+    """Return an origin that may be a uid. The uid of a dead letter has `:dlq` after the topic."""
     try:
         name = tracing.read_uid(text)
     except InvalidRequestError:
@@ -233,7 +235,7 @@ def _origin_of_uid(label: str, text: str) -> Origin:
 
 
 def _find_in_archive(visit: Visit, found: Trace) -> str:
-    """Return where the archive has a message, '' if the person has not asked for that."""
+    """Return the place of a message in the archive, '' if the person did not request it."""
     settings = visit.desk.settings
     asked = visit.text("archive") and found.where != "delayed"
     if not asked or settings.console.archive is None:

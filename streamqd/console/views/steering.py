@@ -35,7 +35,7 @@ Target = TypeVar("Target", bound="Scope | Assignment | str")
 
 @dataclass(frozen=True, slots=True)
 class Steering(Generic[Target]):
-    """A directive that an act gives or removes. `target` is a scope, an assignment or an instance.
+    """A directive that an act writes or removes. `target` is a scope, an assignment or an instance.
 
     `steer` calls the function of `streamqd.admin.directives`, with True for a dry run. `effect` is
     the text of the dry run, `result` the sentence of the act, and `more` are other arguments for
@@ -58,7 +58,7 @@ class Steering(Generic[Target]):
         return Preview([effect, *unchanged, *(sentence(each) for each in done.notes)])
 
     def run(self, visit: Visit) -> ActResult:
-        """Give or remove the directive. The log of each topic that it covers gets an entry."""
+        """Write or remove the directive. The audit log of each affected topic gets an entry."""
         target = self.target(visit)
         topic = None if isinstance(target, str) else target.topic
         stated = {"instance" if isinstance(target, str) else "scope": str(target)}
@@ -108,7 +108,7 @@ def _name(scope: Scope) -> str:
 
 
 def find_wider_pause(visit: Visit, scope: Scope) -> str:
-    """Return the pause of more than a scope that covers it, such as `orders/*/*`, '' for none."""
+    """Return a wider pause that covers a scope, such as `orders/*/*`, or ''."""
     found = visit.now.seen.state.control.pause_of(scope)
     return "" if found is None or found[0] == scope else str(found[0])
 
@@ -132,7 +132,7 @@ RESUME = Steering(
     lambda _visit, scope: f"{_name(scope)} would fetch messages again.",
     lambda _visit, scope: f"{_name(scope)}: resumed.",
 )
-# A pause of any scope, as the fleet lists it.
+# Resumes a pause of any scope, from the list of the fleet.
 RESUME_PAUSE = Steering(
     "resume",
     _stated_scope,

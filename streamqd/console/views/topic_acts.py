@@ -25,7 +25,7 @@ from streamqd.console.view import (
 from streamqd.errors import RequestRefusedError
 from streamqd.words import plural, spans
 
-POLL_SECONDS = 1.0  # between two looks at the groups of a growing topic
+POLL_SECONDS = 1.0  # interval of the checks of the groups of a growing topic
 ROWS = 50  # partitions in a dry run
 
 
@@ -89,7 +89,7 @@ def preview_grow(visit: Visit) -> Preview:
 
 
 def grow(visit: Visit) -> ActResult:
-    """Start or continue a growth, as a job. Only its start is audited, as by the command."""
+    """Start or continue a growth, as a job. Like the command, audit only its start."""
     name, to = visit.path["topic"], _wanted_partitions(visit)
     under_way = _find_growth(visit, to)
 
@@ -159,7 +159,7 @@ def delete_topic(visit: Visit) -> ActResult:
             job.done = removed
 
         done = topics_deletion.delete(desk.store, name, force=False, progress=progress)
-        # The audit log was deleted with the topic: this is the first entry of a new one.
+        # The audit log was deleted with the topic, so this is the first entry of a new log.
         arguments = {"groups": found.groups, "partitions": done.partitions, "force": False}
         counts = {"messages": found.messages, "dead_letters": found.dead_letters, "keys": done.keys}
         written = record(desk, [name], "topic delete", arguments, counts)

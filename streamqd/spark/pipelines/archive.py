@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TIMEOUT = 10.0  # seconds that one round trip to Redis may take
-BATCH_ROWS = 4_000_000  # each batch costs Java most of a CPU second
+BATCH_ROWS = 4_000_000  # large, because each batch costs Java almost a second of CPU
 FETCH_ROWS = 5_000  # entries of one page. `fetchBytes` is the limit if entries are large.
 
 
@@ -62,16 +62,16 @@ class Done:
     size: int = 0
     files: int = 0
     missing: int = 0  # entries of the range that were trimmed, or deleted by another client
-    parsed: int = 0  # rows of entries that are of the topic's schema
+    parsed: int = 0  # rows of entries that fit the topic's schema
     quarantined: int = 0
     dead_letters: int = 0
     seconds: float = 0.0
-    archived: dict[str, str] = field(default_factory=dict)  # partition -> id
-    problem: str = ""  # why its payloads are not parsed any further
+    archived: dict[str, str] = field(default_factory=dict)  # partition -> ID
+    problem: str = ""  # reason for which no more payloads are parsed
 
 
 class Archiver:
-    """Archives topics into one folder.
+    """Archives topics into one directory.
 
     1. `run` processes the topics once, each under its lease. 2. It first reports committed entries
     to Redis, which a killed run may not have done. A stream that was created again is excluded. 3.
@@ -160,7 +160,10 @@ class Archiver:
         return self.settings.pipelines.get(topic, config.Pipeline())
 
     def _start_session(self) -> SparkSession:
-        """Return the session. Checks all schemas first: one may be needed only hours later."""
+        """Return the session.
+
+        Check all schemas first, because one may be needed only hours later.
+        """
         spark = self._spark()
         for topic in self._unread:
             try:
@@ -258,7 +261,8 @@ class Archiver:
     def _verify_new(self, table: ArchiveTable, field: str) -> dict[TopicPartition, Id]:
         """Check the files not yet reported to Redis, because Redis deletes reported entries.
 
-        `field` of the record of trimming has the reported position. Return these positions.
+        `field` is the field of the trimming record with the reported position. Return these
+        positions.
         """
         reported: dict[TopicPartition, Id] = {}
         for place, end in table.positions.items():
@@ -271,7 +275,7 @@ class Archiver:
         return reported
 
     def advance(self, ends: Offsets) -> None:
-        """Report to Redis up to where partitions are archived."""
+        """Report the archived positions of partitions to Redis."""
         calls = [
             archives.advance(self.keys, *place, offsets.write_id(end.id))
             for place, end in ends.items()
@@ -279,7 +283,7 @@ class Archiver:
         check_replies(self.link.run_many(calls))
 
     def advance_dead(self, ends: Offsets) -> None:
-        """Report to Redis up to where dead letters of partitions are archived."""
+        """Report the archived positions of dead letters to Redis."""
         calls = [
             archives.advance(self.keys, *place, offsets.write_id(end.id), dead=True)
             for place, end in ends.items()
@@ -317,7 +321,7 @@ class _Run:
             loss = offsets.find_loss(start, facts[place])
             if loss is not None and not self._of.allow_loss:
                 report_loss(place, start.id, loss, fail=True)
-        # At least 1 each, because entries lost before archiving must be reported.
+        # Count at least 1 for each partition, so that the run also reports entries that were lost.
         return sum(max(1, offsets.backlog(start, facts[place])) for place, start in starts.items())
 
     def run(self, spark: SparkSession, meter: ProgressMeter) -> None:
@@ -344,7 +348,7 @@ class _Run:
                 raise (self._failures or [to_streamqd_error(error)])[0] from error
 
     def _store(self, frame: DataFrame, _: int) -> None:
-        """Commit one batch. Passes errors to `run` directly, because Spark carries only texts."""
+        """Commit one batch. Store errors for `run`, because Spark passes on only their texts."""
         from pyspark.errors import PySparkException
 
         try:
@@ -380,7 +384,8 @@ class _Run:
             if start.passed is None or end.passed is None:
                 continue
             missing = end.passed - start.passed - found[place[1]]
-            if missing < 0 and not self._of.allow_loss:  # a recreated stream counts from zero
+            # The counts of a recreated stream start at zero.
+            if missing < 0 and not self._of.allow_loss:
                 raise ArchiveError(
                     f"{place[0]}: the archive has {-missing} more rows than the topic had entries"
                     f" up to {offsets.write_id(end.id)}"

@@ -42,7 +42,8 @@ def incomplete_partitions(
     archived: Offsets, targets: Offsets, facts: Mapping[TopicPartition, StreamFacts]
 ) -> Offsets:
     """Return the positions of the partitions that are not archived up to their target."""
-    # A partition not yet archived starts before its first entry: trimmed entries are a loss.
+    # A partition that was never archived starts before its first entry, so that trimmed entries
+    # count as a loss.
     starts = {place: archived.get(place, Position(offsets.ZERO, 0)) for place in targets}
     return {
         place: start
@@ -84,7 +85,7 @@ def plan(
             cut = offsets.split(span, count, facts[place].first) if count > 1 else [span]
             planned.append(each._replace(spans=tuple(cut)))
         elif place in shares:
-            # The number of rows in the whole span does not apply to this part.
+            # The number of rows of the whole span does not apply to a part of it.
             one = span._replace(rows=None)
             planned.append(each._replace(spans=(one,), limit=shares[place]))
     return planned

@@ -56,7 +56,7 @@ _COMPARE = {
     "<": operator.lt,
     "<=": operator.le,
 }
-# Types whose values Spark and pyarrow compare alike. They differ for NaN, for example.
+# Types whose values Spark and pyarrow compare in the same way. For NaN, for example, they differ.
 _COMPARED = ("byte", "short", "integer", "long", "string", "binary", "date", "timestamp")
 
 
@@ -105,8 +105,8 @@ def read(
 def _source(folder: BucketFolder, name: str, partitioned: tuple[str, ...]) -> type[DataSource]:
     """Return a data source for one table.
 
-    The folder is in the class, not in an option: it may contain credentials, and Spark shows
-    options in plans and event logs.
+    The directory is stored in the class and not in an option, because it may contain credentials,
+    and Spark shows options in plans and event logs.
     """
 
     class BucketTableSource(DataSource):
@@ -171,12 +171,12 @@ class BucketTableReader(DataSourceReader):
         return [FilesPartition(each) for each in tasks] or [FilesPartition(())]
 
     def _bounds(self, file: ListedFile, column: str) -> tuple[Any, Any] | None:
-        """Return the least and the greatest value that a column can have in a file, if known."""
+        """Return the minimum and maximum that a column can have in a file, if known."""
         if column in self._partitioned:
             value = self._partition_values(file)[column]
             return value, value
         if self._partitioned != RAW.partitioned:
-            return None  # columns with the names below are those of a schema or a query
+            return None  # here, columns with the names below belong to a schema or a query
         if column == "id_ms":
             return file.first_ms, file.last_ms
         if column == "timestamp":

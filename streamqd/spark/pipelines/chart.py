@@ -1,6 +1,6 @@
 """Draw bars over time as SVG, in the colors of the surrounding page. No I/O.
 
-It contains only numbers and times, so no escaping is needed.
+The chart contains only numbers and times, so no escaping is needed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 
 WIDTH, HEIGHT = 440, 180  # px
 _RIGHT, _TOP, _BOTTOM = 14, 12, 38  # px around the bars. The left margin depends on the labels.
-_CHARACTER = 7.5  # px of one in a label
-_LABEL = 72  # px between two labels of the time axis at least
-_ROWS = 4  # steps of the axis of counts at most
+_CHARACTER = 7.5  # px of a character in a label
+_LABEL = 72  # minimum px between two labels of the time axis
+_ROWS = 4  # maximum number of steps of the axis of counts
 _DAY = 86_400
 _STEPS = (
     *(1, 2, 5, 10, 15, 30),
@@ -21,13 +21,13 @@ _STEPS = (
     *(_DAY * each for each in (1, 2, 7, 14)),
 )  # seconds
 _MONTHS = (1, 3, 6, 12, 24, 60, 120, 600, 1_200, 6_000, 12_000)  # longer steps, of the calendar
-_MONTH = 30.4 * _DAY  # seconds, about
+_MONTH = 30.4 * _DAY  # approximate seconds
 
 
 def bars(counts: Mapping[int, int], width_ms: int, name: str) -> str:
     """Return the chart of counts by the start of their bucket (unix ms, UTC).
 
-    '' without counts, or with times that no calendar has.
+    Return '' without counts, or for times outside the calendar.
     """
     if not counts:
         return ""
@@ -64,7 +64,7 @@ def bars(counts: Mapping[int, int], width_ms: int, name: str) -> str:
                      f' y2="{floor + 4}"/>')  # fmt: skip
         for text, y in ((label, floor + 17), (under, floor + 32)):
             half = len(text) * _CHARACTER / 2
-            middle = min(max(x(at), half), WIDTH - half)  # whole at both edges
+            middle = min(max(x(at), half), WIDTH - half)  # keep the label within both edges
             if text:
                 parts.append(f'<text class="x" x="{middle:.1f}" y="{y}">{text}</text>')
     return "".join((*parts, "</svg>"))

@@ -1,4 +1,4 @@
-"""Guard a directory of checkpoints: one run at a time, and only the query that created it."""
+"""Guard a directory of checkpoints, so that only one run of the query that created it uses it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from streamqd.spark.pipelines import tables
 from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.store.keys import Keys
 
-_SIGN = "_checkpoints.json"  # names the folder, wherever it is mounted
+# File with the ID of the directory, which stays the same under any mount path.
+_SIGN = "_checkpoints.json"
 
 
 def lease_checkpoints(settings: config.Settings, folder: Path) -> PipelineLease:
-    """Return the lease on a folder of checkpoints, which is created if missing. Enter it."""
+    """Return the lease on a directory of checkpoints, which is created if missing.
+
+    The caller enters the lease.
+    """
     sign = _sign(folder)
     keys = Keys(settings.keys.control, settings.keys.streams)
     return PipelineLease(
@@ -32,10 +36,10 @@ def lease_checkpoints(settings: config.Settings, folder: Path) -> PipelineLease:
 
 
 def bind_query(folder: Path, query: Mapping[str, str]) -> None:
-    """Check that the folder's checkpoint belongs to this query, or record the query in a new one.
+    """Check that a checkpoint belongs to this query. Record the query in a new checkpoint.
 
-    Spark continues with a changed query where it can, and its counts then match neither query.
-    Raises RequestRefusedError.
+    Spark would continue with a changed query if possible, and its counts would then be wrong for
+    both queries. Raises RequestRefusedError.
     """
     sign = _sign(folder)
     known = sign.setdefault("query", dict(query))

@@ -1,7 +1,7 @@
 """Merge small files of a table into large ones, and delete files that no reader needs any longer.
 
-The merge is a commit of the Delta log: a reader sees the table before or after it. The deletion is
-not a commit, and it spares files for `grace`, because readers may still use them.
+The merge is a commit of the Delta log, so a reader sees the table before or after it. The deletion
+is not a commit. It keeps replaced files for `grace`, because readers may still use them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("streamqd.spark")
 
-TARGET = 256 << 20  # bytes of files that are written into one
+TARGET = 256 << 20  # target size of a file in bytes
 GRACE = 86_400.0  # seconds that replaced files stay for readers that already use them
 FAN_IN = 8  # files of similar size, date and partition that are merged into one
 _SMALLEST = 1 << 20  # bytes. Smaller files count as similar in size.
@@ -105,7 +105,7 @@ def compact(
                 with _collect_problems(problems):
                     done.append(_compact_table(made, f"{made.kind.folder}/{topic}", target, grace))
     for kind in () if wanted else (derived.RESULTS, HISTORY):
-        # Without the lease, which a standing query may hold for weeks: Delta keeps them apart.
+        # Do not take the lease, which a standing query may hold for weeks. Delta detects conflicts.
         for name in archive.names(kind):
             with _collect_problems(problems):
                 result = archive.derived_table(name, kind)
@@ -141,10 +141,10 @@ def merge_small_files(table: ArchiveTable, batches: int) -> None:
     try:
         _merge_small_files(table, batches)
     except RequestRefusedError:
-        return  # another program changes the files, and it or the next run merges them
+        return  # another program is changing the files. It or the next run merges them.
     except ArchiveDamagedError:
         raise
-    except (ArchiveError, OSError) as error:  # the archived entries stay archived
+    except (ArchiveError, OSError) as error:  # only the merge failed, and the entries are archived
         _log.warning("the small files of %s were not merged: %s", table.topic, error)
 
 
@@ -189,10 +189,11 @@ def rewrite(
             target_size=target,
             max_concurrent_tasks=1,
             writer_properties=_writer_properties(table),
-            # Without a note, which would discard a batch committed by another run in this time.
+            # Write no note, which would discard a batch that another run commits meanwhile.
             commit_properties=CommitProperties(custom_metadata={MARK: mark}),
         )
-        # delta-rs writes and commits in one call and flushes neither: files first, then the log.
+        # delta-rs writes and commits in one call, without flushing. Flush the files first, then the
+        # log.
         table.reload()
         gone, new = _read_commit(table, version + 1, mark)
         table.settle(new)
@@ -203,7 +204,7 @@ def rewrite(
 
 
 def _writer_properties(table: ArchiveTable) -> WriterProperties:
-    """Return how files of a table are written: results of a query may have NaN."""
+    """Return the writer properties of a table. Results of a query may contain NaN."""
     from deltalake import ColumnProperties, WriterProperties
 
     if table.kind != derived.RESULTS:
@@ -218,7 +219,7 @@ def _writer_properties(table: ArchiveTable) -> WriterProperties:
 
 
 def _read_commit(table: ArchiveTable, first: int, mark: str) -> tuple[set[str], list[WrittenFile]]:
-    """Return the names of the files that our commit removed, and the files that it added.
+    """Return the names of the files that the commit with this mark removed, and the added files.
 
     Other programs may have committed before and after it.
     """
@@ -238,10 +239,10 @@ def _parse_added(table: ArchiveTable, found: dict[str, Any]) -> WrittenFile:
 
 
 def purge(table: ArchiveTable, grace: float) -> int:
-    """Delete files that no version of the last `grace` seconds names. Return their number.
+    """Delete files that no version of the last `grace` seconds uses. Return their number.
 
-    delta-rs only lists them: it would follow links, and delete files outside our layout. Raises
-    ArchiveError for a file that cannot be deleted.
+    delta-rs only lists the files, because it would follow links and delete files outside the
+    layout. Raises ArchiveError for a file that cannot be deleted.
     """
     count = 0
     for name in table.find_unnamed(grace):

@@ -1,8 +1,9 @@
-"""Convert JSON values to Arrow columns, if the result of Spark's own conversion is certain.
+"""Convert JSON values to Arrow columns, if the result of Spark's conversion is certain.
 
-Spark accepts many more forms than this module, for example a hundred forms of a time. A row with a
-value in another form is undecided, and Spark converts it. This module may leave any row undecided,
-but it must not differ from Spark: each value equals Spark's, and Spark rejects each wrong row.
+Spark accepts many more formats than this module, for example a hundred formats of a time. A row
+with a value in another format is undecided, and Spark converts it. This module may leave any row
+undecided, but must never differ from Spark: its values are equal to Spark's, and Spark rejects each
+row that it rejects.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ _DAY = (
 _MOMENT = _DAY + r"[T ](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
 _ZONE = "(?:Z|[+-](?:0[0-9]|1[0-7]):[0-5][0-9])"
 _DATE, _LOCAL, _ZONED = f"^{_DAY}$", f"^{_MOMENT}$", f"^{_MOMENT}{_ZONE}$"
-_NANOSECONDS = r"(:[0-9]{2}\.[0-9]{6})[0-9]{1,3}(Z|[+-][0-9:]{5})?$"  # Spark drops these digits
+_NANOSECONDS = r"(:[0-9]{2}\.[0-9]{6})[0-9]{1,3}(Z|[+-][0-9:]{5})?$"  # digits that Spark drops
 _LOW_BITS, _MIDPOINT = (1 << 29) - 1, 1 << 28  # bits of a double between two floats
 _FLOAT_MIN, _FLOAT_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 class Converted(NamedTuple):
-    """A column: its values, the rows that do not fit, and the rows that Spark must decide.
+    """A column: its values, the rows that do not fit, and the undecided rows.
 
-    The values in these rows have no meaning.
+    In both kinds of rows, the values have no meaning.
     """
 
     column: pa.Array
@@ -62,7 +63,7 @@ def _kinds(values: Iterable[Any]) -> set[type]:
 
 
 def _find_other_types(values: Sequence[Any], *kinds: type) -> dict[int, Any]:
-    """Return the values that are not null and have other types, by their rows."""
+    """Return the values by row that are not null and have other types."""
     return {
         at: value
         for at, value in enumerate(values)
@@ -79,7 +80,7 @@ def _with_nulls(values: Sequence[Any], rows: Iterable[int]) -> Sequence[Any]:
 
 
 def _begins_with_letter(text: Any) -> bool:
-    """Return True for a text that is neither a number nor a date.
+    """Return True for a string that is neither a number nor a date.
 
     A time may be `T10:00`, and Spark removes `GMT` from dates and times, even at their start.
     """
@@ -93,7 +94,7 @@ def _begins_with_letter(text: Any) -> bool:
 
 
 def _is_no_number(text: Any) -> bool:
-    """Return True for a text that Spark may try to read as a number, and cannot."""
+    """Return True for a string that Spark cannot read as a number."""
     return _begins_with_letter(text) and not is_huge(text)
 
 
@@ -123,7 +124,7 @@ def _doubles(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     undecided: set[int] = set()
     if _kinds(values) - {Number, int}:
         others = _find_other_types(values, Number, int)
-        # `NaN`, `+INF` and others, and the empty text.
+        # `NaN`, `+INF` and others, and the empty string.
         undecided = {at for at, each in others.items() if type(each) is str and each[:1] in "NI+-"}
         wrong = others.keys() - undecided
         values = _with_nulls(values, others)
@@ -137,7 +138,10 @@ def _doubles(kind: pa.DataType, values: Sequence[Any]) -> Converted:
 
 
 def _floats(kind: pa.DataType, values: Sequence[Any]) -> Converted:
-    """Convert through doubles. Spark decides in the middle of two floats, and near the bounds."""
+    """Convert through doubles.
+
+    Values halfway between two floats or near the bounds are undecided.
+    """
     doubles, wrong, undecided = _doubles(pa.float64(), values)
     size = compute.abs(doubles)
     between = compute.equal(compute.bit_wise_and(doubles.view(pa.int64()), _LOW_BITS), _MIDPOINT)
@@ -150,7 +154,8 @@ def _floats(kind: pa.DataType, values: Sequence[Any]) -> Converted:
 def _strings(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     if _kinds(values) <= {str}:
         return Converted(pa.array(values, kind), set(), set())
-    # An integer 0 may have been -0. Only Spark knows its text of floats, arrays and objects.
+    # An integer 0 may have been written as -0. Only Spark can convert floats, arrays and objects to
+    # its strings.
     undecided = {
         at for at, value in _find_other_types(values, str, bool).items() if not _is_plain(value)
     }
@@ -163,7 +168,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    """Return a string, or an integer or a Boolean as Spark reads it into a string."""
+    """Return the string that Spark returns for a string, an integer or a Boolean."""
     if value is None or type(value) is str:
         return value
     return str(value).lower() if type(value) is bool else str(value)
@@ -179,7 +184,7 @@ def _decimals(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     texts = pa.array(values, pa.string())
     whole = kind.precision - kind.scale
     fraction = rf"(?:\.[0-9]{{1,{kind.scale}}})?" if kind.scale else ""
-    # Other numbers have to be rounded, or have too many digits.
+    # Other numbers must be rounded or have too many digits.
     pattern = rf"^-?[0-9]{{1,{whole}}}{fraction}$" if whole else "^-?0$"
     certain, open_rows = _filter_matching(texts, pattern)
     wrong = {at for at in open_rows if _is_no_number(values[at])}
@@ -187,7 +192,7 @@ def _decimals(kind: pa.DataType, values: Sequence[Any]) -> Converted:
 
 
 def _filter_matching(texts: pa.Array, pattern: str) -> tuple[pa.Array, set[int]]:
-    """Return the texts with null where they do not match, and the rows of these nulls."""
+    """Return the strings, with null for those that do not match, and the rows of these nulls."""
     matches = compute.match_substring_regex(texts, pattern)
     if not matches.false_count:
         return texts, set()
@@ -250,12 +255,12 @@ def convert_unit(kind: pa.DataType, values: Sequence[Any], factor: int) -> Conve
 
 
 def leave_to_spark(kind: pa.DataType, values: Sequence[Any]) -> Converted:
-    """Return a column whose values Spark converts."""
+    """Return a column in which all rows with a value are undecided."""
     return Converted(pa.nulls(len(values), kind), set(), set(_rows_with_value(values)))
 
 
 def _moments(kind: pa.DataType, texts: pa.Array) -> tuple[pa.Array, set[int]]:
-    """Return the times of texts, and the rows with other texts. Without a zone, they are in UTC."""
+    """Return the times of strings, in UTC if without a zone, and the rows of other strings."""
     zoned, rest = _filter_matching(texts, _ZONED)
     if rest:
         texts = compute.replace_substring_regex(texts, _NANOSECONDS, r"\1\2")

@@ -1,12 +1,14 @@
-"""Dead letters into a Delta table of each topic, each exactly once. Needs no Spark.
+"""Archive dead letters in a Delta table per topic, each exactly once. Needs no Spark.
 
-A row is a dead letter, identified by its topic, its partition and its ID. The IDs of a dead-letter
-stream only grow, so a table has all dead letters up to its position that existed at the time of a
-run. Redis gets the position after the commit, and retention then deletes them.
+A row is a dead letter, identified by its topic, partition and ID. The IDs of a dead-letter stream
+only increase, so a table contains all dead letters up to its position that existed during a run.
+After the commit, the position is reported to Redis, and retention can then delete these dead
+letters.
 
-If Redis has an older position, a run was killed in between, or a failover lost the newest dead
-letters. After a failover, others may have got IDs before the position. So a run first archives the
-dead letters in this range that the table does not have.
+If Redis has an older position than the table, a run was killed before the report, or a failover
+lost the newest dead letters. After a failover, new dead letters may have IDs before the table's
+position. A run therefore first archives the dead letters between the two positions that are not in
+the table.
 """
 
 from __future__ import annotations
@@ -67,8 +69,8 @@ class DeadLetterArchiver:
     ) -> int:
         """Archive all dead letters present now. Return their number.
 
-        `check` raises an error if the lease is lost. `reported` returns the positions that Redis
-        has, and raises an error if files after them are damaged. `advance` reports positions to
+        `check` raises an error if the lease is lost. `reported` returns the positions in Redis, and
+        raises an error if files after these positions are damaged. `advance` reports positions to
         Redis. Raises ArchiveError, RequestRefusedError, RedisUnavailableError, RedisResponseError,
         OSError.
         """
@@ -121,8 +123,8 @@ class DeadLetterArchiver:
     ) -> Iterator[tuple[list[WrittenFile], Offsets]]:
         """Write about PORTION_ROWS dead letters at a time. Yield the files and their positions.
 
-        Dead letters that are not `new` are written only if the table does not have them. An error
-        removes the files that were not yielded.
+        Unless they are `new`, dead letters are written only if they are not in the table. After an
+        error, the files that were not yielded are removed.
         """
         from streamqd.spark.pipelines.parts import PartWriter
 
@@ -143,7 +145,8 @@ class DeadLetterArchiver:
                     if count >= PORTION_ROWS:
                         files += writer.finish()
                         check()
-                        unfinished.pop_all()  # the commit may be in the table despite an error
+                        # The table may contain the commit despite an error, so keep the files.
+                        unfinished.pop_all()
                         yield files, reached
                         files, reached, count = [], {}, 0
                         writer = PartWriter(table.folder, each.place[1])
@@ -168,7 +171,7 @@ class DeadLetterArchiver:
 
 
 def _missing(table: ArchiveTable, partition: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows of a batch, in the order of their IDs, whose IDs a table does not have."""
+    """Return the rows of a batch whose IDs are not in a table, in the order of their IDs."""
     import pyarrow as pa
     from pyarrow import compute, parquet
 
@@ -185,7 +188,7 @@ def _missing(table: ArchiveTable, partition: int, batch: pa.RecordBatch) -> pa.R
 
 
 def _add_fingerprints(batch: pa.RecordBatch, entries: list[RawEntry]) -> pa.RecordBatch:
-    """Return a batch in which each dead letter has a fingerprint, as `dlq stats` shows it."""
+    """Return a batch in which each dead letter has the fingerprint that `dlq stats` shows."""
     import pyarrow as pa
 
     at = batch.schema.get_field_index("fingerprint")

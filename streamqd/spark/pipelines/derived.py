@@ -29,15 +29,15 @@ def extra_columns(names: Sequence[str]) -> pa.Schema:
 
 
 def quarantine_extra(names: Sequence[str]) -> pa.Schema:
-    """Return the additional columns of the quarantine for those of the parsed table.
+    """Return the quarantine's additional columns, given those of the parsed table.
 
-    A row of the quarantine may fit a later schema. It then needs its headers.
+    A row of the quarantine may fit a later schema, and then its headers are needed.
     """
     return rows.arrow_schema([rows.HEADERS] if HEADERS in names else [])
 
 
 def parsed_columns() -> pa.Schema:
-    """Return the columns of each parsed table: the event's date, and the raw entry's place."""
+    """Return the columns of each parsed table: the event's date, and the place of the raw entry."""
     import pyarrow as pa
 
     kinds = (pa.date32(), pa.int32(), pa.string(), pa.timestamp("us", tz="UTC"))
@@ -58,7 +58,7 @@ def quarantine_columns() -> pa.Schema:
 
 
 def result_columns() -> pa.Schema:
-    """Return no columns: a table of results has the columns of its query."""
+    """Return no columns, because a table of results has the columns of its query."""
     import pyarrow as pa
 
     return pa.schema([])
@@ -70,14 +70,14 @@ RESULTS = TableKind("results", (), result_columns, "")
 
 
 class Pair(NamedTuple):
-    """The two tables of a topic, at one state."""
+    """The two tables of a topic in a consistent state."""
 
     parsed: ArchiveTable
     quarantine: ArchiveTable
 
 
 def open_pair(archive: Archive, topic: str) -> Pair | None:
-    """Return the tables of a topic, after the quarantine got its owed files. None without tables.
+    """Return the tables of a topic, None without tables. First commit files owed to the quarantine.
 
     The caller holds the lease on the topic. Raises RequestRefusedError if one table was restored or
     removed without the other.

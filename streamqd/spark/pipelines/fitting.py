@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
 
 REASON_MAX = 1000  # characters
-# A row describes a file: `rows_are` has one of the first three values. Or it is ALIKE, a name in
-# payloads (`path`) that differs from a column (`date`) only in case.
+# A row describes a file, and `rows_are` is FIT, UNFIT or UNDECIDED. With ALIKE, it describes a name
+# in payloads (`path`) that differs from a column (`date`) only in case.
 FILE_DDL = "path string, date string, rows bigint, size bigint, bounds string, rows_are string"
 FIT, UNFIT, UNDECIDED, ALIKE = "fit", "unfit", "undecided", "alike"
 _OPTIONS = {
@@ -33,13 +33,13 @@ _OPTIONS = {
     "allowNonNumericNumbers": "false",
 }
 KEPT = ("partition", "id", "timestamp", "date", "key", "value")  # columns of the raw table
-LATE_BYTES = 32 << 20  # bytes of rows of other dates, in one task
+LATE_BYTES = 32 << 20  # limit of buffered bytes of other dates in one task
 
 
 class PairFolders(NamedTuple):
-    """Folders of the two tables of a topic, with the columns of their files.
+    """Directories of the two tables of a topic, with the columns of their files.
 
-    `read` returns the rows of files that are written to the folder of the quarantine.
+    `read` returns the rows of files in the directory of the quarantine.
     """
 
     parsed: tuple[Location, pa.Schema]
@@ -56,10 +56,10 @@ def fit_rows(
     into: PairFolders,
     read: Reader = json_texts,
 ) -> FittedFiles:
-    """Return new files with the rows that fit, and with the others.
+    """Write new files with the rows that fit and with the rows that do not.
 
-    Files of undecided rows exist only in between. After a kill, they are purged like all files
-    without a commit.
+    Files of undecided rows are temporary. After a kill, they are purged like all files without a
+    commit.
     """
     begin = partial(Fitter, into.parsed, into.quarantine, extra=into.extra, read=read)
     prover = Prover(kind, event_time, now_us, read)
@@ -86,8 +86,8 @@ def check_rows(
     """Return converted rows of a raw table, ordered by the dates of rows that fit.
 
     `kept` are the columns of the raw table to return. `Reasons` finds the values that do not fit.
-    `alone` has columns that can make Spark misread later ones, such as maps. A row that does not
-    fit is converted again, once without these columns and once with each of them alone.
+    `alone` contains columns that can make Spark misread later columns, such as maps. A row that
+    does not fit is converted again, once without these columns, and once with each of them alone.
     """
     from pyspark.sql import functions as f
 
@@ -110,15 +110,16 @@ def check_rows(
         )
         dated = dated.withColumn("alone", f.when(f.col("wrong") & f.col("fault").isNull(), alone))
         found.append("alone")
-    # A task has one open file at a time, for any number of dates.
+    # Sort, so that a task has one open file at a time for any number of dates.
     return dated.select(*found).sortWithinPartitions("event_date", "date")
 
 
 def convert_rows(rows: DataFrame, kind: StructType, read: Reader = json_texts) -> DataFrame:
-    """Return rows with a payload as `value`, and its columns of the schema as `row`.
+    """Convert the payloads (`value`) of rows to the columns of the schema (`row`).
 
-    `fault` is the reason why Spark must not convert a payload. `text` is then null, otherwise the
-    text to convert. `wrong` rows do not match the schema, with a fault or without.
+    `fault` is the reason why Spark must not convert a payload. If it is set, `text` is null.
+    Otherwise, `text` is the JSON to convert. `wrong` rows do not match the schema, with or without
+    a fault.
     """
     from pyspark.sql import functions as f
 
@@ -166,9 +167,10 @@ def _from_json(text: str, fields: Sequence[StructField]) -> Column:
 
 
 def _parse_pattern(text: Column, pattern: str, kind: DataType) -> Column:
-    """Return the time of a text in the form of a pattern, null for another text.
+    """Return the time of a string in the format of a pattern, null for other strings.
 
-    The reader of JSON has the zone as an option. Other functions use the zone of the session.
+    Use the JSON reader, which has an option for the zone. Other functions use the zone of the
+    session.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructField, StructType, TimestampType
@@ -182,7 +184,10 @@ def _parse_pattern(text: Column, pattern: str, kind: DataType) -> Column:
 
 
 def _parse_unit(number: Column, factor: int) -> Column:
-    """Return the time of a decimal number of a unit. Times beyond all years are out of range."""
+    """Return the time of a number of a unit.
+
+    Numbers out of range become times beyond the calendar.
+    """
     from pyspark.sql import functions as f
 
     limit = BEYOND_US // factor
@@ -197,7 +202,8 @@ def _day(value: Column, kind: DataType) -> Column:
 
     if kind.typeName() == "date":
         return f.unix_date(value)
-    # Below the first year any day is fine. Near the smallest bigint, subtraction would overflow.
+    # For times before the first year, any day will do. Near the smallest bigint, subtraction would
+    # overflow.
     us, floor = f.unix_micros(value), f.lit((FIRST_DAY - 1) * DAY_US)
     us = f.when(us < floor, floor).otherwise(us)
     return ((us - f.pmod(us, f.lit(DAY_US))) / DAY_US).cast("int")
@@ -216,7 +222,7 @@ class Plain:
         self._files.write("", _to_batch(self._schema, batch.columns))
 
     def finish(self) -> pa.RecordBatch:
-        """Close the files. Return a row for each."""
+        """Close the files. Return a row for each file."""
         return _listing((self._files.finish(), FIT))
 
     def discard(self) -> None:
@@ -227,7 +233,7 @@ class Plain:
 class Fitter:
     """Writes validated rows into files of the parsed table and the quarantine.
 
-    Undecided rows are written like those of the quarantine, without a reason and without a commit.
+    Undecided rows are written like those of the quarantine, but without a reason and a commit.
     """
 
     def __init__(
@@ -238,7 +244,7 @@ class Fitter:
         extra: Sequence[str] = (),
         read: Reader = json_texts,
     ) -> None:
-        """Open the writer. Each schema is that of the files, without the partition column.
+        """Open the writer. The schemas are those of the files, without the partition column.
 
         `extra` are the additional columns of the parsed table, of `derived.extra_columns`.
         """
@@ -249,7 +255,7 @@ class Fitter:
         )
         self._schemas = parsed[1], quarantine[1]
         self._check = check
-        self._case_variants: dict[str, str] = {}  # column -> name of another case
+        self._case_variants: dict[str, str] = {}  # column -> name that differs only in case
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows."""
@@ -284,7 +290,7 @@ class Fitter:
             values = self._read(rows["value"].to_pylist()).texts
             found = [each and rescue_fields(each, has) for each in values]
             own[RESCUED] = pa.array(found, pa.string())
-        # A column that was removed from the schema stays in the table.
+        # A column that was removed from the schema stays in the table, with nulls.
         return _to_batch(
             schema,
             [
@@ -307,7 +313,7 @@ class Fitter:
         )
 
     def finish(self) -> pa.RecordBatch:
-        """Close the files. Return a row for each, and for each name of another case."""
+        """Close the files. Return a row for each file, and for each name that differs in case."""
         writers = {FIT: self._good, UNFIT: self._bad, UNDECIDED: self._undecided}
         none = (0, 0)
         case_variants = self._case_variants.items()
@@ -350,7 +356,7 @@ class _ByDate:
 
         held, self._held, self._bytes = self._held, [], 0
         every = {date for dates, _ in held for date in dates.unique().to_pylist()}
-        # The date of the open file is first.
+        # Start with the date of the open file.
         for date in sorted(every, key=lambda each: (str(each) != self._files.date, each)):
             for dates, rows in held:
                 of_date = compute.equal(dates, date)
@@ -369,9 +375,10 @@ class _ByDate:
 
 
 class FittedFiles(NamedTuple):
-    """Files of the parsed table, of the quarantine, and of rows that Spark must judge.
+    """Files of the parsed table, of the quarantine, and of undecided rows.
 
-    `case_variants` are names in payloads, and the columns from which they differ only in case.
+    `case_variants` are pairs of a name in payloads and the column from which it differs only in
+    case.
     """
 
     fit: list[WrittenFile]
@@ -383,7 +390,7 @@ class FittedFiles(NamedTuple):
 def write_frame(frame: DataFrame, begin: Callable[[], Plain | Fitter]) -> FittedFiles:
     """Make Spark's tasks write a frame. Return the files.
 
-    A table function needs only pyarrow. `mapInArrow` would need pandas too.
+    A table function needs only pyarrow, while `mapInArrow` needs pandas too.
     """
     from pyspark.sql.functions import arrow_udtf
 
@@ -427,7 +434,7 @@ def _listing(*written: tuple[Sequence[WrittenFile], str]) -> pa.RecordBatch:
 
 
 def _to_batch(schema: pa.Schema, arrays: Sequence[pa.Array]) -> pa.RecordBatch:
-    """Return arrays as a file's columns: Spark names some types differently (time zone)."""
+    """Return arrays with a file's column types, which can differ from Spark's in the time zone."""
     import pyarrow as pa
 
     cast = [

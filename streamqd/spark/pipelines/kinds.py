@@ -1,4 +1,4 @@
-"""The tables of an archive besides entries and derived ones: dead letters, and the history."""
+"""The tables of an archive for dead letters and the history."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def minute_columns() -> pa.Schema:
 
 
 def first_minute_columns() -> pa.Schema:
-    """Return the columns that a table of an older version has too."""
+    """Return the columns that tables of older versions have too."""
     import pyarrow as pa
 
     return pa.schema(

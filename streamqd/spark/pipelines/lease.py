@@ -1,7 +1,7 @@
 """The lease of a pipeline, so that two runs do not do the same work.
 
-It is stored in Redis, and a thread with its own connection renews it while the block runs. It only
-saves work: even without it, the archive contains no entry twice.
+The lease is stored in Redis. A thread with its own connection renews it while the block runs. The
+lease only avoids unnecessary work: even without it, the archive contains no entry twice.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 
 TTL = 30.0  # seconds without a renewal after which another run may start
-_RENEWALS = 5  # per TTL
+_RENEWALS = 5  # renewals per TTL
 
 
 class PipelineLease:
     """The lease of one pipeline on one topic, for the duration of a `with` block.
 
-    1. Entering takes the lease, or raises RequestRefusedError, which names its holder.
-    2. A thread renews it. `check` raises RedisUnavailableError once it is no longer ours.
-    3. Leaving gives it back. After a kill the lease expires. On the same host, the next run detects
-       that the process has exited, and does not wait.
+    1. Entering takes the lease, or raises RequestRefusedError, which names its holder. 2. A thread
+    renews it. `check` raises RedisUnavailableError after the lease is lost. 3. Leaving releases it.
+    After a kill, the lease expires. On the same host, the next run detects that the process has
+    exited and does not wait.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class PipelineLease:
                 try:
                     reply = link.run(archives.renew_lease(*arguments, self._ttl))
                 except (RedisUnavailableError, RedisResponseError):
-                    continue  # `_until` shows when that has lasted too long
+                    continue  # `check` raises when this lasts too long
                 if reply.word != "OK":
                     self._lost = True
                     return

@@ -19,7 +19,7 @@ _MS, _SEQ = compute.field("id_ms"), compute.field("id_seq")
 
 @dataclass(frozen=True, slots=True)
 class FoundInArchive:
-    """The place of a message in an archive. `file` is '' when no file covers its id.
+    """The place of a message in an archive. `file` is '' when no file covers its ID.
 
     `found` is True if the message is in the file.
     """
@@ -53,7 +53,7 @@ def find_entry(
 
 
 def _contains(table: ArchiveTable, file: WrittenFile, wanted: Id) -> bool:
-    # The columns hold halves of ids up to 63 bits.
+    # The columns contain halves of IDs up to 63 bits.
     ms, seq = (min(half, LONG_MAX) for half in wanted)
     return bool(_count(table, file, (ms == _MS) & (seq == _SEQ)))
 
@@ -65,6 +65,6 @@ def rows_up_to(table: ArchiveTable, file: WrittenFile, end: Id) -> int:
 
 
 def _count(table: ArchiveTable, file: WrittenFile, wanted: compute.Expression) -> int:
-    """Return the number of rows of a file that fulfil a condition on the ID."""
+    """Return the number of rows of a file that match a condition on the ID."""
     with opened_alone(table.folder, file.path) as raw:
         return int(parquet.read_table(raw, columns=["id_ms"], filters=wanted).num_rows)

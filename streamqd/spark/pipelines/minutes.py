@@ -1,10 +1,10 @@
-"""The figures that housekeepers write to Redis each minute, as a Delta table of each fleet.
+"""Archive the figures that housekeepers write to Redis each minute, in a Delta table per fleet.
 
-A row has the figures of one assignment and minute in one entry of the history. It is identified by
-the entry's ID, the minute and the assignment. An entry counts for the minutes that it covers, as in
-the charts of the console. The table's position is the ID of the last entry, in the same commit as
-the rows, so a killed run repeats no row. Needs no Spark. Entries that Redis trimmed before a run,
-after `daemon.history`, are not in the table.
+A row has the figures of one assignment and minute in one entry of the history. The entry's ID, the
+minute and the assignment identify the row. An entry counts for the minutes that it covers, as in
+the charts of the console. The same commit that adds rows stores the ID of the last entry as the
+table's position, so no row is repeated after a kill. Needs no Spark. Entries that Redis trimmed
+before a run, after `daemon.history`, are not in the table.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MinuteArchiver:
         self._archive = archive
         self._store = store
         self._fleet = fleet
-        self.unreadable = 0  # entries that were left out
+        self.unreadable = 0  # invalid entries that were skipped
 
     def run(self, check: Callable[[], None]) -> int:
         """Archive all entries present now. Return the number of rows.
@@ -60,7 +60,7 @@ class MinuteArchiver:
             table = table or self._archive.derived_table(self._fleet, HISTORY, minute_columns())
             assert table is not None
             if not commits:
-                table.grow(minute_columns())  # a table of an older version has no delays
+                table.grow(minute_columns())  # tables of older versions have no delays
             files = _write_rows(table, rows)
             check()
             table.append(files, {(self._fleet, 0): Position(offsets.read_id(last))})
@@ -76,7 +76,7 @@ class MinuteArchiver:
 
 
 def unarchived_rows(store: Store, table: ArchiveTable | None, fleet: str) -> pa.Table:
-    """Return the rows in Redis that are not in a table, and all without one."""
+    """Return the rows in Redis that are not in a table, or all rows without a table."""
     import pyarrow as pa
 
     schema = minute_columns()
@@ -92,7 +92,7 @@ def _last_entry_id(table: ArchiveTable | None, fleet: str) -> str:
 
 
 def _portions(entries: Iterable[Interval]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield the ID of the last of some entries, and their rows."""
+    """Yield the rows of several entries at a time, with the ID of the last entry."""
     last, rows = "", list[dict[str, Any]]()
     for entry in entries:
         last = entry.id
@@ -132,7 +132,7 @@ def _rows(entry: Interval) -> list[dict[str, Any]]:
     assignments, minutes = entry.by_assignment(), entry.minutes
     if not assignments:
         return []
-    minutes = minutes[-max(1, ROWS_MAX // len(assignments)) :]  # bounds what one entry becomes
+    minutes = minutes[-max(1, ROWS_MAX // len(assignments)) :]  # limits the rows of one entry
     rows, parts = [], len(minutes)
     for at, number in enumerate(minutes):
         minute = dt.datetime.fromtimestamp(min(number, _LAST_MINUTE) * 60, dt.UTC)
@@ -146,7 +146,7 @@ def _rows(entry: Interval) -> list[dict[str, Any]]:
 
 
 def _figures(assignment: HistoryRow, at: int, parts: int, *, at_end: bool) -> dict[str, Any]:
-    """Return the part `at` of the figures. Only at the end of a minute is its lag known."""
+    """Return the part `at` of the figures. The lag is known only for the end of a minute."""
     handled = _bucket_part(assignment.handled, at, parts)
     delays = None if assignment.delays is None else _bucket_part(assignment.delays, at, parts)
     return {

@@ -1,7 +1,7 @@
 """Views over all topics: the history of messages, and dead letters, in the archive and in Redis.
 
-Each row is in a view once: the tables are opened first, and only later entries are read from Redis.
-If a table has grown in this time, both are read again.
+Each row is in a view once, because the tables are opened first, and only later entries are read
+from Redis. If a table has grown meanwhile, both are read again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-READ_ATTEMPTS = 5  # reads of a table that grows at the same time
+READ_ATTEMPTS = 5  # attempts to read a table that grows at the same time
 
 
 def messages(spark: SparkSession, settings: config.Settings, archive: Archive | None) -> DataFrame:
@@ -101,7 +101,7 @@ def dead_letters(
     for _ in range(READ_ATTEMPTS):
         known = _dead_letter_tables(archive)
         places = _dead_letter_places(settings)
-        # Read at once, because dead letters that are archived later leave Redis.
+        # Read the rows immediately, because dead letters may leave Redis when they are archived.
         behind = [place for place in places if place[0] in known]
         read = _unarchived_dead_letters(spark, settings, behind, known)
         read = [each.localCheckpoint() for each in read]

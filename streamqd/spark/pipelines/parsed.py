@@ -1,8 +1,8 @@
 """Parsed tables: payloads of a topic as columns, and the payloads that do not fit, with the reason.
 
-Both are derived from the raw table, which stays the source of truth. The commit to the parsed table
-also records its position and the files that the quarantine must get next. A kill between the two
-commits therefore neither loses nor duplicates a file.
+Both tables are derived from the raw table, which stays the source of truth. The commit to the
+parsed table also records its position, and the files that must be added to the quarantine next. A
+kill between the two commits therefore neither loses nor duplicates a file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-CHUNK = 1 << 30  # bytes of raw files that are parsed between two commits, a date at least
+CHUNK = 1 << 30  # bytes of raw files that are parsed between two commits, but at least one date
 _LONG_MAX = (1 << 63) - 1
 
 
@@ -42,7 +42,7 @@ class Fitted:
     quarantined: int = 0
     case_variants: set[tuple[str, str]] = field(
         default_factory=set
-    )  # names, and columns of another case
+    )  # names, and the columns from which they differ only in case
 
 
 def parse(
@@ -91,7 +91,7 @@ def parse_quarantine(
     spark: Callable[[], SparkSession],
     check: Callable[[], None],
 ) -> Fitted:
-    """Validate the rows of a quarantine against the current schema, and move those that fit.
+    """Validate the rows of a quarantine against the current schema. Move the rows that fit.
 
     Returns the numbers of rows that moved and that stay. Raises the errors of `parse`.
     """
@@ -119,11 +119,11 @@ def parse_again(
     spark: Callable[[], SparkSession],
     check: Callable[[], None],
 ) -> Fitted:
-    """Parse all entries of the raw table, by the schema of today.
+    """Parse all entries of the raw table with the current schema.
 
-    The first commit to the parsed table replaces its rows, its columns and its position. It owes
-    the quarantine the rows that replace those. So until then, both tables stay as they were, and
-    after a kill, `parse` continues. Raises what `parse` raises.
+    The first commit to the parsed table replaces its rows, columns and position. It also records
+    the files that replace the rows of the quarantine. Before this commit, both tables are
+    unchanged. After a kill, `parse` continues. Raises the errors of `parse`.
     """
     session = spark()
     kind, columns = read_columns(pipeline)
@@ -211,12 +211,12 @@ def _chunks(
 ) -> Iterator[tuple[list[WrittenFile], Offsets]]:
     """Return files of the raw table with entries to parse, by dates, and the end positions.
 
-    An id belongs to one date, so a position between two dates divides files too. Raises
+    An ID belongs to one date, so a position between two dates also divides the files. Raises
     RequestRefusedError.
     """
     known = {} if parsed is None else parsed.positions
     for place, end in raw.positions.items():
-        # A recreated stream that is still empty is at zero: there is nothing to parse.
+        # A recreated stream that is still empty has position zero, and nothing to parse.
         if place in known and offsets.ZERO < end.id < known[place].id:
             raise RequestRefusedError(
                 f"{raw.folder} was restored to a version older than its parsed rows; remove the"

@@ -23,13 +23,13 @@ from streamqd.spark.location import Location
 from streamqd.spark.offsets import PART_MAX, Id
 
 FILE_ROWS_MAX = 5_000_000
-GROUP_BYTES = 32 << 20  # held back before a row group is written
+GROUP_BYTES = 32 << 20  # bytes that are buffered before a row group is written
 GROUP_ROWS = 1 << 17
 _BOUNDED_COLUMNS = 32  # columns with statistics, the default of Delta's own writers
 _BOUND_CHARACTERS = 32
 _DAY_MS = 86_400_000
-_LAST_DAY = 253_402_300_799 // 86_400  # ids beyond the calendar belong to its last day
-# Readers search for IDs and not for contents, so statistics of bodies would only cost time.
+_LAST_DAY = 253_402_300_799 // 86_400  # IDs beyond the calendar belong to its last day
+# Readers search for IDs and not for contents, so statistics of bodies would be useless.
 _STATISTICS = ("key", "id", "id_ms", "id_seq", "timestamp")
 _ENCODINGS = {
     "id": "DELTA_BYTE_ARRAY",
@@ -56,7 +56,7 @@ class OpenFile:
     """A Parquet file being written. Its buffer is bounded, for any number of rows."""
 
     def __init__(self, folder: Location, within: str, schema: pa.Schema, **options: Any) -> None:
-        """Create it in a folder of the table in `folder`. `options` are those of pyarrow."""
+        """Create the file in a directory of the table. `options` are those of pyarrow."""
         self.path = str(PurePosixPath(within, f"{uuid.uuid4().hex}.zstd.parquet"))
         self.rows = 0
         self._sink = folder.open_output(self.path)
@@ -81,7 +81,7 @@ class OpenFile:
             self._write_group()
 
     def close(self) -> int:
-        """Write the rest and store it durably. Return the size in bytes."""
+        """Write the rest and store the file durably. Return its size in bytes."""
         self._write_group()
         self._writer.close()
         return self._sink.close()
@@ -101,7 +101,7 @@ class OpenFile:
 
 @dataclass
 class _Part:
-    """A file being written, and the ids in it."""
+    """A file being written, and the IDs in it."""
 
     file: OpenFile
     date: str
@@ -110,9 +110,10 @@ class _Part:
 
 
 class PartWriter:
-    """Writes rows of one partition, in the order of their ids, into one file for each date (UTC).
+    """Writes rows of one partition, in the order of their IDs, into one file for each date (UTC).
 
-    Long ones are split into several files. Its buffer is bounded by bytes, for any number of rows.
+    A date with many rows gets several files. The buffer is limited in bytes, for any number of
+    rows.
     """
 
     def __init__(self, folder: Location, partition: int, *, rows_max: int = FILE_ROWS_MAX) -> None:
@@ -125,7 +126,10 @@ class PartWriter:
         self._done: list[WrittenFile] = []
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Add rows, without the columns that the layout gives. Raises ValueError for disorder."""
+        """Add rows without the partition columns.
+
+        Raises ValueError for rows that are out of order.
+        """
         if not rows.num_rows:
             return
         first, last = _id_at(rows, 0), _id_at(rows, rows.num_rows - 1)
@@ -182,7 +186,7 @@ class PartWriter:
 
 
 class DateWriter:
-    """Writes rows of dates into one file for each stretch of a date, or of none, in their order."""
+    """Writes rows in their order, into a new file whenever the date changes."""
 
     def __init__(
         self,
@@ -192,9 +196,9 @@ class DateWriter:
         *,
         bounded: Sequence[str] | None = None,
     ) -> None:
-        """Prepare the writer. `column` is the partition column of the table, "" for none.
+        """`column` is the partition column of the table, "" for none.
 
-        `bounded` are the columns with bounds in the files, by default all.
+        `bounded` are the columns with bounds in the files. The default is all.
         """
         self._folder = folder
         self._column = column
@@ -242,17 +246,17 @@ class DateWriter:
 
 
 def remove(folder: Location, files: Sequence[WrittenFile], begun: OpenFile | None = None) -> None:
-    """Remove files that no table names."""
+    """Remove files that belong to no table."""
     for path in [each.path for each in files] + ([] if begun is None else [begun.path]):
         with suppress(OSError):  # a purge removes it later
             folder.remove(path)
 
 
 def bounded_with_nan(schema: pa.Schema) -> list[str]:
-    """Return the columns that may have bounds in a table that may have NaN.
+    """Return the columns that may have bounds in a table that may contain NaN.
 
-    The bounds of a column leave out NaN, which is the largest value for Spark. A reader that goes
-    by the bounds would not find these rows.
+    The bounds of a column exclude NaN, which is the largest value for Spark. A reader that uses the
+    bounds would not find these rows.
     """
     kinds = pa.types
     return [
@@ -263,9 +267,9 @@ def bounded_with_nan(schema: pa.Schema) -> list[str]:
 
 
 def bounds_of(files: Sequence[parquet.FileMetaData]) -> str:
-    """Return the bounds of the first columns of files, by which readers pass over files.
+    """Return the bounds of the first columns of files, with which readers can skip files.
 
-    In the form of Delta: `minValues`, `maxValues` and `nullCount`. Nested columns have none.
+    The format is Delta's: `minValues`, `maxValues` and `nullCount`. Nested columns have no bounds.
     """
     found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
     for file in files:
@@ -301,12 +305,13 @@ def _lower(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, str):
         return value[:_BOUND_CHARACTERS]
-    # JSON has no infinity: with one, readers of the log would lose the bounds of all files.
+    # JSON has no infinity. With an infinity, readers of the log would ignore the bounds of all
+    # files.
     return value if type(value) is int or (type(value) is float and math.isfinite(value)) else None
 
 
 def _upper(value: Any) -> Any:
-    """Return an upper bound. Times have milliseconds, and no text is longer than a bound."""
+    """Return an upper bound, with times rounded up to milliseconds. None for a long string."""
     if isinstance(value, dt.datetime) and value.microsecond % 1000:
         value += dt.timedelta(microseconds=1000 - value.microsecond % 1000)
     if isinstance(value, str) and len(value) > _BOUND_CHARACTERS:
@@ -315,7 +320,7 @@ def _upper(value: Any) -> Any:
 
 
 def file_folder(date: str, partition: int) -> str:
-    """Folder of a file in its table."""
+    """Return the directory of a file in its table."""
     return f"date={date}/partition={partition}"
 
 
@@ -326,7 +331,7 @@ def date_of(unix_ms: int) -> str:
 
 
 def last_id(date: str) -> Id:
-    """Return the largest id of a date (UTC) that is not the calendar's last."""
+    """Return the largest ID of a date (UTC) that is not the last day of the calendar."""
     day = dt.date.fromisoformat(date) - dt.date(1970, 1, 1)
     return (day.days + 1) * _DAY_MS - 1, PART_MAX
 

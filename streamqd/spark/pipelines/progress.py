@@ -1,4 +1,4 @@
-"""Show the progress of a run, which Spark does not report. The tasks count rows in Redis.
+"""Show the progress of a run, which Spark does not report. Tasks count their rows in Redis.
 
 A repeated task counts its rows again, so the figure is approximate, but never above the total.
 """
@@ -15,7 +15,7 @@ from streamqd.store.client import Connection
 
 
 class PipelineProgress(NamedTuple):
-    """Progress of a run: its current part, rows done and in total, seconds since its start."""
+    """The progress of a run: its current part, its finished and total rows, and its duration."""
 
     what: str
     done: int
@@ -29,7 +29,7 @@ class PipelineProgress(NamedTuple):
 
     @property
     def left(self) -> float | None:
-        """Seconds that the rest takes at this rate, None while no row is done."""
+        """Estimated seconds that are left, None while no row is done."""
         return (self.total - self.done) / self.rate if self.done else None
 
 

@@ -19,7 +19,7 @@ from streamqd.spark.pipelines.storage import Archive
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_POLL = 0.5  # seconds between two searches for jobs to cancel
+_POLL = 0.5  # interval of the searches for jobs to cancel
 _PATIENCE = 5.0  # seconds that a canceled statement may take to stop
 Fits = Callable[[Sequence[str]], None]
 
@@ -32,7 +32,7 @@ class SqlAnswer(NamedTuple):
 
 
 class Prompt:
-    """Answers statements over topics, which are tables `topic_NAME`, dead letters `dlq_NAME`."""
+    """Runs statements over topics (tables `topic_NAME`) and dead letters (`dlq_NAME`)."""
 
     def __init__(
         self, spark: SparkSession, settings: config.Settings, archive: Archive | None
@@ -54,7 +54,8 @@ class Prompt:
         check(statement)
         answered: Future[SqlAnswer] = Future()
         tag = f"streamqd-{uuid.uuid4().hex}"
-        # Raised in the midst of a call to the JVM, an interrupt would break that.
+        # Run the statement in a thread, because an interrupt during a call to the JVM would break
+        # the connection.
         asked = (tag, statement, most, fits, answered)
         threading.Thread(target=self._work, args=asked, daemon=True).start()
         try:
@@ -67,7 +68,7 @@ class Prompt:
         return answered.result()
 
     def _cancel(self, tag: str, answered: Future[SqlAnswer]) -> None:
-        """Cancel the jobs of a statement until it stops, as a planned one still starts jobs."""
+        """Cancel the jobs of a statement until it stops, because it may start more jobs."""
         with suppress(Exception):  # the session may have been stopped
             while not answered.done():
                 self._spark.sparkContext.cancelJobsWithTag(tag)

@@ -1,4 +1,4 @@
-"""Validate payloads without Spark, where the result is certain to equal Spark's."""
+"""Validate payloads without Spark, if the result is certain to be the same."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from streamqd.spark.pipelines.strict import decode, is_ordinary
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_SAMPLED = 64  # one of this many payloads is searched for names that differ in case
-DATES_MAX = 16  # in one batch. Spark sorts batches with more, so that each date gets one file.
+_SAMPLED = 64  # one in this many payloads is checked for names that differ in case
+# Maximum number of dates in a batch. Spark sorts rows with more, so that each date gets one file.
+DATES_MAX = 16
 
 
 class Prover:
@@ -69,7 +70,7 @@ class Prover:
     def _find_case_variants(self, objects: Sequence[dict[str, Any]]) -> frozenset[tuple[str, str]]:
         """Return names in a sample of the objects, each with a column that differs only in case.
 
-        One name for each column, because one payload can have thousands.
+        At most one name per column is returned, because a payload can have thousands.
         """
         names = set[str]().union(*objects[::_SAMPLED]).difference(self._kind.names)
         columns = {each.lower(): each for each in self._kind.names}

@@ -27,7 +27,7 @@ _AWAY = (RedisUnavailableError.__name__, SilentConnectionError.__name__)
 
 _CALLING = re.compile(
     r"An error occurred while calling "
-)  # py4j's message. The next line has the exception.
+)  # a message of py4j. The exception is on the next line.
 
 
 class PipelineError(SparkError):
@@ -37,7 +37,8 @@ class PipelineError(SparkError):
 def wait(queries: Sequence[StreamingQuery], refresh: Callable[[], None] = lambda: None) -> None:
     """Wait until all queries have stopped, calling `refresh` in between. Raises a query's error.
 
-    An interrupt is noted first: raised in the midst of a call to the JVM, it would break that.
+    An interrupt is only recorded at first, because it would break the connection during a call to
+    the JVM.
     """
     interrupted = threading.Event()
     before: Any = None
@@ -55,7 +56,7 @@ def wait(queries: Sequence[StreamingQuery], refresh: Callable[[], None] = lambda
                 refresh()
                 if interrupted.is_set():
                     raise KeyboardInterrupt
-        if interrupted.is_set():  # while the last query stopped
+        if interrupted.is_set():  # the interrupt came while the last query stopped
             raise KeyboardInterrupt
     finally:
         if ours:
@@ -75,7 +76,7 @@ def convert_errors() -> Iterator[None]:
 
 
 def to_streamqd_error(error: Exception) -> StreamqdError:
-    """Convert Spark's error into one of ours.
+    """Convert an error of Spark into one of streamqd.
 
     Returns RedisUnavailableError if a task or planner could not reach Redis, RedisResponseError if
     Redis rejected a command, and PipelineError otherwise. Spark passes only the name and the text
@@ -91,7 +92,7 @@ def to_streamqd_error(error: Exception) -> StreamqdError:
 
 
 def cause_sentence(error: Exception) -> str:
-    """Return the cause of Spark's error, without Spark's own words if it is an error of ours."""
+    """Return the cause of Spark's error, without Spark's text if the cause is a streamqd error."""
     found = _CAUSE.findall(str(error))
     if found:
         return str(found[-1][1]).strip()

@@ -1,8 +1,8 @@
 """Find the reasons why converted rows do not fit their schema: one sentence per wrong column.
 
-Whole columns are checked, so a row that fits costs almost no time. For a wrong row, the payload is
-read again. If a value does not fit its type, Spark sets null. Such a value is null in the column
-and not null in the payload.
+Whole columns are checked, so a row that fits takes almost no time. If a value does not fit its
+type, Spark returns null for it. For a wrong row, the payload is therefore read again, to find
+values that are null only in the column.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OTHER = "it does not fit the schema"
 
 
 def last_day(now_us: int) -> int:
-    """Return the last day (from 1970) that an event's time may have: tomorrow."""
+    """Return the last day (from 1970) of valid event times, which is tomorrow."""
     return now_us // DAY_US + 1
 
 
@@ -126,7 +126,7 @@ class Reasons:
         return found
 
     def _values(self, field: StructField, column: pa.Array) -> Iterable[tuple[int, str]]:
-        """Return rows with a forbidden value of the right type, and why, the first of each row."""
+        """Yield rows with an invalid value of the right type, and the first reason for each row."""
         from pyarrow import compute
 
         timed = field.name == self._event_time
@@ -144,15 +144,15 @@ class Reasons:
 
 
 def _has_long_number(payload: bytes) -> bool:
-    """Return True if Spark reads no column of a payload: no number may have over 1,000 characters.
+    """Return True if a payload has a number of over 1,000 characters, which Spark rejects.
 
-    This does not distinguish texts from numbers, so it is called for wrong rows only.
+    Strings of digits count too, so call this only for wrong rows.
     """
     return len(payload) > _NUMBER_MAX and _LONG_NUMBER.search(payload) is not None
 
 
 class _Values(Sequence[Any]):
-    """The values of a name in JSON objects, looked up when they are asked for."""
+    """The values of a name in JSON objects, looked up on demand."""
 
     def __init__(self, objects: Sequence[Any], name: str) -> None:
         self._objects, self._name = objects, name
@@ -216,7 +216,7 @@ def _find_lost(kind: DataType, column: pa.Array, values: Sequence[Any]) -> set[i
 
 
 def _outside(kind: DataType, column: pa.Array) -> set[int]:
-    """Return rows with a time or an infinity, at any depth, that JSON or readers cannot have."""
+    """Return rows with an infinity or time, at any depth, that JSON or readers cannot represent."""
     from pyarrow import compute
     from pyspark.sql.types import (
         ArrayType,
@@ -277,7 +277,7 @@ def days_of(kind: DataType, column: pa.Array) -> pa.Array:
     if kind.typeName() == "date":
         return column.cast(pa.int32()).cast(pa.int64())
     us = column.cast(pa.int64())
-    # Integer division rounds to zero: a time before 1970 belongs to the day below.
+    # Integer division rounds towards zero, so times before 1970 belong to the previous day.
     whole = compute.divide(us, DAY_US)
     below = compute.less(us, compute.multiply(whole, DAY_US))
     return compute.subtract(whole, below.cast(pa.int64()))

@@ -1,4 +1,4 @@
-"""Parse the archived entries of a topic again, after its schema was changed."""
+"""Parse the archived entries of a topic again after a change of its schema."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _check_no_loss(archive: Archive, raw: ArchiveTable) -> None:
         table for kind in kinds if (table := archive.derived_table(raw.topic, kind)) is not None
     ]
     rows = sum(each.rows for table in made for each in table.files())
-    # Entries that are not parsed yet do not replace entries that were deleted.
+    # Count only parsed entries, because newer entries do not make up for deleted ones.
     ends = {place[1]: at.id for table in made for place, at in table.positions.items()}
     archived = sum(_rows_up_to(raw, each, ends.get(each.partition, ZERO)) for each in raw.files())
     if rows > archived:
