@@ -16,8 +16,8 @@ from typing import Any
 def as_json(value: Any) -> Any:
     """Turn dataclasses into JSON values, or the result of their method `document`.
 
-    A field that holds bytes becomes text, or, when it is not UTF-8, a field of the same name with
-    suffix `_base64`.
+    A field with bytes becomes a string. If the bytes are not UTF-8, the field gets the suffix
+    `_base64`.
     """
     if hasattr(value, "document"):
         return as_json(value.document())
@@ -33,7 +33,7 @@ def as_json(value: Any) -> Any:
 
 
 def named_fields(value: object, names: str, **others: Any) -> dict[str, Any]:
-    """Return the fields and properties with these names, separated by spaces, in their order.
+    """Return the fields and properties in `names`, which is separated by spaces, in that order.
 
     `others` replaces some of them.
     """

@@ -21,7 +21,7 @@ from streamqd.store.statistics import AssignmentFigures, Backlog
 
 COUNT_MAX = 1_000  # unread messages counted one by one where the server keeps no count
 RECENT_SECONDS = 300.0  # age of a failure up to which it describes the present
-# A worker in these states has returned its lease, but its instance still publishes it.
+# In these states, the lease was released, but the instance still publishes the assignment.
 RESTING = ("broken", "failed")
 # An assignment, and the values of its row that an instance has published.
 Report = tuple[Assignment, dict[str, Any]]
@@ -190,7 +190,7 @@ def published_rows(instance: str, summary: dict[str, Any]) -> list[AssignmentRow
 
 
 def reports_of(instance: str, summary: dict[str, Any]) -> list[Report]:
-    """Return each assignment with its published values, for callers that add others to the row."""
+    """Return each assignment with its published values, for callers that add more values."""
     tables = published.tables(summary.get("assignments"))
     return [(_assignment_of(raw), _published_values(instance, raw)) for raw in tables]
 
@@ -262,9 +262,9 @@ def measure_assignments(
     *,
     count_max: int = COUNT_MAX,
 ) -> list[AssignmentRow]:
-    """Return a row for each assignment, as it is in Redis, with what its owner has published.
+    """Return a row for each assignment, from Redis and the values that its owner published.
 
-    `shared_values` returns further values of a row. Where the server keeps no count, unread
+    `shared_values` returns additional values of a row. If the server keeps no count, unread
     messages are counted up to `count_max`.
     """
     known = {(values["owner"], assignment): values for assignment, values in reports}
@@ -333,11 +333,12 @@ def _count_unread(
 ) -> tuple[Counter[tuple[Assignment, int]], set[Assignment]]:
     """Return the unread messages of each assignment in MAIN and RETRY, and the partly counted ones.
 
-    Where the server keeps no count, they are counted up to `most` or a few more. A call counts no
-    more than its byte limit allows, so all streams take turns.
+    If the server keeps no count, they are counted up to `most` or a few more. The byte limit of a
+    call limits how many it counts, so the streams take turns.
     """
     keys, found, uncounted = reader.keys, Counter[tuple[Assignment, int]](), set[Assignment]()
-    left: list[tuple[tuple[Assignment, int], str, str]] = []  # perhaps more entries after this ID
+    # Streams that may have more entries after this ID.
+    left: list[tuple[tuple[Assignment, int], str, str]] = []
     for assignment, each in figures.items():
         streams = {keys.source(*assignment): each.main, keys.retry_stream(*assignment): each.retry}
         for at, (stream, behind) in enumerate(streams.items()):

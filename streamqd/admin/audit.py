@@ -25,7 +25,8 @@ from streamqd.store.store import Store
 
 ENTRIES_MAX = 10_000
 _person: ContextVar[str] = ContextVar("person", default="")  # '' for the user of this process
-_VALUE_CHARS = 2_000  # longest value of a field: a filter may name a thousand dead letters
+# Maximum characters of a value, because a filter may list a thousand dead letters.
+_VALUE_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def page(store: Store, topic: str, *, limit: int = 20, cursor: str = "") -> Audi
 
 @contextlib.contextmanager
 def acting_as(person: str) -> Iterator[None]:
-    """Attribute the changes of this thread or task to a person, not to the user of the process."""
+    """Record a person, and not the user of the process, for changes of this thread or task."""
     token = _person.set(person)
     try:
         yield
@@ -115,7 +116,7 @@ def acting_person() -> str:
         return person
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
+    except (KeyError, OSError):  # in a container, the user may have no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
 
@@ -132,7 +133,7 @@ def _entry(raw_id: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
         return fields.get(name, b"").decode("utf-8", "replace")
 
     def table(name: bytes) -> dict[str, Any]:
-        # Written by hand or by a later version: an unreadable entry is shown as it is.
+        # An entry may be written by hand or by a later version. Show an invalid one unchanged.
         try:
             found = json.loads(text(name) or "{}")
         except (ValueError, RecursionError):

@@ -5,9 +5,9 @@ An operator's directive takes precedence over ownership, and ownership over the 
 
 from __future__ import annotations
 
-RUNNING_SECONDS = 1.0  # age at which a run decides the condition
+RUNNING_SECONDS = 1.0  # age from which a run determines the condition
 STEADY = 0.5  # messages per second by which a lag must change to count as changing
-STUCK_SECONDS = 10.0  # a longer run may block the partition
+STUCK_SECONDS = 10.0  # age from which a run may block the partition
 
 # Published worker states for which views use another word.
 _WORKERS = {
@@ -61,7 +61,7 @@ def condition(
     if worker == "ready" and long:
         return "running"
     if paused or worker == "paused":
-        # It counts as paused as soon as the running message finishes.
+        # It is running until the current message finishes, and then paused.
         return "running" if long else "paused"
     return _WORKERS.get(worker, worker)
 

@@ -223,7 +223,10 @@ def _read(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int,
 
 
 def _batches(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Return the IDs by partition, in batches of one call each. A list is parsed first."""
+    """Return the IDs by partition, in batches for one call each.
+
+    All IDs of a list are parsed first.
+    """
     read = _read(store, topic, names)
     if isinstance(names, Sequence):
         read = iter(list(dict.fromkeys(read)))

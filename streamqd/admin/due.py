@@ -1,6 +1,6 @@
 """Read messages with a due time, earliest first: a group's retries, or a topic's delayed sends.
 
-Both are stored in the same form: a sorted set of due times and a hash of packed fields.
+Both are stored in the same format: a sorted set of due times and a hash of packed fields.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def find(store: Store, holder: Holder, name: str) -> Due | None:
     score = store.execute("ZSCORE", key_of(store.keys, "delayed", holder), name)
     if score is None:
         return None
-    # The page that starts just before it. A due time has no fraction.
+    # Read the page that starts just before the message. Due times have no fraction.
     [one], _ = retries.rows(
         store.run(retries.page(store.keys, holder, (int(float(score)), name[:-1]), 1))
     )
@@ -182,7 +182,7 @@ def _page(reader: ViewReader, holder: Holder, start: tuple[int, str]) -> tuple[l
         one = reader.read(retries.row, row, due)
         if one is not None and abs(one.due_unix_ms) < untrusted.INTEGER_MAX:
             page.append(one)
-        elif one is not None:  # the script has cut it
+        elif one is not None:  # the script has cut the message
             reader.add(InvalidValueError(due, one.place, f"{one.due_unix_ms} or beyond", "a time"))
     for one in page:
         for name in (b"retryCount", b"crashCount"):

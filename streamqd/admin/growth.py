@@ -98,7 +98,7 @@ def grow(
         )
         found = found._replace(phase=growth_calls.SWITCHED)
     if found.phase == growth_calls.SWITCHED:
-        # Groups that were created between the check and the switch.
+        # Include groups that were created between the check and the switch.
         _reserve_partitions(store, topic, found, _groups(store, topic, found), new)
         reply = store.run(
             growth_calls.mark(store.keys, topic, found.token, _last_ids(store, topic, found))
@@ -230,7 +230,7 @@ def _check_count(topic: str, count: int, to: int) -> None:
 
 
 def _groups(store: Store, topic: str, found: Growth) -> list[str]:
-    # Groups that read dead letters do not take part in the order of keys.
+    # Exclude groups that read dead letters, for which the order of keys does not matter.
     return topics.groups(store, topic, range(found.before), only_messages=True)
 
 
@@ -313,8 +313,8 @@ def _count_unsettled(store: Store, topic: str, found: Growth, name: str) -> Grou
         for stream, barrier, position in _positions(store, topic, found, name, numbers):
             if position is None:
                 continue  # the group has been deleted here
-            # Unread first: an entry read between the two calls is pending in the second, and
-            # counts.
+            # Count unread entries first. An entry that is read between the two calls is then
+            # counted as pending.
             unread = 0
             if read_id(position) < read_id(barrier):
                 unread, whole = backlog.count_between(store, stream, position, barrier)

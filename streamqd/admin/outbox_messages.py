@@ -24,7 +24,7 @@ from streamqd.store import tracing
 from streamqd.store.store import Store
 
 CALLS_MAX = 40  # reads of one stream: 20,000 entries after the time of the send
-NEWEST = 10_000  # newest entries of the topic, searched if those do not reach the end
+NEWEST = 10_000  # newest entries of the topic, searched if those reads do not reach the end
 SKEW_MS = 5_000  # tolerated lead of the sender's clock over the server's
 _UID = re.compile(r"([^/]+)/outbox/(.*)", re.DOTALL)
 _DIGITS = re.compile(r"[0-9a-f]{12}7[0-9a-f]{19}")
@@ -74,7 +74,7 @@ def read_uid(text: str) -> OutboxUid | None:
 def find(store: Store, name: OutboxUid, partitions: int) -> Search:
     """Return the places of a message: delayed sends first, then entries written after the send."""
     reader, keys, numbers = ViewReader(store), store.keys, range(partitions)
-    # Delayed sends come first: if one becomes due during the search, its stream has it.
+    # Search delayed sends first. If one becomes due during the search, its stream then contains it.
     waiting = [("ZSCORE", keys.delayed_sends(name.topic, number), name.uid) for number in numbers]
     for number, score in zip(numbers, reader.ask(waiting), strict=True):
         if score is not None:

@@ -120,8 +120,8 @@ def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Itera
     positions = dict.fromkeys(sources, "-")
     while positions and left > 0:
         batch = list(positions.items())[: BATCH // 2]
-        # The server's clock is read right before each page: an idle time means an instant
-        # only together with the moment when it was read.
+        # Read the server's clock right before each page, because an idle time only defines a time
+        # together with the time at which it was read.
         commands: list[tuple[object, ...]] = []
         for source, lower in batch:
             commands += (("TIME",), ("XPENDING", source.stream, group, lower, "+", PAGE))
@@ -130,7 +130,8 @@ def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Itera
             time_reply, page = check_replies(replies[2 * at : 2 * at + 2])
             now = int(time_reply[0]) * 1000 + int(time_reply[1]) // 1000
             for raw in page:
-                # An entry without a consumer is always idle, and Redis reports an idle time of -1.
+                # An entry without a consumer counts as idle forever. Redis reports an idle time of
+                # -1 for it.
                 since = now - int(raw[2]) if _is_owned(raw) else 0
                 rank = since if order == "idle" else -int(raw[3])
                 yield _message_of(source, raw, rank)

@@ -13,8 +13,8 @@ from streamqd.model import Assignment
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
-# A server checks permissions when a command is queued in a transaction, and a discarded transaction
-# does nothing. The names are those of a topic that does not exist.
+# A server checks permissions when it queues a command of a transaction, and a discarded transaction
+# does nothing. The keys are those of a topic that does not exist.
 _ASSIGNMENT = Assignment("streamqd-check", 0, "streamqd-check")
 
 # The commands used on each kind of key. `@` stands for the key.
@@ -68,14 +68,14 @@ def find_missing(store: Store, fleet: str) -> list[MissingPermission]:
     Raises RedisResponseError when the user may not start a transaction, which workers need too.
     """
     fence = store.keys.fence(*_ASSIGNMENT)
-    # Without a transaction EXEC is an error, but not the same one for all users.
+    # Without a transaction, EXEC is an error, which differs if the user lacks the permission.
     transaction = (("WATCH", fence), ("MULTI",), ("DISCARD",), ("EXEC",))
     watched, *others = store.pipeline(transaction)
     for reply in others:
         if isinstance(reply, RedisResponseError) and reply.code != "ERR":
             raise reply
     lacking = [MissingPermission("WATCH", fence)] if _is_forbidden(watched) else []
-    # One transaction per slot, else a cluster refuses it as a whole.
+    # Use one transaction per slot, because a cluster refuses others as a whole.
     for needed in (
         _partition_rules(store.keys),
         {
@@ -90,7 +90,7 @@ def find_missing(store: Store, fleet: str) -> list[MissingPermission]:
             for key, listed in needed.items()
             for command in listed.split(", ")
         ]
-        # In one write, so that MULTI and what follows cannot end up in different connections.
+        # Use one write, so that MULTI and the commands cannot be sent on different connections.
         replies = store.pipeline((("MULTI",), *(parts for _, parts in commands), ("DISCARD",)))
         lacking += [
             MissingPermission(_command_name(parts), key)

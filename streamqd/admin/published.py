@@ -166,7 +166,7 @@ def read_number(value: Any) -> float | None:
     """Return a JSON number within bounds, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    # An integer of JSON may be too large for any float.
+    # A JSON integer may be too large for a float.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return float(value) if -NUMBER_MAX <= value <= NUMBER_MAX else None
@@ -189,7 +189,7 @@ def _invalid_error(key: str, field: str, value: Any, wanted: str) -> InvalidValu
 
 
 def _format_value(value: Any) -> str:
-    # Deeply nested values have no text, and Python refuses one to numbers of thousands of digits.
+    # Deeply nested values and numbers with thousands of digits cannot be converted to strings.
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     if isinstance(value, int) and abs(value) >= 10**untrusted.SHOWN_BYTES:

@@ -22,7 +22,7 @@ def urgency(row: AssignmentRow) -> tuple[float | str, ...]:
     trouble = 3 if word in ("paused", "stopped") else 2 if word in ALARMING else 0
     if not trouble and (word not in CALM or (row.longest_run_seconds or 0) >= STUCK_SECONDS):
         trouble = 1
-    # In steps that double, so that rows with similar ranks do not swap places all the time.
+    # Use steps that double, so that rows with similar ranks do not constantly swap places.
     return trouble, *(
         int(math.log2(1 + figure / 4)) for figure in (row.oldest_seconds or 0, row.lag or 0)
     )

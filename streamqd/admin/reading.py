@@ -309,7 +309,7 @@ class ViewReader:
         try:
             return None if reply is None else self.read(parse, reply, key)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            # The server checks no types of values, and the contract of a script names only words.
+            # The contract of a script only defines the words of a reply, so check the values.
             self.add_row(_invalid(key, error))
             return None
 
@@ -326,7 +326,7 @@ class ViewReader:
         return self.read(untrusted.text, raw, key, field)
 
     def add(self, error: InvalidValueError | None) -> None:
-        """Keep an unreadable value. None is ignored."""
+        """Record an invalid value. None is ignored."""
         if error is not None:
             self.add_row(Unreadable(error.key, error.field, error.found, error.wanted))
 

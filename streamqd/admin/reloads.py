@@ -50,7 +50,7 @@ def pending(state: FleetState, instance: str, summary: Mapping[str, Any]) -> Pen
         since = published.read_integer(raw.get("since_unix_ms")) or 0
         at = published.read_integer(raw.get("directive_unix_ms")) or 0  # 0 for a signal
         assignment = _assignment_of(raw.get("assignment"))
-        # A later directive waits until this reload has finished.
+        # Ignore a later directive, which waits until this reload has finished.
         announced = directive if directive is not None and directive.at_unix_ms == at else None
         return PendingReload(
             at or since,

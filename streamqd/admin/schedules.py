@@ -427,7 +427,7 @@ def add(
                 f" was changed; run `streamqd schedule show {schedule.name}`"
             )
         declare(store, place, [Declaration(schedule, fleet, OPERATOR, now)])
-        # A prune at the same time may have deleted the line as a leftover.
+        # Write the line again, because a concurrent prune may have deleted it.
         calls.write_index(store, schedule.name, wanted, new=True)
     first = ticks_of(schedule, now + 1, 1)
     return ScheduleChanged(
@@ -466,7 +466,7 @@ def edit(
     if not dry_run:
         declaration = Declaration(schedule, line.fleet, OPERATOR, now)
         if line.origin_place is not None:
-            relocate(store, declaration, line, place)  # first the move that was interrupted
+            relocate(store, declaration, line, place)  # first finish an interrupted move
             [found] = read_schedules(ViewReader(store), _read_index_line(store, name))
             line = found.line
         if place != line.place:
@@ -515,7 +515,7 @@ def remove(store: Store, names: Iterable[str]) -> ScheduleChanged:
         line = calls.index(store, [name]).get(name)
         if line is None:
             continue
-        places = calls.places(store)  # a line that cannot be read names no place
+        places = calls.places(store)  # the place is unknown if the line is invalid
         if isinstance(line, IndexLine):
             places = [each for each in (line.place, line.origin_place) if each is not None]
         for place in places:
@@ -569,7 +569,7 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
 
 
 def _time_between_ticks(schedule: Schedule, instant: int) -> int:
-    """Return a time that is not a tick, so that its headers differ from those of every tick."""
+    """Return a time that is not a tick, so that the headers differ from those of every tick."""
     while next_tick(schedule, instant - 1) == instant:
         instant += 1
     return instant
@@ -657,7 +657,7 @@ def _find_all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
         if line is None:
             raise _not_found_error(store, name)
         if isinstance(line, InvalidValueError):
-            # Only removing is possible, and that does not need its place.
+            # The schedule can only be removed, which does not need its place.
             line = IndexLine("", OPERATOR, ("", 0))
             found.append(_SeenSchedule(name, line, None))
             continue

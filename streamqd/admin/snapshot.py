@@ -204,7 +204,7 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
         pair for heartbeat in state.heartbeats for pair in members.seen_of(heartbeat).member.offers
     }
     offered = sorted({topic for topic, _ in offers})[:TOPICS_MAX]
-    # Single GETs in one pipeline: a user with GET may lack MGET.
+    # Use single GETs in a pipeline, because a user with GET may lack permission for MGET.
     replies = reader.ask(
         [
             *(("HGET", store.keys.meta(topic), "partitionCount") for topic in offered),
@@ -223,7 +223,7 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
             for name, raw in zip(names, replies[len(offered) :], strict=True)
         ],
     )
-    # During a move, two instances may claim one assignment: the newer epoch wins.
+    # During a move, two instances may publish the same assignment. Use the newer epoch.
     owned = dict[Assignment, dict[str, Any]]()
     for assignment, values in sorted(reports, key=lambda each: each[1]["epoch"], reverse=True):
         owned.setdefault(assignment, values)
@@ -346,7 +346,7 @@ def _count_dead_letters(
                 partial(_add_dead_letters, found[place]), reply, reader.keys.dlq(*place)
             )
             found[place] = counted or DeadLetterCount()
-        # A counter that started again lost dead letters in between: the next read counts them.
+        # Skip a count that restarted because dead letters were removed. The next read counts again.
         left = [place for place in left if found[place].after and not found[place].whole]
         read += len(calls) * statistics.DEAD_LETTERS_AT_ONCE
     return found

@@ -55,7 +55,7 @@ class Tail:
         self.topic, self._partition = topic, partition
         self._streams = {number: store.keys.stream(topic, number) for number in chosen}
         infos = ask(store, [("XINFO", "STREAM", stream) for stream in self._streams.values()])
-        # Read once: `$` in each read would miss messages that arrive between two reads.
+        # Read the end once, because `$` in each read would miss messages between two reads.
         self._positions = {
             stream: read_id(last_id(info))
             for stream, info in zip(self._streams.values(), infos, strict=True)
@@ -69,7 +69,7 @@ class Tail:
         choice = MessageFilter(since_unix_ms=since_unix_ms, partition=self._partition)
         every = messages(self._store, self.topic).iterate(choice, count)
         found = [each.item for each in every]
-        for entry in found:  # it may be newer than the start of `follow`
+        for entry in found:  # an entry may be newer than the start of `follow`
             stream = self._streams[entry.partition]
             self._positions[stream] = max(self._positions[stream], entry.id)
         return [_row(self.topic, entry) for entry in reversed(found)]
@@ -91,7 +91,7 @@ class Tail:
         numbers = {stream.encode(): number for number, stream in self._streams.items()}
         groups = self._store.connection.group_by_node(list(self._positions))
         while True:
-            if len(groups) > 1:  # one command cannot wait at several nodes
+            if len(groups) > 1:  # a single command cannot wait at several nodes
                 pages = ask(self._store, [self._command(streams) for streams in groups])
                 reply = [page for each in pages for page in each or ()]
                 if not reply:

@@ -154,7 +154,7 @@ def list_topics(store: Store) -> list[TopicRow]:
     """Return every registered topic with its totals."""
     names, invalid = topics.registry(store)
     found = ((topic, _row(store, topic)) for topic in names)
-    # The registry is in another slot, so it can list a topic whose meta key was lost.
+    # The registry is in another slot, so it may contain a topic whose meta key was lost.
     rows = [row for _, row in found if row is not None]
     for error in invalid:
         reader = ViewReader(store)
@@ -356,7 +356,7 @@ def groups_on(
     found: list[set[str]] = [set() for _ in places]
     for at, (stream, reply) in enumerate(zip(streams, replies, strict=True)):
         for group in group_names(reader, reply, stream):
-            # Another client created a group of one kind on a stream of the other kind.
+            # Skip groups that another client created on a stream of the other kind.
             if group["name"].endswith(DLQ_SUFFIX) == (at >= len(places)):
                 found[at % len(places)].add(group["name"])
     return [frozenset(names) for names in found]

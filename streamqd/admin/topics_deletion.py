@@ -141,7 +141,7 @@ def _batches(store: Store, topic: str, found: DeletionExtent) -> Iterator[list[s
         keys.moving,
         *(keys.schedules, keys.schedules_due, keys.schedules_last),
     )
-    # After the fence is deleted, every call of an owner is rejected.
+    # Delete the fences first. Every call of an owner is then rejected.
     names: list[str | bytes] = [keys.fence(*assignment) for assignment in assignments]
     names += [kind(*assignment) for assignment in assignments for kind in of_assignments]
     names += [kind(topic, number) for number in numbers for kind in of_partitions]
@@ -156,7 +156,7 @@ def _scan_keys(node: Connection, keys: Keys, topic: str) -> Iterator[list[str | 
     own = pattern(keys, topic)
     cursor = b"0"
     while True:
-        # The braces of a hash tag have no meaning in a glob.
+        # The braces of a hash tag have no special meaning in a glob.
         cursor, page = node.execute("SCAN", cursor, "MATCH", f"*{{{topic}*}}*", "COUNT", SCAN_COUNT)
         hit: list[str | bytes] = [key for key in page if own.fullmatch(key)]
         for start in range(0, len(hit), UNLINK_MAX):

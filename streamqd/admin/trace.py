@@ -235,7 +235,7 @@ def _trace_delayed_send(fleet: Fleet, name: Name) -> Trace:
 
 
 class _Search:
-    """One search. It records if a limit stopped it."""
+    """One search, which records if a limit stopped it."""
 
     def __init__(self, fleet: Fleet, name: Name, entry_id: Id) -> None:
         self._fleet, self._store, self._keys = fleet, fleet.store, fleet.store.keys
@@ -375,7 +375,8 @@ class _Search:
         of_group = [each for each in dead_letters if each.group == assignment.group]
         more: dict[str, Any] = {"dead_letter_ids": [each.id for each in of_group]}
         replays = max((each.replays for each in of_group), default=0)
-        # The newest of the entry and the entries that replays to every group wrote gives the state.
+        # The state is that of the newest entry, of the original and the entries from replays to
+        # every group.
         held = [
             self._entry_state(assignment, self._keys.source(*assignment), f"m:{entry_id}", seen)
             for entry_id in (*reversed(self._replay_ids), str(self._id))

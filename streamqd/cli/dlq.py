@@ -488,7 +488,7 @@ def export(
 
 @contextlib.contextmanager
 def _open_output(path: Path | None) -> Iterator[IO[str]]:
-    """Open a file that appears under its name once it is complete, or standard output for None."""
+    """Open a file that gets its name when it is complete, or standard output for None."""
     if path is None:
         yield sys.stdout
         return

@@ -175,7 +175,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         if stopping:
             raise KeyboardInterrupt
         stopping = True
-        # Write without the buffer, because the signal may have interrupted a write to it.
+        # Bypass the buffer, because the signal may have interrupted a write to it.
         os.write(sys.stderr.fileno(), b"\nstopping after this batch (press again to stop now)\n")
 
     if threading.current_thread() is not threading.main_thread():

@@ -115,7 +115,7 @@ class Engine:
 
 
 def _hush_tracebacks(spark: SparkSession) -> None:
-    """Drop the tracebacks that PySpark prints when the JVM dies: `Engine.ended` has a sentence."""
+    """Drop PySpark's tracebacks when the JVM dies. `Engine.exit_error` returns a sentence."""
     server = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda *_: None

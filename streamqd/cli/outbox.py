@@ -67,7 +67,7 @@ def outbox_of(
 def _name_by_table(session: Session, found: OutboxSettings) -> OutboxSettings:
     """Return an outbox of the command line under the name of its table.
 
-    The name chooses the lease and the records, so two names of one table would send rows twice.
+    The name determines the lease and the records, so two names for one table would send rows twice.
     """
     where = place_of(found)
     for each in session.settings.outboxes:

@@ -146,7 +146,8 @@ def archive(
                 try:
                     done = archiver.run(topics)
                 except (RedisUnavailableError, RedisResponseError) as error:
-                    # At the start, this is a wrong address or password. Later, it is an outage.
+                    # At the start, the cause is a wrong address or password. Later, it is an
+                    # outage.
                     if every is None or not ran:
                         raise
                     click.echo(f"Error: {printable(str(error), lines=True)}", err=True)

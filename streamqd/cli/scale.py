@@ -157,7 +157,7 @@ class ScaleServer:
     def _scale(self, _request: HttpRequest) -> HttpResponse:
         if time.monotonic() >= self._next_check:
             self._response = self._measure()
-            # From the end of the check, so that a slow server is asked less often.
+            # Count from the end of the check, so that a slow server is checked less often.
             self._next_check = time.monotonic() + SHARED_SECONDS
             logs.flush()
         return self._response

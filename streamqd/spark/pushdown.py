@@ -1,7 +1,7 @@
 """Convert the filters that Spark offers to the partitions and ID ranges to read. No I/O.
 
-Spark applies a filter again unless the source claims to apply it. So the source claims only filters
-that it applies exactly.
+Spark applies a filter again unless the source claims to apply it. The source therefore claims only
+filters that it applies exactly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LAST: Id = (offsets.PART_MAX, offsets.PART_MAX)
 
 
 class Narrowing:
-    """The part of a read that filters leave: places, and ids in `(low, high]`."""
+    """The part of a read that passes the filters: places, and IDs in `(low, high]`."""
 
     def __init__(self) -> None:
         self.low: Id = offsets.ZERO
@@ -53,7 +53,7 @@ class Narrowing:
         if column == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
             micros = round(value.timestamp() * 1_000_000)
             if micros >= 0:
-                # Ids have whole milliseconds, so a bound between two milliseconds includes both.
+                # IDs have whole milliseconds, so a bound between two milliseconds includes both.
                 self._bound(kind, micros // 1000, -(-micros // 1000))
         return False
 

@@ -17,7 +17,7 @@ from streamqd.spark.streams import Catalog, keys_for, link_for, persist, report_
 from streamqd.store.client import Connection
 from streamqd.store.transport import OverweightError
 
-BATCH_ROWS = 10_000  # most rows of one Arrow batch
+BATCH_ROWS = 10_000  # maximum rows of an Arrow batch
 PROGRESS_TTL = 86_400  # seconds
 
 _FIRST_FETCH = 32  # entries in the first fetch, when their size is unknown
@@ -29,8 +29,8 @@ _FETCH_MIN = 2  # entries in a fetch: the last one again, and one new
 class EntryReader:
     """Reads one span in pieces of bounded size, and notices when trimming overtakes it.
 
-    Without `report`, `loss` has the loss and `gaps` the ranges `(after, upto]` where entries may be
-    missing, for a caller that finds them elsewhere.
+    Without `report`, `loss` is the loss, and `gaps` are the ranges `(after, upto]` in which entries
+    may be missing, for a caller that reads them elsewhere.
 
     With a `limit` it stops after that many entries, and `end` is the position. If trimming
     overtakes it, the limit is ignored, because the number of issued entries is then known only for
@@ -47,7 +47,7 @@ class EntryReader:
         self._key = stream_key(self._keys, span.place)
         self._limit = limit
         self._size = min(_FIRST_FETCH, options.fetch_size)
-        self._mean = 0.0  # bytes of an entry, of the last fetch
+        self._mean = 0.0  # mean bytes of an entry in the last fetch
         self._unreported = 0
         # Only reading from page to page can detect lost entries.
         self._uncounted = span.removed is not None and span.rows is None
@@ -79,8 +79,8 @@ class EntryReader:
         cursor = "(" + offsets.write_id(span.start)
         last: bytes | None = None
         while True:
-            # From the second page on, the last entry is read again: while it exists, no later
-            # entry can have been trimmed.
+            # From the second page on, read the last entry again. While it exists, no later entry
+            # can have been trimmed.
             size = self._size if self._left is None else min(self._size, self._left)
             asked = size + (last is not None)
             page, asked = self._fetch(cursor, end, asked)
@@ -111,7 +111,10 @@ class EntryReader:
                 return
 
     def _note_gap(self, last: bytes | None, following: bytes | None) -> None:
-        """Note that entries between two others may be missing. None: the ends of the span."""
+        """Record that entries between two others may be missing.
+
+        None stands for an end of the span.
+        """
         after = self._span.start if last is None else offsets.read_id(last)
         upto = self._span.end
         if following is not None:
@@ -127,8 +130,9 @@ class EntryReader:
     def _fetch(self, cursor: str, end: str, count: int) -> tuple[list[RawEntry], int]:
         """Return entries from the cursor on, and the number that was finally requested.
 
-        A count does not limit size: a thousand small entries may be followed by a thousand large
-        entries. A reply that gets too large is left unread, and fewer entries are requested.
+        A count does not limit the size, because a thousand small entries may be followed by a
+        thousand large entries. A reply that becomes too large is not read, and fewer entries are
+        requested.
         """
         if self._unreported:
             self._report(BATCH_ROWS)
@@ -154,7 +158,7 @@ class EntryReader:
             self._size = max(1, min(fitting, self._options.fetch_size, _GROWTH_MAX * self._size))
 
     def _report(self, least: int) -> None:
-        """Add to the progress that a command line shows. Approximate, because tasks may run twice.
+        """Add to the progress that a command shows. Approximate, because tasks may run twice.
 
         If Redis does not answer, the rows are not shown. No task fails, and no row counts twice.
         """
@@ -207,7 +211,7 @@ def _execute_weighed(
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Disable the garbage collector: it takes a third of the time and finds no cycles."""
+    """Disable the garbage collector, which would take a third of the time and find no cycles."""
     ran = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""Convert entries to Arrow columns. No I/O: pyarrow, no Redis, no Spark.
+"""Convert entries to Arrow columns. No I/O, and no use of Spark.
 
-A batch must have exactly the types that Spark expects, so the columns are described once, here, as
-Spark's DDL and as Arrow types.
+A batch must have exactly the types that Spark expects, so all columns are described in this module,
+as Spark's DDL and as Arrow types.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def select_columns(own: Sequence[Column], names: Collection[str]) -> tuple[Colum
 
 
 def ddl(chosen: Sequence[Column]) -> str:
-    """Return the schema as Spark reads it."""
+    """Return the schema as Spark's DDL."""
     return ", ".join(f"`{column.name}` {column.ddl}" for column in chosen)
 
 
@@ -97,9 +97,10 @@ def arrow_schema(chosen: Sequence[Column]) -> pa.Schema:
 
 
 class Table:
-    """Turns entries of one stream into batches with the columns asked for, in their order.
+    """Converts entries of one stream to batches with the chosen columns, in order.
 
-    `own` are all columns of the read: `fields` holds the fields without a column of their own.
+    `own` are all columns of the read. Column `fields` contains the fields without a separate
+    column.
     """
 
     def __init__(self, chosen: Sequence[Column], own: Sequence[Column], place: TopicPartition):

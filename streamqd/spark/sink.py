@@ -26,7 +26,7 @@ from streamqd.spark.streams import keys_for, persist
 from streamqd.store import publishing
 from streamqd.store.replies import check_replies
 
-# Column -> the types that it may have.
+# The types that each column may have.
 _TYPES = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
@@ -66,9 +66,9 @@ def prepare(options: WriteOptions) -> None:
 
 
 def append(options: WriteOptions, chunk: Chunk) -> int:
-    """Write rows. A row with an id is skipped if the id was used within the window.
+    """Write rows. Return how many were written.
 
-    Returns how many were written.
+    A row with a dedup ID is skipped if that ID was used within the window.
     """
     keys, connection = keys_for(options.connection), options.connection
     rows = [(place, row) for place, of_place in chunk.items() for row in of_place]
@@ -128,7 +128,10 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         return stage.message(counts)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish the batch. Spark creates a new writer for it: only messages have the query."""
+        """Publish the batch.
+
+        Spark creates a new writer for this, so only the messages have the query.
+        """
         parts = [each for each in messages if isinstance(each, Staged)]
         if parts:
             Publisher(self.options, parts[0].query).commit(batchId, parts)

@@ -52,7 +52,7 @@ from streamqd.spark.streams import Catalog, report_loss
 
 _log = logging.getLogger("streamqd.spark")
 
-LOOKS = 5  # attempts to count a stream that is trimmed in the meantime
+LOOKS = 5  # attempts to count a stream that is trimmed meanwhile
 
 
 class StreamqSource(DataSource):
@@ -115,7 +115,7 @@ class StreamqSource(DataSource):
         return sink.TopicStreamWriter(self._write_options(schema))
 
     def _archive_folder(self, options: ReadOptions) -> Location | None:
-        """Return the archive of a stream. The driver's configuration has options of stores."""
+        """Return the archive of a stream. Options of stores are in the driver's configuration."""
         if not options.archive:
             return None
         stored = None
@@ -137,10 +137,10 @@ class StreamqSource(DataSource):
 
 
 def archive_source(folder: Location, name: str) -> type[StreamqSource]:
-    """Return the source with an archive, under a name of its own.
+    """Return a source with an archive, under a separate name.
 
-    The folder is in the class, not in an option: it may contain credentials, and Spark shows
-    options in plans and event logs.
+    The directory is stored in the class and not in an option, because it may contain credentials,
+    and Spark shows options in plans and event logs.
     """
 
     class ArchiveSource(StreamqSource):
@@ -161,7 +161,7 @@ def _columns(options: ReadOptions) -> tuple[rows.Column, ...]:
 
 
 def chosen_columns(schema: StructType, options: ReadOptions) -> list[rows.Column]:
-    """Return the columns that a schema names. A user's schema may omit and reorder columns.
+    """Return the columns in a schema. A user's schema may omit and reorder columns.
 
     Raises ValueError for an unknown column, or a column of another type.
     """
@@ -173,7 +173,7 @@ def chosen_columns(schema: StructType, options: ReadOptions) -> list[rows.Column
 
 
 def _check_order(options: ReadOptions, starts: Offsets, ends: Offsets) -> None:
-    """Raise RequestRefusedError for a partition whose options name a start after its end."""
+    """Raise RequestRefusedError for a partition whose start in the options is after its end."""
     for place, start in starts.items():
         named = [
             options.starting_default if options.starting is None else options.starting[place],
@@ -236,7 +236,7 @@ class _Reading:
     def _refill(
         self, backfill: Backfill, span: Span, reader: EntryReader, loss: Loss
     ) -> Iterator[pa.RecordBatch]:
-        """Return the entries that were archived and trimmed during the read.
+        """Yield the entries that were archived and trimmed during the read.
 
         Raises DataLossError if entries are in neither.
         """
@@ -292,7 +292,7 @@ class TopicReader(_Reading, DataSourceReader):
 
 
 class FilteringReader(TopicReader):
-    """A batch read that applies filters. Spark refuses such a reader unless its conf allows it."""
+    """A batch read that applies filters. Spark rejects such a reader unless its conf allows it."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         return self.narrowing.take(filters)
@@ -304,7 +304,10 @@ _NEW = Position(offsets.ZERO, 0)  # start of a new partition, which is read in f
 
 
 class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read. Spark keeps the offsets in its checkpoint. They can also be in Redis."""
+    """A streaming read.
+
+    Spark stores the offsets in its checkpoint, and they can be shown in Redis.
+    """
 
     def __init__(
         self,
@@ -315,13 +318,13 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         super().__init__(options, chosen, backfill)
         self._initial: dict[str, Any] | None = None
         self._target: Offsets | None = None
-        self._end: Offsets = {}  # end of the batch that was planned last
+        self._end: Offsets = {}  # end of the last planned batch
         self._seen: dict[TopicPartition, int] = {}  # entries ever created, at the last check
         self._took_at = float("-inf")
         self._shown: Offsets = {}
         self._shown_at = float("-inf")
-        self._archived_to: Offsets = {}  # ends of the tables, as far as was looked at
-        self._topics: set[str] = set()  # whose tables were looked at
+        self._archived_to: Offsets = {}  # ends of the tables that were opened
+        self._topics: set[str] = set()  # topics whose tables were opened
         self._looked_at = float("-inf")
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -344,13 +347,13 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         self._target = self._latest()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the newest entries, and how many come after the batch that was planned last."""
+        """Return the latest positions, and the number of entries after the last planned batch."""
         latest = self._latest()
         lag = offsets.lag(self._estimate_counts(self._end), latest)
         return offsets.to_json(latest) | ({offsets.LAG: lag} if lag else {})
 
     def _estimate_counts(self, ends: Offsets) -> Offsets:
-        """Return the same with estimated counts inside the archive, where they are unknown."""
+        """Return the same positions, with estimates for unknown counts within the archive."""
         found = dict(ends)
         for place, end in ends.items():
             border = self._archived_to.get(place)
@@ -373,7 +376,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         hot, facts = self._archive_borders(catalog, begun, [*places, *gone])
         recreated = {p for p in places if p in hot and offsets.is_replaced(hot[p], facts[p])}
         self._seen |= {place: facts[place].added for place in places if place not in recreated}
-        # The archive of a stream that is lost is read first. The loss is reported afterwards.
+        # If a stream is lost, read its archive first. The loss is reported afterwards.
         ended = {p for p in gone | recreated if _has_later_end(begun, hot, p)}
         begun = {place: each for place, each in begun.items() if place not in gone - ended}
         facts = {place: facts[place] for place in places if place not in ended}
@@ -397,11 +400,11 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def _archive_borders(
         self, catalog: Catalog, begun: Offsets, places: Sequence[TopicPartition]
     ) -> tuple[Offsets, dict[TopicPartition, StreamFacts]]:
-        """Return where the query reads on in Redis, which is after the archive, and the facts.
+        """Return where the query continues in Redis after the archive, and the facts.
 
-        The archive is opened first, so later entries are still in Redis. It is opened again if some
-        are already trimmed, because they are then archived, or lost. A query that has left the
-        archive needs only Redis.
+        The archive is opened first, so later entries are still in Redis. If some are already
+        trimmed, they are archived or lost, so the archive is opened again. A query that has left
+        the archive needs only Redis.
         """
         if self.backfill is None:
             return begun, catalog.facts(places)
@@ -426,7 +429,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def _look_if_due(
         self, backfill: Backfill, begun: Offsets, places: Sequence[TopicPartition]
     ) -> None:
-        """Open the tables in which a query may be, and open them again every minute.
+        """Open the tables that a query may be reading, and open them again every minute.
 
         If a table cannot be opened again, the query reads later entries from Redis, if Redis still
         has them.
@@ -445,12 +448,12 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             _log.warning("%s. Continuing with the archive as it was opened before", error)
 
     def _has_restarted(self, start: Position, end: Position, facts: StreamFacts) -> bool:
-        """Return True if a query reads a new stream, and the archive has entries of another."""
+        """Return True if a query reads a recreated stream and the archive has the old one."""
         known = bool(start.passed) and not offsets.is_replaced(start, facts)
         return known and not self.options.fail_on_data_loss and offsets.is_replaced(end, facts)
 
     def _open_tables(self, backfill: Backfill, places: Iterable[TopicPartition]) -> None:
-        """Open the tables of these topics as they are now.
+        """Open the current version of the tables of these topics.
 
         Raises RequestRefusedError, ArchiveError.
         """
@@ -483,7 +486,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     ) -> Offsets:
         """Return end positions for `most` entries in total, with a share for each partition.
 
-        A partition with entries left in the archive advances only there.
+        A partition with entries left in the archive advances only within the archive.
         """
         for _ in range(LOOKS):
             facts, starts, waiting = self._count_backlog(hot, facts)
@@ -505,7 +508,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         for place in left:
             assert self.backfill is not None
             after, border = begun.get(place, _NEW).id, hot[place]
-            # Where the number is estimated, only the rows show where the limit is.
+            # If the number is an estimate, only reading the rows shows where the limit is.
             count = shares[place] + (spare if place in guessed else 0)
             end = self.backfill.walk(place, after, border.id, count)
             ends[place] = border if end == border.id else Position(end)
@@ -527,8 +530,8 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         now = {place: self._facts_at_target(place, each) for place, each in facts.items()}
         starts = {}
         for place, each in now.items():
-            # A new partition starts at its first entry. A loss is reported when the batch is
-            # planned in full, not here.
+            # A new partition starts at its first entry. A loss is reported later, when the tasks of
+            # the batch are planned.
             new = Position(offsets.ZERO, 0 if each.exact else None)
             starts[place] = offsets.resume_position(begun.get(place, new), each)
         return now, starts, {p: offsets.backlog(starts[p], each) for p, each in now.items()}
@@ -542,7 +545,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             entries = offsets.count_unread(starts[place], self._seen.get(place))
             catalog.report_gap(place, starts[place], Loss("vanished", entries))
         hot, facts = self._archive_borders(catalog, starts, sorted(ends))
-        # A batch that ends in the archive, or at its end, reads nothing from Redis.
+        # A batch that ends within the archive, or at its end, reads nothing from Redis.
         live = {
             place: end
             for place, end in ends.items()
@@ -566,10 +569,10 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             yield from self.backfill.parts(place, after, min(end.id, border))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: Spark calls it late or never, so no state may depend on it."""
+        """Do nothing. Spark calls this late or never, so no state may depend on it."""
 
     def _show(self, catalog: Catalog, begun: Offsets) -> None:
-        """Show the position: the query has committed all before the start of its next batch."""
+        """Publish the position. The query has committed everything before its next batch."""
         late = time.monotonic() - self._shown_at >= SHOW_SECONDS
         if self.options.group and (late or begun != self._shown):
             catalog.show(begun)
@@ -581,7 +584,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         return {place: facts.latest for place, facts in catalog.facts(places).items()}
 
     def _facts_at_target(self, place: TopicPartition, facts: StreamFacts) -> StreamFacts:
-        """Return the facts as of the target, without later entries. The stream is the same."""
+        """Return the facts at the target, without later entries, if the stream is the same."""
         if self._target is None or place not in self._target:
             return facts
         if offsets.is_replaced(self._target[place], facts):
@@ -609,9 +612,9 @@ def _has_later_end(begun: Offsets, ends: Offsets, place: TopicPartition) -> bool
 
 
 def _forward_ends(begun: Offsets, ends: Offsets, recreated: set[TopicPartition]) -> Offsets:
-    """Return the end positions after their start, or in a new stream. The others stay as they are.
+    """Return the end positions that are after their start, or in a recreated stream.
 
-    Spark compares offsets as texts to decide whether there is work to do.
+    The others keep their start. Spark compares offsets as strings to decide whether there is work.
     """
     return {
         place: end

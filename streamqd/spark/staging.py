@@ -1,11 +1,11 @@
 """Publish the rows of a streaming query exactly once: tasks stage them, the driver publishes them.
 
-1. A `Stage` takes the rows of one attempt of a task, each into a stream next to its partition.
-2. The driver gets a `Staged` of each task, and gives them to `Publisher.commit`.
-3. The commit decides once which attempts make up the batch, moves their rows until all are in the
+1. A `Stage` writes the rows of one attempt of a task to streams next to their partitions.
+2. The driver gets a `Staged` from each task, and passes all of them to `Publisher.commit`.
+3. The commit decides once which attempts form the batch, moves their rows until all are in the
    topic, and removes the rest.
 
-If a process dies in between, the batch is repeated and continues from there: see decision 0024.
+If a process dies meanwhile, the batch is repeated and continues from there: see decision 0024.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from streamqd.store.client import Connection
 from streamqd.store.replies import check_replies
 from streamqd.store.scripts import Call, Reply
 
-CALLS = 8  # per partition in one pipeline
-KEYS_MAX = 256  # most keys of one command
+CALLS = 8  # calls per partition in one pipeline
+KEYS_MAX = 256  # maximum keys of one command
 _ATTEMPT = "attempt:"
-_THERE = "equal or smaller"  # the server's refusal of an id that exists already
+_THERE = "equal or smaller"  # part of the server's error for an ID that already exists
 _BATCH = re.compile(rb"[0-9]{1,18}")
-_RUN_DIGITS = 8  # digits of a run's id, in the name of each of its attempts
+_RUN_DIGITS = 8  # digits of the run ID in the name of each attempt
 
 _log = logging.getLogger("streamqd.spark")
 _T = TypeVar("_T")
 
 
 class NotPublishedError(SparkError):
-    """A batch cannot be published with each of its rows exactly once."""
+    """A batch cannot be published with exactly one copy of each row."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Staged(WriterCommitMessage):
 
 
 class _Attempt(NamedTuple):
-    """An attempt in the record: it may have staged rows for a topic, in a batch."""
+    """An attempt in the record, which may have staged rows for a topic in a batch."""
 
     field: bytes
     name: str
@@ -113,7 +113,7 @@ class _Ledger:
         return int(last) if _BATCH.fullmatch(last) else -1, found
 
     def possible_streams(self, attempts: Sequence[_Attempt]) -> list[str]:
-        """Return every possible stream of attempts: killed ones did not report their partitions."""
+        """Return all possible streams of attempts, because killed ones reported no partitions."""
         counts = self.partitions(each.topic for each in attempts)
         return [
             self.stream((each.topic, number), each.name)
@@ -143,7 +143,7 @@ class Stage:
         self._bytes = 0
 
     def clear(self) -> None:
-        """Remove rows that earlier runs of the query staged for this batch, unless it is decided.
+        """Remove rows that earlier runs of the query staged for this batch, unless it was decided.
 
         Another attempt of this run may be active, and a decided batch must be published.
         """
@@ -177,14 +177,15 @@ class Stage:
             for row in rows:
                 self._rows[place] += 1
                 added.append(("XADD", key, f"0-{self._rows[place]}", *row.fields))
-            # After the first row, so that no stream stays forever if this process is killed.
+            # Set the expiry right after the first row, so that no stream stays forever if this
+            # process is killed.
             commands += (*added[:1], ("PEXPIRE", key, self._ledger.ttl_ms), *added[1:])
         for reply in self._ledger.ask(lambda link: link.pipeline(commands)):
             if isinstance(reply, RedisResponseError) and _THERE not in str(reply):
                 raise reply
 
     def _announce(self, names: set[str]) -> None:
-        """Record, before staging, the streams to remove if this attempt is rejected."""
+        """Record the streams before staging, so that a rejected attempt can be removed."""
         record, new = self._ledger.record, sorted(names - self._announced)
         if new:
             fields = [part for name in new for part in (self._field(name), self._batch)]
@@ -195,7 +196,7 @@ class Stage:
         return f"{_ATTEMPT}{self._attempt}:{topic}"
 
     def drop(self) -> None:
-        """Remove the staged rows, as far as Redis answers, because the attempt has failed."""
+        """Remove the staged rows of a failed attempt, as far as Redis answers."""
         streams = [self._ledger.stream(place, self._attempt) for place in self._rows]
         fields = [self._field(name).encode() for name in sorted(self._announced)]
         with contextlib.suppress(StreamqdError):
@@ -214,7 +215,7 @@ class Publisher:
         self._fails = options.fail_on_data_loss
 
     def commit(self, batch: int, parts: Sequence[Staged]) -> None:
-        """Publish a batch, or the rest after an earlier try. Raises NotPublishedError."""
+        """Publish a batch, or its rest after an earlier attempt. Raises NotPublishedError."""
         self._check(batch, parts)
         plan = _plan(parts)
         if len(store.write_plan(plan)) > store.PLAN_BYTES_MAX:
@@ -246,9 +247,9 @@ class Publisher:
     # --- before the decision ---
 
     def _check(self, batch: int, parts: Sequence[Staged]) -> None:
-        """Check that all staged rows are in their place, unless the batch is decided."""
+        """Check that all staged rows exist, unless the batch was decided."""
         fault = self._topic_change(parts) or self._missing(parts)
-        # Another driver that decides the batch removes the rows that it does not publish.
+        # If another driver has decided the batch, it removed the rows that it does not publish.
         if fault and self._ledger.read()[0] < batch:
             raise NotPublishedError(
                 f"batch {batch}: {fault}, so nothing of the batch was published; start the query"
@@ -256,7 +257,7 @@ class Publisher:
             )
 
     def _topic_change(self, parts: Sequence[Staged]) -> str:
-        """Return the change of a topic since the staging that would lose rows or their order."""
+        """Describe a change of a topic since the staging that would lose rows or their order."""
         routed = {each for part in parts for each in part.counts.items()}
         counts = self._ledger.partitions(name for name, _ in routed)
         for name, count in sorted(routed):
@@ -296,10 +297,10 @@ class Publisher:
     # --- decided batches ---
 
     def _publish(self, batch: int, plan: store.Plan) -> None:
-        """Move rows until all of a plan are in their partitions, and note that.
+        """Move rows until all rows of a plan are in their partitions, then record the end.
 
-        The result is read at the end, not concluded from the answers: a promoted replica may lack
-        the last moves. Raises NotPublishedError for lost rows.
+        The result is read at the end and not derived from the replies, because a promoted replica
+        may lack the last moves. Raises NotPublishedError for lost rows.
         """
         while True:
             left = self._rows_left(plan)
@@ -315,9 +316,9 @@ class Publisher:
         of.ask(lambda link: link.run(call))
 
     def _rows_left(self, plan: store.Plan) -> dict[tuple[TopicPartition, str], int | None]:
-        """Return rows that are not moved yet, by place and attempt. None where they are lost.
+        """Return the number of rows left to move, by place and attempt. None if they are lost.
 
-        A partition that its topic does not have has no reader: its rows are lost as well.
+        Rows for a partition that no longer exists are lost too, because no group would read them.
         """
         counts = self._ledger.partitions(name for names in plan.values() for name in names)
         lines = [
@@ -333,7 +334,7 @@ class Publisher:
         }
 
     def _move(self, waiting: Sequence[tuple[TopicPartition, str]]) -> None:
-        """Move the rows of attempts: those of a partition in the order of the tasks."""
+        """Move the rows of attempts, within a partition in the order of the tasks."""
         lines: dict[TopicPartition, list[str]] = {}
         for place, attempt in waiting:
             lines.setdefault(place, []).append(attempt)
@@ -409,9 +410,9 @@ class Publisher:
     def _sweep(self, batch: int, parts: Sequence[Staged], published: store.Plan | None) -> None:
         """Remove the rows staged for earlier batches, and the rejected attempts of this batch.
 
-        The emptied streams of published attempts stay for one more batch: in a cluster the node of
-        the record may forget that they were published. A rejected attempt may still be running, so
-        it is searched for again at the end of the next batch.
+        The emptied streams of published attempts stay for one more batch, because in a cluster, the
+        node with the record may lose the information that they were published. A rejected attempt
+        may still be running, so the next batch searches for its streams again.
         """
         own = {part.attempt for part in parts}
         obsolete, fields = [], []

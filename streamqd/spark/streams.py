@@ -1,7 +1,7 @@
 """Read streams for the source: their state, positions, and the partitions to read.
 
 Streams are read by ID, without a consumer group or pending entries. Spark's Python workers run many
-tasks, so a process keeps a few connections between tasks, each until it was idle for a minute.
+tasks, so a process keeps a few connections between tasks, until they are idle for a minute.
 Connections are never passed to other processes.
 """
 
@@ -40,17 +40,18 @@ from streamqd.store.replies import check_replies
 from streamqd.store.slots import slot_of
 from streamqd.store.store import Store
 
-LINKS_MAX = 8  # connections of one thread: a cluster has 16,384 slots, and a task reads few
-_PROBED = 100  # entries of each slice of time that show how dense the slice is
-_SLICES = 8  # slices of time for each piece
-_MISJUDGED = 0.25  # share of the entries by which estimates may differ from their number
+LINKS_MAX = 8  # maximum connections of one thread
+_PROBED = 100  # entries read from each slice of time to estimate its density
+_SLICES = 8  # slices of time per piece
+_MISJUDGED = 0.25  # largest relative error of estimates
 IDLE_MAX = 60.0  # seconds without use after which a connection is closed, as Spark's workers are
 
 _log = logging.getLogger("streamqd.spark")
 _links: dict[tuple[int, SparkConnection, int], _Link] = {}  # least recently used first
 _links_of = os.getpid()
 _links_lock = threading.Lock()
-_logged: set[str] = set()  # a stream asks for the names in every batch. Each is logged once.
+# Texts that were logged. A stream reads the names in every batch, so log each once.
+_logged: set[str] = set()
 _T = TypeVar("_T")
 
 
@@ -63,17 +64,18 @@ class DataLossError(SparkError):
 
 @dataclass(slots=True)
 class _Link:
-    """A connection that is kept, and when it was last asked for (seconds, monotonic)."""
+    """A connection that is kept, and the time of its last use (seconds, monotonic)."""
 
     link: Connection
     used_at: float
 
 
 def link_for(connection: SparkConnection, key: str = "") -> Connection:
-    """Return this thread's connection, made at its first use. With `key`: to the node that has it.
+    """Return this thread's connection. With `key`, it leads to the node with that key.
 
-    Call it again before each round trip: a thread keeps its last LINKS_MAX connections, and closes
-    connections idle for IDLE_MAX, so none outlives its password for long.
+    It is created at the first use. Call this before each round trip, because a thread keeps only
+    its last LINKS_MAX connections, and closes those idle for IDLE_MAX, so that none outlives its
+    password for long.
     """
     where = topology.parse(connection.redis.url)
     if where.kind != topology.CLUSTER:
@@ -105,7 +107,7 @@ def _drop_inherited() -> None:
 
 
 def _close_unused(thread: int, now: float) -> None:
-    """Close idle connections of any thread, and the oldest of this one until one more fits."""
+    """Close idle connections of all threads, and the oldest of this thread until another fits."""
     idle = [
         each
         for each, held in _links.items()
@@ -122,7 +124,10 @@ def keys_for(connection: SparkConnection) -> Keys:
 
 
 def persist(connection: SparkConnection, work: Callable[[Connection], _T], *, key: str = "") -> _T:
-    """Run repeatable work, and retry it if Redis does not answer. Raises the last error."""
+    """Run work that may be repeated, and retry it if Redis does not answer.
+
+    Raises the last error.
+    """
     for _ in range(connection.retries):
         try:
             return work(link_for(connection, key))
@@ -149,7 +154,7 @@ def stream_key(keys: Keys, place: TopicPartition) -> str:
 def topic_names(store: Store) -> list[str]:
     """Return the names of all topics, sorted, without invalid names.
 
-    Any client may write any text there, and a name becomes part of paths. A bad name is logged
+    Any client may write any name there, and names become parts of paths. An invalid name is logged
     once and skipped.
     """
     found, bad = topics.registry(store)
@@ -181,7 +186,7 @@ def warn_once(text: str) -> None:
 
 
 class Catalog:
-    """Resolves a read's options on the present server."""
+    """Resolves a read's options with the current state of the server."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -193,7 +198,7 @@ class Catalog:
         """Return all partitions to read now, in order.
 
         Raises TopicNotFoundError, RequestRefusedError. Partitions that a stream already reads may
-        be missing, and all partitions if not `strict`.
+        be missing. Unless `strict`, all partitions may be missing.
         """
         known = {name for name, _ in begun}
         found = persist(
@@ -293,7 +298,7 @@ class Catalog:
     def _stream_facts(
         self, link: Connection, place: TopicPartition, refused: RedisResponseError
     ) -> StreamFacts:
-        """Return the facts from the stream alone: another key of the partition may be unreadable.
+        """Return the facts from the stream alone, because another key may be invalid.
 
         For example, another client has overwritten the key of its dead letters. Raises `refused`
         if the stream is the cause, or if the server does not count.
@@ -422,7 +427,7 @@ class Catalog:
     def find_overtaken(
         self, starts: Offsets, facts: Mapping[TopicPartition, StreamFacts]
     ) -> set[TopicPartition]:
-        """Return places whose entries were removed since the facts: their counts are wrong."""
+        """Return places with entries removed after the facts were read, so counts are wrong."""
         now = self.facts(list(starts))
         return {
             place
@@ -434,10 +439,12 @@ class Catalog:
     def walk(
         self, wanted: Mapping[TopicPartition, tuple[Id, Id, int]]
     ) -> dict[TopicPartition, _Walked]:
-        """Walk (after, up to, entries) in each stream. Return how far that was.
+        """Advance by a number of entries in each stream: (after, upto, count).
 
-        The server counts a thousand at a time, fewer where bodies are large, so that it is never
-        busy for more than a few milliseconds. All streams take their steps together.
+        Return where it ends.
+
+        The server counts a thousand entries at a time, or fewer if bodies are large, so that it is
+        never busy for more than a few milliseconds. All streams advance together.
         """
         walked = {place: _Walked(after, 0) for place, (after, _, _) in wanted.items()}
         left = {place: count for place, (_, _, count) in wanted.items() if count > 0}
@@ -471,8 +478,8 @@ class Catalog:
     ) -> dict[TopicPartition, Span]:
         """Return the spans between two offsets. Skips lost entries, or raises DataLossError.
 
-        A partition that has no start is new: it is read from its first entry on. `seen` is how many
-        entries a stream had created at the last check.
+        A partition without a start is new, and is read from its first entry. `seen` is the number
+        of entries issued in a stream up to the last check.
         """
         found = {}
         for place, end in ends.items():
@@ -534,12 +541,12 @@ class Catalog:
     def _even_pieces(self, whole: Span, count: int, rows: int, first: Id | None) -> list[Span]:
         """Return pieces with about the same number of entries. `rows` is the expected total.
 
-        A few entries of each of many slices of time show how dense the slices are. Where that does
-        not account for all entries, the server counts them, in about a second for a million. If
-        the span has no count, `rows` says nothing, so the slices replace it.
+        A few entries of each of many slices of time show the density of the slices. If the
+        estimates do not add up to all entries, the server counts them, which takes about a second
+        per million. If the span has no count, the sum of the slices is used instead of `rows`.
         """
         slices = offsets.split(whole, count * _SLICES, first)
-        least = len(slices) * _PROBED  # entries for which slices are more exact than a count
+        least = len(slices) * _PROBED  # number of entries for which slices are exact
         if whole.rows is None or rows > least:
             weights = self._densities(slices)
             seen = sum(weights)
@@ -569,8 +576,9 @@ class Catalog:
     def _marks(self, whole: Span, rows: int, wanted: int) -> list[Position]:
         """Return positions with equal numbers of entries between them, up to the last entry.
 
-        About `wanted` of them, more where the server counts fewer entries at a time. With more
-        than the expected `rows`, the distance doubles, so that no span takes a step per entry.
+        There are about `wanted` positions, or more if the server counts fewer entries at a time. If
+        there are more entries than the expected `rows`, the distance doubles, so that no span takes
+        a step per entry.
         """
         marks: list[Position] = []
         stride = max(1, min(store.STEP_MAX, rows // wanted))
@@ -591,7 +599,7 @@ class Catalog:
 
 
 class _Walked(Position):
-    """The result of a walk: the id reached, and (as `passed`) the number of entries passed."""
+    """The result of a walk: the reached ID, and the number of entries passed."""
 
     passed: int
 
@@ -601,7 +609,7 @@ def _id_or_none(text: str) -> Id | None:
 
 
 def _dead_letter_facts(raw: Any) -> StreamFacts:
-    """Return facts about dead letters, which replay and purge remove from the middle."""
+    """Return facts about dead letters, which replays and purges remove from the middle."""
     if isinstance(raw, RedisResponseError):
         if "no such key" in str(raw):
             return StreamFacts(exact=False)

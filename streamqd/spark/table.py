@@ -1,7 +1,7 @@
 """Store the options of a Spark catalog table in the metadata of its columns. No I/O.
 
-Spark passes the options of CREATE TABLE to a Python source once, when it asks for the columns.
-Readers and writers of the table get no options, only its schema with the metadata (decision 0027).
+Spark passes the options of CREATE TABLE to a Python source only once, when it requests the columns.
+Readers and writers of the table get only its schema with the metadata (decision 0027).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from streamqd.spark import rows
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_COLUMN = "topic"  # every table has it
+_COLUMN = "topic"  # a column that every table has
 _OPTIONS = "streamq"
-# Columns of different lengths are of different types. So Spark lays the columns of the table over
-# the inserted columns, and leaves this out. A schema with it belongs to a read of the table.
+# Columns of different lengths have different types. When rows are inserted, Spark therefore applies
+# the table's columns without this metadata. A schema with this key belongs to a read of the table.
 _LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
 _DECLARED = "option."  # the options of CREATE TABLE. Others belong to the catalog.
 _NONE = (
@@ -34,7 +34,7 @@ _NO_TARGET = (
 
 
 def creation_options(raw: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the options of a CREATE TABLE, None for options of another use.
+    """Return the options of a CREATE TABLE, None for options of other uses.
 
     Raises ValueError for a password: the catalog would keep it and show it.
     """
@@ -62,9 +62,9 @@ def schema(columns: Sequence[rows.Column], options: Mapping[str, str]) -> Struct
 
 
 def read_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
-    """Return a read's options: its own if it names an address or topics, else the table's too.
+    """Return a read's options. Unless it has an address or topics, those of the table are added.
 
-    Raises ValueError for a table that has none.
+    Raises ValueError for a table without options.
     """
     text = _text(schema)
     if text is None and not given:
@@ -73,9 +73,9 @@ def read_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]
 
 
 def write_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
-    """Return a write's options in the same way. Rows of a table can be written anywhere.
+    """Return a write's options in the same way. Rows of a table can be written to any target.
 
-    Raises ValueError for rows without a target: no option, column or table names one.
+    Raises ValueError for rows without a target in an option, a column or the table.
     """
     text = _text(schema)
     if not given and _COLUMN not in schema.fieldNames():

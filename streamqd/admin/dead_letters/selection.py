@@ -32,7 +32,7 @@ from streamqd.store.store import Store
 # because every client can write to a partition.
 REPLAYS_HEADER = "x-replays"
 
-# Fields that only a dead letter has. `lua/dead_replay.lua` leaves out the same ones.
+# Fields that only a dead letter has. `lua/dead_replay.lua` removes the same fields.
 DEAD_ONLY = frozenset(
     b"originalTopic originalPartition timestamp group instance handler attempts crashes reason"
     b" errorClass errorMessage traceback fingerprint signal exitCode rss pid failedAt".split()
@@ -84,7 +84,7 @@ def replays_of(entry: Entry) -> int:
     """Return the number of replays of a dead letter, of any kind."""
     found = max(0, DeadLetterFields(entry.fields).number(b"replayCount") or 0)
     raw = entry.fields.get(b"headers", b"")
-    if b"x-replays" not in raw and b"\\" not in raw:  # most dead letters: not worth a parser
+    if b"x-replays" not in raw and b"\\" not in raw:  # most dead letters, which need no JSON parser
         return found
     with contextlib.suppress(ValueError):
         found = max(found, int((entry.headers or {}).get(REPLAYS_HEADER, "0")))
@@ -132,7 +132,7 @@ Stop = Callable[[], bool]
 
 
 def never_stop() -> bool:
-    """Do not stop."""
+    """Return False, so that a walk does not stop."""
     return False
 
 

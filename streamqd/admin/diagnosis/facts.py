@@ -388,7 +388,7 @@ def _measure_round_trip(reader: ViewReader) -> tuple[float | None, float | None]
         if reply is None:
             return None, None
         trip = time.perf_counter() - begun
-        # The server read its clock between the two.
+        # The server read its clock in the middle of the round trip.
         taken.append((trip, int(reply[0]) + int(reply[1]) / 1e6 - before - trip / 2))
     return round(median(trip for trip, _ in taken) * 1000, 3), round(min(taken)[1], 3)
 

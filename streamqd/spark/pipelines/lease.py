@@ -26,10 +26,10 @@ _RENEWALS = 5  # renewals per TTL
 class PipelineLease:
     """The lease of one pipeline on one topic, for the duration of a `with` block.
 
-    1. Entering takes the lease, or raises RequestRefusedError, which names its holder. 2. A thread
-    renews it. `check` raises RedisUnavailableError after the lease is lost. 3. Leaving releases it.
-    After a kill, the lease expires. On the same host, the next run detects that the process has
-    exited and does not wait.
+    1. Entering acquires the lease, or raises RequestRefusedError, which names its holder.
+    2. A thread renews it. `check` raises RedisUnavailableError after the lease is lost.
+    3. Leaving releases it. After a kill, the lease expires. On the same host, the next run detects
+       that the process has exited and does not wait.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Convert msgpack payloads to JSON text, so that the same validation serves both encodings.
 
-A fast reader handles most payloads: if its values encode to the same bytes, no name occurs twice.
-An exact reader, which produces the error sentences, handles the rest.
+A fast reader handles most payloads. Encoding its values again must return the same bytes, which
+shows that no name occurs twice. An exact reader handles the rest and produces the error sentences.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType, StructType
 
-DEPTH_MAX = 200  # levels of maps and arrays. Each takes three of the 1,000 frames of Python.
+DEPTH_MAX = 200  # levels of maps and arrays. Each takes three of Python's 1,000 frames.
 _LEAVES = frozenset({str, int, float, bool, type(None), datetime, bytes})
 _INFINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # a double that is NaN or infinite
 _NANOSECONDS = 1_000_000_000
@@ -33,7 +33,7 @@ _DEEP = f"it is nested more than {DEPTH_MAX} levels deep"
 
 
 class Texts(NamedTuple):
-    """JSON texts of payloads, and for each the reason why there is none, or None."""
+    """JSON texts of payloads, and for each text that is missing, the reason."""
 
     texts: Sequence[bytes | None]
     faults: Sequence[str | None]
@@ -68,7 +68,7 @@ class MsgpackTexts:
             return _encode(found), None
         except _UnreadableError as error:
             return None, str(error)
-        except RecursionError:  # the callers' frames count too
+        except RecursionError:  # the frames of the callers count too
             return None, _DEEP
 
 
@@ -87,7 +87,8 @@ def texts(value: Column, read: Reader) -> Column:
         columns = [pa.array(found.texts, pa.binary()), pa.array(found.faults, pa.string())]
         return pa.StructArray.from_arrays(columns, ["text", "fault"])
 
-    # Spark goes by the hints, and cannot see a module that is imported here.
+    # Set the annotations here, because Spark evaluates them and cannot find a module that is
+    # imported in this function.
     to_texts.__annotations__ = {"payloads": pa.Array, "return": pa.Array}
     function: Any = arrow_udf(to_texts, "text binary, fault string")
     found: Column = function(value)
@@ -127,7 +128,7 @@ def _fast() -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
 
 
 def _kinds(found: dict[str, Any]) -> set[type] | None:
-    """Return the types of all values, None if some are not for JSON or are nested too deeply."""
+    """Return the types of all values, None if one has no JSON form or is nested too deeply."""
     kinds: set[type] = set()
     level: list[Any] = [found]
     for _ in range(DEPTH_MAX):
@@ -149,13 +150,16 @@ def _kinds(found: dict[str, Any]) -> set[type] | None:
 
 
 def _find_misplaced(kind: StructType, found: dict[str, Any]) -> str:
-    """Return the reasons of columns with binary that are not binary, "" without any."""
+    """Return the reasons for columns with binary values whose type is not binary, or ""."""
     wrong = [field for field in kind.fields if _is_misplaced(field.dataType, found.get(field.name))]
     return "; ".join(map(type_mismatch, wrong))
 
 
 def _is_misplaced(kind: DataType, value: Any) -> bool:
-    """Return True if a value has binary where the type has none. A string is JSON of any value."""
+    """Return True if a value contains binary where the type does not.
+
+    A string accepts any value.
+    """
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
 
     if isinstance(value, bytes):

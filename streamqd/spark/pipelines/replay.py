@@ -1,6 +1,6 @@
 """Send old messages again: from Redis, the archive or the dead letters, to any topic.
 
-A replayed message is a new message. Its header `x-replay-of` contains the id of the old entry.
+A replayed message is a new message. Its header `x-replay-of` contains the ID of the old entry.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Row as SparkRow
 
 WINDOW = "30d"  # lifetime of the dedup IDs of a named replay
-_EVEN = 0.02  # seconds between two writes of a replay with a rate, or one message
+_EVEN = 0.02  # seconds between two writes of a replay with a rate, unless it writes single messages
 _SENT = (*COLUMNS[:2], HEADERS, FIELDS, Column("dedup", "string"))
 
 
@@ -56,7 +56,7 @@ class ReplaySummary:
     first: str | None
     last: str | None
     dry_run: bool
-    sent: int = 0  # fewer than rows if an earlier replay of this name had sent some rows
+    sent: int = 0  # fewer than `rows` if an earlier replay with this name sent some of them
     seconds: float = 0.0
 
 
@@ -74,9 +74,9 @@ def replay(
 ) -> ReplaySummary:
     """Send the chosen messages to `target`, or to their own topic.
 
-    `rate` in messages per second. With a `name`, no message is sent twice within WINDOW, even if
-    the named replay is repeated. Without a name, an interrupted replay starts again.
-    Raises RequestRefusedError, TopicNotFoundError, PipelineError.
+    `rate` is in messages per second. With a `name`, no message is sent twice within WINDOW, even if
+    the named replay is repeated. Without a name, an interrupted replay starts again. Raises
+    RequestRefusedError, TopicNotFoundError, PipelineError.
     """
     began = time.monotonic()
     raw = of_settings(settings) | {"topic": target or topic}
@@ -157,7 +157,7 @@ def _sink_rows(frame: DataFrame, topic: str, choice: ReplayFilter, name: str) ->
         lambda each: each["key"] != REPLAY_OF,
     )
     headers = f.concat(others, f.array(_header(f.lit(REPLAY_OF), origin)))
-    # The other fields of a dead letter describe its failure.
+    # Keep only the fields of the message. The other fields of a dead letter describe its failure.
     fields = (
         f.col("fields") if "fields" in frame.columns else f.lit(None).cast("map<string,binary>")
     )
@@ -182,14 +182,14 @@ def _header(name: SparkColumn, value: SparkColumn) -> SparkColumn:
 
 
 def _is_replay() -> SparkColumn:
-    """Select replayed rows: a named replay into its own topic must not find its own rows."""
+    """Select replayed rows. A named replay into its own topic must not find its own rows."""
     from pyspark.sql import functions as f
 
     return f.coalesce(f.exists("headers", lambda each: each["key"] == REPLAY_OF), f.lit(False))
 
 
 def _send(frame: DataFrame, options: WriteOptions, rate: float | None) -> int:
-    """Send rows, with a rate all in one task. Return how many were not sent before."""
+    """Send rows, all in one task with a rate. Return the number that was not sent before."""
     from streamqd.spark.sink import append
 
     if rate is not None:

@@ -1,6 +1,6 @@
-"""Report on topics: their problems, worst first, and their contents, as a page and as figures.
+"""Report on topics, with their problems (worst first) and contents, as a page and as figures.
 
-The report changes only its own directory, so it needs no lease. Entries that arrive during the run
+A report changes only its own directory, so it needs no lease. Entries that arrive during the run
 may or may not be included.
 """
 
@@ -138,7 +138,7 @@ def _topic(
     return {
         "topic": name,
         "live": size is not None,
-        # An archive may have partitions of a topic that are no longer in Redis.
+        # An archive may contain partitions of a topic that are no longer in Redis.
         "partition_count": max(size or 0, 1, *(each["partition"] + 1 for each in parts)),
         "entries": sum(each["entries"] for each in parts),
         "bytes": sum(each["bytes"] for each in parts),
@@ -149,7 +149,7 @@ def _topic(
 
 
 def _quarantine(spark: SparkSession, scope: ReportScope, topic: str) -> dict[str, Any] | None:
-    """Return the view over a topic's quarantine, and its rows of the window. None without one."""
+    """Return a topic's quarantine: its view, and its rows in the window. None without one."""
     archive = scope.archive
     table = None if archive is None else archive.derived_table(topic, QUARANTINE)
     if archive is None or table is None:
@@ -166,7 +166,7 @@ def _quarantine(spark: SparkSession, scope: ReportScope, topic: str) -> dict[str
 def _histories(
     settings: config.Settings, spark: SparkSession, scope: ReportScope
 ) -> dict[str, dict[str, Any]]:
-    """Return the history of each topic that has one, none with a warning if it cannot be read."""
+    """Return the history of each topic that has one. If it cannot be read, warn and return {}."""
     try:
         return report_history.histories(spark, settings, scope)
     except PySparkException as error:
@@ -175,7 +175,7 @@ def _histories(
 
 
 def _read_last_report(out: Location) -> dict[str, Any] | None:
-    """Return the figures of the last report in a folder.
+    """Return the figures of the last report in a directory.
 
     Raises RequestRefusedError if it is not one.
     """

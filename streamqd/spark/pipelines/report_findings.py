@@ -12,14 +12,14 @@ from streamqd.admin.condition import ALARMING, STEADY, STUCK_SECONDS, describe_c
 from streamqd.admin.fleet import Behind, GroupStatus, StatusView
 from streamqd.words import plural, precise_duration
 
-Topic = Mapping[str, Any]  # as `report` has it
+Topic = Mapping[str, Any]  # a topic as built by `report`
 
 FAMILY = "streamqd-report/"
 FORMAT = FAMILY + "2"
 LATE_SECONDS, STALE_SECONDS = 30, 300  # the age of the oldest unread message: a warning, a problem
-ENTRIES_MIN = 1_000  # entries below which their distribution has no significance
+ENTRIES_MIN = 1_000  # number of entries below which their distribution is not significant
 _UNEVEN = 1.5  # ratio of the fullest partition to the mean at which it is reported
-_RELIEF = 0.7  # more partitions help if the fullest shrinks to at most this share
+_RELIEF = 0.7  # more partitions are suggested if the fullest would shrink to at most this share
 _SHARE = 0.1  # smallest fraction of all entries at which a key is reported
 _NAME_MAX = 500  # characters of the name of a measure
 _NEUTRAL = ("entries of ", "partitions of ")  # neither good nor bad when they grow
@@ -30,8 +30,8 @@ _ORDER = (Severity.PROBLEM, Severity.WARNING, Severity.NOTE)
 class ReportFinding:
     """A problem of a topic or a group: the number of messages concerned, and a remedy.
 
-    `command` has no data of messages, only names of topics and groups, and the folder that the
-    operator named.
+    `command` contains no data of messages, only names of topics and groups, and the operator's
+    directory.
     """
 
     severity: Severity
@@ -44,7 +44,7 @@ class ReportFinding:
 def assess_status(seen: StatusView, topics: Sequence[Topic]) -> dict[str, Any]:
     """Return findings, groups, causes of dead letters, topics and measures, each worst first.
 
-    Measures are numbers to compare with other reports, under readable names.
+    Measures are numbers with readable names, for comparison with other reports.
     """
     names = [each["topic"] for each in topics]
     groups = [each for each in seen.groups if each.topic in names]
@@ -192,7 +192,7 @@ def _skew(topic: Topic) -> Iterator[ReportFinding]:
 def _fullest(topic: Topic, partitions: int) -> float:
     """Return the number of entries of the fullest partition among `partitions`.
 
-    The keys with the most entries go where their hash puts them, the rest evenly.
+    The keys with the most entries are assigned by hash, and the rest is spread evenly.
     """
     held = [0] * partitions
     for key in topic["keys"]:
@@ -227,8 +227,8 @@ def _measures(
 def compare_reports(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, Any]:
     """Return `changes` since the last report, the worst first, and `compared_with`.
 
-    `compared_with` is its time in unix ms, or a sentence why it cannot be used. Any user may have
-    edited that file: values that are not numbers under a short name are ignored.
+    `compared_with` is the time of the last report in unix ms, or a sentence why that report cannot
+    be used. Any user may have edited its file, so only numbers with short names are used.
     """
     why = ""
     if last is None:

@@ -1,6 +1,6 @@
 """The queries of a report on the history: messages handled, failures and run times of each topic.
 
-They read the view `messages`, so figures in the archive and in Redis count once.
+They read the view `messages`, so figures that are in both the archive and Redis count once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A report as one self-contained page: no network, no script, plots inside. No I/O.
+"""Render a report as one self-contained page, without scripts or network access. No I/O.
 
-Texts from messages are untrusted: the template escapes every value automatically, and
-`_format_value` also makes them harmless on a terminal.
+Texts from messages are untrusted. The template escapes every value, and `_format_value` also
+escapes characters that are harmful on a terminal.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def run_time(seconds: float | None) -> str | None:
 
 
 def period(milliseconds: int) -> str:
-    """Return the width of a bar in words, to follow "per": second, 5 minutes, day, 28 days."""
+    """Return the width of a bar as words after "per": second, 5 minutes, day, 28 days."""
     for size, unit in _UNITS:
         if milliseconds % size == 0:
             count = milliseconds // size
@@ -97,7 +97,7 @@ def _format_duration(milliseconds: int | None) -> str | None:
 
 
 def _breakable(text: Any) -> Markup:
-    """Return a text with places for line breaks after the dots and colons of names."""
+    """Return a text that may break after the dots and colons of names."""
     return Markup(re.sub(r"(?<=\w)([.:/])(?=\w)", r"\1<wbr>", str(escape(_format_value(text)))))  # noqa: S704 - escaped
 
 

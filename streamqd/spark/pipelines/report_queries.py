@@ -1,6 +1,7 @@
 """The queries of a report on one topic: its entries, its dead letters, the fields of its payloads.
 
-Entries are read once and kept in a narrow form. All queries but the fields use that copy.
+Entries are read once, and a copy with few columns is kept. All queries except that of the fields
+use this copy.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from streamqd.spark.pipelines.packed import reader
 from streamqd.spark.pipelines.schemas import read_schema
 from streamqd.spark.pipelines.storage import Archive
 
-ROWS_MAX = 10_000  # rows of one answer. More are left out.
-VALUES_MAX = 5  # the most frequent values of a field
+ROWS_MAX = 10_000  # limit of rows in one result
+VALUES_MAX = 5  # number of the most frequent values that are listed per field
 TEXT_MAX = 300  # characters of a text that a report keeps
-_BARS = 60  # most bars of the timeline
+_BARS = 60  # maximum number of bars in the timeline
 _SECONDS = (1, 5, 15, 60, 300, 900, 3_600, 10_800, 43_200, 86_400, 604_800, 2_419_200)
 
 _PARTITIONS = """
@@ -55,9 +56,9 @@ _TIMELINE = """
 
 @dataclass(frozen=True)
 class ReportScope:
-    """The scope of a report: these topics or all, entries of a window, payloads by their schemas.
+    """The scope of a report: topics, a time window, and whether payloads are examined.
 
-    The window applies to the times of ids, and excludes its end.
+    The window applies to the times of IDs, and excludes its end.
     """
 
     topics: tuple[str, ...] = ()
@@ -103,7 +104,7 @@ def figures(rows: DataFrame, dead_letters: DataFrame, pipeline: config.Pipeline)
 
 @contextlib.contextmanager
 def persisted(frame: DataFrame) -> Iterator[DataFrame]:
-    """Keep a frame that Spark computes once, in memory or on disk."""
+    """Keep a frame in memory or on disk, so that Spark computes it once."""
     cached = frame.persist()
     try:
         yield cached
@@ -157,7 +158,7 @@ def _cause(*told: str | None) -> tuple[str, str]:
 
 
 def bar_width(rows: list[dict[str, Any]]) -> int:
-    """Return the width of buckets in ms, for the time that rows span."""
+    """Return the bucket width in ms that fits the time span of the rows."""
     first = min((row["first_unix_ms"] for row in rows), default=0)
     span = max((row["last_unix_ms"] for row in rows), default=0) - first
     fitting = (1000 * each for each in _SECONDS if span < 1000 * each * _BARS)

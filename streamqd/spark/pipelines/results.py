@@ -22,8 +22,8 @@ _TIDY = 8  # batches between two checks for small files
 
 
 def lease_results(settings: config.Settings, archive: Archive, name: str) -> PipelineLease:
-    """Return the lease on a table of results. Enter it."""
-    archive.folder(name, RESULTS)  # refuses an invalid name before it becomes part of a key
+    """Return the lease on a table of results. The caller enters the lease."""
+    archive.folder(name, RESULTS)  # rejects an invalid name before it becomes part of a key
     keys = Keys(settings.keys.control, settings.keys.streams)
     of, what = f"results:{archive.id[:12]}", f"table {name} is being written"
     return PipelineLease(lambda: tables.connect(settings), keys, name, of, what=what)
@@ -32,14 +32,14 @@ def lease_results(settings: config.Settings, archive: Archive, name: str) -> Pip
 class ResultWriter:
     """Writes batches of a query into a table. Spark calls it with each batch and its number.
 
-    The commit of a batch carries the query's id and the number, so a batch that Spark gives again
-    is known. Both are those of the checkpoint.
+    The commit of a batch contains the ID of the query and the number of the batch, both from the
+    checkpoint. A batch that Spark passes again is therefore recognized.
     """
 
     def __init__(self, archive: Archive, name: str, frame: DataFrame, checkpoint: Path) -> None:
-        """Open the table, or make it.
+        """Open the table, or create it.
 
-        Raises RequestRefusedError for one with other columns, ArchiveError.
+        Raises RequestRefusedError for a table with other columns, and ArchiveError.
         """
         self._columns = schemas.table_columns(frame.schema)
         self._checkpoint = checkpoint
@@ -68,7 +68,7 @@ class ResultWriter:
             compact.merge_small_files(self._table, _TIDY)
 
     def _query(self) -> str:
-        """Return the id that Spark gave the query. It is kept in the checkpoint."""
+        """Return the ID of the query, which Spark stores in the checkpoint."""
         path = self._checkpoint / "metadata"
         try:
             return str(json.loads(path.read_bytes())["id"])

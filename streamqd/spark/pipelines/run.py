@@ -73,7 +73,7 @@ class Job:
         checkpoint = join_parts(self.checkpoints, name)
 
         def send(batch: DataFrame, number: int) -> None:
-            # When a query starts again, its batch numbers start again, but its id is new.
+            # A query without its checkpoint starts with batch number 0 again, but with a new ID.
             query = json.loads((checkpoint / "metadata").read_text("utf-8"))["id"]
             dedup = f.concat_ws("/", f.lit(query), f.lit(number), f.col("key").cast("string"))
             rows = batch.withColumn("dedup", dedup)
@@ -88,7 +88,7 @@ class Job:
 
 
 def load(reference: str, folder: Path) -> Callable[[Job], Any]:
-    """Return the function named `module:function`, also from the folder of the configuration.
+    """Return the function `module:function`. Modules may be in the configuration's directory.
 
     Raises HandlerLoadError.
     """
@@ -107,7 +107,7 @@ def load(reference: str, folder: Path) -> Callable[[Job], Any]:
 
 
 def run(job: Job, function: Callable[[Job], Any]) -> Any:
-    """Run the function, and wait for the streaming queries that it left running.
+    """Run the function, then wait for the streaming queries that it left running.
 
     Raises PipelineError if a query fails.
     """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
 
 UNITS = {"seconds": 1_000_000, "milliseconds": 1_000, "microseconds": 1}  # microseconds
-BAD = "__does_not_fit"  # column that Spark fills with a payload that is not of the schema
+BAD = "__does_not_fit"  # column into which Spark writes a payload that does not fit the schema
 _FORM = "streamqd.form"  # metadata key: the unit or pattern of a column's times
 _NAME = re.compile(r"\w[\w-]{0,254}")
 _TIMES = ("date", "timestamp")
@@ -22,11 +22,11 @@ _SIMPLE = (
     *("decimal", "string", "binary", "date", "timestamp"),
 )
 _OTHERWISE = {"short", "integer", "long"}  # names of PySpark
-_OF_QUERIES = "byte"  # rows of a query may have tinyint, but payloads may not
+_OF_QUERIES = "byte"  # tinyint, which rows of a query may have, but payloads may not
 
 
 def type_mismatch(field: StructField) -> str:
-    """Return the reason for a value that is not of its column's type."""
+    """Return the reason for a value whose type is not that of its column."""
     return f"{field.name} is not {field.dataType.simpleString()[:200]}"
 
 
@@ -38,9 +38,9 @@ def out_of_range(field: StructField) -> str:
 
 
 def misaligns_columns(kind: DataType) -> bool:
-    """Return True if a value that does not fit can make Spark read later columns wrongly.
+    """Return True if an invalid value of this type can make Spark misread later columns.
 
-    Spark is then in the middle of a map, or of a text that is not base64.
+    The cause is that Spark stops in the middle of a map, or of a string that is not base64.
     """
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
 
@@ -52,9 +52,9 @@ def misaligns_columns(kind: DataType) -> bool:
 
 
 def read_schema(schema: str, times: Sequence[str] = ()) -> StructType:
-    """Return the JSON schema in Spark's form, such as `id long, amount decimal(10,2)`.
+    """Parse the schema of JSON payloads, such as `id long, amount decimal(10,2)`.
 
-    `times` are columns and the unit or the pattern of their times. Raises InvalidRequestError, and
+    `times` maps columns to the unit or the pattern of their times. Raises InvalidRequestError, and
     RequestRefusedError for types that Spark reads wrongly.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -90,12 +90,12 @@ def read_schema(schema: str, times: Sequence[str] = ()) -> StructType:
 
 
 def form_of(field: StructField) -> str:
-    """Return the unit or the pattern of a column's times, "" for the usual forms."""
+    """Return the unit or the pattern of a column's times, "" for the default formats."""
     return str((field.metadata or {}).get(_FORM, ""))
 
 
 def _check_forms(kind: StructType) -> None:
-    """Refuse units of dates, and patterns that Spark cannot read."""
+    """Reject units for dates, and patterns that Spark cannot parse."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as f
@@ -120,7 +120,7 @@ def _check_forms(kind: StructType) -> None:
 
 
 def _check_json(kind: DataType, path: str) -> None:
-    """Refuse types that Spark's reader of JSON accepts but does not read."""
+    """Reject types that Spark's JSON reader accepts but does not read."""
     from pyspark.sql.types import ArrayType, ByteType, MapType, StringType, StructType
 
     if isinstance(kind, ByteType):

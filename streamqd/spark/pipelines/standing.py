@@ -1,4 +1,4 @@
-"""Run a standing query: SQL over topics as streams. Its rows are shown, sent or stored."""
+"""Run a standing query, which is SQL over topics as streams. Its rows are shown, sent or stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from streamqd.spark.pipelines.statements import check
 from streamqd.spark.pipelines.storage import Archive
 
 NAME = "sql"  # name of the query, and of its checkpoint directory
-SHOWN_MAX = 20_000  # shown entries of one batch, all held in memory
+SHOWN_MAX = 20_000  # limit of entries per batch when rows are shown, because all are in memory
 INTERVAL = "1 second"  # interval between two batches, with `follow`
 
 Show = Callable[[list[str], list[tuple[Any, ...]]], None]
@@ -38,7 +38,7 @@ class Standing:
     """A standing query and its options."""
 
     query: str
-    mode: str = "append"  # append | update: the rows of an aggregation, each time they change
+    mode: str = "append"  # append | update: update: rows of an aggregation each time they change
     start: str = "earliest"  # earliest | latest, without a checkpoint
     follow: bool = False  # continue with new entries
     target: str = ""  # topic
@@ -57,7 +57,7 @@ class StreamResult:
     """The result of a standing query."""
 
     batches: int
-    entries: int  # that it took in
+    entries: int  # entries that the query processed
 
 
 def run(
@@ -68,11 +68,11 @@ def run(
     checkpoint: Path | None = None,
     fits: Fits = lambda _: None,
 ) -> StreamResult:
-    """Run the query until all present entries are processed, with `follow` until interrupted.
+    """Run the query until all present entries are processed, or with `follow` until interrupted.
 
-    Each batch of rows is given to `show`, unless the rows go into a topic or a table. `fits` gets
-    the names of their columns before that starts, and may refuse them. Raises RequestRefusedError
-    or InvalidRequestError for an invalid query, PipelineError for a failed one.
+    Each batch of rows is passed to `show`, unless the rows go to a topic or a table. `fits` gets
+    the column names before the query starts, and may raise an error. Raises RequestRefusedError or
+    InvalidRequestError for an invalid query, PipelineError for a failed one.
     """
     check(standing.query)
     if not standing.shown and checkpoint is None:
@@ -139,7 +139,7 @@ def _run(
 def _storing_errors(
     take: Callable[[DataFrame, int], None], failures: list[Exception]
 ) -> Callable[[DataFrame, int], None]:
-    """Return a batch function that also stores its errors, because Spark carries only texts."""
+    """Return a batch function that stores its errors, because Spark passes on only their texts."""
 
     def taking(batch: DataFrame, number: int) -> None:
         try:

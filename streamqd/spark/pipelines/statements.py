@@ -1,4 +1,4 @@
-"""Scan Spark's SQL as text: find the end of a statement, and passwords in it."""
+"""Scan Spark's SQL as text, to find the ends of statements and passwords."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import dropwhile
 from streamqd.config.secrets import has_password
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 
-# The end of a piece of SQL, by its kind: plain, a literal, a name, a comment.
+# The pattern that ends a piece of SQL, for each kind: plain, literal, name, comment.
 _STOPS = {
     "": re.compile(r"""/\*(?!\+)|--|(?<!\w)[rR]['"]|['"`;]"""),  # /*+ is a hint, no comment
     "'": re.compile(r"\\.|'", re.DOTALL),
@@ -30,7 +30,7 @@ _COLUMNS = re.compile(
 )
 _JOINS = re.compile(r"[\s|]*")
 _ARGUMENTS = re.compile(r"[\s|,]*")
-_CONCAT = re.compile(r"\bconcat\s*\(\s*$", re.IGNORECASE)  # its arguments are one text as well
+_CONCAT = re.compile(r"\bconcat\s*\(\s*$", re.IGNORECASE)  # its arguments are joined to one string
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([01][0-7]{2})|(.))", re.DOTALL)
 
 
@@ -83,11 +83,11 @@ class SqlSplitter:
 
     def _begin(self) -> None:
         self._pieces: list[str] = []
-        self._blank = True  # only space and comments so far
-        self.begun = False  # only space so far
+        self._blank = True  # True while there are only spaces and comments
+        self.begun = False  # False while there are only spaces
 
     def add(self, line: str) -> list[str]:
-        """Add a line, with its line break. Return the statements that it completes."""
+        """Add a line with its line break. Return the statements that the line completes."""
         done: list[str] = []
         for kind, piece in self._scanner.pieces(line):
             if kind == ";":
@@ -108,11 +108,11 @@ class SqlSplitter:
 
 
 def check(statement: str) -> None:
-    """Check a statement for characters that Spark cannot read, and for a password of Redis.
+    """Reject a statement with characters that Spark cannot read, or with a password of Redis.
 
-    Raises InvalidRequestError for a statement that is not UTF-8, and RequestRefusedError for one
-    with a password of Redis: Spark shows statements on its pages, and checkpoints keep them. Texts
-    put together by functions are not checked, except `concat` of literals. So the url of a table
+    Raises InvalidRequestError for a statement that is not UTF-8. Raises RequestRefusedError for a
+    password of Redis, because Spark shows statements on its pages and stores them in checkpoints.
+    Strings built by functions are not checked, except `concat` of literals, so the url of a table
     must be a literal.
     """
     try:
@@ -160,7 +160,7 @@ def _has_made_url(statement: str) -> bool:
 
 
 def _tokens(statement: str) -> Iterator[tuple[str, str]]:
-    """Return words, signs, and literals marked with `'`. All in lower case."""
+    """Yield words, signs, and literals (marked with `'`), in lower case."""
     for kind, piece in SqlScanner().pieces(statement):
         if kind in _LITERALS:
             yield "'", _value(kind, piece).lower()

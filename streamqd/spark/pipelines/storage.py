@@ -1,4 +1,4 @@
-"""An archive: a directory with Delta tables, for the entries of each topic and derived tables.
+"""An archive: a directory of Delta tables, with the entries of each topic and derived tables.
 
     <archive>/_archive.json                                      names the archive
     <archive>/tables/<topic>/_delta_log/                         the files that count, the position
@@ -9,8 +9,8 @@
     <archive>/history/<fleet>/                                   figures of each minute
     <archive>/results/<name>/                                    rows of standing queries
 
-A commit adds the files of a batch, with a note that has the archived position of each partition.
-The next batch starts at the newest note. A file that no commit lists is not in the archive.
+A commit adds the files of a batch and a note with the archived position of each partition. The next
+batch starts at the newest note. A file that no commit lists is not part of the archive.
 """
 
 from __future__ import annotations
@@ -41,25 +41,31 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 NOTE = "streamqd"  # key of the note in a commit's metadata
-MARK = "streamqd.compaction"  # key that marks a commit of ours, unlike those of other programs
-COMMIT = "streamqd.commit"  # key of a random text, by which a writer recognizes its own commit
-_SIGN = "_archive.json"  # marks the folder as an archive and names it
-_APP = "streamqd"  # ID of the application transaction. Its version is the number of the batch
+# Key that marks a compaction of streamqd, unlike commits of other programs.
+MARK = "streamqd.compaction"
+COMMIT = "streamqd.commit"  # key of a random string with which a writer recognizes its own commit
+_SIGN = "_archive.json"  # file that marks the directory as an archive and contains its ID
+_APP = "streamqd"  # ID of the application transaction, whose version is the batch number
 _CHECKPOINT = 50  # commits between two checkpoints of the log
 _CONFIGURATION = {
     "delta.checkpointInterval": str(_CHECKPOINT),
-    # Only a commit with a note cleans the log, so the newest note is never cleaned away.
+    # Disable automatic cleanup. Only a commit with a note cleans the log, so the newest note always
+    # stays.
     "delta.enableExpiredLogCleanup": "false",
     "delta.logRetentionDuration": "interval 7 days",
 }
 _MAPPING = "delta.columnMapping.mode"
 _LONG_MAX = (1 << 63) - 1
-_HARMLESS = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}  # files look the same
-_AMBIGUOUS = re.compile(r"[%#?*\[\]{}\\]")  # in a path: escapes of URLs, patterns of names
+# Features that do not change the files.
+_HARMLESS = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
+_AMBIGUOUS = re.compile(r"[%#?*\[\]{}\\]")  # characters with a meaning in URLs or name patterns
 
 
 class ArchiveError(SparkError):
-    """The archive does not match its tables, or cannot be written. The message names the place."""
+    """The archive does not match its tables, or cannot be written.
+
+    The message contains the path.
+    """
 
 
 class ArchiveDamagedError(ArchiveError):
@@ -67,9 +73,9 @@ class ArchiveDamagedError(ArchiveError):
 
 
 class UnparsedFiles(NamedTuple):
-    """Files that a commit owes to a second table, whose last batch was `derived_batch`.
+    """Files that must be committed to a second table, whose last batch was `derived_batch`.
 
-    If they replace its files, all others are removed from the table.
+    If the files replace those of the table, all its other files are removed.
     """
 
     derived_batch: int
@@ -79,14 +85,14 @@ class UnparsedFiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchNote:
-    """The position up to which each partition is archived, by `batch` commits of entries."""
+    """The archived position of each partition, after `batch` commits of entries."""
 
     batch: int
     positions: Offsets
     owed: UnparsedFiles | None = None
 
     def text(self, topic: str) -> str:
-        """Return the note in the form of a commit."""
+        """Return the note as it is stored in a commit."""
         note = {"format": FORMAT, "topic": topic, "batch": self.batch}
         note |= {"to": offsets.to_json(self.positions)}
         return json.dumps(note if self.owed is None else note | {"owed": self.owed})
@@ -98,10 +104,11 @@ NOTHING = BatchNote(0, {})
 class TableKind(NamedTuple):
     """The properties of a kind of tables."""
 
-    folder: str  # without a `=`: Polars takes every `NAME=VALUE` above a file for a column
-    partitioned: tuple[str, ...]  # columns that divide it: none, a date, or a date and a partition
-    columns: Callable[[], pa.Schema]  # that each table has at least
-    stats: str  # columns by whose bounds readers pass over files, "" for the first ones
+    # Must not contain `=`, because Polars reads every `NAME=VALUE` in a path as a column.
+    folder: str
+    partitioned: tuple[str, ...]  # partition columns: none, a date, or a date and a partition
+    columns: Callable[[], pa.Schema]  # columns that each table has at least
+    stats: str  # columns with bounds that let readers skip files, "" for the first columns
 
     @property
     def has_ids(self) -> bool:
@@ -125,7 +132,7 @@ def arrow_schema(*, dead: bool = False) -> pa.Schema:
 
 @contextmanager
 def opened_alone(folder: Location, path: str) -> Iterator[Any]:
-    """Open a file of a table alone, so that the names of its folders add no columns.
+    """Open a file of a table alone, so that the names of its directories add no columns.
 
     Converts errors inside to one sentence without credentials.
     """
@@ -144,10 +151,10 @@ RAW = TableKind("tables", ("date", "partition"), arrow_schema, "id_ms,timestamp"
 
 
 class Archive:
-    """An archive folder. A writer to one of its topics must hold the lease on that topic.
+    """An archive directory. A writer to one of its topics must hold the lease on that topic.
 
-    Every write goes through `paths.below`, so a topic's name cannot lead out of the folder. It
-    raises RequestRefusedError.
+    Every write goes through `paths.below`, which raises RequestRefusedError if a topic's name would
+    lead out of the directory.
     """
 
     def __init__(
@@ -157,10 +164,10 @@ class Archive:
         create: bool = False,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """Open the folder.
+        """Open the directory.
 
-        Raises RequestRefusedError when it is none and may not be made, InvalidRequestError. Raises
-        SparkError if an object store rejects a request.
+        Raises RequestRefusedError if it is not an archive and may not be created, and
+        InvalidRequestError. Raises SparkError if an object store rejects a request.
 
         `options` are those of `[archive]`, for object stores.
         """
@@ -198,8 +205,9 @@ class Archive:
                 raise RequestRefusedError(f"{self.root} is neither empty nor an archive") from None
             sign = json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}) + "\n"
             self.root.write(_SIGN, sign.encode())
-            # Read again, because another run may have replaced it. If it does so only later, the
-            # two runs have different leases, and one of them is refused at its first commit.
+            # Read the file again, because another run may have replaced it. If that run replaces it
+            # later, the two runs have different leases, and the first commit of one of them is
+            # refused.
             content = self.root.read(_SIGN)
         try:
             return str(json.loads(content)["id"])
@@ -216,13 +224,16 @@ class Archive:
         return self.names(RAW)
 
     def names(self, kind: TableKind) -> list[str]:
-        """Return the names of the tables of a kind, mostly names of topics."""
+        """Return the names of the tables of a kind, which are usually names of topics."""
         with _translate_errors(self.root, "read"):
             found = self.root.subfolder(kind.folder).tables()
         return sorted(each for each in found if NAME.fullmatch(each))
 
     def folder(self, topic: str, kind: TableKind = RAW) -> Location:
-        """Return the folder of a topic's table. Raises RequestRefusedError for an invalid name."""
+        """Return the directory of a topic's table.
+
+        Raises RequestRefusedError for an invalid name.
+        """
         if not NAME.fullmatch(topic):
             raise RequestRefusedError(
                 f"{topic!r} is not a valid name of a topic or table; use letters, digits, '_', '-'"
@@ -260,13 +271,13 @@ class Archive:
 
 
 class ArchiveTable:
-    """The Delta table of a topic, as it was when it was opened or last written to.
+    """The Delta table of a topic, in the version that was opened or last written.
 
-    `append` is the fence between two runs: if two start at the same state, one is refused.
+    `append` protects against concurrent runs: if two start at the same version, one is refused.
     """
 
     def __init__(self, folder: Location, topic: str, kind: TableKind = RAW) -> None:
-        """Open it. Raises ArchiveError for a table that is broken, or is not one of an archive."""
+        """Open the table. Raises ArchiveError if it is damaged or does not belong to an archive."""
         from deltalake import DeltaTable
 
         self.folder = folder
@@ -277,7 +288,8 @@ class ArchiveTable:
             fields = _columns(self.delta.schema())
             metadata = self.delta.metadata()
             features = set(self.delta.protocol().reader_features or ()) - _HARMLESS
-        if metadata.configuration.get(_MAPPING, "none") != "none":  # before features had names
+        # The property of older protocol versions.
+        if metadata.configuration.get(_MAPPING, "none") != "none":
             features.add("columnMapping")
         if features:
             raise ArchiveError(
@@ -303,7 +315,8 @@ class ArchiveTable:
     def files(self, partition: int | None = None) -> list[WrittenFile]:
         """Return the files of the table, with bounds of the IDs of entries and dead letters.
 
-        Only the first half of IDs is known. Raises ArchiveError, also for a file elsewhere.
+        Only the first halves of the IDs are known. Raises ArchiveError, for example for a file
+        outside the layout.
         """
         import pyarrow as pa
 
@@ -318,7 +331,7 @@ class ArchiveTable:
                     " directory; restore an earlier version"
                 )
             least = most = None
-            if self.kind.has_ids:  # elsewhere, it is a column of the schema or the query
+            if self.kind.has_ids:  # in other tables, it is a column of the schema or the query
                 least, most = each.get("min.id_ms"), each.get("max.id_ms")
             files.append(
                 WrittenFile(
@@ -336,7 +349,7 @@ class ArchiveTable:
 
     @property
     def partitioned(self) -> tuple[str, ...]:
-        """The columns by which it is divided."""
+        """The partition columns."""
         return self.kind.partitioned
 
     def parse_partition(self, values: Mapping[str, Any]) -> tuple[str, int]:
@@ -378,7 +391,7 @@ class ArchiveTable:
         self.folder.settle(each.path for each in listed)
 
     def find_unnamed(self, grace: float) -> list[str]:
-        """Return the names of all files that no version of the last `grace` seconds names."""
+        """Return the names of all files that no version of the last `grace` seconds uses."""
         self.reload()
         with _translate_errors(self.folder, "read"):
             return self.delta.vacuum(
@@ -389,7 +402,7 @@ class ArchiveTable:
             )
 
     def commits(self, first: int = 0) -> Iterator[list[dict[str, Any]]]:
-        """Return the actions of each commit from version `first` on, if the log still has them."""
+        """Yield the actions of each commit from version `first` on that is still in the log."""
         for number in range(first, self.version + 1):
             name = f"{LOG}/{number:020d}.json"
             try:
@@ -415,14 +428,14 @@ class ArchiveTable:
         replace: bool = False,
         columns: pa.Schema | None = None,
     ) -> None:
-        """Commit a batch: these files are in the archive, which reaches up to `positions`.
+        """Commit a batch: add these files, and set the archived positions.
 
-        `owed` is for the second table, which gets it next. `batch` is the number, by default one
-        more than the last. `of` is the query whose batch it is, and the query's batch number, as in
-        `last_batch_of`. With `replace`, all other files are removed from the table. With `columns`,
-        it starts again, with no other files, columns and positions. When it returns, the commit has
-        reached the disk. Raises RequestRefusedError if another run has committed a batch since the
-        table was opened, ArchiveError.
+        `owed` are files that must be committed to the second table next. `batch` is the number, by
+        default one more than the last. `of` is a query and its batch number, for `last_batch_of`.
+        With `replace`, all other files are removed from the table. With `columns`, the table is
+        reset to these columns, without other files and positions. When this function returns, the
+        commit has reached the disk. Raises RequestRefusedError if another run has committed a batch
+        since the table was opened, ArchiveError.
         """
         from deltalake import PostCommitHookProperties
 
@@ -450,9 +463,9 @@ class ArchiveTable:
 
     @contextmanager
     def _ignore_lost_reply(self, mark: str) -> Iterator[None]:
-        """Ignore an error of a commit that is in the table, as an object store may report one.
+        """Ignore an error if the commit is in the table, which can happen with an object store.
 
-        If the reply is lost, the client sends the commit again, and finds its own one in its place.
+        If the reply is lost, the client sends the commit again, and finds that the version exists.
         """
         try:
             yield
@@ -469,7 +482,7 @@ class ArchiveTable:
 
     @property
     def next_batch(self) -> int:
-        """The number of the next batch, which no earlier one has had, even if it was undone."""
+        """The number of the next batch. No earlier batch had it, not even one that was undone."""
         return max(self.note.batch, self.last_batch_of(_APP)) + 1
 
     def last_batch_of(self, query: str) -> int:
@@ -479,7 +492,7 @@ class ArchiveTable:
         return -1 if found is None else found
 
     def has_columns(self, columns: pa.Schema) -> bool:
-        """Return True if its columns are these, in any order."""
+        """Return True if the table has exactly these columns, in any order."""
         return _columns(self.delta.schema()) == _columns(_delta_schema(columns))
 
     def grow(self, columns: pa.Schema) -> None:
@@ -511,7 +524,7 @@ class ArchiveTable:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Commit inside. On exit, the commit is flushed to the disk and checked."""
+        """Commit within this block. At its end, the commit is flushed to the disk and checked."""
         before = self.version
         with _translate_errors(self.folder, "written"):
             yield
@@ -547,9 +560,9 @@ class ArchiveTable:
         )
 
     def _effective_commits(self) -> Iterator[dict[str, Any]]:
-        """Return the commits whose work is in the table, newest first."""
+        """Yield the commits that are in effect, newest first."""
         version, before_ms = self.delta.version(), _LONG_MAX
-        for most in (4, 100, None):  # only compactions follow the newest note
+        for most in (4, 100, None):  # usually, only compactions follow the newest note
             for commit in self.delta.history(most):
                 if commit["version"] > version or (commit.get("timestamp") or 0) > before_ms:
                     continue
@@ -562,10 +575,10 @@ class ArchiveTable:
 
 
 def _parse_restore(commit: dict[str, Any]) -> tuple[int, int]:
-    """Return the version and the time (Unix ms) up to which commits count after a restore.
+    """Return the version and the time (unix ms) up to which commits are in effect after a restore.
 
-    delta-rs has a `version` or a `datetime` (Unix ms). Spark has a `version` or a `timestamp`, a
-    text, and the other as null. Raises ArchiveError for anything else.
+    delta-rs writes a `version` or a `datetime` (unix ms). Spark writes a `version` or a `timestamp`
+    (a string), and null for the other. Raises ArchiveError for anything else.
     """
     try:
         given = commit["operationParameters"]
@@ -588,7 +601,7 @@ def _parse_restore(commit: dict[str, Any]) -> tuple[int, int]:
 
 
 def _check_free(folder: Location) -> None:
-    """Raise RequestRefusedError for a folder in which a table cannot be made."""
+    """Raise RequestRefusedError for a directory in which a table cannot be created."""
     with _translate_errors(folder, "read"):
         free = folder.has_table() or not _holds_more_than(folder, LOG)
     if not free:
@@ -608,13 +621,14 @@ def _create_table(folder: Location, topic: str, kind: TableKind, columns: pa.Sch
             name=topic,
             configuration=_CONFIGURATION | kind.properties(),
             storage_options=_options(folder),
-            # A creation that comes second must fail: its note would be the newest, at no entry.
+            # The later of two creations must fail. Otherwise, its note without positions would be
+            # the newest.
             commit_properties=CommitProperties(
                 max_commit_retries=0, custom_metadata={NOTE: NOTHING.text(topic)}
             ),
         )
     except DeltaError:
-        if not folder.has_table():  # it was not created by another run meanwhile
+        if not folder.has_table():  # no other run created it meanwhile
             raise
     folder.settle_commit(0)
     folder.settle_new()
@@ -623,7 +637,7 @@ def _create_table(folder: Location, topic: str, kind: TableKind, columns: pa.Sch
 def _make_folder(folder: Location) -> None:
     try:
         folder.make()
-    except FileNotFoundError as error:  # as below /proc
+    except FileNotFoundError as error:  # for example below /proc
         raise RequestRefusedError(f"{folder} cannot be created: {error.strerror}") from error
 
 
@@ -647,7 +661,7 @@ def _format_type(field: Any) -> str:
 
 
 def _columns(schema: Any) -> set[str]:
-    """Names and types, as texts that can be compared."""
+    """Return the names and types as strings, for comparison."""
     return {f"{each.name} {each.type.to_json()}" for each in schema.fields}
 
 

@@ -1,9 +1,9 @@
-"""Check strictly that a payload is one JSON object that Spark may convert.
+"""Check that a payload is one JSON object that Spark may convert.
 
 Spark's JSON reader is lenient: it accepts the first of two documents and the last of two equal
 names, and replaces bytes that are not UTF-8. It also takes hours to round 1e500000000. Each payload
-is therefore checked here before Spark reads it. A fast reader accepts most valid payloads, and an
-exact reader, which produces the error sentences, checks the rest.
+is therefore checked before Spark reads it. A fast reader accepts most valid payloads. An exact
+reader checks the rest and produces the error sentences.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType, StructType
 
-SECONDS_MAX = (1 << 63) // 1_000_000 - 1  # Spark multiplies more into any time at all
+# For larger numbers, Spark's multiplication overflows to an arbitrary time.
+SECONDS_MAX = (1 << 63) // 1_000_000 - 1
 _DIGITS_MAX = 1000
 _HUGE = 10**_DIGITS_MAX
-# Exponents of more than three digits. Spark removes commas, and accepts digits of all scripts.
+# Exponents of more than three digits. Spark ignores commas and accepts digits of all scripts.
 _EXPONENT = re.compile(r"[eE][-+,]*\d[-+,\d]{3}")
 
 
-# Limits of Spark's reader of JSON, which rejects the payload for a longer one, of any column.
+# Limits of Spark's JSON reader, which rejects a payload that exceeds one in any column.
 _NAME_MAX = 50_000
 _DEPTH_MAX = 900  # Python's recursion limit is 1,000
 _LONG_NUMBER = b"0" * 1000
@@ -54,8 +55,8 @@ def _reject_constant(constant: str) -> None:
     raise ValueError(constant)  # NaN and Infinity are not JSON
 
 
-# A float stays its text: the digits and the exponent show whether Spark can round it. Bytes differ
-# from the strings of a payload.
+# Keep the text of a float, whose digits and exponent show whether Spark can round it. Use bytes to
+# distinguish it from strings.
 Number = bytes
 _number = str.encode
 _decoder = json.JSONDecoder(
@@ -68,7 +69,7 @@ _Checks = Sequence[tuple[str, str, _Check]]  # for each column: name, error, che
 
 
 def faults(value: Column, kind: StructType) -> Column:
-    """Return the `find_fault` of each payload, for columns of this schema. Null for a valid one."""
+    """Return the result of `find_fault` for each payload and this schema, null for a valid one."""
     import pyarrow as pa
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 
@@ -77,7 +78,8 @@ def faults(value: Column, kind: StructType) -> Column:
     def find_faults(payloads: pa.Array) -> pa.Array:
         return pa.array([find_fault(each, checks) for each in payloads.to_pylist()], pa.string())
 
-    # Spark goes by the hints, and cannot see a module that is imported here.
+    # Set the annotations here, because Spark evaluates them and cannot find a module that is
+    # imported in this function.
     find_faults.__annotations__ = {"payloads": pa.Array, "return": pa.Array}
     function: Any = arrow_udf(find_faults, "string")
     found: Column = function(value)
@@ -85,7 +87,7 @@ def faults(value: Column, kind: StructType) -> Column:
 
 
 def forbidden_checks(kind: StructType) -> _Checks:
-    """Return the checks for values that `find_fault` must not find in columns of this schema."""
+    """Return the checks of `find_fault` for values in columns of this schema."""
     from pyspark.sql.types import DecimalType, TimestampType
 
     found: list[tuple[str, str, _Check]] = []
@@ -136,7 +138,7 @@ def _any_value(check: _Check, value: Any) -> bool:
 
 
 def is_huge(value: Any) -> bool:
-    """Return True if a number, or a text, has so many digits that Spark would compute for hours."""
+    """Return True if a number or string has so many digits that Spark would compute for hours."""
     if isinstance(value, Number):
         value = value.decode()
     if isinstance(value, str):
@@ -145,7 +147,7 @@ def is_huge(value: Any) -> bool:
 
 
 def _is_beyond(value: Any) -> bool:
-    """Return True if Spark would turn a number of seconds into another time."""
+    """Return True if Spark would convert a number of seconds to a wrong time."""
     return isinstance(value, int) and abs(value) > SECONDS_MAX
 
 
@@ -159,7 +161,7 @@ def find_fault(payload: bytes | None, checks: _Checks = ()) -> str | None:
 
 
 def decode(payload: bytes | None) -> tuple[dict[str, Any], str | None]:
-    """Return the object of a payload, and the reason if it is none. Floats are `Number`."""
+    """Return the object of a payload, and the reason if it is not one. Floats are `Number`."""
     if not payload:
         return {}, "it has no payload"
     found = decode_strict(payload)
@@ -167,7 +169,7 @@ def decode(payload: bytes | None) -> tuple[dict[str, Any], str | None]:
 
 
 def is_ordinary(payload: bytes, found: dict[str, Any]) -> bool:
-    """Return True if an object is surely within the limits of Spark's reader of JSON."""
+    """Return True if an object is certainly within the limits of Spark's JSON reader."""
     if len(payload) <= len(_LONG_NUMBER):
         return True
     if len(payload) > _NAME_MAX or _LONG_NUMBER in payload.translate(_AS_ZEROS):
@@ -186,13 +188,14 @@ def _depth(found: dict[str, Any]) -> int:
 
 
 def rescue_fields(payload: bytes, known: Collection[str]) -> str | None:
-    """Return the fields of a valid payload that are not known, as they are. None without any.
+    """Return the unknown fields of a valid payload, unchanged. None without any.
 
     Return the whole payload if it is nested so deeply that it cannot be divided here.
     """
     try:
         fields: dict[str, bytes] = _raw()(payload)
-    except RecursionError:  # the limit includes the callers, which are others than in `faults`
+    # The limit includes the frames of the callers, which are not the same as in `faults`
+    except RecursionError:
         return payload.decode()
     found = [
         f"{json.dumps(name, ensure_ascii=False)}: {bytes(value).decode()}"
@@ -218,14 +221,14 @@ _SPACE = b" \t\r\n"
 def _fast() -> Callable[[bytes], Any]:
     import msgspec
 
-    return msgspec.json.Decoder(float_hook=_number).decode  # floats as the exact reader has them
+    return msgspec.json.Decoder(float_hook=_number).decode  # return floats like the exact reader
 
 
 def decode_strict(payload: bytes) -> dict[str, Any] | None:
     """Return the object of a payload that is certainly strict JSON, None for any other.
 
     The reader is strict except for repeated names, of which it returns the last. Counting detects
-    these: a payload has at most as many names as it has colons after a quote, anywhere.
+    repetitions, because a payload has at most as many names as colons after a quote.
     """
     try:
         found = _fast()(payload)
@@ -255,7 +258,7 @@ def _names(found: dict[str, Any]) -> int:
 
 
 def _exact(payload: bytes) -> tuple[dict[str, Any], str | None]:
-    """Return the object of a payload, and the reason if it is none."""
+    """Return the object of a payload, and the reason if it is not one."""
     try:
         found = _decoder.decode(payload.decode())
         if b"\\ud" in payload or b"\\uD" in payload:

@@ -1,6 +1,6 @@
 """Read topics as tables: archived entries and the entries still in Redis, each entry once.
 
-The Delta table sets the border: Spark reads its entries from files, and later ones from the stream.
+Spark reads entries up to the end of the Delta table from files, and later ones from the stream.
 Archived entries may be trimmed from Redis at any time.
 """
 
@@ -34,7 +34,8 @@ COLUMNS = rows.columns(dead=False, headers=True, fields=True)
 NO_ADDRESS = "redis://localhost"
 TIMEOUT = 10.0  # seconds that one round trip to Redis may take
 _SHOWS = re.compile(r"\s*show\s+(tables|views)\b", re.IGNORECASE)
-_DERIVED = {"parsed": PARSED, "quarantine": QUARANTINE, "table": RESULTS}  # by the name of the view
+# By the prefix of the view.
+_DERIVED = {"parsed": PARSED, "quarantine": QUARANTINE, "table": RESULTS}
 
 
 def read_cold(spark: SparkSession, topic: str, table: ArchiveTable | None) -> DataFrame:
@@ -63,7 +64,7 @@ def read_files(spark: SparkSession, table: ArchiveTable, files: Sequence[Written
 
 
 def arrow_columns(table: ArchiveTable) -> pa.Schema:
-    """Return the Arrow columns of a table, with added ones."""
+    """Return the Arrow columns of a table, including added columns."""
     import pyarrow as pa
 
     return pa.schema(table.delta.schema().to_arrow())
@@ -90,8 +91,8 @@ def starting_offsets(
 ) -> str:
     """Return startingOffsets for reading the entries that follow a table.
 
-    Includes the counts of the table, because an id alone does not show whether trimmed entries were
-    archived. Raises DataLossError if they were not, unless `fail` is False.
+    The offsets include the counts of the table, because an ID alone does not show whether trimmed
+    entries were archived. Raises DataLossError if they were not, unless `fail` is False.
     """
     catalog = Catalog(read_options({**options, "subscribe": topic}, os.environ))
     facts = catalog.facts(catalog.places())
@@ -126,8 +127,8 @@ def read_tiers(
 ) -> DataFrame:
     """Return a topic as `topic_table` does, given the source's options. Read it soon.
 
-    The table is opened before the streams are read, so entries archived in between are still read
-    from Redis. If they are already trimmed, the table has grown, and is opened again.
+    The table is opened before the streams are read, so entries that are archived meanwhile are read
+    from Redis. If they are already trimmed, the table has grown and is opened again.
     """
     if tier not in ("all", "hot", "cold"):
         raise RequestRefusedError(f"tier must be all, hot or cold, not {tier}")
@@ -142,7 +143,7 @@ def read_tiers(
             raise RequestRefusedError("the tier cold requires an archive; pass archivePath")
         return read_hot(spark, options, topic, None)
     if tier == "cold":
-        # Options are checked as for the others, but no address is needed.
+        # Check the options as for other tiers, but without an address, which is not needed.
         chosen = read_options({"url": NO_ADDRESS, **options, "subscribe": topic}, {}).columns
         return _select_columns(read_cold(spark, topic, archive.table(topic)), chosen)
     given = read_options({**options, "subscribe": topic}, os.environ)
@@ -197,10 +198,10 @@ def make_views(
     *,
     stream: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Make the views that a query names.
+    """Create the views that a query uses.
 
-    Return their names. Raises RequestRefusedError for a clash. SHOW TABLES and SHOW VIEWS name all.
-    Views of streams with the options of `stream`, when that is given.
+    Return their names. SHOW TABLES and SHOW VIEWS need all views. With `stream`, the views are
+    streams with these options. Raises RequestRefusedError if two views would have the same name.
     """
     from streamqd.spark.pipelines.overviews import OVERVIEWS
 
@@ -210,7 +211,7 @@ def make_views(
     for name, overview in OVERVIEWS.items() if stream is None else ():
         if name in words:
             overview(spark, settings, archive).createOrReplaceTempView(name)
-        elif every:  # only listed: a statement that names it makes it, and reads the history
+        elif every:  # the view is only listed, and created by a statement that uses it
             spark.createDataFrame([], "listed string").createOrReplaceTempView(name)
         if every or name in words:
             made[name] = name

@@ -1,11 +1,11 @@
 """The data source of the archive's stream: Spark's tasks write files, and its rows describe them.
 
-No entry enters Java: the Python task that reads a range of a topic also writes its Parquet files,
-and returns a row for each. A repeated task writes other files. Only the files of the attempt that
-Spark accepted are in the rows, and no table names the other files.
+Entries do not pass through Java: the Python task that reads a range of a topic also writes its
+Parquet files, and returns a row for each file. A repeated task writes new files. Only the files of
+the attempt that Spark accepts are in the rows, and no table lists the others.
 
 An offset of the stream is only the number of a batch. The start of a batch is read from the table.
-So no entry is archived twice, and none is left out, for any content of a checkpoint.
+Therefore, no entry is archived twice or skipped, whatever the checkpoint contains.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from streamqd.spark.streams import Catalog, report_loss
 FORMAT = "streamq_files"
 COLUMNS = rows.columns(dead=False, headers=True, fields=True)
 STORED = tuple(column for column in COLUMNS if column.name not in ("topic", "partition"))
-# A row is a file, or (without a path) the position where a task stopped (`last`), or the plan.
+# A row describes a file. Without a path, it has the position at which a task stopped (`last`), or
+# the plan.
 _DDL = (
     "path string, date string, partition int, rows bigint, size bigint, first string, last string,"
     " planned string"
@@ -41,10 +42,10 @@ _DDL = (
 
 
 def file_source(folder: Location, name: str) -> type[DataSource]:
-    """Return a data source of this name, whose tasks write into the table in `folder`.
+    """Return a data source with this name, whose tasks write files of the table in `folder`.
 
-    The folder is in the class, not in the options of the source: it may contain credentials, and
-    Spark shows options in plans and event logs.
+    The directory is stored in the class and not in an option, because it may contain credentials,
+    and Spark shows options in plans and event logs.
     """
 
     class FileSource(DataSource):
