@@ -72,7 +72,12 @@ def reference() -> list[SectionReference]:
             name,
             header.removeprefix("#"),
             _doc_of(type(values)),
-            tuple(_references(f"{name}.", _UNSET if values is _SCHEDULE else values)),
+            tuple(
+                _references(
+                    f"{name}.NAME." if name in NAMED_SECTIONS else f"{name}.",
+                    _UNSET if values is _SCHEDULE else values,
+                )
+            ),
         )
         for name, header, values in _sections()
     ]
