@@ -313,7 +313,7 @@ class Sender:
         return chunk.answer(0)
 
     def attempt(self, chunk: Chunk, ahead: EarlierChunks | None = None) -> None:
-        """Write the waiting messages once. If one finds no room, schedule a retry at `look_at`.
+        """Write the waiting messages once. If one finds no room, schedule a retry (`check_at`).
 
         `ahead` contains the earlier chunks of the topic that wait for room. A message is not
         written to a partition for which one of their messages waits.
