@@ -75,7 +75,7 @@ def test_handler_may_consume_a_topic_and_its_dead_letters(tmp_path: Path):
 # --- keys ---------------------------------------------------------------------------------------
 
 
-def test_dead_letter_assignment_shares_the_stream_and_has_own_keys():
+def test_dead_letter_assignment_shares_only_the_stream():
     keys = Keys()
     assert keys.source(*ASSIGNMENT) == keys.dlq("access", 3)
     assert keys.source("access", 3, "hits") == keys.stream("access", 3)

@@ -390,7 +390,7 @@ def test_crashes_without_a_suspect_are_counted(driver: StateDriver):
 # --- loss -----------------------------------------------------------------------------------------
 
 
-def test_process_exit_after_the_loss_of_its_assignment_settles_nothing(driver: StateDriver):
+def test_process_exit_after_a_lost_assignment_settles_nothing(driver: StateDriver):
     driver.hold().run().mark(DONE, RUNNING)
     driver.partition.become_free()
     found = driver.partition.on_exit(KILLED)

@@ -407,7 +407,7 @@ def test_live_lease_is_never_taken():
     assert brain.decide(99.0, [member("a")], ASSIGNMENTS[:1], {}, 0, views, room=8).acquire == []
 
 
-def test_free_assignment_waits_for_its_member_within_the_patience():
+def test_free_assignment_waits_for_its_member_up_to_patience():
     # One of the two assignments is meant for b, which may be unable to take it.
     brain = Rebalancer("a", 3.0, 10.0, 4, grace_seconds=2 * HEARTBEAT)
     live = [member("a"), member("b")]
