@@ -8,6 +8,8 @@ from tests.support import optional
 
 pytestmark = optional.need("starlette", "jinja2")
 
+import jinja2.nodes  # noqa: E402
+
 from streamqd import config  # noqa: E402
 from streamqd.console import formats  # noqa: E402
 from streamqd.console.access import Person, Role  # noqa: E402
@@ -28,6 +30,21 @@ HOUR = 3_600_000
 )
 def test_numbers_are_exact_at_any_size(value, text):
     assert formats.number(value) == text
+
+
+def test_templates_use_only_filters_that_exist():
+    """Jinja finds an unknown filter only when it renders the branch that uses it."""
+    environment = Pages(config.Settings(), VIEWS, ACTS, DOWNLOADS)._environment
+    unknown = {
+        (name, used.name)
+        for name in environment.list_templates(["html"])
+        for used in environment.parse(environment.loader.get_source(environment, name)[0]).find_all(
+            jinja2.nodes.Filter
+        )
+        if used.name not in environment.filters
+    }
+
+    assert unknown == set()
 
 
 @pytest.mark.parametrize(
