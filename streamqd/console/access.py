@@ -1,7 +1,7 @@
 """Access control: roles, sessions, the users file, users named by a proxy, and CSRF protection.
 
-A session cookie identifies a person, or a header from a configured proxy. This module decides about
-access, and stores the sessions in memory. `app` calls it for each request.
+A person is identified by a session cookie, or by a header from a configured proxy. This module
+decides who may access what, and stores the sessions in memory. `app` calls it for each request.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Person:
     bodies: str
 
     def may(self, role: Role) -> bool:
-        """Return True if the role of the person includes another one."""
+        """Return True if the role of the person includes this role."""
         return self.role >= role
 
 

@@ -67,7 +67,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A route and its role. With None as the role, no login is needed."""
+    """A route and the role that it requires. If the role is None, no login is required."""
 
     method: str
     path: str
@@ -193,7 +193,7 @@ class ConsoleApp:
         return answer
 
     async def _answer(self, rule: Rule, request: Request) -> Response:
-        """Run an endpoint. Errors become pages with a sentence."""
+        """Run an endpoint. An error becomes a page with a sentence about it."""
         try:
             return await rule.endpoint(request)
         except InvalidRequestError as error:

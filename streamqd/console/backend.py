@@ -34,7 +34,7 @@ CALL_SECONDS = 15.0  # time limit of a view or an act, for which the browser wai
 WAITING_MAX = 128
 JOB_SECONDS = 5.0  # time limit for jobs to stop between two batches
 SNAPSHOT_SECONDS = 2.0
-# The largest share of time spent on snapshots, because those of a large fleet take longer.
+# Largest share of the time that may be spent on snapshots. A large fleet is read less often.
 SNAPSHOT_SHARE = 0.1
 
 P = ParamSpec("P")
@@ -74,7 +74,11 @@ class Desk:
 
     @property
     def now(self) -> FleetNow:
-        """The shared snapshot of the fleet, up to 2 s old. Raises RedisUnavailableError."""
+        """The shared snapshot of the fleet.
+
+        It is up to 2 s old. If reading it takes longer than 0.2 s, it can be older, up to 10 times
+        that duration. Raises RedisUnavailableError.
+        """
         return self.backend.fleet_now(self)
 
 

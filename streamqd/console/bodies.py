@@ -44,7 +44,10 @@ class ShownBody:
 
 @dataclass(frozen=True, slots=True)
 class BodyReader:
-    """Applies what a person may see. `masks` are JSON pointers, or `header:NAME` for headers."""
+    """Returns the parts of messages as one person may see them.
+
+    `masks` are JSON pointers, or `header:NAME` for headers.
+    """
 
     bodies: str
     masks: Sequence[str] = ()
@@ -69,7 +72,7 @@ class BodyReader:
         }
 
     def text(self, text: str) -> str:
-        """Return a text from user code, such as an error."""
+        """Return a text from user code, such as an error, masked if the person may not see it."""
         return text if self.bodies == "show" or not text else MASK
 
     def body(self, payload: bytes) -> ShownBody:

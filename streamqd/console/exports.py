@@ -1,8 +1,8 @@
 """Exports of dead letters: files of any length, sent while the data is read.
 
 An export has its own thread and connection, so that it does not delay pages. If the browser closes
-the download, the export stops after its current chunk. If Redis is lost, the response stays
-incomplete, and the browser reports a failed download.
+the download, the export stops after its current chunk. If Redis becomes unavailable, the response
+stays incomplete, and the browser reports a failed download.
 """
 
 from __future__ import annotations

@@ -111,9 +111,9 @@ def instant(unix_ms: int | None) -> str:
 
 
 def clock(unix_ms: int | None, now_unix_ms: int) -> str:
-    """Return the time of day of a time at least a minute away, else ''.
+    """Return the time of day, such as `22:41 UTC`, or '' for a time less than a minute away.
 
-    Such as `22:41 UTC`, with the date unless it is today: `Nov 27, 22:41 UTC`.
+    The date is added unless it is today: `Nov 27, 22:41 UTC`.
     """
     if unix_ms is None or abs(now_unix_ms - unix_ms) < 60_000:
         return ""
@@ -157,7 +157,7 @@ def reason(word: str) -> str:
 
 
 def sentence(clause: str) -> str:
-    """Return a clause of streamqd as a sentence.
+    """Return a clause as a sentence, with a capital letter and a period.
 
     A first word that is not all letters, such as a scope, is not changed.
     """
@@ -177,9 +177,10 @@ def setting(value: object) -> str:
 
 
 def prose(text: str, page_of: Callable[[str], str] = lambda _command: "") -> Markup:
-    """Return a clause of streamqd as a sentence in HTML: parts in backticks become code.
+    """Return a text of streamqd as HTML.
 
-    `page_of` returns the URL of the page that does the same as a command, or ''.
+    A first word in `_STARTS` gets a capital letter, and parts in backticks become code. `page_of`
+    returns the URL of the page that does the same as a command, or ''.
     """
     first = text.partition(" ")[0]
     parts = plain(first.capitalize() + text[len(first) :] if first in _STARTS else text).split("`")

@@ -70,7 +70,7 @@ def digest(values: Mapping[str, str]) -> str:
 
 
 def run_preview(function: Callable[[], Preview]) -> Preview:
-    """Return a dry run. If the state or a value does not allow the act, it has the refusal."""
+    """Return a dry run. It has a `refusal` if the state or a value does not allow the act."""
     try:
         return function()
     except RequestRefusedError as error:

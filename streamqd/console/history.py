@@ -35,9 +35,9 @@ class HistoryPoint:
     """A group in the step that starts at `at_unix_ms`. None means unknown.
 
     Rates are in messages per second. `lag` is the highest lag of the step, in messages. All are
-    unknown if no entry covers the step. `arriving` and `lag` are unknown while no instance owns a
-    partition of the group, and `lag` while any partition has no owner. `p95` is the upper bound of
-    a bucket in seconds, None without runs.
+    unknown if no entry covers the step. `arriving` is also unknown while no partition of the group
+    has an owner, and `lag` while any partition has none. `p95` is the upper bound of a bucket in
+    seconds, None without runs.
     """
 
     at_unix_ms: int

@@ -22,13 +22,15 @@ KEPT_MAX = 100
 class ConsoleJob:
     """One job on a topic or its dead letters. `note` describes its state, as a clause or ''.
 
-    `id` is '' until it starts. `total` is the number that it should change, None if that is not
-    known. `done` are changed, and `examined` of `dead_letters` are read. `result` is a sentence
-    once it has finished. `failed` means that it did not do its work. `started_unix_ms` is its start
-    by the clock of this host. `replayed_since_unix_ms` is the start of a replay by the clock of
-    Redis, None for other jobs: replayed messages can die again only later. `remaining_form` are the
-    values of the form that replays the dead letters beyond the limit of this job, None or empty
-    without one.
+    `id` is '' until the job starts. `total` is the number of messages that it should change, None
+    if unknown. `done` is the number changed so far. `examined` is the number of dead letters read
+    so far, out of `dead_letters`. `result` is a sentence once the job has finished. `failed` is
+    True if the job did not do its work. `started_unix_ms` is its start by the clock of this host.
+
+    `replayed_since_unix_ms` is the start of a replay by the clock of Redis, None for other jobs.
+    Only later dead letters can be replayed messages that failed again. `remaining_form` contains
+    the values of the form that replays the dead letters beyond the limit of this job, None or empty
+    without a limit.
     """
 
     person: str

@@ -1,6 +1,6 @@
 """The state of the fleet for all pages: its troubles, and a row for each group.
 
-`read` reads a snapshot of the fleet, and every 10 seconds the facts that cost more. The other
+`read` reads a snapshot of the fleet, and every 10 seconds the facts that take longer. The other
 functions are pure.
 """
 
@@ -123,7 +123,7 @@ class GroupNow(GroupStatus):
         return (self.arriving or 0.0) - (self.acked or 0.0) - (self.failed or 0.0)
 
     def is_behind(self, now_unix_ms: int) -> bool:
-        """Return True if its lag grows, or if a message has been unread for long."""
+        """Return True if its lag grows, or if a message has been unread for `why.LATE_MS`."""
         since = self.oldest_unread_unix_ms
         late = since is not None and now_unix_ms - since >= why.LATE_MS
         return bool(self.least_lag) and (late or self.growth > STEADY)
@@ -265,7 +265,7 @@ def derive(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
 
 
 def _dead_by_topic(seen: FleetSnapshot, counted: Mapping[str, int]) -> dict[str, int]:
-    """Return dead letters by topic, from the snapshot, or `counted` if a number is missing."""
+    """Return dead letters by topic. If the snapshot lacks a number, use that of `counted`."""
     known: dict[str, dict[int, int | None]] = {}
     for row in seen.assignments:
         known.setdefault(row.topic, {})[row.partition] = row.partition_dead_letters

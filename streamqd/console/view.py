@@ -94,7 +94,7 @@ class Visit:
 
     @property
     def reader(self) -> BodyReader:
-        """The reader for what the person may see of messages."""
+        """A reader that returns messages as the person may see them."""
         return BodyReader(self.person.bodies, self.desk.settings.console.masks)
 
     def text(self, name: str, default: str = "") -> str:

@@ -205,7 +205,10 @@ class Once:
         self._known: dict[Hashable, Mapping[str, object]] = {}
 
     def report(self, found: Mapping[Hashable, Mapping[str, object]]) -> None:
-        """Log the new ones of all current items. After LINES_AT_ONCE, one line counts the rest."""
+        """Log new and changed items. `found` are all current items.
+
+        After LINES_AT_ONCE lines, one more line counts the rest.
+        """
         fresh = [fields for name, fields in found.items() if self._known.get(name) != fields]
         self._known = dict(found)
         for fields in fresh[:LINES_AT_ONCE]:
@@ -214,7 +217,7 @@ class Once:
             _log(self._name, self._level, {"more": len(fresh) - LINES_AT_ONCE})
 
     def report_values(self, found: Iterable[InvalidValueError]) -> None:
-        """Log the new ones of all current bad values."""
+        """Log new and changed bad values. `found` are all current ones."""
         self.report({(each.key, each.field): _fields_of(each) for each in found})
 
 

@@ -304,7 +304,7 @@ def _sqlite(parts: SplitResult, *, create: bool) -> Opened:
     path = Path(unquote(parts.path).removeprefix("/"))
     mode = "rwc" if create else "rw"
     try:
-        # A different thread than the one that opened it may close a relay.
+        # The thread that closes the connection may be another one than the thread that opened it.
         connection = sqlite3.connect(
             f"file:{quote(str(path))}?mode={mode}",
             uri=True,

@@ -42,7 +42,7 @@ from streamqd.store.store import Store
 
 CALL_BYTES = 1 << 20  # size in bytes at which a call for one partition is full
 FENCES_MAX = 512  # calls in one write
-PAGES_MAX = 16  # limit of batches that are read to find rows that can be sent behind rows that wait
+PAGES_MAX = 16  # limit of batches that one pass reads if all rows of the first ones wait
 COUNTED_MAX = 10_000  # rows counted for the figures
 PAUSE_FIRST, PAUSE_LONGEST = 0.1, 5.0  # first and longest pause in seconds after a failure
 WAIT_LONGEST = 5.0  # longest single wait in seconds, because the supervisor expects a heartbeat

@@ -1,6 +1,6 @@
 """Schedules: due times of messages, missed ticks, and the owners of declarations.
 
-`ticks` computes due times, without Redis and without a clock. Only this module deals with cron and
+`ticks` computes due times, without Redis and without a clock. No other module deals with cron and
 time zones. Scripts turn each due tick into a message in one step.
 """
 

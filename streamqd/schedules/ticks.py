@@ -24,9 +24,10 @@ SLACK_MS = 5_000  # largest lateness that is not a misfire
 
 @dataclass(frozen=True, slots=True)
 class TickStep:
-    """One step of a schedule, from its tick to `following`. None if no tick follows.
+    """One step of a schedule, up to the tick `following`, which is None if no tick follows.
 
-    `tick` is sent, or no tick if it is None. `skipped` ticks up to it are not sent.
+    `tick` is the tick to send, None if the step sends no message. `skipped` is the number of ticks
+    in the step that are not sent.
     """
 
     tick: int | None

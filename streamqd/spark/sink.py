@@ -98,7 +98,8 @@ class TopicWriter(DataSourceArrowWriter):
 class TopicStreamWriter(DataSourceStreamArrowWriter):
     """A streaming write: tasks stage rows, and the commit publishes them.
 
-    With dedup IDs, or with `idempotent` off, tasks append rows directly."""
+    With dedup IDs, or with `idempotent` off, tasks append rows directly.
+    """
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options

@@ -3,8 +3,8 @@
 `supervisor` is the loop: observe, plan, apply. `plan` holds the actions of one tick as a value.
 `partition` is the state of one assignment, `lease_manager` sends calls to Redis, and `worker_pool`
 manages the child processes. `rebalance`, `drain`, `limits`, `process_capacity` and
-`rolling_replacement` return the actions that they want, called actions. `control` reads the
-directives of operators, `reload` validates a new configuration, and `report` publishes the status.
+`rolling_replacement` return actions, which `plan` merges. `control` reads the directives of
+operators, `reload` validates a new configuration, and `report` publishes the status.
 
 The supervisor never runs user code and never starts a thread. It blocks for at most one round trip
 to Redis (one second). After the operating system refused a process, it also waits for the exit of

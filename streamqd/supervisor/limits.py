@@ -1,7 +1,7 @@
 """Check the limits of workers: boot time, run time, memory, and progress between messages.
 
-The supervisor checks the limits and not the worker. They therefore apply to a handler that blocks
-the interpreter, and no message needs a timer.
+The supervisor checks the limits, so they apply even to a handler that blocks the interpreter of its
+worker, and no message needs a timer.
 """
 
 from __future__ import annotations
@@ -265,8 +265,8 @@ class Limits:
 
 def _note_ready(partition: AssignmentState, worker: RunningWorker, now: float) -> None:
     if worker.is_ready and not worker.ready_at:
-        # A worker under load may be running a handler at every check, so this includes such a
-        # worker.
+        # Do not wait until no handler runs, because a worker under load may run one at every
+        # check.
         worker.became_ready(now, _rss(worker.child.pid))
         logs.event("worker.ready", assignment=partition.assignment, child=worker.child.pid)
 

@@ -21,7 +21,7 @@ from streamqd.telemetry import run_file
 
 PREFIX = b"exited "  # the start of the supervisor's message
 CHECK_INTERVAL_SECONDS = 5.0
-HOWS_MAX = 1024  # maximum number of exits without a file so far
+HOWS_MAX = 1024  # maximum number of exits stored until their files are exported
 KEPT_SECONDS = 3600.0  # lifetime of a file while the collector does not answer
 UNKNOWN = "process_lost"  # error.type of a run whose process has exited in an unknown way
 
@@ -54,8 +54,8 @@ class KilledRuns:
     def run(self) -> None:
         """Find files of dead workers, and start to export their spans. Returns immediately.
 
-        A file whose exit is not known waits for one more check, because the message may be on its
-        way.
+        If the exit of a file's process is not known, the file waits for one more check, because the
+        message may still arrive.
         """
         if self._worker is not None and self._worker.is_alive():
             return

@@ -93,10 +93,10 @@ class StartDelays:
     def _add_if_same_bucket(
         self, count: int, oldest: bytes, newest: bytes, low: int, high: int
     ) -> bool:
-        """Count runs that started from `low` to `high`, if one bucket has all delays. False if not.
+        """Count runs that started from `low` to `high`, if all delays are in one bucket.
 
-        Comparing IDs as bytes orders them by time, because times have 13 digits until the year
-        2286.
+        Return False, and count nothing, if the delays are in different buckets. Comparing IDs as
+        bytes orders them by time, because times have 13 digits until the year 2286.
         """
         longest, shortest = _delay_ms(oldest, high), _delay_ms(newest, low)
         bucket = longest.bit_length()

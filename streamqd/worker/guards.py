@@ -143,7 +143,7 @@ class Guards:
         deaths, since, settled = self._flood.memory
         self._waits.store(FLOOD, deaths, int(since * 1e9), settled)
 
-    # --- being asked ---
+    # --- checks before a run ---
 
     def held_ns(self, _now: int, _runs: int = 1) -> int:
         """Return the nanoseconds for which no run may start, 0 if it may now."""

@@ -48,7 +48,7 @@ class Recovery:
         """Open a session, and run every pending entry. Raises the errors of a read.
 
         A late read of an older connection does no harm. If Redis runs it after the session is in
-        the fence, it is refused. If earlier, its entries are in the lists of this method.
+        the fence, Redis refuses it. If Redis runs it earlier, this method lists its entries.
         """
         self._quarantine.open("")
         self._executor.drop_unstarted()

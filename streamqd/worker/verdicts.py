@@ -148,7 +148,7 @@ class Verdicts:
     ) -> None:
         """Dead-letter a message without a run.
 
-        `why`: the reason code, a short form and a sentence.
+        `why` contains the reason code, the input of the fingerprint, and a sentence.
         """
         message, handler = entry.message, self._consumer.handler
         fields = dead_letters.build_fields_without_run(

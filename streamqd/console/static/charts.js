@@ -1,4 +1,4 @@
-// The charts of a topic. Their figures are in the live part of the page, and in its table for readers without them.
+// The charts of a topic. The live part of the page contains their figures, also as a table.
 "use strict";
 (() => {
   if (!window.uPlot) return;
@@ -41,7 +41,7 @@
       }, columns(data, series), box);
     });
   };
-  // A live part brings new points about once a minute. The charts stay, and with them the cursor.
+  // A live part brings new points about once a minute. Update the charts in place, so that the cursor stays.
   const update = () => {
     const found = points();
     if (found === shown) return;

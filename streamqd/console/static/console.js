@@ -43,13 +43,13 @@
       if (stream && stream.readyState === EventSource.CLOSED) { retry = setTimeout(open, 3000); leaveWithoutSession(); }
     };
   };
-  // A stream does not say why it was refused. Without a session, the page itself asks for one.
+  // A stream does not report why it was refused. If the session has expired, reload the page, which shows the login.
   const leaveWithoutSession = async () => {
     try {
       const answer = await fetch(liveUrl, { redirect: "manual" });
       if (answer.body) answer.body.cancel();
       if (answer.status === 401 || answer.type === "opaqueredirect") location.reload();
-    } catch { /* the console is away */ }
+    } catch { /* the console does not answer */ }
   };
   const showPause = () => {
     pauseButton.textContent = paused ? "Resume" : "Pause";
@@ -95,7 +95,7 @@
     }
   });
 
-  // --- copying, with a way that also works over plain http ---
+  // --- copying, also over plain http, where the clipboard API is not available ---
   const copy = async (text) => {
     if (navigator.clipboard && window.isSecureContext) return navigator.clipboard.writeText(text);
     const area = document.createElement("textarea");
@@ -124,7 +124,7 @@
   document.addEventListener("console:part", showCopies);
   showCopies();
 
-  // --- a form whose values differ from those of its dry run shows that one next ---
+  // --- a form whose values differ from those of its dry run shows a new dry run first ---
   const isChanged = (each) => {
     if (each.tagName !== "SELECT") return each.value !== each.defaultValue;
     const shown = [...each.options].find((one) => one.defaultSelected) ?? each.options[0];
@@ -137,14 +137,14 @@
   document.addEventListener("input", markStale);
   window.addEventListener("pageshow", markStale);
 
-  // --- the result of a change is shown once, also if the page is loaded again ---
+  // --- the result of a change is shown only once, even if the page is reloaded ---
   const address = new URL(location.href);
   if (address.searchParams.has("done")) {
     address.searchParams.delete("done");
     history.replaceState(history.state, "", address);
   }
 
-  // --- the title of a time also has the local one ---
+  // --- the title of a time also has the local time ---
   const local = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
   document.addEventListener("mouseover", (event) => {
@@ -154,7 +154,7 @@
     if (!Number.isNaN(at.getTime())) time.title += `\n${local.format(at)} ${zone}`;
   });
 
-  // --- a form is sent once ---
+  // --- a form is sent only once ---
   document.addEventListener("submit", (event) => {
     if (event.target.method !== "post") return;
     if (event.target.dataset.sent) event.preventDefault();
@@ -178,7 +178,7 @@
     document.dispatchEvent(new CustomEvent("console:theme"));
   });
 
-  // --- menus close when something else is clicked ---
+  // --- a menu closes when the user clicks outside of it ---
   document.addEventListener("click", (event) => {
     document.querySelectorAll("details.menu[open]").forEach((each) => { if (!each.contains(event.target)) each.open = false; });
   });

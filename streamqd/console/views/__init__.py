@@ -11,9 +11,9 @@ To add a view:
 2. Write `templates/NAME.html`. It extends `base.html` and imports `macros.html`. Block `live`
    contains the figures that change without a reload, block `content` the rest, such as search
    fields. Give rows and `<details>` in block `live` an id to keep focus, scroll and open details. A
-   live view is rendered every 2 s, so it reads only the shared snapshot (`visit.now`) and little
-   more. Every template has `visit` and the parameters of the path. Use no `style` attribute and no
-   inline script: the policy forbids them.
+   live view is rendered about every 2 s, so it reads only the shared snapshot (`visit.now`) and
+   little more. Every template has `visit` and the parameters of the path. Use no `style` attribute
+   and no inline script: the content security policy forbids them.
 3. Link with `to("NAME", topic=…)`, which returns the URL of a view or act. For an unknown name it
    returns '', and the macros `link` and `button` omit the link.
 4. To change something, add an `Act` to the module's `ACTS`: `fields`, `preview` (the dry run) and

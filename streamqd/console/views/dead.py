@@ -15,7 +15,7 @@ from streamqd.errors import InvalidRequestError, RequestRefusedError
 
 BUDGET = 10_000  # dead letters that a page examines, newest first
 BUDGET_MAX = 100_000  # limit for the causes, on request
-PAINT_SECONDS = 0.6  # time limit for the causes, so that the page appears within a second
+PAINT_SECONDS = 0.6  # time limit for counting causes, so that the page appears within a second
 SECONDS = 5.0  # time limit if a person requests more
 CAUSES_SHOWN = 100
 FILTERS = (

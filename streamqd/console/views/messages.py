@@ -34,7 +34,7 @@ _WHERE = re.compile(
     r"(header:[^\s=~]+|/(?:[^\s=~]|~[01])*|payload)\s*(=|~|exists)\s*(.*)", re.DOTALL
 )
 _FILTERS = ("key", "partition", "since", "until", "where")
-# Held by the request that reads the archive, because one may do so at a time.
+# Held by the request that reads the archive, because only one request may read it at a time.
 _archive_lock = threading.Lock()
 
 Test = Callable[[TailedEntry], bool]

@@ -32,7 +32,7 @@ HEADS = {
 
 
 def show(visit: Visit) -> Context:
-    """Return a page of the assignments that match `q`, in the order `sort`, or in reverse."""
+    """Return a page of the assignments that match `q`, ordered by `sort`, or in reverse."""
     now, order, reverse = visit.now, visit.text("sort", ranking.ORDERS[0]), "reverse" in visit.query
     if order not in ranking.ORDERS:
         raise InvalidRequestError(f"sort must be one of {', '.join(ranking.ORDERS)}")

@@ -231,7 +231,7 @@ def preview_reset(visit: Visit) -> Preview:
 
 
 def _refuse_consumed(visit: Visit, obstacle: str) -> str:
-    """Return a refusal that names the way in the console, '' without an obstacle."""
+    """Return a refusal with the remedy that the console offers, '' without an obstacle."""
     return obstacle and (_describe_owners(visit) or sentence(obstacle))
 
 

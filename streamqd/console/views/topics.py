@@ -26,7 +26,7 @@ from streamqd.store.stacks import KEPT_SECONDS
 AUDIT_READ, MOVES_SHOWN = 100, 5  # entries of the audit log that an assignment reads and shows
 CELLS_MAX = 1_024  # partitions of one group that a map shows
 HEAT_STEPS = 5
-RANGES = {"1h": (60, 1), "6h": (360, 5), "24h": (1_440, 20)}  # minutes, and minutes of a point
+RANGES = {"1h": (60, 1), "6h": (360, 5), "24h": (1_440, 20)}  # range and step in minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ def show_topics(visit: Visit) -> Context:
     wanted = visit.q.lower()
     rows = [each for each in topics.list_topics(visit.desk.store) if wanted in each.topic.lower()]
     page = visit.page_of(rows, visit.limit)
-    lags: dict[str, tuple[int | None, int]] = {}  # of all groups, and at least
+    # The lag of all groups (None if unknown), and its lower bound.
+    lags: dict[str, tuple[int | None, int]] = {}
     for group in visit.now.groups:
         known, least = lags.get(group.topic, (0, 0))
         exact = None if known is None or group.lag is None else known + group.lag
@@ -195,7 +196,7 @@ def _format_settings(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def show_assignment(visit: Visit) -> Context:
-    """Return the causes for one partition of a group, and the present run of its worker."""
+    """Return the answer of `streamqd why` for an assignment, and the current run of its worker."""
     place, seen = assignment_of(visit), visit.now.seen
     names = [each.name for each in visit.desk.settings.outboxes]
     [found] = why.answer(
@@ -220,7 +221,7 @@ def show_assignment(visit: Visit) -> Context:
 
 
 def show_stack(visit: Visit) -> Context:
-    """Return the requested stack of the worker of an assignment, one read for all pages."""
+    """Return the requested stack of the worker of an assignment."""
     place, now = assignment_of(visit), visit.now
     reader = ViewReader(visit.desk.store)
     return {
@@ -233,7 +234,7 @@ def show_stack(visit: Visit) -> Context:
 
 
 def _list_moves(visit: Visit, place: Assignment) -> list[AuditEntry]:
-    """Return the last moves of an assignment in the console, of the newest audit entries.
+    """Return the latest moves of an assignment through the console, from the newest audit entries.
 
     `streamqd move` writes no entry.
     """
@@ -243,7 +244,7 @@ def _list_moves(visit: Visit, place: Assignment) -> list[AuditEntry]:
 
 
 def _longest_running_uid(row: AssignmentRow | None) -> str:
-    """Return the uid of the message that runs longest, '' for none or one of the retry stream."""
+    """Return the uid of the longest-running message, '' without one or if it is a retry."""
     if row is None or not row.running.startswith("m:"):
         return ""
     return f"{row.topic}/{row.partition}/{row.running[2:]}"

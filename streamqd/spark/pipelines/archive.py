@@ -73,14 +73,18 @@ class Done:
 class Archiver:
     """Archives topics into one directory.
 
-    1. `run` processes the topics once, each under its lease. 2. It first reports committed entries
-    to Redis, which a killed run may not have done. A stream that was created again is excluded. 3.
-    A stream follows until all entries present at the start are archived: Spark's tasks write the
-    files of a batch, a commit adds them to the table, and the archived position is sent to Redis.
-    4. Dead letters are archived, without Spark. 5. Payloads are parsed if the configuration has a
-    schema. Problems of 4, of 5 and of the history never keep entries from being archived, of this
-    topic or the next. 6. Small files are merged, and files that no reader needs any longer are
-    deleted.
+    `run` processes the topics one after the other, each under its lease:
+
+    1. Report committed entries to Redis, because a killed run may not have done so. A stream that
+       was created again is excluded.
+    2. Archive all entries present at the start, batch by batch. Spark's tasks write the files of a
+       batch, a commit adds them to the table, and the archived position is sent to Redis.
+    3. Merge small files, and delete files that no reader needs any longer.
+    4. Archive dead letters, without Spark.
+    5. Parse payloads if the configuration has a schema.
+
+    After the topics, `run` archives the history. Problems with dead letters, payloads and the
+    history never prevent entries from being archived.
     """
 
     def __init__(

@@ -136,7 +136,7 @@ def _compact_table(table: ArchiveTable, name: str, target: int, grace: float) ->
 def merge_small_files(table: ArchiveTable, batches: int) -> None:
     """Merge files of a table after this number of new batches, so that reads stay fast.
 
-    A file is written again once for each size, eight times as large as the one before.
+    A row is rewritten once per size class. Each class is eight times as large as the one before.
     """
     try:
         _merge_small_files(table, batches)

@@ -16,7 +16,8 @@ Topic = Mapping[str, Any]  # a topic as built by `report`
 
 FAMILY = "streamqd-report/"
 FORMAT = FAMILY + "2"
-LATE_SECONDS, STALE_SECONDS = 30, 300  # the age of the oldest unread message: a warning, a problem
+# Ages of the oldest unread message at which a report shows a warning, and a problem.
+LATE_SECONDS, STALE_SECONDS = 30, 300
 ENTRIES_MIN = 1_000  # number of entries below which their distribution is not significant
 _UNEVEN = 1.5  # ratio of the fullest partition to the mean at which it is reported
 _RELIEF = 0.7  # more partitions are suggested if the fullest would shrink to at most this share

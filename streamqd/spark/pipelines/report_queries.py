@@ -169,10 +169,11 @@ def bar_width(rows: list[dict[str, Any]]) -> int:
 
 
 def _fields(rows: DataFrame, pipeline: config.Pipeline) -> dict[str, Any]:
-    """Count the payloads that match the schema (`fits`) or not (`bad`). `rows` has one per field.
+    """Count the payloads that match the schema (`fits`) or not (`bad`), and describe its fields.
 
-    A row has name, type, count, nulls, the approximate number of distinct values, least, greatest
-    and top: pairs of a value (item) and its approximate count (count). Raises InvalidRequestError.
+    `rows` of the result has one row per field, with name, type, count, nulls, the approximate
+    number of distinct values, least, greatest and top: pairs of a value (item) and its approximate
+    count (count). Raises InvalidRequestError.
     """
     kind = read_schema(pipeline.schema or "", pipeline.times)
     every = f.array(*(_field(each.name, each.dataType) for each in kind.fields))

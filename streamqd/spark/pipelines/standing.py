@@ -38,7 +38,7 @@ class Standing:
     """A standing query and its options."""
 
     query: str
-    mode: str = "append"  # append | update: update: rows of an aggregation each time they change
+    mode: str = "append"  # append | update (rows of an aggregation, each time they change)
     start: str = "earliest"  # earliest | latest, without a checkpoint
     follow: bool = False  # continue with new entries
     target: str = ""  # topic

@@ -35,8 +35,10 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([01][0-7]{2})|(
 
 
 class SqlScanner:
-    """Cuts SQL into pieces. Takes it whole, or line by line: no piece stops within two characters
-    that belong together.
+    """Cuts SQL into pieces.
+
+    Pass the SQL as a whole, or line by line with the line breaks. A cut within a line could
+    separate characters that belong together, such as `--`.
     """
 
     def __init__(self) -> None:

@@ -3,8 +3,8 @@
     <archive>/_archive.json                                      names the archive
     <archive>/tables/<topic>/_delta_log/                         the files that count, the position
     <archive>/tables/<topic>/date=<d>/partition=<p>/….parquet    entries
-    <archive>/parsed/<topic>/                                    their payloads as columns
-    <archive>/quarantine/<topic>/                                payloads that are not of the schema
+    <archive>/parsed/<topic>/                                    payloads of the entries as columns
+    <archive>/quarantine/<topic>/                                payloads that do not fit the schema
     <archive>/dead_letters/<topic>/                              dead letters
     <archive>/history/<fleet>/                                   figures of each minute
     <archive>/results/<name>/                                    rows of standing queries

@@ -125,10 +125,11 @@ def read_tiers(
     archive: Archive | None,
     tier: str = "all",
 ) -> DataFrame:
-    """Return a topic as `topic_table` does, given the source's options. Read it soon.
+    """Return a topic as `topic_table` does, given the source's options.
 
     The table is opened before the streams are read, so entries that are archived meanwhile are read
-    from Redis. If they are already trimmed, the table has grown and is opened again.
+    from Redis. If they are already trimmed, the table has grown and is opened again. Read the
+    result soon, because later trimming can remove its entries.
     """
     if tier not in ("all", "hot", "cold"):
         raise RequestRefusedError(f"tier must be all, hot or cold, not {tier}")
@@ -164,7 +165,7 @@ def read_tiers(
 
 
 def _select_columns(frame: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Return the named columns, all without names. Raises ValueError for an unknown name."""
+    """Return the named columns, all for no names. Raises ValueError for an unknown name."""
     if not names:
         return frame
     return frame.select(*(column.name for column in rows.select_columns(COLUMNS, names)))
