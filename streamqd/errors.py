@@ -62,7 +62,7 @@ class RefusalKind(Enum):
 
     NOT_READY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
     BUSY = ("BUSY",)  # a script runs for too long
-    REPLICA = ("READONLY",)  # the node is not a master, or no longer
+    REPLICA = ("READONLY",)  # the node is not a master, or is no longer one
     MOVED = ("MOVED", "ASK")  # another node of the cluster serves the key
     NO_REPLICAS = ("NOREPLICAS",)  # the master rejects writes until its replicas are back
     FULL = ("OOM", "MISCONF")  # the server rejects writes because its memory or disk is full

@@ -20,7 +20,7 @@ class Wait(enum.IntEnum):
     """The reason why a worker waits, other than a lack of messages."""
 
     NOTHING = 0
-    BLOCKED = 1  # the message at the head of the line has failed, and runs again later
+    BLOCKED = 1  # the oldest message failed and runs again later, before all others
     FULL = 2  # no reads, because too many messages of held keys are in flight
     OPEN = 3  # the circuit is open: a dependency is down
     PROBING = 4  # the circuit is half open: one message at a time

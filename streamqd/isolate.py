@@ -1,4 +1,4 @@
-"""Isolation: an error in the work for one subject (an assignment, a partition) harms no other.
+"""Isolation: an error in the work for one subject, such as an assignment, affects no other.
 
 A loop over many subjects calls an `Isolate` for each one. The supervisor and the housekeeper
 each have their own `Isolate`.

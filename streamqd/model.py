@@ -187,8 +187,8 @@ Outcome = Failed | RetryAsked | DeadAsked | ReleaseAsked
 class RetryVerdict(NamedTuple):
     """The message runs again in `delay` seconds.
 
-    With `in_place` it stays pending in its worker, and no message that must keep its order passes
-    it. Otherwise it becomes a waiting retry, and other messages pass it.
+    With `in_place`, it stays pending in its worker, and messages that must keep the order wait for
+    it. Otherwise it becomes a waiting retry, and other messages can overtake it.
     """
 
     delay: float

@@ -22,7 +22,7 @@ class Notifier:
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))
         self.watchdog_interval = _watchdog_interval(environ)
-        """Maximum seconds between `watchdog` calls, or None. Call it three times as often."""
+        """Maximum seconds between `watchdog` calls, or None. Use a third of it as the interval."""
 
     @property
     def enabled(self) -> bool:

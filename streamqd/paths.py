@@ -23,7 +23,7 @@ _STORE_FORMS = (
     " abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER"
 )
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9.-]*)?")
-_OBJECT = re.compile(r"[A-Za-z0-9._=+-]+")  # a part of an object's name, without a need of escapes
+_OBJECT = re.compile(r"[A-Za-z0-9._=+-]+")  # a part of an object's name that needs no escaping
 
 
 def store_url(named: str | Path) -> str | None:

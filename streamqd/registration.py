@@ -43,8 +43,8 @@ def ensure_topics(
 
     A new group starts at its consumer's `start` setting. A group that was seen before and is
     missing starts at the oldest remaining entry and is added to `restored`. If the server was
-    `emptied` while the groups were consumed, all groups start there. Messages that were sent since
-    are therefore not skipped. A missing topic gets its previous number of partitions, from `known`
+    `emptied` while the groups were consumed, all groups start at the oldest entry, so that messages
+    sent since are not skipped. A missing topic gets its previous number of partitions, from `known`
     or from the set of its streams.
 
     A topic that cannot be read is logged and left out of the result. A group that cannot be read
@@ -232,7 +232,7 @@ def _ensure_group(
             elif not new and log_restored(assignment, reply):
                 restored.append(assignment)
     if whole and not seen_before:
-        # Set this only after every partition has the group, so that a crash before this repeats the
-        # same step.
+        # Set this only after every partition has the group. After an earlier crash, the next call
+        # then repeats this step.
         store.execute("HSETNX", meta, field, count)
     return restored

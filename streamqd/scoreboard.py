@@ -153,7 +153,7 @@ def now_ns() -> int:
 
 
 def entries_of(lanes: int) -> int:
-    """Return how many entries a worker with `lanes` lanes may have in flight."""
+    """Return the maximum number of entries in flight of a worker with `lanes` lanes."""
     return FETCHED_MAX + max(FETCHED_MAX, lanes)
 
 
@@ -432,8 +432,8 @@ class WorkerSlot:
     def batch(self) -> Batch:
         """Return the batch of a dead worker.
 
-        A half-written batch counts as empty, because the previous batch was settled in the round
-        trip that fetched the new batch, of which no entry had started.
+        A half-written batch counts as empty. The previous batch was settled in the round trip that
+        fetched the new one, and no entry of the new batch had started.
         """
         count = self.in_flight
         if self.generation % 2 or not count:

@@ -285,7 +285,10 @@ def preload(settings: Settings) -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files up to 65,536. Each worker uses three in the supervisor."""
+    """Raise the soft limit of open files up to 65,536.
+
+    The supervisor needs three file descriptors for each worker.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -465,7 +468,7 @@ def _open_private(path: Path) -> IO[str]:
 
 
 def lock_identity(settings: Settings) -> str:
-    """Return the `identity` of the instance's lock on this host, held or not. '': no file."""
+    """Return the `identity` of the instance's lock on this host, held or not, '' without a file."""
     try:
         return _lock_identity(_lock_path(settings).stat())
     except OSError:

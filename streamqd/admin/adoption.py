@@ -69,7 +69,7 @@ def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
 
 
 def adopt(store: Store, topic: str, group: str) -> AdoptedGroup:
-    """Hand all pending entries of other clients to streamqd, whose next owner handles them first.
+    """Hand all pending entries of other clients to streamqd. The next owner handles them first.
 
     Raises RequestRefusedError while streamqd owns a partition of the group. Entries adopted until
     then stay adopted.

@@ -20,7 +20,7 @@ from streamqd.store.leases import LeaseView
 from streamqd.store.statistics import AssignmentFigures, Backlog
 
 COUNT_MAX = 1_000  # unread messages counted one by one where the server keeps no count
-RECENT_SECONDS = 300.0  # age of a failure up to which it describes the present
+RECENT_SECONDS = 300.0  # age up to which a failure counts as recent
 # In these states, the lease was released, but the instance still publishes the assignment.
 RESTING = ("broken", "failed")
 # An assignment, and the values of its row that an instance has published.
@@ -62,8 +62,8 @@ class AssignmentRow:
     quarantine: bool = False  #: True while messages of a lost owner run in rounds
     exists: bool = True  #: False if the group does not exist on the partition
     position: str = ""  #: ID delivered last, '' if it was not read
-    #: Unread messages, including `retry_unread`. None if the server keeps no count, and there are
-    #: too many to count: at least `lag_at_least`.
+    #: Unread messages, including `retry_unread`. None if the server keeps no count and there are
+    #: too many to count. `lag_at_least` is then a lower bound.
     lag: int | None = None
     lag_at_least: int = 0
     retry_unread: int = 0  #: unread messages in the group's retry stream
@@ -94,13 +94,13 @@ class AssignmentRow:
     failed: float | None = None  #: messages per second, averaged over 10 s
     dead_lettered: float | None = None  #: messages per second, averaged over 10 s
     arriving: float | None = None  #: entries written to the partition per second, over 20 s
-    lag_per_second: float | None = None  #: median change over 20 s
+    lag_per_second: float | None = None  #: median change of the lag per second, over 20 s
     p50_seconds: float | None = None  #: median handler run of the last minute
     p99_seconds: float | None = None  #: 99th percentile of the handler runs of the last minute
     mean_seconds: float | None = None  #: mean handler run of the last minute
     longest_run_seconds: float | None = None  #: age of the oldest current handler run
     progress_seconds: float | None = None  #: time since a handler called `Message.progress`
-    waits_seconds: float | None = None  #: remaining wait
+    waits_seconds: float | None = None  #: remaining time of the worker's wait
     rate: float | None = None  #: limit of the runs per second of the partition
     rate_per: str = ""  #: group if `rate` is the partition's share of a limit of the group
     #: Time for which the event loop is blocked, 0 while it runs.
@@ -128,7 +128,7 @@ class AssignmentRow:
     def state(self) -> str:
         """The worker's state, or the lease's: free or expired.
 
-        unknown if no instance reports a worker, as for the assignment of a query.
+        It is `unknown` if no instance reports a worker, as for the assignment of a query.
         """
         return self.lease if self.lease in ("free", "expired") else self.worker or "unknown"
 
@@ -333,8 +333,8 @@ def _count_unread(
 ) -> tuple[Counter[tuple[Assignment, int]], set[Assignment]]:
     """Return the unread messages of each assignment in MAIN and RETRY, and the partly counted ones.
 
-    If the server keeps no count, they are counted up to `most` or a few more. The byte limit of a
-    call limits how many it counts, so the streams take turns.
+    If the server keeps no count, messages are counted up to `most` or a few more. Each call counts
+    only as many as its byte limit allows, so the streams take turns.
     """
     keys, found, uncounted = reader.keys, Counter[tuple[Assignment, int]](), set[Assignment]()
     # Streams that may have more entries after this ID.

@@ -111,7 +111,10 @@ def acting_as(person: str) -> Iterator[None]:
 
 
 def acting_person() -> str:
-    """Return the acting person, otherwise `user@host` of this process, if the system knows them."""
+    """Return the acting person, or else the user of this process as `user@host`.
+
+    A user without a name is shown with the user ID.
+    """
     if person := _person.get():
         return person
     try:

@@ -25,7 +25,7 @@ _ORDER = (
     *("throttled", "recovering", "running", "ready", "query"),
 )
 
-ALARMING = frozenset(_ORDER[:10])  # an operator should look
+ALARMING = frozenset(_ORDER[:10])  # conditions that need an operator's attention
 
 _WORDS = {
     "failed": "internal error",
@@ -46,10 +46,10 @@ _WORDS = {
 def condition(
     lease: str, worker: str, run_seconds: float | None, *, paused: bool, stopped: bool
 ) -> str:
-    """Name the condition of an assignment.
+    """Return the condition of an assignment.
 
-    `lease` is owned, expired, free or query, `worker` the state that its owner publishes ('' for
-    none), `run_seconds` how long the present run has lasted.
+    `lease` is owned, expired, free or query. `worker` is the state that the owner publishes, '' for
+    none. `run_seconds` is the age of the current run.
     """
     if stopped and lease != "owned":
         return "stopped"

@@ -64,9 +64,9 @@ class Sent:
 class DelayedChanged:
     """The result of an action on delayed sends. `changed` counts the changed ones.
 
-    The others did not wait any longer. `sent` were sent, with the uids of their messages. `unknown`
-    are not among the newest 10,000 entries of their partitions: canceled, sent earlier, or never
-    written.
+    The others were no longer waiting. `sent` lists those that were already sent, with the uids of
+    their messages. `unknown` lists the IDs that are not among the newest 10,000 entries of their
+    partitions: these sends were canceled, sent earlier, or never written.
     """
 
     changed: int

@@ -1,8 +1,8 @@
 """Write and remove directives, plan their effects, and report who has not applied them yet.
 
 A directive is a field in Redis. Every instance applies it with its next heartbeat, and no instance
-is contacted directly. It stays until it is removed, even while no instance runs. Whether one is
-refused depends only on the state of the fleet in Redis.
+is contacted directly. It stays until it is removed, even while no instance runs. Only the state of
+the fleet in Redis determines if a directive is refused.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ POLL_INTERVAL_SECONDS = 0.2
 class DirectiveRow:
     """One directive. `kind` is pause, stop, move, drain, reload, rebalance or stack.
 
-    `target` is its object, and `to` the instance named by a move. `instance_missing` is true when
-    the instance of a drain, move or reload is not live. `done` is true when every live instance has
-    applied a directive that is applied once. Pass `name` to `control clear`.
+    `target` is the scope, assignment or instance that it applies to, '' for a rebalance. `to` is
+    the new owner in a move, otherwise ''. `instance_missing` is true when the instance of a drain,
+    move or reload is not live. A reload, rebalance or stack directive is applied once, and its
+    `done` is true after every live instance has applied it. Pass `name` to `control clear`.
     """
 
     name: str
@@ -52,9 +53,9 @@ class DirectiveRow:
 
 @dataclass(frozen=True, slots=True)
 class ControlView:
-    """All directives. `unreadable_directives` maps unreadable ones to the problem.
+    """All directives. `unreadable_directives` maps each invalid directive to the problem.
 
-    `unreadable` are other values of the fleet that cannot be read.
+    `unreadable` lists other values of the fleet that cannot be read.
     """
 
     now_unix_ms: int
@@ -166,9 +167,9 @@ def write(
     to: str = "",
     remove: list[str] | None = None,
 ) -> DirectiveChange:
-    """Write a directive, remove others, wake the fleet.
+    """Write a directive, remove others, and wake the fleet.
 
-    Raises RequestRefusedError when there are too many.
+    Raises RequestRefusedError when the fleet has too many directives.
     """
     call = directives.change(
         fleet.store.keys,
@@ -186,7 +187,8 @@ def write(
             " `streamqd control list`, and remove old ones with `streamqd control clear` or"
             " `streamqd rebalance`"
         )
-    # Without the permission to publish, or without a listener, the next heartbeat finds it.
+    # Without the permission to publish, or without a listener, instances find the directive with
+    # their next heartbeat.
     fleet.store.pipeline([("PUBLISH", fleet.store.keys.wake(fleet.name), "order")])
     return DirectiveChange.parse(reply)
 
@@ -354,7 +356,7 @@ def undrain(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Steered:
 
 
 def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = False) -> Steered:
-    """Make one instance, or all one after the other, read configuration and code again."""
+    """Make one instance, or all instances in turn, read configuration and code again."""
     state = published.fleet_state(fleet)
     if instance is not None:
         find_live_member(state, instance)
@@ -655,13 +657,13 @@ def owners_of(fleet: Fleet, assignments: list[Assignment]) -> dict[Assignment, s
 
 
 def not_moved(fleet: Fleet, assignment: Assignment, to: str) -> list[str]:
-    """Return True if the assignment has not arrived."""
+    """Return a text if the instance `to` does not own the assignment, otherwise an empty list."""
     owner = owners_of(fleet, [assignment]).get(assignment, "")
     return [] if owner == to else [f"{assignment} is owned by {owner or 'no instance'}"]
 
 
 def not_drained(fleet: Fleet, instance: str) -> list[str]:
-    """Return the assignments that a drained instance still owns."""
+    """Return a text for each assignment that a drained instance still owns."""
     owners = owners_of(fleet, offered_assignments(fleet, published.fleet_state(fleet)))
     return [
         f"{instance} owns {assignment}" for assignment, owner in owners.items() if owner == instance
@@ -669,7 +671,7 @@ def not_drained(fleet: Fleet, instance: str) -> list[str]:
 
 
 def not_rebalanced(fleet: Fleet) -> list[str]:
-    """Return the assignments that have not reached their planned owner."""
+    """Return a text for each assignment that has not reached its planned owner."""
     return [
         f"{each.topic}/{each.partition}/{each.group} is owned by {each.owner or 'no instance'},"
         f" not by {each.to or 'no instance'}"
@@ -705,12 +707,12 @@ _UNPAUSED = ("ready", "recovering", "booting", "quiet", *WORDS.values())
 
 
 def not_paused(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
-    """Return a text for each assignment whose worker runs or has not reported since then."""
+    """Return a text for each assignment whose worker runs, or has not reported since the time."""
     return _list_unreported(fleet, scope, since_unix_ms, paused=True)
 
 
 def not_resumed(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
-    """Return a text for each assignment whose worker is paused, or has not reported since then.
+    """Return a text for each assignment whose worker is paused, or has not reported since the time.
 
     Assignments under another pause are left out.
     """
@@ -799,8 +801,8 @@ class Departure:
     """The instances that take over from one instance.
 
     `longest_run_seconds` is the age of its longest running message, `longest_run` the assignment of
-    that message. A drain waits for it, up to the drain_timeout of the instance. Both are null and
-    '' when no message runs or nothing is published.
+    that message. A drain waits for it, up to the drain_timeout of the instance. They are null and
+    '' when no message runs or when the instance has published nothing.
     """
 
     instance: str

@@ -21,7 +21,7 @@ from streamqd.store.store import Store
 PAGE = 64
 BATCH = 64  # messages that are changed by one call
 FIRST, LAST = " ", "\U0010ffff"  # sort before and after every place
-# The buckets of a histogram, with their ends in seconds from now. Later messages have one, too.
+# The buckets of a histogram, with their ends in seconds from now. Later messages are in LATER.
 BUCKETS = {
     "overdue": 0,
     "within 1 min": 60,
@@ -41,14 +41,14 @@ Row = TypeVar("Row")
 
 
 def holder_of(topic: str, partition: int, group: str) -> Holder:
-    """Return the assignment of a group's retries, or with '' topic and partition."""
+    """Return the assignment, or only topic and partition if `group` is '' (delayed sends)."""
     return Assignment(topic, partition, group) if group else (topic, partition)
 
 
 def messages(
     store: Store, topic: str, group: str, partitions: int, row: Callable[[Due], Row]
 ) -> MessageList[Delayed, Row]:
-    """Return the retries of a group, or with '' the delayed sends of a topic."""
+    """Return the retries of a group, or the delayed sends of a topic if `group` is ''."""
     reader = ViewReader(store)
     holders = [holder_of(topic, number, group) for number in range(partitions)]
 
@@ -69,7 +69,7 @@ def messages(
 
 @dataclass(frozen=True, slots=True)
 class DueBucket:
-    """The messages that are due until `until_unix_ms` (inclusive), and after the bucket before.
+    """The messages that are due after the previous bucket, up to `until_unix_ms` (inclusive).
 
     `label` is a name in `BUCKETS`, or LATER for the last bucket, which has no `until_unix_ms`.
     `cursor` is the start of the bucket, for a page of the list, '' for the first bucket.
@@ -98,7 +98,7 @@ class DueHistogram:
 def histogram(
     store: Store, topic: str, group: str, partitions: int, now_unix_ms: int
 ) -> DueHistogram:
-    """Count the retries of a group, or with '' the delayed sends of a topic, by due time.
+    """Count retries of a group, or delayed sends of a topic if `group` is '', by due time.
 
     Sends at most `COUNTS_MAX` commands, each O(log n). An unreadable key counts as empty.
     """

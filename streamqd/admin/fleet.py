@@ -218,7 +218,7 @@ def _last_error(same_condition: list[AssignmentRow]) -> str:
 
 
 def _lagging_groups(assignments: Sequence[AssignmentRow]) -> list[Behind]:
-    """Groups with unread messages, longest wait first."""
+    """Return the groups with unread messages, longest wait first."""
     found = []
     for (topic, group), some in by_group(row for row in assignments if row.lag != 0).items():
         slopes = [each.lag_per_second for each in some if each.lag_per_second is not None]

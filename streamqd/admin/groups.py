@@ -1,8 +1,9 @@
 """Groups: list them with their positions, remove one, or reset its position.
 
 A reset forgets delivered messages that are not acknowledged. They become unread if they come after
-the new position, and count as finished before it. An owned group is refused unless forced. Then its
-owner loses the partition in the same step, and later calls of its worker are rejected.
+the new position, and count as finished before it. A reset is refused while an instance owns the
+group, unless it is forced. A forced reset also takes the partition from its owner in the same step,
+and later calls of that owner's worker are rejected.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class GroupRow:
 
     `owned` counts the partitions that instances own, `owners` names those instances. The other
     fields are those of `group describe`. `unreadable` are values of its topic that cannot be read.
-    A topic whose groups are all hidden by them has a row without a `group`.
+    If they hide all groups of a topic, the topic has one row without a `group`.
     """
 
     topic: str
@@ -109,9 +110,10 @@ class GroupDeleted:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """Messages of a group that its deletion discards: delivered ones, and failed ones to retry.
+    """The messages of a group that its deletion discards: pending ones, and failed ones to retry.
 
-    `retries` wait for their due time, or are due and unread. A lag counts the `due` ones too.
+    `retries` are waiting retries, and retries that are due and unread. `due` is the number of the
+    latter, which are also part of the lag.
     """
 
     pending: int

@@ -5,9 +5,9 @@ each group, the growth itself holds the leases of the new partitions. It release
 group has settled the entries that the old partitions contained at the switch to the new count.
 
 1. start    the meta key records the growth and its token
-2. keep     each group is created on each new partition, and its lease taken
-3. switch   the count changes. Producers route again, because their script compares it as it writes
-4. mark     the last id of each old partition is kept: its barrier
+2. keep     each group is created on each new partition, and its lease is taken
+3. switch   the count changes. Producers route again, because each write compares the count
+4. mark     the last ID of each old partition is stored as its barrier
 5. settle   a group that is past all barriers gets the new partitions: their leases are released
 6. finish   when every group has them, the record of the growth is deleted
 
@@ -81,9 +81,10 @@ def grow(
 ) -> Progress:
     """Start or continue the growth of a topic to `to` partitions, as far as possible now.
 
-    Does not wait for groups: repeat the call. `notify` receives SWITCHED when there are new
-    partitions (at the latest when the growth is over), and RELEASED when some can be owned. A topic
-    with that count is not changed. Raises TopicNotFoundError, RequestRefusedError.
+    Does not wait for groups. To continue, repeat the call. `notify` receives SWITCHED when there
+    are new partitions (at the latest when the growth is over), and RELEASED when some of these can
+    be owned. A topic that has `to` partitions is not changed. Raises TopicNotFoundError,
+    RequestRefusedError.
     """
     _refuse_cluster(store, topic)
     count = topics.partition_count(store, topic)
@@ -112,8 +113,9 @@ def grow(
 def progress(store: Store, topic: str, to: int) -> Progress | None:
     """Return the progress of the growth to `to` partitions, None if `grow` would start it.
 
-    It is done if the topic has them. Writes nothing. Raises TopicNotFoundError, and
-    RequestRefusedError when the topic cannot grow to this number, or grows to another one.
+    The growth is done if the topic has that many partitions. Writes nothing. Raises
+    TopicNotFoundError, and RequestRefusedError when the topic cannot grow to this number, or grows
+    to another one.
     """
     _refuse_cluster(store, topic)
     count = topics.partition_count(store, topic)
@@ -164,9 +166,9 @@ def notifier(
 
 
 def _refuse_cluster(store: Store, topic: str) -> None:
-    """Raise RequestRefusedError if count and partitions have different slots.
+    """Raise RequestRefusedError if different nodes have the partition count and the partitions.
 
-    Producers cannot watch such a count.
+    The script that writes a message cannot compare such a count.
     """
     if (
         len(store.connection.group_by_node([store.keys.meta(topic), store.keys.stream(topic, 0)]))

@@ -17,7 +17,7 @@ from streamqd.model import Assignment
 from streamqd.store.members import Heartbeat, seen_of
 from streamqd.words import plural, precise_duration, rough_duration
 
-QUIET_SECONDS = 30.0  # silence of a housekeeper, which publishes every 2 s, before a report
+QUIET_SECONDS = 30.0  # silence at which a housekeeper is reported. It publishes every 2 s.
 RELOAD_SECONDS = 60.0  # duration of a reload before it is reported
 YOUNG_SECONDS = 30.0  # age up to which an instance may not have published anything yet
 
@@ -36,7 +36,7 @@ class InstanceRow:
 
     `offers` are the topics and groups it has a consumer for, `broken` the assignments whose worker
     crashes in a loop there. `reload` is its unfinished reload. `rss` is the resident memory of its
-    workers in bytes, null when unknown. It counts memory that workers share once for each worker.
+    workers in bytes, null when unknown. Memory that workers share is counted once for each worker.
     """
 
     instance: str

@@ -75,10 +75,10 @@ class MessageFilter:
     """A filter over messages. A message must match each field that is set.
 
     `ids` are names, `PARTITION:PLACE`. Only actions use them. `error_class` is the class with
-    its module, or its last part. `key` is exact. `headers` are pairs that must all be present, and
-    no retry or delayed send matches them. `since_unix_ms` (inclusive) and `until_unix_ms`
-    (exclusive) bound `FoundMessage.unix_ms`. `attempt_min` is the lowest attempt that a retry waits
-    for. Pending messages are filtered by partition and time only.
+    its module, or its last part. `key` is exact. `headers` are pairs that must all be present.
+    Retries and delayed sends are read without headers, so none matches. `since_unix_ms` (inclusive)
+    and `until_unix_ms` (exclusive) bound `FoundMessage.unix_ms`. `attempt_min` is the lowest
+    attempt that a retry waits for. Pending messages are filtered by partition and time only.
     """
 
     ids: tuple[str, ...] = ()
@@ -149,10 +149,10 @@ class MessagePage(Generic[Row]):
     """A page of a list, with the rows of its kind.
 
     `total` counts all messages of the list, with or without a match. Pass `cursor` for the next
-    page ('' on the last page). If `complete` is False, the search stopped at its budget. There may
-    be more matching messages, after `cursor` unless it is ''. `unreadable` are values in
-    Redis that cannot be read. A message without a readable position has no row, and an unreadable
-    counter is 0.
+    page ('' on the last page). `complete` is False if the search stopped at its budget, or if the
+    list leaves messages out. More messages may then match, even if `cursor` is ''. `unreadable` are
+    values in Redis that cannot be read. A message without a readable position has no row, and an
+    unreadable counter is 0.
     """
 
     now_unix_ms: int

@@ -51,7 +51,7 @@ def _empty(view: FleetSnapshot) -> Iterator[CheckResult]:
 
 @check("fleet.suspended", Severity.WARNING)
 def _suspended(facts: SeesInstances) -> Iterator[CheckResult]:
-    """An instance is paused by a signal. As a note: it is draining or drained."""
+    """An instance is paused by a signal, or (as a note) is draining or drained."""
     for each in facts.instances:
         name, what = each.instance, f"instance {each.instance} is {each.state}"
         if each.state == "paused":

@@ -94,7 +94,7 @@ def find(store: Store, name: OutboxUid, partitions: int) -> Search:
 def _search_since_send(
     store: Store, streams: Mapping[int, str], uid: str, sent_ms: int
 ) -> tuple[FoundEntry | None, list[int], list[int]]:
-    """Examine the entries from a time on, of many partitions in one write.
+    """Examine the entries of all partitions since the send, up to BATCH partitions per pipeline.
 
     Return the message, the partitions that have entries left, and the unreadable ones.
     """

@@ -37,12 +37,13 @@ IN_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class OwnerPeriod:
-    """One owner of an assignment. `epoch` is that of its acquisition, and times are Redis time.
+    """One owner of an assignment. `epoch` is that of its acquisition. Times are Redis time.
 
     `end` is '' for the present owner, otherwise a key of IN_WORDS. `unknown` means that an older
-    version changed the owner without a record. `since_unix_ms` is None if the acquisition, and
-    `until_unix_ms` if the end is not recorded, and `held_seconds` then too. The lease of a lost
-    owner had expired before the end, which is the time when another one took over.
+    version changed the owner without a record. `since_unix_ms` is None if the acquisition was not
+    recorded. `until_unix_ms` is None for the present owner, and if the end was not recorded.
+    `held_seconds` is None if one of the two is unknown. For a lost owner, the end is the time at
+    which another instance took over, after the lease had expired.
     """
 
     owner: str
@@ -58,7 +59,7 @@ def read(
 ) -> list[OwnerPeriod]:
     """Return the last owners, newest first, at most OWNERS_MAX. `owner` is the present one, or ''.
 
-    One command. The reader keeps invalid entries.
+    Costs one command. The reader records invalid entries.
     """
     key = reader.keys.epochs(*assignment)
     [entries] = reader.ask([leases.changes(reader.keys, assignment)])
@@ -71,7 +72,7 @@ def periods(changes: Iterable[OwnerChange], owner: str, now_unix_ms: int) -> lis
     found: list[OwnerPeriod] = []
     for each in changes:
         starts = each.event in ("acquired", "inherited")
-        left = each.other if starts else each.owner  # the owner that lets go, '' if unknown
+        left = each.other if starts else each.owner  # the owner before the change, '' if unknown
         end = "lost" if starts else _ENDS.get(each.other, each.event)
         if found and found[-1].end == "":
             known = found[-1].owner == left

@@ -24,9 +24,9 @@ class PendingRow:
     """One pending entry.
 
     `place` is `m:` (the partition's stream) or `r:` (the group's retry stream) and the entry's ID.
-    `idle_ms` is the time since its last delivery, `deliveries` the count kept by Redis, `crashes`
-    the number of processes it took down here. `consumer` is `w` for streamqd, '' when no consumer
-    has the entry (`idle_ms` is null then). Any other name is another client.
+    `idle_ms` is the time since its last delivery. `deliveries` is the count of Redis. `crashes` is
+    the number of worker processes that it crashed. `consumer` is `w` for streamqd, '' when no
+    consumer has the entry (`idle_ms` is null then). Any other name is another client.
     """
 
     partition: int
@@ -52,9 +52,10 @@ def messages(
 ) -> MessageList[list[Any], PendingRow]:
     """Return the pending entries of a group, in one of `ORDERS`.
 
-    Sorted by ID, oldest first, consecutive pages have no gaps. Sorted by idle time or by
-    deliveries, highest first, a page ranks at most 100,000 entries, and entries can change their
-    rank between two pages. Raises TopicNotFoundError, RequestRefusedError.
+    The order `id` starts with the oldest entry, and consecutive pages have no gaps. The orders by
+    idle time and by deliveries start with the highest value. They rank at most 100,000 entries for
+    a page, and entries can change their rank between two pages. Raises TopicNotFoundError,
+    RequestRefusedError.
     """
     reader = ViewReader(store)
     partitions = groups.partition_count(store, topic, group, reader)

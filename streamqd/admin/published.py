@@ -55,7 +55,7 @@ class FleetState:
 
     @cached_property
     def live(self) -> dict[str, MemberView]:
-        """The other instances."""
+        """The instances that do not count as lost."""
         return {
             heartbeat.instance: members.seen_of(heartbeat)
             for heartbeat in self.heartbeats

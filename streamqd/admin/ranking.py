@@ -82,7 +82,7 @@ def select_rows(
 
 @dataclass(frozen=True, slots=True)
 class SlowHandler:
-    """The slowest run of a group: `p99_seconds` of the last minute, and the age of the present."""
+    """The slow runs of a group: `p99_seconds` of the last minute, and the longest current run."""
 
     topic: str
     group: str
@@ -107,7 +107,7 @@ def slowest(rows: Iterable[AssignmentRow]) -> list[SlowHandler]:
 
 @dataclass(frozen=True, slots=True)
 class FailureKind:
-    """One kind of failure of a group: `count` on all its partitions, the last `seconds_ago`."""
+    """One kind of failure of a group: its `count` on all partitions, and the age of the last."""
 
     error: str
     topic: str

@@ -1,8 +1,8 @@
 """Read from Redis for views: in bounded pages, from several partitions, and despite invalid values.
 
 The size of a reply never depends on the amount of data. A pipeline has at most BATCH commands, and
-a page at most PAGE_MAX entries with bodies. A view reads through one `ViewReader` and shows its
-rows: the invalid values, which count as missing.
+a page at most PAGE_MAX entries with bodies. A view reads through one `ViewReader`, which records
+invalid values in its `rows`. They count as missing, and the view shows them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
 SEQ_MAX = (1 << 64) - 1  # largest second part of an id
-LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # any client may write it
+LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # highest possible ID, which any client may write
 PAGE_MAX = 64  # entries with bodies in one reply
 BATCH = 256  # commands in one pipeline
 _OURS = "a value in the format of streamqd"
@@ -93,7 +93,7 @@ def headers_of(fields: Mapping[bytes, bytes]) -> dict[str, str] | None:
 
 
 def read_id(raw: bytes | str) -> Id:
-    """Read `ms-seq`. ValueError when it is not one."""
+    """Parse `ms-seq`. Raises ValueError for any other string."""
     text = raw.decode() if isinstance(raw, bytes) else raw
     ms, dash, seq = text.partition("-")
     if not (dash and ms.isascii() and ms.isdigit() and seq.isascii() and seq.isdigit()):
@@ -105,9 +105,10 @@ def read_id(raw: bytes | str) -> Id:
 
 
 def read_place(text: str, partitions: int | None = None) -> Place:
-    """Read `PARTITION:ms-seq`.
+    """Parse `PARTITION:ms-seq`.
 
-    InvalidRequestError when it is not one, RequestRefusedError without such a partition.
+    Raises InvalidRequestError for any other string, and RequestRefusedError if the partition does
+    not exist.
     """
     number, colon, rest = text.partition(":")
     try:
@@ -153,10 +154,11 @@ def ask(
     batch: int = BATCH,
     refused: Callable[[RedisResponseError, Sequence[Any]], None] = _raise_error,
 ) -> list[Any]:
-    """Run read commands, `batch` in one pipeline. A missing key returns None, not an error.
+    """Run read commands, `batch` in one pipeline. The result for a missing key is None.
 
-    So does a command that the server refuses, if `refused` returns. By default, it raises
-    InvalidValueError for a key of another type, and otherwise RedisResponseError.
+    `refused` is called for a command that the server refuses. If it returns, the result is None. By
+    default, it raises InvalidValueError for a key of another type, and otherwise
+    RedisResponseError.
     """
     replies: list[Any] = []
     for start in range(0, len(commands), batch):
@@ -278,17 +280,17 @@ class ViewReader:
         return [self._rows[each] for each in sorted(self._rows)]
 
     def for_store(self, store: Store) -> ViewReader:
-        """Return a reader of another store, which keeps its unreadable values here."""
+        """Return a reader of another store that records its unreadable values in this reader."""
         other = copy(self)
         other.store = store
         return other
 
     def ask(self, commands: Sequence[Sequence[Any]], *, batch: int = BATCH) -> list[Any]:
-        """Run read commands, `batch` in one pipeline. None for a missing or unreadable key."""
+        """Run read commands, `batch` in one pipeline. Return None for a missing or invalid key."""
         return ask(self.store, commands, batch=batch, refused=self._refused_command)
 
     def measure(self, calls: Sequence[Call]) -> list[Reply | None]:
-        """Run read scripts in bounded pipelines. None for unreadable keys or an invalid reply."""
+        """Run read scripts in bounded pipelines. Return None for invalid keys or replies."""
         replies: list[Reply | None] = []
         for call, reply in _run_in_batches(self.store, calls):
             if isinstance(reply, Reply):
@@ -302,7 +304,7 @@ class ViewReader:
         return replies
 
     def figures(self, parse: Callable[[Reply, str], T], reply: Reply | None, key: str) -> T | None:
-        """Parse a reply of `measure`. None for none, and for an invalid one, which is kept.
+        """Parse a reply of `measure`. Return None for None, and for an invalid reply (recorded).
 
         `key` names the place of a value that cannot be read.
         """
@@ -314,7 +316,7 @@ class ViewReader:
             return None
 
     def read(self, parse: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
-        """Return the parsed value. An unreadable one is kept, and the result is None."""
+        """Return the parsed value. Record an invalid one, and return None."""
         try:
             return parse(*args, **named)
         except InvalidValueError as error:
@@ -335,7 +337,7 @@ class ViewReader:
         self._rows.setdefault((row.key, row.field, row.found), row)
 
     def add_error(self, error: RedisResponseError, key: str, command: str) -> None:
-        """Keep the server's error about a key. Raises an error that concerns more than this key.
+        """Record the server's error about a key. Raises an error that concerns more than this key.
 
         A tolerant reader raises it only when the server as a whole is unavailable.
         """
@@ -367,7 +369,7 @@ class ViewReader:
         return found
 
     def keep_mistyped(self, wanted: Mapping[str, str]) -> bool:
-        """Keep the keys that have another type. False if none has, or the user may not run TYPE."""
+        """Record the keys of another type. Return False without any, or if TYPE is forbidden."""
         try:
             found = self.wrong_types([wanted])[0]
         except RedisResponseError:
@@ -377,7 +379,7 @@ class ViewReader:
         return bool(found)
 
     def _mistyped_keys(self, call: Call) -> bool:
-        """Keep the keys of a call that have another type than its contract. False if none has."""
+        """Record the keys of a call with the wrong type. Return False if all types are right."""
         return self.keep_mistyped(
             {
                 str(key): spec.type.lower()
@@ -388,7 +390,7 @@ class ViewReader:
 
 
 def measure(store: Store, calls: Sequence[Call]) -> list[Reply]:
-    """Run reading scripts in bounded round trips. Raises RedisResponseError, ContractError."""
+    """Run read scripts in bounded round trips. Raises RedisResponseError, ContractError."""
     return [_check_reply(reply) for _, reply in _run_in_batches(store, calls)]
 
 
@@ -414,9 +416,9 @@ def _invalid(key: str, error: Exception) -> Unreadable:
 
 
 def memory_of(store: Store, streams: Sequence[str], samples: int) -> list[int | None]:
-    """Return the approximate bytes of streams, sampled by nodes. 0: no stream. None: not permitted.
+    """Return the approximate bytes of streams, 0 without a stream, None without the permission.
 
-    A user without that permission still gets all other figures.
+    The server samples `samples` nodes of each stream.
     """
     sizes: list[int | None] = []
     for start in range(0, len(streams), BATCH):
@@ -429,7 +431,7 @@ def memory_of(store: Store, streams: Sequence[str], samples: int) -> list[int | 
 
 
 def lease_views(reader: ViewReader, assignments: Sequence[Assignment]) -> list[LeaseView]:
-    """Fence and lease of each assignment. A number that cannot be read is 0."""
+    """Return fence and lease of each assignment. A number that cannot be read is 0."""
     replies = reader.ask(
         [
             command
@@ -465,7 +467,7 @@ def lease_view(
 def group_names(
     reader: ViewReader, reply: Sequence[Any] | None, stream: str
 ) -> list[dict[str, Any]]:
-    """Return XINFO GROUPS with `name` as text. Names that are not UTF-8 are kept as unreadable."""
+    """Return XINFO GROUPS with `name` as text. Names that are not UTF-8 are only recorded."""
     found = []
     for flat in reply or ():
         info = {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}

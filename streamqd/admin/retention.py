@@ -26,11 +26,11 @@ ARCHIVE = "@archive"  # stands for the archive where a group is named
 class TrimRow:
     """One partition after a trim, or before one with `--dry-run`.
 
-    `removed` counts the removed entries, or the most that would be removed (whole nodes, of 100
-    entries by the server's defaults). Null: more than 100,000. `messages` and `bytes` (approximate,
-    null without the permission) count the present contents. `holder` is the group, or @archive,
-    that needs the oldest entry that must stay, '' without one. `held_since_unix_ms` is the entry's
-    write time.
+    `removed` counts the removed entries. In a dry run, it is the maximum, because the server
+    removes only whole nodes (100 entries by default). It is null for more than 100,000. `messages`
+    and `bytes` (approximate, null without the permission) count the present contents. `holder` is
+    the group, or @archive, that needs the oldest entry that must stay, '' without one.
+    `held_since_unix_ms` is the entry's write time.
     """
 
     partition: int
@@ -75,7 +75,7 @@ def settings(store: Store, topic: str, configured: config.Topic | None) -> tuple
     count = topics.partition_count(store, topic)
     reader, key = ViewReader(store), store.keys.meta(topic)
     stored = topics_settings.valid_settings(reader, store.execute("HGET", key, "settings"), key)
-    if reader.rows:  # retained entries are never guessed
+    if reader.rows:  # never guess which entries to retain
         raise RequestRefusedError(
             f"{reader.rows[0]}; run `streamqd doctor --only values` for the fix"
         )
@@ -128,9 +128,9 @@ def trim(
 def floors(
     reader: ViewReader, topic: str, partitions: Sequence[int], *, archive: bool
 ) -> list[RetentionFloor]:
-    """Return the floor of each partition. `archive`: unarchived entries must stay.
+    """Return the floor of each partition. With `archive`, unarchived entries must stay.
 
-    A partition that cannot be measured is left out, with a row of `reader`.
+    A partition that cannot be measured is left out, and `reader` records the reason.
     """
     calls = [retention.measure(reader.keys, topic, each) for each in partitions]
     rows = []
@@ -159,7 +159,7 @@ def parse_positions(
 ) -> PartitionPositions | None:
     """Parse the reply of `retention.measure`, None when unreadable.
 
-    A group whose name is not UTF-8 is shown with escaped bytes and kept as unreadable.
+    A group whose name is not UTF-8 is shown with escaped bytes and recorded as unreadable.
     """
 
     def stand(found: Reply, trim: str) -> PartitionPositions:

@@ -45,7 +45,7 @@ from streamqd.store.schedules import (
 from streamqd.store.store import Store
 
 ACTIVE, FINISHED, MISSING = "active", "finished", "missing"
-LATE_MS = 60_000  # lateness that no running housekeeper causes
+LATE_MS = 60_000  # delay that no running housekeeper reaches
 COUNTED_MAX = 1_000  # schedules that `status` reads
 TRIES = 5  # attempts of `run`, if the schedule sent another message in the same millisecond
 _WHEN = ("cron", "every", "at")
@@ -635,7 +635,7 @@ def _read_stored(
     for at, (name, place) in enumerate(places):
         some = replies[3 * at : 3 * at + 3]
         if some[0] is None or some[1] is None:
-            continue  # a key of another type, which the reader keeps
+            continue  # a key of another type, which the reader has recorded
         kept = reader.read(calls.parse_schedule, reader.keys.schedules(*place), name, some)
         if kept is not None:
             found[name] = kept

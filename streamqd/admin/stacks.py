@@ -35,8 +35,8 @@ class StackView:
 def request(fleet: Fleet, assignment: Assignment, *, dry_run: bool = False) -> Steered:
     """Ask the owner of an assignment to publish the stack of its worker.
 
-    Removes older requests of the fleet that can have no answer any more. Raises RequestRefusedError
-    without a live owner, and if REQUESTS_MAX others have no answer.
+    Removes requests of the fleet that are too old for an answer. Raises RequestRefusedError if the
+    assignment has no live owner, and if REQUESTS_MAX other requests have no answer yet.
     """
     directives.check_scope(fleet, Scope(*assignment))
     state = published.fleet_state(fleet)
@@ -63,12 +63,12 @@ def request(fleet: Fleet, assignment: Assignment, *, dry_run: bool = False) -> S
 def read(
     reader: ViewReader, state: FleetState, assignment: Assignment, now_unix_ms: int
 ) -> StackView:
-    """Return the stack of an assignment. An invalid one is kept by the reader, and missing."""
+    """Return the stack of an assignment. The reader records an invalid one, and it is missing."""
     key = reader.keys.stack(*assignment)
     [raw] = reader.ask([("GET", key)])
     found, given = reader.read(stacks.parse, raw, key), state.control.stacks.get(assignment)
     if given is not None and now_unix_ms - given.at_unix_ms > stacks.KEPT_SECONDS * 1000:
-        given = None  # a published answer has expired too
+        given = None  # by now, a published answer would have expired too
     is_open = given is not None and (found is None or found.requested_unix_ms < given.at_unix_ms)
     awaited = is_open and given is not None and _is_recent(given, now_unix_ms)
     return StackView(given, found, awaited, is_open and not awaited)

@@ -377,7 +377,7 @@ def figures_of(
 def partition_figures_of(
     reader: ViewReader, place: tuple[str, int], reply: Reply | None
 ) -> statistics.PartitionFigures:
-    """Parse the reply of `statistics.measure_partition`. None is an unreadable one."""
+    """Parse the reply of `statistics.measure_partition`. An unreadable reply is None."""
     found = reader.figures(statistics.partition_figures, reply, reader.keys.trim(*place))
     if found is None:
         return statistics.PartitionFigures(0, 0, "", "", 0, 0, "")

@@ -54,7 +54,7 @@ def change(
     assignments: Sequence[str],
     configured: config.Topic | None,
 ) -> TopicSettings:
-    """Change registered settings, each `NAME=VALUE` as `retention.max_age=24h`.
+    """Change registered settings, each as `NAME=VALUE`, such as `retention.max_age=24h`.
 
     They are checked like settings of the file. Raises ConfigError with every problem, and
     RequestRefusedError.

@@ -37,7 +37,7 @@ RUNNING, PENDING, READY, DELAYED = "running", "pending", "retry-unread", "waitin
 DEAD, UNREAD, DONE, UNREADABLE = "dead-lettered", "unread", "acknowledged", "unreadable"
 MISSING, MISSED = "missing", "missed"  # states without proof that the message was ever written
 _KNOWN = (RUNNING, PENDING, READY, DELAYED, DEAD)  # states that prove that it was written
-_UNPROVEN = {DONE: MISSING, UNREAD: MISSED}  # the state without proof, instead of one with proof
+_UNPROVEN = {DONE: MISSING, UNREAD: MISSED}  # states that replace these two without proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,16 @@ class GroupTrace:
     `state` is unread, pending (delivered and not acknowledged), running, waiting (for its next
     attempt, until `due_unix_ms`), retry-unread (due, and not read yet), dead-lettered, acknowledged
     (delivered, with no trace left), or unreadable, with the reason in `problem`. Without proof that
-    the message was ever written, it is missing instead of acknowledged, and missed instead of
-    unread. A pending one with `due_unix_ms` runs again then, in its place. `condition` is that of
-    the group on the partition, as in `status`. `place` is `m:ID` in the partition or `r:ID` in the
-    retry stream. `attempt` is the number of the run it waits for or is in, from 1, null when
-    unknown. `crashes` counts crashed processes, `failures` the failures of the handler in place.
-    `error_class` and `error_message` describe the last failure, '' when it is not kept. For a
-    waiting message, `error_message` starts with the class. `consumer` is the client that has it
-    pending, '' for streamqd itself.
+    the message was ever written, the state is missing instead of acknowledged, and missed instead
+    of unread. A pending message with `due_unix_ms` failed, stays in flight, and runs again at that
+    time.
+
+    `condition` is that of the group on the partition, as in `status`. `place` is `m:ID` in the
+    partition or `r:ID` in the retry stream. `attempt` is the number of the current or next run,
+    from 1, null when unknown. `crashes` counts the worker processes that the message crashed, and
+    `failures` the failed runs while it stayed in flight. `error_class` and `error_message` describe
+    the last failure, '' when it is not stored. For a waiting message, `error_message` starts with
+    the class. `consumer` is the client that has the message pending, '' for streamqd itself.
     """
 
     group: str

@@ -164,9 +164,9 @@ class WaitFacts:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The reasons why one assignment makes no progress, likeliest first. `moves`: none stops it.
+    """The reasons why one assignment makes no progress, most likely first.
 
-    `unreadable` are values in Redis of this assignment and of the fleet that cannot be read, and
+    `unreadable` are values in Redis of this assignment and of the fleet that cannot be read. They
     count as missing. `owners` are the last owners, newest first, None if they were not requested.
     """
 
@@ -900,7 +900,7 @@ def _format_catch_up_time(least: int, slope: float) -> str:
 
 
 def lag_advice(least: int, slope: float) -> str:
-    """Return what to do about a lag of at least so many messages, which grows by `slope`/s."""
+    """Return the advice for a lag of at least `least` messages that grows by `slope` per second."""
     left = _format_catch_up_time(least, slope)
     if left:
         return f"wait: at this rate it takes {left} to catch up"

@@ -179,7 +179,7 @@ def _pipelines(session: Session, settings: config.Settings) -> list[CheckFinding
         return []
     known, unread = topics.registry(session.store)
     if unread:
-        return []  # each unreadable topic may exist
+        return []  # a topic without a row may be one of the unreadable ones
     return [
         CheckFinding(f"pipelines.{name}", "warning", text)
         for name, text in config.find_useless(settings, known)

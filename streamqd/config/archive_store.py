@@ -11,7 +11,7 @@ from streamqd.config.setting import JsonText, setting
 
 # With this option, a commit can overwrite that of another writer.
 UNSAFE = "aws_s3_allow_unsafe_rename"
-# Prevents conflicting writes, so it must be "etag".
+# Options that prevent conflicting writes. streamqd itself sets them, to "etag".
 _CONDITIONAL = {"aws_conditional_put", "conditional_put"}
 _SECRET = re.compile(r"secret|password|token|credential|sas|_key(?!_?id)|service_account")
 

@@ -101,7 +101,7 @@ class Schedule:
 
     @property
     def overlap_group(self) -> str:
-        """The group whose unfinished message skips a tick, or '' for none."""
+        """The group in `overlap`, or '' if every tick is sent."""
         return self.overlap.partition(":")[2]
 
 

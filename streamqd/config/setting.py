@@ -1,8 +1,8 @@
 """The description of one setting: its meaning, form, bounds and default, next to the field.
 
 The annotation of the field defines the notation of the setting. `Seconds` are durations, `Bytes`
-are sizes, `JsonText` is any value, `tuple[str, ...]` is a list, and a dataclass is a table.
-`X | None` can be switched off.
+are sizes, `JsonText` is any value, `tuple[str, ...]` is a list, and a dataclass is a table. A
+setting of the type `X | None` can be switched off.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _described_by(section: type) -> dict[str, Setting]:
 
 
 def _complete_setting(of: dataclasses.Field[Any], hint: Any) -> Setting:
-    """Return the setting with its notation, and if it is optional or required, from its field."""
+    """Return the setting, with the values that follow from its annotation and default added."""
     union = get_origin(hint) is not Annotated and NoneType in get_args(hint)
     if union:
         (hint,) = set(get_args(hint)) - {NoneType}

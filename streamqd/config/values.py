@@ -99,7 +99,7 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_size(value: object) -> int:
-    """Return the bytes of an integer or a string such as "64MiB" (of 1024) or "4MB" (of 1000)."""
+    """Return the bytes of an integer or a string: "64MiB" (powers of 1024) or "4MB" (of 1000)."""
     if isinstance(value, str):
         if not _SIZE.match(value):
             raise ValueError(f"is not a size ({SIZE_HINT})")

@@ -139,7 +139,7 @@ class AsyncProducer:
             # The lock belongs to the parent's loop. If a task there holds it, it is never released.
             self._pid, self._queue, self._queued = os.getpid(), asyncio.Lock(), 0
         ticket: Ticket | None = None
-        if not self._queued:  # or it would overtake the sends that wait
+        if not self._queued:  # otherwise, it would overtake the sends that wait
             ticket = self._buffer.put(topic, envelopes, loop.create_future, since)
         return await (ticket or await self._put_in_turn(topic, envelopes, since))
 

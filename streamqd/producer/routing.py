@@ -118,7 +118,7 @@ class Router:
             self._of_others = partitioner
         self._choosers: dict[str, Chooser] = {}
         for each in (*self._of_topics.values(), self._of_others):
-            Chooser(each)  # raises a mistake before the first send
+            Chooser(each)  # raises ValueError for a mistake before the first send
         self._checked: set[str] = set()  # topics that were looked up before
 
     def chooser(self, topic: str) -> Chooser:
@@ -172,7 +172,7 @@ class Router:
         """Return the topic's partition count. If it is unknown, read it or create the topic.
 
         Raises TopicNotFoundError, RedisResponseError, RedisUnavailableError (nothing was sent) and
-        ValueError. It never guesses.
+        ValueError, and never guesses a count.
         """
         known = self.cached_count(topic)
         if known is not None:

@@ -37,7 +37,7 @@ class Run:
     in_place: bool = False
     """True if other messages wait for the retry: `on_error` is block or hold-key."""
     dead_letter: DeadLetter | None = None
-    """The dead letter of a dead message."""
+    """The dead letter, None unless the verdict is dead."""
     at: float = 0.0
     """The start of the run, in seconds after the first write of the message, by the clock of the
     test."""

@@ -278,7 +278,7 @@ class Worker:
     def _run_of_crash(
         self, message: Message, charged: int, now: float, ending: Exit = deaths.KILLED
     ) -> Run:
-        """Return the result of a crash: the message runs again, or is dead.
+        """Return the result of a crash: the message runs again, or is dead-lettered.
 
         `charged` is the number of crashes since its last write.
         """

@@ -176,13 +176,13 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """The result of a purge.
+    """The result of a purge. `purged` and the next three fields are numbers of dead letters.
 
-    All numbers are dead letters. `unarchived`: they stay, because the topic requires an archive
-    that does not contain them yet. `missing`: another client replayed or purged them. `unknown`:
-    the connection was lost before the reply. `result` is done, stopped or failed, with the reason
-    in `error`. `first_id` and `last_id` are the first and the last one in a call. `audited` is
-    False if the audit log could not be written.
+    The `unarchived` ones stay, because the topic requires an archive that does not contain them
+    yet. Another client replayed or purged the `missing` ones. For the `unknown` ones, the
+    connection was lost before the reply. `result` is done, stopped or failed, with the reason in
+    `error`. `first_id` and `last_id` are the first and the last dead letter of the calls that got
+    a reply. `audited` is False if the audit log could not be written.
     """
 
     topic: str

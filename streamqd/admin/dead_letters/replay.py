@@ -167,13 +167,13 @@ BODY_WITHHELD = "its body was not kept (dlq_body)"
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """The result of a replay.
+    """The result of a replay. All counts are numbers of dead letters.
 
-    All numbers are dead letters. `missing`: another client replayed or purged them. `refused`: they
-    stay, by reason. `unknown`: the connection was lost before the reply, so they were replayed or
-    stay. `result` is done, limit (reached), stopped or failed, with the reason in `error`. Dead
+    Another client replayed or purged the `missing` ones. The `refused` ones stay, counted by
+    reason. For the `unknown` ones, the connection was lost before the reply, so each was replayed
+    or stays. `result` is done, limit (reached), stopped or failed, with the reason in `error`. Dead
     letters newer than `started_unix_ms` were not read. `first_id` and `last_id` are the first and
-    the last replayed. `audited` is False if the audit log could not be written.
+    the last replayed dead letter. `audited` is False if the audit log could not be written.
     """
 
     topic: str

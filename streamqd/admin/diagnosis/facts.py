@@ -418,7 +418,7 @@ def gather_fleet(fleet: Fleet, reader: ViewReader) -> FleetHealth:
 
 
 def changed_runs(reader: ViewReader, fleet: str, heartbeats: Sequence[Heartbeat]) -> frozenset[str]:
-    """Read the heartbeats again. Return the instances whose run ID differs from that in `beats`."""
+    """Read the heartbeats again. Return the instances whose run ID differs from `heartbeats`."""
     (infos,) = reader.ask([("HGETALL", reader.keys.info(fleet))])
     scores = [part for heartbeat in heartbeats for part in (heartbeat.instance.encode(), b"0")]
     now = members.heartbeats(scores, infos)

@@ -19,13 +19,13 @@ from streamqd.store.directives import ALL_INSTANCES, Directive, Scope
 from streamqd.words import plural, precise_duration, rough_duration, spans
 
 PAUSED_SECONDS = 3_600.0
-BLOCKED_SECONDS = 900.0  # after a block of an event loop, for a warning
+BLOCKED_SECONDS = 900.0  # seconds for which a past block of an event loop is reported
 ROUND_TRIPS = 50  # shortest lease in round trips to the server, 10 for each renewal
 
 
 @check("fleet.empty", Severity.PROBLEM, Need.FLEET, Need.TOPICS)
 def _empty(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """No instance is live, but messages wait."""
+    """No instance is live, but a consumer is configured or a topic has groups."""
     work = facts.configured or any(topic.groups for topic in facts.topics)
     if work and not facts.living:
         members = [heartbeat.instance for heartbeat in facts.fleet.state.heartbeats][:16]
@@ -252,7 +252,7 @@ def _blocked_loops(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 def _assignments_in_state(facts: DiagnosisFacts, state: str) -> list[tuple[Assignment, str]]:
-    """Return the assignments whose worker is in a state, each with the instance that says so."""
+    """Return the assignments whose worker is in a state, each with the instance that reports it."""
     return [(each.assignment, each.owner) for each in facts.published if each.worker == state]
 
 

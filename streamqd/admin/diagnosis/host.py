@@ -204,7 +204,10 @@ def _systemctl(name: str) -> float | None:
 
 
 def read_unit_file(path: Path) -> float | None:
-    """Read the limit of a unit file and its drop-ins, inf for Type=notify. None: unreadable."""
+    """Return the stop timeout of a unit file and its drop-ins in seconds, inf for Type=notify.
+
+    Return None if the value cannot be parsed.
+    """
     kind, limit = "", str(DEFAULT_STOP_SECONDS)
     for each in (path, *sorted(path.with_name(path.name + ".d").glob("*.conf"))):
         section = ""
@@ -220,12 +223,15 @@ def read_unit_file(path: Path) -> float | None:
 
 
 def _stop_limit(kind: str, limit: str) -> float | None:
-    # Such a daemon extends the limit while it drains (EXTEND_TIMEOUT_USEC).
+    # A daemon with Type=notify extends the limit while it drains (EXTEND_TIMEOUT_USEC).
     return math.inf if kind.startswith("notify") else read_span(limit)
 
 
 def read_span(text: str) -> float | None:
-    """Parse a time span of systemd, such as `1min 30s`. infinity is inf, None is not a span."""
+    """Return the seconds of a time span of systemd, such as `1min 30s`, or inf for `infinity`.
+
+    Return None for any other string.
+    """
     text = text.strip()
     if text == "infinity":
         return float("inf")
@@ -241,7 +247,7 @@ FREE_BYTES = 64 << 20
 STOP_MARGIN_SECONDS = 17.0  # after drain_timeout: releases 5, housekeeper 2, embedded server 10
 DESCRIPTORS_EACH = 3  # descriptors of the supervisor for each worker
 BASE_DESCRIPTORS = 64
-PROCESS_DESCRIPTORS = 32  # opened by one worker, roughly
+PROCESS_DESCRIPTORS = 32  # approximate number of descriptors that one worker opens
 
 
 @check("host.stop-timeout", Severity.WARNING, Need.HOST)

@@ -301,7 +301,7 @@ NAMES_SHOWN = 8
 
 
 class _DueSet(NamedTuple):
-    """The waiting retries of a group, or with `group` '' the delayed sends, of one partition."""
+    """The waiting retries of a group on one partition, or its delayed sends if `group` is ''."""
 
     topic: str
     partition: int

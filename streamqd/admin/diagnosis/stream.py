@@ -39,7 +39,8 @@ class BlockingGroup:
     `needs_unix_ms` is the write time of the oldest entry that the group has not acknowledged, null
     without one. `idle_seconds` is the time since a consumer of the group was active, null if it
     never had one. `abandoned`: entries wait, but no instance owns the assignment, and no client has
-    read for it recently. `dropped` counts the messages removed by drop_unacked_* since its start.
+    read for it recently. `dropped` counts the unacknowledged messages of the group that
+    drop_unacked_* removed.
     """
 
     group: str
@@ -118,7 +119,7 @@ class StreamReport:
 def blocking_group(
     group: GroupPosition, lease: LeaseView | None, abandoned_after: float
 ) -> BlockingGroup:
-    """Return a group's state, and True if a consumer still reads. None if the lease is unknown."""
+    """Return the state of a group on one partition. Without a known lease, it has no owner."""
     state, name, _ = holder(lease) if lease else ("free", "", None)
     owner = name if state == "owned" else ""
     idle = None if group.idle_ms is None else group.idle_ms / 1000
@@ -278,7 +279,7 @@ def _floor(
 def _find_holder(
     stand: PartitionPositions, floor: _Floor, bounds: config.Retention, now: int
 ) -> str:
-    """Return the reason for its memory: a holder, if retention would free the entry it needs."""
+    """Return why the oldest entries of the partition stay: the `kept_by` of `StreamRow`."""
     if not stand.length:
         return "empty"
     if not bounds.bounded:

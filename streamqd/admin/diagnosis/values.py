@@ -26,7 +26,7 @@ from streamqd.store import directives, retries, topics, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.messages import COUNT_MAX
 
-PAGE = 10_000  # most fields of a hash that is read
+PAGE = 10_000  # maximum number of fields of a hash that is read
 BODIES_AT_ONCE = 32  # hashes read in one round trip
 ITEMS = 64  # waiting retries examined for each group
 ENDS = 100  # messages read at each end, where invalid due times sort
@@ -288,13 +288,13 @@ def _due_times(reader: ViewReader, keys: Sequence[str]) -> dict[str, dict[bytes,
 
 
 def _items(reader: ViewReader, assignments: Sequence[Assignment]) -> None:
-    """Return the first waiting retries of each group."""
+    """Read the counters of the first waiting retries of each group."""
     calls = [retries.page(reader.keys, assignment, (0, ""), ITEMS) for assignment in assignments]
     for assignment, reply in zip(assignments, reader.measure(calls), strict=True):
         for row in reply.values[0] if reply else ():
             one = ViewReader(reader.store).read(retries.row, row)
             if one is None:
-                continue  # its due time, which is named already
+                continue  # its due time is invalid, which `reader.measure` has recorded
             for name in ("retryCount", "crashCount"):
                 raw, field = one.fields.get(name.encode()), f"{one.place}: {name}"
                 key = reader.keys.retry_items(*assignment)
@@ -369,7 +369,7 @@ _TYPES = {
 def _find_mistyped(
     reader: ViewReader, subjects: Mapping[str, KeySubject]
 ) -> Iterator[UnreadableValue]:
-    """Keys of an unexpected type. Those of partitions have a check of their own."""
+    """Yield the keys of an unexpected type. Keys of partitions have a separate check."""
     wanted = {
         key: _TYPES[subject.kind] for key, subject in subjects.items() if subject.kind in _TYPES
     }
