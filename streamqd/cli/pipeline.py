@@ -536,9 +536,9 @@ def sql(
 ) -> None:
     """Query topics as SQL tables.
 
-    For example, for topic access, topic_access contains the archive and Redis, and dlq_access
-    contains the dead letters. With --archive there are also parsed_access, quarantine_access and
-    table_NAME.
+    For example, for topic access, the table topic_access contains the messages in the archive and
+    in Redis, and dlq_access contains the dead letters. With --archive, you can also query
+    parsed_access, quarantine_access, and each table_NAME that --into created.
 
     With --stream, the query reads the topics from Redis as streams, and --json prints one object
     per row.
