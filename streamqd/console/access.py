@@ -212,7 +212,7 @@ class ConsoleAccess:
             return session.person
 
     def trusts(self, peer: str) -> bool:
-        """Return True if a peer is a configured proxy. '' is a unix socket."""
+        """Return True if a peer is a configured proxy. A unix socket ('') is not."""
         try:
             address = ipaddress.ip_address(peer)
         except ValueError:
@@ -237,7 +237,7 @@ class ConsoleAccess:
             return self._token
 
     def log_in_by_token(self, token: str) -> str | None:
-        """Return a new session for the right token. The token then no longer works."""
+        """Return a new session for the right token, which then no longer works, else None."""
         with self._lock:
             right = bool(self._token) and hmac.compare_digest(token.encode(), self._token.encode())
             if right:
@@ -245,7 +245,7 @@ class ConsoleAccess:
         return self._start_session(self._make_person(_own_name(), Role.ADMIN)) if right else None
 
     def log_in_by_password(self, name: str, password: str) -> str | None:
-        """Return a new session for the right password.
+        """Return a new session for the right password, None for a wrong one.
 
         Raises RequestRefusedError after too many wrong passwords.
         """

@@ -118,9 +118,9 @@ _MARKS = frozenset({*CONTEXT, "handler"})
 class Output(logging.Handler):
     """Writes the records of handlers into the daemon's log, as long as no other handler takes them.
 
-    A worker boots in three steps, so that any logging configuration of its code wins. During the
-    import of the handler's module and during `on_start`, this object replaces Python's handler of
-    last resort.
+    A worker calls `stand_by` before it imports the handler's module, `follow` after the import, and
+    `take_over` after `on_start`, so that any logging configuration of its code wins. From
+    `stand_by` on, this object replaces Python's handler of last resort.
     """
 
     def __init__(self, log: logging.Handler) -> None:

@@ -84,9 +84,9 @@ class ReadOptions:
     """The entries, the range and the batch sizes of a read.
 
     Without `columns`, all columns are read. `starting` and `ending` contain the bounds of single
-    partitions, `starting_default` and `ending_default` those of all others. These are None if only
-    the named partitions are read. A stream publishes its position as the group `spark:GROUP`. With
-    `hold`, retention keeps its unread entries.
+    partitions, `starting_default` and `ending_default` those of all others. The defaults are None
+    if only the named partitions are read. A stream publishes its position as the group
+    `spark:GROUP`. With `hold`, retention keeps its unread entries.
     """
 
     connection: SparkConnection
@@ -125,7 +125,8 @@ class ReadOptions:
 class WriteOptions:
     """The target of the rows, and the protection against repeated rows.
 
-    With `partitions` the topic is created, else it must exist. `max_staged_bytes` are of one task.
+    With `partitions` the topic is created, else it must exist. `max_staged_bytes` is the limit of
+    one task.
     """
 
     connection: SparkConnection

@@ -124,7 +124,7 @@ class EntryReader:
 
     @property
     def _left(self) -> int | None:
-        """The number of entries that may still be read. None: all."""
+        """The number of entries that may still be read, None without a limit."""
         return None if self._limit is None or self._broken else max(0, self._limit - self.rows)
 
     def _fetch(self, cursor: str, end: str, count: int) -> tuple[list[RawEntry], int]:
@@ -158,9 +158,10 @@ class EntryReader:
             self._size = max(1, min(fitting, self._options.fetch_size, _GROWTH_MAX * self._size))
 
     def _report(self, least: int) -> None:
-        """Add to the progress that a command shows. Approximate, because tasks may run twice.
+        """Add rows to the progress that a command shows.
 
-        If Redis does not answer, the rows are not shown. No task fails, and no row counts twice.
+        The progress is approximate: a repeated task counts its rows again, and rows are not counted
+        if Redis does not answer. The task does not fail.
         """
         key, place = self._options.progress_key, self._span.place
         if not key or self._unreported <= least:

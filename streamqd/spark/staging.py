@@ -158,7 +158,7 @@ class Stage:
             self._ledger.ask(lambda link: self._ledger.remove(link, (), streams))
 
     def send(self, chunk: Chunk) -> None:
-        """Stage rows. Raises NotPublishedError for more rows than a task may stage."""
+        """Stage rows. Raises NotPublishedError for more bytes than a task may stage."""
         self._bytes += sum(
             len(part) for rows in chunk.values() for row in rows for part in row.fields
         )

@@ -324,7 +324,7 @@ class Catalog:
         )
 
     def show(self, positions: Offsets) -> None:
-        """Publish the position of a query as that of a group, for information only."""
+        """Publish the position of a query as that of a group. If Redis refuses it, only warn."""
         calls = [
             store.query_position(
                 *(self._keys, *place, self._options.group, offsets.write_id(each.id), each.passed),

@@ -67,8 +67,8 @@ class BoundedClient:
     def run_calls(self, calls: Calls) -> None:
         """Run the calls in one write and pass each reply to its callback.
 
-        The callback of a call is not called if the node is silent. Raises RedisUnavailableError
-        when no node answers.
+        The callback of a call is not called if its node is silent. A node that replies with a
+        transient error counts as silent. Raises RedisUnavailableError when no node answers.
         """
         self._board.add("round_trips")
         answered, silent = {_ALL}, dict[str, RedisUnavailableError]()
@@ -120,7 +120,8 @@ class BoundedClient:
 class NodeBackoff:
     """A pause for each silent node. It doubles with each failure, up to `longest`.
 
-    `first` and `longest` are in seconds. `jitter` returns numbers from 0 to 1.
+    `first` and `longest` are in seconds. `jitter` returns numbers from 0 to 1, which vary each
+    pause by up to half of its length.
     """
 
     def __init__(self, first: float, longest: float, jitter: Callable[[], float]) -> None:

@@ -117,7 +117,10 @@ class Drain:
 
 @dataclass
 class BurstCheck:
-    """For `--burst`: checks every CHECK_SECONDS if all is settled, except during a boot."""
+    """For `--burst`: checks every CHECK_SECONDS whether all messages are settled.
+
+    While a worker boots, nothing is checked.
+    """
 
     leases: LeaseManager
     _next_at: float = 0.0

@@ -423,8 +423,8 @@ class RenewalScheduler:
     """Chooses the partitions of each round trip, continuing where the last one stopped.
 
     The number of calls per round trip is bounded, because the server serves no other client while
-    it runs the calls of one write. A refused call is repeated in each round trip, in addition to
-    the partitions whose turn it is.
+    it runs the calls of one write. A refused call is repeated each time that it is the turn of its
+    partition.
     """
 
     def __init__(self, interval: float) -> None:

@@ -36,7 +36,7 @@ CONTROL_CLOSED_SECONDS = 1.0  # time limit for the exit of a worker that closed 
 FROZEN_NS = 5_000_000_000
 FREEZES_KEPT = 16
 AHEAD_SECONDS = 3.0  # estimated time left to `max_messages` when the successor starts to boot
-IDLE_SECONDS = 5.0  # time without a run after which a worker counts as idle
+IDLE_SECONDS = 5.0  # time in which a ready worker may start a message before it is replaced
 # Longest time between a kill counted by the kernel and the exit of the process.
 BELIEVED_SECONDS = 5.0
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
@@ -190,10 +190,10 @@ class Limits:
         now: float,
         rss: int | None = None,
     ) -> list[Replacement]:
-        """Request to replace a worker that has worked, or that was idle for `IDLE_SECONDS`.
+        """Request to replace a worker that has started a message, or had `IDLE_SECONDS` to do so.
 
-        No worker is replaced before it starts a message, so a limit that is too tight slows work
-        down but never stops it.
+        Every worker gets this chance, so a limit that is too tight slows work down but never stops
+        it.
         """
         worked = worker.has_worked or now - worker.ready_at > IDLE_SECONDS
         if worker.stop_reason or not worked:

@@ -129,7 +129,7 @@ class RollingReplacement:
         """Queue the replacement of a worker.
 
         Return False and change nothing if a replacement is already queued or the assignment is in
-        its cooldown.
+        its cooldown. A reload is always queued.
         """
         if reason == "reload":
             self._cooling_down.pop(assignment, None)
@@ -234,8 +234,8 @@ class RollingReplacement:
         ]
         if not ready or given.ending >= DISMISSED_MAX:
             return
-        # A reload requests one worker at a time. Its request comes first. Otherwise, each would
-        # wait for all workers at `max_messages`.
+        # A reload requests one worker at a time. Its request comes first, because otherwise each
+        # step of the reload would wait for all workers at `max_messages`.
         assignment = next(
             (assignment for assignment in ready if self._wanted[assignment] == "reload"), ready[0]
         )

@@ -68,7 +68,7 @@ class Quarantine:
         self._session = ""  # set while entries of a lost owner are handled
         self._lock: int | None = None
         self._since = 0.0  # start of the current turn
-        self._had_seconds = 0.0  # total length of the turns since other workers went first
+        self._had_seconds = 0.0  # total length of the turns since the last pause for other workers
         self._suspects: set[bytes] = set()  # places, including entries that wait in this process
         self._marked = NO_MESSAGE
         self._logged_unlocked = False  # the missing lock was logged

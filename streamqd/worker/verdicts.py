@@ -119,7 +119,7 @@ class Verdicts:
     def dead_letter_unrunnable(self, entry: FetchedEntry, context: bytes) -> bool:
         """Dead-letter a message that crashed its process too often, or that is too large.
 
-        `context` describes its last crash.
+        Return False for other messages. `context` describes the last crash.
         """
         if self.dead_letter_oversized(entry):
             return True
@@ -293,7 +293,7 @@ class Verdicts:
         details.described = described
 
     def _inspect_fully(self, details: FailureDetails) -> None:
-        """Collect the data that only a dead letter records: the traceback and the fingerprint."""
+        """Collect the data for a dead letter or a report: the traceback and the fingerprint."""
         described = details.described
         if described is None:
             return  # no time is left

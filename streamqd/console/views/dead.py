@@ -75,7 +75,7 @@ def read_filters(visit: Visit) -> dict[str, str]:
 
 
 def show_topics(visit: Visit) -> Context:
-    """Return the topics that have dead letters, the latest first."""
+    """Return the topics that have dead letters, the topic with the newest one first."""
     rows = dead_letters.overview(visit.desk.store)
     rows.sort(key=lambda row: -(row.newest_unix_ms or 0))
     return {

@@ -72,10 +72,11 @@ def compact(
     target: int = TARGET,
     grace: float = _HOUR,
 ) -> tuple[list[Compacted], list[RequestRefusedError | SparkError]]:
-    """Compact topics, or all archived ones. Return the results, and the errors of some tables.
+    """Compact these topics, or without `wanted` all topics, results of queries, and the history.
 
-    An error of one table does not stop the others. Raises RequestRefusedError for an invalid
-    request.
+    Return the results, and the errors of the tables that failed. An error of one table does not
+    stop the others. `target` is in bytes, `grace` in seconds. Raises RequestRefusedError for an
+    invalid request.
     """
     if grace < _HOUR:
         raise RequestRefusedError(
@@ -134,9 +135,10 @@ def _compact_table(table: ArchiveTable, name: str, target: int, grace: float) ->
 
 
 def merge_small_files(table: ArchiveTable, batches: int) -> None:
-    """Merge files of a table after this number of new batches, so that reads stay fast.
+    """Merge the small files of a table after `batches` new batches, so that reads stay fast.
 
-    A row is rewritten once per size class. Each class is eight times as large as the one before.
+    Every `_BATCHES` batches, also delete files that no reader needs any longer. A row is
+    rewritten once per size class. Each class is eight times as large as the one before.
     """
     try:
         _merge_small_files(table, batches)
