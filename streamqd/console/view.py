@@ -73,9 +73,10 @@ class FormField:
 
 @dataclass(frozen=True)
 class Visit:
-    """One request of a page. `path` has the parameters of the route, `query` those of the URL.
+    """One request of a page. `path` has the parameters of the route.
 
-    `typed` is the name that the person typed to confirm a change.
+    `query` has the parameters of the URL, or the values of a form that was sent. `typed` is the
+    name that the person typed to confirm a change.
     """
 
     desk: Desk
@@ -98,7 +99,7 @@ class Visit:
         return BodyReader(self.person.bodies, self.desk.settings.console.masks)
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a parameter of the URL, without spaces around it."""
+        """Return a value of `query`, without spaces around it."""
         return self.query.get(name, default).strip()
 
     @property
@@ -109,7 +110,7 @@ class Visit:
     def number(
         self, name: str, default: int, *, least: int = 0, most: int = _WHOLE_MAX, label: str = ""
     ) -> int:
-        """Return an integer parameter of the URL. Raises InvalidRequestError.
+        """Return an integer value of `query`. Raises InvalidRequestError.
 
         `label` is the label of its field, by default the name with a capital letter.
         """
@@ -120,7 +121,7 @@ class Visit:
     def optional_number(
         self, name: str, *, least: int = 0, most: int = _WHOLE_MAX, label: str = ""
     ) -> int | None:
-        """Return an integer parameter of the URL, None without it. Raises InvalidRequestError."""
+        """Return an integer value of `query`, None without it. Raises InvalidRequestError."""
         if not self.text(name):
             return None
         return self.number(name, 0, least=least, most=most, label=label)

@@ -303,10 +303,10 @@ def backlog(start: Position, facts: StreamFacts) -> int:
 def shares(
     waiting: Mapping[TopicPartition, int], most: int, oldest: Sequence[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """Divide `most` entries in proportion to the waiting entries. Each partition gets at least one.
+    """Divide `most` entries in proportion to the waiting entries.
 
-    If there are more partitions than entries, the first partitions in `oldest` get one. The sum is
-    `most`, or all waiting entries.
+    Each partition with waiting entries gets at least one. If there are more such partitions than
+    `most`, the first of them in `oldest` get one. The sum is `most`, or all waiting entries.
     """
     hungry = [place for place in oldest if waiting[place] > 0]
     total = sum(waiting[place] for place in hungry)
@@ -314,8 +314,8 @@ def shares(
         return {place: waiting[place] for place in hungry}
     if most <= len(hungry):
         return dict.fromkeys(hungry[:most], 1)
-    # Each gets one entry, and a part of the rest in proportion to its remaining entries. What is
-    # left by rounding goes to the largest.
+    # Each gets one entry, and a part of the rest in proportion to its remaining entries. Entries
+    # that are left by rounding go to the partitions with the largest remainders.
     rest, left = most - len(hungry), total - len(hungry)
     given = {place: 1 + rest * (waiting[place] - 1) // left for place in hungry}
     spare = most - sum(given.values())

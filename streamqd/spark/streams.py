@@ -223,7 +223,7 @@ class Catalog:
     def find_vanished(
         self, begun: Iterable[TopicPartition], places: Sequence[TopicPartition]
     ) -> list[TopicPartition]:
-        """Return the missing partitions that a stream has started and not finished reading."""
+        """Return the subscribed partitions that a stream has started to read and that are gone."""
         options = self._options
         pattern = re.compile(options.pattern.removesuffix(DLQ))
         return [
@@ -441,10 +441,9 @@ class Catalog:
     ) -> dict[TopicPartition, _Walked]:
         """Advance by a number of entries in each stream: (after, upto, count).
 
-        Return where it ends.
-
-        The server counts a thousand entries at a time, or fewer if bodies are large, so that it is
-        never busy for more than a few milliseconds. All streams advance together.
+        Return the end of each walk. The server counts a thousand entries at a time, or fewer if
+        bodies are large, so that it is never busy for more than a few milliseconds. All streams
+        advance together.
         """
         walked = {place: _Walked(after, 0) for place, (after, _, _) in wanted.items()}
         left = {place: count for place, (_, _, count) in wanted.items() if count > 0}

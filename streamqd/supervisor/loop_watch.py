@@ -67,9 +67,7 @@ class LoopWatch:
     def observe(self, partitions: Iterable[AssignmentState], now: float, after: float) -> float:
         """Report loops without a heartbeat for `after` seconds (0: never).
 
-        Return the next check time.
-
-        `now` and the result are monotonic times in seconds.
+        Return the time of the next check. `now` and the result are in seconds, monotonic.
         """
         next_at = math.inf
         for partition in partitions:
