@@ -107,7 +107,8 @@ class Guards:
         if self._guard.dead_letters:
             self.must_pause |= self._flood.record_dead_letter(_now(), self._settled)
             if not self.must_pause:
-                # Store a count just below the limit until this flood is stopped.
+                # `pause_partition` stores a count that has reached the limit. If the process exits
+                # before, the next worker starts just below the limit.
                 self._store_flood()
 
     def record_settled(self) -> None:

@@ -48,8 +48,8 @@ class Prompt:
 
         `fits` gets the names of the columns before a query is run, and may refuse them. Raises
         RequestRefusedError or InvalidRequestError for an invalid statement, PipelineError for a
-        failed one, and KeyboardInterrupt for a canceled one. Its jobs are canceled. A statement
-        without jobs that does not stop soon is left running.
+        failed one, and KeyboardInterrupt for a canceled one, whose jobs are canceled too. A
+        statement without jobs that does not stop soon is left running.
         """
         check(statement)
         answered: Future[SqlAnswer] = Future()

@@ -70,9 +70,9 @@ def run(
 ) -> StreamResult:
     """Run the query until all present entries are processed, or with `follow` until interrupted.
 
-    Each batch of rows is passed to `show`, unless the rows go to a topic or a table. `fits` gets
-    the column names before the query starts, and may raise an error. Raises RequestRefusedError or
-    InvalidRequestError for an invalid query, PipelineError for a failed one.
+    Each batch of rows is passed to `show`, unless the rows go to a topic or a table. Before rows
+    are shown, `fits` gets the names of their columns, and may raise an error. Raises
+    RequestRefusedError or InvalidRequestError for an invalid query, PipelineError for a failed one.
     """
     check(standing.query)
     if not standing.shown and checkpoint is None:
