@@ -30,7 +30,10 @@ _VERDICTS = ("streamqd.handlers.Retry", "streamqd.handlers.Dead", "streamqd.hand
 
 @dataclass(frozen=True, slots=True)
 class RecentFailure:
-    """A kind of failure of one assignment. `count` starts when the instance first owns it."""
+    """A kind of failure of one assignment on one instance.
+
+    `count` is their number since the instance first owned the assignment.
+    """
 
     error: str
     count: int

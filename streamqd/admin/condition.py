@@ -18,7 +18,7 @@ _WORKERS = {
     "": "unknown",
 }
 
-# The most serious first. A group with several conditions shows its first one.
+# The most serious first. For a group with several conditions, views show the first of these.
 _ORDER = (
     *("failed", "crash-loop", "expired", "free", "gone", "circuit-open", "circuit-half-open"),
     *("flooded", "blocked", "keys-held", "stopped", "paused", "unknown", "booting", "quiet"),

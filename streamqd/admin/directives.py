@@ -540,9 +540,10 @@ class PlannedMove:
 
 @dataclass(frozen=True, slots=True)
 class Rebalanced:
-    """The result of a rebalance: the moves it starts, and the move directives it removes.
+    """The result of a rebalance: the `moves` it starts, and the move directives it removes.
 
-    `waiting` are the assignments that had not arrived at the timeout.
+    `forgotten` are the names of these directives. `waiting` are sentences about the assignments
+    that had not arrived at the timeout.
     """
 
     at_unix_ms: int | None
@@ -798,7 +799,7 @@ class DepartingAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """The instances that take over from one instance.
+    """The instances that take over from one instance. `last` is True if there is none.
 
     `longest_run_seconds` is the age of its longest running message, `longest_run` the assignment of
     that message. A drain waits for it, up to the drain_timeout of the instance. They are null and

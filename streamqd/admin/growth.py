@@ -53,7 +53,7 @@ class GroupSettling:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a growth. `done` is true when it is over."""
+    """The progress of a growth from `before` to `partitions`. `done` is true when it is over."""
 
     topic: str
     before: int

@@ -26,17 +26,25 @@ YOUNG_SECONDS = 30.0  # age up to which an instance may not have published anyth
 class InstanceRow:
     """One instance of a fleet.
 
-    `state` is starting, working, standby (healthy, owning nothing), limited (the operating system
-    refuses more processes, so it serves fewer partitions), paused (by a signal), draining (handing
-    over its partitions), drained (an operator wants it to own nothing), silent (no heartbeat for
-    longer than a lease lasts) or unknown (heartbeats without a published summary, so that it is not
-    `reported`). `owned` counts its assignments, at most `cap` (0: no limit). `acked` is the number
-    of messages acknowledged per second. `capacity` is the number of partitions it can serve, null
-    without a limit of the operating system, and `limit` the reason for that limit, '' without one.
+    `state` is one of:
 
-    `offers` are the topics and groups it has a consumer for, `broken` the assignments whose worker
-    crashes in a loop there. `reload` is its unfinished reload. `rss` is the resident memory of its
-    workers in bytes, null when unknown. Memory that workers share is counted once for each worker.
+    - starting, working
+    - standby: healthy, and owns nothing.
+    - limited: the operating system refuses more processes, so it serves fewer partitions.
+    - paused: by a signal.
+    - draining: hands over its partitions.
+    - drained: owns nothing because of a directive.
+    - silent: sent no heartbeat for longer than a lease lasts.
+    - unknown: sends heartbeats, but no summary is published, so `reported` is False.
+
+    `owned` counts its assignments, at most `cap` (0: no limit). `acked` is the number of messages
+    acknowledged per second. `capacity` is the number of partitions that it can serve, null if the
+    operating system sets no limit. `limit` is the reason for that limit, '' without one.
+
+    `offers` are the topics and groups for which it has a consumer. `broken` are the assignments
+    whose worker crashes in a loop there. `reload` is its unfinished reload. `rss` is the resident
+    memory of its workers in bytes, null when unknown. Memory that workers share is counted once for
+    each worker.
     """
 
     instance: str

@@ -39,11 +39,14 @@ IN_WORDS = {
 class OwnerPeriod:
     """One owner of an assignment. `epoch` is that of its acquisition. Times are Redis time.
 
-    `end` is '' for the present owner, otherwise a key of IN_WORDS. `unknown` means that an older
-    version changed the owner without a record. `since_unix_ms` is None if the acquisition was not
-    recorded. `until_unix_ms` is None for the present owner, and if the end was not recorded.
-    `held_seconds` is None if one of the two is unknown. For a lost owner, the end is the time at
-    which another instance took over, after the lease had expired.
+    `end` is '' for the present owner, otherwise handed-over, instance-stopped, crash-loop,
+    internal-error, unstartable, unkillable, released, lost, reset or unknown. `unknown` means that
+    an older version changed the owner without a record.
+
+    `since_unix_ms` is None if the acquisition was not recorded. `until_unix_ms` is None for the
+    present owner, and if the end was not recorded. `held_seconds` is None if a time that it needs
+    was not recorded. For a lost owner, `until_unix_ms` is the time at which another instance took
+    over, after the lease expired.
     """
 
     owner: str

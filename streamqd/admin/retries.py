@@ -46,7 +46,10 @@ class RetryRow:
 
 @dataclass(frozen=True, slots=True)
 class RetriesMadeDue:
-    """The result of `retry now`. `due` retries run now. `missing` ones no longer waited."""
+    """The result of `retry now`: how many retries are `due` now, and how many were `missing`.
+
+    A missing retry was no longer waiting.
+    """
 
     topic: str
     group: str
@@ -58,8 +61,9 @@ class RetriesMadeDue:
 class RetriesCanceled:
     """The result of `retry cancel`.
 
-    `dead_letters` retries became dead letters, with the IDs `dead_letter_ids`. `dropped` were
-    deleted without one. `missing` no longer waited. `unreadable` stay, and can only be dropped.
+    `dead_letters` is the number of retries that became dead letters, and `dead_letter_ids` are the
+    IDs of these. The `dropped` retries were deleted without a dead letter. The `missing` ones were
+    no longer waiting. The `unreadable` ones stay, and can only be dropped.
     """
 
     topic: str

@@ -43,7 +43,7 @@ TOPICS_MAX = 256
 class FleetTotals:
     """Sums over the fleet. Rates are per second. `arriving` counts each partition once.
 
-    If `lag_exact` is False, the lag of an assignment is unknown, and `lag` is a lower bound.
+    If `lag_exact` is False, the lag of some assignment is unknown, and `lag` is a lower bound.
     """
 
     arriving: float

@@ -15,7 +15,7 @@ from streamqd.store.directives import Directive, Scope
 from streamqd.store.stacks import PublishedStack
 
 ANSWER_SECONDS = 20.0  # time for an answer, several heartbeats of the owner
-REQUESTS_MAX = 16  # requests without an answer in a fleet, of all its directives
+REQUESTS_MAX = 16  # maximum number of unanswered stack requests among a fleet's directives
 
 
 @dataclass(frozen=True, slots=True)

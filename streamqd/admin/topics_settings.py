@@ -24,10 +24,10 @@ TRIES = 5  # attempts, if another client changes the same settings
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """The result of `topic settings`. The three fields are those of `topic describe`.
+    """The result of `topic settings`, with the three kinds of settings of `topic describe`.
 
-    `changed` is True if this call changed the registered settings. `unreadable` lists invalid
-    registered settings, which are ignored.
+    `registered` is the field `settings` there. `changed` is True if this call changed the
+    registered settings. `unreadable` lists invalid registered settings, which are ignored.
     """
 
     topic: str

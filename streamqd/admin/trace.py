@@ -84,12 +84,19 @@ class DeadLetterTrace:
 class GroupTrace:
     """The message in one group.
 
-    `state` is unread, pending (delivered and not acknowledged), running, waiting (for its next
-    attempt, until `due_unix_ms`), retry-unread (due, and not read yet), dead-lettered, acknowledged
-    (delivered, with no trace left), or unreadable, with the reason in `problem`. Without proof that
-    the message was ever written, the state is missing instead of acknowledged, and missed instead
-    of unread. A pending message with `due_unix_ms` failed, stays in flight, and runs again at that
-    time.
+    `state` is one of:
+
+    - unread
+    - pending: delivered and not acknowledged. With `due_unix_ms`, it failed, stays in flight, and
+      runs again at that time.
+    - running
+    - waiting: failed, and waits for its next attempt at `due_unix_ms`.
+    - retry-unread: due for its next attempt, and not read yet.
+    - dead-lettered
+    - acknowledged: delivered, with no trace left.
+    - missed, missing: instead of unread and acknowledged, if nothing proves that the message was
+      ever written.
+    - unreadable: `problem` is the reason.
 
     `condition` is that of the group on the partition, as in `status`. `place` is `m:ID` in the
     partition or `r:ID` in the retry stream. `attempt` is the number of the current or next run,
@@ -128,7 +135,7 @@ class Trace:
     a copy proves that the message was written, false for a delayed send, and null without proof.
     `send_id` is the send ID of the delayed send that became this message, '' without one.
     `outbox_uid` is the ID that `Outbox.send` returned, '' unless it was searched.
-    `archived` is true when the archive pipeline has passed it, null when the topic has no archive.
+    `archived` is true when the archive pipeline has passed it, null if nothing is archived yet.
     `replays` are the entries of the partition that a replay to every group has written. `complete`
     is false when the limits stopped the search.
     """

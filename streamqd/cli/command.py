@@ -44,9 +44,11 @@ class CommandResult:
 class DirectiveResult:
     """A directive that was sent to the fleet.
 
-    `done` is the result from `admin`, and `text` describes it in a sentence. `missing` returns the
-    instances that have not applied it yet. `refusals` is called after the wait. `show` replaces
-    `text`. It gets `done`, and True if the command waited. `more` adds fields to the JSON.
+    `done` is the result from `admin`, and `text` describes it in a sentence. `missing` returns
+    texts about assignments or instances without the effect, and the wait ends when there are none.
+    `refusals`, called after the wait, returns texts about instances that rejected the directive.
+    `show` replaces `text`. It gets `done`, and True if the command waited. `more` adds fields to
+    the JSON.
     """
 
     done: Any

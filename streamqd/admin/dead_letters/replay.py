@@ -3,7 +3,8 @@
 A replay to the same partition is one atomic step. A replay to another partition or topic takes
 three repeatable steps: mark the dead letter as moving, write it at the destination with a dedup ID,
 and delete it. After an interruption, the same replay completes the move. No dead letter is lost.
-None is written twice if the replay continues within `RESUME_SECONDS`.
+None is written twice: after half of `RESUME_SECONDS`, an interrupted move is refused, because its
+dedup ID may expire.
 """
 
 from __future__ import annotations

@@ -91,9 +91,10 @@ class FleetHealth:
 class TopicFacts:
     """A topic of the registry or of the configuration.
 
-    `partitions` is None when no such topic is stored. `deleting` is true when a deletion was
-    started. `members` is the set of its partition streams, `groups` all groups that daemons have
-    made on it. `unreadable` describes an unreadable value, '' for none. `stored` is the whole hash.
+    `partitions` is None when no such topic is stored. `deleting` is true while a deletion is not
+    finished. `members` is the set of its partition streams, `groups` all groups that daemons have
+    created on it. `unreadable` describes an unreadable value, '' for none. `stored` is the whole
+    hash.
     """
 
     name: str
@@ -111,8 +112,9 @@ class TopicFacts:
 class Delays:
     """Delayed messages, with the due time in one key and the message in another.
 
-    `lost` are due times without a message, `stuck` messages without a due time. With `excess`,
-    there are too many to compare one by one, and `lost` and `stuck` are counted instead.
+    `lost` are due times without a message, `stuck` messages without a due time. If there are too
+    many to compare one by one, both are empty, and `excess` is the number of due times minus the
+    number of messages.
     """
 
     key: str = ""  # key of the due times
@@ -120,7 +122,7 @@ class Delays:
     next_due_unix_ms: int | None = None
     lost: Sequence[str] = ()
     stuck: Sequence[str] = ()
-    excess: int = 0  # difference of the two sizes, when the keys are too long to compare
+    excess: int = 0
 
 
 @dataclass(frozen=True, slots=True)
