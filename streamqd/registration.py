@@ -137,7 +137,7 @@ def _create_topic(store: Store, settings: Settings, topic: str, known: int) -> i
     wanted = settings.topics.get(topic) or Topic()
     lost = known > 0 and topics.partition_count(store, topic) is None
     if lost:
-        # The topic may have grown meanwhile, so its streams may show more partitions.
+        # The topic may have grown since, so its streams may show more partitions.
         wanted = replace(wanted, partitions=max(known, topics.count_streams(store, topic)))
     count = topics.create(store, topic, wanted)
     if lost:

@@ -235,8 +235,8 @@ class MessageList(Generic[Item, Row]):
     ) -> Iterator[FoundMessage[Item]]:
         """Yield the messages to which a filter applies, including those that do not match it.
 
-        A caller that wants about `most` of them gets pages of a fitting size. Raises
-        RequestRefusedError.
+        `most` is the approximate number of messages that the caller needs. It only affects the
+        size of the pages. Raises RequestRefusedError.
         """
         return self._merge(choice, None, most)
 

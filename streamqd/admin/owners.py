@@ -39,12 +39,12 @@ IN_WORDS = {
 class OwnerPeriod:
     """One owner of an assignment. `epoch` is that of its acquisition. Times are Redis time.
 
-    `end` is '' for the present owner, otherwise handed-over, instance-stopped, crash-loop,
+    `end` is '' for the current owner, otherwise handed-over, instance-stopped, crash-loop,
     internal-error, unstartable, unkillable, released, lost, reset or unknown. `unknown` means that
     an older version changed the owner without a record.
 
     `since_unix_ms` is None if the acquisition was not recorded. `until_unix_ms` is None for the
-    present owner, and if the end was not recorded. `held_seconds` is None if a time that it needs
+    current owner, and if the end was not recorded. `held_seconds` is None if a time that it needs
     was not recorded. For a lost owner, `until_unix_ms` is the time at which another instance took
     over, after the lease expired.
     """
@@ -60,7 +60,7 @@ class OwnerPeriod:
 def read(
     reader: ViewReader, assignment: Assignment, owner: str, now_unix_ms: int
 ) -> list[OwnerPeriod]:
-    """Return the last owners, newest first, at most OWNERS_MAX. `owner` is the present one, or ''.
+    """Return the last owners, newest first, at most OWNERS_MAX. `owner` is the current one, or ''.
 
     Costs one command. The reader records invalid entries.
     """

@@ -28,7 +28,7 @@ class TrimRow:
 
     `removed` counts the removed entries. In a dry run, it is the maximum, because the server
     removes only whole nodes (100 entries by default). It is null for more than 100,000. `messages`
-    and `bytes` (approximate, null without the permission) count the present contents. `holder` is
+    and `bytes` (approximate, null without the permission) count the current contents. `holder` is
     the group, or @archive, that needs the oldest entry that must stay, '' without one.
     `held_since_unix_ms` is the entry's write time.
     """
@@ -246,7 +246,10 @@ class _Partition:
         )
 
     def removable(self, stand: PartitionPositions) -> int | None:
-        """Return the most entries that a trim would remove. None: too many to count."""
+        """Return the maximum number of entries that a trim would remove, None if not counted.
+
+        More than COUNT_MAX entries are not counted.
+        """
         bounds = self.holds.retention
         _, floor = floor_of(stand, self.holds.archive == "required")
         free = stand.length

@@ -212,8 +212,8 @@ class FailureCause:
     `fingerprint` identifies the exception class, frame of user code and handler. `frame` is
     `file:function`, '' if unknown. `first_unix_ms` and `last_unix_ms` are the times of the oldest
     and the newest dead letter, and `example` is the ID of the newest. `instances` lists up to 8
-    instances where they failed. `replayed` dead letters were replayed before, the most often
-    replayed one `replays` times.
+    instances where they failed. `replayed` is the number of dead letters that were replayed before,
+    and `replays` the highest number of replays of one of these.
     """
 
     fingerprint: str

@@ -418,9 +418,9 @@ GroupPartition = tuple[str, int]  # group, partition
 class Receiver:
     """A group that would receive replayed messages, with the state of its destination partitions.
 
-    Of the `partitions`, `owned` have a live owner and `paused` are paused. `owners` are instance
-    names. On `same_worker` partitions, the current worker is older than the newest of these dead
-    letters, so the code that failed would run again.
+    `partitions` is the number of these partitions. `owned` of them have a live owner, and `paused`
+    are paused. `owners` are instance names. On `same_worker` of the partitions, the current worker
+    is older than the newest of these dead letters, so the code that failed would run again.
     """
 
     group: str
@@ -436,11 +436,11 @@ class Receiver:
 class ReplayPlan:
     """The effects of a replay if it ran now.
 
-    `dead_letters` would be replayed, and `replayed_before` of these were replayed before. `refused`
-    would stay, by reason. `causes` describe those to replay, as in `dlq stats`. `receivers` are the
-    groups that would get them. `notes` are sentences for the operator. Those that are reasons not
-    to replay are also in `warnings`. To replay only the dead letters counted here, pass
-    `until_unix_ms` to the filter.
+    `dead_letters` is the number of those that would be replayed, and `replayed_before` of these
+    were replayed before. The `refused` ones would stay, counted by reason. `causes` describe those
+    to replay, as in `dlq stats`. `receivers` are the groups that would get them. `notes` are
+    sentences for the operator. Those that are reasons not to replay are also in `warnings`. To
+    replay only the dead letters counted here, pass `until_unix_ms` to the filter.
 
     `examined` of the topic's `total` dead letters were read. If `complete` is False, the budget
     ran out before the last one, and all counts are lower bounds.

@@ -154,7 +154,7 @@ def pages(
 ) -> Iterator[DeadLetterPage]:
     """Yield the matching dead letters, partition by partition and oldest first.
 
-    A page has the matches among at most `size` dead letters. Later dead letters than those at the
+    A page has the matches among at most `size` dead letters. Dead letters that arrive after the
     call are not read. Raises TopicNotFoundError. Raises RequestRefusedError if the partition or a
     named dead letter does not exist, or if a named dead letter does not match.
     """

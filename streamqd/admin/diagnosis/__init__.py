@@ -57,10 +57,10 @@ CHECKS: tuple[Check[DiagnosisFacts], ...] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisReport:
-    """The report of `doctor`. `ok`: no problem and no warning.
+    """The report of `doctor`. `ok` is True if there is no problem and no warning.
 
-    `checks` are the ids of the checks that ran, `unseen` sentences about parts that were not
-    examined. Without a reply from Redis, `server` is '' and `now_unix_ms` 0, and only this host was
+    `checks` are the IDs of the checks that ran. `unseen` are sentences about parts that were not
+    examined. Without a reply from Redis, `server` is '', `now_unix_ms` is 0, and only this host was
     examined.
     """
 

@@ -1,7 +1,8 @@
 """Checks of outboxes: no relay, rows that wait, dead-lettered rows, and the size of the tables.
 
 The relays publish their figures in Redis. The databases are read only if the caller passes a
-function for it, because this layer knows no drivers: the commands do, and the console does not.
+function for it, because this layer has no database drivers. Commands pass one, and the console does
+not.
 """
 
 from __future__ import annotations
