@@ -153,7 +153,7 @@ class AssignmentState:
     start_at: float = 0.0  # monotonic, earliest time of the next fork
     refused_since: float = 0.0  # monotonic time of the first of consecutive refused forks, 0 = none
     suspects: rounds.Suspects = field(default_factory=dict)  # the next process runs them in rounds
-    # True if `suspects` are all the messages that ran when the last owner died.
+    # True if `suspects` are all the messages that ran when the last owner exited.
     suspects_complete: bool = False
     uncharged: int = 0  # consecutive processes that crashed while no message ran
     exits: list[restart.WorkerExit] = field(default_factory=list)
@@ -192,7 +192,7 @@ class AssignmentState:
         new_token = found.next_token or secrets.token_hex(16)
         self.step = Refencing(new_token, found.done, resumed=found)
         if len(found.running) == 1:
-            # If a refence was in progress, the worker died before the supervisor, for an unknown
+            # If a refence was in progress, the worker exited before the supervisor, for an unknown
             # reason.
             what = {} if found.next_token else {"what": "the death of its supervisor"}
             context = json.dumps(what).encode()

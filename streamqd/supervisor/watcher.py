@@ -98,7 +98,7 @@ class Watched(NamedTuple):
 
 
 class Watcher:
-    """The supervisor's side. If the child dies, its successor notices the edits."""
+    """The supervisor's side. If the child exits, its successor detects the edits."""
 
     def __init__(self, config: str, watched: Watched, forget: Iterable[Callable[[], None]]) -> None:
         self._config = str(Path(config).absolute())

@@ -112,7 +112,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     with path.open("rb") as file:
         raw = file.read(_FILE_BYTES_MAX)
     if len(raw) < _HEAD.size:
-        return []  # the process died while it created the file
+        return []  # the process was killed while it created the file
     magic, size = _HEAD.unpack_from(raw)
     if magic != _MAGIC or size not in (CELL_BYTES, BATCH_CELL_BYTES):
         raise RunFileError("it is not a file of runs")

@@ -31,7 +31,7 @@ MESSAGE_BYTES_MAX = 160_000  # packed size of an assignment with ENTRIES_MAX sus
 
 
 class ExitCode(enum.IntEnum):
-    """The exit code of a worker. It tells the supervisor the reason for the exit."""
+    """The exit code of a worker. The supervisor reads the reason for the exit from it."""
 
     STOPPED = 0
     BOOT_FAILED = 3

@@ -24,7 +24,8 @@ class Grant(NamedTuple):
     lease: Lease
     cautious: bool  # start with single entries: processes crashed while no message ran
     suspects: Suspects = MappingProxyType({})  # entries that may have killed a process
-    # True if `suspects` are all entries that ran when the last owner died, as its scoreboard shows.
+    # True if `suspects` are all entries that ran when the last owner exited. Its scoreboard shows
+    # these entries.
     complete: bool = False
 
     @property

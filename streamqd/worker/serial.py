@@ -139,7 +139,7 @@ class SerialExecutor:
         if listed:
             began = now_ns()
             for entry in listed:
-                # Not for the first entry, which must run right after its mark was written.
+                # The first entry must run right after its mark was written, without a check.
                 if entry.index:
                     self._context.channel.check(self._slot.unfinished)
                 self._runner.handle(entry)

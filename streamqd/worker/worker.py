@@ -111,7 +111,7 @@ class WorkerLoop:
         return code
 
     def _serve_until_stop(self) -> ExitCode:
-        """Serve until a Stop. Every connection problem leads back to attach."""
+        """Serve until a Stop. After a connection problem, start again with `_attach`."""
         self.slot.waits.reset()
         while True:
             try:
@@ -265,7 +265,7 @@ class WorkerLoop:
         | a handler released a message                         | LIST_PENDING |
         | the housekeeper saw entries of other clients         | RECLAIM      |
         | a long poll is waiting                               | ANSWER       |
-        | no entries wanted, no acknowledgment for a read     | WAIT         |
+        | no entries wanted, and no acknowledgment due         | WAIT         |
         | the last read was empty, and nothing is due          | POLL         |
         | else                                                 | READ         |
         """
