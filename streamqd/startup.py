@@ -378,7 +378,7 @@ def start_embedded(settings: Settings) -> EmbeddedServer | None:
 
 
 class InstanceLock:
-    """The lock that allows only one running instance per name on this host.
+    """The lock that allows only one running instance per name and state directory.
 
     The children inherit it, so holding it proves that no process of a predecessor is left.
     """

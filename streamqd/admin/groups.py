@@ -415,9 +415,10 @@ def reset(
 ) -> GroupReset:
     """Set the position of a group on some partitions of a topic, or on all.
 
-    Each partition is changed in one step. Nothing is changed when a growth keeps one partition, or
-    when one is owned and `force` is false. A dry run only reads and reports such a refusal as
-    `obstacle`. Raises TopicNotFoundError, RequestRefusedError.
+    A partition is changed in one step, or in several if it has many pending messages. Until the
+    last step, the reset itself owns the partition. Nothing is changed when a growth keeps one
+    partition, or when one is owned and `force` is false. A dry run only reads and reports such a
+    refusal as `obstacle`. Raises TopicNotFoundError, RequestRefusedError.
     """
     count = partition_count(store, topic, group)
     for number in partitions:

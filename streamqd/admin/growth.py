@@ -41,8 +41,9 @@ SWITCHED, RELEASED = "switched", "released"
 class GroupSettling:
     """The progress of a group. `left` counts its unfinished messages before the barriers.
 
-    The count is exact up to 200,000 on each old partition (`left_exact`). `done` is true when the
-    group reads the new partitions.
+    `left_exact` is false if an old partition has more than 200,000 unread messages, or at least
+    10,000 pending ones. `left` is then a lower bound. `done` is true when the group reads the new
+    partitions.
     """
 
     group: str

@@ -61,7 +61,7 @@ def read_senders(
 ) -> dict[str, list[OutboxView]]:
     """Return the outboxes that sent to each topic, in one pipeline.
 
-    An outbox that sent to a topic has a record in each of its partitions.
+    An outbox that sent to a topic has a record in each partition of the topic.
     """
     pairs = [(topic, each) for topic in topics for each in views]
     records = [("EXISTS", reader.keys.outbox_record(topic, 0, each.name)) for topic, each in pairs]
@@ -87,7 +87,7 @@ def start(view: OutboxView, configured: Collection[str]) -> str:
 
 
 def failing_seconds(view: OutboxView, now_unix_ms: int) -> float:
-    """Return the seconds since a relay was blocked, 0 if it is not blocked."""
+    """Return the seconds for which a relay has been blocked, 0 if it is not blocked."""
     if not view.error:
         return 0.0
     return view.failing_seconds + max(0, now_unix_ms - view.at_unix_ms) / 1000

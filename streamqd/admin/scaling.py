@@ -24,10 +24,10 @@ class GroupScale:
     """The work of one group, and the number of workers that it can use.
 
     `backlog` counts unread messages, messages in flight, and `due`: the retries, delayed sends and
-    schedules that are due within the given seconds. `backlog_exact` is false if the server does not
-    count unread messages, and `backlog` is then a lower bound. `busy` is the number of partitions
-    with unfinished messages. `wanted` is the number of partitions with a backlog, but no more than
-    one for each `target` messages. It is 0 for a paused or stopped group.
+    schedules that are due within the given seconds. `backlog_exact` is false if the unread messages
+    of a partition could not all be counted, and `backlog` is then a lower bound. `busy` is the
+    number of partitions with pending messages. `wanted` is the number of partitions with a backlog,
+    but no more than one for each `target` messages. It is 0 for a paused or stopped group.
     """
 
     backlog: int

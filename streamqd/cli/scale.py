@@ -103,8 +103,9 @@ def _row(name: str, each: GroupScale) -> tuple[object, ...]:
 class ScaleServer:
     """Serves `GET /scale`, and `/livez`, which does not depend on Redis.
 
-    While Redis does not answer, `/scale` is 503 with a sentence, so that an autoscaler keeps the
-    number of instances. One measurement answers all requests of a second.
+    If a measurement fails, for example because Redis does not answer, `/scale` returns 503 with a
+    sentence, so that an autoscaler keeps the number of instances. One measurement answers all
+    requests of a second.
     """
 
     def __init__(self, session: Session, bind: str, read_view: Callable[[], ScaleView]) -> None:

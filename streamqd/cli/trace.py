@@ -33,8 +33,9 @@ def trace(session: Session, *, uid: str, folder: Path | str | None) -> CommandRe
     UID is TOPIC/PARTITION/ID, as returned by the producer, passed to handlers as `message.uid`, and
     shown by `dlq` and `retry`. For a delayed send, pass the uid that the producer returned, even
     after the message was delivered. The uid of an outbox message is TOPIC/outbox/ID, as returned by
-    `Outbox.send`. To find a delayed send or an outbox message, the command searches 20,000 entries
-    of each partition after the time of the send, and the newest 10,000.
+    `Outbox.send`. To find the message of a delayed send, the command searches the newest 10,000
+    entries of its partition. To find an outbox message, it searches 20,000 entries of each
+    partition after the time of the send, and the newest 10,000 entries of the topic.
 
     In each group, the message is unread, pending, running, waiting for its next attempt, a dead
     letter, or acknowledged. If nothing proves that the message was written, the output is "handled,

@@ -116,8 +116,8 @@ class BufferedProducer:
 
     1. `send` encodes the message, puts it into the buffer and returns a Receipt.
     2. The thread waits for `linger` after the first message, or until `max_batch` messages wait.
-    3. It writes the buffered messages, in one transaction per topic, and sets the uids of their
-       receipts.
+    3. It writes the buffered messages, in one or more transactions per topic, and sets the uids of
+       their receipts.
     4. `flush` waits until all earlier messages are written. `close` and the end of a `with` block
        flush too.
 

@@ -72,7 +72,7 @@ class Worker:
         self._delivery = Delivery(assignment, INSTANCE, EPOCH)
         self._hooks: Hooks | None = None
         self._entries = 0
-        self._now_unix_ms = int(time.time() * 1000)  # the clock only advances in `run_to_end`
+        self._now_unix_ms = int(time.time() * 1000)  # fixed time, to which `run_to_end` adds delays
 
     def __enter__(self) -> Self:
         with deaths.watched(self.handler):
