@@ -72,8 +72,8 @@ def describe(session: Session, *, topic: str, name: str) -> CommandResult:
 
     POSITION is the ID of the last delivered message. `start` means that none was delivered yet, and
     `before ID` that an operator set the position. LAG counts the messages after the position. A `+`
-    after a number means at least that many. OLDEST UNREAD and OLDEST PENDING are the ages of these
-    messages.
+    after a number means at least that many. OLDEST UNREAD and OLDEST PENDING are the ages of the
+    oldest unread and the oldest pending message.
     """
     detail = groups.describe(session.store, topic, name)
     return CommandResult(detail, lambda: _show_group(detail))

@@ -447,8 +447,9 @@ def report(
 ) -> CommandResult:
     """Write an HTML report on topics.
 
-    The report shows the problems of the topics, the most severe first, and their contents. The
-    output directory contains report.html, a self-contained page, and report.json with the numbers.
+    The report shows the problems of the topics, the most severe first, and the contents of the
+    topics. The output directory contains report.html, a self-contained page, and report.json with
+    the numbers.
     """
     from streamqd.spark import need_spark
 

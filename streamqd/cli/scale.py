@@ -61,8 +61,9 @@ def scale(
     WANTED is the number of workers that the group can use. This is one for each partition with a
     backlog, but at most one for each --target messages. It is 0 for a paused or stopped group. The
     command reads all numbers from Redis, so it works even if no instance is running. With --bind,
-    an autoscaler can start instances when there is a backlog, and stop all of them when there is
-    none. The settings http.token_file, http.hosts and http.allow_public apply to that address.
+    it serves them over HTTP. An autoscaler can then start instances when there is a backlog, and
+    stop all of them when there is none. The settings http.token_file, http.hosts and
+    http.allow_public apply to that address.
 
     \b
     Examples:

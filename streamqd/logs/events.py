@@ -176,7 +176,7 @@ EVENTS: dict[str, str] = {
     "scoreboard.found": "The scoreboard file of a killed supervisor was read. It lists the"
     " messages that its workers finished.",
     "scoreboard.private": "The scoreboard is not stored in a file. If the supervisor is killed,"
-    " messages that its workers finished in the last moments are handled again.",
+    " messages that its workers finished but did not yet acknowledge run again.",
     "scoreboard.refused": "The scoreboard file of a killed supervisor, or the part of one"
     " partition, is damaged or belongs to another instance. It was ignored, so messages that"
     " were in flight may be handled again. A damaged file is renamed. Delete it when you know"
