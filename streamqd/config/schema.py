@@ -373,9 +373,9 @@ class Telemetry:
     )
     sentry: bool = setting(
         False,
-        "Report failed runs to Sentry, each cause at most once a minute, and runs as transactions."
-        " Requires the sentry extra. The variables SENTRY_DSN, SENTRY_ENVIRONMENT, SENTRY_RELEASE"
-        " and SENTRY_TRACES_SAMPLE_RATE configure the rest.",
+        "Report failed runs to Sentry, each cause at most once a minute. Requires the sentry extra."
+        " With SENTRY_TRACES_SAMPLE_RATE, also record runs as transactions. The variables"
+        " SENTRY_DSN, SENTRY_ENVIRONMENT and SENTRY_RELEASE configure the rest.",
     )
 
 
