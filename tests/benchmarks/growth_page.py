@@ -20,49 +20,56 @@ TEXT = """\
 
 # Cost by size
 
-This page shows how the cost of streamqd and Redis changes with the number of assignments and of
-stored messages. `make bench NAME=growth` starts a real daemon on a private server for each shape
-and each kind of message below. It measures the CPU time of all processes and of the server, first
-while they are idle for {seconds:g} seconds, and then while they handle a backlog.
+This page answers two questions for capacity planning: how much does a further assignment cost, and
+do stored messages cost anything while they wait? `make bench NAME=growth` starts a real daemon on a
+private server for each shape and each kind of message below. It measures the CPU time that all
+processes and the server use, first while they are idle for {seconds:g} seconds, and then while they
+handle a backlog.
 
 The data is from {date}: {cpu}, {cores} cores, Python {python}, {server}. Server and daemon share
-these cores. [growth.json](benchmarks/growth.json) contains all values. They are from one run on one
-machine, so compare the first and the last row, and not adjacent rows.
+these cores. All figures come from a single run on one machine, so differences between adjacent rows
+are mostly noise. Compare the smallest size in a table with the largest. All values are in
+[growth.json](benchmarks/growth.json).
 
-CPU time is in milliseconds per second (ms/s), or in microseconds per message. 10 ms/s is 1% of a
-core. *streamqd* is the CPU time of the supervisor, the housekeeper and all workers together.
+The unit of CPU time is milliseconds per second (ms/s), so 10 ms/s is 1% of a core. Under load, it
+is microseconds per message. *streamqd* is the CPU time of the supervisor, the housekeeper and all
+workers together.
 
-Results:
+The results of both measurements are, in short:
 
 {findings}
 
 ## By assignments
 
-A shape is topics x partitions x groups. An *assignment* is a partition and a group, and has one
-worker.
+Each row of the following tables is a shape, written as topics x partitions x groups. An
+*assignment* is the combination of a partition and a group, and each assignment has one worker.
 
 ![Cost of idle assignments, and of each message](benchmarks/growth-units.svg)
 
-The first table shows idle daemons with empty streams. *commands/s* counts all commands that the
-server executes, including those within scripts:
+The first table shows daemons that are idle, because their streams are empty. *commands/s* counts
+all commands that the server executes, including commands within scripts:
 
 {rest}
 
-The second table shows daemons under load, from the end of a pause until all messages are handled.
-The backlog has {messages:,} messages of {bytes:,} bytes, spread evenly, or {least:,} per partition
-if that is more. Each group handles all messages. The handler does nothing.
+The second table shows the same daemons under load. The backlog is sent while all groups are paused,
+and the measurement lasts from the end of the pause until all messages are handled. The backlog has
+{messages:,} messages of {bytes:,} bytes, spread evenly over the partitions, or {least:,} messages
+per partition if that is more. Each group handles all messages, and the handler does nothing, so the
+table shows the cost of streamqd and Redis alone:
 
 {work}
 
 ## By stored messages
 
-The shape is {shape}, and no work is due. The number of stored messages of one kind grows. Bodies
-have {bytes:,} bytes. The kinds are:
+Messages that wait in Redis use memory there. The following measurement shows whether they also use
+CPU time. The shape is always {shape}, and no message is due, so the daemon has none to handle or
+move. Only the number of stored messages of one kind grows. Each message has a body of {bytes:,}
+bytes. The kinds are:
 
 - *backlog*: unread messages while the consumer is paused
-- *pending*: messages pending at another client. The daemon checks them, and would claim them after
-  a day.
-- *delayed*: half waiting retries and half delayed sends, due in a day
+- *pending*: messages that are pending at another client. The daemon checks them regularly, but
+  would claim them only after a day.
+- *delayed*: half waiting retries and half delayed sends, which are due in a day
 - *dead*: dead letters
 
 ![Idle cost as the number of stored messages grows](benchmarks/growth-amounts.svg)
@@ -151,15 +158,14 @@ def _by_assignments(what: str, rows: list[Row]) -> str:
     per_assignment = [row["rest"]["ours, ms/s"] * 1000 / row["units"] for row in (few, many)]
     return (
         f"- **More {what}**, from {few['units']:,} to {many['units']:,} assignments."
-        " While idle,"
-        f" streamqd uses {few['rest']['ours, ms/s']:,.1f} to {many['rest']['ours, ms/s']:,.1f}"
-        f" ms/s. Each further assignment adds {ours:,.0f} µs per second, and {redis:,.0f} µs per"
-        f" second in Redis. Per assignment, streamqd uses {per_assignment[0]:,.0f} µs per second"
-        " with"
-        f" {few['units']:,} and {per_assignment[1]:,.0f} µs with {many['units']:,}."
-        " Under load, worker"
-        f" and Redis together use {cost(few):,.1f} µs per message with {few['units']:,} and"
-        f" {cost(many):,.1f} µs with {many['units']:,} ({_change(cost(few), cost(many))})."
+        f" While idle, streamqd uses {few['rest']['ours, ms/s']:,.1f} ms/s in total at the smallest"
+        f" size and {many['rest']['ours, ms/s']:,.1f} ms/s at the largest. On average, each further"
+        f" assignment adds {ours:,.0f} µs per second in streamqd and {redis:,.0f} µs per second in"
+        " Redis. Because all assignments share the fixed cost of an instance, the cost per"
+        f" assignment changes from {per_assignment[0]:,.0f} to {per_assignment[1]:,.0f} µs per"
+        " second. Under load, worker and Redis together use"
+        f" {cost(few):,.1f} µs per message at the smallest size and {cost(many):,.1f} µs at the"
+        f" largest ({_change(cost(few), cost(many))})."
     )
 
 
@@ -167,12 +173,12 @@ def _by_amount(kind: str, rows: list[Row]) -> str:
     """Compare the idle cost at the smallest amount above zero and at the largest."""
     few, many = next((row for row in rows if row["amount"]), rows[0]), rows[-1]
     streamqd, redis = (
-        f"{few[key]:,.2f} and {many[key]:,.2f} ms/s ({_change(few[key], many[key])})"
+        f"from {few[key]:,.2f} to {many[key]:,.2f} ms/s ({_change(few[key], many[key])})"
         for key in ("ours, ms/s", "redis, ms/s")
     )
     return (
-        f"- **{kind.capitalize()}**, {few['amount']:,} and {many['amount']:,} messages. While idle,"
-        f" streamqd uses {streamqd}, and Redis {redis}."
+        f"- **{kind.capitalize()}**, from {few['amount']:,} to {many['amount']:,} messages. The"
+        f" idle CPU time of streamqd changes {streamqd}, and that of Redis {redis}."
     )
 
 

@@ -64,10 +64,10 @@ def test_cost_by_partitions_omits_runs_with_more_groups() -> None:
     text = words(growth_page.text(RESULTS))
 
     assert "**More partitions**, from 1 to 256 assignments." in text
-    assert "While idle, streamqd uses 10.0 to 61.0 ms/s." in text
-    assert "Each further assignment adds 200 µs per second, and 100 µs per second in Redis." in text
-    assert "10,000 µs per second with 1 and 238 µs with 256." in text
-    assert "4.0 µs per message with 1 and 5.0 µs with 256 (+25%)" in text
+    assert "While idle, streamqd uses 10.0 ms/s in total at the smallest size and 61.0 ms/s" in text
+    assert "adds 200 µs per second in streamqd and 100 µs per second in Redis." in text
+    assert "the cost per assignment changes from 10,000 to 238 µs per second." in text
+    assert "4.0 µs per message at the smallest size and 5.0 µs at the largest (+25%)" in text
 
 
 def test_growth_page_compares_groups_on_equal_partitions() -> None:
@@ -75,9 +75,9 @@ def test_growth_page_compares_groups_on_equal_partitions() -> None:
     text = words(growth_page.text(RESULTS))
 
     assert "**More groups**, from 16 to 128 assignments." in text
-    assert "While idle, streamqd uses 13.0 to 24.2 ms/s." in text
-    assert "Each further assignment adds 100 µs per second, and 50 µs per second in Redis." in text
-    assert "4.0 µs per message with 16 and 3.0 µs with 128 (-25%)" in text
+    assert "While idle, streamqd uses 13.0 ms/s in total at the smallest size and 24.2 ms/s" in text
+    assert "adds 100 µs per second in streamqd and 50 µs per second in Redis." in text
+    assert "4.0 µs per message at the smallest size and 3.0 µs at the largest (-25%)" in text
 
 
 def test_growth_page_without_groups_has_one_curve() -> None:
@@ -90,8 +90,8 @@ def test_growth_page_compares_with_the_smallest_amount() -> None:
     text = words(growth_page.text(RESULTS))
 
     assert (
-        "**Backlog**, 1,000 and 1,000,000 messages. While idle, streamqd uses 10.00 and 12.50 ms/s"
-        " (+25%), and Redis 10.00 and 9.00 ms/s (-10%)."
+        "**Backlog**, from 1,000 to 1,000,000 messages. The idle CPU time of streamqd changes"
+        " from 10.00 to 12.50 ms/s (+25%), and that of Redis from 10.00 to 9.00 ms/s (-10%)."
     ) in text
 
 
