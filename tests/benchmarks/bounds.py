@@ -307,11 +307,12 @@ def report(results: dict[str, Any]) -> str:
             )
     sent = {name: results[f"{name}, kill"]["sent"]["median"] for name in DURABILITY}
     closing = (
-        f"At least {results['rounds']} rounds of each, on {of['cores']} cores ({of['cpu']}), Python"
-        f" {of['python']}. The load average was {load['before']} before and {load['after']} after,"
-        f" and on a busy machine processes start more slowly. In a round, with ten messages per"
-        f" call, Redis acknowledged {sent['appendfsync no']:,.0f} messages of the producer with"
-        f" `appendfsync no`, and {sent['appendfsync always']:,.0f} with `always`."
+        f"Each figure is from at least {results['rounds']} rounds on {of['cores']} cores"
+        f" ({of['cpu']}) with Python {of['python']}. The load average was {load['before']} before"
+        f" the measurement and {load['after']} after it, and processes start more slowly on a busy"
+        f" machine. The producer sent ten messages per call. In a round, Redis acknowledged"
+        f" {sent['appendfsync no']:,.0f} of its messages with `appendfsync no`, and"
+        f" {sent['appendfsync always']:,.0f} with `appendfsync always`."
     )
     lines += ["", closing, ""]
     return "\n".join(lines)
