@@ -181,23 +181,59 @@ def lua() -> str:
         parts.append("\n".join(["Replies:", "", *_replies(script.returns)]))
         if script.entry_returns:
             words = _replies(script.entry_returns)
-            parts.append("\n".join(["The word for each entry:", "", *words]))
+            parts.append("\n".join(["Words for each entry:", "", *words]))
         parts.append(f"**Cost:** {script.cost}  \n**Repeat:** {script.repeat}")
     return _page(
         "Lua scripts",
         "the headers of lua/*.lua",
         """
-Each transition of a message or a lease is one Lua script. A script completes the transition, or
-rejects it and writes nothing. A reply is a word with its values, and `[2]` is the second element.
-*Repeat* is the effect of a second call with the same arguments, for example after a lost reply.
+When streamqd changes the state of a message, a lease, a group or a topic, Redis executes a Lua
+script. While a script runs, the server serves no other client. A script can therefore check that
+its call is still valid and write the change in one step, and no other client can act in between.
+Each section describes the contract of one script, and is generated from the script's header. The
+[terms of the code](../explanation/design.md#terms-of-the-code) and the
+[glossary](../reference/glossary.md) define the terms.
 
-In key names, the letter `p` and the prefixes are literal (the prefixes are
-[settings](../reference/keys.md)). The rest stands for a value: `T` is the topic, `i` the partition,
-`G` the group, `F` the fleet, `N` the name of an outbox or a pipeline, `Q` a Spark query, `A` an
-attempt to write a batch, and `<id>` a deduplication ID. For example, `{T:p:i}` is `{orders:p:0}`
-for partition 0 of orders.
+## How to read a contract
 
-A script with a new meaning gets a new name, so that old and new daemons can run together.
+**Transition** names the states before and after the call.
+
+**Keys.** [Redis keys](../reference/keys.md) describes the contents of each key. In key names, the
+letter `p` and the prefixes are literal, and the prefixes are settings. The other parts stand for
+values: `T` is a topic, `i` a partition, `G` a group, `F` a fleet, `N` the name of an outbox or a
+pipeline, `Q` a Spark query, `A` an attempt to write a batch, and `<id>` a deduplication ID. For
+example, `{T:p:i}` stands for `{orders:p:0}`, which is partition 0 of orders. If the caller omits an
+optional key, the first key is passed in its place.
+
+**Replies.** A reply consists of a word and values. `[2]` is the second element of the reply, which
+is the first value. A script either completes the transition or writes nothing and returns the
+reason. Three reasons have the same meaning in many scripts:
+
+- `FENCED`: the fence does not contain the token of the call. The caller has lost the assignment to
+  another owner, or was never its owner.
+- `SESSION`: the owner has opened a newer connection, and this call comes from an earlier one.
+- `MOVED`: the messages were routed by another partition count than the topic has now.
+
+**Errors.** Instead of a reply, a script can raise an error:
+
+- `WRONGTYPE`: a key has an unexpected type. A script reads the keys that it will write before its
+  first write, so nothing was written.
+- `BADVALUE`: the script cannot work without a stored value that it cannot read. The error names the
+  key and the field, and nothing was written.
+- `ERR not a place`: an argument is not a place, and nothing was written.
+- `NOGROUP`: the group does not exist on a stream that the script reads or settles.
+- `OOM`: the server has no memory left for the write. Redis checks this only until a script has
+  written. *Works when memory is full* means that the first write of the script is a command that
+  Redis accepts even then, so Redis accepts the other writes too.
+
+**Cost** is the time that the script takes inside the server, where *body* stands for the fields of
+an entry.
+
+**Repeat** describes a second call with the same arguments, for example after a lost reply. A *late
+copy* is a call that Redis executes after the caller has given up waiting for the reply.
+
+**Changes.** A script with a new meaning gets a new name, so that old and new daemons can run at the
+same time.
 """,
         *parts,
     )
@@ -205,8 +241,8 @@ A script with a new meaning gets a new name, so that old and new daemons can run
 
 def _transition(summary: str) -> str:
     if summary == "read-only":
-        return "Reads only."
-    return f"Transition: {summary.replace('->', '→')}"
+        return "Read-only: the script changes nothing."
+    return f"**Transition:** {summary.replace('->', '→')}"
 
 
 _KEY_NAME = re.compile(r"(?:streaming:mq|stream:topic):\S*[^\s,]")

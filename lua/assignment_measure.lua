@@ -1,7 +1,7 @@
 -- assignment_measure: read-only
 --
--- Return the figures of one group on one partition for metrics and status. Entries are examined
--- here, so that no body is transferred.
+-- Return the figures of one group on one partition, for metrics and status. The script examines the
+-- entries inside the server, so no body is transferred to the client.
 --
 -- KEYS[1]  stream   STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  retry    STREAM  stream:topic:{T:p:i}:retry:G
@@ -9,12 +9,16 @@
 --
 -- ARGV[1]  group    str     consumer group
 --
--- Returns  OK       [2] figures of the partition: {pending, oldest pending id or '', unread or ''
---                   if unknown, oldest unread id or '', length} [3] the same for the retry stream
---                   [4] waiting retries [5] next due time, unix ms, or ''
+-- Returns  OK       the group exists
+--                   [2] figures of the partition: {pending entries, ID of the oldest pending entry
+--                   or '', unread entries or '' if the server does not know them, ID of the oldest
+--                   unread entry or '', length}
+--                   [3] the same for the retry stream
+--                   [4] number of waiting retries
+--                   [5] time at which the next retry is due, unix ms, or ''
 -- Returns  NOGROUP  the group does not exist on the partition
 --
--- Cost     O(g + log n) + size of two bodies, g = groups, n = pending entries
+-- Cost     O(g + log n) plus the size of two bodies; g = groups, n = pending entries
 -- Repeat   safe: read-only
 -- @include _clock
 -- @include _groups

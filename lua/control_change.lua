@@ -1,23 +1,26 @@
 -- control_change: any -> any
 --
--- Write a directive of an operator for a fleet, remove directives that no longer apply, or both.
--- Each directive contains the time at which it was written. These times only grow within a fleet,
--- so that an instance can distinguish a new directive from one that it has applied.
+-- Write an operator's directive for a fleet, remove directives that no longer apply, or do both in
+-- one step. The script adds the current time to a directive that it writes. Within a fleet, these
+-- times only increase, even if the server's clock is set back, so an instance can tell a new
+-- directive from one that it has already applied.
 --
--- KEYS[1]  control    HASH  streaming:mq:control:{F}     directive -> JSON
+-- KEYS[1]  control         HASH  streaming:mq:control:{F}    directive -> JSON
 --
--- ARGV[1]  directives_max int   maximum number of directives
--- ARGV[2]  field      str   the directive to write, '' = none
--- ARGV[3]  body       str   its JSON object, without the time
--- ARGV[4..] removed   list  directives to remove
+-- ARGV[1]  directives_max  int   maximum number of directives of a fleet
+-- ARGV[2]  field           str   name of the directive to write, '' = none
+-- ARGV[3]  body            str   the directive, a JSON object without the time
+-- ARGV[4..] removed        list  names of the directives to remove
 --
--- Returns  OK    written                         [2] time, unix ms [3] number removed
--- Returns  FULL  there are already `directives_max` directives; nothing was written
---                                                [2] number of directives
+-- Returns  OK    written
+--                [2] time of the change, unix ms
+--                [3] number of directives removed
+-- Returns  FULL  the fleet already has `directives_max` directives; nothing was written
+--                [2] number of directives
 --
--- Cost     O(n), n = directives removed
--- Repeat   not idempotent: a repeated reload or rebalance is applied twice. Works when memory is
---          full
+-- Cost     O(n); n = directives removed
+-- Repeat   not idempotent: a second call gets a later time, so instances apply a reload or a
+--          rebalance again. Works when memory is full
 -- @include _clock
 -- @include _numbers
 

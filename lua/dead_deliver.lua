@@ -1,20 +1,25 @@
 -- dead_deliver: moving -> ready
 --
--- Write a dead letter that moves to another slot into its new stream, once. Its dedup id is
--- remembered for `window_ms`, so that an interrupted move can be repeated.
+-- Write a dead letter that moves from another slot into its new stream. Because one script cannot
+-- use the keys of two slots, a move consists of three calls: `dead_mark` records the destination,
+-- this script writes the message, and `dead_purge` deletes the dead letter. An interrupted move is
+-- repeated. Therefore, this script writes the message and its deduplication ID in one step, and a
+-- repeated call within `window_ms` does not write the message again.
 --
 -- KEYS[1]  target     STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
 -- KEYS[2]  dedup      STRING  streaming:mq:dedup:{T:p:i}:<id>
 --
 -- ARGV[1]  group      str     group of the target retry stream, '' = the target is the partition
--- ARGV[2]  window_ms  int     how long the dedup id is remembered
+-- ARGV[2]  window_ms  int     how long the deduplication ID is remembered
 -- ARGV[3..] fields    list    names and values of the whole entry
 --
--- Returns  OK         written                          [2] id
--- Returns  DUPLICATE  already written with this dedup id  [2] id of that entry
--- Returns  NOGROUP    the group does not exist on its retry stream
+-- Returns  OK         written
+--                     [2] ID of the new entry
+-- Returns  DUPLICATE  an earlier call has written the message
+--                     [2] ID of the entry that it wrote
+-- Returns  NOGROUP    the group does not exist on the retry stream; nothing was written
 --
--- Cost     O(1) + size of the body
+-- Cost     O(1) plus the size of the body
 -- Repeat   safe within the window: the second call returns DUPLICATE
 -- @include _groups
 -- @include _lists

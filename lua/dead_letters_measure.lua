@@ -1,17 +1,21 @@
 -- dead_letters_measure: read-only
 --
--- Count the dead letters of a partition by group, one page per call. Entries are examined here, so
--- that no body is transferred.
+-- Count the dead letters of a partition by group. Each call counts one page. The script examines
+-- the dead letters inside the server, so no body is transferred to the client.
 --
 -- KEYS[1]  dlq    STREAM  stream:topic:{T:p:i}:dlq
 --
--- ARGV[1]  after  id   last dead letter of the previous page, '' = start
--- ARGV[2]  count  int  at most this many dead letters
+-- ARGV[1]  after  id      last dead letter of the previous page, '' = start
+-- ARGV[2]  count  int     count at most this many dead letters
 --
--- Returns  OK  [2] group names and their counts, alternating [3] last dead letter of the page, or
---              `after` [4] 1 = there may be more [5] total number of dead letters
+-- Returns  OK  counted
+--              [2] names of the groups and their counts, alternating
+--              [3] last dead letter of the page, or `after` if there was none
+--              [4] 1 = there may be more
+--              [5] number of dead letters in the stream
 --
--- Cost     O(log n + count) + at most 512 KiB of bodies plus eight more, n = dead letters
+-- Cost     O(log n + count), and reads at most 512 KiB of bodies plus eight more bodies; n = dead
+--          letters
 -- Repeat   safe: read-only
 -- @include _byte_limit
 -- @include _groups

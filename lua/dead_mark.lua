@@ -1,20 +1,25 @@
 -- dead_mark: dead -> moving
 --
--- Record the destination of a dead letter that moves to another slot. It stays a dead letter until
--- it arrives there, and cannot be moved elsewhere in the meantime. A second mark does not replace
--- the first, so a resumed move continues to the same destination.
+-- Record the destination of a dead letter that moves to another slot. This is the first of the
+-- three calls of a move; `dead_deliver` describes the other two. The message stays a dead letter
+-- until it has arrived at its destination, and the mark prevents any other replay in the meantime.
+-- A dead letter that is already marked keeps its first mark, which the script returns, so a resumed
+-- move continues to the same destination.
 --
--- KEYS[1]  dlq        STREAM  stream:topic:{T:p:i}:dlq
--- KEYS[2]  moving     HASH    streaming:mq:moving:{T:p:i}
+-- KEYS[1]  dlq             STREAM  stream:topic:{T:p:i}:dlq
+-- KEYS[2]  moving          HASH    streaming:mq:moving:{T:p:i}
 --
--- ARGV[1]  dead_letter_id  id   the dead letter
--- ARGV[2]  target          str  its destination, '' = clear the mark: the target rejected it
+-- ARGV[1]  dead_letter_id  id      the dead letter
+-- ARGV[2]  target          str     its destination, '' = remove the mark, because the target
+--                                  rejected the message
 --
--- Returns  OK    marked, now or before     [2] destination [3] ms since it was marked
--- Returns  GONE  no such dead letter: already replayed or purged
+-- Returns  OK    marked, by this call or an earlier one
+--                [2] destination
+--                [3] milliseconds since it was marked
+-- Returns  GONE  the dead letter does not exist, because it was already replayed or purged
 --
--- Cost     O(log n + size of a body), n = dead letters
--- Repeat   idempotent: returns the first mark
+-- Cost     O(log n) plus the size of a body; n = dead letters
+-- Repeat   idempotent: the second call returns the first mark
 -- @include _clock
 -- @include _numbers
 

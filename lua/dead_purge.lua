@@ -1,24 +1,30 @@
 -- dead_purge: dead -> gone
 --
--- Delete dead letters by id, or the oldest ones before an id. Entries of this stream are deleted
--- one by one (XDEL), and it is never trimmed (XTRIM). The mark of a dead letter that moves to
--- another slot is deleted with it, so this is also the last step of a move.
+-- Delete the dead letters in `ids` and, with `before`, the oldest dead letters before that ID. The
+-- script deletes them one by one with XDEL. No script trims a dead-letter stream with XTRIM,
+-- because some servers cannot load a snapshot of a stream that both commands have changed.
+--
+-- If a deleted dead letter was moving to another slot, the script deletes its mark too. This makes
+-- it the last call of a move (see `dead_mark`).
 --
 -- KEYS[1]  dlq      STREAM  stream:topic:{T:p:i}:dlq
 -- KEYS[2]  moving   HASH    streaming:mq:moving:{T:p:i}
 -- KEYS[3]  trim     HASH    streaming:mq:trim:{T:p:i}
 --
--- ARGV[1]  before   id      delete dead letters before this id, '' = only those in `ids`
--- ARGV[2]  count    int     at most this many of the dead letters before it
--- ARGV[3]  archive  flag    1 = dead letters that are not archived stay
+-- ARGV[1]  before   id      delete dead letters before this ID, '' = only those in `ids`
+-- ARGV[2]  count    int     delete at most this many of the dead letters before `before`
+-- ARGV[3]  archive  flag    1 = keep dead letters that are not archived
 -- ARGV[4..] ids     list    dead letters to delete
 --
--- Returns  OK       [2] removed [3] 1 = there may be more dead letters before that id [4] number of
---                   `ids` that are left because they are not archived
+-- Returns  OK  deleted
+--              [2] number of dead letters deleted
+--              [3] 1 = there may be more dead letters before `before`
+--              [4] number of `ids` that are kept because they are not archived
 --
--- Cost     O((count + ids) x log n) + at most 512 KiB of bodies plus four more, n = dead letters
--- Repeat   safe: the next call removes the next dead letters. Ids that are already removed are
---          ignored. Works when memory is full
+-- Cost     O((count + i) x log n), and reads at most 512 KiB of bodies plus four more bodies; i =
+--          `ids`, n = dead letters
+-- Repeat   safe: a second call ignores `ids` that are already deleted, and deletes the next dead
+--          letters before `before`. Works when memory is full
 -- @include _byte_limit
 -- @include _ids
 -- @include _ranges

@@ -1,25 +1,33 @@
 -- dead_replay: dead -> ready
 --
--- Put a dead letter back into the retry stream of its own group, or into the partition for every
--- group. It is one step, so it cannot happen twice. Fields that only a dead letter has (reason,
--- place and time of the failure) are dropped. Fields of an entry (payload, key, headers,
--- originalId, counters) are kept, with the changes that the caller sends.
+-- Put a dead letter back, either into the retry stream of its own group, or into the partition,
+-- where every group receives it. The script writes the message and deletes the dead letter in one
+-- step, so a dead letter cannot be replayed twice.
 --
--- KEYS[1]  dlq        STREAM  stream:topic:{T:p:i}:dlq
--- KEYS[2]  target     STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
--- KEYS[3]  moving     HASH    streaming:mq:moving:{T:p:i}
+-- The new entry has no fields that only describe the failure, such as its reason, place and time.
+-- It keeps the others (payload, key, headers, originalId, counters), with the changes that the
+-- caller passes.
+--
+-- KEYS[1]  dlq             STREAM  stream:topic:{T:p:i}:dlq
+-- KEYS[2]  target          STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
+-- KEYS[3]  moving          HASH    streaming:mq:moving:{T:p:i}
 --
 -- ARGV[1]  dead_letter_id  id      the dead letter
--- ARGV[2]  group           str     group of the target retry stream, '' = target is the partition
--- ARGV[3..] changed        list    names and values: retryCount 0, crashCount 0, replayCount + 1
+-- ARGV[2]  group           str     group of the target retry stream, '' = the target is the
+--                                  partition
+-- ARGV[3..] changed        list    names and values of the changed fields: retryCount 0, crashCount
+--                                  0, replayCount + 1
 --
--- Returns  OK        [2] new id
--- Returns  GONE      no such dead letter: already replayed or purged
--- Returns  MISMATCH  it belongs to another group                 [2] that group
--- Returns  MOVING    it is moving to another slot                [2] its destination
--- Returns  NOGROUP   the group does not exist on its retry stream
+-- Returns  OK        replayed
+--                    [2] ID of the new entry
+-- Returns  GONE      the dead letter does not exist, because it was already replayed or purged
+-- Returns  MISMATCH  the dead letter belongs to another group
+--                    [2] that group
+-- Returns  MOVING    the dead letter is moving to another slot
+--                    [2] its destination
+-- Returns  NOGROUP   the group does not exist on the retry stream; nothing was written
 --
--- Cost     O(log n + size of a body), n = dead letters
+-- Cost     O(log n) plus the size of a body; n = dead letters
 -- Repeat   idempotent: the second call returns GONE
 -- @include _groups
 -- @include _fields

@@ -1,8 +1,13 @@
 -- group_delete: present -> absent, for a group on a partition
 --
--- Remove a group with all its state: position, pending entries, retry stream, waiting retries,
--- counters, fence, lease and earlier owners. Dead letters stay. Later calls of the owner's worker
--- are rejected.
+-- Remove a group from a partition with all its state: its position, pending entries, retry stream,
+-- waiting retries, counters, fence, lease and history of owners. Its dead letters stay. Because the
+-- fence is gone afterwards, Redis rejects every later call of the owner's worker.
+--
+-- A group with more than `at_once` pending entries is removed in several calls, because XGROUP
+-- DESTROY would free all entries in one command, during which the server serves no other client.
+-- Each call forgets the oldest pending entries and returns MORE. Until the last call, the deleting
+-- client holds the lease, which keeps other owners away.
 --
 -- KEYS[1]  stream    STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  retry     STREAM  stream:topic:{T:p:i}:retry:G
@@ -15,21 +20,29 @@
 -- KEYS[9]  epochs    LIST    streaming:mq:epochs:{T:p:i}:G
 --
 -- ARGV[1]  group     str     consumer group
--- ARGV[2]  force     flag    1 = even if it is owned or has unsettled entries
--- ARGV[3]  token     token   of the deleting client, which holds the partition until all is done
--- ARGV[4]  ttl_ms    int     how long it holds the partition, from this call
--- ARGV[5]  at_once   int     maximum number of pending entries removed with the group
--- ARGV[6]  part      int     number of pending entries forgotten per call, if there are more than
---                            `at_once`
+-- ARGV[2]  force     flag    1 = remove the group even if it is owned or has unsettled entries
+-- ARGV[3]  token     token   token of the deleting client, which holds the lease until the group is
+--                            removed
+-- ARGV[4]  ttl_ms    int     lifetime of the lease, from this call
+-- ARGV[5]  at_once   int     maximum number of pending entries that are removed together with the
+--                            group
+-- ARGV[6]  part      int     number of pending entries that one call forgets, if there are more
+--                            than `at_once`
 --
--- Returns  OK         removed, or nothing to remove
+-- Returns  OK         removed, or there was nothing to remove
 -- Returns  MORE       some pending entries were forgotten: call again
--- Returns  OWNED      the lease is valid                   [2] owner [3] epoch
--- Returns  UNSETTLED  [2] pending [3] delayed [4] 1 = the retry stream holds unread entries
+-- Returns  OWNED      the lease is valid, and `force` is not set
+--                     [2] owner
+--                     [3] epoch
+-- Returns  UNSETTLED  the group has unsettled entries, and `force` is not set
+--                     [2] pending entries
+--                     [3] waiting retries
+--                     [4] 1 = the retry stream contains unread entries
 --
--- Cost     O(n), n = pending entries, at most `at_once`
--- Repeat   safe, but a late copy removes a group that was created again. If the caller stops after
---          MORE, the group stays, without the forgotten entries. Works when memory is full
+-- Cost     O(n); n = pending entries, at most `at_once`
+-- Repeat   safe, but a late copy removes a group that was created again in the meantime. If the
+--          caller stops after MORE, the group stays without the forgotten entries. Works when
+--          memory is full
 -- @include _clock
 -- @include _groups
 -- @include _ids

@@ -1,23 +1,30 @@
 -- group_ensure: absent -> present, for a group on a partition and on its retry stream
 --
--- Create a group if it does not exist. A new group starts at `start`. A lost group (destroyed, or
--- its stream was deleted) starts just before the oldest message that it had not finished when the
--- partition was last trimmed. A group's position is exclusive, so this is the predecessor of its
--- floor.
+-- Create a group on a partition and on its retry stream if it does not exist there. A new group
+-- starts at `start`.
+--
+-- A group that existed before can be lost, for example when another client destroys it or deletes
+-- its stream. Such a group starts at its floor: the oldest message that it had not finished when
+-- the partition was last trimmed. It may therefore receive finished messages again, but does not
+-- skip an unfinished one. Redis stores the last entry that a group has read, so the position is the
+-- ID before the floor.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  retry   STREAM  stream:topic:{T:p:i}:retry:G
 -- KEYS[3]  trim    HASH    streaming:mq:trim:{T:p:i}
 --
 -- ARGV[1]  group   str     consumer group
--- ARGV[2]  start   str     0 = every retained message, $ = only later ones
+-- ARGV[2]  start   str     where a new group starts: 0 = at the first retained message, $ = after
+--                          the last one
 --
--- Returns  OK       it exists (its retry side may have been repaired)
--- Returns  CREATED  created on the partition      [2] id after which it starts
+-- Returns  OK       the group exists on the partition; if it was missing on the retry stream, it
+--                   was created there
+-- Returns  CREATED  created on the partition
+--                   [2] ID after which it starts
 --
--- Cost     O(g), g = groups of the partition
--- Repeat   idempotent: the second call returns OK. Writes nothing if the group exists, so memory
---          may be full
+-- Cost     O(g); g = groups of the partition
+-- Repeat   idempotent: the second call returns OK. If the group exists, the script writes nothing,
+--          so it works when memory is full
 -- @include _groups
 -- @include _ids
 -- @include _numbers

@@ -1,9 +1,11 @@
 -- group_restore: absent -> present, for a group whose owner knows its position and pending entries
 --
--- Another client destroyed the group while its owner runs. The group is created again after the
--- last entry delivered to it, with its unsettled entries pending. So no acknowledged message is
--- handled again and no message is skipped. A stream that was deleted too is read from its first
--- entry.
+-- Create a group again that another client destroyed while its owner was running. The owner still
+-- knows the last entry delivered to the group and the entries that are not settled. The script
+-- creates the group after the last delivered entry, and makes the unsettled entries pending again
+-- in the same step. As a result, the group neither skips a message nor handles an acknowledged one
+-- again. If the stream itself was deleted too, the group starts at the first entry of the new
+-- stream.
 --
 -- KEYS[1]  fence        HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream       STREAM  stream:topic:{T:p:i}
@@ -11,15 +13,18 @@
 --
 -- ARGV[1]  token        token   token of the owner
 -- ARGV[2]  group        str     consumer group
--- ARGV[3]  after_main   id      last id delivered from the partition stream
--- ARGV[4]  after_retry  id      the same for the retry stream
+-- ARGV[3]  after_main   id      ID of the last entry delivered from the partition stream
+-- ARGV[4]  after_retry  id      ID of the last entry delivered from the retry stream
 -- ARGV[5..] places      list    delivered entries that are not settled
 --
--- Returns  OK      the group exists     [2] id after which it continues in the partition stream, ''
---                  if it existed before [3] the same for the retry stream
--- Returns  FENCED  another owner, or none      [2] epoch [3] owner
+-- Returns  OK      the group exists
+--                  [2] ID after which it continues in the partition stream, '' if it existed there
+--                  [3] the same for the retry stream
+-- Returns  FENCED  another owner holds the assignment, or none does
+--                  [2] epoch in the fence
+--                  [3] owner in the fence, or ''
 --
--- Cost     O(g + e x log n), g = groups, e = places, n = pending entries
+-- Cost     O(g + e x log n); g = groups, e = places, n = pending entries
 -- Repeat   idempotent: the second call returns OK with ''
 -- @include _fence
 -- @include _groups

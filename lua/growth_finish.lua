@@ -1,14 +1,14 @@
 -- growth_finish: settling -> fixed partition count
 --
--- Remove the record of a growth. Every group that existed at its start now reads the new
--- partitions.
+-- Delete the record of a growth. The caller does this when every group that took part in the growth
+-- reads the new partitions.
 --
 -- KEYS[1]  meta   HASH   streaming:mq:topic:{T}:meta
 --
--- ARGV[1]  token  token  of the growth
+-- ARGV[1]  token  token  token of the growth
 --
--- Returns  OK    removed
--- Returns  GONE  no such growth is in progress
+-- Returns  OK    deleted
+-- Returns  GONE  no growth with this token is in progress
 --
 -- Cost     O(1)
 -- Repeat   idempotent: the second call returns GONE. Works when memory is full

@@ -1,16 +1,18 @@
 -- growth_mark: grown -> settling
 --
--- Store the barriers: the last entries that each group must settle on the old partitions before it
--- may read the new ones. They are read after the switch, so no entry after them was routed by the
--- old count. The first barriers stay.
+-- Store the barriers of a growth: the last ID of each old partition. A group may read the new
+-- partitions when it has settled all entries of the old partitions up to these barriers. The caller
+-- reads the IDs after producers were switched, so no entry after a barrier was routed by the old
+-- count. Barriers that are already stored stay, so all callers use the same ones.
 --
 -- KEYS[1]  meta      HASH   streaming:mq:topic:{T}:meta
 --
--- ARGV[1]  token     token  of the growth
--- ARGV[2]  barriers  str    the last id of each old partition, in order, separated by spaces
+-- ARGV[1]  token     token  token of the growth
+-- ARGV[2]  barriers  str    last ID of each old partition, in their order, separated by spaces
 --
--- Returns  OK    [2] the stored barriers
--- Returns  GONE  no such growth is in progress, or producers are not switched yet
+-- Returns  OK    stored, by this call or an earlier one
+--                [2] the stored barriers
+-- Returns  GONE  no growth with this token is in progress, or producers are not switched yet
 --
 -- Cost     O(1)
 -- Repeat   idempotent: the second call returns the first barriers

@@ -1,23 +1,29 @@
 -- growth_start: fixed partition count -> growing
 --
--- Announce that a topic is about to get more partitions. Nothing changes for producers or groups
--- yet. The token is also that of the leases with which the growth holds the new partitions until
--- each group may read them.
+-- Record that a topic will get more partitions. Nothing changes for producers or groups yet. With
+-- the same token, the growth then acquires the new partitions for each group, and holds these
+-- leases until the group may read them.
 --
 -- KEYS[1]  meta   HASH   streaming:mq:topic:{T}:meta
 --
 -- ARGV[1]  seen   int    partition count that the caller saw
 -- ARGV[2]  to     int    target partition count
--- ARGV[3]  token  token  new, random
+-- ARGV[3]  token  token  token of the growth: new and random
 --
--- Returns  OK       started, or in progress to the same count     [2] its token [3] previous count
---                   [4] phase: started, switched or marked [5] barriers, '' before they are marked
--- Returns  OTHER    growing to another count                      [2] that count
--- Returns  CHANGED  the count has changed since the caller saw it  [2] the count
--- Returns  MISSING  no such topic
+-- Returns  OK       started, or a growth to the same count is in progress
+--                   [2] its token
+--                   [3] previous partition count
+--                   [4] phase: started, switched or marked
+--                   [5] barriers, '' before they are marked
+-- Returns  OTHER    the topic is growing to another count
+--                   [2] that count
+-- Returns  CHANGED  the partition count has changed since the caller saw it
+--                   [2] current partition count
+-- Returns  MISSING  the topic does not exist
 --
 -- Cost     O(1)
--- Repeat   idempotent: the second call returns the same. A late copy returns CHANGED
+-- Repeat   idempotent: the second call returns the same growth. A copy that runs after the growth
+--          returns CHANGED
 -- @include _clock
 
 local meta = KEYS[1]

@@ -1,19 +1,20 @@
 -- growth_switch: growing -> grown, for producers
 --
--- Switch producers to the new partition count. Every write compares its partition count with this
--- key, so writes that were routed by the old count are rejected from this step on.
+-- Switch producers to the new partition count. Every write compares the partition count by which
+-- its messages were routed with the count in this key. From this call on, Redis therefore rejects
+-- messages that were routed by the old count, and producers route them again.
 --
 -- KEYS[1]  meta        HASH   streaming:mq:topic:{T}:meta
 -- KEYS[2]  partitions  SET    streaming:mq:topic:{T}:partitions
 --
--- ARGV[1]  token       token  of the growth
+-- ARGV[1]  token       token  token of the growth
 -- ARGV[2..] streams    list   names of the new partition streams
 --
--- Returns  OK    switched, now or before
--- Returns  GONE  no such growth is in progress
+-- Returns  OK    switched, by this call or an earlier one
+-- Returns  GONE  no growth with this token is in progress
 --
--- Cost     O(p), p = new partitions
--- Repeat   safe
+-- Cost     O(p); p = new partitions
+-- Repeat   safe: the second call writes the same
 -- @include _lists
 
 local meta, partitions = KEYS[1], KEYS[2]

@@ -1,12 +1,22 @@
 -- lease_acquire: free -> held (epoch + 1 or later)
 --
--- Take a partition for a group. The caller passes the epoch that it saw when it decided, so a copy
--- of this call that runs minutes late finds a later epoch and changes nothing. A token left in the
--- fence means that the last owner did not release the partition: its pending entries are inherited
--- and run in quarantine. The entries that it was about to handle are accused, and run alone next.
--- An entry that was accused or charged before has run alone: if it is still pending, it is charged.
--- The first charge of an accused entry is three crashes: one for each host that was lost while it
--- was pending, in a round, and alone.
+-- Acquire the lease of an assignment. The caller passes the epoch that it saw when it decided to
+-- acquire. If Redis executes a copy of this call minutes later, another owner may have acquired the
+-- assignment in the meantime. The epoch is then a later one, so the copy changes nothing.
+--
+-- If the fence still contains a token, the last owner did not release the assignment. The new owner
+-- inherits its pending entries and runs them in quarantine. The script uses the mark in the fence,
+-- which lists the entries that the last owner was about to run, to find a message that takes down
+-- hosts:
+--
+-- - The entries of the mark become accused, which means that each entry will run alone.
+-- - An entry that is alone in the mark, and was accused or charged before, has run alone. If it is
+--   still pending, the script charges it.
+-- - The first charge of an accused entry counts three crashes, one for each host that was lost
+--   while the entry was pending, while it ran in a round, and while it ran alone.
+--
+-- The script takes the lease and charges in one step, so a repeated call cannot charge an entry
+-- again.
 --
 -- KEYS[1]  fence       HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease       STRING  streaming:mq:lease:{T:p:i}:G
@@ -15,24 +25,33 @@
 -- KEYS[5]  retry       STREAM  stream:topic:{T:p:i}:retry:G
 -- KEYS[6]  epochs      LIST    streaming:mq:epochs:{T:p:i}:G
 --
--- ARGV[1]  token       token   new, random; reused only to repeat the same call
+-- ARGV[1]  token       token   token of the new owner: new and random, reused only to repeat the
+--                              same call
 -- ARGV[2]  seen_epoch  int     epoch that the caller saw, 0 = none
 -- ARGV[3]  ttl_ms      int     lifetime of the lease
--- ARGV[4]  owner       str     instance id
+-- ARGV[4]  owner       str     instance ID of the new owner
 -- ARGV[5]  group       str     consumer group
--- ARGV[6]  dead_token  str     token whose processes are all proven dead, or whose owner was silent
---                              for longer than the lifetime of a lease: its lease counts as free;
---                              '' = none
+-- ARGV[6]  dead_token  str     token of an earlier owner whose lease counts as free, because its
+--                              processes are all proven dead, or because it was silent for longer
+--                              than the lifetime of a lease; '' = none
 --
--- Returns  OK      taken                         [2] epoch [3] 1 = not released by the last owner
---                                                [4] charged place, or ''
--- Returns  MINE    already taken with this token [2] epoch [3] 1 = in quarantine
--- Returns  HELD    another lease is valid        [2] ms until it expires [3] epoch [4] owner
--- Returns  MOVED   taken by another owner since the caller looked    [2] epoch
+-- Returns  OK     acquired
+--                 [2] epoch
+--                 [3] 1 = the last owner did not release the assignment
+--                 [4] charged place, or ''
+-- Returns  MINE   this token already holds the lease
+--                 [2] epoch
+--                 [3] 1 = in quarantine
+-- Returns  HELD   another lease is valid
+--                 [2] milliseconds until it expires
+--                 [3] epoch
+--                 [4] owner
+-- Returns  MOVED  another owner has acquired the assignment since the caller read the epoch
+--                 [2] epoch
 --
--- Cost     O(log n), n = pending entries
--- Repeat   safe, even late: returns MINE, HELD or MOVED, never takes twice. Works when memory is
---          full
+-- Cost     O(log n); n = pending entries
+-- Repeat   safe, even late: the second call returns MINE, HELD or MOVED, and never acquires the
+--          lease again. Works when memory is full
 -- @include _clock
 -- @include _numbers
 -- @include _lists

@@ -1,9 +1,10 @@
 -- lease_refence: held -> held (epoch + 1 or later), for the successor of an exited worker
 --
--- Replace the token of a worker process that has exited. After this call, late packets of that
--- worker are rejected. The same step acknowledges the entries that it finished and charges the
--- running one. As three calls, a lost reply would charge twice, and a crash between the calls would
--- charge no entry.
+-- Replace the token of a worker process that has exited by the token of its successor. From then
+-- on, Redis rejects the old worker's packets if they arrive late. In the same step, the script
+-- acknowledges the entries that the worker had finished, and charges the entry that it was running.
+-- If these were three separate calls, a lost reply could charge the entry twice, and a crash
+-- between the calls could leave it uncharged.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease     STRING  streaming:mq:lease:{T:p:i}:G
@@ -13,19 +14,22 @@
 --
 -- ARGV[1]  old       token   token of the exited worker
 -- ARGV[2]  new       token   token of its successor
--- ARGV[3]  ttl_ms    int     lifetime of the lease from now
+-- ARGV[3]  ttl_ms    int     lifetime of the lease, from this call
 -- ARGV[4]  group     str     consumer group
--- ARGV[5]  charged   str     place that the worker was running, or ''
--- ARGV[6]  context   bytes   how the worker died, stored with the charge
--- ARGV[7..] done     list    places that it finished
+-- ARGV[5]  charged   str     place that the worker was running, or '' to charge none
+-- ARGV[6]  context   bytes   description of the crash, stored with the charge
+-- ARGV[7..] done     list    places that the worker had finished
 --
--- Returns  OK      replaced, now or by an earlier copy of this call
---                  [2] epoch [3] total crashes of the charged place
--- Returns  FENCED  another owner, or none      [2] epoch [3] owner
+-- Returns  OK      replaced, by this call or an earlier copy
+--                  [2] epoch
+--                  [3] total number of crashes of the charged place
+-- Returns  FENCED  another owner holds the assignment, or none does
+--                  [2] epoch in the fence
+--                  [3] owner in the fence, or ''
 --
--- Cost     O(d + log n), d = places done, n = pending entries
--- Repeat   idempotent: the second call finds the new token, changes and charges nothing. Works when
---          memory is full
+-- Cost     O(d + log n); d = places in `done`, n = pending entries
+-- Repeat   idempotent: the second call finds the new token, and neither changes nor charges
+--          anything. Works when memory is full
 -- @include _clock
 -- @include _fence
 -- @include _numbers

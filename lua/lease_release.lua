@@ -1,18 +1,23 @@
 -- lease_release: held -> free
 --
--- Release the partition cleanly: nothing is inherited, and no entry is charged. The epoch stays,
--- so that the next owner's is greater. The token must not be used again after this call was sent.
--- Otherwise a late copy of the call would release a partition that is in use.
+-- Release an assignment whose owner has left it in order. The next owner does not run its pending
+-- entries in quarantine, and no entry is charged. The epoch stays in the fence, so the next owner
+-- gets a greater one.
+--
+-- The caller must not use the token again once it has sent this call. Otherwise, a late copy of the
+-- call would release an assignment that is in use.
 --
 -- KEYS[1]  fence   HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease   STRING  streaming:mq:lease:{T:p:i}:G
 -- KEYS[3]  epochs  LIST    streaming:mq:epochs:{T:p:i}:G
 --
 -- ARGV[1]  token   token   token of the owner
--- ARGV[2]  reason  str     reason of the release, for the history; '' = unknown
+-- ARGV[2]  reason  str     reason of the release, for the history of owners; '' = unknown
 --
--- Returns  OK      free
--- Returns  FENCED  not, or no longer, the owner     [2] epoch [3] owner
+-- Returns  OK      released
+-- Returns  FENCED  another owner holds the assignment, or none does
+--                  [2] epoch in the fence
+--                  [3] owner in the fence, or ''
 --
 -- Cost     O(1)
 -- Repeat   idempotent: the second call returns FENCED. Works when memory is full

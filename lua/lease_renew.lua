@@ -1,23 +1,27 @@
 -- lease_renew: held -> held
 --
--- Extend the lease. The fence decides: if the lease expired while the fence still has this token,
--- it is set again under the same epoch. So a server pause longer than the lease costs no ownership.
+-- Extend the lease of an assignment. The token in the fence determines the owner, and not the
+-- lease. If the lease has expired but the fence still contains the token, no other instance has
+-- acquired the assignment, so the script sets the lease again under the same epoch. As a result, an
+-- owner keeps its assignment even if the server pauses for longer than the lease lasts.
 --
 -- KEYS[1]  fence   HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  lease   STRING  streaming:mq:lease:{T:p:i}:G
 --
 -- ARGV[1]  token   token   token of the owner
--- ARGV[2]  ttl_ms  int     lifetime of the lease from now
+-- ARGV[2]  ttl_ms  int     lifetime of the lease, from this call
 --
 -- Returns  OK      renewed
--- Returns  LATE    expired, and set again
--- Returns  LOST    the lease holds another token although the fence holds this one: a broken
---                  invariant
--- Returns  FENCED  another owner, or none      [2] epoch [3] owner
+-- Returns  LATE    the lease had expired, and is set again
+-- Returns  LOST    the fence contains this token, but the lease contains another one; this must
+--                  never happen
+-- Returns  FENCED  another owner holds the assignment, or none does
+--                  [2] epoch in the fence
+--                  [3] owner in the fence, or ''
 --
 -- Cost     O(1)
--- Repeat   safe: a late copy can only extend a lease whose token is current. Works when memory is
---          full
+-- Repeat   safe: a late copy can only extend a lease whose token is still in the fence. Works when
+--          memory is full
 -- @include _fence
 
 local fence, lease = KEYS[1], KEYS[2]

@@ -1,28 +1,38 @@
 -- member_heartbeat: absent -> present, present -> present
 --
--- Record the heartbeat of an instance, and return the other members and the operators' directives.
--- An instance is removed if it was silent while the caller watched and its last heartbeat is older
--- than 20 times `stale_ms`. The clock alone does not decide: after a jump, every instance would
--- look silent.
+-- Record the heartbeat of an instance, and return the members of its fleet and the operators'
+-- directives. The script rejects the heartbeat if another run of the daemon uses the same instance
+-- ID and is still alive.
 --
--- KEYS[1]  members   ZSET  streaming:mq:members:{F}     score = last heartbeat, unix ms
--- KEYS[2]  info      HASH  streaming:mq:info:{F}        instance id -> JSON with its nonce
--- KEYS[3]  control   HASH  streaming:mq:control:{F}     directive -> JSON, read only
+-- The script also removes instances that have disappeared. It removes an instance only if the
+-- caller has received no heartbeat from it for some time (`silent`), and its last heartbeat is more
+-- than 20 times `stale_ms` ago. The time of the last heartbeat is not enough, because every
+-- instance would seem to be silent after the clock jumps.
 --
--- ARGV[1]  id        str   instance id
--- ARGV[2]  nonce     token random, one for each run of the instance
--- ARGV[3]  described str   JSON: nonce, host, pid, weight, offers …
--- ARGV[4]  stale_ms  int   a heartbeat older than this does not count
--- ARGV[5..] silent   list  ids without a heartbeat while the caller watched
+-- KEYS[1]  members    ZSET   streaming:mq:members:{F}    score = time of the last heartbeat, unix
+--                                                        ms
+-- KEYS[2]  info       HASH   streaming:mq:info:{F}       instance ID -> JSON with the nonce of its
+--                                                        run
+-- KEYS[3]  control    HASH   streaming:mq:control:{F}    directive -> JSON, only read
 --
--- Returns  OK    [2] now, unix ms [3] members, for each: id, last heartbeat in unix ms, JSON [4]
---                directives and their JSON, alternating
--- Returns  DUPLICATE  another run sends heartbeats under this id
---                [2] its last heartbeat, unix ms [3] its JSON
+-- ARGV[1]  id         str    instance ID
+-- ARGV[2]  nonce      token  random value, a new one for each run of the instance
+-- ARGV[3]  described  str    description of the instance, JSON: nonce, host, pid, weight, offers …
+-- ARGV[4]  stale_ms   int    age from which a heartbeat does not count
+-- ARGV[5..] silent    list   IDs of instances that sent no heartbeat while the caller watched
 --
--- Cost     O(n + m + s), n = members, m = directives (control_change bounds them), s = silent ids
--- Repeat   safe, but a late copy from an instance that left brings it back until it is removed for
---          its silence. Works when memory is full
+-- Returns  OK         recorded
+--                     [2] server time, unix ms
+--                     [3] members, for each: ID, time of the last heartbeat in unix ms, JSON
+--                     [4] directives and their JSON, alternating
+-- Returns  DUPLICATE  another run sends heartbeats under this ID; nothing was written
+--                     [2] time of its last heartbeat, unix ms
+--                     [3] its JSON
+--
+-- Cost     O(n + m + s); n = members, m = directives (`control_change` limits them), s = silent
+--          instances
+-- Repeat   safe, but a late copy from an instance that has left adds the instance again, until it
+--          is removed for its silence. Works when memory is full
 -- @include _clock
 
 local members, info, control = KEYS[1], KEYS[2], KEYS[3]

@@ -1,19 +1,20 @@
 -- member_leave: present -> absent
 --
--- Remove an instance's entry, if it belongs to the given run. Also used for a predecessor that is
--- proven dead (its lock is free), with the predecessor's nonce.
+-- Remove an instance from its fleet if its entry belongs to the given run. An instance calls this
+-- when it leaves. Its successor calls it too, with the nonce of a predecessor that is proven dead
+-- because its lock is free.
 --
--- KEYS[1]  members  ZSET  streaming:mq:members:{F}
--- KEYS[2]  info     HASH  streaming:mq:info:{F}
+-- KEYS[1]  members  ZSET   streaming:mq:members:{F}
+-- KEYS[2]  info     HASH   streaming:mq:info:{F}
 --
--- ARGV[1]  id       str   instance id
--- ARGV[2]  nonce    token of the run that leaves
+-- ARGV[1]  id       str    instance ID
+-- ARGV[2]  nonce    token  nonce of the run that leaves
 --
--- Returns  OK       left
--- Returns  GONE     no such member
--- Returns  OTHER    the entry belongs to another run
+-- Returns  OK     removed
+-- Returns  GONE   the instance is not a member
+-- Returns  OTHER  the entry belongs to another run; nothing was removed
 --
--- Cost     O(log n), n = members
+-- Cost     O(log n); n = members
 -- Repeat   idempotent: the second call returns GONE. Works when memory is full
 
 local members, info = KEYS[1], KEYS[2]

@@ -1,21 +1,26 @@
 -- message_adopt: in-flight (other clients) -> in-flight (streamqd)
 --
--- Take over one page of the entries that other clients have read and not acknowledged, while no
--- instance of streamqd owns the assignment. Returns the cursor of the next page. The first owner
--- recovers the entries. A missing group raises the server's own error NOGROUP, as a read does.
+-- Take over one page of the entries that other clients have read from a group and not acknowledged.
+-- An operator does this to move a group from other clients to streamqd, while no instance owns the
+-- assignment. The first owner then recovers these entries. A missing group raises NOGROUP, as a
+-- read does.
 --
 -- KEYS[1]  fence   HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  source  STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:retry:G
 --
 -- ARGV[1]  group   str     consumer group
--- ARGV[2]  cursor  id      where the page starts, 0-0 for the first
--- ARGV[3]  count   int     at most this many
+-- ARGV[2]  cursor  id      start of the page, 0-0 for the first one
+-- ARGV[3]  count   int     take over at most this many entries
 --
--- Returns  OK      [2] cursor of the next page, 0-0 after the last [3] entries taken
--- Returns  HELD    an instance of streamqd owns the assignment  [2] epoch [3] owner
+-- Returns  OK    taken over
+--                [2] cursor of the next page, 0-0 after the last one
+--                [3] number of entries taken over
+-- Returns  HELD  an instance of streamqd owns the assignment; nothing was taken over
+--                [2] epoch
+--                [3] owner
 --
--- Cost     O(count x log n)
--- Repeat   safe: takes the same entries again
+-- Cost     O(count x log n); n = pending entries
+-- Repeat   safe: a second call takes over the same entries again. Works when memory is full
 -- @include _groups
 
 local fence, source = KEYS[1], KEYS[2]

@@ -1,23 +1,27 @@
 -- message_append: nothing -> ready
 --
 -- Write messages to one partition, in order, if the topic still has the partition count by which
--- they were routed. Check and writes are one step, so no message is written to a partition that its
--- key has left, or to a deleted topic.
+-- the producer routed them. The script compares the count and writes in one step. A message can
+-- therefore neither reach a partition that its key has left because the topic has grown, nor a
+-- topic that was deleted.
 --
 -- KEYS[1]  stream      STREAM  stream:topic:{T:p:i}
--- KEYS[2]? meta        HASH    streaming:mq:topic:{T}:meta      not on a cluster: another slot
+-- KEYS[2]? meta        HASH    streaming:mq:topic:{T}:meta    not on a cluster, where it is in
+--                                                             another slot
 --
 -- ARGV[1]  partitions  int     partition count by which the messages were routed
--- ARGV[2]  alone       flag    1 = each message is only its payload
--- ARGV[3..] messages   list    the payloads; without `alone`, for each message: the number
---                              of its names and values, then the names and values
+-- ARGV[2]  alone       flag    1 = each message consists of its payload only
+-- ARGV[3..] messages   list    with `alone`, the payloads; otherwise, for each message the number
+--                              of its names and values, and then the names and values
 --
--- Returns  OK     written     [2..] ids; if the server rejected a message, one list of them with
---                 the error last, and no later message is written
--- Returns  MOVED  the topic has a different partition count, or none    [2] the count, or ''
+-- Returns  OK     written
+--                 [2..] IDs of the entries; if the server rejected a message, a single list of the
+--                 IDs before it and its error, and no later message was written
+-- Returns  MOVED  the topic has a different partition count, or does not exist
+--                 [2] current count, or ''
 --
--- Cost     O(m) + size of the bodies, m = messages
--- Repeat   writes again
+-- Cost     O(m) plus the size of the bodies; m = messages
+-- Repeat   not idempotent: a second call writes the messages again
 -- @include _routed
 -- @include _write
 

@@ -1,28 +1,34 @@
 -- message_fetch: unread -> in-flight, while the server's memory is full
 --
--- Read retries and new entries for the owner. Usually, a transaction under WATCH does this, because
--- it is faster. But most servers reject every command of a transaction while their memory is full,
--- and entries can be trimmed only after they have been read. The session is compared because a late
--- copy from an abandoned connection would move entries that no worker looks for. A missing group
--- raises the server's own error NOGROUP, as a read does.
+-- Read retries and new entries for the owner while the server's memory is full. Usually, a
+-- transaction under WATCH of the fence reads them, because it is faster. However, most servers
+-- reject every command of a transaction while their memory is full. Because entries can be trimmed
+-- only after they were read, workers must be able to read even then.
+--
+-- The script compares the session of the owner's connection. Without this comparison, a late copy
+-- of the call from an abandoned connection would make entries pending that no worker looks for. A
+-- missing group raises NOGROUP, as a read does.
 --
 -- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream   STREAM  stream:topic:{T:p:i}
 -- KEYS[3]  retry    STREAM  stream:topic:{T:p:i}:retry:G
 --
 -- ARGV[1]  token    token   token of the owner
--- ARGV[2]  session  token   the session that message_recover opened
+-- ARGV[2]  session  token   session that `message_recover` opened for this connection
 -- ARGV[3]  group    str     consumer group
--- ARGV[4]  count    int     at most this many from each stream
+-- ARGV[4]  count    int     read at most this many entries from each stream
 --
--- Returns  OK       [2] entries of the retry stream, for each: id, fields [3] the same for the
---                   partition stream
--- Returns  SESSION  a newer connection opened a session
--- Returns  FENCED   another owner, or none     [2] epoch [3] owner
+-- Returns  OK       read
+--                   [2] entries of the retry stream, for each: ID, fields
+--                   [3] the same for the partition stream
+-- Returns  SESSION  a newer connection of the owner has opened a session
+-- Returns  FENCED   another owner holds the assignment, or none does
+--                   [2] epoch in the fence
+--                   [3] owner in the fence, or ''
 --
--- Cost     O(count x size of a body)
--- Repeat   the second call reads the next entries; after a lost reply, message_recover lists the
---          entries that the first one read. Works when memory is full
+-- Cost     O(count) plus the size of the bodies
+-- Repeat   not idempotent: a second call reads the next entries. After a lost reply,
+--          `message_recover` lists the entries that the first call read. Works when memory is full
 -- @include _fence
 -- @include _groups
 

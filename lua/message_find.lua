@@ -1,20 +1,23 @@
 -- message_find: read-only
 --
--- Find the entries of a message in a stream by one field. `originalId` finds its copies in a retry
--- stream, among dead letters and among replays. `sendId` finds the entry of a delayed send. Entries
--- are examined here, so that no body is transferred.
+-- Find the entries of a message in a stream by the value of one field. With `originalId`, the
+-- script finds copies of the message in a retry stream, among dead letters and among replays. With
+-- `sendId`, it finds the entry of a delayed send. It examines the entries inside the server, so no
+-- payload is transferred to the client.
 --
--- KEYS[1]  stream    STREAM  any stream of a partition
+-- KEYS[1]  stream  STREAM  any stream of a partition
 --
--- ARGV[1]  field  str  originalId, or sendId
--- ARGV[2]  value  str  its wanted value
--- ARGV[3]  from   id   first entry to examine
--- ARGV[4]  count  int  examine at most this many
+-- ARGV[1]  field   str     name of the field: originalId or sendId
+-- ARGV[2]  value   str     value of the field to find
+-- ARGV[3]  from    id      first entry to examine
+-- ARGV[4]  count   int     examine at most this many entries, rounded up to a multiple of eight
 --
--- Returns  OK  [2] copies, for each: id, fields without payload, headers and traceback [3] next
---              entry to examine, or '' if all were examined
+-- Returns  OK  examined
+--              [2] matching entries, for each: ID, fields without payload, headers and traceback
+--              [3] next entry to examine, '' if all entries were examined
 --
--- Cost     O(log n + count) + at most 512 KiB of bodies plus eight more, n = entries
+-- Cost     O(log n + count), and reads at most 512 KiB of bodies plus eight more bodies; n =
+--          entries
 -- Repeat   safe: read-only
 -- @include _byte_limit
 -- @include _ids

@@ -1,22 +1,29 @@
 -- message_promote: waiting, due -> ready
 --
--- Move due entries: retries of a group into its retry stream, delayed sends into the partition.
--- Not fenced: each move is atomic and idempotent, so any process may run it, repeatedly or
--- concurrently. One bad item must not block later ones. If an item has too many fields to write,
--- only the fields of streamqd are moved. An item that cannot be read is postponed and stays.
+-- Move due items to a stream: the waiting retries of a group to its retry stream, or the delayed
+-- sends of a partition to that partition. The script does not check a fence. Each move is atomic
+-- and idempotent, so any process may call it, repeatedly or at the same time as others.
+--
+-- An unusable item must not block the items after it. If an item has too many fields for one write,
+-- the script moves only the fields that streamqd knows. If an item cannot be read, the script
+-- postpones it and keeps it.
 --
 -- KEYS[1]  delayed  ZSET    streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
 -- KEYS[2]  items    HASH    streaming:mq:retry:item:{T:p:i}:G, or streaming:mq:delayed:item:{T:p:i}
 -- KEYS[3]  target   STREAM  stream:topic:{T:p:i}:retry:G, or stream:topic:{T:p:i}
 --
--- ARGV[1]  count    int     at most this many
+-- ARGV[1]  count    int     move at most this many
 --
--- Returns  OK       [2] moved [3] members without an item, removed [4] next due time, unix ms, or
---                   '' [5] members with an unreadable item, postponed by a minute [6] 1 = more are
---                   due
+-- Returns  OK  moved
+--              [2] number of items moved
+--              [3] members without an item, which were removed
+--              [4] next due time, unix ms, or ''
+--              [5] members with an unreadable item, which were postponed by a minute
+--              [6] 1 = more items are due
 --
--- Cost     O(count x log n) + at most 512 KiB of bodies plus one more, n = waiting entries
--- Repeat   safe: moves the next due entries
+-- Cost     O(count x log n), and reads at most 512 KiB of bodies plus one more body; n = waiting
+--          items
+-- Repeat   safe: a second call moves the next due items
 -- @include _clock
 -- @include _byte_limit
 

@@ -1,36 +1,44 @@
 -- message_publish: nothing -> ready
 --
--- Write messages as message_append does, with a dedup id or a backlog limit. A message whose dedup
--- id was used before is not written. With a limit, messages are written only while the backlog
--- is smaller than the limit.
+-- Write messages as `message_append` does, with a deduplication ID or a limit on the backlog. If
+-- the deduplication ID was used before, the message is not written. With a limit, the script writes
+-- messages only as long as the backlog is smaller than the limit. It checks and writes in one step,
+-- so two producers cannot write the same message or exceed the limit together.
 --
--- The backlog is that of the group with the most unfinished entries, pending and unread. Entries
--- that only wait for trimming do not count. Without a group, all entries count. If the server does
--- not know how many entries are unread (Redis 6.2, or a group whose position was set by hand), the
--- number is estimated from the times of the first, the last read and the last entry.
+-- The backlog of a partition is the number of unfinished entries, pending or unread, of the group
+-- that has the most. Entries that only wait for trimming do not count. If no group reads the
+-- partition, all entries count. In some cases, the server does not know how many entries are
+-- unread: on Redis 6.2, and for a group whose position was set by hand. The script then estimates
+-- the number from the times of the first entry, the last entry read, and the last entry.
 --
 -- KEYS[1]  stream       STREAM  stream:topic:{T:p:i}
--- KEYS[2]? meta         HASH    streaming:mq:topic:{T}:meta          not on a cluster: another slot
--- KEYS[3]? dedup        STRING  streaming:mq:dedup:{T:p:i}:<id>      only with one message
+-- KEYS[2]? meta         HASH    streaming:mq:topic:{T}:meta        not on a cluster, where it is in
+--                                                                  another slot
+-- KEYS[3]? dedup        STRING  streaming:mq:dedup:{T:p:i}:<id>    only with one message
 --
 -- ARGV[1]  partitions   int     partition count by which the messages were routed
--- ARGV[2]  window_ms    int     how long the dedup id is remembered
--- ARGV[3]  max_backlog  int     write none if the backlog is this large, -1 = no limit
--- ARGV[4]  alone        flag    1 = each message is only its payload
--- ARGV[5..] messages    list    the payloads; without `alone`, for each message: the number
---                               of its names and values, then the names and values
+-- ARGV[2]  window_ms    int     how long the deduplication ID is remembered
+-- ARGV[3]  max_backlog  int     write no message if the backlog has this size, -1 = no limit
+-- ARGV[4]  alone        flag    1 = each message consists of its payload only
+-- ARGV[5..] messages    list    with `alone`, the payloads; otherwise, for each message the number
+--                               of its names and values, and then the names and values
 --
--- Returns  OK         written, all or the first ones  [2] their ids; the last may be an error [3]
---                     the backlog that left no room for the others, or ''
--- Returns  DUPLICATE  already written with this dedup id  [2] id of that entry (or delayed send)
--- Returns  FULL       the backlog is at its limit     [2] backlog
--- Returns  MOVED      the topic has a different partition count, or none  [2] the count, or ''
+-- Returns  OK         all or the first messages were written
+--                     [2] IDs of the entries; if the server rejected a message, its error is the
+--                     last item
+--                     [3] if the limit left no room for some messages, the backlog; otherwise ''
+-- Returns  DUPLICATE  an earlier call has used this deduplication ID
+--                     [2] ID of the entry or of the delayed send that it wrote
+-- Returns  FULL       the backlog has reached the limit; nothing was written
+--                     [2] backlog
+-- Returns  MOVED      the topic has a different partition count, or does not exist
+--                     [2] current count, or ''
 --
--- Cost     O(m) + size of the bodies, m = messages; with a limit, if the stream has that many
---          entries: O(g), g = groups, and the size of one body, plus one more for each group whose
---          unread entries are estimated
--- Repeat   idempotent with a dedup id: returns DUPLICATE within the window. Without one it writes
---          again
+-- Cost     O(m) plus the size of the bodies; m = messages. With a limit, if the stream may contain
+--          that many entries: also O(g) and the size of one body, plus one more for each group
+--          whose unread entries are estimated; g = groups
+-- Repeat   idempotent with a deduplication ID: within the window, the second call returns
+--          DUPLICATE. Without one, a second call writes the messages again
 -- @include _routed
 -- @include _write
 -- @include _groups

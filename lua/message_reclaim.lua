@@ -1,38 +1,47 @@
 -- message_reclaim: in-flight (another client) -> in-flight (the owner)
 --
--- Take over entries that a client other than streamqd read from the group and left pending.
+-- Take over entries that a client other than streamqd has read from the group and left pending. A
+-- call examines one page of the other clients' entries, and returns the start of the next page.
 --
--- - The owner's own consumer is never examined. Its slow entries are idle too, but running.
--- - An idle entry without a body is acknowledged and counted.
--- - An entry without a consumer counts as idle forever. XNACK of Redis 8.8 leaves it with the name
---   '' and an idle time of -1. No list of consumers includes it, so all pending entries are
---   searched for it if the server counts more of them than the consumers have.
--- - Each call examines one page of the other clients' entries, busy or not, and returns where the
---   next page starts. If a call requested only idle entries, the server would scan all others.
--- - A missing group raises the server's own error NOGROUP, as a read does.
--- - The session is compared. A late copy from an abandoned connection would otherwise take over
---   entries after the list of pending ones was read, and no worker would handle them.
+-- - The script examines every entry of a page, idle or not. If it asked the server for idle entries
+--   only, the server would search through all others in one command.
+-- - It never examines the owner's own consumer. A slow entry of the owner is idle too, but it is
+--   still running.
+-- - It acknowledges and counts an idle entry without a body.
+-- - It treats an entry without a consumer as idle. XNACK of Redis 8.8 leaves such entries, with the
+--   consumer name '' and an idle time of -1. They are missing from the server's list of consumers.
+--   If the group has more pending entries than its consumers together, the script therefore
+--   searches all pending entries for them.
+-- - It compares the session of the owner's connection. Without this comparison, a late copy of the
+--   call from an abandoned connection could take over entries after the worker has listed its
+--   pending entries, and no worker would handle them.
+-- - A missing group raises NOGROUP, as a read does.
 --
 -- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  source   STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:retry:G
 --
 -- ARGV[1]  token    token   token of the owner
--- ARGV[2]  session  token   the session that message_recover opened
+-- ARGV[2]  session  token   session that `message_recover` opened for this connection
 -- ARGV[3]  group    str     consumer group
 -- ARGV[4]  idle_ms  int     minimum time since the entry was last delivered
--- ARGV[5]  count    int     take at most this many, fewer if they are large
+-- ARGV[5]  count    int     take over at most this many entries, or fewer if they are large
 -- ARGV[6]  at_name  bytes   consumer at which the page starts, '' = entries without a consumer
--- ARGV[7]  after    bytes   start after this entry of that consumer, '' = first entry of the first
---                           consumer
+-- ARGV[7]  after    bytes   start after this entry of that consumer, '' = start at the first entry
+--                           of the first consumer
 --
--- Returns  OK       [2] entries, for each: id, fields [3] missing entries acknowledged [4] start of
---                   the next page, name and id; empty at the end
--- Returns  SESSION  a newer connection opened a session
--- Returns  FENCED   another owner, or none      [2] epoch [3] owner
+-- Returns  OK       taken over
+--                   [2] entries, for each: ID, fields
+--                   [3] number of missing entries acknowledged
+--                   [4] start of the next page: name and ID, or an empty list at the end
+-- Returns  SESSION  a newer connection of the owner has opened a session
+-- Returns  FENCED   another owner holds the assignment, or none does
+--                   [2] epoch in the fence
+--                   [3] owner in the fence, or ''
 --
--- Cost     O(c + (count + 512) x log n) + at most 512 KiB of bodies plus one more, n = pending
---          entries, c = consumers
--- Repeat   safe. After a lost reply, message_recover lists the taken entries
+-- Cost     O(c + (count + 512) x log n), and reads at most 512 KiB of bodies plus one more body; n
+--          = pending entries, c = consumers
+-- Repeat   safe: after a lost reply, `message_recover` lists the entries that were taken over.
+--          Works when memory is full
 -- @include _byte_limit
 -- @include _fence
 -- @include _groups

@@ -1,10 +1,14 @@
 -- message_recover: in-flight (some connection) -> in-flight (this connection), page by page
 --
--- List the pending entries of the owner, oldest first, with bodies and counters. The first page
--- opens a session: after that write to the fence, a late fetch from an earlier connection either
--- fails, or its entries are in this list. An entry whose body is trimmed or deleted (a missing
--- entry) comes without fields. A missing group raises the server's own error NOGROUP, as a read
--- does.
+-- List the pending entries of the owner, oldest first, with their bodies and counters. A worker
+-- does this when it starts and when it reconnects.
+--
+-- With the first page, the script also opens a session by writing its name to the fence. A fetch
+-- that an earlier connection has sent may arrive late. If it arrives before this write, its entries
+-- are in the list. If it arrives later, Redis rejects it. The worker therefore misses no entry.
+--
+-- For a missing entry, whose body was trimmed or deleted, the script returns no fields. A missing
+-- group raises NOGROUP, as a read does.
 --
 -- KEYS[1]  fence        HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream       STREAM  stream:topic:{T:p:i}
@@ -12,25 +16,34 @@
 -- KEYS[4]  attempts     HASH    streaming:mq:attempts:{T:p:i}:G
 --
 -- ARGV[1]  token        token   token of the owner
--- ARGV[2]  session      token   new, random, one per connection
+-- ARGV[2]  session      token   new and random, one for each connection
 -- ARGV[3]  group        str     consumer group
--- ARGV[4]  open         flag    1 = the first page: write the session
--- ARGV[5]  after_main   id      list the entries after it in the partition stream, '' = all
+-- ARGV[4]  open         flag    1 = this is the first page: write the session
+-- ARGV[5]  after_main   id      list the entries of the partition stream after this ID, '' = from
+--                               the first one
 -- ARGV[6]  after_retry  id      the same for the retry stream
--- ARGV[7]  count        int     at most this many from each stream
+-- ARGV[7]  count        int     list at most this many entries of each stream
 --
--- Returns  OK      [2] 1 = in quarantine [3] last id delivered to the group in the partition stream
---                  [4] the same in the retry stream [5] entries of the partition stream, for each:
---                  id, fields or nil, crashes, failures, crash context, ms until its next run in
---                  place is due; a number that cannot be read is -1 [6] the same for the retry
---                  stream [7] 1 = there
---                  may be more in the partition stream [8] the same for the retry stream [9]
---                  entries (`m:ID` or `r:ID`) that were running when a host was lost, separated by
---                  spaces, '' = none
--- Returns  FENCED  another owner, or none      [2] epoch [3] owner
+-- Returns  OK      listed
+--                  [2] 1 = the assignment is in quarantine
+--                  [3] last ID delivered to the group from the partition stream
+--                  [4] the same for the retry stream
+--                  [5] entries of the partition stream, for each: ID, fields or nil, crashes,
+--                  failures, crash context, milliseconds until its next run in place is due; a
+--                  number that cannot be read is -1
+--                  [6] the same for the retry stream
+--                  [7] 1 = there may be more in the partition stream
+--                  [8] the same for the retry stream
+--                  [9] entries (`m:ID` or `r:ID`) that were running when a host was lost, separated
+--                  by spaces, '' = none
+-- Returns  FENCED  another owner holds the assignment, or none does
+--                  [2] epoch in the fence
+--                  [3] owner in the fence, or ''
 --
--- Cost     O(count x log n) + at most 1 MiB of bodies plus two more, n = pending entries
--- Repeat   idempotent: the same list, the same session. Works when memory is full
+-- Cost     O(count x log n), and reads at most 1 MiB of bodies plus two more bodies; n = pending
+--          entries
+-- Repeat   idempotent: the second call returns the same list and keeps the session. Works when
+--          memory is full
 -- @include _clock
 -- @include _byte_limit
 -- @include _fence

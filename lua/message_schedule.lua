@@ -1,26 +1,32 @@
 -- message_schedule: nothing -> delayed, for every group
 --
--- Keep a message until it is due. message_promote then writes it to the partition. `sentAt` is
--- added here by the server's clock, because the id of the later entry shows its due time.
+-- Store a message until it is due. `message_promote` then writes it to the partition. The script
+-- adds the field `sentAt` with the time of the server's clock, because the ID of the later entry
+-- shows only when the message was due.
 --
--- KEYS[1]  scheduled  ZSET    streaming:mq:delayed:{T:p:i}          score = due, unix ms
--- KEYS[2]  items      HASH    streaming:mq:delayed:item:{T:p:i}     send id -> packed fields
--- KEYS[3]? meta       HASH    streaming:mq:topic:{T}:meta           not on a cluster: another slot
--- KEYS[4]? dedup      STRING  streaming:mq:dedup:{T:p:i}:<id>       only with a dedup id
+-- KEYS[1]  scheduled   ZSET    streaming:mq:delayed:{T:p:i}         score = due time, unix ms
+-- KEYS[2]  items       HASH    streaming:mq:delayed:item:{T:p:i}    send ID -> packed fields
+-- KEYS[3]? meta        HASH    streaming:mq:topic:{T}:meta          not on a cluster, where it is
+--                                                                   in another slot
+-- KEYS[4]? dedup       STRING  streaming:mq:dedup:{T:p:i}:<id>      only with a deduplication ID
 --
--- ARGV[1]  partitions int     partition count by which the message was routed
--- ARGV[2]  delay_ms   int     delay from now, if `at_ms` is -1
--- ARGV[3]  at_ms      int     due time, unix ms. A past one is due immediately. -1 = none
--- ARGV[4]  send_id    str     new, random; reused only to repeat this very call
--- ARGV[5]  window_ms  int     how long the dedup id is remembered
--- ARGV[6..] fields    list    names and values
+-- ARGV[1]  partitions  int     partition count by which the message was routed
+-- ARGV[2]  delay_ms    int     delay from this call, used if `at_ms` is -1
+-- ARGV[3]  at_ms       int     due time, unix ms; a message with a past time is due immediately; -1
+--                              = use `delay_ms`
+-- ARGV[4]  send_id     str     new and random, reused only to repeat the same call
+-- ARGV[5]  window_ms   int     how long the deduplication ID is remembered
+-- ARGV[6..] fields     list    names and values of the message
 --
--- Returns  OK         scheduled, now or by an earlier copy of this call   [2] due, unix ms
--- Returns  DUPLICATE  the dedup id was used before  [2] send id or entry id of that message
--- Returns  MOVED      the topic has a different partition count, or none  [2] the count, or ''
+-- Returns  OK         stored, by this call or an earlier copy
+--                     [2] due time, unix ms
+-- Returns  DUPLICATE  an earlier call has used this deduplication ID
+--                     [2] send ID or entry ID of the message that it wrote
+-- Returns  MOVED      the topic has a different partition count, or does not exist
+--                     [2] current count, or ''
 --
--- Cost     O(log n) + size of the body, n = delayed sends
--- Repeat   safe until the message is due; after that only with a dedup id
+-- Cost     O(log n) plus the size of the body; n = delayed sends
+-- Repeat   idempotent until the message is due. After that, only with a deduplication ID
 -- @include _clock
 -- @include _routed
 -- @include _fields

@@ -1,22 +1,27 @@
 -- missing_settle: in-flight, entry missing -> settled, counted
 --
--- Settle the pending entries of a group that are no longer in the partition. Partitions are trimmed
--- from the old end only, so an entry older than the first one never comes back. Call this only for
--- a topic that may drop unsettled entries. In any other topic, an entry is missing because another
--- client trimmed the stream. Its owner may still have the body, and settles it.
+-- Settle pending entries of a group that are no longer in the partition, and count them as dropped.
+-- A partition is trimmed from its old end only, so an entry that is older than the first one never
+-- comes back.
+--
+-- Call this script only for a topic that is allowed to drop unsettled entries. In any other topic,
+-- an entry is missing because another client has trimmed the stream. The owner may then still have
+-- its body, and settles the entry itself.
 --
 -- KEYS[1]  stream    STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  attempts  HASH    streaming:mq:attempts:{T:p:i}:G
--- KEYS[3]  trim      HASH    streaming:mq:trim:{T:p:i}       the record
+-- KEYS[3]  trim      HASH    streaming:mq:trim:{T:p:i}    counts the dropped entries
 --
 -- ARGV[1]  group     str     consumer group
--- ARGV[2]  count     int     at most this many
+-- ARGV[2]  count     int     settle at most this many entries
 --
--- Returns  OK       [2] settled; fewer than count = there are no more
+-- Returns  OK       settled
+--                   [2] number of entries settled; if it is smaller than `count`, there are no more
 -- Returns  NOGROUP  the group does not exist on the partition
 --
--- Cost     O(g + count x log n), g = groups, n = pending entries
--- Repeat   safe: settles the next ones. Works when memory is full, except for the counter
+-- Cost     O(g + count x log n); g = groups, n = pending entries
+-- Repeat   safe: a second call settles the next entries. Works when memory is full, except that the
+--          entries may then not be counted
 -- @include _groups
 -- @include _lists
 -- @include _places

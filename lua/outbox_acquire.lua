@@ -1,23 +1,28 @@
 -- outbox_acquire: free -> held (epoch + 1 or later)
 --
--- Give an outbox to one relay. Every call sets a new epoch, even for the relay that holds the
--- outbox. A relay that lost a reply takes its outbox again and fences its records with the new
--- epoch, so a late copy of the lost call is rejected.
+-- Give the lease of an outbox to one relay. Every call sets a new epoch, even if the relay already
+-- holds the outbox. A relay depends on this after a lost reply: it acquires its outbox again and
+-- fences the partitions with the new epoch, so Redis rejects a late copy of the earlier call.
 --
 -- KEYS[1]  outbox  HASH    streaming:mq:outbox:{N}
 -- KEYS[2]  lease   STRING  streaming:mq:outbox:{N}:lease
 --
--- ARGV[1]  token   token   token of the relay: host, process and random part
--- ARGV[2]  ttl_ms  int     lifetime of the lease
--- ARGV[3]  owner   str     where the relay runs, for operators
--- ARGV[4]  above   int     the new epoch is greater than this number. 0 = no condition
--- ARGV[5]  dead    str     token of a relay whose process has exited, or ''
+-- ARGV[1]  token   token   token of the relay: host, process and a random part
+-- ARGV[2]  ttl_ms  int     lifetime of the lease, from this call
+-- ARGV[3]  owner   str     host and process of the relay, for operators
+-- ARGV[4]  above   int     the new epoch is greater than this number, 0 = no condition
+-- ARGV[5]  dead    str     token of a relay whose process has exited, whose lease counts as free;
+--                          '' = none
 --
--- Returns  OK    held                    [2] epoch
--- Returns  HELD  another lease is valid  [2] its token [3] ms until it expires [4] owner
+-- Returns  OK    acquired
+--                [2] epoch
+-- Returns  HELD  another lease is valid
+--                [2] its token
+--                [3] milliseconds until it expires
+--                [4] its owner
 --
 -- Cost     O(1)
--- Repeat   safe: sets another epoch. Works when memory is full
+-- Repeat   safe: a second call sets another epoch. Works when memory is full
 -- @include _clock
 -- @include _numbers
 

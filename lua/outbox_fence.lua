@@ -1,22 +1,29 @@
 -- outbox_fence: epoch of an earlier relay -> epoch of this relay
 --
--- Close a partition to every earlier relay of an outbox, and read the rows of its last batch. The
--- relay fences all partitions of a topic, deletes the returned rows from its table, because they
--- are in the topic, and then reads its table again. An earlier relay may also have written and
--- deleted rows that this relay read before, so rows read before the fence must not be published.
+-- Close a partition to every earlier relay of an outbox, and return the rows of the last batch that
+-- was written to it.
 --
--- KEYS[1]  record  HASH  streaming:mq:outbox:{T:p:i}:N
--- KEYS[2]? meta    HASH  streaming:mq:topic:{T}:meta     not on a cluster: another slot
+-- A relay fences all partitions of a topic before it publishes. It deletes the returned rows from
+-- its table, because they are already in the topic, and then reads its table again. The second read
+-- is necessary because an earlier relay may have published and deleted rows after this relay had
+-- read them. The relay must therefore not publish rows that it read before the fence.
 --
--- ARGV[1]  epoch       int  epoch of the relay
--- ARGV[2]  partitions  int  partition count of the topic that the relay knows
+-- KEYS[1]  record      HASH  streaming:mq:outbox:{T:p:i}:N
+-- KEYS[2]? meta        HASH  streaming:mq:topic:{T}:meta    not on a cluster, where it is in
+--                                                           another slot
 --
--- Returns  OK      fenced     [2] rows of the last batch: 32 hex digits of the uid and 16
---                 of the id each, without separators
--- Returns  FENCED  a later relay has fenced the partition     [2] its epoch
--- Returns  MOVED   the topic has a different partition count, or none     [2] the count, or ''
+-- ARGV[1]  epoch       int   epoch of the relay
+-- ARGV[2]  partitions  int   partition count of the topic that the relay uses
 --
--- Cost     O(b), b = rows of a batch
+-- Returns  OK      fenced
+--                  [2] rows of the last batch, each 32 hex digits of the uid and 16 of the ID,
+--                  without separators
+-- Returns  FENCED  a later relay has fenced the partition
+--                  [2] its epoch
+-- Returns  MOVED   the topic has a different partition count, or does not exist
+--                  [2] current count, or ''
+--
+-- Cost     O(b); b = rows of a batch
 -- Repeat   idempotent: the second call returns the same
 -- @include _numbers
 -- @include _routed

@@ -1,14 +1,17 @@
 -- outbox_release: held -> free
 --
--- Release the outbox when its relay stops. The epoch and the figures stay.
+-- Release the lease of an outbox when its relay stops. The epoch and the figures of the outbox
+-- stay.
 --
 -- KEYS[1]  outbox  HASH    streaming:mq:outbox:{N}
 -- KEYS[2]  lease   STRING  streaming:mq:outbox:{N}:lease
 --
 -- ARGV[1]  token   token   token of the relay
 --
--- Returns  OK      free
--- Returns  FENCED  not, or no longer, the holder     [2] epoch [3] owner
+-- Returns  OK      released
+-- Returns  FENCED  the relay does not hold the outbox, or no longer
+--                  [2] epoch of the outbox
+--                  [3] its owner, or ''
 --
 -- Cost     O(1)
 -- Repeat   idempotent: the second call returns FENCED. Works when memory is full

@@ -1,21 +1,24 @@
 -- outbox_renew: held -> held
 --
--- Extend the lease of a relay and publish its figures. The hash decides: if the lease expired and
--- no other relay took the outbox, the lease is set again under the same epoch.
+-- Extend the lease of a relay, and publish its figures. The token in the outbox's hash determines
+-- the holder, and not the lease. If the lease has expired but no other relay has acquired the
+-- outbox, the script sets the lease again under the same epoch.
 --
--- KEYS[1]  outbox  HASH    streaming:mq:outbox:{N}
--- KEYS[2]  lease   STRING  streaming:mq:outbox:{N}:lease
+-- KEYS[1]  outbox    HASH    streaming:mq:outbox:{N}
+-- KEYS[2]  lease     STRING  streaming:mq:outbox:{N}:lease
 --
--- ARGV[1]  token    token  token of the relay
--- ARGV[2]  ttl_ms   int    lifetime of the lease from now
--- ARGV[3..] figures list   names and values. `at` is added here
+-- ARGV[1]  token     token   token of the relay
+-- ARGV[2]  ttl_ms    int     lifetime of the lease, from this call
+-- ARGV[3..] figures  list    names and values; the script adds `at`, the current time
 --
--- Returns  OK      held
--- Returns  FENCED  another relay holds it, or none     [2] epoch [3] owner
+-- Returns  OK      renewed
+-- Returns  FENCED  another relay holds the outbox, or none does
+--                  [2] epoch of the outbox
+--                  [3] its owner, or ''
 --
--- Cost     O(f), f = figures
--- Repeat   safe: a late copy can only extend a lease whose token is current. Works when memory is
---          full
+-- Cost     O(f); f = figures
+-- Repeat   safe: a late copy can only extend the lease of the relay that holds the outbox. Works
+--          when memory is full
 -- @include _clock
 -- @include _fence
 -- @include _lists

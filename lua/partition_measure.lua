@@ -1,21 +1,28 @@
 -- partition_measure: read-only
 --
--- Return the figures of one partition for metrics and status. Entries are examined here, so that no
--- body is transferred.
+-- Return the figures of one partition, for metrics and status. The script examines the entries
+-- inside the server, so no body is transferred to the client.
 --
 -- KEYS[1]  stream     STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  dlq        STREAM  stream:topic:{T:p:i}:dlq
 -- KEYS[3]  scheduled  ZSET    streaming:mq:delayed:{T:p:i}
 -- KEYS[4]  trim       HASH    streaming:mq:trim:{T:p:i}
 --
--- Returns  OK  [2] length [3] entries ever added [4] first id or '' [5] last id ever issued or ''
---              [6] dead letters of all groups [7] delayed sends [8] first id that trimming kept or
---              '' [9] due time of the first delayed send, unix ms, or '' [10] for each position of
---              a Spark query: group, unread or '' if unknown, milliseconds since its last report
---              [11] 1 = the server counts entries ever added, 0 = they leave out entries that other
---              clients removed
+-- Returns  OK  measured
+--              [2] length
+--              [3] number of entries ever added
+--              [4] ID of the first entry, or ''
+--              [5] last ID that the stream has issued, or ''
+--              [6] dead letters of all groups
+--              [7] delayed sends
+--              [8] first ID that trimming kept, or ''
+--              [9] due time of the first delayed send, unix ms, or ''
+--              [10] for each position of a Spark query: group, unread entries or '' if the server
+--              does not know them, milliseconds since its last report
+--              [11] 1 = the server counts entries ever added, 0 = `[3]` is calculated from
+--              trimming, and leaves out entries that other clients removed
 --
--- Cost     O(log n + g) + size of two bodies, n = delayed sends, g = groups
+-- Cost     O(log n + g) plus the size of two bodies; n = delayed sends, g = groups
 -- Repeat   safe: read-only
 -- @include _clock
 -- @include _groups

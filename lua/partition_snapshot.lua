@@ -1,7 +1,8 @@
 -- partition_snapshot: read-only
 --
--- Count the messages of a group on a partition by state, at one instant. `run --burst` exits when
--- none is left, and tests check that no message is lost or in two states.
+-- Count the messages of a group on a partition by their state. All counts are from the same
+-- instant, so no message is missing or counted in two states. `run --burst` uses them to exit when
+-- no message is left, and tests use them to check that no message is lost or in two states.
 --
 -- KEYS[1]  stream     STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  retry      STREAM  stream:topic:{T:p:i}:retry:G
@@ -10,15 +11,20 @@
 -- KEYS[5]  scheduled  ZSET    streaming:mq:delayed:{T:p:i}
 --
 -- ARGV[1]  group      str     consumer group
--- ARGV[2]  limit      int     count at most this many unread entries per stream
+-- ARGV[2]  limit      int     count at most this many unread entries of each stream
 --
--- Returns  OK       [2] length [3] unread, -1 = more than `limit`, or more than one call can count
---                   [4] pending [5] waiting retries [6] unread in the retry stream, -1 as above
---                   [7] pending in the retry stream [8] dead letters of all groups [9] delayed
---                   sends
--- Returns  NOGROUP  the group is missing on one of the streams
+-- Returns  OK       counted
+--                   [2] length of the partition stream
+--                   [3] unread entries, -1 = more than `limit` or more than one call can count
+--                   [4] pending entries
+--                   [5] waiting retries
+--                   [6] unread entries of the retry stream, -1 as in `[3]`
+--                   [7] pending entries of the retry stream
+--                   [8] dead letters of all groups
+--                   [9] delayed sends
+-- Returns  NOGROUP  the group does not exist on one of the two streams
 --
--- Cost     O(limit x log n) + at most 1 MiB of bodies plus eight more, n = entries
+-- Cost     O(limit x log n), and reads at most 1 MiB of bodies plus eight more bodies; n = entries
 -- Repeat   safe: read-only
 -- @include _groups
 -- @include _byte_limit

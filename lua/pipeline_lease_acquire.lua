@@ -1,20 +1,23 @@
 -- pipeline_lease_acquire: free -> held
 --
--- Ensure that only one run of a pipeline is active. The lease has no fence: if another run has
--- published a part, the archive itself rejects a second publication.
+-- Take the lease of a pipeline, so that only one of its runs is active. The lease needs no fence,
+-- because the archive itself rejects a part that another run has already published.
 --
 -- KEYS[1]  lease   STRING  streaming:mq:pipeline:{T}:N
 --
--- ARGV[1]  token   token   of the run: host, process and random part, so that an operator can find
---                          it
--- ARGV[2]  ttl_ms  int     lifetime of the lease from now
--- ARGV[3]  dead    str     token of a run whose process has exited, or ''
+-- ARGV[1]  token   token   token of the run: host, process and a random part, so that an operator
+--                          can find the run
+-- ARGV[2]  ttl_ms  int     lifetime of the lease, from this call
+-- ARGV[3]  dead    str     token of a run whose process has exited, whose lease counts as free; ''
+--                          = none
 --
--- Returns  OK      held
--- Returns  HELD    another run holds it     [2] its token [3] ms until it expires
+-- Returns  OK    acquired
+-- Returns  HELD  another run holds the lease
+--                [2] its token
+--                [3] milliseconds until the lease expires
 --
 -- Cost     O(1)
--- Repeat   idempotent: the second call extends the lease
+-- Repeat   idempotent: the second call extends the lease. Works when memory is full
 
 local lease = KEYS[1]
 local token, ttl_ms, dead = ARGV[1], ARGV[2], ARGV[3]

@@ -1,13 +1,13 @@
 -- pipeline_lease_release: held -> free
 --
--- Release the lease at the end of a run.
+-- Release the lease of a pipeline when a run finishes.
 --
 -- KEYS[1]  lease  STRING  streaming:mq:pipeline:{T}:N
 --
 -- ARGV[1]  token  token   token of the run
 --
--- Returns  OK     free
--- Returns  LOST   expired, or held by another run
+-- Returns  OK    released
+-- Returns  LOST  the lease has expired, or another run holds it
 --
 -- Cost     O(1)
 -- Repeat   idempotent: the second call returns LOST. Works when memory is full

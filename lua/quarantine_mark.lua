@@ -1,26 +1,32 @@
 -- quarantine_mark: inherited -> recorded, one round at a time
 --
--- Record the entries about to run, so that the next owner can identify an entry that takes down the
--- whole host. The same step acknowledges the previous entries. Without places, the quarantine ends.
--- The session is compared because a late copy from an abandoned connection would record an
--- entry that is not running.
+-- Record the entries that are about to run in quarantine. If an entry takes down the whole host,
+-- the next owner finds this mark and knows which entries were running. In the same step, the script
+-- acknowledges the entries of the previous round. A call without places ends the quarantine.
+--
+-- The script compares the session of the owner's connection. Without this comparison, a late copy
+-- of the call from an abandoned connection would record entries that are not running.
 --
 -- KEYS[1]  fence    HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream   STREAM  stream:topic:{T:p:i}
 -- KEYS[3]  retry    STREAM  stream:topic:{T:p:i}:retry:G
 --
 -- ARGV[1]  token    token   token of the owner
--- ARGV[2]  session  token   the session that message_recover opened
+-- ARGV[2]  session  token   session that `message_recover` opened for this connection
 -- ARGV[3]  group    str     consumer group
--- ARGV[4]  places   str     about to run, separated by spaces, '' = the quarantine is over
--- ARGV[5..] acked   list    finished places (charged ones go through settle_ack)
+-- ARGV[4]  places   str     entries that are about to run, separated by spaces, '' = the quarantine
+--                           is over
+-- ARGV[5..] acked   list    entries that have finished; charged ones are acknowledged with
+--                           `settle_ack` instead
 --
--- Returns  OK       marked, or over
--- Returns  SESSION  a newer connection opened a session
--- Returns  FENCED   another owner, or none     [2] epoch [3] owner
+-- Returns  OK       recorded, or the quarantine is over
+-- Returns  SESSION  a newer connection of the owner has opened a session
+-- Returns  FENCED   another owner holds the assignment, or none does
+--                   [2] epoch in the fence
+--                   [3] owner in the fence, or ''
 --
--- Cost     O(a), a = places acked
--- Repeat   idempotent: marks the same places again. Works when memory is full
+-- Cost     O(a); a = places in `acked`
+-- Repeat   idempotent: the second call records the same entries. Works when memory is full
 -- @include _fence
 -- @include _lists
 -- @include _places

@@ -1,19 +1,26 @@
 -- retention_measure: read-only
 --
--- Return the memory use of a partition and the position of each group, to show which entries stay
--- and why.
+-- Return the memory use of a partition and the position of each group, which show which entries
+-- stay and why.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}
--- KEYS[2]  trim    HASH    streaming:mq:trim:{T:p:i}       the record
+-- KEYS[2]  trim    HASH    streaming:mq:trim:{T:p:i}    the record of trimming
 --
--- Returns  OK  [2] length [3] approximate bytes of memory, or '' without permission for MEMORY [4]
---              first id or '' [5] last id ever issued or '' [6] archived or '' [7] shrink_from or
---              '' [8] for each group: name, pending, first entry that it keeps or '', unread or ''
---              if unknown, milliseconds since one of its consumers was last seen or '', total
---              unread and pending entries dropped [9] first entry that is not archived or ''
+-- Returns  OK  measured
+--              [2] length
+--              [3] approximate memory use in bytes, '' without permission for MEMORY
+--              [4] ID of the first entry, or ''
+--              [5] last ID that the stream has issued, or ''
+--              [6] ID of the last archived entry, or ''
+--              [7] `shrink_from` of the record, or ''
+--              [8] for each group: name, pending entries, first entry that it keeps or '', unread
+--              entries or '' if the server does not know them, milliseconds since one of its
+--              consumers was last seen or '', number of unread entries ever dropped, number of
+--              pending entries ever dropped
+--              [9] first entry that is not archived, or ''
 --
--- Cost     O(g x (c + log n)) + size of g + 3 bodies, g = groups, c = consumers of a group, n =
---          pending entries, and the sizes of 1,000 nodes
+-- Cost     O(g x (c + log n)), the size of g + 3 bodies, and measuring 1,000 nodes; g = groups, c =
+--          consumers of a group, n = pending entries
 -- Repeat   safe: read-only
 -- @include _groups
 -- @include _ids

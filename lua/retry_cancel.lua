@@ -1,25 +1,30 @@
 -- retry_cancel: waiting -> dead, or waiting -> nothing
 --
--- Remove waiting retries before they are due. Each becomes a dead letter: its body plus the fields
--- that describe the failure. With `drop`, no dead letter is written. Delayed sends can
--- only be canceled with `drop`.
+-- Cancel waiting retries before they are due. Each retry becomes a dead letter, which consists of
+-- its body and the fields that describe the failure. With `drop`, the script removes them without
+-- writing a dead letter. Delayed sends can only be canceled with `drop`.
 --
 -- KEYS[1]  delayed   ZSET    streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
 -- KEYS[2]  items     HASH    streaming:mq:retry:item:{T:p:i}:G, or
 --                            streaming:mq:delayed:item:{T:p:i}
 -- KEYS[3]  dlq       STREAM  stream:topic:{T:p:i}:dlq
 --
--- ARGV[1]  drop      flag    1 = no dead letter is written
--- ARGV[2..] entries  list    for each: place, field_count, and that many changed names and values
+-- ARGV[1]  drop      flag    1 = write no dead letters
+-- ARGV[2..] entries  list    for each entry: place, field_count, and that many names and values to
+--                            change
 --
--- Returns  OK  [2] a word for each entry [3] id of the dead letter for each entry, or ''
+-- Returns  OK  processed
+--              [2] a word for each entry, from the list below
+--              [3] ID of the dead letter for each entry, or ''
 --
--- Entry    MOVED       no longer delayed
--- Entry    GONE        it was not delayed. Nothing done
--- Entry    UNREADABLE  its item cannot become a dead letter. Nothing done. It can be dropped
+-- Entry    MOVED       removed, and dead-lettered unless `drop` is set
+-- Entry    GONE        the entry was not waiting, so nothing was done
+-- Entry    UNREADABLE  the item cannot become a dead letter, so nothing was done; it can be removed
+--                      with `drop`
 --
--- Cost     O(e x (log n + size of a body)), e = entries, n = waiting retries
--- Repeat   idempotent: the second call returns GONE for each
+-- Cost     O(e x (log n + size of a body)); e = entries, n = waiting retries
+-- Repeat   idempotent: the second call returns GONE for each entry. With `drop`, it works when
+--          memory is full
 -- @include _clock
 -- @include _lists
 -- @include _fields

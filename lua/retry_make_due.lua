@@ -1,16 +1,18 @@
 -- retry_make_due: waiting -> waiting, due now
 --
--- Make waiting retries or delayed sends due immediately. message_promote then moves them with all
--- other due entries.
+-- Make waiting retries or delayed sends due immediately. `message_promote` then moves them together
+-- with all other due items.
 --
 -- KEYS[1]  delayed  ZSET  streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
 --
--- ARGV[1..] places  list  the entries
+-- ARGV[1..] places  list  the retries, or the send IDs of delayed sends
 --
--- Returns  OK  [2] due now [3] no longer delayed
+-- Returns  OK  changed
+--              [2] number of entries that are due now
+--              [3] number of entries that were no longer waiting
 --
--- Cost     O(p x log n), p = places, n = waiting retries
--- Repeat   idempotent: the second call finds them due or gone
+-- Cost     O(p x log n); p = places, n = waiting retries
+-- Repeat   idempotent: the second call finds the entries due or gone
 -- @include _clock
 
 local delayed = KEYS[1]

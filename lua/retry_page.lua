@@ -1,20 +1,23 @@
 -- retry_page: read-only
 --
--- Return one page of a group's waiting retries, or of delayed sends, earliest first. Payloads are
--- measured here, so that no body is transferred.
+-- Return one page of a group's waiting retries or of a partition's delayed sends, earliest first.
+-- The script measures the payloads inside the server, so no payload is transferred to the client.
 --
 -- KEYS[1]  delayed      ZSET  streaming:mq:retry:{T:p:i}:G, or streaming:mq:delayed:{T:p:i}
 -- KEYS[2]  items        HASH  streaming:mq:retry:item:{T:p:i}:G, or
 --                             streaming:mq:delayed:item:{T:p:i}
 --
 -- ARGV[1]  after_due    int   due time of the last row of the previous page, unix ms; 0 = start
--- ARGV[2]  after_place  str   place of that row, '' = start
--- ARGV[3]  count        int   at most this many rows
+-- ARGV[2]  after_place  str   place of the last row of the previous page, '' = start
+-- ARGV[3]  count        int   return at most this many rows
 --
--- Returns  OK  [2] rows, for each: place, due time, payload bytes (-1 if the item cannot be read),
---              fields without payload and headers [3] 1 = there may be more
+-- Returns  OK  the page
+--              [2] rows, for each: place, due time, payload size in bytes (-1 if the item cannot be
+--              read), fields without payload and headers
+--              [3] 1 = there may be more
 --
--- Cost     O(log n + count) + at most 512 KiB of bodies plus one more, n = waiting retries
+-- Cost     O(log n + count), and reads at most 512 KiB of bodies plus one more body; n = waiting
+--          retries
 -- Repeat   safe: read-only
 -- @include _clock
 -- @include _byte_limit

@@ -1,30 +1,38 @@
 -- schedule_declare: absent, or another specification -> due
 --
--- Store a schedule. An unchanged specification changes nothing. If two files declare a schedule
--- differently, the file that was read later applies. The earlier one applies only if no instance
--- has declared the later one for `takeover_ms`.
+-- Store a schedule, or replace its specification. If the stored specification is the same, the
+-- script changes nothing.
 --
--- KEYS[1]  due          ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
--- KEYS[2]  schedules    HASH  streaming:mq:schedule:{T:p:i}        name -> specification, …
+-- During a rollout, two releases can declare different specifications for the same schedule. The
+-- declaration from the file that was read later then replaces the other one. The earlier one
+-- replaces the later one only when no instance has declared the later one for `takeover_ms`, for
+-- example after a rollback. A paused schedule stays paused when it is replaced.
+--
+-- KEYS[1]  due          ZSET  streaming:mq:schedule:due:{T:p:i}    name of a schedule, score = due
+--                                                                  time, unix ms
+-- KEYS[2]  schedules    HASH  streaming:mq:schedule:{T:p:i}        name of a schedule ->
+--                                                                  specification, …
 --
 -- ARGV[1]  name         str   name of the schedule
 -- ARGV[2]  hash         str   hash of its specification
--- ARGV[3]  spec         str   the specification, JSON
+-- ARGV[3]  spec         str   its specification, JSON
 -- ARGV[4]  origin       str   `file` or `operator`
--- ARGV[5]  since_ms     int   when the file was read, unix ms; for an operator, the time of the
---                             edit
--- ARGV[6]  takeover_ms  int   a specification that no instance declared for this long can be
+-- ARGV[5]  since_ms     int   time at which the file was read, or the operator edited the schedule,
+--                             unix ms
+-- ARGV[6]  takeover_ms  int   time after which a specification that no instance declares can be
 --                             replaced
 -- ARGV[7]  next         str   its next due time, unix ms, '' = none
 -- ARGV[8]  force        flag  1 = replace any existing schedule
 --
--- Returns  ADDED     new
--- Returns  REPLACED  replaced another specification, or an unreadable one
+-- Returns  ADDED     stored as a new schedule
+-- Returns  REPLACED  replaced another or an unreadable specification
 -- Returns  SAME      unchanged
--- Returns  OTHER     another release's specification stays          [2] its hash
--- Returns  OPERATOR  a schedule of this name was added by an operator
+-- Returns  OTHER     another specification stays
+--                    [2] its hash
+-- Returns  OPERATOR  the existing schedule has another origin: for a file, it was added by an
+--                    operator
 --
--- Cost     O(log n) + size of the specification, n = schedules of the partition
+-- Cost     O(log n) plus the size of the specification; n = schedules of the partition
 -- Repeat   idempotent: the second call returns SAME
 -- @include _clock
 -- @include _numbers

@@ -1,18 +1,21 @@
 -- schedule_drop: due or held -> gone
 --
--- Remove a schedule and all its state.
+-- Remove a schedule with all its state.
 --
--- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}     name, score = due, unix ms
--- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}         name -> specification, …
--- KEYS[3]  last       HASH  streaming:mq:schedule:last:{T:p:i}    name -> last tick, counts
+-- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}     name of a schedule, score = due
+--                                                                 time, unix ms
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}         name of a schedule ->
+--                                                                 specification, …
+-- KEYS[3]  last       HASH  streaming:mq:schedule:last:{T:p:i}    name of a schedule -> last tick,
+--                                                                 counts
 --
 -- ARGV[1]  name       str   name of the schedule
 --
 -- Returns  OK    removed
--- Returns  GONE  no such schedule
+-- Returns  GONE  the schedule does not exist
 --
--- Cost     O(log n), n = schedules of the partition
--- Repeat   idempotent: the second call returns GONE
+-- Cost     O(log n); n = schedules of the partition
+-- Repeat   idempotent: the second call returns GONE. Works when memory is full
 
 local due, schedules, last = KEYS[1], KEYS[2], KEYS[3]
 local name = ARGV[1]

@@ -1,42 +1,52 @@
 -- schedule_fire: due -> ready, and due again later
 --
--- Write the messages of due ticks and advance each schedule to its next tick, in one step. Not
--- fenced: a tick is a compare-and-set on the due time and the specification, so any housekeeper may
--- try. Python computes the next due time. The server's clock decides whether the current one has
--- come.
+-- Send the messages of due ticks, and set each schedule to its next tick. The caller computes the
+-- next due time in Python. The script compares the due time and the specification that the caller
+-- saw with the stored ones, and uses the server's clock to check that the time has come. It then
+-- writes the message and the next due time in the same step. No fence is necessary: any housekeeper
+-- may try to send a tick, and only the first call succeeds.
 --
--- KEYS[1]  due        ZSET    streaming:mq:schedule:due:{T:p:i}     name, score = due, unix ms
--- KEYS[2]  schedules  HASH    streaming:mq:schedule:{T:p:i}         name -> specification, …
--- KEYS[3]  last       HASH    streaming:mq:schedule:last:{T:p:i}    name -> last tick, counts
--- KEYS[4]  stream     STREAM  stream:topic:{T:p:i}
--- KEYS[5]? meta       HASH    streaming:mq:topic:{T}:meta           not on a cluster: another slot
--- KEYS[6]? retry      STREAM  stream:topic:{T:p:i}:retry:G          with a group
--- KEYS[7]? delayed    ZSET    streaming:mq:retry:{T:p:i}:G          with a group
--- KEYS[8]? items      HASH    streaming:mq:retry:item:{T:p:i}:G     with a group
+-- KEYS[1]  due         ZSET    streaming:mq:schedule:due:{T:p:i}     name of a schedule, score =
+--                                                                    due time, unix ms
+-- KEYS[2]  schedules   HASH    streaming:mq:schedule:{T:p:i}         name of a schedule ->
+--                                                                    specification, …
+-- KEYS[3]  last        HASH    streaming:mq:schedule:last:{T:p:i}    name of a schedule -> last
+--                                                                    tick, counts
+-- KEYS[4]  stream      STREAM  stream:topic:{T:p:i}
+-- KEYS[5]? meta        HASH    streaming:mq:topic:{T}:meta           not on a cluster, where it is
+--                                                                    in another slot
+-- KEYS[6]? retry       STREAM  stream:topic:{T:p:i}:retry:G          only with a group
+-- KEYS[7]? delayed     ZSET    streaming:mq:retry:{T:p:i}:G          only with a group
+-- KEYS[8]? items       HASH    streaming:mq:retry:item:{T:p:i}:G     only with a group
 --
--- ARGV[1]  partitions  int    partition count by which the keys were placed
--- ARGV[2]  group       str    skip a tick while this group has not finished the previous message;
---                             '' = never skip
--- ARGV[3]  orphan_ms   int    a schedule that no instance declared for this long is not fired
--- ARGV[4..] ticks      list   for each: name, hash, due, tick or '' to send none, next due time or
---                             '', number of ticks skipped before it, field_count, that many names
---                             and values
+-- ARGV[1]  partitions  int     partition count by which the keys of the messages were routed
+-- ARGV[2]  group       str     send no message while this group has not finished the previous
+--                              message of the schedule; '' = always send
+-- ARGV[3]  orphan_ms   int     do not fire a schedule that no instance has declared for this long
+-- ARGV[4..] ticks      list    for each tick: name of the schedule, hash of its specification, due
+--                              time, tick or '' to send no message, next due time or '', number of
+--                              ticks skipped before it, field_count, and that many names and values
 --
--- Returns  OK     [2] a word for each tick [3] server time, unix ms
--- Returns  MOVED  the topic has a different partition count, or none. Nothing done    [2] the count
+-- Returns  OK     processed
+--                 [2] a word for each tick, from the list below
+--                 [3] server time, unix ms
+-- Returns  MOVED  the topic has a different partition count, or does not exist; nothing was done
+--                 [2] current count, or 0
 --
--- Entry    FIRED     written
--- Entry    SKIPPED   advanced without a message, as requested
--- Entry    SENT      advanced without a message: this tick, or a later one, was sent before
--- Entry    OVERLAP   advanced without a message: the previous one is not finished
--- Entry    STALE     not due at that time: another housekeeper was first, or it is held or gone
--- Entry    CHANGED   its specification changed
+-- Entry    FIRED     the message was written
+-- Entry    SKIPPED   advanced without a message, as the caller requested
+-- Entry    SENT      advanced without a message, because this tick or a later one was sent before
+-- Entry    OVERLAP   advanced without a message, because the group has not finished the previous
+--                    one
+-- Entry    STALE     not due at the given time, because another housekeeper was first, or because
+--                    the schedule is held or gone
+-- Entry    CHANGED   the specification has changed
 -- Entry    EARLY     not due yet by the server's clock
--- Entry    ORPHANED  no instance has declared it for `orphan_ms`
+-- Entry    ORPHANED  no instance has declared the schedule for `orphan_ms`
 --
--- Cost     O(t x log n + size of the bodies), t = ticks, n = schedules; with a group at most 200
---          more reads for each
--- Repeat   idempotent: the second call returns STALE for each
+-- Cost     O(t x log n) plus the size of the bodies; t = ticks, n = schedules. With a group, also
+--          at most 200 reads for each tick
+-- Repeat   idempotent: the second call returns STALE for each tick
 -- @include _clock
 -- @include _groups
 -- @include _ids

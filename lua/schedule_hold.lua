@@ -1,18 +1,22 @@
 -- schedule_hold: due -> held
 --
--- Stop a schedule and keep its due time. A schedule that is already held gets the new reason.
+-- Stop a schedule, and keep its due time for later. If the schedule is already held, the script
+-- only replaces the reason.
 --
--- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
--- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        name -> specification, …
+-- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name of a schedule, score = due
+--                                                                time, unix ms
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        name of a schedule ->
+--                                                                specification, …
 --
 -- ARGV[1]  name       str   name of the schedule
 -- ARGV[2]  reason     str   paused, orphaned, unreadable or moving
 --
--- Returns  OK    held                       [2] its due time, unix ms, or ''
--- Returns  GONE  no such schedule
+-- Returns  OK    held
+--                [2] its due time, unix ms, or ''
+-- Returns  GONE  the schedule does not exist
 --
--- Cost     O(log n), n = schedules of the partition
--- Repeat   idempotent
+-- Cost     O(log n); n = schedules of the partition
+-- Repeat   idempotent: the second call writes the same
 -- @include _clock
 -- @include _held
 

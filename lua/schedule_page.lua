@@ -2,15 +2,19 @@
 --
 -- List the schedules of a partition that are due by the server's clock, earliest first.
 --
--- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
--- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        name -> specification, …
+-- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name of a schedule, score = due
+--                                                                time, unix ms
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        name of a schedule ->
+--                                                                specification, …
 --
--- ARGV[1]  count      int   at most this many
+-- ARGV[1]  count      int   list at most this many schedules
 --
--- Returns  OK  [2] server time, unix ms [3] for each: name, due, hash of its specification or ''
+-- Returns  OK  listed
+--              [2] server time, unix ms
+--              [3] for each schedule: name, due time, hash of its specification or ''
 --              [4] due time of the next schedule that is not due yet, or ''
 --
--- Cost     O(count + log n), n = schedules of the partition
+-- Cost     O(count + log n); n = schedules of the partition
 -- Repeat   safe: read-only
 -- @include _clock
 

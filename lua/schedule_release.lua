@@ -1,16 +1,20 @@
 -- schedule_release: held -> due
 --
--- Make a held schedule due again at its stored due time. Ticks missed since then are misfires.
+-- Make a held schedule due again at its stored due time. If that time has passed, the ticks since
+-- then count as misfires.
 --
--- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
--- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        name -> specification, …
+-- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name of a schedule, score = due
+--                                                                time, unix ms
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        name of a schedule ->
+--                                                                specification, …
 --
 -- ARGV[1]  name       str   name of the schedule
 --
--- Returns  OK    due again             [2] its due time, unix ms, or ''
--- Returns  GONE  it is not held
+-- Returns  OK    due again
+--                [2] its due time, unix ms, or ''
+-- Returns  GONE  the schedule is not held
 --
--- Cost     O(log n), n = schedules of the partition
+-- Cost     O(log n); n = schedules of the partition
 -- Repeat   idempotent: the second call returns GONE
 -- @include _held
 

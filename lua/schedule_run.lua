@@ -1,24 +1,31 @@
 -- schedule_run: nothing -> ready, one message of a schedule on request
 --
--- Write one message of a schedule now. Its due time does not change.
+-- Send one message of a schedule immediately, for an operator. The due time of the schedule does
+-- not change. The message has its own instant, which must be later than that of the schedule's last
+-- message, so a repeated call does not send it again.
 --
--- KEYS[1]  schedules  HASH    streaming:mq:schedule:{T:p:i}         name -> specification, …
--- KEYS[2]  last       HASH    streaming:mq:schedule:last:{T:p:i}    name -> last tick, counts
--- KEYS[3]  stream     STREAM  stream:topic:{T:p:i}
--- KEYS[4]? meta       HASH    streaming:mq:topic:{T}:meta           not on a cluster: another slot
+-- KEYS[1]  schedules   HASH    streaming:mq:schedule:{T:p:i}         name of a schedule ->
+--                                                                    specification, …
+-- KEYS[2]  last        HASH    streaming:mq:schedule:last:{T:p:i}    name of a schedule -> last
+--                                                                    tick, counts
+-- KEYS[3]  stream      STREAM  stream:topic:{T:p:i}
+-- KEYS[4]? meta        HASH    streaming:mq:topic:{T}:meta           not on a cluster, where it is
+--                                                                    in another slot
 --
--- ARGV[1]  name        str    name of the schedule
--- ARGV[2]  hash        str    hash of its specification
--- ARGV[3]  partitions  int    partition count by which the keys were placed
--- ARGV[4]  instant     int    time in the message's headers, unix ms
--- ARGV[5..] fields     list   names and values
+-- ARGV[1]  name        str     name of the schedule
+-- ARGV[2]  hash        str     hash of its specification
+-- ARGV[3]  partitions  int     partition count by which the key of the message was routed
+-- ARGV[4]  instant     int     time in the headers of the message, unix ms
+-- ARGV[5..] fields     list    names and values of the message
 --
--- Returns  OK       written                                                   [2] id
--- Returns  CHANGED  the specification changed, or the schedule does not exist
--- Returns  AGAIN    the instant is not later than that of its last message: pass a later one
--- Returns  MOVED    the topic has a different partition count, or none           [2] the count
+-- Returns  OK       written
+--                   [2] ID of the entry
+-- Returns  CHANGED  the specification has changed, or the schedule does not exist
+-- Returns  AGAIN    the instant is not later than that of the last message: pass a later one
+-- Returns  MOVED    the topic has a different partition count, or does not exist
+--                   [2] current count, or 0
 --
--- Cost     O(1) + size of the body
+-- Cost     O(1) plus the size of the body
 -- Repeat   idempotent: the second call returns AGAIN
 -- @include _lists
 -- @include _numbers

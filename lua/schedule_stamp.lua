@@ -1,22 +1,26 @@
 -- schedule_stamp: orphaned -> due, declared -> declared
 --
--- Record that an instance declares these specifications. A schedule held as an orphan becomes due
--- again at its stored due time.
+-- Record that an instance declares these schedules with these specifications. A schedule that no
+-- instance has declared for some time is held as an orphan. If an instance declares it again, it
+-- becomes due at its stored due time.
 --
--- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name, score = due, unix ms
--- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        name -> specification, …
+-- KEYS[1]  due        ZSET  streaming:mq:schedule:due:{T:p:i}    name of a schedule, score = due
+--                                                                time, unix ms
+-- KEYS[2]  schedules  HASH  streaming:mq:schedule:{T:p:i}        name of a schedule ->
+--                                                                specification, …
 --
--- ARGV[1..] declared  list  for each: name, hash
+-- ARGV[1..] declared  list  for each schedule: name, hash of its specification
 --
--- Returns  OK  [2] a word for each
+-- Returns  OK  processed
+--              [2] a word for each schedule, from the list below
 --
 -- Entry    SAME     recorded
--- Entry    OTHER    another specification, one added by an operator, or an unreadable one;
---                   nothing done
--- Entry    MISSING  there is no schedule of this name
+-- Entry    OTHER    the specification is another one, was added by an operator or cannot be read;
+--                   nothing was done
+-- Entry    MISSING  the schedule does not exist
 --
--- Cost     O(d x log n), d = declared schedules, n = schedules of the partition
--- Repeat   idempotent
+-- Cost     O(d x log n); d = declared schedules, n = schedules of the partition
+-- Repeat   idempotent: the second call records a later time
 -- @include _clock
 -- @include _held
 -- @include _lists

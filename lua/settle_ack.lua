@@ -1,8 +1,8 @@
 -- settle_ack: in-flight -> settled
 --
--- Acknowledge finished entries. Entries that were charged with a crash, or that failed in place,
--- have counters to remove, and come first in the list. If there are none, the attempts key is not
--- passed.
+-- Acknowledge finished entries. The script also removes the counters of entries that were charged
+-- with a crash or failed in place. The caller lists these entries first. If there are none, it need
+-- not pass the key of the counters.
 --
 -- KEYS[1]  fence          HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream         STREAM  stream:topic:{T:p:i}
@@ -11,14 +11,17 @@
 --
 -- ARGV[1]  token          token   token of the owner
 -- ARGV[2]  group          str     consumer group
--- ARGV[3]  charged_count  int     number of places with counters
--- ARGV[4..] places        list    places to acknowledge, the charged ones first
+-- ARGV[3]  charged_count  int     number of places that have counters
+-- ARGV[4..] places        list    places to acknowledge, those with counters first
 --
--- Returns  OK      [2] acknowledged; the others were acknowledged before, by a repeat or by another
---                  client
--- Returns  FENCED  another owner, or none      [2] epoch [3] owner
+-- Returns  OK      acknowledged
+--                  [2] number of entries acknowledged by this call; the others were acknowledged
+--                  before, by an earlier copy of the call or by another client
+-- Returns  FENCED  another owner holds the assignment, or none does
+--                  [2] epoch in the fence
+--                  [3] owner in the fence, or ''
 --
--- Cost     O(p), p = places
+-- Cost     O(p); p = places
 -- Repeat   idempotent: the second call acknowledges nothing. Works when memory is full
 -- @include _fence
 -- @include _lists

@@ -1,7 +1,10 @@
 -- settle_dead: in-flight -> dead
 --
--- Give up entries. Each becomes a dead letter: its body plus the fields that describe the failure.
--- `failedAt` is added here by the server's clock.
+-- Give up entries. Each entry becomes a dead letter, which consists of its body and the fields that
+-- describe the failure. The script adds `failedAt` with the time of the server's clock. It writes
+-- the dead letter and acknowledges the entry in the same step, so a message is in exactly one of
+-- the two places. If another client has destroyed the group, the script raises NOGROUP, and the
+-- owner then restores the group with `group_restore`.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream    STREAM  stream:topic:{T:p:i}
@@ -11,22 +14,29 @@
 --
 -- ARGV[1]  token     token   token of the owner
 -- ARGV[2]  group     str     consumer group
--- ARGV[3]  adjacent  flag    1 = the entries of each stream are adjacent, so they are read together
--- ARGV[4..] entries  list    first the changes that all entries share: field_count, then that many
+-- ARGV[3]  adjacent  flag    1 = no other entry lies between those of each stream, so the script
+--                            reads them together
+-- ARGV[4..] entries  list    first the changes that all entries share: field_count, and that many
 --                            names and values; then for each entry: place, field_count, and that
 --                            many names and values that change in it. If these include `payload`,
 --                            they are the whole body of an entry that has lost its own
 --
--- Returns  OK      [2] a word for each entry [3] id of the dead letter for each entry, or ''
--- Returns  FENCED  another owner, or none      [2] epoch [3] owner
+-- Returns  OK      processed
+--                  [2] a word for each entry, from the list below
+--                  [3] ID of the dead letter for each entry, or ''
+-- Returns  FENCED  another owner holds the assignment, or none does
+--                  [2] epoch in the fence
+--                  [3] owner in the fence, or ''
 --
 -- Entry    MOVED    dead-lettered
--- Entry    GONE     not pending. Nothing done (already settled, or passed twice in this call)
--- Entry    MISSING  pending, but its body is trimmed, deleted or too wide. Nothing done. Repeat
---                   with all fields, or, beyond 7,000 names and values, with the important ones
+-- Entry    GONE     the entry is not pending, because it was already settled or was passed twice in
+--                   this call; nothing was done
+-- Entry    MISSING  the entry is pending, but its body is trimmed, deleted or too wide; nothing was
+--                   done. Repeat the call with all fields or, beyond 7,000 names and values, with
+--                   the important ones
 --
--- Cost     O(e x (log n + size of a body)), e = entries, n = pending entries
--- Repeat   idempotent: the second call returns GONE for each
+-- Cost     O(e x (log n + size of a body)); e = entries, n = pending entries
+-- Repeat   idempotent: the second call returns GONE for each entry
 -- @include _clock
 -- @include _fence
 -- @include _lists

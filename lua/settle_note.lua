@@ -1,9 +1,10 @@
 -- settle_note: in-flight -> in-flight
 --
--- Record the failures of entries that stay with their owner for another run, and when that run is
--- due, so that the next owner continues the count and waits for the remaining delay. A count is the
--- total number of failures and only grows, and a due time is written with its count. A repeated or
--- late call changes nothing.
+-- Record the failures of entries that stay with their owner for another run, and the time at which
+-- that run is due. If the owner is lost, the next one continues to count from there, and waits for
+-- the rest of the delay. The count is the total number of failures. The script writes a count only
+-- if it is greater than the stored one, and a due time only together with its count, so a repeated
+-- or late call changes nothing.
 --
 -- KEYS[1]  fence     HASH    streaming:mq:fence:{T:p:i}:G
 -- KEYS[2]  stream    STREAM  stream:topic:{T:p:i}
@@ -12,13 +13,16 @@
 --
 -- ARGV[1]  token     token   token of the owner
 -- ARGV[2]  group     str     consumer group
--- ARGV[3..] notes    list    for each entry: place, failures, delay_ms
+-- ARGV[3..] notes    list    for each entry: place, total failures, delay_ms until the next run
 --
--- Returns  OK      [2] number of pending entries. Nothing is written for the others
--- Returns  FENCED  another owner, or none      [2] epoch [3] owner
+-- Returns  OK      recorded
+--                  [2] number of entries that are pending; nothing is written for the others
+-- Returns  FENCED  another owner holds the assignment, or none does
+--                  [2] epoch in the fence
+--                  [3] owner in the fence, or ''
 --
--- Cost     O(e x log n), e = entries, n = pending entries
--- Repeat   idempotent: writes the same counts, or none
+-- Cost     O(e x log n); e = entries, n = pending entries
+-- Repeat   idempotent: the second call writes nothing
 -- @include _clock
 -- @include _fence
 -- @include _numbers

@@ -1,18 +1,18 @@
 -- sink_finish: decided -> published
 --
--- Mark a batch of a streaming query as published: all its rows are in their partitions. It is never
--- published again.
+-- Record that a batch of a streaming query is published, because all its rows are in their
+-- partitions. The batch is never published again.
 --
 -- KEYS[1]  record  HASH  streaming:mq:sink:{Q}
 --
 -- ARGV[1]  batch   int   number of the batch
--- ARGV[2]  ttl_ms  int   how long the record is kept from now
+-- ARGV[2]  ttl_ms  int   how long the record is kept, from this call
 --
 -- Returns  OK     published
 -- Returns  OTHER  the record belongs to another batch, or does not exist
 --
 -- Cost     O(1)
--- Repeat   idempotent. Works when memory is full
+-- Repeat   idempotent: the second call returns OK. Works when memory is full
 
 local record = KEYS[1]
 local batch, ttl_ms = ARGV[1], ARGV[2]

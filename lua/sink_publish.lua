@@ -1,21 +1,24 @@
 -- sink_publish: staged -> ready, each row once
 --
--- Move rows staged by a task attempt into their partition, oldest first. At every moment a row is
--- in exactly one of the two streams. The emptied stream stays, as proof that every row was moved,
--- until `sink_finish` has recorded that.
+-- Move rows that a task attempt has staged into their partition, oldest first. The script writes
+-- rows to the partition and removes them from the staged stream in one step, so every row is always
+-- in exactly one of the two streams. The stream of staged rows stays when it is empty. It proves
+-- that every row was moved, until `sink_finish` has recorded the end of the batch.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}
 -- KEYS[2]  staged  STREAM  streaming:mq:sink:{T:p:i}:Q:A
 --
--- ARGV[1]  limit   int     move at most this many rows (1 or more) and 512 KiB, but at
---                          least one
--- ARGV[2]  ttl_ms  int     how long the remaining rows are kept from now
+-- ARGV[1]  limit   int     move at most this many rows (1 or more) and 512 KiB, but at least one
+--                          row
+-- ARGV[2]  ttl_ms  int     how long the remaining rows are kept, from this call
 --
--- Returns  OK    [2] rows moved [3] rows left
+-- Returns  OK    moved
+--                [2] number of rows moved
+--                [3] number of rows left
 -- Returns  GONE  the stream of staged rows does not exist
 --
--- Cost     O(r x size of a body), r = rows
--- Repeat   safe: moves the next ones. Works when memory is full
+-- Cost     O(r) plus the size of the bodies; r = rows
+-- Repeat   safe: a second call moves the next rows. Works when memory is full
 -- @include _byte_limit
 -- @include _ids
 -- @include _ranges

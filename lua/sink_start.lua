@@ -1,23 +1,30 @@
 -- sink_start: unknown batch -> decided
 --
--- Decide which task attempts make up a batch of a streaming query. The decision stays until the
--- whole batch is published. A later call with other attempts gets the first decision.
+-- Decide which task attempts make up a batch of a streaming query. Spark may repeat a batch with
+-- other tasks, but only one set of rows may be published. The first decision therefore stays until
+-- the whole batch is published, and a later call with other attempts gets the first decision.
 --
 -- KEYS[1]  record  HASH  streaming:mq:sink:{Q}
 --
--- ARGV[1]  batch   int   batch number. The numbers of a query grow
--- ARGV[2]  plan    str   JSON: the attempts, and the partitions for which they staged rows
--- ARGV[3]  ttl_ms  int   how long the record is kept from now
+-- ARGV[1]  batch   int   number of the batch; the numbers of a query increase
+-- ARGV[2]  plan    str   the decision, JSON: the attempts, and the partitions for which they staged
+--                        rows
+-- ARGV[3]  ttl_ms  int   how long the record is kept, from this call
 -- ARGV[4]  rows    int   number of rows in the plan
--- ARGV[5]  topics  str   names of their topics, separated by spaces
+-- ARGV[5]  topics  str   names of the topics to which the rows go, separated by spaces
 --
--- Returns  OK     decided                       [2] number of the previous batch, or ''
--- Returns  STARTED  a decision is not carried out yet, for this batch or an earlier one
---                 [2] number of that batch [3] its plan
--- Returns  DONE   the batch is published        [2] its rows [3] its topics, '' = unknown
--- Returns  PAST   a later batch was decided     [2] its number
+-- Returns  OK       decided
+--                   [2] number of the previous batch, or ''
+-- Returns  STARTED  a decision for this batch or an earlier one is not carried out yet
+--                   [2] number of the decided batch
+--                   [3] its plan
+-- Returns  DONE     the batch is already published
+--                   [2] number of its rows
+--                   [3] its topics, '' = unknown
+-- Returns  PAST     a later batch was already decided
+--                   [2] its number
 --
--- Cost     O(1) + size of the plan
+-- Cost     O(1) plus the size of the plan
 -- Repeat   idempotent: the second call returns STARTED with the first decision. Works when memory
 --          is full
 -- @include _numbers

@@ -1,27 +1,35 @@
 -- stream_drop: unsettled, beyond a limit that allows the loss -> gone, counted
 --
--- Remove the oldest entries in whole nodes, even if a group has not read or finished them. Call
--- this only for a topic whose settings explicitly allow it. Entries that are not archived stay, if
--- the topic requires an archive. The entries that each group had not read are counted here. Its
--- pending entries stay pending, and are counted when `missing_settle` settles them.
+-- Remove the oldest entries of a partition in whole nodes, even if a group has not read or finished
+-- them. Call this script only for a topic whose settings explicitly allow this loss. If the topic
+-- requires an archive, entries that are not archived stay.
+--
+-- The script counts the entries that each group had not read. Removed entries that are pending for
+-- a group stay pending, and are counted when `missing_settle` settles them.
 --
 -- KEYS[1]  stream       STREAM  stream:topic:{T:p:i}
--- KEYS[2]  trim         HASH    streaming:mq:trim:{T:p:i}       the record
+-- KEYS[2]  trim         HASH    streaming:mq:trim:{T:p:i}    the record of trimming
 --
--- ARGV[1]  drop_before  id      remove entries before this id, 0-0 = none for their age
--- ARGV[2]  max_len      int     keep at most this many entries, -1 = no such bound
--- ARGV[3]  archive      flag    1 = entries that are not archived stay
--- ARGV[4]  limit        int     remove at most this many (1 or more) and 16 MiB; at least
---                               one node, or 512 KiB of one node if its entries must be counted
+-- ARGV[1]  drop_before  id      remove entries before this ID, 0-0 = remove none for their age
+-- ARGV[2]  max_len      int     keep at most this many entries, -1 = no limit
+-- ARGV[3]  archive      flag    1 = keep entries that are not archived
+-- ARGV[4]  limit        int     remove at most this many entries (1 or more) and 16 MiB, but at
+--                               least one node, or 512 KiB of one node if its entries must be
+--                               counted
 -- ARGV[5..] expected    list    groups that must exist
 --
--- Returns  OK             [2] removed [3] for each group: name, number that it had not read
--- Returns  NO_GROUPS      no group reads the stream (or it does not exist)
--- Returns  MISSING_GROUP  an expected group does not exist      [2] its name
+-- Returns  OK             removed
+--                         [2] number of entries removed
+--                         [3] for each group: name, number of removed entries that it had not read
+-- Returns  NO_GROUPS      no group reads the stream, or the stream does not exist; nothing was
+--                         removed
+-- Returns  MISSING_GROUP  an expected group does not exist; nothing was removed
+--                         [2] its name
 --
--- Cost     O(g x (log n + size of a node) + limit), g = groups, n = pending entries; O(g) while
---          nothing is beyond the limits
--- Repeat   safe: removes the next ones beyond the limits. Works when memory is full
+-- Cost     O(g x (log n + size of a node) + limit); g = groups, n = pending entries. O(g) while no
+--          entry is beyond the limits
+-- Repeat   safe: a second call removes the next entries beyond the limits. Works when memory is
+--          full
 -- @include _byte_limit
 -- @include _groups
 -- @include _ids

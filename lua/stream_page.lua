@@ -1,19 +1,22 @@
 -- stream_page: read-only
 --
--- Read a page of a stream with its bodies. XRANGE and XREVRANGE are bounded in rows only, so a page
--- also stops after 512 KiB of bodies. It contains at most one body beyond this limit.
+-- Read a page of a stream with its bodies. XRANGE and XREVRANGE can limit only the number of
+-- entries, so a reply with large bodies could become very large. A page of this script therefore
+-- also stops after 512 KiB of bodies, and at most the last body exceeds this limit.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:dlq
 --
--- ARGV[1]  first   str   start of the page in the form of XRANGE: -, +, an id, or ( and an id
--- ARGV[2]  last    str   end of the range, in the same form
--- ARGV[3]  count   int   at most this many entries
--- ARGV[4]  newest  flag  1 = from the newest entry to the oldest
+-- ARGV[1]  first   str     start of the range as in XRANGE: -, +, an ID, or ( and an ID
+-- ARGV[2]  last    str     end of the range, in the same form
+-- ARGV[3]  count   int     return at most this many entries
+-- ARGV[4]  newest  flag    1 = from the newest entry to the oldest
 --
--- Returns  OK  [2] entries, for each: id, fields [3] 1 = there may be more
+-- Returns  OK  the page
+--              [2] entries, for each: ID, fields
+--              [3] 1 = there may be more
 --
--- Cost     O(log n + count), n = entries. Reads up to eight bodies after the first 512 KiB, and
---          returns at most one of them
+-- Cost     O(log n + count); n = entries. After the first 512 KiB, the script reads up to eight
+--          more bodies, and returns at most one of them
 -- Repeat   safe: read-only
 -- @include _byte_limit
 -- @include _ids

@@ -1,19 +1,22 @@
 -- stream_step: read-only
 --
--- Return the position `count` entries after another. A stream has no ranks, so entries must be
--- counted. Counting them in a script transfers no body.
+-- Return the position that is `count` entries after another one. A stream has no ranks, so the
+-- entries must be counted. The script counts them inside the server, so no body is transferred to
+-- the client.
 --
 -- KEYS[1]  stream  STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:dlq
 --
--- ARGV[1]  after   id      position, exclusive. 0-0 is before every entry
--- ARGV[2]  upto    id      do not go beyond this id
--- ARGV[3]  count   int     maximum number of entries to advance, 500 or less; callers take several
+-- ARGV[1]  after   id      position, exclusive; 0-0 is before every entry
+-- ARGV[2]  upto    id      do not go beyond this ID
+-- ARGV[3]  count   int     maximum number of entries to advance, at most 500; callers make several
 --                          steps
 --
--- Returns  OK  [2] entries advanced [3] id of the last entry, or `after` if there was none [4] 1 =
---              there may be more before `upto`
+-- Returns  OK  advanced
+--              [2] number of entries passed
+--              [3] ID of the last one, or `after` if there was none
+--              [4] 1 = there may be more before `upto`
 --
--- Cost     O(count x log n) + at most 512 KiB of bodies plus four more, n = entries
+-- Cost     O(count x log n), and reads at most 512 KiB of bodies plus four more bodies; n = entries
 -- Repeat   safe: read-only
 -- @include _byte_limit
 -- @include _ids

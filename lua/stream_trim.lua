@@ -1,35 +1,46 @@
 -- stream_trim: settled and no longer retained -> gone
 --
--- Remove the oldest entries in whole nodes, but keep every entry that a group still has to finish.
--- The floor, the smallest id that must stay, is found and used in one step: computed elsewhere, it
--- would be wrong after a group's creation, a reset or a failover. The floor of a group is its first
--- pending entry, or else the id after the last delivered one. The position of a Spark query counts
--- only if the query asked for it. Limits apply independently: an entry is removed when it exceeds
--- any one limit.
+-- Remove the oldest entries of a stream in whole nodes, but keep every entry that a group still has
+-- to finish. The limits apply independently of each other: an entry is removed when it exceeds any
+-- one of them.
+--
+-- The floor is the smallest ID that must stay. For a group, this is its first pending entry or, if
+-- it has none, the ID after the last entry delivered to it. A group that only shows the position of
+-- a Spark query counts only if the query asked for it. The script computes the floor and trims in
+-- one step. If a client computed the floor, a group could be created or reset, or a failover could
+-- happen, before the trim, and the floor would be wrong.
 --
 -- KEYS[1]  stream     STREAM  stream:topic:{T:p:i}, or stream:topic:{T:p:i}:retry:G
--- KEYS[2]? trim       HASH    streaming:mq:trim:{T:p:i}       the record; none for a retry stream
+-- KEYS[2]? trim       HASH    streaming:mq:trim:{T:p:i}    the record of trimming, none for a retry
+--                                                          stream
 --
--- ARGV[1]  keep_from  id      entries from this id on stay, '' = no age limit
+-- ARGV[1]  keep_from  id      entries from this ID on stay, '' = no age limit
 -- ARGV[2]  max_len    int     keep at most this many entries, -1 = no limit
 -- ARGV[3]  max_bytes  int     keep approximately this many bytes, -1 = no limit
--- ARGV[4]  shrink_ms  int     at each interval, remove the entries that existed at its start,
---                             -1 = no interval. Needs the record
--- ARGV[5]  archive    flag    1 = entries that are not archived stay
+-- ARGV[4]  shrink_ms  int     length of an interval, -1 = none. At the end of each interval, the
+--                             entries that existed at its start are removed. Needs the record
+-- ARGV[5]  archive    flag    1 = keep entries that are not archived
 -- ARGV[6]  groupless  flag    1 = also trim a stream that no group reads
--- ARGV[7]  limit      int     remove at most this many (1 or more) and about 16 MiB; at
---                             least one node
+-- ARGV[7]  limit      int     remove at most this many entries (1 or more) and approximately 16
+--                             MiB, but at least one node
 -- ARGV[8..] expected  list    groups that must exist
 --
--- Returns  OK             [2] removed [3] floor [4] the group that holds it, '@archive', or '' if
---                         no entry is needed [5] first entry that only the holder keeps,
---                         because a limit would trim it, or '' [6] 1 = there may be more to remove
--- Returns  NO_GROUPS      no group reads the stream (or it does not exist)
--- Returns  MISSING_GROUP  an expected group does not exist      [2] its name
+-- Returns  OK             trimmed
+--                         [2] number of entries removed
+--                         [3] floor
+--                         [4] the group that determines the floor, '@archive', or '' if no entry is
+--                         needed
+--                         [5] first entry that only this group or archive keeps, because a limit
+--                         would remove it, or ''
+--                         [6] 1 = there may be more to remove
+-- Returns  NO_GROUPS      no group reads the stream, or the stream does not exist; nothing was
+--                         removed
+-- Returns  MISSING_GROUP  an expected group does not exist; nothing was removed
+--                         [2] its name
 --
--- Cost     O(g x log n + limit) + size of five bodies, g = groups, n = pending entries; with
---          max_bytes also the sizes of 1,000 nodes, about 0.1 ms
--- Repeat   safe: removes the next ones. Works when memory is full
+-- Cost     O(g x log n + limit) plus the size of five bodies; g = groups, n = pending entries. With
+--          `max_bytes`, also measuring 1,000 nodes, which takes approximately 0.1 ms
+-- Repeat   safe: a second call removes the next entries. Works when memory is full
 -- @include _clock
 -- @include _byte_limit
 -- @include _groups

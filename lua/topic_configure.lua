@@ -1,18 +1,20 @@
 -- topic_configure: registered settings -> other settings
 --
--- Replace the registered settings of a topic, if they are unchanged since the caller saw them.
+-- Replace the registered settings of a topic, if no other client has changed them since the caller
+-- read them.
 --
 -- KEYS[1]  meta      HASH  streaming:mq:topic:{T}:meta
 --
--- ARGV[1]  seen      str   JSON as read, '' = there was none
--- ARGV[2]  settings  str   JSON
+-- ARGV[1]  seen      str   settings that the caller read, JSON, '' = there were none
+-- ARGV[2]  settings  str   new settings, JSON
 --
 -- Returns  OK       replaced
--- Returns  CHANGED  another client changed them    [2] the current settings
--- Returns  MISSING  no such topic
+-- Returns  CHANGED  another client has changed the settings
+--                   [2] current settings
+-- Returns  MISSING  the topic does not exist
 --
 -- Cost     O(1)
--- Repeat   idempotent: the second call returns CHANGED with the wanted settings
+-- Repeat   idempotent: the second call returns CHANGED with the settings that the first one wrote
 
 local meta = KEYS[1]
 local seen, settings = ARGV[1], ARGV[2]

@@ -1,21 +1,23 @@
 -- topic_create: absent -> present
 --
--- Create a topic with its partition count and settings. The first call decides them. The registry
--- of topics is in another slot, so every producer adds the topic's name there in a separate call
--- when it starts.
+-- Create a topic with its partition count and settings. The first call determines both. The script
+-- cannot add the topic to the registry of all topics, which is in another slot. Every producer
+-- therefore adds the topic's name there with a separate call when it starts.
 --
 -- KEYS[1]  meta        HASH  streaming:mq:topic:{T}:meta
 -- KEYS[2]  partitions  SET   streaming:mq:topic:{T}:partitions
 --
 -- ARGV[1]  count       int   partition count
--- ARGV[2]  settings    str   JSON
+-- ARGV[2]  settings    str   settings, JSON
 -- ARGV[3..] streams    list  names of the partition streams
 --
 -- Returns  OK        created
--- Returns  EXISTS    already created          [2] its count [3] its settings
--- Returns  DELETING  it is being deleted
+-- Returns  EXISTS    the topic already exists
+--                    [2] its partition count
+--                    [3] its settings
+-- Returns  DELETING  the topic is being deleted
 --
--- Cost     O(p), p = partitions
+-- Cost     O(p); p = partitions
 -- Repeat   idempotent: the second call returns EXISTS with the same count
 -- @include _clock
 -- @include _lists

@@ -1,13 +1,15 @@
 -- topic_retire: present -> being deleted
 --
--- Start the deletion of a topic. From this step on, clients see no partitions of the topic, and it
--- cannot be created. `deleting` keeps the partition count for the process that removes the rest.
--- Removing the whole key completes the deletion.
+-- Start the deletion of a topic. From this call on, clients see no partitions of the topic, and it
+-- cannot be created again. The field `deleting` keeps the partition count for the process that
+-- removes the other keys of the topic. The deletion is complete when that process removes this key
+-- too.
 --
 -- KEYS[1]  meta  HASH  streaming:mq:topic:{T}:meta
 --
--- Returns  OK       [2] partition count
--- Returns  MISSING  no such topic
+-- Returns  OK       the deletion has started
+--                   [2] partition count
+-- Returns  MISSING  the topic does not exist
 --
 -- Cost     O(1)
 -- Repeat   idempotent: the second call returns the same. Works when memory is full
