@@ -13,17 +13,18 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import click
 import pictures
 import public_api
 
-from streamqd import config, errors, logs
+from streamqd import config, errors
 from streamqd.admin import diagnosis
 from streamqd.cli import cli as command
-from streamqd.metrics.table import METRICS
+from streamqd.logs import events
+from streamqd.metrics import table
 from streamqd.store import scripts
 from streamqd.store.keys import Keys
 
@@ -112,11 +113,23 @@ def _values_as_code(text: str) -> str:
 
 
 def metrics() -> str:
-    """All metrics, and the health endpoints."""
-    rows = (
-        (f"`{m.name}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), m.help)
-        for m in METRICS
-    )
+    """All metrics by section, and the health endpoints."""
+    parts = []
+    for title, section in table.SECTIONS.items():
+        shared = _shared(metric.labels for metric in section)
+        rows = (
+            (
+                f"`{metric.name}`",
+                metric.kind,
+                _as_code(label for label in metric.labels if label not in shared),
+                metric.help,
+            )
+            for metric in section
+        )
+        parts.append(f"## {title}")
+        parts += _shared_sentence("metric", "label", shared)
+        header = ("Metric", "Kind", "Other labels" if shared else "Labels", "Meaning")
+        parts.append(_table_without_empty_column(header, rows, 2))
     return _page(
         "Metrics and health",
         "streamqd/metrics",
@@ -134,30 +147,102 @@ The housekeeper serves HTTP endpoints at the address `http.bind` (default `127.0
 
 The three health endpoints return 200 or 503, and the reasons as JSON. An instance that is drained
 by `streamqd drain` is on standby, so `/readyz` stays ready.
+
+The `streamqd_instance` label is the name of the instance. Most metrics without that label describe
+Redis, and every instance that reads them reports the same value. Aggregate these with `max`, such
+as `max by (topic, partition)`. A counter whose meaning names *this instance* counts only the work
+of that instance. Aggregate these counters with `sum`.
+
+The counters of an instance start at 0 when its supervisor restarts. A crash of a worker does not
+reset them.
 """,
-        _table(("Metric", "Kind", "Labels", "Meaning"), rows),
-        """
-The `streamqd_instance` label is the name of the instance. Metrics without that label describe
-Redis, and every instance that reads the partition reports the same value: use
-`max by (topic, partition)`.
-Counters restart with the supervisor. A crash of a worker does not reset them.
-""",
+        *parts,
     )
 
 
 def log_events() -> str:
-    """All log events."""
+    """All log events, by section."""
+    parts = []
+    for title, section in events.SECTIONS.items():
+        shared = _shared(event.fields for event in section.values())
+        if not {*events.ASSIGNMENT} <= {*shared}:
+            shared = tuple(name for name in shared if name not in events.ASSIGNMENT)
+        rows = (
+            (
+                f"`{name}`",
+                event.level,
+                event.meaning,
+                _fields(field for field in event.fields if field not in shared),
+            )
+            for name, event in section.items()
+        )
+        parts.append(f"## {title}")
+        parts += _shared_sentence("event", "field", shared)
+        header = ("Event", "Level", "Meaning", "Other fields" if shared else "Fields")
+        parts.append(_table_without_empty_column(header, rows, 3))
     return _page(
         "Log events",
         "streamqd/logs/events.py",
         """
 The daemon writes to standard error: text on a terminal, JSON lines otherwise (`log.format`). Each
-line starts with an event from this list (in JSON, the `event` field). Event names are
-[documented interfaces](stability.md#documented-interfaces). State changes are logged. Repeated
-steps and payloads are not. [Logging](../how-to/logging.md) describes log records of handlers.
+line starts with an event from this list (in JSON, the `event` field). The names of events and
+fields are [documented interfaces](stability.md#documented-interfaces). State changes are logged.
+Repeated steps and payloads are not. [Logging](../how-to/logging.md) describes log records of
+handlers.
+
+Events of the levels `error` and `critical` need an operator. Events of level `warning` usually mean
+that messages are delayed, handled again or dead-lettered. `log.level` sets the lowest level that is
+logged.
+
+A JSON line has the fields `event`, `ts`, `level`, `pid` and `role`, and after an exception
+`traceback`. The tables list the other fields. A line omits fields without a value. *assignment*
+stands for the three fields `topic`, `partition` and `group`. `child` is the PID of a process. After
+an outage, `seconds` is its duration, and `failures` the number of failed attempts. `suppressed` and
+`more` count lines that were not written.
 """,
-        _table(("Event", "Meaning"), ((f"`{word}`", text) for word, text in logs.EVENTS.items())),
+        *parts,
     )
+
+
+def _shared(groups: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the names that all groups contain, in the order of the first. None for one group."""
+    first, *others = groups
+    return (
+        () if not others else tuple(name for name in first if all(name in each for each in others))
+    )
+
+
+def _shared_sentence(kind: str, what: str, shared: tuple[str, ...]) -> list[str]:
+    """Return the sentence about shared labels or fields, as a list without it if there are none."""
+    if not shared:
+        return []
+    *most, last = (f"`{name}`" for name in shared)
+    names = f"{', '.join(most)} and {last}" if most else last
+    return [f"Every {kind} in this section has the {what}{'s' * bool(most)} {names}."]
+
+
+def _table_without_empty_column(
+    header: tuple[str, ...], rows: Iterable[tuple[str, ...]], column: int
+) -> str:
+    """Return a table, without the column if no row has a value for it."""
+    kept = [*rows]
+    if any(row[column] for row in kept):
+        return _table(header, iter(kept))
+    header, *kept = ((*row[:column], *row[column + 1 :]) for row in (header, *kept))
+    return _table(header, iter(kept))
+
+
+def _as_code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _fields(names: Iterable[str]) -> str:
+    """Return the names of fields, with `assignment` for the three fields of an assignment."""
+    left = [*names]
+    if not {*events.ASSIGNMENT} <= {*left}:
+        return _as_code(left)
+    rest = _as_code(name for name in left if name not in events.ASSIGNMENT)
+    return f"*assignment*, {rest}" if rest else "*assignment*"
 
 
 def lua() -> str:

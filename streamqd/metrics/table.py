@@ -1,7 +1,8 @@
 """The table of metrics, with the name, meaning, labels and source of each.
 
-If instances read the same partition for different groups, each of them reports the partition. Use
-`max by (topic, partition)` for metrics without a `streamqd_instance` label.
+If several instances read the same partition, each of them reports the partition. Use
+`max by (topic, partition)` for metrics without a `streamqd_instance` label, and `sum` for counters
+of an instance's own housekeeping.
 """
 
 from __future__ import annotations
@@ -237,338 +238,414 @@ def _timer(name: str, source: Source, text: str) -> Metric:
     return Metric(f"streamqd_{name}_seconds", "histogram", text, *source)
 
 
-METRICS: tuple[Metric, ...] = (
-    _counter(
-        "produced",
-        _partition(lambda p: p.added),
-        "Entries written to the partition since its creation.",
-    ),
-    _counter("consumed", _slot("fetched"), "Entries fetched for handling, including retries."),
-    _counter("acked", _slot("acked"), "Entries acknowledged."),
-    _counter("retried", _slot("retried"), "Failed runs that led to a retry."),
-    _counter("dead_lettered", _slot("dead_lettered"), "Messages moved to the dead-letter stream."),
-    _counter(
-        "given_up",
-        _slot("given_up"),
-        "Dead letters that a dead-letter consumer failed to handle. They are kept.",
-    ),
-    _counter(
-        "released", _slot("released"), "Entries that a drain or handover released before they ran."
-    ),
-    _counter(
-        "failures",
-        Source((*ASSIGNMENT, "result"), _failures),
-        "Handler runs that raised an exception (result error) or exceeded timeout (timeout).",
-    ),
-    _counter("crashes", _slot("crashes"), "Worker processes that crashed."),
-    _counter(
-        "assignment_errors",
-        _slot("assignment_errors"),
-        "Internal errors of the supervisor after which it released the partition.",
-    ),
-    _counter(
-        "loop_blocked",
-        _slot("loop_blocked"),
-        "Number of times that a coroutine blocked the event loop of its worker for"
-        " loop_blocked_after.",
-    ),
-    _counter("charged", _slot("charged"), "Crashes counted against the message that was running."),
-    _counter(
-        "restarts", _slot("restarts"), "Worker processes that were started to replace another one."
-    ),
-    _counter(
-        "recycled",
-        _slot("recycled"),
-        "Workers replaced because they reached max_messages, max_rss or max_age.",
-    ),
-    _counter("fenced", _slot("fenced"), "Operations rejected because a newer owner exists."),
-    _counter(
-        "missing_entries",
-        _slot("missing_entries"),
-        "Pending entries that were missing because another client had trimmed them.",
-    ),
-    _counter("expired", _slot("expired"), "Messages that expired before they were handled."),
-    _counter(
-        "reclaimed", _slot("reclaimed"), "Entries taken over from other clients in the group."
-    ),
-    _counter(
-        "deferred",
-        _slot("deferred"),
-        "Failed messages whose retry or dead letter was late, because Redis rejected writes.",
-    ),
-    _counter("received_bytes", _slot("bytes"), "Approximate bytes of the fetched entries."),
-    _counter("redis_round_trips", _slot("round_trips"), "Round trips of the workers to Redis."),
-    _counter(
-        "redis_errors", _slot("redis_errors"), "Round trips of the workers to Redis that failed."
-    ),
-    _counter(
-        "supervisor_round_trips", _board("round_trips"), "Round trips of the supervisor to Redis."
-    ),
-    _counter(
-        "supervisor_round_trip_errors",
-        _board("round_trip_errors"),
-        "Round trips of the supervisor to Redis that failed.",
-    ),
-    _counter(
-        "rebalance_moves",
-        Source((*INSTANCE, "result"), _moves),
-        "Partitions that rebalancing moved to this instance (acquired) or away from it (shed).",
-    ),
-    _counter(
-        "partitions_given_up",
-        _board("unstartable"),
-        "Partitions released because the operating system refused their worker process.",
-    ),
-    _counter("leases_lost", _board("lease_lost"), "Leases that another instance took."),
-    _counter(
-        "late_renewals",
-        _board("renew_late"),
-        "Leases that were renewed after they expired, without a change of owner.",
-    ),
-    _counter(
-        "groups_restored",
-        _board("groups_restored"),
-        "Missing groups that this instance created again.",
-    ),
-    _counter(
-        "housekeeper_restarts", _board("housekeeper_restarts"), "Restarts of the housekeeper."
-    ),
-    _counter(
-        "housekeeper_failures",
-        _tally("failures", (*INSTANCE, "task")),
-        "Runs of housekeeping tasks that failed.",
-    ),
-    _counter(
-        "log_lines_dropped",
-        _instance(lambda v: v.board.counter("log_dropped") + logs.count_dropped()),
-        "Log lines dropped because their reader was too slow.",
-    ),
-    _counter(
-        "promoted",
-        _tally("promoted", GROUP),
-        "Retries that became due and were written to the retry stream.",
-    ),
-    _counter(
-        "delayed_sends_written",
-        _tally("sent", PARTITION),
-        "Delayed sends that became due and were written to the partition.",
-    ),
-    _counter(
-        "schedules_fired",
-        _tally("schedules_fired", TOPIC),
-        "Messages of schedules that this instance sent to the topic.",
-    ),
-    _counter(
-        "schedules_skipped",
-        _tally("schedules_skipped", (*TOPIC, "reason")),
-        "Ticks of schedules that sent no message. Reason misfire: no housekeeper was running, or"
-        " the schedule was not active. Reason overlap: the last message was not finished.",
-    ),
-    _counter(
-        "schedules_late_seconds",
-        _thousandths("schedules_late_ms", TOPIC),
-        "Sum of the delays between the due time of a schedule and its message.",
-    ),
-    _counter(
-        "trimmed",
-        _tally("trimmed", PARTITION),
-        "Entries that this instance trimmed from the partition.",
-    ),
-    _counter(
-        "dlq_expired",
-        _tally("expired", PARTITION),
-        "Dead letters that this instance deleted, because they were older than dlq_retention.",
-    ),
-    _counter(
-        "dropped_unacked",
-        _tally("dropped", (*GROUP, "result")),
-        "Entries that retention.drop_unacked_* removed before the group read them (result unread)"
-        " or acknowledged them (result pending).",
-    ),
-    _counter(
-        "outbox_sent",
-        _outbox(lambda _, each: each.sent),
-        "Rows that the relay of the outbox sent since its start. Several instances can report the"
-        " same outbox.",
-    ),
-    _counter(
-        "outbox_dead",
-        _outbox(lambda _, each: each.dead),
-        "Rows that the relay of the outbox moved to the dead-letter table since its start, because"
-        " it could not send them.",
-    ),
-    _gauge(
-        "outbox_rows",
-        _outbox(lambda _, each: each.rows),
-        "Rows in the outbox table. Its relay counts up to 10,000.",
-    ),
-    _gauge(
-        "outbox_oldest_age_seconds",
-        _outbox(lambda view, each: each.oldest_age(view.now_unix_ms())),
-        "Age of the oldest outbox row, or 0 if the table is empty. It grows while no relay runs.",
-    ),
-    _gauge(
-        "outbox_relay_up",
-        _outbox(lambda _, each: float(each.relayed)),
-        "1 while a relay owns the outbox.",
-    ),
-    _gauge("topic_length", _partition(lambda p: p.length), "Entries in the partition."),
-    _gauge("dlq_length", _partition(lambda p: p.dead), "Dead letters of the partition."),
-    _gauge(
-        "delayed_sends",
-        _partition(lambda p: p.delayed_sends),
-        "Delayed sends that are not due yet.",
-    ),
-    _gauge(
-        "trim_floor_timestamp_seconds",
-        _partition(_trim_floor),
-        "Time of the oldest entry that trimming kept.",
-    ),
-    _gauge(
-        "retention_held_seconds",
-        Source(GROUP, _held_seconds),
-        "Age of the oldest entry beyond the retention limit that a group still needs. For the"
-        " archive, the label group is @archive. Absent while no such entry exists.",
-    ),
-    _gauge(
-        "query_lag",
-        _query(lambda q: q.lag),
-        "Entries after the position that a Spark query last reported. Absent while Redis cannot"
-        " count them. Only the 100 queries of a partition that reported last are included.",
-    ),
-    _gauge(
-        "query_idle_seconds",
-        _query(lambda q: None if q.idle_ms is None else q.idle_ms / 1000),
-        "Time since a Spark query last reported its position.",
-    ),
-    _gauge("pending", _group(lambda _, u: u.pending), "Entries delivered and not acknowledged."),
-    _gauge(
-        "lag",
-        _group(lambda _, u: u.lag),
-        "Entries not yet delivered. Absent while Redis cannot count them.",
-    ),
-    _gauge(
-        "oldest_unread_age_seconds",
-        _group(lambda v, u: v.age(u.oldest_unread_unix_ms())),
-        "Age of the oldest entry not yet delivered, or 0 if there is none.",
-    ),
-    _gauge(
-        "waiting_retries", _group(lambda _, u: u.waiting_retries), "Retries that are not due yet."
-    ),
-    _gauge(
-        "retry_length", _group(lambda _, u: u.retry.length), "Entries stored in the retry stream."
-    ),
-    _gauge(
-        "in_flight",
-        _per_assignment(lambda slot: slot.unfinished),
-        "Fetched entries whose handler has not finished.",
-    ),
-    _gauge(
-        "longest_run_seconds",
-        _per_assignment(_longest_run),
-        "Current run time of the message that has been running longest.",
-    ),
-    _gauge(
-        "epoch", _per_assignment(lambda slot: slot.epoch), "Epoch (fencing number) of the owner."
-    ),
-    _gauge("worker_up", _per_assignment(_up), "1 while the worker of an owned partition is ready."),
-    _gauge(
-        "worker_crash_loop",
-        _slots(lambda slot: float(slot.state == WorkerState.BROKEN)),
-        "1 while a partition waits because its workers crashed in a loop.",
-    ),
-    _gauge(
-        "worker_resident_memory_bytes",
-        _per_assignment(lambda slot: slot.rss),
-        "Resident memory of the worker.",
-    ),
-    _gauge(
-        "partitions_owned",
-        Source(CONSUMER, _partitions_owned),
-        "Partitions that this instance owns.",
-    ),
-    _gauge(
-        "partitions_unowned",
-        _instance(lambda view: view.board.unowned),
-        "Partitions of this instance's consumers that had no owner at the last check. Partitions of"
-        " stopped groups do not count.",
-    ),
-    _gauge(
-        "redis_up", _instance(lambda v: float(v.redis_up)), "1 while Redis answers the housekeeper."
-    ),
-    _gauge(
-        "limited",
-        _flag(InstanceFlags.LIMITED),
-        "1 while the operating system refuses processes, so the instance serves fewer partitions.",
-    ),
-    _gauge("draining", _flag(InstanceFlags.DRAINING), "1 while the instance drains."),
-    _gauge("paused", _flag(InstanceFlags.PAUSED), "1 while the instance is paused by a signal."),
-    _gauge(
-        "drained",
-        _flag(InstanceFlags.DRAINED),
-        "1 while the instance is drained by a directive.",
-    ),
-    _gauge(
-        "build_info",
-        Source(("version", "python"), _build),
-        "Always 1. The labels are the versions of streamqd and Python.",
-    ),
-    _timer("handle", _histogram("handle"), "Run time of the handler."),
-    _timer(
-        "delay",
-        _histogram("delay", _DELAY_BOUNDS),
-        "Time from the write of an entry to the start of its first run, by the clock of Redis."
-        " A delayed send is written to its partition when it becomes due. Retries do not count.",
-    ),
-    _timer(
-        "ack_latency",
-        _histogram("ack"),
-        "Time from the end of a handler run to its acknowledgment.",
-    ),
-    _gauge(
-        "partition_paused",
-        _per_assignment(lambda slot: float(slot.command == WorkerCommand.PAUSE)),
-        "1 while a signal or a directive pauses the worker of an owned partition.",
-    ),
-    _gauge(
-        "partition_blocked",
-        _waits(lambda waits: float(waits.kind is Wait.BLOCKED)),
-        "1 while a failed message blocks the partition (on_error = block).",
-    ),
-    _gauge(
-        "held_messages",
-        _waits(lambda waits: waits.held),
-        "Fetched messages that wait for their key (on_error = hold-key).",
-    ),
-    _gauge(
-        "held_keys",
-        _waits(lambda waits: waits.held_keys),
-        "Keys that wait for a failed message (on_error = hold-key).",
-    ),
-    _gauge(
-        "circuit_open",
-        _waits(lambda waits: float(waits.kind in (Wait.OPEN, Wait.PROBING))),
-        "1 while the partition's circuit is open or half-open, because a dependency is down"
-        " (setting breaker).",
-    ),
-    _counter(
-        "circuit_openings",
-        _slots(lambda slot: waiting(slot).opened),
-        "Number of times that the partition's circuit opened.",
-    ),
-    _counter(
-        "flood_stops",
-        _slots(lambda slot: waiting(slot).flooded),
-        "Number of times that the flood guard paused the partition.",
-    ),
-    _gauge(
-        "rate_limit",
-        Source(ASSIGNMENT, _rate_limits),
-        "Runs per second that may start in the partition. Absent without a limit.",
-    ),
-    _counter(
-        "throttled_seconds",
-        _slots(lambda slot: slot.counter("throttled_ns") / 1e9),
-        "Time for which the rate delayed fetched messages.",
-    ),
-)
+SECTIONS: dict[str, tuple[Metric, ...]] = {
+    "Messages and retries": (
+        _counter("acked", _slot("acked"), "Entries acknowledged."),
+        _counter("consumed", _slot("fetched"), "Entries fetched, including retries."),
+        _counter(
+            "deferred",
+            _slot("deferred"),
+            "Failed messages whose retry or dead letter was written late, because Redis rejected"
+            " writes.",
+        ),
+        _counter("expired", _slot("expired"), "Messages that expired before they were handled."),
+        _counter(
+            "failures",
+            Source((*ASSIGNMENT, "result"), _failures),
+            "Handler runs that raised an exception (result = error) or exceeded timeout (result ="
+            " timeout).",
+        ),
+        _gauge(
+            "in_flight",
+            _per_assignment(lambda slot: slot.unfinished),
+            "Fetched entries whose handler has not finished.",
+        ),
+        _gauge(
+            "longest_run_seconds",
+            _per_assignment(_longest_run),
+            "Current run time of the oldest running message.",
+        ),
+        _counter(
+            "missing_entries",
+            _slot("missing_entries"),
+            "Pending entries that no longer existed, because another client had trimmed them.",
+        ),
+        _counter("received_bytes", _slot("bytes"), "Approximate size of the fetched entries."),
+        _counter(
+            "reclaimed", _slot("reclaimed"), "Entries taken over from other clients of the group."
+        ),
+        _counter(
+            "released",
+            _slot("released"),
+            "Entries that a worker released, because it stopped before it ran them or their"
+            " handler raised Release.",
+        ),
+        _counter(
+            "retried", _slot("retried"), "Messages that failed and were scheduled for a retry."
+        ),
+    ),
+    "Run time and latency": (
+        _timer(
+            "ack_latency",
+            _histogram("ack"),
+            "Time from the end of a handler run to its acknowledgment.",
+        ),
+        _timer(
+            "delay",
+            _histogram("delay", _DELAY_BOUNDS),
+            "Time from the write of an entry to the start of its first run, by the clock of"
+            " Redis. A delayed send is written when it is due.",
+        ),
+        _timer("handle", _histogram("handle"), "Run time of the handler."),
+    ),
+    "Lag, pending messages and waiting retries": (
+        _gauge(
+            "lag",
+            _group(lambda _, u: u.lag),
+            "Entries not yet delivered. Absent while Redis cannot count them.",
+        ),
+        _gauge(
+            "oldest_unread_age_seconds",
+            _group(lambda v, u: v.age(u.oldest_unread_unix_ms())),
+            "Age of the oldest entry not yet delivered, or 0 if there is none.",
+        ),
+        _gauge(
+            "pending", _group(lambda _, u: u.pending), "Entries delivered and not acknowledged."
+        ),
+        _counter(
+            "promoted",
+            _tally("promoted", GROUP),
+            "Retries that were due, and that this instance wrote to the retry stream.",
+        ),
+        _gauge("retry_length", _group(lambda _, u: u.retry.length), "Entries in the retry stream."),
+        _gauge(
+            "waiting_retries",
+            _group(lambda _, u: u.waiting_retries),
+            "Retries that are not due yet.",
+        ),
+    ),
+    "Partitions and retention": (
+        _gauge(
+            "delayed_sends",
+            _partition(lambda p: p.delayed_sends),
+            "Delayed sends that are not due yet.",
+        ),
+        _counter(
+            "delayed_sends_written",
+            _tally("sent", PARTITION),
+            "Delayed sends that were due, and that this instance wrote to the partition.",
+        ),
+        _counter(
+            "dropped_unacked",
+            _tally("dropped", (*GROUP, "result")),
+            "Entries that this instance removed because of retention.drop_unacked_*, before the"
+            " group read them (result = unread) or acknowledged them (result = pending).",
+        ),
+        _counter(
+            "produced",
+            _partition(lambda p: p.added),
+            "Entries written to the partition since its creation.",
+        ),
+        _gauge(
+            "retention_held_seconds",
+            Source(GROUP, _held_seconds),
+            "Age of the oldest entry beyond the retention limit that a group still needs, or the"
+            " archive (group @archive). Absent without such an entry.",
+        ),
+        _gauge("topic_length", _partition(lambda p: p.length), "Entries in the partition."),
+        _gauge(
+            "trim_floor_timestamp_seconds",
+            _partition(_trim_floor),
+            "Time of the oldest entry that trimming kept.",
+        ),
+        _counter(
+            "trimmed",
+            _tally("trimmed", PARTITION),
+            "Entries that this instance trimmed from the partition.",
+        ),
+    ),
+    "Dead letters": (
+        _counter(
+            "dead_lettered", _slot("dead_lettered"), "Messages moved to the dead-letter stream."
+        ),
+        _counter(
+            "dlq_expired",
+            _tally("expired", PARTITION),
+            "Dead letters that this instance deleted, because they were older than dlq_retention.",
+        ),
+        _gauge("dlq_length", _partition(lambda p: p.dead), "Dead letters of the partition."),
+        _counter(
+            "flood_stops",
+            _slots(lambda slot: waiting(slot).flooded),
+            "Number of times that the flood guard paused the partition.",
+        ),
+        _counter(
+            "given_up",
+            _slot("given_up"),
+            "Dead letters that a dead-letter consumer failed to handle. They are kept.",
+        ),
+    ),
+    "Pauses, rate limits and circuit breakers": (
+        _gauge(
+            "circuit_open",
+            _waits(lambda waits: float(waits.kind in (Wait.OPEN, Wait.PROBING))),
+            "1 while the circuit of the partition is open or half-open, because a dependency is"
+            " down (setting breaker).",
+        ),
+        _counter(
+            "circuit_openings",
+            _slots(lambda slot: waiting(slot).opened),
+            "Number of times that the circuit of the partition opened.",
+        ),
+        _gauge(
+            "held_keys",
+            _waits(lambda waits: waits.held_keys),
+            "Keys whose messages wait, because an earlier message with the key failed (on_error ="
+            " hold-key).",
+        ),
+        _gauge(
+            "held_messages",
+            _waits(lambda waits: waits.held),
+            "Fetched messages that wait, because an earlier message with their key failed"
+            " (on_error = hold-key).",
+        ),
+        _gauge(
+            "partition_blocked",
+            _waits(lambda waits: float(waits.kind is Wait.BLOCKED)),
+            "1 while a failed message blocks the partition (on_error = block).",
+        ),
+        _gauge(
+            "partition_paused",
+            _per_assignment(lambda slot: float(slot.command == WorkerCommand.PAUSE)),
+            "1 while a signal or a directive pauses the worker of an owned partition.",
+        ),
+        _gauge(
+            "rate_limit",
+            Source(ASSIGNMENT, _rate_limits),
+            "Runs per second that may start in the partition. Absent without a limit.",
+        ),
+        _counter(
+            "throttled_seconds",
+            _slots(lambda slot: slot.counter("throttled_ns") / 1e9),
+            "Time for which the rate limit delayed fetched messages.",
+        ),
+    ),
+    "Workers": (
+        _counter(
+            "assignment_errors",
+            _slot("assignment_errors"),
+            "Internal errors of the supervisor that made it release the partition.",
+        ),
+        _counter(
+            "charged",
+            _slot("charged"),
+            "Crashes that were counted against the message that was running.",
+        ),
+        _counter("crashes", _slot("crashes"), "Worker processes that crashed."),
+        _gauge(
+            "epoch",
+            _per_assignment(lambda slot: slot.epoch),
+            "Epoch (fencing number) of the owner.",
+        ),
+        _counter(
+            "fenced",
+            _slot("fenced"),
+            "Requests of a worker that Redis rejected, because the partition has a newer owner.",
+        ),
+        _counter(
+            "loop_blocked",
+            _slot("loop_blocked"),
+            "Number of times that a coroutine blocked the event loop of its worker for longer"
+            " than loop_blocked_after.",
+        ),
+        _counter(
+            "recycled",
+            _slot("recycled"),
+            "Workers that were replaced because they reached max_messages, max_rss or max_age.",
+        ),
+        _counter(
+            "restarts",
+            _slot("restarts"),
+            "Worker processes that were started for the partition, including the first one.",
+        ),
+        _gauge(
+            "worker_crash_loop",
+            _slots(lambda slot: float(slot.state == WorkerState.BROKEN)),
+            "1 while the partition waits for crash_cooldown, because its worker crashed"
+            " repeatedly.",
+        ),
+        _gauge(
+            "worker_resident_memory_bytes",
+            _per_assignment(lambda slot: slot.rss),
+            "Resident memory of the worker.",
+        ),
+        _gauge("worker_up", _per_assignment(_up), "1 while the worker of the partition is ready."),
+    ),
+    "Leases and rebalance": (
+        _counter(
+            "late_renewals",
+            _board("renew_late"),
+            "Leases that this instance renewed after they had expired. Their owner did not change.",
+        ),
+        _counter(
+            "leases_lost",
+            _board("lease_lost"),
+            "Leases of this instance that another instance acquired.",
+        ),
+        _counter(
+            "partitions_given_up",
+            _board("unstartable"),
+            "Partitions that this instance released, because the operating system refused to"
+            " start their worker.",
+        ),
+        _gauge(
+            "partitions_owned",
+            Source(CONSUMER, _partitions_owned),
+            "Partitions that this instance owns.",
+        ),
+        _gauge(
+            "partitions_unowned",
+            _instance(lambda view: view.board.unowned),
+            "Partitions of this instance's groups that had no owner at the last check, except"
+            " partitions of stopped groups.",
+        ),
+        _counter(
+            "rebalance_moves",
+            Source((*INSTANCE, "result"), _moves),
+            "Partitions that this instance acquired (result = acquired) or handed over to another"
+            " instance (result = shed).",
+        ),
+    ),
+    "Instance and housekeeper": (
+        _gauge(
+            "drained",
+            _flag(InstanceFlags.DRAINED),
+            "1 while an operator has drained the instance with streamqd drain.",
+        ),
+        _gauge(
+            "draining",
+            _flag(InstanceFlags.DRAINING),
+            "1 while the daemon stops and finishes its running messages.",
+        ),
+        _counter(
+            "groups_restored",
+            _board("groups_restored"),
+            "Missing groups that this instance created again.",
+        ),
+        _counter(
+            "housekeeper_failures",
+            _tally("failures", (*INSTANCE, "task")),
+            "Failed runs of housekeeping tasks.",
+        ),
+        _counter(
+            "housekeeper_restarts", _board("housekeeper_restarts"), "Restarts of the housekeeper."
+        ),
+        _gauge(
+            "limited",
+            _flag(InstanceFlags.LIMITED),
+            "1 while the operating system refuses to start more processes, so the instance owns"
+            " fewer partitions.",
+        ),
+        _counter(
+            "log_lines_dropped",
+            _instance(lambda v: v.board.counter("log_dropped") + logs.count_dropped()),
+            "Log lines that were dropped, because the reader of the log was too slow.",
+        ),
+        _gauge("paused", _flag(InstanceFlags.PAUSED), "1 while a signal pauses the instance."),
+    ),
+    "Redis": (
+        _counter(
+            "redis_errors",
+            _slot("redis_errors"),
+            "Round trips of the workers to Redis that failed.",
+        ),
+        _counter("redis_round_trips", _slot("round_trips"), "Round trips of the workers to Redis."),
+        _gauge(
+            "redis_up",
+            _instance(lambda v: float(v.redis_up)),
+            "1 while Redis answers the housekeeper.",
+        ),
+        _counter(
+            "supervisor_round_trip_errors",
+            _board("round_trip_errors"),
+            "Round trips of the supervisor to Redis that failed.",
+        ),
+        _counter(
+            "supervisor_round_trips",
+            _board("round_trips"),
+            "Round trips of the supervisor to Redis.",
+        ),
+    ),
+    "Schedules": (
+        _counter(
+            "schedules_fired",
+            _tally("schedules_fired", TOPIC),
+            "Messages that this instance sent for schedules.",
+        ),
+        _counter(
+            "schedules_late_seconds",
+            _thousandths("schedules_late_ms", TOPIC),
+            "Sum of the delays between the due time of a schedule and the message that this"
+            " instance sent.",
+        ),
+        _counter(
+            "schedules_skipped",
+            _tally("schedules_skipped", (*TOPIC, "reason")),
+            "Ticks for which this instance sent no message. Reason misfire: no housekeeper was"
+            " running, or the schedule was not active. Reason overlap: its last message was not"
+            " finished.",
+        ),
+    ),
+    "Outbox relays": (
+        _counter(
+            "outbox_dead",
+            _outbox(lambda _, each: each.dead),
+            "Rows that the relay moved to the dead-letter table since its start, because it could"
+            " not send them.",
+        ),
+        _gauge(
+            "outbox_oldest_age_seconds",
+            _outbox(lambda view, each: each.oldest_age(view.now_unix_ms())),
+            "Age of the oldest row, or 0 if the table is empty. It grows while no relay runs.",
+        ),
+        _gauge(
+            "outbox_relay_up",
+            _outbox(lambda _, each: float(each.relayed)),
+            "1 while a relay owns the outbox.",
+        ),
+        _gauge(
+            "outbox_rows",
+            _outbox(lambda _, each: each.rows),
+            "Rows in the outbox table. The relay counts up to 10,000.",
+        ),
+        _counter(
+            "outbox_sent",
+            _outbox(lambda _, each: each.sent),
+            "Rows that the relay sent since its start.",
+        ),
+    ),
+    "Spark queries": (
+        _gauge(
+            "query_idle_seconds",
+            _query(lambda q: None if q.idle_ms is None else q.idle_ms / 1000),
+            "Time since the query last reported its position.",
+        ),
+        _gauge(
+            "query_lag",
+            _query(lambda q: q.lag),
+            "Entries after the last position that the query reported. Absent while Redis cannot"
+            " count them. Only the 100 queries of a partition with the latest reports are"
+            " included.",
+        ),
+    ),
+    "Version": (
+        _gauge(
+            "build_info",
+            Source(("version", "python"), _build),
+            "Always 1. The labels are the versions of streamqd and of Python.",
+        ),
+    ),
+}
+"""Every metric, by the section of the reference page. Within a section, metrics are sorted."""
+
+METRICS = tuple(metric for metrics in SECTIONS.values() for metric in metrics)

@@ -21,12 +21,13 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 
 import streamqd
 from streamqd import logs
+from streamqd.logs.events import SECTIONS
 from streamqd.logs.sink import Sink
 from streamqd.model import Assignment
 from tests.support.sources import module
@@ -344,6 +345,7 @@ def test_log_appends_to_a_file_shared_with_others(tmp_path: Path) -> None:
 
 _FULL_DISK = """
 import os, resource, sys
+from streamqd.logs.events import SECTIONS
 from streamqd.logs.sink import Sink
 def room(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -431,6 +433,7 @@ def test_log_survives_a_closed_standard_error() -> None:
 
 _SHARED_DISK = """
 import os, resource, sys
+from streamqd.logs.events import SECTIONS
 from streamqd.logs.sink import Sink
 def room(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -622,20 +625,76 @@ def _strings(node: ast.AST) -> set[str]:
     }
 
 
+def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
+    """Return all calls, each with the last part of the called name."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call):
+            called: Any = call.func
+            yield call, getattr(called, "attr", None) or getattr(called, "id", None) or ""
+
+
+def _names(argument: ast.expr) -> set[str]:
+    """Return the literal strings that an argument can be."""
+    if isinstance(argument, ast.IfExp):
+        return _strings(argument.body) | _strings(argument.orelse)
+    return _strings(argument)
+
+
+def _levels(argument: ast.expr) -> set[str]:
+    """Return the levels that an argument such as `logging.INFO` can be."""
+    return {each.attr.lower() for each in ast.walk(argument) if _is_level(each)}
+
+
+def _is_level(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and node.attr in logging.getLevelNamesMapping()
+
+
 def _named_events(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Return the literal names passed to `event(…)`, `logs.event(…)` and `Episode(…)`."""
-    for call in ast.walk(tree):
-        if not isinstance(call, ast.Call):
-            continue
-        called: Any = call.func
-        name = getattr(called, "attr", None) or getattr(called, "id", None)
-        count = {"event": 1, "Episode": 2}.get(name or "", 0)
-        for argument in call.args[:count]:
-            if isinstance(argument, ast.IfExp):
-                names = _strings(argument.body) | _strings(argument.orelse)
-            else:
-                names = _strings(argument)
-            yield from ((found, call.lineno) for found in names)
+    for call, name in _calls(tree):
+        for argument in call.args[: {"event": 1, "Episode": 2}.get(name, 0)]:
+            yield from ((found, call.lineno) for found in _names(argument))
+
+
+class LoggedEvents:
+    """The levels and fields of events in the calls of `event`, as far as these are literal.
+
+    An event is `complete` if no other code contains its name and no call unpacks fields.
+    """
+
+    def __init__(self) -> None:
+        self.levels: dict[str, set[str]] = {}
+        self.fields: dict[str, set[str]] = {}
+        self.complete: set[str] = set(logs.EVENTS)
+        for _, tree in _sources():
+            calls = [call for call, name in _calls(tree) if name == "event" and call.args]
+            inside = {id(node) for call in calls for node in ast.walk(call.args[0])}
+            self.complete -= {
+                node.value
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and id(node) not in inside
+            }
+            for call in calls:
+                self._add(call)
+
+    def _add(self, call: ast.Call) -> None:
+        for name in _names(call.args[0]) & logs.EVENTS.keys():
+            levels = self.levels.setdefault(name, set())
+            # If both the name and the level depend on a condition, they are in the same order.
+            level = call.args[1] if len(call.args) > 1 else None
+            if isinstance(call.args[0], ast.IfExp) and isinstance(level, ast.IfExp):
+                level = level.body if name in _names(call.args[0].body) else level.orelse
+            levels |= _levels(level) if level else {"info"}
+            fields = self.fields.setdefault(name, set())
+            for keyword in call.keywords:
+                if keyword.arg == "assignment":
+                    fields |= {"topic", "partition", "group"}
+                elif keyword.arg is None:
+                    self.complete.discard(name)
+                elif keyword.arg not in ("exc", "trace"):
+                    fields.add(keyword.arg)
 
 
 def test_every_event_in_the_code_is_registered() -> None:
@@ -654,8 +713,41 @@ def test_every_registered_event_is_used() -> None:
 
 
 def test_log_event_registry_is_sorted_and_explained() -> None:
-    assert list(logs.EVENTS) == sorted(logs.EVENTS)
-    for name, meaning in logs.EVENTS.items():
+    assert len(logs.EVENTS) == sum(map(len, SECTIONS.values()))
+    for section in SECTIONS.values():
+        assert list(section) == sorted(section)
+    for name, found in logs.EVENTS.items():
         assert name == name.lower()
         assert name.replace(".", "").replace("_", "").isalpha()
-        assert meaning.endswith(".")
+        assert found.meaning.endswith(".")
+        assert len(found.fields) == len(set(found.fields)), name
+        assert logs.RESERVED.isdisjoint(found.fields), name
+
+
+def test_registered_levels_and_fields_are_those_of_the_calls() -> None:
+    calls = LoggedEvents()
+    assert len(calls.complete) > 80
+    wrong = []
+    for name, found in logs.EVENTS.items():
+        levels, fields = set(found.level.split(", ")), set(found.fields)
+        called = calls.levels.get(name, set()), calls.fields.get(name, set())
+        if (
+            called != (levels, fields)
+            if name in calls.complete
+            else not (called[0] <= levels and called[1] <= fields)
+        ):
+            wrong.append((name, called))
+    assert wrong == []
+
+
+def test_fields_in_the_meaning_of_an_event_are_registered() -> None:
+    """A meaning names its fields, settings, commands and other events as code."""
+    settings = {"max_rss", "timeout"}  # also names of fields
+    fields = {field for found in logs.EVENTS.values() for field in found.fields} - settings
+    wrong = [
+        (name, word)
+        for name, found in logs.EVENTS.items()
+        for word in re.findall(r"`(\w+)`", found.meaning)
+        if word in fields and word not in found.fields
+    ]
+    assert wrong == []

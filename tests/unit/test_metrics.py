@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import streamqd
 from streamqd.idle_reason import Wait
 from streamqd.metrics.exporter import Exporter
-from streamqd.metrics.table import METRICS
+from streamqd.metrics.table import METRICS, SECTIONS
 from streamqd.metrics.view import MetricsView
 from streamqd.model import Assignment
 from streamqd.scoreboard import (
@@ -309,6 +309,12 @@ def test_metric_names_and_texts_are_valid() -> None:
             *("reason", "outbox"),
         }
     assert not any("partition" in m.labels for m in METRICS if m.kind == "histogram")
+
+
+def test_metrics_are_sorted_within_each_section() -> None:
+    for section in SECTIONS.values():
+        names = [metric.name for metric in section]
+        assert names == sorted(names)
 
 
 def test_every_documented_metric_exists() -> None:
