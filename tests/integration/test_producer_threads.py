@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import threading
@@ -158,6 +159,20 @@ def measure_failure(send: Callable[[], object]) -> float:
     return time.monotonic() - seconds_unscheduled() - started
 
 
+def shortest_failure(send: Callable[[], object]) -> float:
+    """Return the seconds of the shortest of up to three failing sends, or of the first in time.
+
+    A busy host can also delay a process that waits for no CPU. A send that repeats its wait takes
+    twice the limit each time.
+    """
+    shortest = math.inf
+    for _ in range(3):
+        shortest = min(shortest, measure_failure(send))
+        if shortest < LIMIT + HUNG:
+            break
+    return shortest
+
+
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize(
     "options", [{}, {"dedup_id": "order-7"}, {"delay": 3600}], ids=["plain", "dedup", "delay"]
@@ -170,8 +185,8 @@ def test_send_to_a_hung_server_fails_within_its_timeout(
         if warm:
             producer.send("access", "warm")
         fresh_server.pause()
-        took = measure_failure(lambda: producer.send("access", "x", **options))  # type: ignore[arg-type]
-        many = measure_failure(
+        took = shortest_failure(lambda: producer.send("access", "x", **options))  # type: ignore[arg-type]
+        many = shortest_failure(
             lambda: producer.send_many("access", [Outgoing("x", **options)] * 1500)
         )  # type: ignore[arg-type]
         fresh_server.resume()
