@@ -1,4 +1,9 @@
--- The backlog of a partition. Needs _groups, _ids.
+-- The backlog of a partition: the number of messages that its slowest group has not finished. Needs
+-- _groups, _ids.
+
+-- Return the number of entries that a group has not read. If the server does not know the number,
+-- it is estimated: the entries are assumed to be evenly distributed between the times of the first
+-- and the last one. `last` is the ID of the last entry.
 
 local function unread(stream, group, length, last)
   local read = group['last-delivered-id']
@@ -17,8 +22,8 @@ local function unread(stream, group, length, last)
   return span > 0 and math.ceil((length - 1) * (last_ms - read_ms) / span) or length - 1
 end
 
--- Return the number of unfinished entries of the group that has the most, of a stream of this
--- length. Without a group, all entries count.
+-- Return the number of unfinished entries, pending or unread, of the group that has the most. If no
+-- group reads the stream, all of its `length` entries count.
 local function backlog_of(stream, length)
   local groups, backlog = groups_of(stream), 0
   if #groups == 0 then

@@ -1,6 +1,7 @@
--- The bytes that one call may copy, because the server serves no other client during a script. A
--- script that copies bodies stops after this many bytes and reports that there is more. A single
--- body may be larger. streamqd/store/items.py has the same number.
+-- The number of bytes that one call may copy. It is limited because the server serves no other
+-- client while a script runs. A script that copies bodies stops after this many bytes, and reports
+-- that there is more. A single body may still be larger. streamqd/store/items.py contains the same
+-- number.
 local BYTES_MAX = 524288
 
 local function size_of(fields)

@@ -1,12 +1,12 @@
--- Count entries. The server copies their bodies for this, so a count stops after BYTES_MAX too.
--- Needs _byte_limit and _ranges.
+-- Count entries. To return an entry, the server copies its body, so a count also stops after
+-- BYTES_MAX bytes. Needs _byte_limit and _ranges.
 
--- Entries per read. A call can exceed the bound by this many bodies.
+-- Number of entries per read. A call can exceed the byte limit by this many bodies.
 local PIECE = 4
 
--- Return the number of entries after an id and up to another, the id of the last one, and whether
--- there may be more because `limit` entries or BYTES_MAX bytes were read. Appends their ids to
--- `ids`, if given.
+-- Count the entries after one ID and up to another. Returns the count, the ID of the last entry,
+-- and true if there may be more, because the count stopped at `limit` entries or at BYTES_MAX
+-- bytes. Appends the IDs of the entries to `ids`, if given.
 local function count_after(source, after, upto, limit, ids)
   local count, size, piece = 0, 0, 1
   while count < limit and size < BYTES_MAX do

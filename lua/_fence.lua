@@ -1,7 +1,10 @@
--- The guard of every script that acts for an owner: its token must equal the one in the fence.
+-- The guard of scripts that act for an owner: the token of the call must equal the one in the
+-- fence.
 --
--- Tokens have no order. A fence without a token equals no argument, because an argument is never
--- false. `superseded` returns the refusal, or nil and the token, epoch and owner of the fence.
+-- Tokens are only compared for equality, because they have no order. If the fence contains no
+-- token, HMGET returns false, which equals no argument, so every call is rejected. `superseded`
+-- returns the reply that rejects the call, or nil followed by the token, epoch and owner in the
+-- fence.
 
 local function superseded(fence, token)
   local held = redis.call('HMGET', fence, 'token', 'epoch', 'owner')

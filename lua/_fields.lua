@@ -1,12 +1,13 @@
--- Field lists are flat: name, value, name, value … A body never leaves the server on its way to
--- the waiting retries, to the dead letters or back. The caller sends only the fields that change.
+-- The fields of entries, as flat lists: name, value, name, value … When a message moves to the
+-- waiting retries, to the dead letters or back, its body stays inside the server, and the caller
+-- sends only the fields that change.
 
--- The most values that are carried, because `unpack` fails near 8,000. A wider entry was not
--- written by streamqd. It counts as an entry without a body, and the caller sends the fields that
--- it knows.
+-- The maximum number of names and values that a script copies, because `unpack` fails near 8,000.
+-- An entry with more was not written by streamqd. It is treated as an entry without a body, so the
+-- caller sends the fields that it knows.
 local WIDE = 4000
 
--- Return the body of an entry, or nil if the entry is trimmed, deleted or too wide to carry.
+-- Return the body of an entry, or nil if the entry is trimmed, deleted or has too many fields.
 local function body_of(source, id)
   local found = redis.call('XRANGE', source, id, id)
   if #found == 0 or #found[1][2] > WIDE then
@@ -24,8 +25,8 @@ local function has(fields, name)
   return false
 end
 
--- Return the body with some fields changed. Changed fields come last and the others keep their
--- order. Names in `dropped` (a set) are left out.
+-- Return the body with some fields changed. The changed fields come last, and the others keep their
+-- order. Fields whose names are in `dropped` (a set) are left out.
 local function merged(body, changed, dropped)
   local skip = {}
   for at = 1, #changed, 2 do

@@ -1,7 +1,7 @@
--- The floor of a stream: the smallest id that must stay. Needs _groups, _ids.
+-- The floor of a stream: the smallest ID that trimming must keep. Needs _groups, _ids.
 
--- Return the floor of a group: its first pending entry, or else the id after the last delivered
--- one.
+-- Return the floor of a group: its first pending entry or, if it has none, the ID after the last
+-- entry delivered to it.
 local function floor_of(stream, group)
   if group['pending'] > 0 then
     return redis.call('XPENDING', stream, group['name'], '-', '+', 1)[1][1]
@@ -9,8 +9,8 @@ local function floor_of(stream, group)
   return successor(group['last-delivered-id'])
 end
 
--- Return true if the position of a group keeps entries. The position of a Spark query does so only
--- if the query asked for it.
+-- Return true if entries that a group has not read must stay. For a group that only shows the
+-- position of a Spark query, this is the case only if the query asked for it.
 local function keeps(group, trim)
   return not of_query(group) or redis.call('HGET', trim, 'holds:' .. group['name']) == '1'
 end
@@ -25,8 +25,8 @@ local function keeping(groups, trim)
   return found
 end
 
--- Return the lowest floor of all groups and the group that has it, or nil without groups. Stores
--- the floor of each group in `record`.
+-- Return the lowest floor of all groups and the name of its group, or nil if there are no groups.
+-- Stores the floor of each group in `record`.
 local function lowest_floor(stream, groups, record)
   local floor, holder
   for _, group in ipairs(groups) do
@@ -39,18 +39,20 @@ local function lowest_floor(stream, groups, record)
   return floor, holder
 end
 
--- Entries that are not archived stay. If the mark is missing or not an id, all entries stay.
+-- Return the first ID that is not archived. If the record has no valid ID, no entry counts as
+-- archived, so all entries stay.
 local function archive_floor(archived)
   return is_id(archived) and successor(archived) or '0-0'
 end
 
--- Return the id before which the archive allows entries to be trimmed.
+-- Return the ID before which entries may be removed without losing unarchived ones. If the topic
+-- does not require an archive, this is the ID after the last one.
 local function archive_ceiling(trim, archive, last)
   local stored = archive_floor(redis.call('HGET', trim, 'archived'))
   return archive == '1' and earlier(stored, successor(last)) or successor(last)
 end
 
--- Return the first expected group that does not exist.
+-- Return the name of the first expected group that does not exist, or nil if all of them exist.
 local function absent(groups, expected)
   local present = {}
   for _, group in ipairs(groups) do

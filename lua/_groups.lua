@@ -1,4 +1,4 @@
--- The groups of a stream, as the server lists them. A missing stream has none.
+-- The groups of a stream, as the server lists them. A stream that does not exist has no groups.
 
 local function named(flat)
   local values = {}
@@ -27,7 +27,8 @@ local function group_on(stream, group)
   return nil
 end
 
--- Return true if a group only shows how far a Spark query has read.
+-- Return true if no client reads with the group, because it only shows the position of a Spark
+-- query.
 local function of_query(group)
   return string.sub(group['name'], 1, 6) == 'spark:'
 end

@@ -1,7 +1,8 @@
--- The state of a schedule that is held: `reason due`, in its field `:held`.
+-- The state of a held schedule. Its field `:held` contains `reason due`: the reason of the hold and
+-- the due time.
 
--- Return the reason and the due time of a held schedule, or nil if it is not held. A due time of ''
--- means that it has none.
+-- Return the reason and the due time of a held schedule, or nil if it is not held. The due time is
+-- '' if the schedule has none.
 local function held(schedules, name)
   local raw = redis.call('HGET', schedules, name .. ':held')
   if not raw then

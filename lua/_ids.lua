@@ -1,7 +1,8 @@
--- Arithmetic on entry ids, `ms-seq`, as strings.
+-- Arithmetic on entry IDs, `ms-seq`, as strings.
 --
--- Both halves are 64-bit unsigned integers, but a Lua number is exact to 53 bits only. Decimal
--- strings without leading zeros compare by length first, then by characters.
+-- Both halves of an ID are 64-bit unsigned integers, but a Lua number is exact to only 53 bits. The
+-- halves are therefore compared as decimal strings without leading zeros: first by their length,
+-- and then by their characters.
 
 local function halves(id)
   local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
@@ -28,8 +29,8 @@ local function earlier(a, b)
   return older(a, b) and a or b
 end
 
--- Add one to a decimal string, or subtract one. The last digit that does not carry changes, and the
--- digits after it become zeros (or nines).
+-- Add one to a decimal string, or subtract one from it. This changes the last digit that does not
+-- carry, and turns the digits after it into zeros (or nines).
 local function plus_one(digits)
   local head, nines = string.match(digits, '^(%d-)(9*)$')
   if head == '' then
@@ -50,13 +51,14 @@ local LAST_SEQ = '18446744073709551615'
 
 local LAST_ID = LAST_SEQ .. '-' .. LAST_SEQ
 
--- Return true if a string is an id as the server writes it. A record may hold anything.
+-- Return true if a string is a complete ID within the 64-bit range. A stored record may contain any
+-- string, because other clients can write it too.
 local function is_id(raw)
   local ms, seq = string.match(raw or '', '^(%d+)%-(%d+)$')
   return ms ~= nil and not (less(LAST_SEQ, ms) or less(LAST_SEQ, seq))
 end
 
--- Return the smallest id after this one. The greatest id has none and is returned itself.
+-- Return the smallest ID after this one. No ID follows the greatest one, which is returned itself.
 local function successor(id)
   local ms, seq = halves(id)
   if id == LAST_ID then
@@ -68,7 +70,7 @@ local function successor(id)
   return ms .. '-' .. plus_one(seq)
 end
 
--- Return the greatest id before this one. For 0-0, which has none, return 0-0.
+-- Return the greatest ID before this one. No ID precedes 0-0, which is returned itself.
 local function predecessor(id)
   local ms, seq = halves(id)
   if seq ~= '0' then

@@ -1,9 +1,10 @@
--- Parts of lists.
+-- Slices of lists.
 
--- `unpack` takes fewer than 8,000 values, so long lists are passed in slices.
+-- The number of values in one command. `unpack` takes fewer than 8,000 values, so a long list is
+-- passed in several commands.
 local SLICE = 500
 
--- Return a slice of a list, as a list.
+-- Return the values from `first` to `last` of a list as a new list.
 local function slice(list, first, last)
   local part = {}
   for at = first, last do

@@ -1,16 +1,17 @@
--- Free the oldest entries in whole nodes. Freeing a node is faster than copying its entries, but
--- still takes time. By default, a node of the server holds 100 entries or 4 KiB, or a single larger
--- entry.
+-- Remove the oldest entries of a stream in whole nodes. The server stores a stream as a tree of
+-- nodes. By default, a node contains up to 100 entries or 4 KiB, or a single larger entry. Freeing
+-- a node is faster than copying its entries but still takes time, so one call frees a limited
+-- number of bytes.
 local FREED_MAX = 16777216
 local NODE = 100
 local STEP = 128
 
--- For this call: an upper bound of the bytes freed so far, and whether it kept more from being
--- freed.
+-- An upper bound of the bytes that this call has freed, and true if FREED_MAX has kept the call
+-- from freeing more.
 local freed, stopped = 0, false
 
--- Return how many of the oldest entries may be freed, at most `room` and at least 1, and an upper
--- bound of their bytes. The bound counts one node for each entry.
+-- Return the number of oldest entries that may be freed, from 1 to `room`, and an upper bound of
+-- their bytes. The bound assumes that each entry has its own node.
 local function room_for(stream, nodes, room)
   local taken
   repeat
@@ -28,13 +29,13 @@ local function room_for(stream, nodes, room)
   return room, taken
 end
 
--- Remove whole nodes before an id, of about `room` entries. The first node is removed even if it
--- holds more, up to `most` entries: a server may be configured to make nodes of any size, and a
--- bound smaller than a node would never remove anything. `info` is the reply of XINFO STREAM before
--- the first call.
+-- Remove whole nodes before an ID, with approximately `room` entries in total. A server may be
+-- configured to use nodes of any size, and with a limit smaller than a node, nothing would ever be
+-- removed. The first node is therefore removed even if it contains more entries, but at most
+-- `most`. `info` is the reply of XINFO STREAM before the first call.
 local function remove_nodes(stream, info, before, room, most)
   local nodes, removed, gone, piece, taken = info['radix-tree-keys'], 0, 0, 0, 0
-  -- Try a few first: usually there are no more, and examining nodes takes time too.
+  -- Try a few entries first, because usually there are no more, and examining nodes takes time too.
   for _, upto in ipairs({math.min(room, STEP), room}) do
     if removed < upto and freed < FREED_MAX and 2 * gone >= piece then
       piece, taken = room_for(stream, nodes - removed, upto - removed)

@@ -1,10 +1,11 @@
--- Rows of an outbox: 32 hex digits of the uid and 16 of the id. Needs _clock, _fields, _lists.
+-- Rows of an outbox, each named by 32 hex digits of its uid and 16 of its ID. Needs _clock,
+-- _fields, _lists.
 
 local function uid_of(row)
   return string.sub(row, 1, 32)
 end
 
--- Return the uids of a record as a set.
+-- Return the set of the uids in a record.
 local function recorded_in(rows)
   local uids = {}
   for row in string.gmatch(rows or '', string.rep('%x', 48)) do
@@ -13,8 +14,9 @@ local function recorded_in(rows)
   return uids
 end
 
--- Write one row by `call`. Its values are in ARGV from `first` to `last`. It is delayed if `due` is
--- after `now`. Return an error or another value.
+-- Write one row with `call`, which is redis.call or redis.pcall. The values of the row are in ARGV
+-- from `first` to `last`. If `due` is after `now`, the row becomes a delayed send. Returns an
+-- error, or another value if the row was written.
 local function write_row(call, keys, uid, due, now, first, last)
   if due == '' or tonumber(due) <= now then
     return call('XADD', keys.stream, '*', unpack(ARGV, first, last))

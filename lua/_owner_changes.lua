@@ -1,5 +1,5 @@
--- The last changes of owner of an assignment, for operators. No script reads them. If the key has
--- another type, or the user may not run RPUSH, the change takes place without a record.
+-- The last changes of owner of an assignment, for operators. No script reads this list. If the key
+-- has another type, or the user may not run RPUSH, the owner still changes, but without a record.
 
 local CHANGES_MAX = 40  -- about 20 owners in 2 KiB
 

@@ -1,9 +1,12 @@
--- Forget the pending entries of a group in several calls. XGROUP DESTROY would free them all in one
--- command, during which the server serves no other client. Between the calls, a lease keeps other
--- owners away from the partition. Needs _clock, _numbers and _places.
+-- Forget the pending entries of a group in several calls. XGROUP DESTROY would free all of them in
+-- one command, during which the server serves no other client. Between the calls, a lease keeps
+-- other owners away from the partition. Needs _clock, _numbers and _places.
+
+-- Hold the assignment for the calling client, with its own token and a new epoch. A repeated call
+-- only extends the lease.
 
 local function keep(fence, lease, token, ttl_ms, keeper)
-  -- HDEL first: it is accepted when memory is full, and so is every write after it.
+  -- HDEL is first because Redis accepts it when memory is full, and then accepts later writes too.
   redis.call('HDEL', fence, 'mark', 'session', 'quarantine', 'accused')
   local held = redis.call('HMGET', fence, 'token', 'epoch')
   if held[1] ~= token then
@@ -20,8 +23,9 @@ local function in_hand(found)
   return found and found['pending'] or 0
 end
 
--- Forget the oldest pending entries, at most `limit` over all sources. A source is a stream and the
--- group on it, or false. Returns the number forgotten on the first source.
+-- Forget the oldest pending entries, at most `limit` in total. Each source is a stream with the
+-- group on it, or with false if it has no group. Returns the number of entries forgotten on the
+-- first source.
 local function forget_oldest(sources, limit)
   local first
   for _, source in ipairs(sources) do

@@ -1,8 +1,7 @@
--- A place is the only unambiguous name of a pending entry: `m:<id>` in the partition stream,
--- `r:<id>` in the group's retry stream. Both streams can issue the same id, so an id alone is
--- ambiguous. Needs _lists.
+-- A place names a pending entry: `m:<id>` in the partition stream, or `r:<id>` in the group's retry
+-- stream. An ID alone is ambiguous, because both streams can issue the same one. Needs _lists.
 
--- Return the stream and the id of a place, or nil if the string is not a place.
+-- Return the stream and the ID of a place, or nil if the string is not a place.
 local function locate(stream, retry, place)
   local letter, id = string.match(place, '^([mr]):(%d+%-%d+)$')
   if letter == 'm' then
@@ -14,10 +13,11 @@ local function locate(stream, retry, place)
   return nil
 end
 
--- A stream on which the group was found missing.
+-- A stream on which this call has found that the group does not exist.
 local destroyed
 
--- A group that does not exist has nothing pending. Every other error is raised.
+-- Return true if an entry is pending. For a group that does not exist, return false. Every other
+-- error is raised.
 local function pending(source, group, id)
   local reply = redis.pcall('XPENDING', source, group, id, id, 1)
   if reply.err then
@@ -30,8 +30,8 @@ local function pending(source, group, id)
   return #reply > 0
 end
 
--- Sort places into the ids of the two streams. The third value is the first string that is not a
--- place.
+-- Sort places by stream. Returns the IDs in the partition stream and those in the retry stream, or
+-- nil, nil and the first string that is not a place.
 local function sorted(stream, retry, places)
   local ids = {[stream] = {}, [retry] = {}}
   for _, place in ipairs(places) do
@@ -57,8 +57,8 @@ local function forget_attempts(attempts, place)
   redis.call('HDEL', attempts, place .. ':c', place .. ':f', place .. ':due', place .. ':last')
 end
 
--- The same for many places. In a small hash every lookup of a field scans the whole hash. So the
--- hash is read once, and only fields that it has are deleted.
+-- Do the same for many places. In a small hash, each lookup of a field scans the whole hash. A
+-- small hash is therefore read once, and only the fields that it contains are deleted.
 local SMALL = 512
 
 local function forget_all_attempts(attempts, places)

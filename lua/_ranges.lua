@@ -1,7 +1,7 @@
--- The entries after an id. After the greatest id there are none, and the server rejects the range.
--- A client may have written that id, so these functions return an empty list. Needs _ids.
+-- The entries after an ID. The server rejects a range after the greatest ID, which a client may
+-- have written. For that ID, these functions return an empty list instead. Needs _ids.
 
--- Return at most `count` entries after an id, up to another id.
+-- Return at most `count` entries after an ID, up to another ID.
 local function entries_after(source, id, upto, count)
   if id == LAST_ID then
     return {}
@@ -9,7 +9,8 @@ local function entries_after(source, id, upto, count)
   return redis.call('XRANGE', source, '(' .. id, upto, 'COUNT', count)
 end
 
--- The same for pending entries. With a consumer, only the entries pending for that consumer.
+-- Return at most `count` pending entries after an ID. If a consumer follows, return only its
+-- entries.
 local function pending_after(source, group, id, count, ...)
   if id == LAST_ID then
     return {}

@@ -1,13 +1,14 @@
--- The record of trimming, written with the trim itself, because the server does not
--- record removed entries. Unchanged fields are not written again. Needs _groups, _ids,
--- _numbers.
+-- The record of trimming. It is written in the same step as the trim, because the server does not
+-- record how many entries were removed. Fields that have not changed are not written again. Needs
+-- _groups, _ids, _numbers.
 
 local function note_trim(stream, trim, removed, record)
   if removed > 0 then
     count_on(trim, 'removed', removed)
   end
   local first = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
-  -- For an empty stream, XINFO copies no bodies.
+  -- XINFO returns the bodies of the first and the last entry, so it is used for an empty stream
+  -- only.
   local info = not first and named(redis.call('XINFO', 'STREAM', stream))
   record['first'] = first and first[1] or successor(info['last-generated-id'])
   record['size'] = string.format('%.0f', redis.call('XLEN', stream))

@@ -1,12 +1,13 @@
--- Parse the entries of a call that settles several. Needs _lists. The arguments are
+-- Parse the arguments of a call that settles several entries. Needs _lists. The arguments are
 --
 --     shared_count (name value)*    { place [delay_ms] own_count (name value)* }*
 --
--- The counts are numbers of names and values. The shared fields change in all entries. If an item
--- has its own value for a shared name, this value replaces the shared one. Its other fields come
--- last.
+-- Each count is the number of names and values that follow. The shared fields change in all
+-- entries. If an item has its own value for the name of a shared field, the item's value is used.
+-- Its other fields come after the shared ones.
 
--- Return the items and their shared fields: a list, and the index of each name's value in it.
+-- Return the items and their shared fields. `list` contains the shared names and values, and `at`
+-- the index of each value in that list.
 local function read_items(first, delayed)
   local last = first + tonumber(ARGV[first] or 0)
   local shared = {list = slice(ARGV, first + 1, last), at = {}, behind = {}}
@@ -20,7 +21,7 @@ local function read_items(first, delayed)
     at = delayed and at + 2 or at + 1
     last = at + tonumber(ARGV[at])
     local own = {unpack(ARGV, at + 1, last)}
-    -- One constructor for all fields: a table that grows field by field is reallocated four times.
+    -- One constructor sets all fields, because a table that grows is reallocated four times.
     items[#items + 1] = {
       place = place, delay_ms = delay_ms, own = own, source = false, id = false, word = false,
       body = false,
@@ -30,7 +31,7 @@ local function read_items(first, delayed)
   return items, shared
 end
 
--- Return the shared names and values in a list of their own, after `count` empty slots.
+-- Return a new list that contains `count` empty slots and then the shared names and values.
 local function behind(shared, count)
   local list = shared.behind[count]
   if not list then
@@ -43,8 +44,8 @@ local function behind(shared, count)
   return {unpack(list)}
 end
 
--- Return the fields of an item at its next place. Changed fields come last and the others keep
--- their order. Names in `dropped` (a set) are left out of the body.
+-- Return the fields that an item has at its next place. The changed fields come last, and the
+-- others keep their order. Fields of the body whose names are in `dropped` (a set) are left out.
 local function renewed(item, shared, dropped)
   local own, others = item.own, {}
   for at = 1, #own, 2 do

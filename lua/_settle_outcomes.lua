@@ -1,7 +1,8 @@
--- Decide the outcome of each item of a call to settle. Needs _places, _fields and _settle_items.
+-- Decide the outcome of each item of a call that settles entries. Needs _places, _fields and
+-- _settle_items.
 
--- Look up items that are adjacent in a stream, in two reads. Returns their pending ids and their
--- bodies, by id.
+-- Look up all items that are adjacent in a stream with two reads. Returns the IDs that are pending,
+-- and the bodies by ID.
 local function look_up(items, source, group)
   local first, last, count = nil, nil, 0
   for _, item in ipairs(items) do
@@ -21,11 +22,13 @@ local function look_up(items, source, group)
   return known
 end
 
--- Set `word`, `source` and `id` of each item, and `body` for MOVED. Only reads. Returns the error
--- of the call, if there is one: a string that is not a place, or a group that another client
--- destroyed, which its owner then restores with its pending entries. With `adjacent`, the caller
--- states that no other entry lies between the items of a stream. If that is wrong, the call only
--- takes longer: an item not found in the first reads is looked up alone.
+-- Set `word`, `source` and `id` of each item, and `body` if the word is MOVED. This function only
+-- reads. It returns an error if a string is not a place, or if another client has destroyed the
+-- group. The owner then restores the group with its pending entries.
+--
+-- With `adjacent`, the caller states that no other entry lies between the items of a stream. If
+-- this is wrong, the call only takes longer, because each item that the first reads have not found
+-- is looked up alone.
 local function decide_outcomes(items, shared, adjacent, stream, retry, group)
   for _, item in ipairs(items) do
     item.source, item.id = locate(stream, retry, item.place)

@@ -1,10 +1,12 @@
--- Check whether a group still has to finish a message of the partition: the message is unread,
--- pending or a waiting retry. A retried message is found by its copy, and only the first LOOKED_AT
--- copies of each kind are examined. Needs _groups, _ids.
+-- Check whether a group still has to finish a message of the partition, because the message is
+-- unread, pending or a waiting retry. If the message was retried, its copy is searched for in the
+-- retry stream and among the waiting retries. Only the first LOOKED_AT entries of each kind are
+-- examined. Needs _groups, _ids.
 
 local LOOKED_AT = 64
 
--- Return true if `fields` is the field list of a copy of this entry. It may be any value.
+-- Return true if `fields` is the field list of a copy of this entry. `fields` may be any value,
+-- because it comes from an item that any client may have written.
 local function is_copy(fields, id)
   for at = 1, type(fields) == 'table' and #fields or 0, 2 do
     if fields[at] == 'originalId' then
@@ -18,7 +20,7 @@ local function is_pending(stream, group, id)
   return #redis.call('XPENDING', stream, group, id, id, 1) > 0
 end
 
--- Search the copies in the retry stream, pending and unread.
+-- Search for a copy in the retry stream, among its pending and its unread entries.
 local function in_retry_stream(retry, group, id)
   local found = group_on(retry, group)
   if not found then
@@ -39,7 +41,7 @@ local function in_retry_stream(retry, group, id)
   return false
 end
 
--- Search the waiting retries: the message itself, and its copies.
+-- Search the waiting retries for the message itself and for its copies.
 local function waits(delayed, items, id)
   if redis.call('ZSCORE', delayed, 'm:' .. id) then
     return true

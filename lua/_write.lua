@@ -1,10 +1,12 @@
 -- Writing messages to a partition.
 
--- Write the messages in ARGV from index `at`, at most `room`. If `alone` is '1', a message is its
--- payload only, otherwise the number of its names and values, then these. Returns their ids, and
--- the index of the first message not written. Stops at an insertion that the server rejects: its
--- error (a table) is the last item of the ids. If the first insertion is rejected, its error is
--- raised.
+-- Write at most `room` of the messages in ARGV that start at index `at`. If `alone` is '1', each
+-- message is only its payload. Otherwise, it is the number of its names and values, and then these.
+-- Returns the IDs of the new entries, and the index of the first message that was not written.
+--
+-- If the server rejects an insertion, the function stops, and the error (a table) is the last item
+-- of the IDs. If the server rejects the first insertion, the error is raised, because nothing was
+-- written.
 local function write(stream, alone, at, room)
   local values, count, payloads = ARGV, #ARGV, alone == '1'
   local ids, written, call, id = {}, 0, redis.call, nil

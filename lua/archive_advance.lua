@@ -28,7 +28,7 @@ if is_id(archived) and not older(archived, id) then
 end
 
 -- No writes above this line
--- HDEL first: it is accepted when memory is full, and so is every write after it.
+-- HDEL is first because Redis accepts it when memory is full, and then accepts later writes too.
 redis.call('HDEL', trim, field)
 redis.call('HSET', trim, field, id)
 return {'OK'}

@@ -46,7 +46,7 @@ local function backlog(source, at)
     if first[1] == oldest[1] then
       unread = length
     else
-      -- Missing before 7.0, and null for a group that was created in the middle of the stream.
+      -- Redis 6.2 has no lag, and the lag of a group created in the middle of a stream is null.
       unread = at['lag'] and math.min(at['lag'], length) or ''
     end
   end

@@ -30,7 +30,7 @@ local directives_max, field, body = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local LAST_MAX = 4503599627370496
 
 local removed = {unpack(ARGV, 4)}
--- Readers reject times of 2^52 or later. Such a time was not written by this script.
+-- Readers reject times of 2^52 or later. This script never wrote such a time, so it ignores it.
 local last = whole(redis.call('HGET', control, 'last')) or 0
 if last >= LAST_MAX then
   last = 0
@@ -41,8 +41,8 @@ if field ~= '' and count > directives_max and redis.call('HEXISTS', control, fie
 end
 
 -- No writes above this line
--- No directive has an empty name. This HDEL runs because it is accepted when memory is full, and so
--- is every write after it.
+-- No directive has an empty name, so this HDEL deletes nothing. It is first because Redis accepts
+-- it when memory is full, and then accepts later writes too.
 redis.call('HDEL', control, '')
 local at = math.max(now_unix_ms(), last + 1)
 redis.call('HSET', control, 'last', text(at))

@@ -23,7 +23,7 @@
 
 local dlq, after, count = KEYS[1], ARGV[1], tonumber(ARGV[2])
 
--- Letters per read: a large one copies few others beyond the limit.
+-- Number of dead letters per read. It is small, so few bodies are copied beyond the byte limit.
 local AT_ONCE = 8
 
 local order, counts = {}, {}

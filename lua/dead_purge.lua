@@ -40,7 +40,7 @@ redis.call('HLEN', moving)
 
 local ids, kept = listed, 0
 if archive == '1' then
-  -- If the mark is missing or not an id, all dead letters stay.
+  -- If the record has no valid ID, no dead letter counts as archived, so all of them stay.
   local mark = redis.call('HGET', trim, 'dead_archived')
   local stored = is_id(mark) and mark or '0-0'
   ids = {}

@@ -36,7 +36,7 @@
 local dlq, target, moving = KEYS[1], KEYS[2], KEYS[3]
 local dead_letter_id, group, changed = ARGV[1], ARGV[2], slice(ARGV, 3, #ARGV)
 
--- Fields that settle_dead and its caller add, except the fields that an entry also has.
+-- The fields that settle_dead and its caller add, except those that other entries can have too.
 local DEAD_ONLY = {
   originalTopic = true, originalPartition = true, timestamp = true, group = true, instance = true,
   handler = true, attempts = true, crashes = true, reason = true, errorClass = true,

@@ -81,7 +81,7 @@ if pending > at_once then
   forget_oldest({{stream, on_stream}, {retry, on_retry}}, part)
   return {'MORE'}
 end
--- HDEL first: it is accepted when memory is full, and so is every write after it.
+-- HDEL is first because Redis accepts it when memory is full, and then accepts later writes too.
 redis.call('HDEL', trim, 'floor:' .. group)
 if on_stream then
   redis.call('XGROUP', 'DESTROY', stream, group)

@@ -78,7 +78,7 @@ local on_stream, on_retry = group_on(stream, group), group_on(retry, group)
 if not on_stream then
   return {'NOGROUP'}
 end
--- A position after the last id would skip messages that are written later.
+-- With a position after the last ID, the group would skip messages that are written later.
 local last = named(redis.call('XINFO', 'STREAM', stream))['last-generated-id']
 if after == '' or older(last, after) then
   after = last
@@ -103,7 +103,7 @@ if in_hand(on_stream) + in_hand(dropping) > at_once then
   local forgotten = forget_oldest({{stream, on_stream}, {retry, dropping}}, part)
   return {'MORE', on_stream['last-delivered-id'], after, forgotten}
 end
--- HDEL first: it is accepted when memory is full, and so is every write after it.
+-- HDEL is first because Redis accepts it when memory is full, and then accepts later writes too.
 redis.call('HDEL', fence, 'token', 'session', 'mark', 'quarantine', 'accused', 'owner')
 redis.call('DEL', lease)
 if taken then

@@ -45,7 +45,7 @@ if bad then
   return redis.error_reply('ERR not a place: ' .. bad)
 end
 
--- Return the id after which the group continues, or nil if it exists.
+-- Return the ID after which the group continues on a stream, or nil if it exists there.
 local function missing(source, after)
   if group_on(source, group) then
     return nil

@@ -77,7 +77,8 @@ if not mine and epoch ~= tonumber(seen_epoch) then
   return {'MOVED', text(epoch)}
 end
 local unclean = holder ~= false
--- The mark names the entries that the last owner was about to handle. After an unclean loss:
+-- The mark lists the entries that the last owner was about to handle. If the owner did not release
+-- the assignment, the mark determines which entry is charged and which entries are accused:
 --
 --   Mark                                  Charged                Accused
 --   none, or an entry that is finished    -                      as before
@@ -97,20 +98,20 @@ if unclean and not mine and mark then
       accused = accused == '' and mark or accused .. ' ' .. mark
     end
   elseif string.find(mark, ' ', 1, true) then
-    -- At most two rounds: most entries accused earlier have run since.
+    -- The list covers at most two rounds. Most entries that were accused earlier have run since.
     accused = #accused > #mark and mark or (accused == '' and mark or accused .. ' ' .. mark)
   end
 end
 
 -- No writes above this line
 if mine then
-  -- PEXPIRE is accepted when memory is full, and so is every write after it.
+  -- Redis accepts PEXPIRE when memory is full, and then accepts later writes too.
   if redis.call('PEXPIRE', lease, ttl_ms) == 0 or leased ~= token then
     redis.call('SET', lease, token, 'PX', ttl_ms)
   end
   return {'MINE', text(epoch), held[5] and 1 or 0}
 end
--- HDEL first: it is accepted when memory is full, and so is every write after it.
+-- HDEL is first because Redis accepts it when memory is full, and then accepts later writes too.
 redis.call('HDEL', fence, 'mark', 'session')
 if victim ~= '' then
   count_on(attempts, victim .. ':c', hits)

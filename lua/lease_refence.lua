@@ -66,7 +66,7 @@ redis.call('XLEN', retry)
 local blamed = source and pending(source, group, charged_id)
 
 -- No writes above this line
--- HDEL first: it is accepted when memory is full, and so is every write after it.
+-- HDEL is first because Redis accepts it when memory is full, and then accepts later writes too.
 redis.call('HDEL', fence, 'mark', 'session')
 if blamed then
   crashes = count_on(attempts, charged .. ':c', 1)

@@ -37,7 +37,7 @@ if leased and leased ~= token then
 end
 
 -- No writes above this line
--- PEXPIRE is accepted when memory is full, and so is every write after it.
+-- Redis accepts PEXPIRE when memory is full, and then accepts later writes too.
 if redis.call('PEXPIRE', lease, ttl_ms) == 1 then
   return {'OK'}
 end

@@ -42,7 +42,7 @@ local now = now_unix_ms()
 local known = redis.call('HGET', info, id)
 local beat = redis.call('ZSCORE', members, id)
 if known and beat and now - tonumber(beat) < stale_ms then
-  -- A record that cannot be read belongs to no run. The next heartbeat replaces it.
+  -- A record that cannot be read belongs to no run, so this heartbeat replaces it.
   local readable, held = pcall(cjson.decode, known)
   local other = readable and type(held) == 'table' and held['nonce']
   if type(other) == 'string' and other ~= nonce then
@@ -59,8 +59,8 @@ for at = 5, #ARGV do
 end
 
 -- No writes above this line
--- No instance has an empty id. These two commands run even if no instance is removed, because they
--- are accepted when memory is full, and so is every write after them.
+-- No instance has an empty ID. These commands run even if no instance is removed, because Redis
+-- accepts them when memory is full, and then accepts later writes too.
 redis.call('ZREM', members, '', unpack(silent))
 redis.call('HDEL', info, '', unpack(silent))
 redis.call('ZADD', members, text(now), id)

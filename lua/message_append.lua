@@ -38,5 +38,5 @@ local ids = write(stream, alone, messages, #ARGV)
 if type(ids[#ids]) == 'table' then
   return {'OK', ids}
 end
--- One string: the server takes longer to encode a list.
+-- Return one string, because the server takes longer to encode a list.
 return 'OK ' .. table.concat(ids, ' ')

@@ -24,7 +24,7 @@
 
 local stream, field, value, from, count = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
--- Entries per read: a large one copies few others beyond the limit.
+-- Number of entries per read. It is small, so that few bodies are copied beyond the byte limit.
 local AT_ONCE = 8
 local COPIES_MAX = 100
 local LEFT_OUT = {payload = true, headers = true, traceback = true}
@@ -55,7 +55,7 @@ while from ~= '' and seen < count and bytes < BYTES_MAX and #copies < COPIES_MAX
   end
   seen = seen + #page
   local last = #page == AT_ONCE and page[#page][1] or ''
-  -- No entry follows the greatest id.
+  -- No entry follows the greatest ID.
   from = (last == '' or last == LAST_SEQ .. '-' .. LAST_SEQ) and '' or successor(last)
 end
 return {'OK', copies, from}

@@ -31,7 +31,7 @@ local delayed, items, target = KEYS[1], KEYS[2], KEYS[3]
 local count = ARGV[1]
 
 local PUT_OFF_MS = 60000
--- `unpack` fails near 8,000 values.
+-- The maximum number of names and values of one write, because `unpack` fails near 8,000.
 local WIDEST = 7900
 local KNOWN = {
   payload = true, key = true, headers = true, sentAt = true, originalId = true,
@@ -43,7 +43,7 @@ local function scalar(value)
   return type(value) == 'string' or type(value) == 'number'
 end
 
--- Return the fields of an item, names and values alternating, or nil if it holds anything else.
+-- Return the names and values of an item, alternating, or nil if it contains anything else.
 local function fields_of(packed)
   local readable, fields = pcall(cmsgpack.unpack, packed)
   if not readable or type(fields) ~= 'table' or #fields == 0 or #fields % 2 == 1 then
@@ -69,9 +69,9 @@ redis.call('HLEN', items)
 redis.call('XLEN', target)
 
 -- No writes above this line
--- All insertions come first, then one removal of the members that were moved. An insertion that the
--- server rejects (its error is a table) is the last one. If the first one is rejected, its error is
--- raised.
+-- All insertions come first, and then the moved members are removed together. If the server rejects
+-- an insertion, it is the last one, and its error (a table) is returned after the removal. If the
+-- server rejects the first insertion, the error is raised, because nothing was written.
 local orphans, unreadable, size = 0, 0, 0
 local gone, written = {}, nil
 for _, member in ipairs(due) do

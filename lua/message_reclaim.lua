@@ -69,7 +69,7 @@ if not on_source then
 end
 local entries, ids, missing, looked, size = {}, {}, {}, 0, 0
 
--- Take one more idle entry. Returns true if the page may move past it, false without room.
+-- Take one more idle entry. Returns true if the page can continue after it, or false without room.
 local function pass(id)
   if #ids + #missing >= count or size >= BYTES_MAX then
     return false
@@ -83,8 +83,8 @@ local function pass(id)
   return true
 end
 
--- Walk through a consumer's entries. Returns where the page stops, or nil after the last entry.
--- Entries without a consumer (name '') are searched among all pending ones.
+-- Walk through a consumer's entries. Returns the place where the page stops, or nil after the last
+-- entry. For entries without a consumer (name ''), all pending entries are searched.
 local function walk(name, behind)
   local rows, asked
   local filter = name ~= '' and {name} or {}
@@ -113,7 +113,7 @@ for _, flat in ipairs(redis.call('XINFO', 'CONSUMERS', source, group)) do
   unowned = unowned - (name ~= '' and holds or 0)
   if here and not stop and name ~= 'w' and name ~= '' and holds > 0 then
     stop = walk(name, name == at_name and after ~= '' and after or '0-0')
-    -- Each consumer counts, so that many consumers with few entries do not make a long page.
+    -- Each consumer counts as a row, so many consumers with few entries do not make a long page.
     looked = looked + 1
   end
 end

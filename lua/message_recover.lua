@@ -99,7 +99,7 @@ local accused = redis.call('HGET', fence, 'accused') or ''
 
 -- No writes above this line
 if open == '1' then
-  -- HDEL first: it is accepted when memory is full, and so is the write after it.
+  -- HDEL is first because Redis accepts it when memory is full, and then accepts HSET too.
   redis.call('HDEL', fence, 'session')
   redis.call('HSET', fence, 'session', session)
 end

@@ -41,7 +41,7 @@ if not epoch then
 end
 
 -- No writes above this line
--- HDEL first: it is accepted when memory is full, and so is every write after it.
+-- HDEL is first because Redis accepts it when memory is full, and then accepts later writes too.
 redis.call('HDEL', outbox, 'error')
 local now = now_unix_ms()
 epoch = math.max(epoch, above, now - 1) + 1

@@ -104,7 +104,7 @@ while at <= values do
   elseif not stopped and added == room then
     rest = backlog
   elseif not stopped then
-    -- If the first one is rejected, its error is raised. No later write is rejected for memory.
+    -- If the server rejects the first row, the error is raised. It rejects no later row for memory.
     local result = write_row(call, keys, uid, due, now, at + 3, last)
     if type(result) == 'table' and result.err then
       rest = result

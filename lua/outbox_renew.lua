@@ -33,7 +33,7 @@ end
 redis.call('STRLEN', lease)
 
 -- No writes above this line
--- PEXPIRE is accepted when memory is full, and so is every write after it.
+-- Redis accepts PEXPIRE when memory is full, and then accepts later writes too.
 if redis.call('PEXPIRE', lease, ttl_ms) == 0 then
   redis.call('SET', lease, token, 'PX', ttl_ms)
 end

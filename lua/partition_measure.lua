@@ -37,7 +37,7 @@ if redis.call('EXISTS', stream) == 1 then
   last = info['last-generated-id']
   first = info['first-entry'] and info['first-entry'][1] or ''
   counted = info['entries-added'] and 1 or 0
-  -- Before 7.0 the server does not count added entries: add the present ones to the removed.
+  -- Before 7.0, the server does not count added entries, so present and removed ones are added up.
   added = text(info['entries-added'] or length + (whole(redis.call('HGET', trim, 'removed')) or 0))
   for _, group in ipairs(groups_of(stream)) do
     if of_query(group) then

@@ -41,8 +41,8 @@ if not on_stream or not on_retry then
   return {'NOGROUP'}
 end
 
--- The server's own `lag` is missing on 6.2, sometimes null and sometimes wrong, so entries are
--- counted.
+-- The script counts unread entries, because the server's own `lag` is missing on Redis 6.2, and on
+-- later versions it is sometimes null and sometimes wrong.
 local function unread(source, last)
   local count, _, more = count_after(source, last, '+', limit + 1)
   return more and -1 or count

@@ -28,8 +28,8 @@ if leased and leased ~= token and leased ~= dead then
 end
 
 -- No writes above this line
--- PEXPIRE first: it is accepted when memory is full, and so is every write after it. Archiving
--- frees memory, so it must run then.
+-- PEXPIRE is first because Redis accepts it when memory is full, and then accepts later writes too.
+-- Archiving must be able to run at that time, because it frees memory.
 redis.call('PEXPIRE', lease, ttl_ms)
 redis.call('SET', lease, token, 'PX', ttl_ms)
 return {'OK'}

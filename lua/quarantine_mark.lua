@@ -53,7 +53,7 @@ redis.call('XLEN', stream)
 redis.call('XLEN', retry)
 
 -- No writes above this line
--- HDEL first: it is accepted when memory is full, and so is every write after it.
+-- HDEL is first because Redis accepts it when memory is full, and then accepts later writes too.
 redis.call('HDEL', fence, 'mark')
 acknowledge(stream, group, main_ids)
 acknowledge(retry, group, retry_ids)

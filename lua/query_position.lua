@@ -36,15 +36,15 @@ if redis.call('EXISTS', stream) == 0 then
 end
 local info = named(redis.call('XINFO', 'STREAM', stream))
 local last = info['last-generated-id']
--- A position after the last id would hide entries that are written later.
+-- With a position after the last ID, entries that are written later would not count as unread.
 local position = {stream, group, older(last, after) and last or after}
--- Before 7.0 the server does not count the entries that a group has read.
+-- Before Redis 7.0, the server does not count the entries that a group has read.
 if position[3] == after and read >= 0 and info['entries-added'] then
   position[4], position[5] = 'ENTRIESREAD', math.min(read, info['entries-added'])
 end
 
 -- No writes above this line
--- HDEL first: it is accepted when memory is full, and so is every write after it.
+-- HDEL is first because Redis accepts it when memory is full, and then accepts later writes too.
 redis.call('HDEL', trim, 'holds:' .. group)
 if not known then
   redis.call('XGROUP', 'CREATE', stream, group, '0')

@@ -48,7 +48,7 @@ while at <= #entries do
   if seen[entry.place] or not redis.call('ZSCORE', delayed, entry.place) then
     entry.word = 'GONE'
   else
-    -- A dropped item need not be readable.
+    -- An item that is dropped need not be readable.
     entry.body = drop ~= '1' and body_in(redis.call('HGET', items, entry.place))
     entry.word = 'MOVED'
     if drop ~= '1' and not entry.body then
@@ -63,8 +63,8 @@ redis.call('HLEN', items)
 redis.call('XLEN', dlq)
 
 -- No writes above this line
--- Entry by entry, insertion first and source last: if the server rejects a write, every entry is
--- still in exactly one place.
+-- The entries are moved one after the other. Each one is inserted before it is removed from its
+-- source, so if the server rejects a write, every entry is still in exactly one place.
 local failed_at = text(now_unix_ms())
 local words, letters = {}, {}
 for number, entry in ipairs(chosen) do

@@ -25,8 +25,8 @@
 local delayed, items = KEYS[1], KEYS[2]
 local after_due, after_place, count = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 
--- Pages read for one reply. More than one is read only if the last row is gone and many others are
--- due in the same millisecond.
+-- Maximum number of pages that are read for one reply. More than one page is necessary only if the
+-- last row of the previous reply is gone and many others are due in the same millisecond.
 local PAGES = 100
 
 local function described(packed)

@@ -24,7 +24,8 @@ local score = redis.call('ZSCORE', due, name)
 if redis.call('HEXISTS', schedules, name .. ':hash') == 0 and not score then
   return {'GONE'}
 end
-redis.call('HLEN', last)  -- fails here, before any write, if the key has another type
+-- If the key has another type, this read raises the error before anything is written.
+redis.call('HLEN', last)
 
 -- No writes above this line
 redis.call('HDEL', last, name .. ':tick', name .. ':id', name .. ':late', name .. ':fired',

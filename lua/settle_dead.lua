@@ -62,8 +62,8 @@ redis.call('XLEN', dlq)
 local counted = redis.call('HLEN', attempts) > 0
 
 -- No writes above this line
--- Entry by entry, insertion first and source last: if the server rejects a write, every entry is
--- still in exactly one place.
+-- The entries are moved one after the other. Each one is inserted before it is removed from its
+-- source, so if the server rejects a write, every entry is still in exactly one place.
 local failed_at = text(now_unix_ms())
 local words, letters = {}, {}
 for at, entry in ipairs(entries) do

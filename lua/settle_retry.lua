@@ -65,8 +65,8 @@ redis.call('HLEN', items)
 local counted = redis.call('HLEN', attempts) > 0
 
 -- No writes above this line
--- Insertions first and sources last. Each write covers all entries and is rejected as a whole, so
--- every entry is in exactly one place.
+-- All insertions come before the entries are removed from their sources. The server accepts or
+-- rejects each write for all entries together, so every entry is in exactly one place.
 local now = now_unix_ms()
 local words, packed, dues = {}, {}, {}
 local ids = {[stream] = {}, [retry] = {}}

@@ -26,7 +26,7 @@
 local stream, staged = KEYS[1], KEYS[2]
 local limit, ttl_ms = tonumber(ARGV[1]), ARGV[2]
 
--- Rows per read. A call can exceed the bound by this many bodies.
+-- Number of rows per read. A call can exceed the byte limit by this many bodies.
 local PIECE = 4
 
 if redis.call('EXISTS', staged) == 0 then
@@ -45,8 +45,8 @@ until #page == 0 or #rows == limit or size >= BYTES_MAX
 local left = redis.call('XLEN', staged)
 
 -- No writes above this line
--- PEXPIRE first: it is accepted when memory is full, and so is every write after it. A move takes
--- no more memory.
+-- PEXPIRE is first because Redis accepts it when memory is full, and then accepts later writes too.
+-- This is safe, because moving rows takes no more memory.
 redis.call('PEXPIRE', staged, ttl_ms)
 local moved, refused = 0, nil
 for _, fields in ipairs(rows) do

@@ -52,8 +52,9 @@ if at then
 end
 
 -- No writes above this line
--- HDEL first: it is accepted when memory is full, and so is every write after it. Staged rows take
--- memory until they are published.
+-- HDEL is first because Redis accepts it when memory is full, and then accepts later writes too.
+-- The batch must be able to continue at that time, because its staged rows take memory until they
+-- are published.
 redis.call('HDEL', record, 'plan')
 redis.call('HSET', record, 'batch', batch, 'plan', plan, 'rows', rows, 'topics', topics)
 redis.call('PEXPIRE', record, ttl_ms)

@@ -64,7 +64,7 @@ end)
 
 -- No writes above this line
 local removed = 0
--- Remove entries before an id, as far as age and length require.
+-- Remove entries before an ID, as far as the limits of age and length require.
 local function cut(before)
   if removed < limit and not stopped then
     local most, age = removed == 0 and length or 0, earlier(by_age, before)
@@ -78,11 +78,11 @@ local function cut(before)
   end
 end
 
--- Visit the groups in the order of their read positions. Entries removed after a group's turn are
--- unread by it, except the read ones in the node where its reading stopped. These are counted
--- before, as far as age or length may still remove them. If they are too many to copy in one call,
--- a call that has removed nothing yet removes the counted ones and stops there. Later calls
--- continue.
+-- Visit the groups in the order of their positions. A group has not read the entries removed after
+-- its turn, except the read entries in the node that contains its position. At its turn, these are
+-- counted, as far as age or length may still remove them. If they are too many to copy in one call,
+-- a call that has not removed anything yet removes only the counted ones and stops there, and later
+-- calls continue.
 local unread, crowded = {}, false
 for at, group in ipairs(groups) do
   local read = group['last-delivered-id']

@@ -26,7 +26,7 @@ local count, newest = tonumber(ARGV[3]), ARGV[4]
 
 local command = newest == '1' and 'XREVRANGE' or 'XRANGE'
 
--- Entries per read: a large one copies few others beyond the limit.
+-- Number of entries per read. It is small, so that few bodies are copied beyond the byte limit.
 local AT_ONCE = 8
 
 local entries, n, bytes, more = {}, 0, 0, true
@@ -45,7 +45,7 @@ while more and n < count and bytes < BYTES_MAX do
   end
   local id = n > 0 and entries[n][1]
   first = id and '(' .. id
-  -- No range starts after the greatest id.
+  -- No range can start after the greatest ID.
   more = more and (newest == '1' or id ~= LAST_ID)
 end
 return {'OK', entries, more and 1 or 0}

@@ -84,7 +84,7 @@ floor, holder = floor or successor(last), holder or ''
 local keep = keep_from == '' and successor(last) or keep_from
 if shrink_ms >= 0 then
   local known = redis.call('HMGET', trim, 'shrunk', 'shrink_from', 'shrink_next')
-  -- An unreadable value restarts the period, which keeps entries for longer.
+  -- If a value cannot be read, the interval starts again, so entries only stay longer.
   local now, from = now_unix_ms(), is_id(known[2]) and known[2] or '0-0'
   local shrunk = known[1] and whole(known[1])
   local since = shrunk and now - shrunk
@@ -98,19 +98,19 @@ if shrink_ms >= 0 then
   end
 end
 if max_bytes >= 0 and length > 0 then
-  -- The number of newest entries that take about max_bytes, if entries have similar sizes.
+  -- Compute how many of the newest entries take approximately max_bytes, if sizes are similar.
   local used = redis.call('MEMORY', 'USAGE', stream, 'SAMPLES', 1000)
   local fitting = math.floor(length * math.min(1, max_bytes / used))
   max_len = (max_len < 0 or fitting < max_len) and fitting or max_len
 end
 
 -- No writes above this line
--- XTRIM first: it is accepted when memory is full, and so is every write after it. `~` removes
--- whole nodes, including a partly filled last one if all its entries may go. Removing part of a
--- node would free nothing.
+-- XTRIM is first because Redis accepts it when memory is full, and then accepts later writes too.
+-- With `~`, it removes only whole nodes, because removing part of a node would free nothing. These
+-- include a partly filled last node if all its entries may be removed.
 local below = older(keep, floor) and keep or floor
 local removed = remove_nodes(stream, info, below, limit, length)
--- A LIMIT of 0 means no limit.
+-- XTRIM must not be called with a LIMIT of 0, which means no limit.
 local excess = max_len >= 0 and length - removed - max_len or 0
 if math.min(excess, limit - removed) > 0 then
   local room = math.min(excess, limit - removed)
@@ -120,7 +120,8 @@ end
 if recorded then
   note_trim(stream, trim, removed, record)
 end
--- An excess smaller than a node is not caused by the floor.
+-- If the excess is smaller than a node, it remains because only whole nodes are removed, and not
+-- because of the floor.
 local node = math.max(NODE, length / math.max(1, info['radix-tree-keys']))
 local beyond = older(floor, keep) or excess > node
 local more = stopped or removed > 0 and 2 * removed >= limit

@@ -23,7 +23,7 @@ if not count then
 end
 
 -- No writes above this line
--- HDEL first: it is accepted when memory is full, and so is every write after it.
+-- HDEL is first because Redis accepts it when memory is full, and then accepts later writes too.
 redis.call('HDEL', meta, 'partitionCount')
 redis.call('HSET', meta, 'deleting', count)
 return {'OK', count}
