@@ -816,7 +816,7 @@ def test_invalid_schema_is_reported_by_each_periodic_run(press: Press, tmp_path:
     with spark_process.pipeline(tmp_path, file, *again, *QUICK) as running:
         for rounds in (1, 2, 3):
             press.add(FITS % rounds)
-            wait_until(partial(press.archived, rounds), timeout=200)
+            wait_until(partial(press.is_archived, rounds), timeout=200)
             wait_until(lambda least=rounds: told("Error") >= least, timeout=60)
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 130
