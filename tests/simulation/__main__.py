@@ -20,13 +20,22 @@ import psutil
 
 from streamqd.policy.rebalance import MemberView, place
 from tests.simulation.fleet import Fleet
-from tests.simulation.scenarios import ALONE, BEFALLS, IN_TURN, LARGE, Figures, Scope, new
+from tests.simulation.scenarios import (
+    LARGE,
+    NEW_FLEET_SCENARIOS,
+    RUNNING_FLEET_SCENARIOS,
+    SEQUENCE,
+    Figures,
+    Scope,
+    new_fleet,
+)
 from tests.support.machine import processor
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "internals" / "simulation.md"
 MARK = "<!-- figures -->\n"
 
+SCENARIOS = SEQUENCE | NEW_FLEET_SCENARIOS
 Result = tuple[str, Figures | None, int, float]  # None: a check failed
 
 COLUMNS = {
@@ -36,8 +45,8 @@ COLUMNS = {
     "handed_over": "handed over",
     "moved_at_rest": "moved at rest",
     "acquires_per_second": "acquires/s",
-    "beats_per_second": "heartbeats/s",
-    "looks_per_second": "partitions checked/s",
+    "heartbeats_per_second": "heartbeats/s",
+    "views_per_second": "partitions checked/s",
 }
 NOTES = {"even_seconds": "balanced after {} s", "least_moves": "minimum moves {}"}
 
@@ -48,18 +57,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--members", type=int, default=LARGE.members)
     parser.add_argument("--partitions", type=int, default=LARGE.partitions, help="of each topic")
-    parser.add_argument("--only", nargs="+", metavar="SCENARIO", help=", ".join(IN_TURN | ALONE))
+    parser.add_argument(
+        "--only", nargs="+", metavar="SCENARIO", help=", ".join(SEQUENCE | NEW_FLEET_SCENARIOS)
+    )
     parser.add_argument("--append", action="store_true", help="keep the figures that are there")
     arguments = parser.parse_args()
     scope = Scope(arguments.members, LARGE.topics, arguments.partitions, LARGE.offered)
-    wanted = set(arguments.only or IN_TURN | ALONE)
+    wanted = set(arguments.only or SCENARIOS)
     context = get_context("fork")
     results: SimpleQueue[Result] = context.SimpleQueue()
     # Fleets are independent: each is simulated in its own process.
-    for name in ["cold start", *ALONE]:
-        if wanted & ({name} if name in ALONE else IN_TURN.keys()):
+    for name in ["cold start", *NEW_FLEET_SCENARIOS]:
+        if wanted & ({name} if name in NEW_FLEET_SCENARIOS else SEQUENCE.keys()):
             context.Process(
-                target=begin, args=(scope, arguments.seed, name, wanted, results)
+                target=run_new_fleet, args=(scope, arguments.seed, name, wanted, results)
             ).start()
     found: dict[str, Figures] = {}
     decided, spent = 0, 0.0
@@ -71,39 +82,43 @@ def main() -> None:
         found[name] = figures
         decided += decisions
         spent += seconds
-    found = {name: found[name] for name in IN_TURN | ALONE if name in wanted}
+    found = {name: found[name] for name in SCENARIOS if name in wanted}
     page = PAGE.read_text()
     text = page if arguments.append else page.partition(MARK)[0] + MARK
-    PAGE.write_text(text + report(scope, arguments.seed, found, decided, spent))
+    PAGE.write_text(text + render_report(scope, arguments.seed, found, decided, spent))
 
 
-def begin(
+def run_new_fleet(
     scope: Scope, seed: int, name: str, wanted: set[str], results: SimpleQueue[Result]
 ) -> None:
     """Start a new fleet. Each scenario for a running fleet gets its own copy."""
-    fleet = new(scope, seed)
+    fleet = new_fleet(scope, seed)
     gc.freeze()  # exclude the fleet's permanent objects from garbage collection
     gc.set_threshold(100_000)
-    happen(fleet, [name], results)
-    if name not in ALONE:
-        for names in BEFALLS:
+    run_scenarios(fleet, [name], results)
+    if name not in NEW_FLEET_SCENARIOS:
+        for names in RUNNING_FLEET_SCENARIOS:
             if wanted.intersection(names):
-                get_context("fork").Process(target=happen, args=(fleet, names, results)).start()
+                get_context("fork").Process(
+                    target=run_scenarios, args=(fleet, names, results)
+                ).start()
 
 
-def happen(fleet: Fleet, names: Iterable[str], results: SimpleQueue[Result]) -> None:
+def run_scenarios(fleet: Fleet, names: Iterable[str], results: SimpleQueue[Result]) -> None:
     """Run scenarios on one fleet. Put figures, decisions and CPU seconds into `results`."""
     for name in names:
-        started, decided = time.process_time(), fleet.decided
+        started, decided = time.process_time(), fleet.decisions
         try:
-            figures = (IN_TURN | ALONE)[name](fleet)
+            figures = SCENARIOS[name](fleet)
         except AssertionError:
             results.put((name, None, 0, 0.0))
             raise
-        results.put((name, figures, fleet.decided - decided, time.process_time() - started))
+        results.put((name, figures, fleet.decisions - decided, time.process_time() - started))
 
 
-def report(scope: Scope, seed: int, results: dict[str, Figures], decided: int, spent: float) -> str:
+def render_report(
+    scope: Scope, seed: int, results: dict[str, Figures], decided: int, spent: float
+) -> str:
     """Return the generated part of the page."""
     rows = [["scenario", *COLUMNS.values(), "notes"], ["---", *["---:"] * len(COLUMNS), "---"]]
     for name, figures in results.items():
@@ -112,7 +127,7 @@ def report(scope: Scope, seed: int, results: dict[str, Figures], decided: int, s
             for key, value in figures.items()
             if key not in COLUMNS
         ]
-        rows.append([name, *(number(figures.get(key)) for key in COLUMNS), ", ".join(notes)])
+        rows.append([name, *(format_number(figures.get(key)) for key in COLUMNS), ", ".join(notes)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return (
         f"\n{scope.members} instances, {len(scope.assignments):,} partitions in {scope.topics}"
@@ -121,17 +136,17 @@ def report(scope: Scope, seed: int, results: dict[str, Figures], decided: int, s
         f" default. Seed {seed}.\n\n{table}\n\n"
         f"{decided:,} decisions in {spent:,.0f} s of CPU time. One decision about"
         f" {scope.offered * scope.partitions:,} partitions and {scope.members} instances at rest:"
-        f" {1000 * seconds_of_one(scope):.0f} ms. Python {platform.python_version()},"
+        f" {1000 * measure_decision_seconds(scope):.0f} ms. Python {platform.python_version()},"
         f" {psutil.cpu_count()} CPUs ({processor()}).\n"
     )
 
 
-def number(value: Any) -> str:
+def format_number(value: Any) -> str:
     """Return a figure as text."""
     return "" if value is None else f"{value:,}"
 
 
-def seconds_of_one(scope: Scope) -> float:
+def measure_decision_seconds(scope: Scope) -> float:
     """Return the CPU seconds of one observation of an idle fleet (the best of five)."""
     members = [MemberView(scope.member(n), 0, leaving=False) for n in range(scope.members)]
     offers = members[0].member.offers

@@ -10,7 +10,7 @@ from typing import Any
 from streamqd.model import Assignment
 from streamqd.policy.assignment import Member
 from streamqd.policy.rebalance import MemberView
-from tests.simulation.instance import EXCHANGE_SECONDS, Held, Instance
+from tests.simulation.instance import EXCHANGE_SECONDS, Call, Instance
 from tests.simulation.server import Server
 
 LATENCY = (0.0002, 0.005)  # seconds of a round trip between instance and server
@@ -37,23 +37,23 @@ class Fleet:
         self.damping = damping
         self.lost_replies = lost_replies
         self.now = 0.0
-        self.decided = self.shed = self.stolen = 0
-        self.blind = 0.0  # share of the members that each instance cannot see at present
+        self.decisions = self.shed = self.stolen = 0
+        self.blind_share = 0.0  # share of the members that each instance cannot see at present
         self.server = Server(self.assignments, ttl)
         self.instances = {member.id: Instance(self, member) for member in members}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._made = 0
+        self._event_count = 0
 
     # --- the clock ---
 
-    def at(self, seconds: float, event: Callable[[], None]) -> None:
+    def schedule_in(self, seconds: float, event: Callable[[], None]) -> None:
         """Schedule an event in a number of seconds."""
-        self.at_time(self.now + seconds, event)
+        self.schedule_at(self.now + seconds, event)
 
-    def at_time(self, when: float, event: Callable[[], None]) -> None:
+    def schedule_at(self, when: float, event: Callable[[], None]) -> None:
         """Schedule an event at an exact time, because its receiver compares it with the clock."""
-        self._made += 1
-        heapq.heappush(self._events, (max(when, self.now + TICK_SECONDS), self._made, event))
+        self._event_count += 1
+        heapq.heappush(self._events, (max(when, self.now + TICK_SECONDS), self._event_count, event))
 
     def run(self, seconds: float) -> None:
         """Advance the clock by a number of seconds."""
@@ -65,17 +65,15 @@ class Fleet:
 
     def run_until(self, condition: Callable[[], bool], limit: float, step: float = 0.5) -> float:
         """Advance the clock until a condition holds. Return the seconds. Fails at the limit."""
-        begun = self.now
+        started_at = self.now
         while not condition():
-            assert self.now - begun < limit, f"not within {limit} s: {self.picture()}"
+            assert self.now - started_at < limit, f"not within {limit} s: {self.describe()}"
             self.run(step)
-        return self.now - begun
+        return self.now - started_at
 
     # --- between instances and the server ---
 
-    def exchange(
-        self, instance: Instance, calls: list[tuple[str, Assignment | None, Held | None]]
-    ) -> None:
+    def exchange(self, instance: Instance, calls: list[Call]) -> None:
         """Send calls to the server and return the answers. Late or lost ones still take effect."""
         sent, run = self.now, instance.run
         arrives = max(self.now + self.chance.uniform(*LATENCY), self.server.paused_until)
@@ -86,19 +84,19 @@ class Fleet:
 
             def answer() -> None:
                 if run == instance.run:
-                    instance.answered(sent, calls, replies)
+                    instance.handle_replies(sent, calls, replies)
 
             if not lost:
-                self.at(self.chance.uniform(*LATENCY), answer)
+                self.schedule_in(self.chance.uniform(*LATENCY), answer)
 
         def give_up() -> None:
             if run == instance.run:
-                instance.failed()
+                instance.handle_timeout()
 
         if not (self.server.unreachable and arrives > sent + EXCHANGE_SECONDS):
-            self.at(arrives - sent, execute)
+            self.schedule_in(arrives - sent, execute)
         if lost:
-            self.at(EXCHANGE_SECONDS, give_up)
+            self.schedule_in(EXCHANGE_SECONDS, give_up)
 
     def wake(self) -> None:
         """Wake every instance."""
@@ -106,17 +104,17 @@ class Fleet:
             if instance.alive:
                 instance.heartbeat_soon()
 
-    def visible(self, name: str, seen: list[MemberView]) -> list[MemberView]:
+    def filter_visible(self, name: str, seen: list[MemberView]) -> list[MemberView]:
         """Return the members that an instance can see."""
-        if not self.blind:
+        if not self.blind_share:
             return seen
-        return [e for e in seen if e.member.id == name or self.chance.random() >= self.blind]
+        return [e for e in seen if e.member.id == name or self.chance.random() >= self.blind_share]
 
     def token(self) -> str:
         """Return a unique token."""
         return f"{self.chance.getrandbits(64):016x}"
 
-    def stop_seconds(self) -> float:
+    def draw_stop_seconds(self) -> float:
         """Return the seconds that a worker needs to stop."""
         return self.chance.uniform(*STOP)
 
@@ -133,7 +131,7 @@ class Fleet:
             self.stolen += 1
 
     @property
-    def heartbeat(self) -> float:
+    def heartbeat_interval(self) -> float:
         """The seconds between two heartbeats."""
         return self.ttl / 5
 
@@ -141,45 +139,45 @@ class Fleet:
         """True if not all instances offer the same topics."""
         return len({each.member.offers for each in self.instances.values()}) > 1
 
-    def living(self) -> list[Instance]:
+    def live_instances(self) -> list[Instance]:
         """The instances that run and are not leaving."""
         return [each for each in self.instances.values() if each.alive and not each.leaving]
 
-    def free(self) -> int:
+    def count_free(self) -> int:
         """The number of assignments that no live instance holds with a valid lease."""
         held = sum(
             self.server.fences[assignment].token == mine.token
             and self.server.fences[assignment].until > self.now
-            for each in self.living()
+            for each in self.live_instances()
             for assignment, mine in each.held.items()
         )
         return len(self.assignments) - held
 
     def loads(self) -> list[int]:
         """The number of assignments of each live instance, sorted."""
-        return sorted(self.server.owned[each.member.id] for each in self.living())
+        return sorted(self.server.owned[each.member.id] for each in self.live_instances())
 
-    def even(self) -> bool:
+    def is_even(self) -> bool:
         """True if every assignment is owned, and no two instances differ by more than one."""
         loads = self.loads()
-        return bool(loads) and loads[-1] - loads[0] <= 1 and self.free() == 0
+        return bool(loads) and loads[-1] - loads[0] <= 1 and self.count_free() == 0
 
-    def still(self) -> bool:
+    def is_settled(self) -> bool:
         """True if no assignment is being acquired or handed over."""
-        return all(h.phase == "held" for each in self.living() for h in each.held.values())
+        return all(h.phase == "held" for each in self.live_instances() for h in each.held.values())
 
-    def moves(self) -> tuple[int, int, int]:
+    def count_moves(self) -> tuple[int, int, int]:
         """The number of acquisitions, started hand-overs and releases so far."""
         return len(self.server.acquired), self.shed, self.server.released
 
-    def picture(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the state of the fleet for a failure message."""
         loads = self.loads()
         return {
             "now": round(self.now, 1),
             "living": len(loads),
             "loads": (loads[0], loads[-1]) if loads else (),
-            "free": self.free(),
+            "free": self.count_free(),
             "shed": self.shed,
             "acquired": len(self.server.acquired),
         }

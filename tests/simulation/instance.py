@@ -24,7 +24,7 @@ CRASH_LOOP, CRASH_COOLDOWN = 5, 20.0
 
 
 @dataclass
-class Held:
+class HeldAssignment:
     """An assignment that this instance owns or acquires."""
 
     token: str
@@ -36,6 +36,9 @@ class Held:
     trusted_until: float = 0.0
 
 
+Call = tuple[str, Assignment | None, HeldAssignment | None]  # kind, assignment, its state here
+
+
 @dataclass
 class Instance:
     """One member. `poison` are the assignments whose workers crash here at every start."""
@@ -44,7 +47,7 @@ class Instance:
     member: Member
     alive: bool = False
     leaving: bool = False
-    held: dict[Assignment, Held] = field(default_factory=dict)
+    held: dict[Assignment, HeldAssignment] = field(default_factory=dict)
     poison: frozenset[Assignment] = frozenset()
     broken_until: dict[Assignment, float] = field(default_factory=dict)
     exits: dict[Assignment, list[restart.WorkerExit]] = field(default_factory=dict)
@@ -65,12 +68,12 @@ class Instance:
         ]
         self.heartbeat_at = self.retry_at = self.last_heartbeat = 0.0
         self.backoff = 0.1
-        self.busy = self.look_due = False
-        self.notices = 0
+        self.busy = self.view_due = False
+        self.pending_wakes = 0
         self.fleet.server.leave(name)  # the lock on the host proves that the predecessor is dead
         self.seen: list[MemberView] = []
         self.server_unix_ms = 0
-        self.soon()
+        self.tick_now()
 
     def kill(self) -> None:
         """Die immediately, with all workers."""
@@ -84,44 +87,44 @@ class Instance:
             self._stop(assignment)
         self.heartbeat_soon()
 
-    def soon(self) -> None:
+    def tick_now(self) -> None:
         """Tick now."""
-        self.fleet.at(0.0, self._tick_of(self.run))
+        self.fleet.schedule_in(0.0, self._make_tick(self.run))
 
-    def _tick_of(self, run: int) -> Any:
+    def _make_tick(self, run: int) -> Any:
         return lambda: self.tick() if run == self.run and self.alive else None
 
     def heartbeat_soon(self) -> None:
-        """Send the next heartbeat early, as `Exchange.heartbeat_soon` does."""
+        """Send the next heartbeat early, as `Membership.heartbeat_soon` does."""
         at = heartbeats.woken_heartbeat(
             self.last_heartbeat, self.interval, len(self.seen), self.fleet.chance.random()
         )
         if at < self.heartbeat_at:
             self.heartbeat_at = at
-            self.fleet.at_time(at, self._tick_of(self.run))
+            self.fleet.schedule_at(at, self._make_tick(self.run))
 
     # --- one tick ---
 
     def tick(self) -> None:
-        """Send the calls that are due, as Exchange.tick."""
+        """Send the calls that are due, as LeaseManager.tick."""
         now = self.fleet.now
         if self.busy or now < self.retry_at:
             return
-        calls: list[tuple[str, Assignment | None, Held | None]] = []
+        calls: list[Call] = []
         for assignment, held in self.held.items():
             if held.phase in ("acquiring", "releasing"):
                 calls.append((held.phase, assignment, held))
             elif now >= held.renew_at:
                 calls.append(("renew", assignment, held))
         if now >= self.heartbeat_at:
-            calls.append(("beat", None, None))
-        if not calls and self.look_due:
-            calls.append(("look", None, None))
-        if not calls and self.notices:
-            self.notices = 0
+            calls.append(("heartbeat", None, None))
+        if not calls and self.view_due:
+            calls.append(("view", None, None))
+        if not calls and self.pending_wakes:
+            self.pending_wakes = 0
             self.fleet.wake()
             # The scheduled event may belong to an assignment that is gone.
-            self.fleet.at_time(self.next_at(), self._tick_of(self.run))
+            self.fleet.schedule_at(self.next_at(), self._make_tick(self.run))
         if calls:
             self.busy = True
             self.fleet.exchange(self, calls)
@@ -132,22 +135,22 @@ class Instance:
 
     def next_at(self) -> float:
         """Return when the next call is due."""
-        if self.look_due or self.notices:
+        if self.view_due or self.pending_wakes:
             return 0.0
-        unsaid = any(h.phase in ("acquiring", "releasing") for h in self.held.values())
+        has_unsent = any(h.phase in ("acquiring", "releasing") for h in self.held.values())
         renewals = [h.renew_at for h in self.held.values()]
-        return max(0.0 if unsaid else min([self.heartbeat_at, *renewals]), self.retry_at)
+        return max(0.0 if has_unsent else min([self.heartbeat_at, *renewals]), self.retry_at)
 
-    def execute(self, now: float, call: tuple[str, Assignment | None, Held | None]) -> Any:
+    def execute(self, now: float, call: Call) -> Any:
         """Execute one call on the server."""
         kind, assignment, held = call
         server, name = self.fleet.server, self.member.id
-        if kind == "beat":
+        if kind == "heartbeat":
             broken = frozenset(u for u, until in self.broken_until.items() if until > now)
             seen = MemberView(self.member, 0, self.leaving, broken, owned=len(self.held))
             return server.heartbeat(now, seen)
-        if kind == "look":
-            known = server.look(now, len(self.assignments) - len(self.held))
+        if kind == "view":
+            known = server.read_views(now, len(self.assignments) - len(self.held))
             views = dict(
                 zip(self.assignments, map(known.__getitem__, self.assignments), strict=True)
             )
@@ -169,49 +172,51 @@ class Instance:
             return server.renew(now, assignment, held.token)
         return server.release(now, assignment, held.token)
 
-    def failed(self) -> None:
-        """Note that no answer came in time, as Exchange._failed."""
+    def handle_timeout(self) -> None:
+        """Note that no answer came in time, as LeaseManager does."""
         now, chance = self.fleet.now, self.fleet.chance
         self.busy = False
         self.retry_at = now + self.backoff * (0.5 + chance.random())
         self.backoff = min(self.backoff * 2, 2.0, self.interval / 4)
         self.heartbeat_at = min(self.heartbeat_at, now)
-        self.fleet.at_time(self.retry_at, self._tick_of(self.run))
+        self.fleet.schedule_at(self.retry_at, self._make_tick(self.run))
 
-    def answered(
+    def handle_replies(
         self,
         sent: float,
-        calls: list[tuple[str, Assignment | None, Held | None]],
+        calls: list[Call],
         replies: list[Any],
     ) -> None:
         """Take the answers of one exchange."""
         now = self.fleet.now
         self.busy, self.backoff = False, 0.1
         for (kind, assignment, held), reply in zip(calls, replies, strict=True):
-            if kind == "beat":
+            if kind == "heartbeat":
                 self.last_heartbeat = now
                 self.heartbeat_at = heartbeats.next_heartbeat(
                     now, self.interval, self.fleet.chance.random()
                 )
-                self.seen, self.look_due = self.fleet.visible(self.member.id, reply), True
+                self.seen, self.view_due = self.fleet.filter_visible(self.member.id, reply), True
                 self.server_unix_ms = self.fleet.server.unix_ms(now)
-            elif kind == "look":
-                self.look_due = False
+            elif kind == "view":
+                self.view_due = False
                 self._decide(now, reply)
             elif assignment is not None and held is not None and self.held.get(assignment) is held:
-                self._told(now, sent, assignment, held, reply)
-        self.fleet.at_time(self.next_at(), self._tick_of(self.run))
+                self._apply_reply(now, sent, assignment, held, reply)
+        self.fleet.schedule_at(self.next_at(), self._make_tick(self.run))
 
-    def _told(self, now: float, sent: float, assignment: Assignment, held: Held, word: str) -> None:
+    def _apply_reply(
+        self, now: float, sent: float, assignment: Assignment, held: HeldAssignment, word: str
+    ) -> None:
         if held.phase == "acquiring" and word in ("OK", "MINE"):
             held.phase, held.since = "held", now
             if self.leaving:
                 self._stop(assignment)
             elif assignment in self.poison:
-                self.fleet.at(CRASH_SECONDS, lambda: self._crashed(assignment, held))
+                self.fleet.schedule_in(CRASH_SECONDS, lambda: self._handle_crash(assignment, held))
         elif held.phase == "releasing" or word in ("HELD", "MOVED", "FENCED"):
             del self.held[assignment]
-            self.notices += held.phase == "releasing"
+            self.pending_wakes += held.phase == "releasing"
             self.heartbeat_soon()
             return
         held.trusted_until = sent + self.fleet.ttl * 0.9
@@ -239,11 +244,11 @@ class Instance:
         decision = self.rebalancer.decide(
             now, live, self.assignments, mine, moving, views, room=cap - len(mine)
         )
-        self.fleet.decided += 1
+        self.fleet.decisions += 1
         if decision.has_more:
             self.heartbeat_at = min(self.heartbeat_at, now + MORE_SECONDS)
         for assignment in decision.acquire:
-            self.held[assignment] = Held(
+            self.held[assignment] = HeldAssignment(
                 self.fleet.token(), "acquiring", views[assignment].epoch, tokens.get(assignment, "")
             )
         for assignment in decision.shed:
@@ -255,19 +260,19 @@ class Instance:
         held = self.held[assignment]
         if held.phase == "acquiring":
             held.phase = "releasing"
-            self.soon()
+            self.tick_now()
         elif held.phase == "held":
             held.phase = "stopping"
             run = self.run
 
-            def stopped() -> None:
+            def finish_stop() -> None:
                 if run == self.run and self.held.get(assignment) is held:
                     held.phase = "releasing"
                     self.tick()
 
-            self.fleet.at(self.fleet.stop_seconds(), stopped)
+            self.fleet.schedule_in(self.fleet.draw_stop_seconds(), finish_stop)
 
-    def _crashed(self, assignment: Assignment, held: Held) -> None:
+    def _handle_crash(self, assignment: Assignment, held: HeldAssignment) -> None:
         now = self.fleet.now
         if not self.alive or self.held.get(assignment) is not held or held.phase != "held":
             return
@@ -288,7 +293,9 @@ class Instance:
             held.phase = "releasing"
             self.tick()
         else:
-            self.fleet.at(decision.after + CRASH_SECONDS, lambda: self._crashed(assignment, held))
+            self.fleet.schedule_in(
+                decision.after + CRASH_SECONDS, lambda: self._handle_crash(assignment, held)
+            )
 
     def describe(self, **changed: Any) -> None:
         """Change weight, cap or offers, as a reload does."""

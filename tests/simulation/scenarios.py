@@ -16,7 +16,7 @@ from tests.simulation.instance import CRASH_COOLDOWN
 START_SECONDS = 2.0  # seconds between the first and the last of instances that start together
 # In a large fleet with partly overlapping offers, the last assignments are placed one by one,
 # each after rebalance_delay and rebalance_hold: 80 s with 60 instances, 110 s with 250.
-EVEN_LIVES = 20
+EVEN_TTLS = 20
 REST_HEARTBEATS = 6  # heartbeats; longer than rebalance_delay plus rebalance_hold
 Figures = dict[str, Any]
 
@@ -51,77 +51,77 @@ PARTIAL = Scope(members=20, topics=10, partitions=20, offered=4)
 LARGE = Scope(members=500, topics=20, partitions=500, offered=8)
 
 
-def new(scope: Scope, seed: int, **options: Any) -> Fleet:
+def new_fleet(scope: Scope, seed: int, **options: Any) -> Fleet:
     """Return a fleet in which no instance runs yet."""
     return Fleet(
         [scope.member(n) for n in range(scope.members)], scope.assignments, seed=seed, **options
     )
 
 
-def start(fleet: Fleet, names: list[str], within: float = START_SECONDS) -> None:
+def start_instances(fleet: Fleet, names: list[str], within: float = START_SECONDS) -> None:
     """Start instances at about the same time."""
     for name in names:
-        fleet.at(fleet.chance.uniform(0, within), fleet.instances[name].start)
+        fleet.schedule_in(fleet.chance.uniform(0, within), fleet.instances[name].start)
     fleet.run(within)
 
 
-class Watch:
+class FleetObserver:
     """Observes a fleet from its creation on."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.begun = fleet.now
+        self.started_at = fleet.now
         self.acquired = len(fleet.server.acquired)
         self.shed = fleet.shed
 
-    def until_even(self, limit: float) -> Figures:
+    def wait_until_even(self, limit: float) -> Figures:
         """Wait until the fleet is even, then check that no assignment moves."""
         fleet = self.fleet
-        fleet.run_until(lambda: fleet.free() == 0, limit)
-        owned = fleet.now - self.begun
-        fleet.run_until(lambda: fleet.even() and fleet.still(), limit)
-        even = fleet.now - self.begun
-        quiet = self.until_quiet(limit)
-        assert fleet.even(), fleet.picture()
+        fleet.run_until(lambda: fleet.count_free() == 0, limit)
+        owned = fleet.now - self.started_at
+        fleet.run_until(lambda: fleet.is_even() and fleet.is_settled(), limit)
+        even_seconds = fleet.now - self.started_at
+        quiet = self.wait_until_quiet(limit)
+        assert fleet.is_even(), fleet.describe()
         figures = {
             "owned_seconds": round(owned, 1),
-            "even_seconds": round(even, 1),
+            "even_seconds": round(even_seconds, 1),
             "quiet_seconds": round(quiet, 1),
             "acquired": len(fleet.server.acquired) - self.acquired,
             "handed_over": fleet.shed - self.shed,
         }
-        return figures | rest(fleet) | self.peaks()
+        return figures | check_rest(fleet) | self.peak_rates()
 
-    def until_quiet(self, limit: float) -> float:
+    def wait_until_quiet(self, limit: float) -> float:
         """Wait until nothing has moved for a while. Return the seconds until the last move."""
-        fleet, window = self.fleet, REST_HEARTBEATS * self.fleet.heartbeat
-        since, before, end = fleet.now, fleet.moves(), fleet.now + limit
-        while fleet.now - since < window or not fleet.still():
-            assert fleet.now < end, f"it does not come to rest: {fleet.picture()}"
+        fleet, window = self.fleet, REST_HEARTBEATS * self.fleet.heartbeat_interval
+        since, before, end = fleet.now, fleet.count_moves(), fleet.now + limit
+        while fleet.now - since < window or not fleet.is_settled():
+            assert fleet.now < end, f"it does not come to rest: {fleet.describe()}"
             fleet.run(fleet.ttl / 15)
-            if fleet.moves() != before:
-                since, before = fleet.now, fleet.moves()
-        return since - self.begun
+            if fleet.count_moves() != before:
+                since, before = fleet.now, fleet.count_moves()
+        return since - self.started_at
 
-    def peaks(self) -> Figures:
+    def peak_rates(self) -> Figures:
         """Return the busiest seconds of the server since the start."""
         return {
             f"{kind}s_per_second": max(
-                (n for at, n in counts.items() if at >= int(self.begun)), default=0
+                (n for at, n in counts.items() if at >= int(self.started_at)), default=0
             )
             for kind, counts in self.fleet.server.per_second.items()
         }
 
 
-def rest(fleet: Fleet) -> Figures:
+def check_rest(fleet: Fleet) -> Figures:
     """Check that nothing is acquired, handed over or lost in a steady fleet."""
-    before = fleet.moves()
-    fleet.run(REST_HEARTBEATS * fleet.heartbeat)
-    assert fleet.moves() == before, f"moves in steady state: {before}, {fleet.picture()}"
+    before = fleet.count_moves()
+    fleet.run(REST_HEARTBEATS * fleet.heartbeat_interval)
+    assert fleet.count_moves() == before, f"moves in steady state: {before}, {fleet.describe()}"
     return {"moved_at_rest": 0}
 
 
-def spare_moves(fleet: Fleet, least: int) -> int:
+def surplus_moves_max(fleet: Fleet, least: int) -> int:
     """Return the number of allowed surplus moves: one per instance, more if offers differ.
 
     With different offers, an instance knows only its own, so some assignments move again later.
@@ -135,9 +135,9 @@ def spare_moves(fleet: Fleet, least: int) -> int:
 
 def cold_start(fleet: Fleet) -> Figures:
     """All instances start within two seconds, and no assignment is owned."""
-    watch = Watch(fleet)
-    start(fleet, list(fleet.instances))
-    figures = watch.until_even(EVEN_LIVES * fleet.ttl)
+    observer = FleetObserver(fleet)
+    start_instances(fleet, list(fleet.instances))
+    figures = observer.wait_until_even(EVEN_TTLS * fleet.ttl)
     # No instance asks for more than its share, even if more assignments are free.
     each = ACQUIRES_AT_ONCE + ACQUIRES_PER_SECOND
     assert figures["acquires_per_second"] <= len(fleet.instances) * each
@@ -146,32 +146,32 @@ def cold_start(fleet: Fleet) -> Figures:
 
 def mass_restart(fleet: Fleet) -> Figures:
     """All instances are killed at the same time, and restarted within two seconds."""
-    watch = Watch(fleet)
+    observer = FleetObserver(fleet)
     for instance in fleet.instances.values():
         instance.kill()
-    start(fleet, list(fleet.instances))
-    return watch.until_even(EVEN_LIVES * fleet.ttl)
+    start_instances(fleet, list(fleet.instances))
+    return observer.wait_until_even(EVEN_TTLS * fleet.ttl)
 
 
 def loss_of_a_third(fleet: Fleet) -> Figures:
     """A third of the hosts fail at the same time."""
-    gone = fleet.chance.sample(fleet.living(), len(fleet.living()) // 3)
+    gone = fleet.chance.sample(fleet.live_instances(), len(fleet.live_instances()) // 3)
     lost = {assignment for each in gone for assignment in each.held}
-    watch = Watch(fleet)
+    observer = FleetObserver(fleet)
     for instance in gone:
         instance.kill()
-    figures = watch.until_even(EVEN_LIVES * fleet.ttl)
+    figures = observer.wait_until_even(EVEN_TTLS * fleet.ttl)
     taken: dict[Assignment, float] = {}
-    for at, assignment, _, _ in fleet.server.acquired[watch.acquired :]:
-        taken.setdefault(assignment, at - watch.begun)
+    for at, assignment, _, _ in fleet.server.acquired[observer.acquired :]:
+        taken.setdefault(assignment, at - observer.started_at)
     # A large fleet always has a few free assignments that are being moved.
     figures["owned_seconds"] = round(max(taken[assignment] for assignment in lost), 1)
     # Two heartbeats more if offers differ: instances may disagree on who takes a free assignment.
     assert (
         figures["owned_seconds"]
-        <= fleet.ttl + (5 if fleet.offers_differ() else 3) * fleet.heartbeat
+        <= fleet.ttl + (5 if fleet.offers_differ() else 3) * fleet.heartbeat_interval
     )
-    assert figures["acquired"] <= len(lost) + spare_moves(fleet, len(lost))
+    assert figures["acquired"] <= len(lost) + surplus_moves_max(fleet, len(lost))
     return {"lost": len(lost)} | figures
 
 
@@ -179,20 +179,20 @@ def growth(fleet: Fleet) -> Figures:
     """All missing instances start or restart."""
     names = [name for name, each in fleet.instances.items() if not each.alive]
     least = len(fleet.assignments) * len(names) // len(fleet.instances)
-    watch = Watch(fleet)
-    start(fleet, names)
-    figures = watch.until_even(EVEN_LIVES * fleet.ttl)
-    assert figures["handed_over"] <= least + spare_moves(fleet, least)
+    observer = FleetObserver(fleet)
+    start_instances(fleet, names)
+    figures = observer.wait_until_even(EVEN_TTLS * fleet.ttl)
+    assert figures["handed_over"] <= least + surplus_moves_max(fleet, least)
     return {"least_moves": least} | figures
 
 
 def server_pause(fleet: Fleet) -> Figures:
     """The server hangs for two lease TTLs, and every hundredth reply is lost."""
-    watch, late = Watch(fleet), fleet.server.late
+    observer, late = FleetObserver(fleet), fleet.server.late
     fleet.lost_replies = 0.01
     fleet.server.paused_until = fleet.now + 2 * fleet.ttl
     fleet.run(2 * fleet.ttl + 4.0)
-    figures = watch.until_even(5 * fleet.ttl)
+    figures = observer.wait_until_even(5 * fleet.ttl)
     fleet.lost_replies = 0.0
     assert figures["acquired"] == figures["handed_over"] == 0, "nobody may lose anything"
     late = fleet.server.late - late
@@ -210,7 +210,7 @@ def outage(fleet: Fleet) -> Figures:
 
 def rolling_restart(fleet: Fleet) -> Figures:
     """Ten instances, one after the other, are drained and restarted 5 s later."""
-    watch, worst = Watch(fleet), 0
+    observer, worst = FleetObserver(fleet), 0
     for instance in list(fleet.instances.values())[:10]:
         instance.drain()
         while instance.alive:
@@ -218,24 +218,24 @@ def rolling_restart(fleet: Fleet) -> Figures:
         left = fleet.now
         while fleet.now - left < 5.0:
             fleet.run(0.25)
-            worst = max(worst, fleet.free() if fleet.now - left >= 1.0 else 0)
+            worst = max(worst, fleet.count_free() if fleet.now - left >= 1.0 else 0)
         instance.start()
         fleet.run(2.0)
-    figures = watch.until_even(EVEN_LIVES * fleet.ttl)
+    figures = observer.wait_until_even(EVEN_TTLS * fleet.ttl)
     return {"unowned_after_a_second": worst} | figures
 
 
 def divergence(fleet: Fleet) -> Figures:
     """For 30 s no instance sees more than two thirds of the others, and a tenth of them die."""
-    watch = Watch(fleet)
-    fleet.blind = 1 / 3
-    gone = fleet.chance.sample(fleet.living(), max(1, len(fleet.living()) // 10))
+    observer = FleetObserver(fleet)
+    fleet.blind_share = 1 / 3
+    gone = fleet.chance.sample(fleet.live_instances(), max(1, len(fleet.live_instances()) // 10))
     lost = sum(fleet.server.owned[each.member.id] for each in gone)
     for instance in gone:
         instance.kill()
     fleet.run(30.0)
-    fleet.blind = 0.0
-    return {"lost": lost} | watch.until_even(EVEN_LIVES * fleet.ttl)
+    fleet.blind_share = 0.0
+    return {"lost": lost} | observer.wait_until_even(EVEN_TTLS * fleet.ttl)
 
 
 def crash_loop(fleet: Fleet) -> Figures:
@@ -243,8 +243,8 @@ def crash_loop(fleet: Fleet) -> Figures:
     bad = fleet.instances["m000"]
     offered = sorted(bad.member.offers)
     bad.poison = frozenset(u for u in fleet.assignments if (u.topic, u.group) in offered[1:])
-    watch = Watch(fleet)
-    start(fleet, list(fleet.instances))
+    observer = FleetObserver(fleet)
+    start_instances(fleet, list(fleet.instances))
     fleet.run(2 * CRASH_COOLDOWN)
     tried = [u for _, u, _, owner in fleet.server.acquired if owner == "m000" and u in bad.poison]
     # Each is tried once, and at most once after every cooldown.
@@ -264,10 +264,10 @@ def crash_loop(fleet: Fleet) -> Figures:
         return not left
 
     fleet.run_until(all_are_elsewhere, 2 * fleet.ttl)
-    return {"tried": len(tried), "crashes": bad.crashes} | watch.peaks()
+    return {"tried": len(tried), "crashes": bad.crashes} | observer.peak_rates()
 
 
-def unequal(fleet: Fleet) -> Figures:
+def unequal_instances(fleet: Fleet) -> Figures:
     """Weights, caps and offers differ between instances."""
     chance = fleet.chance
     pairs = sorted({(assignment.topic, assignment.group) for assignment in fleet.assignments})
@@ -276,25 +276,25 @@ def unequal(fleet: Fleet) -> Figures:
         offers = pairs if number == 0 else chance.sample(pairs, len(pairs) // 2)
         cap = 0 if number < len(fleet.instances) // 2 else chance.choice([0, 3, 40])
         instance.describe(weight=chance.choice([1, 1, 2, 3]), cap=cap, offers=frozenset(offers))
-    watch = Watch(fleet)
-    start(fleet, list(fleet.instances))
-    owned = START_SECONDS + fleet.run_until(lambda: fleet.free() == 0, 10 * fleet.ttl)
-    quiet = watch.until_quiet(30 * fleet.ttl)
-    for instance in fleet.living():
+    observer = FleetObserver(fleet)
+    start_instances(fleet, list(fleet.instances))
+    owned = START_SECONDS + fleet.run_until(lambda: fleet.count_free() == 0, 10 * fleet.ttl)
+    quiet = observer.wait_until_quiet(30 * fleet.ttl)
+    for instance in fleet.live_instances():
         load = fleet.server.owned[instance.member.id]
         assert not instance.member.cap or load <= instance.member.cap
     figures = {
         "owned_seconds": round(owned, 1),
         "quiet_seconds": round(quiet, 1),
-        "acquired": len(fleet.server.acquired) - watch.acquired,
-        "handed_over": fleet.shed - watch.shed,
+        "acquired": len(fleet.server.acquired) - observer.acquired,
+        "handed_over": fleet.shed - observer.shed,
     }
-    return figures | rest(fleet) | watch.peaks()
+    return figures | check_rest(fleet) | observer.peak_rates()
 
 
 Scenario = Callable[[Fleet], Figures]
 # Events for a running fleet, and those that continue in its final state.
-BEFALLS: list[dict[str, Scenario]] = [
+RUNNING_FLEET_SCENARIOS: list[dict[str, Scenario]] = [
     {"server pause": server_pause, "network outage": outage},
     {"loss of a third": loss_of_a_third, "growth": growth},
     {"mass restart": mass_restart},
@@ -302,8 +302,11 @@ BEFALLS: list[dict[str, Scenario]] = [
     {"rolling restart": rolling_restart},
 ]
 # All events, from the start of a fleet.
-IN_TURN: dict[str, Scenario] = {"cold start": cold_start} | dict(
-    chain.from_iterable(each.items() for each in BEFALLS)
+SEQUENCE: dict[str, Scenario] = {"cold start": cold_start} | dict(
+    chain.from_iterable(each.items() for each in RUNNING_FLEET_SCENARIOS)
 )
 # These start with a fleet in which no instance runs.
-ALONE: dict[str, Scenario] = {"crash loop": crash_loop, "unequal instances": unequal}
+NEW_FLEET_SCENARIOS: dict[str, Scenario] = {
+    "crash loop": crash_loop,
+    "unequal instances": unequal_instances,
+}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from streamqd.model import Assignment
 from streamqd.policy.rebalance import MemberView, PartitionView
 
-NOBODY = PartitionView(0, "", leased=False)
+UNOWNED = PartitionView(0, "", leased=False)
 START_UNIX_MS = 1_800_000_000_000
 
 
@@ -34,7 +34,7 @@ class Server:
         self.paused_until = 0.0
         self.unreachable = False  # True: calls sent during a pause are lost
         self.fences = {assignment: Fence() for assignment in assignments}
-        self.views = dict.fromkeys(assignments, NOBODY)
+        self.views = dict.fromkeys(assignments, UNOWNED)
         self.heartbeats: dict[str, tuple[float, MemberView]] = {}
         self.owned: Counter[str] = Counter()
         # time, assignment, previous owner, new owner
@@ -43,11 +43,11 @@ class Server:
         self.late = 0
         self.calls: Counter[str] = Counter()
         self.per_second: dict[str, Counter[int]] = {
-            name: Counter() for name in ("acquire", "beat", "look")
+            name: Counter() for name in ("acquire", "heartbeat", "view")
         }
         self._expiries: list[tuple[float, Assignment]] = []
 
-    def count(self, kind: str, now: float, amount: int = 1) -> None:
+    def count_calls(self, kind: str, now: float, amount: int = 1) -> None:
         """Count calls, by kind and by second."""
         self.calls[kind] += amount
         if kind in self.per_second:
@@ -55,7 +55,7 @@ class Server:
 
     def heartbeat(self, now: float, seen: MemberView) -> list[MemberView]:
         """Record the heartbeat of a member. Return all members."""
-        self.count("beat", now)
+        self.count_calls("heartbeat", now)
         name = seen.member.id
         self.heartbeats[name] = now, seen._replace(heartbeat_unix_ms=self.unix_ms(now))
         for gone in [n for n, (at, _) in self.heartbeats.items() if now - at > 20 * self.ttl]:
@@ -66,9 +66,9 @@ class Server:
         """The server's clock."""
         return START_UNIX_MS + int(now * 1000)
 
-    def look(self, now: float, count: int) -> dict[Assignment, PartitionView]:
+    def read_views(self, now: float, count: int) -> dict[Assignment, PartitionView]:
         """Return the state of every assignment. The query names `count` of them."""
-        self.count("look", now, count)
+        self.count_calls("view", now, count)
         while self._expiries and self._expiries[0][0] <= now:
             _, assignment = heapq.heappop(self._expiries)
             fence = self.fences[assignment]
@@ -88,12 +88,12 @@ class Server:
         dead_token: str,
     ) -> str:
         """Return OK, MINE, HELD or MOVED."""
-        self.count("acquire", now)
+        self.count_calls("acquire", now)
         fence = self.fences[assignment]
         if fence.until > now and fence.token not in (token, dead_token):
             return "HELD"
         if fence.token == token:
-            self._lease(now, assignment, fence)
+            self._extend_lease(now, assignment, fence)
             return "MINE"
         if fence.epoch != seen_epoch:
             return "MOVED"
@@ -102,23 +102,23 @@ class Server:
         self.owned[owner] += 1
         epoch = max(fence.epoch + 1, self.unix_ms(now))
         fence.token, fence.owner, fence.epoch = token, owner, epoch
-        self._lease(now, assignment, fence)
+        self._extend_lease(now, assignment, fence)
         return "OK"
 
     def renew(self, now: float, assignment: Assignment, token: str) -> str:
         """Return OK, LATE or FENCED."""
-        self.count("renew", now)
+        self.count_calls("renew", now)
         fence = self.fences[assignment]
         if fence.token != token:
             return "FENCED"
         word = "OK" if fence.until > now else "LATE"
         self.late += word == "LATE"
-        self._lease(now, assignment, fence)
+        self._extend_lease(now, assignment, fence)
         return word
 
     def release(self, now: float, assignment: Assignment, token: str) -> str:
         """Return OK or FENCED."""
-        self.count("release", now)
+        self.count_calls("release", now)
         fence = self.fences[assignment]
         if fence.token != token:
             return "FENCED"
@@ -133,7 +133,7 @@ class Server:
         """Remove a member from the fleet."""
         self.heartbeats.pop(name, None)
 
-    def _lease(self, now: float, assignment: Assignment, fence: Fence) -> None:
+    def _extend_lease(self, now: float, assignment: Assignment, fence: Fence) -> None:
         if fence.until <= now:
             heapq.heappush(self._expiries, (now + self.ttl, assignment))
         fence.until = now + self.ttl

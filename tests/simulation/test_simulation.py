@@ -12,15 +12,15 @@ import pytest
 
 from streamqd.policy import heartbeats
 from tests.simulation.scenarios import (
-    ALONE,
-    IN_TURN,
+    NEW_FLEET_SCENARIOS,
     PARTIAL,
+    SEQUENCE,
     SMALL,
     Scenario,
     Scope,
     cold_start,
-    new,
-    start,
+    new_fleet,
+    start_instances,
 )
 
 pytestmark = pytest.mark.promise
@@ -33,22 +33,22 @@ SCOPES = {"same offers": SMALL, "different offers": PARTIAL}
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES)
 def test_fleet_settles_after_each_event(scope: Scope, seed: int) -> None:
-    fleet = new(scope, seed)
-    for name, scenario in IN_TURN.items():
+    fleet = new_fleet(scope, seed)
+    for name, scenario in SEQUENCE.items():
         print(f"{name}: {scenario(fleet)}")
     assert fleet.stolen == 0, "a living instance that knew of no loss has lost something"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("scenario", ALONE.values(), ids=ALONE)
+@pytest.mark.parametrize("scenario", NEW_FLEET_SCENARIOS.values(), ids=NEW_FLEET_SCENARIOS)
 def test_fleet_of_unequal_instances_settles(scenario: Scenario, seed: int) -> None:
-    print(scenario(new(SMALL, seed)))
+    print(scenario(new_fleet(SMALL, seed)))
 
 
 @pytest.mark.fault("F28")
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_cold_start_causes_no_stampede(seed: int) -> None:
-    fleet = new(SMALL, seed)
+    fleet = new_fleet(SMALL, seed)
     figures = cold_start(fleet)
     # About one request per free partition, although many instances could take it.
     asked = fleet.server.calls["acquire"]
@@ -56,22 +56,22 @@ def test_cold_start_causes_no_stampede(seed: int) -> None:
     # A third is in its final place from the start. If one instance took all, 190 of 200 would move.
     assert figures["handed_over"] <= 140
     # The number of wake-ups after hand-overs is bounded for the whole fleet.
-    most = 1.5 * heartbeats.WOKEN_PER_SECOND + len(fleet.instances) / fleet.heartbeat
-    assert figures["beats_per_second"] <= 2 * most
+    most = 1.5 * heartbeats.WOKEN_PER_SECOND + len(fleet.instances) / fleet.heartbeat_interval
+    assert figures["heartbeats_per_second"] <= 2 * most
 
 
 def test_first_instance_leaves_assignments_for_the_others() -> None:
-    fleet = new(SMALL, 1)
+    fleet = new_fleet(SMALL, 1)
     first = next(iter(fleet.instances))
-    start(fleet, [first], within=0.05)
+    start_instances(fleet, [first], within=0.05)
     assert 0 < fleet.server.owned[first] <= 20
-    fleet.run_until(lambda: fleet.free() == 0, 20.0)
+    fleet.run_until(lambda: fleet.count_free() == 0, 20.0)
 
 
 def test_equal_seeds_give_equal_runs() -> None:
-    runs = [new(PARTIAL, 7) for _ in range(2)]
-    runs.append(new(PARTIAL, 8))
+    runs = [new_fleet(PARTIAL, 7) for _ in range(2)]
+    runs.append(new_fleet(PARTIAL, 8))
     for fleet in runs:
-        start(fleet, list(fleet.instances))
+        start_instances(fleet, list(fleet.instances))
         fleet.run(5.0)
     assert runs[0].server.acquired == runs[1].server.acquired != runs[2].server.acquired
