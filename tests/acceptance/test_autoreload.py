@@ -62,7 +62,7 @@ def assert_version(daemon: Daemon, name: str) -> None:
     """Send a message, and check that this version handles it."""
     (uid,) = daemon.send(["ok"])
     daemon.wait_run(uid, "end")
-    assert daemon.ledger.of(uid, "end")[0].text == name
+    assert daemon.ledger.records_for(uid, "end")[0].text == name
 
 
 def wait_reloaded(daemon: Daemon, after: int) -> Event:

@@ -214,7 +214,7 @@ def test_hung_cluster_node_stops_only_its_partitions(
                     stream = daemon.keys.stream(*assignment[:2])
                     written = node.call("XADD", stream, "*", "payload", "ok").decode()
                     uid = f"{TOPIC}/{assignment.partition}/{written}"
-                    daemon.ledger.sent(uid, "ok")
+                    daemon.ledger.record_sent(uid, "ok")
                     daemon.wait_run(uid, "end")
         finally:
             hung.resume()

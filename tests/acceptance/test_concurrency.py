@@ -29,7 +29,7 @@ from pathlib import Path
 from streamqd import Message, Release
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here("1")
+ledger = Ledger.from_environment("1")
 released = set()
 
 def spin(steps: str) -> None:
@@ -120,7 +120,7 @@ def test_kills_at_random_moments_lose_nothing(
 
         audit = daemon.ledger.audit(GROUP)
         assert (audit.lost, audit.unexpected) == ([], [])
-        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.ledger.finished_uids(GROUP) == set(uids)
         assert sum(audit.repeated.values()) - len(audit.repeated) <= 6 * 8, "8 run, no more"
         assert {each.attempt for each in daemon.ledger.records("start")} == {1}
         assert (daemon.letters(), daemon.traces()) == ([], [])
@@ -173,7 +173,9 @@ def test_slow_message_does_not_delay_others(new_daemon: NewDaemon, kind: str):
         for _ in range(3):  # includes messages that are sent while it runs
             more = daemon.send(["spin 10"] * 40)
             daemon.wait_for(
-                lambda more=more: set(more) <= daemon.ledger.ended(GROUP) and daemon.pending() == 1,
+                lambda more=more: (
+                    set(more) <= daemon.ledger.finished_uids(GROUP) and daemon.pending() == 1
+                ),
                 what="the others are settled",
             )
         (daemon.folder / "go").touch()
@@ -192,7 +194,7 @@ def test_drain_finishes_running_messages(new_daemon: NewDaemon, kind: str):
         daemon.wait_event("drain.started")
         (daemon.folder / "go").touch()
         assert daemon.wait() == 0
-        ended = daemon.ledger.ended(GROUP)
+        ended = daemon.ledger.finished_uids(GROUP)
         assert set(uids[:8]) <= ended == {each.uid for each in daemon.ledger.records("start")}
         assert daemon.unsettled() == len(uids) - len(ended) > 0
         assert daemon.traces() == []
@@ -213,7 +215,7 @@ def test_pause_finishes_runs_and_starts_none(new_daemon: NewDaemon, kind: str):
         (daemon.folder / "go").touch()
         daemon.pause()
         begun = {each.uid for each in daemon.ledger.records("start")}
-        assert begun == daemon.ledger.ended(GROUP)
+        assert begun == daemon.ledger.finished_uids(GROUP)
         daemon.signal(signal.SIGCONT)
         daemon.wait_settled()
         assert daemon.ledger.audit(GROUP) == Audit()
@@ -259,7 +261,7 @@ def test_soft_limit_applies_to_each_run(new_daemon: NewDaemon, kind: str):
         assert all("0.3 s" in each["errorMessage"] for each in letters.values())
         assert all("in obey" in each["traceback"] for each in letters.values())
         assert all("streamqd/worker" not in each["traceback"] for each in letters.values())
-        assert daemon.ledger.ended(GROUP) == {uids[0], uids[3]}
+        assert daemon.ledger.finished_uids(GROUP) == {uids[0], uids[3]}
         assert daemon.events("worker.crashed") == []
 
 
@@ -276,7 +278,7 @@ def test_hard_limit_charges_only_its_own_run(new_daemon: NewDaemon):
         daemon.wait_settled()
         (letter,) = daemon.letters()
         assert (letter["uid"], letter["reason"]) == (stuck, "crashes")
-        assert daemon.ledger.ended(GROUP) == set(others)
+        assert daemon.ledger.finished_uids(GROUP) == set(others)
         assert daemon.ledger.audit(GROUP).lost == [stuck]
 
 
@@ -285,7 +287,7 @@ def test_released_message_runs_again_without_an_attempt(new_daemon: NewDaemon, k
     with new_daemon(consumer=consumer(), code=KINDS[kind]) as daemon:
         uids = daemon.send(["spin 10", "release", "spin 10"])
         daemon.wait_settled()
-        runs = daemon.ledger.of(uids[1], "start")
+        runs = daemon.ledger.records_for(uids[1], "start")
         assert [each.attempt for each in runs] == [1, 1]
         assert daemon.ledger.audit(GROUP) == Audit(repeated={uids[1]: 2})
         assert all(later.at - earlier.at > 0.5 for earlier, later in pairwise(runs))
@@ -296,7 +298,7 @@ AGAIN_ONCE = """
 from streamqd import Message, Retry
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here("1", durable=False)  # one loop cannot wait for the disk 36,000 times
+ledger = Ledger.from_environment("1", durable=False)  # syncing 36,000 runs would block the loop
 
 async def obey(message: Message) -> None:
     if message.text() == "again" and message.attempt == 1:

@@ -57,7 +57,7 @@ def test_killed_worker_is_replaced_and_its_run_charged(
         os.kill(before, signal.SIGKILL)
         killed_at = time.monotonic()
         daemon.wait_run(victim, "end")
-        took = daemon.ledger.of(victim, "start")[-1].at - killed_at
+        took = daemon.ledger.records_for(victim, "start")[-1].at - killed_at
 
         print(f"takeover of a killed worker: {took * 1000:.0f} ms")
         assert took < AT_ONCE < TTL
@@ -127,7 +127,7 @@ def test_random_kills_repeat_only_charged_runs(new_daemon: NewDaemon, chance: ra
         assert len(charged) > kills // 2, "hardly any kill hit a running message"
         assert all(count <= 1 + charged[uid] for uid, count in audit.repeated.items())
         assert {each.attempt for each in daemon.ledger.records("start")} == {1}
-        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.ledger.finished_uids(GROUP) == set(uids)
         assert daemon.letters() == []
         assert daemon.traces() == []
         assert daemon.stop() == 0
@@ -171,14 +171,14 @@ def test_message_that_kills_its_process_is_dead_lettered(
         assert letter["handler"] == "work:obey"
         assert letter["timestamp"] == letter["originalId"].partition("-")[0]
         assert abs(int(letter["failedAt"]) / 1000 - time.time()) < 60
-        assert letter["pid"] == str(daemon.ledger.of(killer, "start")[-1].pid)
+        assert letter["pid"] == str(daemon.ledger.records_for(killer, "start")[-1].pid)
         assert 1 << 20 < int(letter["rss"]) < 1 << 30
         assert daemon.ledger.audit(GROUP) == Audit(lost=[killer], repeated={killer: 3})
-        assert daemon.ledger.ended(GROUP) == set(uids) - {killer}
+        assert daemon.ledger.finished_uids(GROUP) == set(uids) - {killer}
         assert len(daemon.events("worker.crashed")) == 3
         # One poison message is no crash loop, so there is no wait and no open breaker.
         assert daemon.events("worker.crash_looped") == []
-        times = [each.at for each in daemon.ledger.of(killer, "start")]
+        times = [each.at for each in daemon.ledger.records_for(killer, "start")]
         assert all(later - earlier < AT_ONCE for earlier, later in pairwise(times))
         assert daemon.traces() == []
         assert daemon.stop() == 0
@@ -191,7 +191,7 @@ def test_child_processes_exit_with_their_killed_worker(new_daemon: NewDaemon):
         (spawned, forked) = daemon.send(["spawn never", "fork never"])
         for uid in (spawned, forked):
             daemon.wait_run(uid, "note")
-            grandchild = int(daemon.ledger.of(uid, "note")[0].text)
+            grandchild = int(daemon.ledger.records_for(uid, "note")[0].text)
             assert psutil.pid_exists(grandchild)
 
             os.kill(daemon.pids("spawns")[0], signal.SIGKILL)
@@ -265,7 +265,7 @@ def test_successor_of_a_killed_supervisor_resumes_immediately(
         # worker notes a message as running before its handler writes the first line.
         assert audit.repeated == dict.fromkeys(ran & begun, 2)
         assert ran <= pending
-        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.ledger.finished_uids(GROUP) == set(uids)
         assert daemon.letters() == []
         assert daemon.stop() == 0
 
@@ -291,7 +291,7 @@ def test_killed_supervisor_stops_its_embedded_server(new_daemon: NewDaemon, chan
         assert (audit.lost, audit.unexpected) == ([], [])
         ends = {each.uid: each.at for each in daemon.ledger.records("end") if each.at < killed_at}
         assert all(killed_at - ends.get(uid, killed_at) < 0.5 for uid in audit.repeated)
-        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.ledger.finished_uids(GROUP) == set(uids)
         assert daemon.stop() == 0
 
 

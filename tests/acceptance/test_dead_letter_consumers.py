@@ -36,7 +36,7 @@ from pathlib import Path
 from streamqd import Dead, Message
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here()
+ledger = Ledger.from_environment()
 
 def obey(message: Message) -> None:
     assert message.dead_letter is None
@@ -78,11 +78,13 @@ def make(new_daemon: NewDaemon) -> NewDaemon:
 
 
 def read_attempts(daemon: Daemon, uid: str) -> list[int]:
-    return [each.attempt for each in daemon.ledger.of(uid, "start") if each.group == READER]
+    return [
+        each.attempt for each in daemon.ledger.records_for(uid, "start") if each.group == READER
+    ]
 
 
 def notes(daemon: Daemon, uid: str) -> list[dict[str, Any]]:
-    return [json.loads(each.text) for each in daemon.ledger.of(uid, "note")]
+    return [json.loads(each.text) for each in daemon.ledger.records_for(uid, "note")]
 
 
 def read_snapshot(daemon: Daemon, group: str = READER) -> messages.Snapshot | None:
@@ -124,7 +126,7 @@ def test_dead_letters_are_handled_retried_and_given_up(make: NewDaemon):
         assert (given_up["group"], given_up["error"]) == (READER, "ValueError: run 3")
         runs = [read_attempts(daemon, each) for each in (plain, twice, never)]
         assert runs == [[1], [1, 2, 3], [1, 2, 3]]
-        assert daemon.ledger.ended(READER) == {plain, twice}
+        assert daemon.ledger.finished_uids(READER) == {plain, twice}
         told = {
             "group": GROUP,
             "reason": "dead",
@@ -206,7 +208,7 @@ def test_dead_letters_survive_a_killed_process(make: NewDaemon, victim: str):
         daemon.wait_for(lambda: is_settled(daemon, 3), what="all letters are done with")
 
         assert (given_up["uid"], given_up["reason"]) == (last, "crashes")
-        assert daemon.ledger.ended(READER) == {hold, plain}
+        assert daemon.ledger.finished_uids(READER) == {hold, plain}
         assert len(read_attempts(daemon, last)) == 2, "it ran as often as it may kill"
         assert read_attempts(daemon, hold) == [1, 1], "a crash is no failed attempt"
         # No count is left that would charge a later dead letter.
@@ -296,7 +298,8 @@ def test_topic_grows_during_a_dead_letter_retry(make: NewDaemon):
         daemon.partitions = 2
         sent = {*daemon.send(["one", "two"])}
         daemon.wait_for(
-            lambda: daemon.ledger.ended(READER) == sent, what="letters of both partitions are read"
+            lambda: daemon.ledger.finished_uids(READER) == sent,
+            what="letters of both partitions are read",
         )
         assert read_attempts(daemon, late) == [1]
 

@@ -23,7 +23,7 @@ import json, os
 from streamqd import Message
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here()
+ledger = Ledger.from_environment()
 
 def price(text):
     return json.loads(text)["price"]

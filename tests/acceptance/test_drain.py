@@ -64,20 +64,21 @@ def test_random_stops_lose_repeat_and_charge_nothing(new_daemon: NewDaemon, chan
         assert left > 0, "the load was too small: the last stops found nothing to do"
 
         # The test waits for the released messages only, because the others would take too long.
-        done = len(daemon.ledger.ended(GROUP))
+        done = len(daemon.ledger.finished_uids(GROUP))
         released = daemon.pending_uids()
         daemon.start()
         daemon.wait_for(
-            lambda: released <= daemon.ledger.ended(GROUP), what="all that was released has run"
+            lambda: released <= daemon.ledger.finished_uids(GROUP),
+            what="all that was released has run",
         )
         assert daemon.stop() == DRAINED
 
         audit = daemon.ledger.audit(GROUP)
         assert (audit.repeated, audit.unexpected) == ({}, [])
-        assert len(daemon.ledger.ended(GROUP)) > done
+        assert len(daemon.ledger.finished_uids(GROUP)) > done
         # Not lost: messages that have not run are still in their stream, unread or released.
         assert set(audit.lost) == count_unsettled(daemon)
-        assert len(daemon.ledger.ended(GROUP)) + len(audit.lost) == len(uids)
+        assert len(daemon.ledger.finished_uids(GROUP)) + len(audit.lost) == len(uids)
         assert {each.attempt for each in daemon.ledger.records("start")} == {1}
         assert daemon.ledger.records("raise") == []
         assert daemon.traces() == []
@@ -119,7 +120,7 @@ def test_drain_ignores_a_second_sigterm(
 
         assert daemon.wait() == DRAINED
         assert begun["timeout"] == 20.0
-        assert daemon.ledger.ended(GROUP) == {uids[0]}
+        assert daemon.ledger.finished_uids(GROUP) == {uids[0]}
         assert len(daemon.events("drain.started")) == 1
         assert daemon.events("worker.killed") == daemon.events("worker.crashed") == []
         assert count_unsettled(daemon) == set(uids[1:])

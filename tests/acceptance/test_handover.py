@@ -25,17 +25,17 @@ NewDaemon = Callable[..., Daemon]
 # `on_start` waits while the file `slow` exists, and fails while the file `sick` exists.
 HOOKS = """
 def on_start(context):
-    ledger.tell("boot", str(context.assignment.partition))
+    ledger.record_event("boot", str(context.assignment.partition))
     while Path("slow").exists():
         time.sleep(0.002)
     if Path("sick").exists():
         raise RuntimeError("the database is away")
-    ledger.tell("warm", str(context.assignment.partition))
+    ledger.record_event("warm", str(context.assignment.partition))
 
 def on_stop():
     while Path("lingering").exists():
         time.sleep(0.002)
-    ledger.tell("stop", "")
+    ledger.record_event("stop", "")
 """
 PROGRAM = """
 import subprocess
@@ -47,7 +47,7 @@ def on_start(context):
     without_program(context)
 
 def on_stop():
-    ledger.tell("stopping", "")
+    ledger.record_event("stopping", "")
     plain_stop()
 """
 FAST = {"kind": "fixed", "base": "10ms", "jitter": "none"}
@@ -200,7 +200,7 @@ def test_workers_recycled_together_leave_no_partition_waiting(new_hooked_daemon:
         create_file(daemon, "lingering")
         uids = [uid for number in old for uid in daemon.send(["ok"] * 30, partition=number)]
         daemon.wait_settled()
-        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.ledger.finished_uids(GROUP) == set(uids)
         assert all(map(psutil.pid_exists, old.values())), "they still run on_stop"
         assert daemon.events("worker.crashed") == daemon.events("worker.killed") == []
         delete_file(daemon, "lingering")
@@ -219,7 +219,7 @@ def test_planning_twice_changes_no_supervisor_state(new_hooked_daemon: NewDaemon
         poison = [daemon.send(["hold"], partition=number)[0] for number in range(2)]
         uids = [u for number in range(3) for u in daemon.send(["ok"] * 50, partition=number)]
         daemon.wait_settled()
-        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.ledger.finished_uids(GROUP) == set(uids)
         assert {letter["uid"] for letter in daemon.letters()} == set(poison)
         daemon.signal(signal.SIGHUP)
         daemon.wait_event("reload.finished")
@@ -249,7 +249,7 @@ def test_workers_are_replaced_one_partition_at_a_time(new_hooked_daemon: NewDaem
         for number, (event, partition) in enumerate(steps):
             if event == "worker.handed_over":
                 assert steps[number - 1] == ("standby.started", partition)
-        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.ledger.finished_uids(GROUP) == set(uids)
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.stop() == 0
 
@@ -269,7 +269,7 @@ def test_successor_of_a_paused_worker_is_paused(new_hooked_daemon: NewDaemon):
         assert starts(daemon) == []
         daemon.signal(signal.SIGCONT)
         daemon.wait_settled()
-        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.ledger.finished_uids(GROUP) == set(uids)
         assert daemon.stop() == 0
 
 
@@ -328,7 +328,7 @@ def test_failed_standby_stops_the_reload(
         daemon.signal(signal.SIGHUP)
         daemon.wait_event("reload.finished")
         assert not set(daemon.pids().values()) & set(old.values())
-        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.ledger.finished_uids(GROUP) == set(uids)
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.stop() == 0
 
@@ -343,7 +343,7 @@ def test_failed_standby_keeps_a_worker_over_max_age(new_hooked_daemon: NewDaemon
         uids = daemon.send(["ok"] * 20)
         daemon.wait_settled()
         assert daemon.pids()[0] == old
-        assert set(uids) <= daemon.ledger.ended(GROUP)
+        assert set(uids) <= daemon.ledger.finished_uids(GROUP)
         assert daemon.ledger.audit(GROUP) == Audit()
         assert len(daemon.events("standby.started")) == 3, "no loop: it rests"
         assert daemon.stop() == 0
@@ -441,7 +441,7 @@ def test_standby_does_not_take_over_a_lost_assignment(new_hooked_daemon: NewDaem
         create_file(daemon, "go")
         daemon.wait_settled()
         assert daemon.events("worker.handed_over") == []
-        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.ledger.finished_uids(GROUP) == set(uids)
         assert daemon.stop() == 0
 
 
@@ -577,7 +577,7 @@ def test_idle_worker_over_max_age_is_replaced(new_hooked_daemon: NewDaemon):
         assert daemon.wait_event("worker.handed_over")["child"] != first
         uids = daemon.send(["ok"] * 3)
         daemon.wait_settled()
-        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.ledger.finished_uids(GROUP) == set(uids)
         assert daemon.stop() == 0
 
 
@@ -621,7 +621,7 @@ def test_c_call_holding_the_gil_is_killed_and_charged(
         assert daemon.ledger.records("raise") == [], "the soft limit could not be heard"
         audit = daemon.ledger.audit(GROUP)
         assert audit == Audit(lost=[uids[5]], repeated={uids[5]: 2})
-        assert set(beside) <= daemon.ledger.ended(GROUP)
+        assert set(beside) <= daemon.ledger.finished_uids(GROUP)
         assert daemon.pids()[1] == other
         assert daemon.traces() == []
         assert daemon.stop() == 0

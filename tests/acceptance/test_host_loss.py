@@ -83,7 +83,7 @@ def test_message_that_kills_its_host_is_charged(new_host: NewDaemon):
     assert "loss of its host" in letter["errorMessage"]
     blamed = [each.get("suspected") for each in daemon.events("lease.acquired")]
     assert blamed == [*[None] * LOSSES, f"m:{letter['originalId']}"]
-    assert daemon.ledger.ended(GROUP) == {*uids} - {killer}
+    assert daemon.ledger.finished_uids(GROUP) == {*uids} - {killer}
     assert daemon.traces() == []
 
 
@@ -100,9 +100,9 @@ def test_message_that_kills_its_host_is_identified(
 
     assert {each["uid"] for each in daemon.letters()} == {killer}
     assert count_charges(daemon) == {killer: 1}
-    assert daemon.ledger.ended(GROUP) >= {*others}
+    assert daemon.ledger.finished_uids(GROUP) >= {*others}
     assert losses == LOSSES
-    assert daemon.ledger.of(killer, "start")[-1].attempt == 1
+    assert daemon.ledger.records_for(killer, "start")[-1].attempt == 1
     assert daemon.traces() == []
 
 
@@ -115,7 +115,7 @@ def test_message_that_kills_all_processes_charges_no_other(new_host: NewDaemon):
     lose_host_until_survival(daemon, memory=True)
 
     assert {each["uid"] for each in daemon.letters()} == {killer}
-    assert daemon.ledger.ended(GROUP) >= {*others}
+    assert daemon.ledger.finished_uids(GROUP) >= {*others}
     assert daemon.traces() == []
 
 
@@ -253,7 +253,7 @@ def test_power_cut_loses_only_writes_not_on_disk(new_host: NewDaemon, fresh_serv
     assert runs(daemon) == Counter([*kept, *late, running, running])
     fresh = daemon.send(["ok"] * 5)
     daemon.wait_settled()
-    assert {*fresh} <= daemon.ledger.ended(GROUP)
+    assert {*fresh} <= daemon.ledger.finished_uids(GROUP)
     assert daemon.letters() == []
 
 
@@ -301,5 +301,5 @@ def test_message_is_dead_lettered_after_three_lost_hosts(
     assert letter["crashes"] == str(MAX_CRASHES)
     assert [count_charges(each) for each in trio] == [{}, {}, {}]
     assert count_charges(heir) == {killer: 1}
-    assert heir.ledger.ended(GROUP) == {*uids} - {killer}
+    assert heir.ledger.finished_uids(GROUP) == {*uids} - {killer}
     assert heir.traces() == []

@@ -150,7 +150,7 @@ def inherit_rounds(daemon: Daemon) -> list[str]:
 def judge_rounds(daemon: Daemon, uids: list[str]) -> None:
     """Check that each message finished, started at most twice, and none was charged."""
     starts = Counter(each.uid for each in daemon.ledger.records("start"))
-    assert daemon.ledger.ended(GROUP) == {*uids}
+    assert daemon.ledger.finished_uids(GROUP) == {*uids}
     assert max(starts.values()) <= 2
     assert daemon.letters() == []
     assert [key for key in daemon.traces() if not key.startswith("stream:")] == []

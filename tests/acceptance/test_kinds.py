@@ -21,7 +21,7 @@ from pathlib import Path
 from streamqd import Context, Message, Release, Result, SoftTimeout
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here("1")
+ledger = Ledger.from_environment("1")
 ticks = 0
 caught = 0
 
@@ -86,7 +86,9 @@ def test_coroutine_may_return_or_raise_every_verdict(new_daemon: NewDaemon):
         daemon.wait_settled()
         letters = {each["uid"]: each["reason"] for each in daemon.letters()}
         assert letters == {uids[0]: "attempts", uids[1]: "attempts", uids[2]: "dead"}
-        runs = {uid: [each.attempt for each in daemon.ledger.of(uid, "start")] for uid in uids}
+        runs = {
+            uid: [each.attempt for each in daemon.ledger.records_for(uid, "start")] for uid in uids
+        }
         assert runs == dict(zip(uids, ([1, 2], [1, 2], [1], [1, 1], [1]), strict=True))
         (failed,) = (each for each in daemon.letters() if each["uid"] == uids[0])
         assert failed["traceback"].count("File ") == 1, "no frame of ours, nor of the loop"
@@ -103,8 +105,8 @@ def test_soft_limit_interrupts_a_waiting_coroutine(new_daemon: NewDaemon):
         assert set(letters) == {uids[1], uids[3]}
         assert letters[uids[1]]["errorClass"] == "streamqd.handlers.SoftTimeout"
         assert "0.2 s" in letters[uids[1]]["errorMessage"]
-        assert [each.text for each in daemon.ledger.of(uids[2], "note")] == ["caught"]
-        assert daemon.ledger.ended(GROUP) == {uids[0], uids[2], uids[4]}
+        assert [each.text for each in daemon.ledger.records_for(uids[2], "note")] == ["caught"]
+        assert daemon.ledger.finished_uids(GROUP) == {uids[0], uids[2], uids[4]}
         assert daemon.pids() == worker
 
 
@@ -125,7 +127,7 @@ from pathlib import Path
 from streamqd import Dead, Failures, Message
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here("1")
+ledger = Ledger.from_environment("1")
 
 def obey(batch: list[Message]) -> None:
     words = [message.text() for message in batch]
@@ -168,7 +170,9 @@ def test_batch_that_raises_fails_as_a_whole(new_daemon: NewDaemon):
         uids = daemon.send(["all", "ok", "ok"])
         daemon.signal(signal.SIGCONT)
         daemon.wait_settled()
-        attempts = {uid: [each.attempt for each in daemon.ledger.of(uid, "note")] for uid in uids}
+        attempts = {
+            uid: [each.attempt for each in daemon.ledger.records_for(uid, "note")] for uid in uids
+        }
         assert attempts == {uid: [1, 2] for uid in uids}
         assert daemon.letters() == []
 
@@ -188,12 +192,16 @@ def test_batch_that_kills_its_process_charges_one_message(new_daemon: NewDaemon)
         assert [each["charged"] for each in crashes if "charged" in each] == charged
         assert "charged" not in crashes[0]
         # Each crash halves the round of the suspects, until the guilty message runs alone.
-        assert [each.text for each in daemon.ledger.of(uids[5], "note")] == [
+        assert [each.text for each in daemon.ledger.records_for(uids[5], "note")] == [
             *("11 1", "5 1", "2 1"),
             *("1 1", "1 1"),
         ]
         beside = {
-            uid: [each.text for each in daemon.ledger.of(uid, "note") if each.text.endswith(" 1")]
+            uid: [
+                each.text
+                for each in daemon.ledger.records_for(uid, "note")
+                if each.text.endswith(" 1")
+            ]
             for uid in uids
             if uid != uids[5]
         }
@@ -211,7 +219,7 @@ from dataclasses import dataclass
 from streamqd import Message
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here("1")
+ledger = Ledger.from_environment("1")
 
 @dataclass
 class Order:

@@ -39,7 +39,7 @@ def test_soft_limit_counts_as_a_failed_attempt(
         assert letter["errorClass"] == "streamqd.handlers.SoftTimeout"
         assert "0.2 s" in letter["errorMessage"]
         assert "time.sleep" in letter["traceback"]
-        runs = daemon.ledger.of(uids[5], "start", "raise")
+        runs = daemon.ledger.records_for(uids[5], "start", "raise")
         assert [(each.kind, each.attempt) for each in runs] == [
             ("start", 1),
             ("raise", 1),
@@ -56,13 +56,13 @@ def test_soft_limit_counts_as_a_failed_attempt(
         more = daemon.send(["sleep 0.01"] * 40)
         for number in range(1, 41):
             daemon.wait_for(
-                lambda number=number: len(set(more) & daemon.ledger.ended(GROUP)) >= number,
+                lambda number=number: len(set(more) & daemon.ledger.finished_uids(GROUP)) >= number,
                 what=f"{number} more have ended",
                 every=0.001,
             )
             os.kill(worker, signal.SIGUSR1)
         daemon.wait_settled()
-        assert set(more) <= daemon.ledger.ended(GROUP)
+        assert set(more) <= daemon.ledger.finished_uids(GROUP)
         assert daemon.ledger.count("raise") == 2
         assert daemon.pids()[0] == worker
         assert daemon.events("worker.crashed") == []
@@ -89,11 +89,11 @@ def test_hard_limit_kills_and_charges_only_a_stuck_handler(
         assert "a hard time limit" in letter["errorMessage"]
         killed = daemon.events("worker.killed")
         assert [each["reason"] for each in killed] == ["hard-limit"] * 2
-        starts = [each.at for each in daemon.ledger.of(uids[10], "start")]
+        starts = [each.at for each in daemon.ledger.records_for(uids[10], "start")]
         assert starts[1] - starts[0] >= 1.5
         audit = daemon.ledger.audit(GROUP)
         assert audit == Audit(lost=[uids[10]], repeated={uids[10]: 2})
-        assert set(others) <= daemon.ledger.ended(GROUP)
+        assert set(others) <= daemon.ledger.finished_uids(GROUP)
         assert daemon.pids()[1] == worker
         assert daemon.traces() == []
         assert daemon.stop() == 0
@@ -268,7 +268,7 @@ def test_crash_loop_pauses_and_retries_only_its_partition(
     daemon.wait_event("lease.released", partition=1)
 
     uids = daemon.send(["ok"] * 20)
-    daemon.wait_for(lambda: len(daemon.ledger.ended(GROUP)) == 10, what="partition 0 works")
+    daemon.wait_for(lambda: len(daemon.ledger.finished_uids(GROUP)) == 10, what="partition 0 works")
     # One attempt after the cooldown, then another cooldown.
     closed = daemon.wait_event("worker.retried", after=opened["number"])
     again = daemon.wait_event("worker.crash_looped", after=closed["number"])
@@ -277,7 +277,7 @@ def test_crash_loop_pauses_and_retries_only_its_partition(
 
     (daemon.folder / "var" / "sick-1").unlink()
     daemon.wait_settled()
-    assert daemon.ledger.ended(GROUP) == set(uids)
+    assert daemon.ledger.finished_uids(GROUP) == set(uids)
     assert daemon.ledger.audit(GROUP) == Audit()
     assert daemon.stop() == 0
 
@@ -307,7 +307,7 @@ def test_crash_at_every_message_dead_letters_only_a_few(new_daemon: NewDaemon):
         daemon.wait_settled()
         print(f"working again after {time.monotonic() - started:.1f} s")
         dead = {each["uid"] for each in daemon.letters()}
-        assert daemon.ledger.ended(GROUP) | dead == set(uids)
+        assert daemon.ledger.finished_uids(GROUP) | dead == set(uids)
         assert daemon.stop() == 0
 
 

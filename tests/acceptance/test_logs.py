@@ -231,7 +231,7 @@ def test_daemon_with_an_unread_log_keeps_working(deaf: Deaf) -> None:
             lease = deaf.keys.lease(TOPIC, number, GROUP)
             assert deaf.link.execute("PTTL", lease) > 0
     assert (deaf.epochs(), deaf.pids()) == (epochs, pids)
-    assert all(deaf.ledger.of(uid, "start") for uid in uids)
+    assert all(deaf.ledger.records_for(uid, "start") for uid in uids)
 
     # A late reader gets the kept lines, each complete. An idle worker tries once per read, which
     # may block for 5 s, and the pipe takes 4 KiB each time.

@@ -30,7 +30,7 @@ import asyncio
 from streamqd import Message, Retry
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here("1", durable=False)
+ledger = Ledger.from_environment("1", durable=False)
 
 
 async def obey(message: Message) -> None:
@@ -50,7 +50,7 @@ def test_daemon_with_1100_open_descriptors_works(new_daemon: NewDaemon, concurre
     with daemon:
         uids = daemon.send(["x"] * 20)
         daemon.wait_settled()
-        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.ledger.finished_uids(GROUP) == set(uids)
         assert daemon.events("housekeeper.exited") == []
         assert daemon.stop() == 0
 

@@ -392,7 +392,7 @@ def test_leases_of_a_killed_predecessor_are_taken_immediately(new_daemon: NewDae
         daemon.wait_run(uids[0])
         # A message of partition 1 that still ran at the kill would be a second suspect.
         daemon.wait_for(
-            lambda: set(uids[1:]) <= daemon.ledger.ended(GROUP) and daemon.pending() == 1,
+            lambda: set(uids[1:]) <= daemon.ledger.finished_uids(GROUP) and daemon.pending() == 1,
             what="the others are done",
         )
         held = {

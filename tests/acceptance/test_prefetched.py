@@ -38,7 +38,7 @@ def start_stuck_message(one: Daemon) -> tuple[str, list[str], int]:
     slow, *behind = one.send(["await gate", *["ok"] * BEHIND])
     one.wait_run(slow)
     assert one.pending() > 1, "nothing lies behind it in the worker's hands"
-    return slow, behind, one.ledger.of(slow, "start")[0].pid
+    return slow, behind, one.ledger.records_for(slow, "start")[0].pid
 
 
 def test_prefetched_messages_move_after_a_slow_run(fleet: Fleet):
@@ -54,7 +54,7 @@ def test_prefetched_messages_move_after_a_slow_run(fleet: Fleet):
     for uid in behind:
         one.wait_run(uid, "end")
     assert fleet.owners() == {0: "b"}
-    [ended] = one.ledger.of(slow, "end")
+    [ended] = one.ledger.records_for(slow, "end")
     first, *others = one.ledger.records("start")
     assert (first.uid, first.pid, ended.pid) == (slow, pid, pid)
     assert [each.uid for each in others] == behind

@@ -49,7 +49,7 @@ def test_throttled_partition_is_reported_and_drains_quickly(
         assert answer["causes"][0]["word"] == "throttled"
         assert "rate of" in answer["causes"][0]["sentence"]
         assert daemon.stop() == 0
-        assert daemon.ledger.ended(GROUP) == {uids[0]}
+        assert daemon.ledger.finished_uids(GROUP) == {uids[0]}
         assert daemon.pending_uids() <= set(uids[1:])
 
 

@@ -175,7 +175,7 @@ import time
 from streamqd import Dead, Message
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here()
+ledger = Ledger.from_environment()
 me = ""
 
 def on_start(context):

@@ -125,7 +125,7 @@ def test_running_entry_is_never_reclaimed(new_daemon: NewDaemon):
 
         (ours,) = [row for row in pending(daemon, stream) if row[0] == entry]
         assert (ours[1], ours[3]) == ("w", 1), "delivered once, and still ours"
-        assert len(daemon.ledger.of(uid, "start")) == 1
+        assert len(daemon.ledger.records_for(uid, "start")) == 1
 
         (daemon.folder / "done").touch()
         for each in foreign:

@@ -225,7 +225,7 @@ def test_emptied_server_is_initialized_again(make: Make):
             assert daemon.events("worker.crashed") == []
             assert len(daemon.events("worker.started", mark)) <= 8, "a crash loop"
         wait_counted(daemon, port)
-        assert all(len(daemon.ledger.of(uid, "start")) == 1 for uid in fresh)
+        assert all(len(daemon.ledger.records_for(uid, "start")) == 1 for uid in fresh)
         registered = daemon.link.execute("HGET", daemon.keys.meta(TOPIC), "partitionCount")
         assert registered == b"4"
         assert daemon.link.execute("SMEMBERS", daemon.keys.registry()) == [TOPIC.encode()]
@@ -248,7 +248,7 @@ def test_destroyed_group_is_created_again(make: Make):
             daemon.wait_settled()
         assert daemon.pids() == ids, "the same process goes on"
         assert daemon.events("worker.crashed") == []
-        assert all(len(daemon.ledger.of(uid, "start")) == 1 for uid in old)
+        assert all(len(daemon.ledger.records_for(uid, "start")) == 1 for uid in old)
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
@@ -268,7 +268,7 @@ def test_group_destroyed_under_load_repeats_no_message(make: Make, lanes: int):
                 what="the group is there again",
             )
         daemon.wait_settled()
-        starts = {uid: len(daemon.ledger.of(uid, "start")) for uid in uids}
+        starts = {uid: len(daemon.ledger.records_for(uid, "start")) for uid in uids}
         fails = {uid for uid, payload in zip(uids, payloads, strict=True) if payload == "fail"}
         assert min(starts.values()) >= 1, "lost"
         assert {starts[uid] for uid in fails} == {2}
@@ -373,7 +373,9 @@ def test_full_memory_parks_failures_but_not_acknowledgments(make: Make):
         daemon.signal(signal.SIGCONT)
 
         daemon.wait_event("message.deferred")
-        daemon.wait_for(lambda: len(daemon.ledger.ended(GROUP)) == 91, what="the others are done")
+        daemon.wait_for(
+            lambda: len(daemon.ledger.finished_uids(GROUP)) == 91, what="the others are done"
+        )
         daemon.wait_for(lambda: daemon.pending_uids() == set(failing), what="and acknowledged")
         rounds = stat(daemon.link, "commandstats", "cmdstat_exec")
         wait_clock(daemon, time.monotonic(), 1.5)
@@ -471,7 +473,7 @@ def test_read_executed_after_its_reader_exited_is_recovered(
     assert daemon.pending() == 0
     held.release()
     daemon.wait_for(lambda: daemon.pending() == 1, what="the late read has executed")
-    assert daemon.ledger.of(uid, "start") == [], "nobody knows of it"
+    assert daemon.ledger.records_for(uid, "start") == [], "nobody knows of it"
     daemon.signal(signal.SIGCONT)
     daemon.wait_run(uid, "end")
     daemon.wait_settled()

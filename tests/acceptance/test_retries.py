@@ -34,7 +34,7 @@ from pathlib import Path
 from streamqd import Dead, Message, Retry
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here()
+ledger = Ledger.from_environment()
 
 def obey(message: Message) -> None:
     with ledger.run(message):
@@ -83,11 +83,11 @@ def script(*steps: object) -> str:
 
 
 def read_attempts(daemon: Daemon, uid: str, group: str) -> list[int]:
-    return [each.attempt for each in daemon.ledger.of(uid, "start") if each.group == group]
+    return [each.attempt for each in daemon.ledger.records_for(uid, "start") if each.group == group]
 
 
 def notes(daemon: Daemon, uid: str, group: str) -> list[dict[str, Any]]:
-    found = [each for each in daemon.ledger.of(uid, "note") if each.group == group]
+    found = [each for each in daemon.ledger.records_for(uid, "note") if each.group == group]
     return [json.loads(each.text) for each in found]
 
 
@@ -154,7 +154,9 @@ def retry_delays(daemon: Daemon, uid: str) -> list[float]:
 
 def retry_waits(daemon: Daemon, uid: str, delays: list[float]) -> list[float]:
     """Return the seconds from due time to start of each retry. None may start early."""
-    runs = [each for each in daemon.ledger.of(uid, "start", "raise") if each.group == FAILING]
+    runs = [
+        each for each in daemon.ledger.records_for(uid, "start", "raise") if each.group == FAILING
+    ]
     late = []
     for failed, again, delay in zip(runs[1::2], runs[2::2], delays, strict=True):
         assert (failed.kind, again.kind) == ("raise", "start")

@@ -35,7 +35,7 @@ from contextlib import ExitStack
 from streamqd import Message
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here("1")
+ledger = Ledger.from_environment("1")
 """
 TASKS = """
 async def obey(message: Message) -> None:
@@ -125,7 +125,7 @@ def recover_from_a_killed_worker(new_daemon: NewDaemon, shape: str) -> None:
         daemon.wait_settled(20)
         audit = daemon.ledger.audit(GROUP)
         assert (audit.lost, audit.unexpected) == ([], [])
-        assert daemon.ledger.ended(GROUP) == {*uids}
+        assert daemon.ledger.finished_uids(GROUP) == {*uids}
         assert max(starts(daemon).values()) <= 2
         assert "charged" not in daemon.wait_event("worker.crashed")
         assert (daemon.letters(), daemon.traces()) == ([], [])
@@ -170,7 +170,7 @@ def test_killed_supervisor_is_recovered_in_few_rounds(
         daemon.start()
         daemon.wait_settled(20)
         print(shape, partitions, "handled after", round(time.monotonic() - began, 1))
-        assert daemon.ledger.ended(GROUP) == {*uids}
+        assert daemon.ledger.finished_uids(GROUP) == {*uids}
         assert max(starts(daemon).values()) <= 2
         assert not [each for each in daemon.events("lease.acquired") if each.get("suspected")]
         assert (daemon.letters(), daemon.traces()) == ([], [])
@@ -207,7 +207,7 @@ def recover_from_a_lost_host(
         with heir:
             heir.wait_settled(patience)
             print(shape, partitions, "handled after", round(time.monotonic() - began, 1))
-            assert heir.ledger.ended(GROUP) == {*uids}
+            assert heir.ledger.finished_uids(GROUP) == {*uids}
             assert not [each for each in heir.events("lease.acquired") if each.get("suspected")]
             assert (heir.letters(), heir.traces()) == ([], [])
             assert heir.stop() == 0
@@ -236,7 +236,7 @@ def test_poison_among_many_messages_is_charged_alone(
             each["charged"] for each in daemon.events("worker.crashed") if "charged" in each
         )
         assert charged == {"m:" + uid.rpartition("/")[2]: MAX_CRASHES for uid in guilty}
-        assert daemon.ledger.ended(GROUP) == {*uids} - guilty
+        assert daemon.ledger.finished_uids(GROUP) == {*uids} - guilty
         innocent = [count for uid, count in starts(daemon).items() if uid not in guilty]
         print(
             shape, poisons, "starts", max(innocent), "crashes", len(daemon.events("worker.crashed"))

@@ -186,7 +186,7 @@ def test_daemon_uses_the_master_with_replicas(make: Make, sentinels: Sentinels) 
         uids = daemon.send(["ok"] * 30)
         daemon.wait_settled()
         for uid in uids:
-            assert len(daemon.ledger.of(uid, "end")) == 1
+            assert len(daemon.ledger.records_for(uid, "end")) == 1
         assert daemon.stop() == 0
 
 

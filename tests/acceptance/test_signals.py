@@ -247,7 +247,7 @@ def test_sigtstp_pauses_and_sigcont_resumes(new_daemon: NewDaemon):
         # Finished messages were acknowledged before the pause. The others may run elsewhere.
         assert daemon.pending_uids() <= {
             each.uid for each in daemon.ledger.records("sent")
-        } - daemon.ledger.ended(GROUP)
+        } - daemon.ledger.finished_uids(GROUP)
         more = daemon.send(["ok"] * 10)
         # For 10 renewals, about two TTLs, no message runs and no lease is lost.
         renewals(daemon, 10)
@@ -264,7 +264,7 @@ def test_sigtstp_pauses_and_sigcont_resumes(new_daemon: NewDaemon):
 
         daemon.signal(signal.SIGCONT)
         daemon.wait_settled()
-        assert set(more) <= daemon.ledger.ended(GROUP)
+        assert set(more) <= daemon.ledger.finished_uids(GROUP)
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.epochs()[1] == epochs[1]
         assert daemon.pids()[1] == before[1]
@@ -297,7 +297,7 @@ def test_paused_daemon_drains(new_daemon: NewDaemon):
         assert daemon.ledger.records("start") == []
         daemon.start()
         daemon.wait_settled()
-        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.ledger.finished_uids(GROUP) == set(uids)
         assert daemon.stop() == 0
 
 

@@ -331,7 +331,7 @@ def test_daemon_recovers_from_an_emptied_server_under_load(
 
         for group in daemon.groups:
             daemon.wait_for(
-                lambda group=group: set(new) <= daemon.ledger.ended(group),
+                lambda group=group: set(new) <= daemon.ledger.finished_uids(group),
                 what=f"{group} has handled what was sent after the loss",
             )
         daemon.wait_settled()

@@ -67,7 +67,7 @@ def test_pause_finishes_runs_and_survives_a_restart(new_daemon: NewDaemon):
         held = one.send(["ok"] * 5, partition=0)
         for uid in one.send(["ok"] * 5, partition=1):
             one.wait_run(uid, "end")
-        assert one.ledger.of(running, "end")
+        assert one.ledger.records_for(running, "end")
         assert one.epochs() == epochs, "a paused partition stays owned"
 
         first = verb(one, "status").splitlines()[0]
@@ -86,7 +86,7 @@ def test_pause_finishes_runs_and_survives_a_restart(new_daemon: NewDaemon):
         one.wait_event("signal.received", after=mark, signal="SIGCONT")
         for uid in one.send(["ok"] * 5, partition=1):
             one.wait_run(uid, "end")
-        assert [uid for uid in held if one.ledger.of(uid, "start")] == []
+        assert [uid for uid in held if one.ledger.records_for(uid, "start")] == []
 
         verb(one, "pause", TOPIC, "--partition", "0")
         verb(one, "resume", f"{TOPIC}/0/{GROUP}")
@@ -166,8 +166,8 @@ def test_stopped_group_is_reset_and_started_again(fleet: Fleet):
     verb(one, "group", "reset", TOPIC, GROUP, "--to", "earliest", "--yes")
     verb(one, "group", "start", TOPIC, GROUP, "--wait")
     one.wait_settled(30.0)
-    assert all(len(one.ledger.of(uid, "end")) == 2 for uid in first)
-    assert all(len(one.ledger.of(uid, "end")) == 1 for uid in later)
+    assert all(len(one.ledger.records_for(uid, "end")) == 2 for uid in first)
+    assert all(len(one.ledger.records_for(uid, "end")) == 1 for uid in later)
 
 
 def test_instances_reload_in_turn_once_per_directive(fleet: Fleet):

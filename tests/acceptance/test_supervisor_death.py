@@ -29,7 +29,7 @@ from pathlib import Path
 from streamqd import Message
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here("1", durable=False)
+ledger = Ledger.from_environment("1", durable=False)
 """
 SYNC = """
 def obey(message: Message) -> None:
@@ -130,7 +130,7 @@ def test_killed_supervisor_repeats_only_running_messages(new_daemon: NewDaemon, 
                 every=0.001,
             )
             mark = kill_and_wait(daemon)
-            before, ended = len(daemon.ledger.records()), daemon.ledger.ended(GROUP)
+            before, ended = len(daemon.ledger.records()), daemon.ledger.finished_uids(GROUP)
             daemon.start()
             for partition in range(PARTITIONS):
                 told = daemon.wait_event("lease.resumed", after=mark, partition=partition)
@@ -143,7 +143,7 @@ def test_killed_supervisor_repeats_only_running_messages(new_daemon: NewDaemon, 
         assert (audit.lost, audit.unexpected) == ([], [])
         print(f"{shape}: {len(audit.repeated)} repeats of 3 kills")
         assert sum(audit.repeated.values()) - len(audit.repeated) <= 3 * PARTITIONS * width
-        assert daemon.ledger.ended(GROUP) == set(uids)
+        assert daemon.ledger.finished_uids(GROUP) == set(uids)
         assert (daemon.letters(), daemon.traces()) == ([], [])
         assert daemon.events("scoreboard.refused") == []
         assert daemon.stop() == 0
@@ -193,9 +193,10 @@ def test_host_loss_in_a_marked_round_suspects_all_pending(new_daemon: NewDaemon)
         # The accused messages of one partition wait for the other's round, which may be longer.
         starts = {uids[0]: assignment for assignment, uids in waiting.items()}
         daemon.wait_for(
-            lambda: any(daemon.ledger.of(uid, "start") for uid in starts), what="one has run"
+            lambda: any(daemon.ledger.records_for(uid, "start") for uid in starts),
+            what="one has run",
         )
-        uid = next(uid for uid in starts if daemon.ledger.of(uid, "start"))
+        uid = next(uid for uid in starts if daemon.ledger.records_for(uid, "start"))
         quarantine, mark = read_marks(daemon, starts[uid])
         assert quarantine == b"1"
         assert mark is not None

@@ -248,7 +248,9 @@ AFTER: dict[str, Callable[[Busy], object]] = {
 
 
 def count_runs_of_bill(busy: Busy) -> int:
-    return len([1 for each in busy.daemon.ledger.of(busy.failed, "start") if each.group == "bill"])
+    return len(
+        [1 for each in busy.daemon.ledger.records_for(busy.failed, "start") if each.group == "bill"]
+    )
 
 
 def page(busy: Busy, path: str) -> str:

@@ -36,7 +36,7 @@ class Scenario:
         assert len(harness.fetch(4)) == 4
 
     def send(self, number: int) -> bytes:
-        self.ledger.sent(f"access/0/{number}-0", f"{number} sleep 0")
+        self.ledger.record_sent(f"access/0/{number}-0", f"{number} sleep 0")
         return self.harness.add(f"{number}-0", "payload", f"{number} sleep 0")
 
     def end(self, number: int) -> None:

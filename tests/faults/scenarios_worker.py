@@ -68,7 +68,7 @@ def seed(harness: Harness, book: Ledger) -> None:
         "2-0", "payload", "ok", "originalId", "501-0", "retryCount", "1", stream=harness.retry
     )
     for entry_id in [*inherited[1:], "6-0", "7-0", *fresh, "500-0", "501-0", LAST]:
-        book.sent(_uid(entry_id), "")
+        book.record_sent(_uid(entry_id), "")
     # The assignment was not released, so the pending entries run alone, each under a mark.
     epoch = int(harness.do("HGET", harness.fence, "epoch"))
     harness.do("DEL", harness.lease)
@@ -160,7 +160,7 @@ def on_a_full_server(context: ScenarioContext) -> None:
         ids = [f"{number}-0" for number in range(1, 8)]
         for entry_id in ids:
             harness.add(entry_id, "payload", "ok")
-            book.sent(_uid(entry_id), "")
+            book.record_sent(_uid(entry_id), "")
         life = make(context.proxy.url)
         seen: list[str] = []
 
@@ -190,7 +190,7 @@ def in_place(context: ScenarioContext) -> None:
         harness.own("t1")
         for entry_id, word in (("1-0", "ok"), (FAILING, "fail"), ("3-0", "ok"), (LAST, "stop")):
             harness.add(entry_id, "payload", word)
-            book.sent(_uid(entry_id), "")
+            book.record_sent(_uid(entry_id), "")
         life = make(context.proxy.url)
 
         def work(message: Message) -> None:
@@ -208,7 +208,7 @@ def in_place(context: ScenarioContext) -> None:
         )
         failing = _uid(FAILING)
         assert book.audit(ASSIGNMENT.group) == Audit(lost=[failing], repeated={failing: 3})
-        assert [each.attempt for each in book.of(failing, "start")] == [1, 2, 3]
+        assert [each.attempt for each in book.records_for(failing, "start")] == [1, 2, 3]
         assert [each.uid for each in book.records("end")] == [
             _uid(each) for each in ("1-0", "3-0", LAST)
         ]
@@ -228,11 +228,11 @@ def a_group_that_is_destroyed(context: ScenarioContext) -> None:
         words = {"3-0": "destroy", "4-0": "fail", LAST: "stop"}
         for entry_id in [*(f"{number}-0" for number in range(1, 9)), LAST]:
             harness.add(entry_id, "payload", words.get(entry_id, "ok"))
-            book.sent(_uid(entry_id), "")
+            book.record_sent(_uid(entry_id), "")
         harness.add(
             "1-0", "payload", "ok", "originalId", "500-0", "retryCount", "1", stream=harness.retry
         )
-        book.sent(_uid("500-0"), "")
+        book.record_sent(_uid("500-0"), "")
         life = make(context.proxy.url)
         destroyed = []
 

@@ -33,7 +33,7 @@ _PLAIN = """
 from streamqd import Message
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here(durable=False)
+ledger = Ledger.from_environment(durable=False)
 
 def obey(message: Message) -> None:
     with ledger.run(message):
@@ -44,7 +44,7 @@ from contextlib import ExitStack
 from streamqd import Message
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here(durable=False)
+ledger = Ledger.from_environment(durable=False)
 
 def obey(batch: list[Message]) -> None:
     with ExitStack() as runs:
@@ -218,7 +218,7 @@ def test_idle_partition_starts_a_message_within_two_seconds(
             daemon.wait_run(uid, timeout=60.0)
             daemon.wait_settled()
             daemon.wait_for(sender.long_poll, what="the worker waits for messages")
-            return daemon.ledger.of(uid, "start")[0].at - struck
+            return daemon.ledger.records_for(uid, "start")[0].at - struck
 
         check_within(IDLE_SECONDS, strike)
         check_within(IDLE_SECONDS, strike)  # at another time between two checks
@@ -262,7 +262,7 @@ def test_idle_partitions_outlive_connections_lost_at_login(
             for uid in uids:
                 daemon.wait_run(uid, timeout=60.0)
             daemon.wait_settled()
-            return max(daemon.ledger.of(uid, "start")[0].at for uid in uids) - healthy
+            return max(daemon.ledger.records_for(uid, "start")[0].at for uid in uids) - healthy
 
         check_within(IDLE_SECONDS, strike)
         assert daemon.ledger.audit(GROUP) == Audit()

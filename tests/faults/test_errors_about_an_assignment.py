@@ -148,7 +148,7 @@ class Life:
             if number != VICTIM.partition:
                 (uid,) = self.daemon.send([payload], partition=number)
                 self.daemon.wait_for(
-                    lambda uid=uid: len(self.daemon.ledger.of(uid, "start")) >= runs,
+                    lambda uid=uid: len(self.daemon.ledger.records_for(uid, "start")) >= runs,
                     timeout=OTHERS_SECONDS,
                     what=f"the others work after {after}",
                 )
@@ -157,7 +157,7 @@ class Life:
     def victim_works(self, after: str) -> None:
         (uid,) = self.daemon.send(["ok"], partition=VICTIM.partition)
         self.daemon.wait_for(
-            lambda: self.daemon.ledger.of(uid, "end"), what=f"the unit works after {after}"
+            lambda: self.daemon.ledger.records_for(uid, "end"), what=f"the unit works after {after}"
         )
 
 

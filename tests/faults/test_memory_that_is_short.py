@@ -177,7 +177,7 @@ def test_out_of_memory_worker_exits_alone_with_the_cause(
         assert {each["how"] for each in crashed} == {"signal SIGKILL, out of memory"}
         audit = daemon.ledger.audit(GROUP)
         assert audit == Audit(lost=[greedy], repeated={greedy: 2})
-        assert set(uids) <= daemon.ledger.ended(GROUP)
+        assert set(uids) <= daemon.ledger.finished_uids(GROUP)
         assert daemon.pids()[1] == others
         assert psutil.pid_exists(supervisor)
         assert daemon.stop() == 0

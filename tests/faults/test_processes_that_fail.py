@@ -43,7 +43,7 @@ def test_other_host_continues_after_a_host_and_server_loss(make: Make, fresh_ser
         lost.wait_gone(5.0)
         killed_at = time.monotonic()
         begun = {each.uid for each in lost.ledger.records("start")}
-        ended = lost.ledger.ended(GROUP)
+        ended = lost.ledger.finished_uids(GROUP)
         first = lost.ledger.count("start")
         fresh_server.restart()
         heir.start()
@@ -62,7 +62,7 @@ def test_other_host_continues_after_a_host_and_server_loss(make: Make, fresh_ser
         last = {each.uid: each.at for each in heir.ledger.records("end") if each.at < killed_at}
         early = [u for u in audit.repeated if u in ended and killed_at - last[u] > 0.5]
         assert early == [], "acknowledged, and run again"
-        assert {running, *uids} == heir.ledger.ended(GROUP)
+        assert {running, *uids} == heir.ledger.finished_uids(GROUP)
         for number in range(2):
             fence = heir.keys.fence(*Assignment(TOPIC, number, GROUP))
             assert heir.link.execute("HMGET", fence, "quarantine", "mark") == [None, None]
@@ -154,7 +154,7 @@ import subprocess
 from streamqd import Message
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here()
+ledger = Ledger.from_environment()
 
 def obey(message: Message) -> None:
     with ledger.run(message):
@@ -171,7 +171,7 @@ def test_process_outside_its_group_is_adopted_and_reaped(new_daemon: NewDaemon):
     with daemon:
         (uid,) = daemon.send(["daemonise"])
         daemon.wait_run(uid, "end")
-        runaway = psutil.Process(int(daemon.ledger.of(uid, "note")[0].text))
+        runaway = psutil.Process(int(daemon.ledger.records_for(uid, "note")[0].text))
         try:
             daemon.wait_for(lambda: os.getsid(runaway.pid) == runaway.pid, what="it has left")
             os.kill(daemon.pids()[0], signal.SIGKILL)
@@ -222,7 +222,7 @@ def test_giant_messages_run_one_by_one_without_a_lost_lease(new_daemon: NewDaemo
 from streamqd import Message
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here()
+ledger = Ledger.from_environment()
 
 def obey(message: Message) -> None:
     with ledger.run(message, str(len(message.payload))):

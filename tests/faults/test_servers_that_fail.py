@@ -56,7 +56,7 @@ def test_clock_jump_loses_and_moves_nothing(make: Make, fresh_server: ProcessSer
 
         audit = first.ledger.audit(GROUP)
         assert (audit.lost, audit.unexpected) == ([], [])
-        assert set(later) <= first.ledger.ended(GROUP)
+        assert set(later) <= first.ledger.finished_uids(GROUP)
         assert first.epochs() == before
         assert audit.repeated == {}
         assert first.stop() == second.stop() == 0
@@ -79,7 +79,7 @@ def test_lost_owner_is_replaced_after_a_clock_step_back(make: Make, fresh_server
         second.wait_settled(20 * TTL)
         print(f"taken over within {time.monotonic() - killed_at:.1f} s, ttl {2 * TTL:g} s")
 
-        assert set(later) <= second.ledger.ended(GROUP)
+        assert set(later) <= second.ledger.finished_uids(GROUP)
         after = second.epochs()
         assert {number for number in before if after[number] != before[number]}
         assert all(after[number] >= before[number] for number in before)
@@ -117,8 +117,10 @@ def test_retry_is_due_by_the_clock_of_the_server(make: Make, fresh_server: Proce
         daemon.wait_for(lambda: daemon.pending() == 0, what="it waits for its second attempt")
         clock.jump_to(HOUR - 60)
         daemon.send(["ok"])
-        daemon.wait_for(lambda: len(daemon.ledger.ended(GROUP)) == 1, what="the other is done")
-        assert len(daemon.ledger.of(uid, "start")) == 1, "it is not due yet"
+        daemon.wait_for(
+            lambda: len(daemon.ledger.finished_uids(GROUP)) == 1, what="the other is done"
+        )
+        assert len(daemon.ledger.records_for(uid, "start")) == 1, "it is not due yet"
         clock.jump_to(HOUR + 60)
         daemon.wait_run(uid, "raise", count=2)
         daemon.wait_settled()
@@ -191,7 +193,11 @@ def test_lost_file_tail_repeats_and_loses_only_its_content(make: Make, fresh_ser
         audit = daemon.ledger.audit(GROUP)
         assert audit.unexpected == []
         assert set(audit.lost) <= set(tail), "only what was sent in the lost tail"
-        last = {uid: daemon.ledger.of(uid, "end")[0].at for uid in audit.repeated if uid in before}
+        last = {
+            uid: daemon.ledger.records_for(uid, "end")[0].at
+            for uid in audit.repeated
+            if uid in before
+        }
         # Runs that finished just before the copy may have been acknowledged after it.
         own = f"{TOPIC}/1/{charged.removeprefix('m:')}" if charged else ""
         early = [uid for uid, at in last.items() if at < written - 0.5 and uid != own]

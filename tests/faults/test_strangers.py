@@ -46,7 +46,7 @@ def test_trim_by_another_client_costs_only_its_entries(new_daemon: NewDaemon):
         audit = daemon.ledger.audit(GROUP)
         dead = {letter["uid"] for letter in daemon.letters()}
         assert set(audit.lost) - dead <= gone
-        assert set(more) <= daemon.ledger.ended(GROUP)
+        assert set(more) <= daemon.ledger.finished_uids(GROUP)
         assert (audit.repeated, audit.unexpected) == ({}, [])
         failed = {each.uid for each in daemon.ledger.records("raise")}
         assert dead == failed, "each failure is a letter, with or without its entry"

@@ -255,7 +255,7 @@ def test_group_reset_makes_a_running_owner_read_again(
         groups.reset(daemon.store, TOPIC, GROUP, "earliest", force=True)
 
         daemon.wait_for(
-            lambda: all(len(daemon.ledger.of(uid, "end")) == 2 for uid in sent),
+            lambda: all(len(daemon.ledger.records_for(uid, "end")) == 2 for uid in sent),
             what="all have run again",
         )
         daemon.wait_settled()

@@ -438,4 +438,4 @@ def test_daemon_takes_new_partitions_of_an_idle_topic(
         sent = daemon.send(["ok"] * 4)
 
         daemon.wait_settled()
-        assert set(sent) == daemon.ledger.ended("bill")
+        assert set(sent) == daemon.ledger.finished_uids("bill")

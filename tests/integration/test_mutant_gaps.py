@@ -295,7 +295,7 @@ def test_embedded_server_runs_until_the_end_of_a_drain(
     (state_dir / "go").touch()
 
     assert daemon.wait() == 0
-    assert daemon.ledger.ended(support.GROUP) == {uid}
+    assert daemon.ledger.finished_uids(support.GROUP) == {uid}
     names = [event["event"] for event in daemon.events()]
     assert not {"redis.lost", "embedded.exited"} & {*names}
     assert names.index("lease.released") < names.index("embedded.stopped")
@@ -325,4 +325,4 @@ def test_reload_hands_over_when_the_old_worker_is_idle(
     daemon.wait_event("reload.finished")
     daemon.wait_run(other, "end")
     assert daemon.pids()[0] != old
-    assert [len(daemon.ledger.of(uid, "start")) for uid in (slow, other)] == [1, 1]
+    assert [len(daemon.ledger.records_for(uid, "start")) for uid in (slow, other)] == [1, 1]

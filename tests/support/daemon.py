@@ -392,7 +392,7 @@ class Daemon:
             ],
         )
         for uid, payload in zip(uids, payloads, strict=True):
-            self.ledger.sent(uid, payload)
+            self.ledger.record_sent(uid, payload)
         return uids
 
     def wait_run(
@@ -400,7 +400,7 @@ class Daemon:
     ) -> None:
         """Wait until the ledger has records of a kind for one message."""
         self.wait_for(
-            lambda: len(self.ledger.of(uid, kind)) >= count,
+            lambda: len(self.ledger.records_for(uid, kind)) >= count,
             timeout=timeout,
             what=f"{kind} of {uid} is in the ledger {count} times",
             every=0.002,

@@ -34,7 +34,7 @@ import time
 from streamqd import Message
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here(durable=False)
+ledger = Ledger.from_environment(durable=False)
 
 def obey(message: Message) -> None:
     time.sleep({SLEEP_SECONDS})

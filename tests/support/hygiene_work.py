@@ -19,7 +19,7 @@ from streamqd import Context, Message
 from tests.support.echo_peer import METHOD, grpc
 from tests.support.ledger import Ledger
 
-ledger = Ledger.here()
+ledger = Ledger.from_environment()
 tls_port, grpc_port, folder = os.environ["PEER"].split(" ", 2)
 secure: ssl.SSLSocket
 say: Any = None

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol, Self
 VARIABLE = "LEDGER"  # environment variable with the path, for handlers
 
 
-class Handled(Protocol):
+class LedgerMessage(Protocol):
     """The data of a message that the ledger records."""
 
     @property
@@ -37,7 +37,7 @@ class Handled(Protocol):
 class Record(NamedTuple):
     """One line. `at` is in seconds of the monotonic clock, which all processes of a host share."""
 
-    kind: str  # sent | start | end | raise | note, or the argument of `tell`
+    kind: str  # sent | start | end | raise | note, or the argument of `record_event`
     uid: str
     group: str  # '' if it is not a run
     attempt: int
@@ -71,7 +71,7 @@ class Ledger:
         self._records: list[Record] = []
 
     @classmethod
-    def here(cls, version: str = "", *, durable: bool = True) -> Self:
+    def from_environment(cls, version: str = "", *, durable: bool = True) -> Self:
         """Open the ledger named in the environment. `version` is recorded with each run."""
         return cls(Path(os.environ[VARIABLE]), version, durable=durable)
 
@@ -83,16 +83,16 @@ class Ledger:
 
     # --- writing ---
 
-    def sent(self, uid: str, payload: str) -> None:
+    def record_sent(self, uid: str, payload: str) -> None:
         """Record a message that the server has confirmed."""
-        self.tell("sent", payload, uid)
+        self.record_event("sent", payload, uid)
 
-    def tell(self, kind: str, text: str, uid: str = "") -> None:
+    def record_event(self, kind: str, text: str, uid: str = "") -> None:
         """Record an event that is not a run."""
         self._write(Record(kind, uid, "", 0, os.getpid(), time.monotonic(), text))
 
     @contextmanager
-    def run(self, message: Handled, text: str | None = None) -> Iterator[None]:
+    def run(self, message: LedgerMessage, text: str | None = None) -> Iterator[None]:
         """Record a run: `start` now, and `end` or `raise` after the block.
 
         `text` is recorded with both, by default the code version.
@@ -105,16 +105,16 @@ class Ledger:
             raise
         self._note_end("end", message, text)
 
-    def note(self, message: Handled, text: str) -> None:
+    def note(self, message: LedgerMessage, text: str) -> None:
         """Record other facts about a run for the test."""
         self._note_run("note", message, text)
 
-    def _note_end(self, kind: str, message: Handled, text: str | None) -> None:
+    def _note_end(self, kind: str, message: LedgerMessage, text: str | None) -> None:
         self._note_run(kind, message, text)
         if self._durable:
             os.fsync(self._descriptor)
 
-    def _note_run(self, kind: str, message: Handled, text: str | None = None) -> None:
+    def _note_run(self, kind: str, message: LedgerMessage, text: str | None = None) -> None:
         text = self.version if text is None else text
         run = (message.uid, message.group, message.attempt, os.getpid(), time.monotonic())
         self._write(Record(kind, *run, text))
@@ -140,7 +140,7 @@ class Ledger:
         self._records += [Record(*json.loads(line)) for line in lines]
         return self._records[count:]
 
-    def of(self, uid: str, *kinds: str) -> list[Record]:
+    def records_for(self, uid: str, *kinds: str) -> list[Record]:
         """Return the records of one message."""
         return [each for each in self.records(*kinds) if each.uid == uid]
 
@@ -148,7 +148,7 @@ class Ledger:
         """Return the number of records of a kind."""
         return len(self.records(kind))
 
-    def ended(self, group: str) -> set[str]:
+    def finished_uids(self, group: str) -> set[str]:
         """Return the messages with a successful run."""
         return {each.uid for each in self.records("end") if each.group == group}
 
@@ -157,7 +157,7 @@ class Ledger:
         sent = {each.uid for each in self.records("sent")}
         starts = Counter(each.uid for each in self.records("start") if each.group == group)
         return Audit(
-            sorted(sent - self.ended(group)),
+            sorted(sent - self.finished_uids(group)),
             {uid: count for uid, count in sorted(starts.items()) if count > 1},
             sorted(starts.keys() - sent),
         )

@@ -21,7 +21,7 @@ from tests.support.ledger import Ledger
 
 VERSION = "1"
 
-ledger = Ledger.here(VERSION)
+ledger = Ledger.from_environment(VERSION)
 kept: list[bytearray] = []
 
 

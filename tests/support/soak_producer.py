@@ -37,13 +37,13 @@ def main(path: str, rate: str, seed: str) -> None:
     chance = random.Random(f"producer {seed}")
     settings = config.load(Path(path))
     partitions = settings.topics[TOPIC].partitions
-    ledger = Ledger.here()
+    ledger = Ledger.from_environment()
     with Producer(settings=settings, timeout=2.0) as producer:
         for number in count(1):
             if over.wait(chance.expovariate(float(rate))):
                 return
             payload = f"{number} {work(chance)}"
-            ledger.tell("planned", payload)
+            ledger.record_event("planned", payload)
             send(producer, ledger, chance, payload, home(str(number), partitions))
 
 
@@ -74,11 +74,11 @@ def send(
             if "dedup_id" in options and not over.wait(REST_SECONDS):
                 continue  # with a dedup id, it may be sent again any number of times
             unknown = "dedup_id" in options or isinstance(error, OutcomeUnknownError)
-            ledger.tell("unknown" if unknown else "refused", payload)
+            ledger.record_event("unknown" if unknown else "refused", payload)
             over.wait(REST_SECONDS)
         else:
             delayed = "delay" in options
-            ledger.sent("" if delayed else found, payload)
+            ledger.record_sent("" if delayed else found, payload)
         return
 
 

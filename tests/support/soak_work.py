@@ -12,7 +12,7 @@ from streamqd import Dead, Message
 from tests.support.ledger import Ledger
 
 # The soak includes no power cut, and waiting for the disk would only blur the end of a run.
-ledger = Ledger.here(durable=False)
+ledger = Ledger.from_environment(durable=False)
 
 
 def obey(message: Message) -> None:

@@ -24,7 +24,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def test_ledger_accepts_one_run_per_message(ledger: Ledger):
     for uid in ("a", "b"):
-        ledger.sent(uid, "text")
+        ledger.record_sent(uid, "text")
         with ledger.run(Run(uid)):
             pass
 
@@ -39,7 +39,7 @@ def test_ledger_accepts_one_run_per_message(ledger: Ledger):
 
 def test_ledger_finds_a_message_without_a_success(ledger: Ledger):
     for uid in ("never", "raised", "other"):
-        ledger.sent(uid, "text")
+        ledger.record_sent(uid, "text")
     with pytest.raises(ValueError, match="no"), ledger.run(Run("raised")):
         raise ValueError("no")
     with ledger.run(Run("other", group="another")):
@@ -49,7 +49,7 @@ def test_ledger_finds_a_message_without_a_success(ledger: Ledger):
 
 
 def test_ledger_finds_repeated_and_unexpected_runs(ledger: Ledger):
-    ledger.sent("a", "text")
+    ledger.record_sent("a", "text")
     for uid in ("a", "a", "b"):
         with ledger.run(Run(uid)):
             pass
@@ -69,7 +69,7 @@ def test_ledger_keeps_records_of_a_killed_process(ledger: Ledger):
 
 
 def test_ledger_reads_an_unfinished_record_later(ledger: Ledger):
-    ledger.sent("a", "text")
+    ledger.record_sent("a", "text")
     whole = ledger.path.read_bytes()
     with ledger.path.open("ab") as file:
         file.write(whole[:5])
@@ -80,9 +80,9 @@ def test_ledger_reads_an_unfinished_record_later(ledger: Ledger):
 
 
 def test_ledger_skips_a_torn_record(ledger: Ledger):
-    ledger.sent("a", "1")
+    ledger.record_sent("a", "1")
     with ledger.path.open("ab") as file:
         file.write(ledger.path.read_bytes()[:9])
-    ledger.sent("b", "2")
+    ledger.record_sent("b", "2")
 
     assert [each.uid for each in ledger.records()] == ["a", "b"]

@@ -34,36 +34,36 @@ class Soak:
         self._numbers = iter(range(1, 1_000_000))
         self._pids = iter(range(100, 1_000_000))
         for partition in range(PARTITIONS):
-            self._live(partition)
+            self._record_partition(partition)
 
-    def judged(self) -> Report:
+    def judge(self) -> Report:
         records = sorted(self.records, key=lambda record: record.at)
         return judge(records, self.strikes, {G: self.letters})
 
-    def of(self, kind: str, *others: str) -> list[Record]:
+    def select(self, kind: str, *others: str) -> list[Record]:
         """Return the records of some kinds."""
         return [each for each in self.records if each.kind in (kind, *others)]
 
-    def pick(self, *kinds: str) -> Record:
+    def pick_random(self, *kinds: str) -> Record:
         """Return a random element."""
-        return self.chance.choice(self.of(*kinds))
+        return self.chance.choice(self.select(*kinds))
 
-    def partition_of(self, record: Record) -> list[Record]:
+    def starts_in_same_partition(self, record: Record) -> list[Record]:
         """Return the starts in the same partition, in order."""
         home = record.uid.split("/")[1]
-        starts = (each for each in self.of("start") if each.uid.split("/")[1] == home)
+        starts = (each for each in self.select("start") if each.uid.split("/")[1] == home)
         return sorted(starts, key=lambda each: each.at)
 
-    def _live(self, partition: int) -> None:
+    def _record_partition(self, partition: int) -> None:
         now, again = 1.0, []
         for turn in range(OWNERS):
             pid = next(self._pids)
             works = again
-            works += [self._sent(partition, now) for _ in range(MESSAGES)]
+            works += [self._record_sent(partition, now) for _ in range(MESSAGES)]
             ends_well = turn == OWNERS - 1
-            now, again = self._own(pid, works, now, ends_well=ends_well)
+            now, again = self._record_owner(pid, works, now, ends_well=ends_well)
 
-    def _sent(self, partition: int, now: float) -> tuple[str, str, int]:
+    def _record_sent(self, partition: int, now: float) -> tuple[str, str, int]:
         """Record a sent message. Return its uid, its planned outcome and its number of attempts."""
         number = next(self._numbers)
         word, attempts = self.chance.choice([("sleep 0.1", 1), ("fail 1", 2), ("dead", 1)])
@@ -72,39 +72,39 @@ class Soak:
             self.records.append(Record(kind, uid, "", 0, 1, now - 0.5, f"{number} {word}"))
         return uid, word, attempts
 
-    def _own(
+    def _record_owner(
         self, pid: int, works: list[tuple[str, str, int]], now: float, *, ends_well: bool
     ) -> tuple[float, list[tuple[str, str, int]]]:
         """Record the runs of an owner, the last one struck unless the owner exits cleanly."""
         for work in works[:-1]:
-            now = self._do(pid, work, now)
+            now = self._record_runs(pid, work, now)
             now += 2 * (ACK_DELAY + SLACK)  # every message is acknowledged
         if ends_well:
-            return self._do(pid, works[-1], now), []
+            return self._record_runs(pid, works[-1], now), []
         uid, _, _ = works[-1]
-        self._start(pid, uid, 1, now)
+        self._record_start(pid, uid, 1, now)
         kind = self.chance.choice(BLOWS)
         lasting = 0.0 if "kill" in kind else LONG / 2
         at = now + 0.01
         self.strikes.append(Strike(len(self.strikes), kind, "a", (pid,), at, at + lasting))
         return now + LONG, works[-1:]
 
-    def _do(self, pid: int, work: tuple[str, str, int], now: float) -> float:
+    def _record_runs(self, pid: int, work: tuple[str, str, int], now: float) -> float:
         uid, word, attempts = work
         for attempt in range(1, attempts + 1):
-            self._start(pid, uid, attempt, now)
+            self._record_start(pid, uid, attempt, now)
             now += 2 * QUICK
             good = attempt == attempts and word != "dead"
-            self._tell("end" if good else "raise", pid, uid, attempt, now)
+            self._record("end" if good else "raise", pid, uid, attempt, now)
             now += 2 * (ACK_DELAY + SLACK)
         if word == "dead":
             self.letters.add(number_in(uid))
         return now
 
-    def _start(self, pid: int, uid: str, attempt: int, at: float) -> None:
-        self._tell("start", pid, uid, attempt, at)
+    def _record_start(self, pid: int, uid: str, attempt: int, at: float) -> None:
+        self._record("start", pid, uid, attempt, at)
 
-    def _tell(self, kind: str, pid: int, uid: str, attempt: int, at: float) -> None:
+    def _record(self, kind: str, pid: int, uid: str, attempt: int, at: float) -> None:
         self.records.append(Record(kind, uid, G, attempt, pid, at, f"{number_in(uid)} {pid}"))
 
 
@@ -117,14 +117,14 @@ def number_in(uid: str) -> str:
 
 def lose(soak: Soak) -> None:
     """Remove the successful run of a message."""
-    soak.records.remove(soak.pick("end"))
+    soak.records.remove(soak.pick_random("end"))
 
 
 def lose_dead_letter(soak: Soak) -> None:
     soak.letters.discard(soak.chance.choice(sorted(soak.letters)))
 
 
-def begin(soak: Soak, again: Record, *, pid: int, epoch: int, at: float) -> None:
+def record_repeated_run(soak: Soak, again: Record, *, pid: int, epoch: int, at: float) -> None:
     """Record a repetition of a run by a process."""
     text = f"{again.text.partition(' ')[0]} {epoch}"
     soak.records.append(again._replace(pid=pid, at=at, text=text))
@@ -132,22 +132,24 @@ def begin(soak: Soak, again: Record, *, pid: int, epoch: int, at: float) -> None
 
 def repeat(soak: Soak) -> None:
     """Let the next owner repeat a message that was settled long before the strike."""
-    again = soak.pick("end", "raise")._replace(kind="start")
-    starts = soak.partition_of(again)
-    begin(soak, again, pid=99_999, epoch=99_999, at=starts[-1].at + LONG)
+    again = soak.pick_random("end", "raise")._replace(kind="start")
+    starts = soak.starts_in_same_partition(again)
+    record_repeated_run(soak, again, pid=99_999, epoch=99_999, at=starts[-1].at + LONG)
 
 
 def repeat_two(soak: Soak) -> None:
     """Repeat the run before the explained run that a strike hit."""
     strike = soak.chance.choice(soak.strikes)
-    own = [each for each in soak.of("start") if each.pid in strike.pids]
-    begin(soak, own[-2], pid=99_999, epoch=99_999, at=strike.ended + 100 * LONG)
+    own = [each for each in soak.select("start") if each.pid in strike.pids]
+    record_repeated_run(soak, own[-2], pid=99_999, epoch=99_999, at=strike.ended + 100 * LONG)
 
 
 def repeat_itself(soak: Soak) -> None:
     """Let a process repeat its own run."""
-    again = soak.pick("end")
-    begin(soak, again._replace(kind="start"), pid=again.pid, epoch=again.pid, at=again.at + 0.001)
+    again = soak.pick_random("end")
+    record_repeated_run(
+        soak, again._replace(kind="start"), pid=again.pid, epoch=again.pid, at=again.at + 0.001
+    )
 
 
 def forget_strike(soak: Soak) -> None:
@@ -172,7 +174,7 @@ def continue_after_strike(soak: Soak) -> None:
     """Let a struck process handle another message later, so it had lost nothing."""
     strike = soak.chance.choice(soak.strikes)
     (pid,) = strike.pids
-    last = max((each for each in soak.of("start") if each.pid == pid), key=lambda each: each.at)
+    last = max((each for each in soak.select("start") if each.pid == pid), key=lambda each: each.at)
     home = last.uid.split("/")[1]
     number, at = f"{500_000}", strike.ended + 2 * SLACK
     uid = f"t/{home}/{number}-0"
@@ -183,17 +185,17 @@ def continue_after_strike(soak: Soak) -> None:
 
 
 def send_twice(soak: Soak) -> None:
-    start = soak.pick("start")
+    start = soak.pick_random("start")
     soak.records.append(start._replace(uid=f"{start.uid[:-2]}-1", at=start.at + 0.001, pid=99_999))
 
 
 def invent_run(soak: Soak) -> None:
-    start = soak.pick("start")
+    start = soak.pick_random("start")
     soak.records.append(start._replace(text="777777 1", pid=99_999, at=start.at + 0.001))
 
 
 def skip_attempt(soak: Soak) -> None:
-    at = soak.records.index(soak.pick("start"))
+    at = soak.records.index(soak.pick_random("start"))
     soak.records[at] = soak.records[at]._replace(attempt=ATTEMPTS_MAX + 1)
 
 
@@ -208,19 +210,23 @@ def hand_over(soak: Soak, start: Record, *, pid: int, epoch: str) -> None:
 
 
 def share_epoch(soak: Soak) -> None:
-    start = soak.pick("start")
+    start = soak.pick_random("start")
     hand_over(soak, start, pid=99_999, epoch=start.text.split()[1])
 
 
 def run_under_old_epoch(soak: Soak) -> None:
     """Let an owner that was struck long ago handle a new message."""
-    home = soak.partition_of(soak.pick("start"))
+    home = soak.starts_in_same_partition(soak.pick_random("start"))
     hand_over(soak, home[-1], pid=home[0].pid, epoch=str(home[0].pid))
 
 
 def disorder(soak: Soak) -> None:
     """Let an owner handle two messages in the wrong order."""
-    home = [each for each in soak.partition_of(soak.pick("start")) if each.attempt == 1]
+    home = [
+        each
+        for each in soak.starts_in_same_partition(soak.pick_random("start"))
+        if each.attempt == 1
+    ]
     one, other = next((a, b) for a, b in pairwise(home) if a.pid == b.pid and a.uid != b.uid)
     for record, at in ((one, other.at), (other, one.at)):
         soak.records[soak.records.index(record)] = record._replace(at=at)
@@ -248,7 +254,7 @@ SEEDS = range(10)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_clean_run_has_no_findings(seed: int):
-    report = Soak(seed).judged()
+    report = Soak(seed).judge()
     assert report.faults_of_ours() == {}
     assert len(report.duplicated) == PARTITIONS * (OWNERS - 1)
 
@@ -259,6 +265,6 @@ def test_every_injected_fault_is_found(plant: Callable[[Soak], None]):
     for seed in SEEDS:
         soak = Soak(seed)
         plant(soak)
-        if PLANTED[plant] not in soak.judged().faults_of_ours():
+        if PLANTED[plant] not in soak.judge().faults_of_ours():
             missed.append(seed)
     assert missed == []
