@@ -17,7 +17,10 @@ from streamqd.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class ConsumerRow:
-    """A consumer of another client on one partition: its pending entries and its last call."""
+    """A consumer of another client on one partition: its number of pending entries.
+
+    `idle_ms` is the time since its last call.
+    """
 
     partition: int
     consumer: str

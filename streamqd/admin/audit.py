@@ -33,9 +33,9 @@ _VALUE_CHARS = 2_000
 class AuditEntry:
     """An entry of the audit log. `at_unix_ms` is the server's time, `who` is user@host.
 
-    `arguments` are the arguments of the command, and `counts` the numbers of items per outcome.
-    `first_id` and `last_id` are the first and the last changed ID, '' if the command has no IDs.
-    `note` is free text.
+    `id` is its entry ID in the stream of the log, in order of time. `arguments` are the arguments
+    of the command, and `counts` the numbers of items per outcome. `first_id` and `last_id` are the
+    first and the last changed ID, '' if the command has no IDs. `note` is free text.
     """
 
     id: str

@@ -47,8 +47,9 @@ class GroupStatus:
     `condition` is the most serious condition of its partitions (see `AssignmentRow`), and
     `condition_partitions` is the number of partitions with it. `longest_run_seconds` is the age of
     its oldest handler run. `reason` is the reason of a pause or stop, the progress of a run in
-    rounds, or the last failure, '' without one. `lag` and `dead_letters` are null unless known for
-    every partition.
+    rounds, or the last failure, '' without one. `owned` counts the partitions that instances own.
+    `rate` is the number of messages acknowledged per second, null when unknown. `lag` and
+    `dead_letters` are null unless known for every partition.
     """
 
     topic: str

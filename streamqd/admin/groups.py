@@ -302,9 +302,10 @@ FUTURE_MS_MAX = 60_000  # ms that a client's clock may be ahead of the server's
 class PartitionReset:
     """A partition in `group reset`. `before` and `after` are the IDs of the last entry read.
 
-    `unread` counts the entries after the new position, `pending` the forgotten deliveries,
-    `waiting_retries` the removed waiting retries, and `retried` the entries removed from the retry
-    stream (acknowledged ones still kept there count too).
+    `unread` counts the entries after the new position, and is a lower bound when `unread_exact` is
+    false. `pending` counts the forgotten deliveries, `waiting_retries` the removed waiting retries,
+    and `retried` the entries removed from the retry stream (acknowledged ones still kept there
+    count too).
     """
 
     partition: int

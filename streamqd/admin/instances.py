@@ -37,9 +37,14 @@ class InstanceRow:
     - silent: sent no heartbeat for longer than a lease lasts.
     - unknown: sends heartbeats, but no summary is published, so `reported` is False.
 
-    `owned` counts its assignments, at most `cap` (0: no limit). `acked` is the number of messages
+    `owned` counts its assignments, at most `cap` (0: no limit). `weight` is its `daemon.weight`:
+    the fleet divides its partitions in proportion to the weights. `acked` is the number of messages
     acknowledged per second. `capacity` is the number of partitions that it can serve, null if the
-    operating system sets no limit. `limit` is the reason for that limit, '' without one.
+    operating system sets no limit. `limit` is the reason for that limit, '' without one. `leaving`
+    is true if it takes no partitions, because its daemon stops or can start no process.
+
+    It sent its last heartbeat at `heartbeat_unix_ms`, and published its last summary at
+    `at_unix_ms`. `redis_up` is true if Redis answers its housekeeper, null when unknown.
 
     `offers` are the topics and groups for which it has a consumer. `broken` are the assignments
     whose worker crashes in a loop there. `reload` is its unfinished reload. `rss` is the resident

@@ -28,9 +28,11 @@ _NAME = re.compile(r"([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
 class RetryRow:
     """A waiting retry. `attempt` is the number of its next attempt, from 1.
 
-    `uid` identifies the message in all its copies. `key` is '' without a key. `payload_bytes` is
-    null if the stored retry is invalid. `error` is the error of the last run and `at` the line of
-    code that raised it. Both are '' if `dlq_error` or `redact_error` removes them.
+    `id` is its partition and place, such as `3:m:1700000000000-0`. `crashes` is the number of
+    worker processes that the message crashed so far. `uid` identifies the message in all its
+    copies. `key` is '' without a key. `payload_bytes` is null if the stored retry is invalid.
+    `error` is the error of the last run and `at` the line of code that raised it. Both are '' if
+    `dlq_error` or `redact_error` removes them.
     """
 
     id: str

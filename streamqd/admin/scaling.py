@@ -42,7 +42,9 @@ class GroupScale:
 class ScaleView:
     """The work of all chosen groups, by TOPIC/GROUP, and the total over them.
 
-    `unreadable` are values in Redis that cannot be read. An unreadable number counts as 0.
+    `target` is the number of messages for one worker. `within_seconds` is the period whose due
+    messages count. `unreadable` are values in Redis that cannot be read. An unreadable number
+    counts as 0.
     """
 
     fleet: str

@@ -55,11 +55,13 @@ _WHEN = ("cron", "every", "at")
 class ScheduleRow:
     """A schedule in a list.
 
-    `when` is its cron, every or at, null if the specification is invalid. `state` is active,
-    paused, orphaned (no instance declares it), unreadable, moving (to another partition), finished
-    (no tick follows) or missing (its topic was deleted). `due_unix_ms` is null if no tick follows.
-    `last_tick` is the `x-scheduled-for` of its last message, null before the first one. `late_ms`
-    is the delay of that message. `skipped` counts the ticks without a message.
+    `origin` is file (declared in a configuration file or by `@schedule`) or operator (added by
+    `schedule add`), and `fleet` is the fleet that declared or added it. `when` is its cron, every
+    or at, null if the specification is invalid. `state` is active, paused, orphaned (no instance
+    declares it), unreadable, moving (to another partition), finished (no tick follows) or missing
+    (its topic was deleted). `due_unix_ms` is null if no tick follows. `last_tick` is the
+    `x-scheduled-for` of its last message, null before the first one. `late_ms` is the delay of that
+    message. `fired` counts the messages that it sent, and `skipped` the ticks without a message.
     """
 
     name: str

@@ -26,6 +26,7 @@ SAMPLES = 20  # stream nodes that the server samples to estimate the memory of a
 class TopicRow:
     """A topic in `topic list`. `messages` is the number of entries in its partitions.
 
+    `groups` are the names of its groups. It was registered at `created_unix_ms`, null when unknown.
     `unreadable` lists invalid values in its keys, which count as missing. An invalid name in the
     registry has a row of its own, with that text as its `topic`.
     """

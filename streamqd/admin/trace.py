@@ -67,7 +67,10 @@ class EntryTrace:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterTrace:
-    """A dead letter of the message. Pass `id` to `dlq show`."""
+    """A dead letter of the message. Pass `id` to `dlq show`.
+
+    The other fields are those of `dlq list`.
+    """
 
     id: str
     group: str
@@ -98,12 +101,16 @@ class GroupTrace:
       ever written.
     - unreadable: `problem` is the reason.
 
-    `condition` is that of the group on the partition, as in `status`. `place` is `m:ID` in the
-    partition or `r:ID` in the retry stream. `attempt` is the number of the current or next run,
-    from 1, null when unknown. `crashes` counts the worker processes that the message crashed, and
-    `failures` the failed runs while it stayed in flight. `error_class` and `error_message` describe
-    the last failure, '' when it is not stored. For a waiting message, `error_message` starts with
-    the class. `consumer` is the client that has the message pending, '' for streamqd itself.
+    `owner` is the instance that owns the partition, '' without one. `condition` is that of the
+    group on the partition, as in `status`. `place` is `m:ID` in the partition or `r:ID` in the
+    retry stream. `attempt` is the number of the current or next run, from 1, null when unknown.
+    `crashes` counts the worker processes that the message crashed, and `failures` the failed runs
+    while it stayed in flight. `error_class` and `error_message` describe the last failure, '' when
+    it is not stored. For a waiting message, `error_message` starts with the class. `consumer` is
+    the client that has the message pending, '' for streamqd itself. `deliveries` counts the
+    deliveries of a pending entry, and `idle_ms` is the time since the last one. `running_seconds`
+    is the duration of the current run. `replays` counts replays from the dead letters, and
+    `dead_letter_ids` are those of its dead letters that remain.
     """
 
     group: str

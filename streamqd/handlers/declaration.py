@@ -30,8 +30,11 @@ class Context:
     __module__ = "streamqd.handlers"
 
     assignment: Assignment
+    """The topic, partition and group of the worker."""
     instance: str
+    """The name of the instance, `daemon.instance`."""
     state_dir: Path
+    """The directory for files of the hook, `daemon.state_dir`."""
 
 
 def _by_name(decorator: Callable[Given, Returned]) -> Callable[Given, Returned]:

@@ -51,7 +51,10 @@ class DeadLetterRow:
 
     `reason` is attempts, dead, undecodable, crashes, too-old, too-large, not-retried or canceled.
     `uid` identifies the message in all its copies. Dead letters with the same cause have the same
-    `fingerprint`. A number is null if the dead letter does not contain it.
+    `fingerprint`. `attempts` counts the failed runs, `crashes` the worker processes that the
+    message crashed, and `replays` its earlier replays from the dead letters. The message was first
+    written at `original_unix_ms` and dead-lettered at `failed_unix_ms`. A number is null if the
+    dead letter does not contain it.
     """
 
     id: str
