@@ -14,25 +14,31 @@ _HEAD = f"""\
 
 # The fault battery
 
-This page lists faults, the required behavior, and the tests that check it with real servers,
-processes and signals. Each test is marked with its faults. The test suite fails if a
-fault has no test or this page is outdated. At most {UNTESTED_MAX} faults may have no test, if they
-describe the attempts to write one.
+This page lists the faults that streamqd must survive. For each fault, it shows the behavior that we
+require and the tests of this behavior. Most of these tests inject the fault into real servers and
+processes. The test suite makes sure that the list stays complete: each test is marked with its
+faults, and the suite fails if a fault has no test, or if this page is outdated. At most
+{UNTESTED_MAX} faults may have no test, and they must describe the attempts to write one.
 
-`make verify NAME=faults` runs the tests and writes this page. `docs/internals/faults.json` has the
-result of each test. Tests that use a server run on each of three servers, other tests once. A fault
-counts as covered on a server if all of its tests that use a server passed there, none was skipped,
-and no other test of the fault failed. After a run, the test suite requires this of each fault and
-server, except where the fault names a server and a reason. A test without a remark passed
-everywhere in its last run.
+`make verify NAME=faults` runs the tests and writes this page. Tests that use a server run on each
+of three servers, and other tests run once. A fault counts as covered on a server if three
+conditions are met: all of its tests that use a server passed there, none was skipped, and no other
+test of the fault failed. After a run, the test suite requires that each fault is covered on each
+server. The exceptions name the server and the reason.
+
+The results of the last run are in `docs/internals/faults.json`. In the lists below, a test without
+a remark passed everywhere.
 """
 
 _ABOUT_SPEED = """\
-The time from the fault until the daemon handles a backlog at the same rate as before the fault, for
-at least 3 s. Each range covers all servers. The test has one partition, with eight runs of 50 ms at
-a time. F7 and F8 have two instances with one partition each, and leases of 5 s. For F9, F11 and
-F14, the time starts when the server is reachable again. *No drop*, and 0.0 in a range, means that
-the rate did not drop by 20% in any window of 0.5 s."""
+After a fault, a daemon should not only continue, but also become as fast as before. This table
+shows the time from the fault until the daemon handles a backlog at the same rate as before the
+fault, for at least 3 s. Each range covers all servers.
+
+The test has one partition, with eight runs of 50 ms at a time. F7 and F8 have two instances with
+one partition each, and leases of 5 s, because another instance takes over. For F9, F11 and F14, the
+time starts when the server is reachable again. *No drop* means that the rate did not drop by 20% in
+any window of 0.5 s, and so does 0.0 in a range."""
 
 
 def render(tests: Mapping[str, tuple[str, ...]], results: Mapping[str, Any]) -> str:

@@ -41,108 +41,112 @@ ROWS = (
     Row(
         "F1",
         "A worker dies in the middle of a message: a segmentation fault, kill -9, `os._exit`.",
-        "The message that ran is charged with one crash, and no other message is charged. The"
-        " supervisor first replaces the token of the fence, and then forks the next worker. The"
-        " rest of the batch is untouched.",
+        "The running message is charged with one crash, and no other message is charged. The"
+        " supervisor replaces the token of the fence before it forks the next worker, so the dead"
+        " worker's late calls are rejected. The other messages of the batch are untouched.",
     ),
     Row(
         "F2",
         "A worker dies after a handler has returned, before its message is acknowledged.",
-        "The supervisor acknowledges the message in the step that sets the new token, so it does"
-        " not run again.",
+        "The supervisor acknowledges the message in the same step that sets the new token, so"
+        " the message does not run again.",
         no_speed="as F1: the process is replaced in the same way",
     ),
     Row(
         "F3",
         "A worker dies at each start: while it imports code or opens its connections.",
-        "No message is charged. Restarts wait longer each time, until the crash loop is"
-        " reported. The lease is released once per cool-down, and the partition does not move to an"
-        " instance where it crashes.",
+        "No message is charged. The supervisor waits longer before each restart, until it"
+        " reports a crash loop. It then releases the lease once per cool-down, so that another"
+        " instance can try, and the partition does not move to an instance where it crashes.",
         no_speed="never, until the code is changed",
     ),
     Row(
         "F4",
         "A handler hangs and holds the interpreter's lock, so its soft limit has no effect.",
-        "At the hard limit, the supervisor kills the worker with all its child processes,"
-        " charges that message alone and names the limit as the cause.",
+        "At the hard limit, the supervisor kills the worker and all its child processes. It"
+        " charges only the message that was running, and names the limit as the cause.",
         no_speed="as F1, from the kill at the hard limit",
     ),
     Row(
         "F5",
         "The kernel kills a worker because memory is short.",
-        "The kernel kills a worker and not the supervisor. The partition continues with a new"
-        " process, and the crash record names the kernel as the cause.",
+        "The kernel kills a worker, and not the supervisor. The partition therefore continues"
+        " with a new process, and the crash record names the kernel as the cause.",
         no_speed="as F1",
     ),
     Row(
         "F6",
         "The supervisor is killed with SIGKILL.",
-        "All its processes exit within a second, even a process that cannot react. A successor on"
-        " the host continues with its leases immediately: finished messages are acknowledged,"
-        " and a message that ran alone is charged. Other instances take the leases over within"
-        " 1.6 times `lease_ttl`. Nothing is lost.",
+        "All its processes exit within a second, even a process that cannot react. A successor"
+        " on the same host continues with its leases immediately: it acknowledges finished"
+        " messages, and charges a message that ran alone. If there is no successor, other"
+        " instances take the leases over within 1.6 times `lease_ttl`. Nothing is lost.",
     ),
     Row(
         "F7",
         "A host is lost with all its processes, including the server.",
-        "Another instance takes over within 1.6 times `lease_ttl`. Pending messages run in rounds"
-        " under a durable mark. Nothing that the server wrote to disk is lost.",
+        "Another instance takes over within 1.6 times `lease_ttl`. It cannot know which pending"
+        " messages were running, so it runs them in rounds under a durable mark. Nothing that the"
+        " server wrote to disk is lost.",
     ),
     Row(
         "F8",
         "A worker or a whole instance pauses for longer than the TTL and resumes.",
-        "Every call of the old owner is rejected and changes nothing. The old"
-        " owner starts no message and exits.",
+        "Redis rejects every call of the old owner, so the calls change nothing. The old owner"
+        " starts no message and exits.",
     ),
     Row(
         "F9",
         "The server pauses for longer than the TTL, so that all leases expire together.",
-        "Owners renew late and keep their epochs. No instance takes a lease over.",
+        "Owners renew their leases late and keep their epochs, so no instance takes a lease over.",
     ),
     Row(
         "F10",
         "The clock of the server jumps by an hour, forward or back.",
-        "Safety does not depend on the clock: nothing is lost, IDs and epochs keep growing, and"
-        " only a takeover explains a repeated run (a jump forward expires all leases). Retries"
-        " follow the server's clock alone, and the doctor reports the difference.",
+        "Safety does not depend on the clock: nothing is lost, and IDs and epochs keep growing."
+        " A message repeats only because of a takeover, as a jump forward expires all leases."
+        " Retries follow the server's clock alone, and the doctor reports how far it differs from"
+        " the host's clock.",
         not_on={
             "redis7": "this build (Debian's, with jemalloc) does not start under libfaketime, so"
-            " its clock cannot be set. The doctor's part is shown there."
+            " its clock cannot be set. Only the doctor's part is tested there."
         },
     ),
     Row(
         "F11",
         "The network drops all packets between an instance and the server, or those of one"
         " direction.",
-        "At its own deadline, before the lease can have expired, a worker stops starting"
-        " messages. Redis rejects the results of running messages once another instance has taken"
-        " over.",
+        "A worker stops starting messages at its own deadline, which is before its lease can"
+        " have expired. Once another instance has taken over, Redis rejects the results of"
+        " messages that were still running.",
     ),
     Row(
         "F12",
         "A command is executed and its reply is lost: the outcome is unknown.",
-        "Every script is safe to repeat, and every caller handles the loss: nothing is lost,"
-        " and no effect happens twice. After a read, pending entries are listed. A send reports"
-        " an unknown outcome, unless its dedup ID makes a repetition safe.",
+        "Every script is safe to repeat, and every caller handles the loss, so nothing is lost"
+        " and no effect happens twice. After a read, the worker lists its pending entries. A send"
+        " reports an unknown outcome, unless its dedup ID makes it safe to repeat.",
         no_speed="as F13: the call is repeated on a new connection",
     ),
     Row(
         "F13",
         "A connection is reset in the middle of a pipeline, at any byte.",
         "An incomplete command is not executed. Commands that were executed before the reset are"
-        " detected: nothing is lost, and nothing happens twice.",
+        " detected, so nothing is lost and nothing happens twice.",
     ),
     Row(
         "F14",
         "The server restarts without the last writes of its append-only file.",
-        "Messages whose acknowledgment was lost run again, and no others. Only messages that were"
-        " sent in the lost part of the file are missing. Work continues with new epochs.",
+        "Messages whose acknowledgment was lost run again, but no others. The only messages that"
+        " are missing are those that were sent in the lost part of the file. Work continues with"
+        " new epochs.",
     ),
     Row(
         "F15",
-        "The server is empty: restarted without its data, FLUSHALL, the wrong database.",
-        "Groups are created again without skipping unread messages, epochs keep growing, a"
-        " warning is logged, and nothing crashes in a loop.",
+        "The server is empty: it restarted without its data, was flushed (FLUSHALL), or is the"
+        " wrong database.",
+        "Groups are created again without skipping unread messages, and epochs keep growing. A"
+        " warning is logged, and no process crashes in a loop.",
         no_speed="the backlog is lost with the data",
     ),
     Row(
@@ -155,51 +159,52 @@ ROWS = (
     Row(
         "F17",
         "READONLY: a master became a replica, and the connection to it is still open.",
-        "The connection is closed, the new master is found, and leases are acquired there.",
+        "The client closes the connection and finds the new master, where the instance acquires"
+        " its leases.",
         no_speed="not measured: it depends on Sentinel",
     ),
     Row(
         "F18",
         "A failover loses the last writes.",
-        "Epochs are greater than all earlier ones. Messages whose acknowledgment was lost run"
-        " again. Sends can be lost within the documented window.",
+        "New epochs are greater than all earlier epochs. Messages whose acknowledgment was lost"
+        " run again. Sends can be lost only within the documented window.",
         no_speed="not measured: it depends on Sentinel",
     ),
     Row(
         "F19",
-        "Two masters at the same time.",
-        "With `min-replicas-to-write`, the master in the minority rejects writes, and the start"
-        " checks recommend the setting. Writes that it accepted before can be lost within the"
-        " documented window.",
+        "There are two masters at the same time.",
+        "With `min-replicas-to-write`, the master in the minority rejects writes, so the start"
+        " checks recommend this setting. Writes that the master accepted before can be lost"
+        " within the documented window.",
         no_speed="not measured: it depends on Sentinel",
     ),
     Row(
         "F20",
         "NOSCRIPT: the server no longer has the scripts.",
-        "The call is repeated once, with the source of the script and the same arguments.",
+        "The client repeats the call once, with the source of the script and the same arguments.",
     ),
     Row(
         "F21",
         "The server's memory is full.",
-        "Reading, handling and acknowledging continue, because they free memory. Retries and"
-        " dead letters stay pending until there is room, producers get an error, and leases are"
-        " kept.",
+        "Workers continue to read, handle and acknowledge messages, because this frees memory."
+        " Retries and dead letters stay pending until there is room, and producers get an error."
+        " No lease is lost.",
         no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F22",
-        "The server rejects all writes: its disk is full (MISCONF), replicas are missing"
+        "The server rejects all writes: its disk is full (MISCONF), or replicas are missing"
         " (NOREPLICAS).",
-        "Nothing is read, running messages finish, and acknowledgments are repeated until they"
-        " are answered. When writes are accepted again, everything continues without a repeated"
-        " run.",
+        "Workers read nothing, finish running messages, and repeat their acknowledgments until"
+        " the server accepts them. When writes are accepted again, everything continues, and no"
+        " message runs twice.",
         no_speed="as F9, once writes are accepted",
     ),
     Row(
         "F23",
         "The server may evict keys.",
-        "The daemon refuses to start and names the setting to change. `redis.allow_eviction`"
-        " overrides this.",
+        "The daemon refuses to start and names the setting to change. With"
+        " `redis.allow_eviction`, it starts nevertheless.",
         no_speed="the daemon does not start",
     ),
     Row(
@@ -211,19 +216,19 @@ ROWS = (
     ),
     Row(
         "F25",
-        "Another client trims the stream: entries are pending, and their bodies are gone.",
-        "The pending entries are acknowledged and counted with every version of the server. For an"
-        " entry that is running, the worker uses the body in its memory. No process waits for a"
-        " missing body.",
+        "Another client trims the stream, so entries are pending although their bodies are gone.",
+        "With every version of the server, the pending entries are acknowledged and counted. If"
+        " such an entry is running, the worker uses the body in its memory. No process waits for"
+        " a missing body.",
         no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F26",
         "An operator deletes a group (`XGROUP DESTROY`), moves its position, or deletes its"
         " consumer under load.",
-        "A destroyed group is created again without skipping unread messages, and work"
-        " continues without a crash. The streamqd commands for these actions are rejected"
-        " while the partition is owned or has pending entries.",
+        "A destroyed group is created again without skipping unread messages, and work continues"
+        " without a crash. The streamqd commands for these actions are rejected as long as the"
+        " partition is owned or has pending entries.",
         no_speed="not measured: it depends on the command",
     ),
     Row(
@@ -231,42 +236,44 @@ ROWS = (
         "A message kills the whole host.",
         "Inherited entries run in rounds under a durable mark. After a second loss, the entries"
         " that the marks name are accused and run alone. The message that kills its hosts is"
-        " charged at the third loss and becomes a dead letter. No other message is charged.",
+        " therefore charged at the third loss and becomes a dead letter, and no other message is"
+        " charged.",
         no_speed="not measured: three hosts are lost, each as in F7",
     ),
     Row(
         "F28",
         "All instances restart, or all leases expire, at the same time.",
-        "Instances acquire partitions at a bounded rate and at different times. Then the fleet is"
-        " balanced, and no partition moves.",
+        "Instances acquire partitions at a bounded rate and at different times, so there is no"
+        " stampede. Afterward, the fleet is balanced, and no partition moves.",
         no_speed="not measured: as F7 for all partitions",
     ),
     Row(
         "F29",
         "A group without readers blocks trimming.",
-        "Metrics, the alert and the doctor name the group and the number of entries that it keeps."
-        " Only an explicit deletion frees the stream.",
+        "Metrics, the alert and the doctor name the group and the number of entries that it"
+        " keeps. The stream is freed only when an operator deletes the group.",
         no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F30",
-        "Large payloads.",
-        "Fetched messages are bounded by bytes, memory stays near that bound, and leases are kept.",
+        "Payloads are large.",
+        "The number of bytes that a worker fetches is limited, so memory stays near this limit,"
+        " and leases are kept.",
         no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F31",
         "Signals: SIGTERM once or twice, the deadline, signals to all processes, a signal while the"
         " supervisor forks.",
-        "The first signal starts the drain, later ones shorten it, and the last one kills. Workers"
-        " obey only their supervisor. Messages that had not started are untouched, and leases are"
-        " released last.",
+        "The first signal starts the drain, later signals shorten it, and the last signal kills"
+        " the workers. Workers obey only their supervisor. Messages that had not started are"
+        " untouched, and leases are released last.",
         no_speed="the daemon stops",
     ),
     Row(
         "F32",
-        "Two supervisors with the same ID.",
-        "One exits with code 5 and an error, and acquires no more partitions.",
+        "Two supervisors have the same ID.",
+        "One of them acquires no more partitions, and exits with code 5 and an error.",
         not_on={
             "redis7": "this build (Debian's, with jemalloc) does not start under libfaketime, so"
             " its clock cannot be set back. The other tests of the row have passed there."
@@ -276,55 +283,56 @@ ROWS = (
     Row(
         "F33",
         "Forking with threads, locks, file descriptors and TLS sessions.",
-        "A child keeps no connection of its parent and no file descriptor that it does not need."
-        " Nothing deadlocks, and the parent's sessions continue.",
+        "A child keeps neither a connection of its parent nor any other file descriptor that it"
+        " does not need. Nothing deadlocks, and the parent's sessions continue.",
         not_on=_WITHOUT_TLS,
         no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F34",
         "No process reads the log, or its disk is full.",
-        "No process waits for the log. Lines are dropped and counted, and leases are kept.",
+        "No process waits for the log. Lines that cannot be written are dropped and counted, and"
+        " leases are kept.",
         no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F35",
-        "A hostile payload.",
+        "A payload is hostile.",
         "Decoding is bounded and executes nothing. The message becomes a dead letter, and the"
         " worker continues.",
         no_speed="no interruption: messages are handled throughout",
     ),
     Row(
         "F36",
-        "A host name does not resolve, a certificate expires or is replaced.",
-        "Connecting is repeated with growing delays, the error about an expired"
-        " certificate names it, and a reload reads new certificates.",
+        "A host name does not resolve, or a certificate expires or is replaced.",
+        "Connecting is repeated with growing delays. The error about an expired certificate"
+        " names the certificate, and a reload reads new certificates.",
         not_on=_WITHOUT_TLS,
         no_speed="as F11, once the name or the certificate is right",
     ),
     Row(
         "F37",
         "A process started by a handler survives the kill of its worker.",
-        "It is killed with the worker's process group. A process that has left the group is"
-        " adopted, never stays a zombie, and exits with the service. The supervisor cannot kill its"
-        " own group.",
+        "The process is killed with the worker's process group. If it has left the group, it is"
+        " adopted, never stays a zombie, and exits with the service. The supervisor cannot kill"
+        " its own group.",
         no_speed="as F1",
     ),
     Row(
         "F38",
         "A connection dies silently while new connections work: a proxy drops its packets, or a NAT"
         " loses its entry.",
-        "A busy partition continues within 3 s, and an idle one starts a message within 2 s."
-        " Nothing is lost, and nothing is handled twice. While the server only"
-        " pauses, the daemon waits and opens few new connections.",
+        "A busy partition continues within 3 s, and an idle partition starts a message within 2"
+        " s. Nothing is lost, and nothing is handled twice. If the server only pauses, the daemon"
+        " waits and opens few new connections.",
     ),
     Row(
         "F39",
         "The relay of an outbox dies, pauses for longer than its lease, or loses Redis or its"
         " database.",
-        "Each committed row is in its topic once. No rolled-back row is in a topic. Rows of a key"
-        " keep their order. Another relay takes over. Rows wait in the database while Redis or the"
-        " relay is unavailable.",
+        "Each committed row is in its topic once, and no rolled-back row is in a topic. Rows of"
+        " a key keep their order. If a relay is lost, another relay takes over. While Redis or"
+        " the relay is unavailable, rows wait in the database.",
         no_speed="not measured: the backlog is in the database",
     ),
 )
