@@ -379,14 +379,19 @@ def keys() -> str:
         "Redis keys",
         "streamqd/store/keys.py",
         """
-The two prefixes are settings (`[keys]`) and have their default values here. All keys of one
-partition have the same hash tag, such as `{access:p:3}`, so that a script can use them together on
-a Redis Cluster. In the examples, the topic is `access`, the partition `3`, the group `hits`, the
-fleet `default`, and the outbox `shop`.
+streamqd stores its state in the keys below. You can read them with any Redis client, for example to
+find out why a message waits. The [Lua scripts](../internals/lua.md) that write most of these keys
+are documented separately.
 
-Keys with *TTL* expire. Times are Unix milliseconds by the clock of Redis. A *place* identifies an
-entry of a group: `m:ID` is in the partition stream, and `r:ID` is in the retry stream. *Packed
-fields* are the fields of an entry in one MessagePack string.
+Every key starts with one of two prefixes, `stream:topic` and `streaming:mq`. You can change both
+with the settings in `[keys]`. All keys of a partition have the same hash tag, such as
+`{access:p:3}`, because a script on a Redis Cluster can only use keys with the same tag together.
+The examples show the topic `access`, its partition `3`, the group `hits`, the fleet `default` and
+the outbox `shop`.
+
+In the table, *TTL* marks keys that expire. All times are Unix milliseconds by the Redis clock. A
+*place* identifies an entry of a group: `m:ID` is in the partition stream, and `r:ID` is in the
+group's retry stream. *Packed fields* are all fields of an entry in one MessagePack string.
 """,
         _table(("Key", "Type", "Contents"), ((f"`{key}`", *rest) for key, *rest in sorted(rows))),
     )

@@ -1,8 +1,9 @@
 -- topic_create: absent -> present
 --
 -- Create a topic with its partition count and settings. The first call determines both. The script
--- cannot add the topic to the registry of all topics, which is in another slot. Every producer
--- therefore adds the topic's name there with a separate call when it starts.
+-- cannot add the topic to the registry of all topics, which is in another slot, so the caller adds
+-- the topic's name with a separate call. Because the caller may die before that call, every
+-- producer adds the name too when it starts.
 --
 -- KEYS[1]  meta        HASH  streaming:mq:topic:{T}:meta
 -- KEYS[2]  partitions  SET   streaming:mq:topic:{T}:partitions

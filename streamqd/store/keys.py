@@ -21,11 +21,13 @@ class Keys:
     # --- the fleet ---
 
     def registry(self) -> str:
-        """SET: names of all topics. The client that creates a topic adds it."""
+        """SET: names of all topics. The client that creates a topic adds its name, and every
+        producer adds it too.
+        """
         return f"{self.control}:topics:registry"
 
     def members(self, fleet: str) -> str:
-        """ZSET: instances by the time of their last heartbeat."""
+        """ZSET: IDs of the instances of a fleet, sorted by the time of their last heartbeat."""
         return f"{self.control}:members:{{{fleet}}}"
 
     def info(self, fleet: str) -> str:
@@ -45,11 +47,15 @@ class Keys:
         return f"{self.control}:history:{{{fleet}}}"
 
     def directives(self, fleet: str) -> str:
-        """HASH: directives as JSON, by name. Commands write them, and heartbeats read them."""
+        """HASH: directives of a fleet as JSON, by name. Commands write directives, and each
+        heartbeat returns them to its instance.
+        """
         return f"{self.control}:control:{{{fleet}}}"
 
     def wake(self, fleet: str) -> str:
-        """CHANNEL: notifies supervisors of a change, so that they need not wait for a heartbeat."""
+        """CHANNEL: messages that wake the supervisors of a fleet, so that a change takes effect
+        before their next heartbeat.
+        """
         return f"{self.control}:wake:{{{fleet}}}"
 
     def progress(self, run: str) -> str:
@@ -62,12 +68,12 @@ class Keys:
 
     def schedule_index(self) -> str:
         """HASH: `fleet origin topic partition` of each schedule, by name. While a schedule moves to
-        another partition, the old `topic partition` follows.
+        another partition, its old `topic partition` is appended.
         """
         return f"{self.control}:schedules"
 
     def schedule_places(self) -> str:
-        """SET: each `topic/partition` that has or had schedules."""
+        """SET: the `topic/partition` of every partition that has or had schedules."""
         return f"{self.control}:schedules:places"
 
     def outboxes(self) -> str:
@@ -75,7 +81,7 @@ class Keys:
         return f"{self.control}:outboxes"
 
     def outbox(self, outbox: str) -> str:
-        """HASH: relay of an outbox (epoch, token, owner, since) and its statistics."""
+        """HASH: the relay that owns an outbox (epoch, token, owner, since), and its statistics."""
         return f"{self.control}:outbox:{{{outbox}}}"
 
     def outbox_lease(self, outbox: str) -> str:
@@ -85,8 +91,9 @@ class Keys:
     # --- a topic ---
 
     def meta(self, topic: str) -> str:
-        """HASH: metadata of a topic. Fields: partitionCount, created, settings, and `group:<G>`
-        (the partition count when the group was first seen).
+        """HASH: metadata of a topic. Fields: partitionCount, created, settings, and for each group
+        `group:<G>`, the partition count when the group was first seen. During a growth, it also has
+        the `grow*` fields. During a deletion, `deleting` replaces partitionCount.
         """
         return f"{self.control}:topic:{{{topic}}}:meta"
 
@@ -95,7 +102,7 @@ class Keys:
         return f"{self.control}:topic:{{{topic}}}:partitions"
 
     def pipeline(self, topic: str, name: str) -> str:
-        """STRING, TTL: token of the pipeline run that may write to the topic."""
+        """STRING, TTL: lease of a pipeline on a topic, with the token of the run that has it."""
         return f"{self.control}:pipeline:{{{topic}}}:{name}"
 
     def audit(self, topic: str) -> str:
@@ -105,19 +112,23 @@ class Keys:
     # --- a partition ---
 
     def stream(self, topic: str, partition: int) -> str:
-        """STREAM: the partition. streamqd trims it, but never uses XDEL on it."""
+        """STREAM: the messages of a partition. streamqd trims it, but never uses XDEL on it."""
         return f"{self.streams}:{{{topic}:p:{partition}}}"
 
     def dlq(self, topic: str, partition: int) -> str:
-        """STREAM: dead letters of all groups, read by `NAME@dlq` groups. Removed with XDEL only."""
+        """STREAM: dead letters of all groups. `NAME@dlq` groups read it. streamqd removes entries
+        with XDEL, and never trims the stream.
+        """
         return f"{self.streams}:{{{topic}:p:{partition}}}:dlq"
 
     def moving(self, topic: str, partition: int) -> str:
-        """HASH: `unix-ms destination` of dead letters that are moving to another slot, by ID."""
+        """HASH: for each dead letter that is moving to another slot, by ID: `unix-ms destination`,
+        with the time of the mark.
+        """
         return f"{self.control}:moving:{{{topic}:p:{partition}}}"
 
     def delayed_sends(self, topic: str, partition: int) -> str:
-        """ZSET: send IDs of delayed sends, by due time."""
+        """ZSET: send IDs of delayed sends, sorted by due time."""
         return f"{self.control}:delayed:{{{topic}:p:{partition}}}"
 
     def delayed_send_items(self, topic: str, partition: int) -> str:
@@ -125,13 +136,14 @@ class Keys:
         return f"{self.control}:delayed:item:{{{topic}:p:{partition}}}"
 
     def schedules(self, topic: str, partition: int) -> str:
-        """HASH: schedules. The field `<name>` is the specification of a schedule. Its other fields
-        are `<name>:hash`, `:origin`, `:since`, `:seen` and `:held`.
+        """HASH: the schedules that send to this partition. The field `<name>` contains the
+        specification of a schedule. Its other fields are `<name>:hash`, `:origin`, `:since`,
+        `:seen` and `:held`.
         """
         return f"{self.control}:schedule:{{{topic}:p:{partition}}}"
 
     def schedules_due(self, topic: str, partition: int) -> str:
-        """ZSET: names of schedules, by due time."""
+        """ZSET: names of schedules, sorted by due time."""
         return f"{self.control}:schedule:due:{{{topic}:p:{partition}}}"
 
     def schedules_last(self, topic: str, partition: int) -> str:
@@ -141,12 +153,13 @@ class Keys:
         return f"{self.control}:schedule:last:{{{topic}:p:{partition}}}"
 
     def dedup(self, topic: str, partition: int, dedup_id: str) -> str:
-        """STRING, TTL: ID of the entry that was written with this deduplication ID."""
+        """STRING, TTL: entry ID or send ID of the message with this deduplication ID."""
         return f"{self.control}:dedup:{{{topic}:p:{partition}}}:{dedup_id}"
 
     def trim(self, topic: str, partition: int) -> str:
-        """HASH: state of trimming. Fields: first (lowest ID kept), removed, size, archived,
-        dead_archived, `shrink_*`, and for each group `floor:<G>`, `dropped_*:<G>`, `holds:<G>`.
+        """HASH: record of trimming. Fields: first (lowest ID kept), removed, size, archived,
+        dead_archived, shrunk, `shrink_*`, and for each group `floor:<G>`, `dropped_*:<G>` and
+        `holds:<G>`.
         """
         return f"{self.control}:trim:{{{topic}:p:{partition}}}"
 
@@ -171,17 +184,18 @@ class Keys:
         return f"{self.streams}:{{{topic}:p:{partition}}}:retry:{group}"
 
     def lease(self, topic: str, partition: int, group: str) -> str:
-        """STRING, TTL: token of the owner."""
+        """STRING, TTL: lease of an assignment, which contains the token of the owner."""
         return f"{self.control}:lease:{{{topic}:p:{partition}}}:{group}"
 
     def fence(self, topic: str, partition: int, group: str) -> str:
-        """HASH: fence. Fields: token, epoch, owner, since, session, quarantine, mark, accused. It
-        never expires.
+        """HASH: fence of an assignment. It never expires. Fields: token, epoch, owner and since
+        describe the owner, session its connection, and quarantine, mark and accused the recovery
+        after the loss of an owner.
         """
         return f"{self.control}:fence:{{{topic}:p:{partition}}}:{group}"
 
     def retry(self, topic: str, partition: int, group: str) -> str:
-        """ZSET: places of waiting retries, by due time."""
+        """ZSET: places of waiting retries, sorted by due time."""
         return f"{self.control}:retry:{{{topic}:p:{partition}}}:{group}"
 
     def retry_items(self, topic: str, partition: int, group: str) -> str:
@@ -189,17 +203,22 @@ class Keys:
         return f"{self.control}:retry:item:{{{topic}:p:{partition}}}:{group}"
 
     def attempts(self, topic: str, partition: int, group: str) -> str:
-        """HASH: counts of pending entries. Fields: `<place>:c` (crashes), `<place>:f` (failures in
-        place), `<place>:due` (time of the retry), `<place>:last` (last crash).
+        """HASH: counters of pending entries. Fields: `<place>:c` (number of crashes), `<place>:f`
+        (number of failures in place), `<place>:due` (time of the next run in place), `<place>:last`
+        (description of the last crash).
         """
         return f"{self.control}:attempts:{{{topic}:p:{partition}}}:{group}"
 
     def epochs(self, topic: str, partition: int, group: str) -> str:
-        """LIST: the last 40 changes of owner, each `unix-ms event epoch owner reason`."""
+        """LIST: the last 40 changes of owner, each `unix-ms event epoch owner other`. `other` is
+        the reason of a release, or the owner that was lost.
+        """
         return f"{self.control}:epochs:{{{topic}:p:{partition}}}:{group}"
 
     def stack(self, topic: str, partition: int, group: str) -> str:
-        """STRING, TTL: JSON with the stack of a worker, after `streamqd stack` or the console."""
+        """STRING, TTL: JSON with the stack of a worker, written after a request of `streamqd stack`
+        or the console.
+        """
         return f"{self.control}:stack:{{{topic}:p:{partition}}}:{group}"
 
 
