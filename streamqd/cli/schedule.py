@@ -234,8 +234,8 @@ def edit(session: Session, *, name: str, dry_run: bool, **given: Any) -> Command
     \b
       streamqd schedule edit nightly --cron "0 4 * * *"
 
-    Settings without an option do not change. The changed schedule is due at its next tick from now
-    on. The exit code is 8 if a configuration file declares the schedule: edit the file and reload
+    Settings without an option do not change. The new due time is the first tick after this command.
+    The exit code is 8 if a configuration file declares the schedule: edit the file and reload
     instead.
     """
     stated = {key: value for key, value in given.items() if value is not None}

@@ -14,20 +14,23 @@ _HEAD = f"""\
 
 # The fault battery
 
-This page lists the faults that streamqd must survive. For each fault, it shows the behavior that we
-require and the tests of this behavior. Most of these tests inject the fault into real servers and
-processes. The test suite makes sure that the list stays complete: each test is marked with its
-faults, and the suite fails if a fault has no test, or if this page is outdated. At most
-{UNTESTED_MAX} faults may have no test, and they must describe the attempts to write one.
+This page lists the faults that streamqd must survive, such as a killed worker or a lost reply. For
+each fault, it describes the required behavior, and lists the tests that check this behavior with
+real servers, processes and signals. Tests that use a server run on each of three servers. All other
+tests run once.
 
-`make verify NAME=faults` runs the tests and writes this page. Tests that use a server run on each
-of three servers, and other tests run once. A fault counts as covered on a server if three
-conditions are met: all of its tests that use a server passed there, none was skipped, and no other
-test of the fault failed. After a run, the test suite requires that each fault is covered on each
-server. The exceptions name the server and the reason.
+Read the section of a fault as follows:
 
-The results of the last run are in `docs/internals/faults.json`. In the lists below, a test without
-a remark passed everywhere.
+- *Covered on* lists the servers on which the fault is tested completely. All tests of the fault
+  that use a server passed there, none was skipped, and no other test of the fault failed.
+- *Not on* names a server on which a test cannot run, and the reason.
+- *Untested* describes the attempts to write a test, for a fault without one. No more than
+  {UNTESTED_MAX} faults may have no test.
+- A test without a remark passed on every server in its last run.
+
+`make verify NAME=faults` runs these tests, stores each result in `docs/internals/faults.json`, and
+writes this page. The test suite fails if this page is outdated, if a fault has no test and no
+description of the attempts, or if a fault is not covered on a server that *Not on* does not name.
 """
 
 _ABOUT_SPEED = """\
