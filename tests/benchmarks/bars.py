@@ -22,22 +22,22 @@ class Bar(NamedTuple):
     at_most: bool = False
 
     @property
-    def met(self) -> bool:
+    def is_met(self) -> bool:
         """True if the figure reaches its bar."""
         return self.value <= self.bar if self.at_most else self.value >= self.bar
 
     def line(self) -> str:
         """Return the bar as a line of text."""
         side = "at most" if self.at_most else "at least"
-        state = "met" if self.met else "NOT MET"
+        state = "met" if self.is_met else "NOT MET"
         return f"{state:8} {self.what}: {self.value:,.6g} ({side} {self.bar:,.6g})"
 
 
-def show(bars: Iterable[Bar]) -> list[dict[str, Any]]:
+def print_bars(bars: Iterable[Bar]) -> list[dict[str, Any]]:
     """Print the bars; return them as JSON data."""
     bars = list(bars)
     print("\n".join(bar.line() for bar in bars))
-    return [bar._asdict() | {"met": bar.met} for bar in bars]
+    return [bar._asdict() | {"met": bar.is_met} for bar in bars]
 
 
 class Work(NamedTuple):
@@ -48,7 +48,7 @@ class Work(NamedTuple):
     server_us: float
 
 
-def in_turns(kinds: dict[str, Callable[[], Work]], rounds: int) -> dict[str, list[Work]]:
+def measure_in_turns(kinds: dict[str, Callable[[], Work]], rounds: int) -> dict[str, list[Work]]:
     """Measure each kind once per round. Return the results in the order of the rounds."""
     works: dict[str, list[Work]] = {name: [] for name in kinds}
     for number in range(rounds):
@@ -58,7 +58,7 @@ def in_turns(kinds: dict[str, Callable[[], Work]], rounds: int) -> dict[str, lis
     return works
 
 
-class Meter:
+class CpuMeter:
     """Measures the CPU use of processes from its creation to `us`."""
 
     def __init__(self, pids: Iterable[int]) -> None:
@@ -66,7 +66,7 @@ class Meter:
         self._before = self._used()
         self.began = time.monotonic()
 
-    def us(self, messages: int) -> float:
+    def us_per_message(self, messages: int) -> float:
         """Return the CPU time since the creation, in us per message."""
         return (self._used() - self._before) / 1000 / messages
 
@@ -75,7 +75,7 @@ class Meter:
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
 
 
-def workers_of(supervisor: int) -> list[int]:
+def worker_pids(supervisor: int) -> list[int]:
     """Return the pids of a daemon's workers."""
     children = psutil.Process(supervisor).children()
     return [child.pid for child in children if "worker" in " ".join(child.cmdline())]

@@ -21,8 +21,8 @@ import psutil
 import redis
 
 from tests.benchmarks import paths, quick
-from tests.benchmarks.bars import workers_of
-from tests.benchmarks.throughput import daemon_work, loaded, log_lines
+from tests.benchmarks.bars import worker_pids
+from tests.benchmarks.throughput import daemon_work, log_lines, run_load
 from tests.support.machine import machine
 
 MESSAGES = 60_000
@@ -41,13 +41,17 @@ def main() -> None:
     with quick.server(aof=False) as path:
         for what, measure in KINDS.items():
             if (options.only or "") in what:
-                results[what] = _in_turns(lambda m=measure: m(path), pythons, options.rounds)  # type: ignore[misc]
-                print(_line(what, results[what]), flush=True)
+                results[what] = _measure_in_turns(
+                    lambda m=measure: m(path), pythons, options.rounds
+                )  # type: ignore[misc]
+                print(_format_row(what, results[what]), flush=True)
     if options.output:
         options.output.write_text(json.dumps(results, indent=2) + "\n")
 
 
-def _in_turns(measure: Callable[[], float], pythons: dict[str, str], rounds: int) -> dict[str, Any]:
+def _measure_in_turns(
+    measure: Callable[[], float], pythons: dict[str, str], rounds: int
+) -> dict[str, Any]:
     found: dict[str, list[float]] = {name: [] for name in pythons}
     for number in range(rounds):
         # The first of a pair runs in the state after the previous pair, so the order alternates.
@@ -61,7 +65,7 @@ def _in_turns(measure: Callable[[], float], pythons: dict[str, str], rounds: int
     } | {"ratio": statistics.median(ratios), "ratios": sorted(ratios)}
 
 
-def _line(what: str, found: dict[str, Any]) -> str:
+def _format_row(what: str, found: dict[str, Any]) -> str:
     middle = [found[name]["median"] for name in ("other", "this")]
     ratios = found["ratios"]
     return (
@@ -70,12 +74,12 @@ def _line(what: str, found: dict[str, Any]) -> str:
     )
 
 
-def _rate(handler: str, extra: str = "", **given: int) -> Callable[[str], float]:
+def _rate_measurement(handler: str, extra: str = "", **given: int) -> Callable[[str], float]:
     count = given.pop("count", MESSAGES)
     return lambda path: daemon_work(path, count, handler, extra, **given).rate
 
 
-def _ready(path: str) -> float:
+def _measure_startup(path: str) -> float:
     """Return the ms from the start of the daemon until each partition has a running worker."""
     redis.Redis(unix_socket_path=path).flushall()
     began = time.monotonic()
@@ -84,7 +88,7 @@ def _ready(path: str) -> float:
         return (time.monotonic() - began) * 1000
 
 
-def _memory(path: str, kind: str) -> float:
+def _measure_memory(path: str, kind: str) -> float:
     """Return a worker's memory after 10,000 messages, in MiB: `kind` is pss or uss."""
     redis.Redis(unix_socket_path=path).flushall()
     with quick.daemon(path, "nothing") as process:
@@ -93,7 +97,7 @@ def _memory(path: str, kind: str) -> float:
         quick.fill(path, streams, 10_000)
         client = redis.Redis(unix_socket_path=path)
         quick.wait(lambda: all(_is_done(client, name) for name in streams))
-        used = [psutil.Process(pid).memory_full_info() for pid in workers_of(process.pid)]
+        used = [psutil.Process(pid).memory_full_info() for pid in worker_pids(process.pid)]
         return statistics.median(getattr(each, kind) for each in used) / 2**20
 
 
@@ -102,28 +106,32 @@ def _is_done(client: Any, name: str) -> bool:
     return group["lag"] == 0 and group["pending"] == 0
 
 
-def _wake_up(path: str) -> float:
-    return paths.wake_up_of_daemon(path)[0]
+def _measure_wake_up(path: str) -> float:
+    return paths.measure_daemon_wake_up(path)[0]
 
 
 KINDS: dict[str, Callable[[str], float]] = {
-    "one after another, messages/s": _rate("nothing", count=2 * MESSAGES),
+    "one after another, messages/s": _rate_measurement("nothing", count=2 * MESSAGES),
     "real log lines in two groups, messages/s": lambda path: (
-        loaded(path, MESSAGES, log_lines()).rate
+        run_load(path, MESSAGES, log_lines()).rate
     ),
-    "coroutines in order of keys, messages/s": _rate("later", paths.ORDERED, keys=paths.KEYS),
-    "coroutines that wait for 10 ms, messages/s": _rate(
+    "coroutines in order of keys, messages/s": _rate_measurement(
+        "later", paths.ORDERED, keys=paths.KEYS
+    ),
+    "coroutines that wait for 10 ms, messages/s": _rate_measurement(
         "waiting", paths.ORDERED, keys=paths.KEYS, count=20_000
     ),
-    "every message is retried, messages/s": _rate("failing", paths.LONG),
-    "every message dies, messages/s": _rate("failing", "max_attempts = 1\n"),
-    "produced -> handler begins, p50, us": _wake_up,
-    "takeover after kill -9 in a run, ms": lambda path: quick.takeover(path, 1)["median"],
-    "hand-over after SIGTERM of an instance, ms": lambda path: quick.handover(path, 1)["median"],
-    "idle at a reload, ms": lambda path: quick.reload_gap(path, 1)["median"],
-    "start of the daemon until it is ready, ms": _ready,
-    "memory of a worker, its share (PSS), MiB": lambda path: _memory(path, "pss"),
-    "memory of a worker, its own (USS), MiB": lambda path: _memory(path, "uss"),
+    "every message is retried, messages/s": _rate_measurement("failing", paths.LONG),
+    "every message dies, messages/s": _rate_measurement("failing", "max_attempts = 1\n"),
+    "produced -> handler begins, p50, us": _measure_wake_up,
+    "takeover after kill -9 in a run, ms": lambda path: quick.measure_takeover(path, 1)["median"],
+    "hand-over after SIGTERM of an instance, ms": lambda path: quick.measure_handover(path, 1)[
+        "median"
+    ],
+    "idle at a reload, ms": lambda path: quick.measure_reload_gap(path, 1)["median"],
+    "start of the daemon until it is ready, ms": _measure_startup,
+    "memory of a worker, its share (PSS), MiB": lambda path: _measure_memory(path, "pss"),
+    "memory of a worker, its own (USS), MiB": lambda path: _measure_memory(path, "uss"),
 }
 
 

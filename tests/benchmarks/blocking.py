@@ -54,38 +54,38 @@ PATH = ("access", 0)
 Case = Callable[[Harness, str], Iterator[Call]]
 
 
-def many(most: int, body: str) -> int:
+def entry_count(most: int, body: str) -> int:
     """Return the number of entries that fit with such a body."""
     return max(2, min(most, FULL_BYTES // len(body)))
 
 
-def in_flight(harness: Harness, body: str, most: int, consumer: str = "w") -> list[bytes]:
+def make_pending(harness: Harness, body: str, most: int, consumer: str = "w") -> list[bytes]:
     """Make `most` entries pending, if they fit; return their places."""
     harness.groups()
-    count = many(most, body)
+    count = entry_count(most, body)
     costs.backlog(harness, count, body)
     harness.own("t1")
     harness.do("HSET", harness.fence, "session", "s1")
     return [b"m:" + entry for entry in harness.fetch(count, consumer)]
 
 
-def due(harness: Harness, body: str, most: int) -> list[str]:
+def make_due(harness: Harness, body: str, most: int) -> list[str]:
     """Make `most` retries and delayed sends due, if they fit; return the retries' places."""
     harness.groups()
-    costs.delayed(harness, many(most, body), body)
+    costs.delayed(harness, entry_count(most, body), body)
     for key in (harness.delayed, harness.delayed_sends):
         harness.do("ZUNIONSTORE", key, 1, key, "WEIGHTS", 0.5)
     return [each.decode() for each in harness.do("ZRANGE", harness.delayed, 0, -1)]
 
 
 def promote(harness: Harness, body: str) -> Iterator[Call]:
-    due(harness, body, promoter.PAGE)
+    make_due(harness, body, promoter.PAGE)
     yield messages.promote_retries(harness.keys, harness.assignment, promoter.PAGE)
     yield messages.promote_delayed(harness.keys, *PATH, promoter.PAGE)
 
 
 def settle(harness: Harness, body: str) -> Iterator[Call]:
-    places = in_flight(harness, body, 2 * BATCH_MAX)
+    places = make_pending(harness, body, 2 * BATCH_MAX)
     half = len(places) // 2
     size = lambda _: len(body)  # noqa: E731
     for part in portions(places[:half], size, BATCH_MAX):
@@ -97,7 +97,7 @@ def settle(harness: Harness, body: str) -> Iterator[Call]:
 
 
 def settle_small(harness: Harness, body: str) -> Iterator[Call]:
-    places = in_flight(harness, body, 3 * PLACES_MAX)
+    places = make_pending(harness, body, 3 * PLACES_MAX)
     third = min(PLACES_MAX, len(places) // 3)
     yield messages.ack(harness.keys, harness.leased("t1"), places[:third])
     notes = [(each, 1, 5.0) for each in places[third : 2 * third][:BATCH_MAX]]
@@ -107,37 +107,37 @@ def settle_small(harness: Harness, body: str) -> Iterator[Call]:
 
 
 def recover(harness: Harness, body: str) -> Iterator[Call]:
-    in_flight(harness, body, RECOVER_PAGE)
+    make_pending(harness, body, RECOVER_PAGE)
     yield messages.recover(harness.keys, harness.leased("t1"), "s1", True, "", "", RECOVER_PAGE)
 
 
 def reclaim(harness: Harness, body: str) -> Iterator[Call]:
-    in_flight(harness, body, RECOVER_PAGE, "foreign")
+    make_pending(harness, body, RECOVER_PAGE, "foreign")
     yield messages.reclaim(harness.keys, harness.leased("t1"), "s1", "m", 0.0, RECOVER_PAGE)
 
 
 def reclaim_among_fresh(harness: Harness, body: str) -> Iterator[Call]:
     """Skip over entries that are not idle, a page at a time."""
-    in_flight(harness, body, 100_000, "foreign")
+    make_pending(harness, body, 100_000, "foreign")
     yield messages.reclaim(harness.keys, harness.leased("t1"), "s1", "m", 600.0, RECOVER_PAGE)
 
 
 def read_when_full(harness: Harness, body: str) -> Iterator[Call]:
-    in_flight(harness, body, 2)
+    make_pending(harness, body, 2)
     count = max(1, min(ITEMS_MAX // 8, BYTES_MAX // len(body)))
     costs.backlog(harness, count, body)
     yield messages.fetch(harness.keys, harness.leased("t1"), "s1", count)
 
 
 def adopt(harness: Harness, body: str) -> Iterator[Call]:
-    in_flight(harness, body, 1000, "foreign")
+    make_pending(harness, body, 1000, "foreign")
     harness.do("DEL", harness.fence, harness.lease)
     yield adoption.adopt(harness.keys, harness.assignment, "m")
 
 
-def letters(harness: Harness, body: str) -> Iterator[Call]:
+def read_dead_letters(harness: Harness, body: str) -> Iterator[Call]:
     harness.groups()
-    costs.letters(harness, many(PLACES_MAX + ITEMS_MAX + 1, body), body)
+    costs.letters(harness, entry_count(PLACES_MAX + ITEMS_MAX + 1, body), body)
     ids = [entry[0].decode() for entry in harness.do("XRANGE", harness.dlq, "-", "+", "COUNT", 1)]
     yield dead.replay(harness.keys, *PATH, ids[0], harness.assignment.group, {})
     yield dead.purge_before(harness.keys, *PATH, "9999999999999-0", dead_letter_expirer.PAGE)
@@ -145,8 +145,8 @@ def letters(harness: Harness, body: str) -> Iterator[Call]:
     yield dead.purge(harness.keys, *PATH, [entry[0].decode() for entry in named])
 
 
-def delayed(harness: Harness, body: str) -> Iterator[Call]:
-    places = due(harness, body, BATCH_MAX)
+def page_retries(harness: Harness, body: str) -> Iterator[Call]:
+    places = make_due(harness, body, BATCH_MAX)
     yield retries.page(harness.keys, harness.assignment, (0, ""), 200)
     yield retries.make_due(harness.keys, harness.assignment, places)
     for part in portions(places, lambda _: len(body), BATCH_MAX):
@@ -155,9 +155,9 @@ def delayed(harness: Harness, body: str) -> Iterator[Call]:
 
 
 def measure(harness: Harness, body: str) -> Iterator[Call]:
-    in_flight(harness, body, 1000)
-    costs.backlog(harness, many(100_000, body) // 2, body)
-    costs.beside(harness, many(10_000, body) // 8)
+    make_pending(harness, body, 1000)
+    costs.backlog(harness, entry_count(100_000, body) // 2, body)
+    costs.beside(harness, entry_count(10_000, body) // 8)
     yield figures.measure_partition(harness.keys, *PATH)
     yield figures.measure_assignment(harness.keys, harness.assignment)
     yield trimming.measure(harness.keys, *PATH)
@@ -169,36 +169,36 @@ def measure(harness: Harness, body: str) -> Iterator[Call]:
 
 
 def trim(harness: Harness, body: str) -> Iterator[Call]:
-    in_flight(harness, body, 1)
+    make_pending(harness, body, 1)
     harness.do(
         "XACK",
         harness.stream,
         harness.assignment.group,
         harness.do("XRANGE", harness.stream, "-", "+")[0][0],
     )
-    costs.backlog(harness, many(2 * trimmer.PAGE, body), body)
+    costs.backlog(harness, entry_count(2 * trimmer.PAGE, body), body)
     harness.do("XGROUP", "SETID", harness.stream, harness.assignment.group, "$")
     yield trim_all(harness, max_length=1, max_bytes=1, limit=trimmer.PAGE)
 
 
 def drop(harness: Harness, body: str) -> Iterator[Call]:
     harness.groups()
-    costs.backlog(harness, many(2 * retention_enforcer.PAGE, body), body)
+    costs.backlog(harness, entry_count(2 * retention_enforcer.PAGE, body), body)
     yield drop_all(harness, drop_before="9999999999999-0", limit=retention_enforcer.PAGE)
 
 
 def drop_nothing(harness: Harness, body: str) -> Iterator[Call]:
     """Read everything when the bound lies within a node."""
     harness.groups()
-    count = many(20_000, body)
+    count = entry_count(20_000, body)
     costs.backlog(harness, count, body)
     harness.do("XGROUP", "SETID", harness.stream, harness.assignment.group, "$")
     yield drop_all(harness, drop_before="0-0", max_length=count - 1, limit=retention_enforcer.PAGE)
 
 
-def leave(harness: Harness, body: str) -> Iterator[Call]:
-    in_flight(harness, body, 10_000)
-    due(harness, body, 10_000)
+def reset_and_delete_group(harness: Harness, body: str) -> Iterator[Call]:
+    make_pending(harness, body, 10_000)
+    make_due(harness, body, 10_000)
     for _ in range(1 + (10_000 - groups.AT_ONCE_MAX) // groups.PART_MAX):
         yield groups.reset(
             harness.keys,
@@ -215,8 +215,8 @@ def leave(harness: Harness, body: str) -> Iterator[Call]:
         yield groups.delete(harness.keys, harness.assignment, force=True, token="t4")
 
 
-def missing_entries(harness: Harness, body: str) -> Iterator[Call]:
-    in_flight(harness, body, retention_enforcer.MISSING)
+def settle_missing(harness: Harness, body: str) -> Iterator[Call]:
+    make_pending(harness, body, retention_enforcer.MISSING)
     harness.do("XTRIM", harness.stream, "MAXLEN", 0)
     yield trimming.settle_missing(harness.keys, harness.assignment, retention_enforcer.MISSING)
 
@@ -230,7 +230,17 @@ def publish_staged(harness: Harness, body: str) -> Iterator[Call]:
 
 CASES: tuple[Case, ...] = (
     *(promote, settle, settle_small, recover, reclaim, reclaim_among_fresh, read_when_full, adopt),
-    *(letters, delayed, measure, trim, drop, drop_nothing, leave, missing_entries, publish_staged),
+    *(
+        read_dead_letters,
+        page_retries,
+        measure,
+        trim,
+        drop,
+        drop_nothing,
+        reset_and_delete_group,
+        settle_missing,
+        publish_staged,
+    ),
 )
 
 
@@ -267,7 +277,7 @@ def run(server: ProcessServer, options: argparse.Namespace) -> dict[str, dict[in
             if options.only not in ("", case.__name__):
                 continue
             for _ in range(1 + options.rounds):  # the first round loads the scripts into the server
-                taken = of_case(Harness(link, Keys()), case, "x" * size)
+                taken = run_case(Harness(link, Keys()), case, "x" * size)
                 for name, longest in taken.items():
                     found.setdefault(name, {}).setdefault(size, []).append(longest)
     link.close()
@@ -277,7 +287,7 @@ def run(server: ProcessServer, options: argparse.Namespace) -> dict[str, dict[in
     }
 
 
-def of_case(harness: Harness, case: Case, body: str) -> dict[str, float]:
+def run_case(harness: Harness, case: Case, body: str) -> dict[str, float]:
     """Run a case on an empty server; return script -> milliseconds of its longest call."""
     harness.do("FLUSHALL", "SYNC")
     found: dict[str, float] = {}

@@ -58,33 +58,33 @@ def main() -> None:
     binary = find_binary(options.server)
     results: dict[str, Any] = {"machine": machine(), "rounds": options.rounds}
     for name, measure in MEASURES.items():
-        results[name] = told(name, summary(rounds(measure, binary, options.rounds), "s"))
+        results[name] = print_result(name, summarize(repeat(measure, binary, options.rounds), "s"))
     with tempfile.TemporaryDirectory() as folder:
-        shim = compiled(Path(folder))
+        shim = compile_shim(Path(folder))
         for name, settings in DURABILITY.items():
             for how in ("kill", "power cut"):
-                lost = [loss(binary, settings, shim, how) for _ in range(options.rounds)]
-                results[f"{name}, {how}"] = told(
+                lost = [measure_loss(binary, settings, shim, how) for _ in range(options.rounds)]
+                results[f"{name}, {how}"] = print_result(
                     f"{name}, {how}",
                     {
-                        "lost": summary([count for count, _, _ in lost], "messages"),
-                        "window": summary([window for _, window, _ in lost], "s"),
-                        "sent": summary([sent for _, _, sent in lost], "messages"),
+                        "lost": summarize([count for count, _, _ in lost], "messages"),
+                        "window": summarize([window for _, window, _ in lost], "s"),
+                        "sent": summarize([sent for _, _, sent in lost], "messages"),
                     },
                 )
     results["load"] = {"before": round(load, 2), "after": round(os.getloadavg()[0], 2)}
     RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     text = PAGE.read_text().partition(MARK)[0] + MARK
-    PAGE.write_text(text + report(results))
+    PAGE.write_text(text + render_tables(results))
 
 
-def told(name: str, result: dict[str, Any]) -> dict[str, Any]:
+def print_result(name: str, result: dict[str, Any]) -> dict[str, Any]:
     """Print one result immediately."""
     print(name, json.dumps(result), flush=True)
     return result
 
 
-def summary(values: Iterable[float], unit: str) -> dict[str, Any]:
+def summarize(values: Iterable[float], unit: str) -> dict[str, Any]:
     """Return the median and the extremes."""
     values = list(values)
     digits = 3 if unit == "s" else None
@@ -99,7 +99,7 @@ def summary(values: Iterable[float], unit: str) -> dict[str, Any]:
 # --- owners ---------------------------------------------------------------------------------------
 
 
-def rounds(measure: Callable[[Path, str], list[float]], binary: Path, count: int) -> list[float]:
+def repeat(measure: Callable[[Path, str], list[float]], binary: Path, count: int) -> list[float]:
     """Measure `count` times, each time with a private server and folder."""
     found: list[float] = []
     while len(found) < count:
@@ -110,63 +110,69 @@ def rounds(measure: Callable[[Path, str], list[float]], binary: Path, count: int
     return found
 
 
-def child_death(folder: Path, url: str) -> list[float]:
+def measure_worker_death(folder: Path, url: str) -> list[float]:
     """Time from the SIGKILL of a busy worker to the next run on its partition."""
     with Daemon(folder, url) as one:
         one.send([BUSY] * 3000)
         times = []
         for _ in range(5):
-            victim = last_start(one).pid
+            victim = wait_next_start(one).pid
             killed = time.monotonic()
             os.kill(victim, signal.SIGKILL)
-            times.append(next_start(one, killed, {0}, not_by={victim}) - killed)
+            times.append(wait_first_start(one, killed, {0}, not_by={victim}) - killed)
     return times
 
 
-def host_death(folder: Path, url: str, ttl: str) -> list[float]:
+def measure_host_death(folder: Path, url: str, ttl: str) -> list[float]:
     """Time from a supervisor's SIGKILL to the first run of each of its partitions elsewhere."""
-    with pair(folder, url, ttl) as (one, two):
+    with DaemonPair(folder, url, ttl) as (one, two):
         one.send([BUSY] * 4000)
         theirs, pids = one.pids(), set(one.pids().values())
-        wait_until(lambda: len({r.uid.split("/")[1] for r in runs(one)}) == PARTITIONS)
+        wait_until(lambda: len({r.uid.split("/")[1] for r in read_starts(one)}) == PARTITIONS)
         killed = time.monotonic()
         one.kill()
         one.wait_gone(10.0)
-        times = [next_start(two, killed, {number}, not_by=pids) - killed for number in theirs]
+        times = [wait_first_start(two, killed, {number}, not_by=pids) - killed for number in theirs]
     return [max(times)]
 
 
-def planned(folder: Path, url: str) -> list[float]:
+def measure_handover(folder: Path, url: str) -> list[float]:
     """Time the pause of each partition of a stopped instance: last end to first start."""
-    with pair(folder, url, "15s") as (one, two):
+    with DaemonPair(folder, url, "15s") as (one, two):
         one.send([BUSY] * 4000)
         theirs, pids = one.pids(), set(one.pids().values())
-        wait_until(lambda: len({r.uid.split("/")[1] for r in runs(one)}) == PARTITIONS)
+        wait_until(lambda: len({r.uid.split("/")[1] for r in read_starts(one)}) == PARTITIONS)
         assert one.stop() == 0
-        ended = {number: last_end(one, number, pids) for number in theirs}
-        return [next_start(two, at, {number}, not_by=pids) - at for number, at in ended.items()]
+        ended = {number: read_last_end(one, number, pids) for number in theirs}
+        return [
+            wait_first_start(two, at, {number}, not_by=pids) - at for number, at in ended.items()
+        ]
 
 
-def drain(folder: Path, url: str) -> list[float]:
+def measure_drain(folder: Path, url: str) -> list[float]:
     """Time from SIGTERM to the exit of the process, with messages that take 5 ms."""
     with Daemon(folder, url, partitions=PARTITIONS) as one:
         one.send([BUSY] * 4000)
-        wait_until(lambda: len(runs(one)) > 10)
+        wait_until(lambda: len(read_starts(one)) > 10)
         signalled = time.monotonic()
         assert one.stop() == 0
         return [time.monotonic() - signalled]
 
 
 MEASURES: dict[str, Callable[[Path, str], list[float]]] = {
-    "takeover after the death of a worker": child_death,
-    "takeover after the death of a host, lease_ttl 5 s": lambda f, u: host_death(f, u, "5s"),
-    "takeover after the death of a host, lease_ttl 15 s": lambda f, u: host_death(f, u, "15s"),
-    "planned hand-over, rest of a partition": planned,
-    "drain of a busy instance": drain,
+    "takeover after the death of a worker": measure_worker_death,
+    "takeover after the death of a host, lease_ttl 5 s": lambda f, u: measure_host_death(
+        f, u, "5s"
+    ),
+    "takeover after the death of a host, lease_ttl 15 s": lambda f, u: measure_host_death(
+        f, u, "15s"
+    ),
+    "planned hand-over, rest of a partition": measure_handover,
+    "drain of a busy instance": measure_drain,
 }
 
 
-class pair:  # noqa: N801 - a context manager, used as a function
+class DaemonPair:
     """Two instances that share the partitions."""
 
     def __init__(self, folder: Path, url: str, ttl: str) -> None:
@@ -189,19 +195,19 @@ class pair:  # noqa: N801 - a context manager, used as a function
             each.close()
 
 
-def runs(daemon: Daemon) -> list[Any]:
+def read_starts(daemon: Daemon) -> list[Any]:
     """Return every started handler run."""
     return daemon.ledger.records("start")
 
 
-def last_start(daemon: Daemon) -> Any:
+def wait_next_start(daemon: Daemon) -> Any:
     """Return the latest run, once a new one started."""
     begun = time.monotonic()
-    wait_until(lambda: any(r.at > begun for r in runs(daemon)), what="a message runs")
-    return runs(daemon)[-1]
+    wait_until(lambda: any(r.at > begun for r in read_starts(daemon)), what="a message runs")
+    return read_starts(daemon)[-1]
 
 
-def last_end(daemon: Daemon, number: int, pids: set[int]) -> float:
+def read_last_end(daemon: Daemon, number: int, pids: set[int]) -> float:
     """Return when one of `pids` finished its last run on a partition."""
     place = f"{TOPIC}/{number}/"
     return float(
@@ -209,13 +215,13 @@ def last_end(daemon: Daemon, number: int, pids: set[int]) -> float:
     )
 
 
-def next_start(daemon: Daemon, after: float, numbers: set[int], not_by: set[int]) -> float:
+def wait_first_start(daemon: Daemon, after: float, numbers: set[int], not_by: set[int]) -> float:
     """Return when the first run on one of `numbers` started that is not by `not_by`."""
 
     def found() -> float:
         times = [
             r.at
-            for r in runs(daemon)
+            for r in read_starts(daemon)
             if r.at > after and r.pid not in not_by and int(r.uid.split("/")[1]) in numbers
         ]
         return min(times, default=0.0)
@@ -226,7 +232,7 @@ def next_start(daemon: Daemon, after: float, numbers: set[int], not_by: set[int]
 # --- loss -----------------------------------------------------------------------------------------
 
 
-def compiled(folder: Path) -> Path:
+def compile_shim(folder: Path) -> Path:
     """Compile the shim that logs each sync."""
     target = folder / "synced.so"
     source = Path(__file__).with_name("synced.c")
@@ -234,7 +240,9 @@ def compiled(folder: Path) -> Path:
     return target
 
 
-def loss(binary: Path, settings: dict[str, str], shim: Path, how: str) -> tuple[int, float, int]:
+def measure_loss(
+    binary: Path, settings: dict[str, str], shim: Path, how: str
+) -> tuple[int, float, int]:
     """Kill the server while a producer sends.
 
     Returns the number of acknowledged messages that are missing after the restart, the seconds from
@@ -257,7 +265,7 @@ def loss(binary: Path, settings: dict[str, str], shim: Path, how: str) -> tuple[
         died = time.monotonic()
         producer.close()
         if how == "power cut":
-            cut(server.folder, log)
+            truncate_to_synced(server.folder, log)
         server.start()
         link = connect(server.settings, timeout=10.0, name="bench")
         stream = f"stream:topic:{{{TOPIC}:p:0}}"
@@ -269,7 +277,7 @@ def loss(binary: Path, settings: dict[str, str], shim: Path, how: str) -> tuple[
     return len(missing), died - min(missing, default=died), len(sent)
 
 
-def cut(folder: Path, log: Path) -> None:
+def truncate_to_synced(folder: Path, log: Path) -> None:
     """Truncate every file of the server to its last synced size."""
     synced: dict[Path, int] = {}
     for line in log.read_text().splitlines() if log.exists() else ():
@@ -282,7 +290,7 @@ def cut(folder: Path, log: Path) -> None:
 # --- the page -------------------------------------------------------------------------------------
 
 
-def report(results: dict[str, Any]) -> str:
+def render_tables(results: dict[str, Any]) -> str:
     """Return the tables of the page."""
     load, of = results["load"], results["machine"]
     lines = [

@@ -90,12 +90,12 @@ def main() -> None:
     load = os.getloadavg()[0]
     server = ProcessServer("bench", find_binary(options.server))
     try:
-        first = _come_first(server)
+        first = _raise_priority(server)
         with (
             tempfile.TemporaryDirectory() as folder,
             Daemon(Path(folder), server.url) as daemon,
         ):
-            found = measured(server, daemon, options)
+            found = measure(server, daemon, options)
     finally:
         server.close()
     print(table(found))
@@ -103,7 +103,7 @@ def main() -> None:
     print(f"\n{machine()}; {loads}; server first: {first}")
 
 
-def _come_first(server: ProcessServer) -> bool:
+def _raise_priority(server: ProcessServer) -> bool:
     try:
         server.come_first()
     except PermissionError:
@@ -111,7 +111,7 @@ def _come_first(server: ProcessServer) -> bool:
     return True
 
 
-def measured(server: ProcessServer, daemon: Daemon, options: argparse.Namespace) -> Found:
+def measure(server: ProcessServer, daemon: Daemon, options: argparse.Namespace) -> Found:
     """Return the longest calls of each command line, and of the daemon."""
     link = connect(server.settings, timeout=120.0, name="bench:commands")
     names = {script.sha: script.name for script in scripts.load().values()}
@@ -128,14 +128,14 @@ def measured(server: ProcessServer, daemon: Daemon, options: argparse.Namespace)
             continue
         link.execute("SLOWLOG", "RESET")
         run(daemon, command, options.seconds)
-        found[" ".join(command)] = longest(link, names)
+        found[" ".join(command)] = read_longest_calls(link, names)
         print(" ".join(command), found[" ".join(command)], flush=True)
     link.execute("SLOWLOG", "RESET")
     daemon.start()
     daemon.wait_event("daemon.ready", timeout=60.0)
     time.sleep(3 * options.seconds)
     daemon.kill()
-    found["the daemon"] = longest(link, names)
+    found["the daemon"] = read_longest_calls(link, names)
     link.close()
     return found
 
@@ -175,7 +175,7 @@ def run(daemon: Daemon, command: tuple[str, ...], seconds: float) -> None:
         print(f"{' '.join(command)}: exit {child.returncode}: {error.decode()}", flush=True)
 
 
-def longest(link: Connection, names: dict[str, str]) -> dict[str, float]:
+def read_longest_calls(link: Connection, names: dict[str, str]) -> dict[str, float]:
     """Return the milliseconds of the longest call of each script and command in the slow log."""
     sources = {script.name: script.source for script in scripts.load().values()}
     spent: dict[str, float] = {}

@@ -23,7 +23,7 @@ import redis
 import redis.asyncio
 
 from tests.benchmarks import quick
-from tests.benchmarks.bars import Bar, Meter, Work, in_turns, show
+from tests.benchmarks.bars import Bar, CpuMeter, Work, measure_in_turns, print_bars
 from tests.benchmarks.paths import SLEEP
 from tests.benchmarks.quick import PARTITIONS
 from tests.benchmarks.throughput import daemon_work
@@ -54,7 +54,7 @@ def main() -> None:
             for loop, least in LOOPS.items():
                 count = options.messages // (1 if handler == "later" else 4)
                 kinds = _kinds(path, count, handler, loop, options.lanes, options.keys)
-                works = in_turns(kinds, options.rounds)
+                works = measure_in_turns(kinds, options.rounds)
                 results[f"{handler}, {loop}"] = {
                     name: _figures(each) for name, each in works.items()
                 }
@@ -69,7 +69,7 @@ def main() -> None:
                     cpu = _ratio(ours, theirs, lambda each: each.workers_us)
                     bars.append(Bar(f"{what}: worker CPU", cpu, 1 / least, at_most=True))
     print(json.dumps(results, indent=2))
-    results["bars"] = show(bars)
+    results["bars"] = print_bars(bars)
     if options.output:
         options.output.write_text(json.dumps(results, indent=2) + "\n")
 
@@ -83,7 +83,7 @@ def _kinds(
         return daemon_work(path, count, handler, extra, keys, env=env)
 
     return {
-        "redis.asyncio": lambda: bare(path, count, handler, loop, lanes, keys),
+        "redis.asyncio": lambda: measure_bare_loop(path, count, handler, loop, lanes, keys),
         'order = "key"': lambda: ours("key"),
         'order = "none"': lambda: ours("none"),
     }
@@ -107,7 +107,9 @@ def _ratio(ours: list[Work], theirs: list[Work], figure: Callable[[Work], float]
 # --- the loop of redis.asyncio --------------------------------------------------------------------
 
 
-def bare(path: str, count: int, handler: str, loop: str, lanes: int, keys: int) -> Work:
+def measure_bare_loop(
+    path: str, count: int, handler: str, loop: str, lanes: int, keys: int
+) -> Work:
     """Handle `count` messages with redis.asyncio, from the first message to the last."""
     client = redis.Redis(unix_socket_path=path)
     client.flushall()
@@ -124,9 +126,9 @@ def bare(path: str, count: int, handler: str, loop: str, lanes: int, keys: int) 
     for worker in workers:
         worker.start()
     gate.wait()
-    meter = Meter([quick.server_pid(path)])
+    meter = CpuMeter([quick.server_pid(path)])
     seconds = sum(spent.get() for _ in workers)
-    rate, server_us = count / (time.monotonic() - meter.began), meter.us(count)
+    rate, server_us = count / (time.monotonic() - meter.began), meter.us_per_message(count)
     for worker in workers:
         worker.join()
     return Work(rate, seconds * 1e6 / count, server_us)

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import growth_page
-from tests.benchmarks.scale import MISSING_ENTRY, spent, told
-from tests.benchmarks.scale_host import PATIENCE, Host, Shape, add_options, private, until
+from tests.benchmarks.scale import MISSING_ENTRY, measure_usage, print_result
+from tests.benchmarks.scale_host import PATIENCE, Host, Shape, add_options, open_host, time_until
 from tests.contract.harness import Harness
 from tests.support.costs import backlog, delayed, letters
 from tests.support.daemon import Daemon
@@ -74,9 +74,9 @@ def main() -> None:
         "shape": options.shape.name,
     }
     if "units" in options.only:
-        results["units"] = [of_shape(shape, options) for shape in options.shapes]
+        results["units"] = [measure_shape(shape, options) for shape in options.shapes]
     if "amounts" in options.only:
-        results["amounts"] = {kind: of_kind(kind, options) for kind in KINDS}
+        results["amounts"] = {kind: measure_kind(kind, options) for kind in KINDS}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results, indent=2) + "\n")
     print(f"written to {options.output}; `make bench NAME=growth-page` makes the page of it")
@@ -86,11 +86,11 @@ def main() -> None:
 # ----------------------------------------------------------------------------------------
 
 
-def of_shape(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
+def measure_shape(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
     """Return the cost of a shape at rest and at work."""
-    with alone(options) as host:
-        daemon = started(host, shape, options)
-        rest = at_rest(host, daemon, shape, options)
+    with private_host(options) as host:
+        daemon = start_daemon(host, shape, options)
+        rest = measure_at_rest(host, daemon, shape, options)
         each = max(options.least, -(-options.messages // len(shape.places)))
         daemon.pause()
         host.write(shape, backlog, each, "x" * options.bytes)
@@ -111,10 +111,12 @@ def of_shape(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
             "units": len(shape.assignments),
             "rest": rest,
         }
-        return told(shape.name, found | {"work": per_message(spent(host, daemon, shape, work))})
+        return print_result(
+            shape.name, found | {"work": cost_per_message(measure_usage(host, daemon, shape, work))}
+        )
 
 
-def per_message(used: dict[str, float]) -> dict[str, float]:
+def cost_per_message(used: dict[str, float]) -> dict[str, float]:
     """Return the resources used per handled message."""
     messages = used["messages"]
     return {
@@ -130,30 +132,30 @@ def per_message(used: dict[str, float]) -> dict[str, float]:
 # --- amounts --------------------------------------------------------------------------------------
 
 
-def in_flight(harness: Harness, count: int, body: str) -> None:
+def make_pending(harness: Harness, count: int, body: str) -> None:
     """Make `count` messages pending under a dead consumer. Our own consumers' share is bounded."""
     backlog(harness, count, body)
     assert len(harness.fetch(count, MISSING_ENTRY)) == count
 
 
-def half_of_each(harness: Harness, count: int, body: str) -> None:
+def delay_messages(harness: Harness, count: int, body: str) -> None:
     """Delay `count` messages: half as retries, half as delayed sends."""
     delayed(harness, count // 2, body)
 
 
 KINDS: dict[str, Callable[[Harness, int, str], None]] = {
     PAUSED: backlog,
-    "pending": in_flight,
-    "delayed": half_of_each,
+    "pending": make_pending,
+    "delayed": delay_messages,
     "dead": letters,
 }
 
 
-def of_kind(kind: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_kind(kind: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the cost at rest for growing amounts of one kind, starting from zero."""
     shape, there, rows = options.shape, 0, []
-    with alone(options) as host:
-        daemon = started(host, shape, options)
+    with private_host(options) as host:
+        daemon = start_daemon(host, shape, options)
         for amount in (0, *sorted(options.amounts)):
             daemon.pause()
             more = (amount - there) // len(shape.places)
@@ -162,38 +164,38 @@ def of_kind(kind: str, options: argparse.Namespace) -> list[dict[str, Any]]:
             if kind != PAUSED:
                 daemon.signal(signal.SIGCONT)
             time.sleep(options.settle)
-            found = at_rest(host, daemon, shape, options)
+            found = measure_at_rest(host, daemon, shape, options)
             rows.append({"amount": there, **found, "redis, MiB": host.used_mib()})
-    return told(kind, rows)
+    return print_result(kind, rows)
 
 
 # --- measurements ---------------------------------------------------------------------------------
 
 
 @contextmanager
-def alone(options: argparse.Namespace) -> Iterator[Host]:
+def private_host(options: argparse.Namespace) -> Iterator[Host]:
     """A dedicated server and folder."""
-    with private(options.server) as host:
+    with open_host(options.server) as host:
         host.pinger.close()  # keep the cost of its pings out of the figures
         yield host
 
 
-def started(host: Host, shape: Shape, options: argparse.Namespace) -> Daemon:
+def start_daemon(host: Host, shape: Shape, options: argparse.Namespace) -> Daemon:
     """Start a daemon; return when it owns all assignments and its start-up work is done."""
     # Keep the pending messages of the dead consumer where they are.
     daemon = host.daemon(shape, consumer={"reclaim_idle": "1d"})
     daemon.start()
-    until(lambda: all(host.owners(shape)), "all is owned")
+    time_until(lambda: all(host.owners(shape)), "all is owned")
     daemon.wait_event("daemon.ready", timeout=PATIENCE)
     time.sleep(options.settle)
     return daemon
 
 
-def at_rest(
+def measure_at_rest(
     host: Host, daemon: Daemon, shape: Shape, options: argparse.Namespace
 ) -> dict[str, float]:
     """Return the resource use at rest, CPU in ms per second."""
-    used = spent(host, daemon, shape, lambda: time.sleep(options.seconds))
+    used = measure_usage(host, daemon, shape, lambda: time.sleep(options.seconds))
     assert used["messages"] == 0, "it was not at rest"
     rates = {name: round(used[name] * 1000 / used["seconds"], 2) for name in (*OURS, "redis")}
     return {

@@ -83,51 +83,53 @@ def write(path: Path) -> None:
     from tests.benchmarks import growth_plots  # matplotlib is not a test dependency
 
     results: dict[str, Any] = json.loads(path.read_text())
-    page_of(path).write_text(text(results))
-    growth_plots.assignments(curves(results["units"]), path.with_name("growth-units.svg"))
+    page_path(path).write_text(render_page(results))
+    growth_plots.assignments(group_by_growth(results["units"]), path.with_name("growth-units.svg"))
     growth_plots.amounts(results["amounts"], path.with_name("growth-amounts.svg"))
 
 
-def page_of(path: Path) -> Path:
+def page_path(path: Path) -> Path:
     """Return the path of the page for these results."""
     return path.parents[1] / "cost-by-size.md"
 
 
-def text(results: dict[str, Any]) -> str:
+def render_page(results: dict[str, Any]) -> str:
     """Return the page."""
     assignments: list[Row] = results["units"]
     amounts: dict[str, list[Row]] = results["amounts"]
     about = {
         name: results[name] for name in ("date", "seconds", "messages", "least", "bytes", "shape")
     }
-    findings = [_by_assignments(what, rows) for what, rows in curves(assignments).items()]
-    findings += [_by_amount(kind, rows) for kind, rows in amounts.items()]
+    findings = [
+        _describe_assignment_cost(what, rows) for what, rows in group_by_growth(assignments).items()
+    ]
+    findings += [_describe_stored_cost(kind, rows) for kind, rows in amounts.items()]
     return TEXT.format(
         **about,
         **results["machine"],
-        findings="\n".join(_wrapped(each) for each in findings),
+        findings="\n".join(_wrap_item(each) for each in findings),
         rest=markdown.table(
             (
                 *("shape", "assignments", "streamqd, ms/s", "per assignment, ms/s"),
                 *("Redis, ms/s", "commands/s"),
             ),
-            map(_rest, assignments),
+            map(_rest_cells, assignments),
         ),
         work=markdown.table(
             (
                 *("shape", "assignments", "handled/s", "worker, µs/message", "Redis, µs/message"),
                 *("both", "commands/message"),
             ),
-            map(_work, assignments),
+            map(_work_cells, assignments),
         ),
         amounts=markdown.table(
             ("kind", "amount", "streamqd, ms/s", "Redis, ms/s", "commands/s", "Redis, MiB"),
-            (_amount(kind, row) for kind, rows in amounts.items() for row in rows),
+            (_amount_cells(kind, row) for kind, rows in amounts.items() for row in rows),
         ),
     )
 
 
-def curves(rows: Iterable[Row]) -> dict[str, list[Row]]:
+def group_by_growth(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """Group the shapes by their growing part: topics and partitions, or groups."""
     rows = sorted(rows, key=lambda row: row["units"])
     places = {(row["topics"], row["partitions"]) for row in rows if row["groups"] > 1}
@@ -138,7 +140,7 @@ def curves(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return {name: some for name, some in found.items() if len(some) > 1}
 
 
-def cost(row: Row) -> float:
+def handling_us(row: Row) -> float:
     """Return the microseconds of worker and server per message."""
     work: dict[str, float] = row["work"]
     return work["workers, us/message"] + work["redis, us/message"]
@@ -147,7 +149,7 @@ def cost(row: Row) -> float:
 # --- results -------------------------------------------------------------------------------------
 
 
-def _by_assignments(what: str, rows: list[Row]) -> str:
+def _describe_assignment_cost(what: str, rows: list[Row]) -> str:
     """Compute the cost of one more assignment, and the change in the cost per message."""
     few, many = rows[0], rows[-1]
     more = many["units"] - few["units"]
@@ -164,16 +166,17 @@ def _by_assignments(what: str, rows: list[Row]) -> str:
         " Redis. Because all assignments share the fixed cost of an instance, the cost per"
         f" assignment changes from {per_assignment[0]:,.0f} to {per_assignment[1]:,.0f} µs per"
         " second. Under load, worker and Redis together use"
-        f" {cost(few):,.1f} µs per message at the smallest size and {cost(many):,.1f} µs at the"
-        f" largest ({_change(cost(few), cost(many))})."
+        f" {handling_us(few):,.1f} µs per message at the smallest size and"
+        f" {handling_us(many):,.1f} µs at the largest"
+        f" ({_format_change(handling_us(few), handling_us(many))})."
     )
 
 
-def _by_amount(kind: str, rows: list[Row]) -> str:
+def _describe_stored_cost(kind: str, rows: list[Row]) -> str:
     """Compare the idle cost at the smallest amount above zero and at the largest."""
     few, many = next((row for row in rows if row["amount"]), rows[0]), rows[-1]
     streamqd, redis = (
-        f"from {few[key]:,.2f} to {many[key]:,.2f} ms/s ({_change(few[key], many[key])})"
+        f"from {few[key]:,.2f} to {many[key]:,.2f} ms/s ({_format_change(few[key], many[key])})"
         for key in ("ours, ms/s", "redis, ms/s")
     )
     return (
@@ -182,18 +185,18 @@ def _by_amount(kind: str, rows: list[Row]) -> str:
     )
 
 
-def _wrapped(item: str) -> str:
+def _wrap_item(item: str) -> str:
     return textwrap.fill(item, 100, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _change(few: float, many: float) -> str:
+def _format_change(few: float, many: float) -> str:
     return f"{many / few - 1:+.0%}" if few else "from nothing"
 
 
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def _rest(row: Row) -> Sequence[str]:
+def _rest_cells(row: Row) -> Sequence[str]:
     rest = row["rest"]
     ours = rest["ours, ms/s"]
     return (
@@ -206,7 +209,7 @@ def _rest(row: Row) -> Sequence[str]:
     )
 
 
-def _work(row: Row) -> Sequence[str]:
+def _work_cells(row: Row) -> Sequence[str]:
     work = row["work"]
     return (
         row["shape"],
@@ -214,11 +217,11 @@ def _work(row: Row) -> Sequence[str]:
         f"{work['messages/s']:,}",
         f"{work['workers, us/message']:,.2f}",
         f"{work['redis, us/message']:,.2f}",
-        f"{cost(row):,.2f}",
+        f"{handling_us(row):,.2f}",
         f"{work['commands/message']:,.3f}",
     )
 
 
-def _amount(kind: str, row: Row) -> Sequence[str]:
+def _amount_cells(kind: str, row: Row) -> Sequence[str]:
     rates = (f"{row[name]:,.1f}" for name in ("ours, ms/s", "redis, ms/s"))
     return (kind, f"{row['amount']:,}", *rates, f"{row['commands/s']:,.0f}", str(row["redis, MiB"]))

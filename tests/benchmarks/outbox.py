@@ -29,7 +29,7 @@ from streamqd.store import topics
 from streamqd.store.client import connect as connect_redis
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.benchmarks.bars import Bar, show
+from tests.benchmarks.bars import Bar, print_bars
 from tests.benchmarks.quick import PAYLOAD, server
 from tests.support import databases
 from tests.support.databases import DatabaseServer
@@ -58,16 +58,16 @@ def main() -> None:
             print(f"{dialect} is left out: {error}")
             continue
         with contextlib.closing(started), server(aof=False) as path:
-            found = _compared(started, path, options)
+            found = _compare(started, path, options)
         report["rows per second"][dialect] = found
         bars.append(Bar(f"relay, of a bare loop on {dialect}", found["ratio"], LEAST))
     print(json.dumps(report, indent=2))
-    report["bars"] = show(bars)
+    report["bars"] = print_bars(bars)
     if options.output:
         options.output.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def _compared(database: DatabaseServer, path: str, options: argparse.Namespace) -> dict[str, float]:
+def _compare(database: DatabaseServer, path: str, options: argparse.Namespace) -> dict[str, float]:
     rates: dict[str, list[float]] = {"relay": [], "bare loop": []}
     costs: dict[str, list[float]] = {"relay": [], "bare loop": []}
     settings = config.Redis(url=f"unix://{path}")
@@ -78,8 +78,8 @@ def _compared(database: DatabaseServer, path: str, options: argparse.Namespace) 
             for statement in link.table.create():
                 link.run(statement)
         ways: dict[str, Callable[[], None]] = {
-            "relay": lambda: _relay(url, settings),
-            "bare loop": lambda: _bare(database, url, path),
+            "relay": lambda: _run_relay(url, settings),
+            "bare loop": lambda: _run_bare_loop(database, url, path),
         }
         for _ in range(options.rounds):
             for name, way in ways.items():
@@ -88,7 +88,7 @@ def _compared(database: DatabaseServer, path: str, options: argparse.Namespace) 
                 way()
                 rates[name].append(options.rows / (time.perf_counter() - began))
                 costs[name].append((time.process_time() - used) / options.rows)
-                _check(store, url, name, options)
+                _check_written(store, url, name, options)
     medians = {name: statistics.median(found) for name, found in rates.items()}
     ratio = medians["relay"] / medians["bare loop"]
     return {
@@ -117,7 +117,7 @@ def _fill(database: DatabaseServer, url: str, rows: int) -> None:
         application.commit()
 
 
-def _check(store: Store, url: str, name: str, options: argparse.Namespace) -> None:
+def _check_written(store: Store, url: str, name: str, options: argparse.Namespace) -> None:
     """Assert that all rows were written, and empty the streams."""
     keys = [store.keys.stream(TOPIC, number) for number in range(options.partitions)]
     lengths = store.pipeline([("XLEN", key) for key in keys])
@@ -127,7 +127,7 @@ def _check(store: Store, url: str, name: str, options: argparse.Namespace) -> No
         assert link.backlog(1)[0] == 0
 
 
-def _relay(url: str, settings: config.Redis) -> None:
+def _run_relay(url: str, settings: config.Redis) -> None:
     reader, writer = os.pipe()
     with _store(settings) as store:
         relay = Relay(
@@ -143,7 +143,7 @@ def _relay(url: str, settings: config.Redis) -> None:
     os.close(writer)
 
 
-def _bare(database: DatabaseServer, url: str, path: str) -> None:
+def _run_bare_loop(database: DatabaseServer, url: str, path: str) -> None:
     client: Any = redis.Redis(unix_socket_path=path)
     lite = database.dialect == "sqlite"
     marker = "?" if lite else "%s"

@@ -25,7 +25,7 @@ ORDERED = f'concurrency = {LANES}\norder = "key"\n'
 LONG = 'backoff = { kind = "fixed", base = "1h", max = "1h", jitter = "none" }\n'
 
 
-def measured(path: str, messages: int, rounds: int) -> tuple[dict[str, Any], list[Bar]]:
+def measure(path: str, messages: int, rounds: int) -> tuple[dict[str, Any], list[Bar]]:
     """Measure all paths. Returns the figures and their bars."""
     some = max(10_000, messages // 4)
     ideal = quick.PARTITIONS * LANES / SLEEP
@@ -47,7 +47,7 @@ def measured(path: str, messages: int, rounds: int) -> tuple[dict[str, Any], lis
     waiting = rate("coroutines that wait for 10 ms", "waiting", ORDERED, keys=KEYS, count=count)
     retried = rate("every message fails and is retried later", "failing", LONG)
     dead = rate("every message dies", "failing", "max_attempts = 1\n")
-    wake = figures["produced -> handler begins, p50 and p99"] = wake_ups(path, rounds)
+    wake = figures["produced -> handler begins, p50 and p99"] = measure_wake_ups(path, rounds)
     bare, ours = wake["bare loop, us"], wake["streamqd, us"]
     return figures, [
         Bar("coroutines in order of keys, 100 at once, messages/s", later, 150_000),
@@ -59,24 +59,24 @@ def measured(path: str, messages: int, rounds: int) -> tuple[dict[str, Any], lis
     ]
 
 
-def wake_ups(path: str, rounds: int) -> dict[str, list[float]]:
+def measure_wake_ups(path: str, rounds: int) -> dict[str, list[float]]:
     """Measure from XADD to the start of the handler, at 200 messages a second: p50 and p99."""
     found: dict[str, list[list[float]]] = {"bare loop, us": [], "streamqd, us": []}
     for _ in range(rounds):
         for name, reader in (("bare loop, us", _bare_reader), ("streamqd, us", _daemon_reader)):
-            found[name].append(_late(path, reader))
+            found[name].append(_measure_delays(path, reader))
     return {
         name: [round(statistics.median(column), 1) for column in zip(*each, strict=True)]
         for name, each in found.items()
     }
 
 
-def wake_up_of_daemon(path: str) -> list[float]:
+def measure_daemon_wake_up(path: str) -> list[float]:
     """Measure the wake-up of the daemon alone: p50 and p99, in us."""
-    return _late(path, _daemon_reader)
+    return _measure_delays(path, _daemon_reader)
 
 
-def _late(path: str, reader: Callable[[str, Path], list[int]]) -> list[float]:
+def _measure_delays(path: str, reader: Callable[[str, Path], list[int]]) -> list[float]:
     """Return p50 and p99, in us."""
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder, "ledger")
@@ -90,7 +90,7 @@ def _daemon_reader(path: str, ledger: Path) -> list[int]:
     env = {"BENCH_LEDGER": str(ledger)}
     with quick.daemon(path, "stamped", partitions=1, env=env):
         quick.wait_ready(path, partitions=1)
-        return _sent(path, quick.stream(0), lambda: _lines(ledger))
+        return _send_and_read_delays(path, quick.stream(0), lambda: _read_delays(ledger))
 
 
 def _bare_reader(path: str, ledger: Path) -> list[int]:
@@ -98,16 +98,16 @@ def _bare_reader(path: str, ledger: Path) -> list[int]:
     client.flushall()
     client.xgroup_create("bare:0", "g", id="0", mkstream=True)
     context = multiprocessing.get_context("fork")
-    reader = context.Process(target=_read, args=(path, ledger))
+    reader = context.Process(target=_read_stream, args=(path, ledger))
     reader.start()
     try:
-        return _sent(path, "bare:0", lambda: _lines(ledger))
+        return _send_and_read_delays(path, "bare:0", lambda: _read_delays(ledger))
     finally:
         reader.terminate()
         reader.join()
 
 
-def _read(path: str, ledger: Path) -> None:
+def _read_stream(path: str, ledger: Path) -> None:
     client = redis.Redis(unix_socket_path=path, protocol=2)
     read = ("XREADGROUP", "GROUP", "g", "w", "COUNT", 256, "BLOCK", 5000, "STREAMS", "bare:0", ">")
     with ledger.open("ab", buffering=0) as file:
@@ -121,7 +121,7 @@ def _read(path: str, ledger: Path) -> None:
                 client.execute_command("XACK", "bare:0", "g", entry_id)
 
 
-def _sent(path: str, stream: str, lines: Callable[[], list[int]]) -> list[int]:
+def _send_and_read_delays(path: str, stream: str, lines: Callable[[], list[int]]) -> list[int]:
     """Send at a steady pace; return the delay of each message, in ns."""
     client = redis.Redis(unix_socket_path=path)
     count, due = PER_SECOND * SECONDS, time.monotonic()
@@ -134,5 +134,5 @@ def _sent(path: str, stream: str, lines: Callable[[], list[int]]) -> list[int]:
     return lines()
 
 
-def _lines(ledger: Path) -> list[int]:
+def _read_delays(ledger: Path) -> list[int]:
     return [int(line) for line in ledger.read_bytes().splitlines()]

@@ -59,23 +59,23 @@ def main() -> None:
         for _ in range(options.rounds):
             for name, share in found:
                 found[name, share].append(run(path, options, POLICIES[name], share))
-    results["policies"] = {name: summary(found, name) for name in POLICIES}
+    results["policies"] = {name: summarize(found, name) for name in POLICIES}
     print(json.dumps(results, indent=2))
     if options.output:
         options.output.write_text(json.dumps(results, indent=2) + "\n")
 
 
-def summary(found: Found, name: str) -> dict[str, Any]:
+def summarize(found: Found, name: str) -> dict[str, Any]:
     """Return the medians of a policy, and its throughput relative to no failures and to requeue."""
 
-    def middle(policy: str, share: float, what: int) -> float:
+    def median(policy: str, share: float, what: int) -> float:
         return statistics.median(each[what] for each in found[policy, share])
 
     peer = name.replace("hold-key", "requeue", 1)
     return {
         f"{share:.0%} of the messages fail once": {
-            "messages/s": round(middle(name, share, 0)),
-            "CPU us/message": round(middle(name, share, 1), 1),
+            "messages/s": round(median(name, share, 0)),
+            "CPU us/message": round(median(name, share, 1), 1),
             "throughput to that without failures": _ratio(found, (name, share), (name, 0.0)),
             "throughput to requeue": _ratio(found, (name, share), (peer, share)),
         }

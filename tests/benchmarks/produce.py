@@ -26,7 +26,7 @@ from typing import Any
 import redis
 
 from streamqd import AsyncProducer, BufferedProducer, Producer
-from tests.benchmarks.bars import Bar, show
+from tests.benchmarks.bars import Bar, print_bars
 from tests.benchmarks.quick import PAYLOAD, machine, server
 
 STREAM = "stream:topic:{bench:p:0}"
@@ -51,7 +51,7 @@ def main() -> None:
     with server(aof=False) as path:
         for _ in range(options.rounds):
             for name, (way, share) in WAYS.items():
-                rate, cost = measured(way, path, max(1, options.messages // share))
+                rate, cost = measure(way, path, max(1, options.messages // share))
                 rates.setdefault(name, []).append(rate)
                 costs.setdefault(name, []).append(cost)
     medians = {name: round(statistics.median(found)) for name, found in rates.items()}
@@ -67,7 +67,7 @@ def main() -> None:
         },
     }
     print(json.dumps(report, indent=2))
-    report["bars"] = show(
+    report["bars"] = print_bars(
         [
             Bar("send_many, one process, messages/s", medians["send_many"], 400_000),
             Bar("send, of a bare XADD", ratio(medians, "send", "bare XADD"), 0.95),
@@ -82,18 +82,18 @@ def main() -> None:
         options.output.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def measured(
+def measure(
     way: Callable[[str], AbstractContextManager[Send]], path: str, count: int
 ) -> tuple[float, float]:
     """Return messages per second, and CPU of this process in us per message, of one way."""
     redis.Redis(unix_socket_path=path).flushall()
     with way(path) as send:
         send(1)
-        before = written(path)
+        before = count_written(path)
         began, used = time.perf_counter(), time.process_time()
         send(count)
         took, used = time.perf_counter() - began, time.process_time() - used
-        assert written(path) - before == count, way.__name__
+        assert count_written(path) - before == count, way.__name__
     return count / took, used * 1e6 / count
 
 
@@ -102,14 +102,14 @@ def ratio(medians: Mapping[str, float], ours: str, other: str) -> float:
     return round(medians[ours] / medians[other], 2)
 
 
-def written(path: str) -> int:
+def count_written(path: str) -> int:
     """Return the number of messages in all partitions."""
     client = redis.Redis(unix_socket_path=path)
     return sum(client.xlen(name) for name in client.scan_iter("stream:topic:*"))
 
 
 @contextmanager
-def bare(path: str) -> Iterator[Send]:
+def send_with_redis_py(path: str) -> Iterator[Send]:
     with redis.Redis(unix_socket_path=path, protocol=2) as client:
 
         def send(count: int) -> None:
@@ -120,7 +120,7 @@ def bare(path: str) -> Iterator[Send]:
 
 
 @contextmanager
-def pipelined(path: str) -> Iterator[Send]:
+def send_in_pipelines(path: str) -> Iterator[Send]:
     with redis.Redis(unix_socket_path=path, protocol=2) as client:
 
         def send(count: int) -> None:
@@ -134,7 +134,7 @@ def pipelined(path: str) -> Iterator[Send]:
 
 
 @contextmanager
-def in_turn(path: str) -> Iterator[Send]:
+def send_to_topics_in_turn(path: str) -> Iterator[Send]:
     with Producer(f"unix://{path}") as producer:
         for number in range(TOPICS):
             producer.send(f"bench{number}", PAYLOAD)
@@ -147,7 +147,7 @@ def in_turn(path: str) -> Iterator[Send]:
 
 
 @contextmanager
-def single(path: str, **options: Any) -> Iterator[Send]:
+def send_singly(path: str, **options: Any) -> Iterator[Send]:
     with Producer(f"unix://{path}", **options) as producer:
 
         def send(count: int) -> None:
@@ -158,31 +158,31 @@ def single(path: str, **options: Any) -> Iterator[Send]:
 
 
 @contextmanager
-def threads(path: str) -> Iterator[Send]:
+def send_from_threads(path: str) -> Iterator[Send]:
     with Producer(f"unix://{path}") as producer, ThreadPoolExecutor(THREADS) as pool:
 
-        def some(count: int) -> None:
+        def send_some(count: int) -> None:
             for _ in range(count):
                 producer.send("bench", PAYLOAD)
 
         def send(count: int) -> None:
-            list(pool.map(some, (len(range(at, count, THREADS)) for at in range(THREADS))))
+            list(pool.map(send_some, (len(range(at, count, THREADS)) for at in range(THREADS))))
 
         yield send
 
 
-def limited(path: str) -> AbstractContextManager[Send]:
-    return single(path, max_backlog=1 << 30)
+def send_with_backlog_limit(path: str) -> AbstractContextManager[Send]:
+    return send_singly(path, max_backlog=1 << 30)
 
 
 @contextmanager
-def many(path: str) -> Iterator[Send]:
+def send_many(path: str) -> Iterator[Send]:
     with Producer(f"unix://{path}") as producer:
         yield lambda count: producer.send_many("bench", (PAYLOAD for _ in range(count)))
 
 
 @contextmanager
-def buffered(path: str) -> Iterator[Send]:
+def send_buffered(path: str) -> Iterator[Send]:
     with BufferedProducer(f"unix://{path}") as producer:
 
         def send(count: int) -> None:
@@ -195,13 +195,13 @@ def buffered(path: str) -> Iterator[Send]:
 
 
 @contextmanager
-def asynchronous(path: str, tasks: int) -> Iterator[Send]:
+def send_from_tasks(path: str, tasks: int) -> Iterator[Send]:
     async def work(producer: AsyncProducer, count: int) -> None:
-        async def some(times: int) -> None:
+        async def send_some(times: int) -> None:
             for _ in range(times):
                 await producer.send("bench", PAYLOAD)
 
-        await asyncio.gather(*(some(len(range(at, count, tasks))) for at in range(tasks)))
+        await asyncio.gather(*(send_some(len(range(at, count, tasks))) for at in range(tasks)))
 
     with asyncio.Runner() as runner:
         producer = AsyncProducer(f"unix://{path}")
@@ -209,25 +209,25 @@ def asynchronous(path: str, tasks: int) -> Iterator[Send]:
         runner.run(producer.close())
 
 
-def one_task(path: str) -> AbstractContextManager[Send]:
-    return asynchronous(path, 1)
+def send_from_one_task(path: str) -> AbstractContextManager[Send]:
+    return send_from_tasks(path, 1)
 
 
-def many_tasks(path: str) -> AbstractContextManager[Send]:
-    return asynchronous(path, TASKS)
+def send_from_many_tasks(path: str) -> AbstractContextManager[Send]:
+    return send_from_tasks(path, TASKS)
 
 
 WAYS: dict[str, tuple[Callable[[str], AbstractContextManager[Send]], int]] = {
-    "bare XADD": (bare, SINGLES),
-    "pipelined XADDs": (pipelined, 1),
-    "send": (single, SINGLES),
-    "send, ten topics in turn": (in_turn, SINGLES),
-    "send, four threads": (threads, SINGLES),
-    "send, with max_backlog": (limited, SINGLES),
-    "send_many": (many, 1),
-    "buffered": (buffered, 1),
-    "async, one task": (one_task, SINGLES),
-    "async, many tasks": (many_tasks, 1),
+    "bare XADD": (send_with_redis_py, SINGLES),
+    "pipelined XADDs": (send_in_pipelines, 1),
+    "send": (send_singly, SINGLES),
+    "send, ten topics in turn": (send_to_topics_in_turn, SINGLES),
+    "send, four threads": (send_from_threads, SINGLES),
+    "send, with max_backlog": (send_with_backlog_limit, SINGLES),
+    "send_many": (send_many, 1),
+    "buffered": (send_buffered, 1),
+    "async, one task": (send_from_one_task, SINGLES),
+    "async, many tasks": (send_from_many_tasks, 1),
 }
 BASELINES = {
     "send": "bare XADD",

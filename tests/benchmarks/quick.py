@@ -29,7 +29,7 @@ from typing import Any
 import hiredis
 import redis
 
-from tests.benchmarks.bars import Bar, show
+from tests.benchmarks.bars import Bar, print_bars
 from tests.support.machine import machine
 
 PARTITIONS = 2
@@ -76,24 +76,30 @@ def main() -> None:
     for aof in (False, True):
         with server(aof=aof) as path:
             name = "AOF everysec" if aof else "AOF off"
-            found = throughput.throughput(path, options.messages, options.rounds)
+            found = throughput.compare_throughput(path, options.messages, options.rounds)
             results[f"throughput, {name}"] = found
             bars.append(Bar(f"handled/s of the bare loop, {name}", found["ratio"], 0.8))
             what = f"CPU of Redis of the bare loop's, {name}"
             bars.append(Bar(what, found["ratio of Redis CPU"], 1.15, at_most=True))
             some = options.messages // 4  # each takes longer
-            found = throughput.throughput(path, some, options.rounds, throughput.log_lines())
+            found = throughput.compare_throughput(
+                path, some, options.rounds, throughput.log_lines()
+            )
             results[f"real log lines in two groups, {name}"] = found
             what = f"log lines parsed/s in two groups, of the bare loop, {name}"
             bars.append(Bar(what, found["ratio"], 0.8))
     with server(aof=False) as path:
-        results["paths"], more = paths.measured(path, options.messages, options.rounds)
+        results["paths"], more = paths.measure(path, options.messages, options.rounds)
         bars += more
-        results["takeover after kill -9 of a busy worker, ms"] = takeover(path, options.rounds)
-        results["hand-over after SIGTERM of an instance, ms"] = handover(path, options.rounds)
-        results["idle at a reload, ms"] = reload_gap(path, options.rounds)
+        results["takeover after kill -9 of a busy worker, ms"] = measure_takeover(
+            path, options.rounds
+        )
+        results["hand-over after SIGTERM of an instance, ms"] = measure_handover(
+            path, options.rounds
+        )
+        results["idle at a reload, ms"] = measure_reload_gap(path, options.rounds)
     print(json.dumps(results, indent=2))
-    results["bars"] = show(bars)
+    results["bars"] = print_bars(bars)
     if options.output:
         options.output.write_text(json.dumps(results, indent=2) + "\n")
 
@@ -101,7 +107,7 @@ def main() -> None:
 # --- takeover and hand-over -----------------------------------------------------------------------
 
 
-def takeover(path: str, rounds: int) -> dict[str, float]:
+def measure_takeover(path: str, rounds: int) -> dict[str, float]:
     """Time from the SIGKILL of a worker in a run to the next handler start on its partition.
 
     A kill between two runs differs: the supervisor attributes it to the code or the host, and waits
@@ -116,7 +122,7 @@ def takeover(path: str, rounds: int) -> dict[str, float]:
             wait_ready(path, partitions=1)
             fill(path, [stream(0)], 2_000 * rounds)
             for _ in range(4 * rounds):
-                victim = _in_a_run(ledger, after=len(_runs(ledger)) + random.randint(5, 25))
+                victim = _wait_for_run(ledger, after=len(_runs(ledger)) + random.randint(5, 25))
                 killed = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
                 os.kill(victim, signal.SIGKILL)
                 wait(lambda v=victim: _last_run(ledger)[0] not in (0, v))  # type: ignore[misc]
@@ -125,7 +131,7 @@ def takeover(path: str, rounds: int) -> dict[str, float]:
     return _summary(times)
 
 
-def reload_gap(path: str, rounds: int) -> dict[str, float]:
+def measure_reload_gap(path: str, rounds: int) -> dict[str, float]:
     """Time from the last start of a 2 ms handler in the old worker to the first in the new one."""
     redis.Redis(unix_socket_path=path).flushall()
     times = []
@@ -146,7 +152,7 @@ def reload_gap(path: str, rounds: int) -> dict[str, float]:
     return _summary(times)
 
 
-def handover(path: str, rounds: int) -> dict[str, float]:
+def measure_handover(path: str, rounds: int) -> dict[str, float]:
     """Time from the SIGTERM of one of two instances until the other has acquired all partitions."""
     times = []
     for _ in range(rounds):
@@ -183,15 +189,15 @@ def _last_run(ledger: Path) -> tuple[int, int]:
     return _runs(ledger)[-1]
 
 
-def _in_a_run(ledger: Path, *, after: int) -> int:
+def _wait_for_run(ledger: Path, *, after: int) -> int:
     """Return the process whose run has just started, once there were `after` runs."""
     size = len(b"%d %d\n" % _last_run(ledger))
-    while ledger.stat().st_size < size * after or _is_over(_last_run(ledger)[1]):
+    while ledger.stat().st_size < size * after or _may_be_over(_last_run(ledger)[1]):
         time.sleep(0.0002)
     return _last_run(ledger)[0]
 
 
-def _is_over(began: int) -> bool:
+def _may_be_over(began: int) -> bool:
     """Return True if a run of 2 ms may already be over."""
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC) - began > 1_000_000
 
@@ -278,10 +284,10 @@ def wait_ready(path: str, partitions: int = PARTITIONS, groups: Sequence[str] = 
     client = redis.Redis(unix_socket_path=path)
     for group in groups:
         wait(lambda g=group: sum(_owners(client, partitions, g).values()) == partitions)  # type: ignore[misc]
-    wait(lambda: states(path) == {"READY"})
+    wait(lambda: worker_states(path) == {"READY"})
 
 
-def states(path: str) -> set[str]:
+def worker_states(path: str) -> set[str]:
     """Return the states of the workers of instance `one`."""
     raw = redis.Redis(unix_socket_path=path).get("streaming:mq:instance:{default}:one")
     summary = json.loads(raw) if raw else {}

@@ -45,8 +45,8 @@ from tests.benchmarks.scale_host import (
     Host,
     Shape,
     add_options,
-    until,
-    within,
+    run_on_host,
+    time_until,
 )
 from tests.benchmarks.scale_page import KINDS, table
 from tests.contract.harness import Harness
@@ -81,11 +81,13 @@ def main() -> None:
         "takeover": {},
     }
     for shape in options.shapes:
-        results["shapes"][shape.name] = told(shape.name, measure(shape, options))
-    results["start"] = told("start", within(options, first_message))
+        results["shapes"][shape.name] = print_result(shape.name, measure(shape, options))
+    results["start"] = print_result("start", run_on_host(options, measure_first_message))
     for how in (signal.SIGTERM, signal.SIGKILL):
-        found = within(options, lambda host, how=how: takeover(host, options.takeover, how))
-        results["takeover"][how.name] = told(how.name, found)
+        found = run_on_host(
+            options, lambda host, how=how: measure_takeover(host, options.takeover, how)
+        )
+        results["takeover"][how.name] = print_result(how.name, found)
     results["load"] = [round(each, 2) for each in os.getloadavg()]
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "scale.json").write_text(json.dumps(results, indent=2) + "\n")
@@ -93,7 +95,7 @@ def main() -> None:
     print(table(results))
 
 
-def told(name: str, result: dict[str, Any]) -> dict[str, Any]:
+def print_result(name: str, result: dict[str, Any]) -> dict[str, Any]:
     """Print one result immediately."""
     print(name, json.dumps(result), flush=True)
     return result
@@ -104,7 +106,7 @@ def told(name: str, result: dict[str, Any]) -> dict[str, Any]:
 
 def measure(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
     """Measure one shape on its own server."""
-    return within(options, lambda host: Trial(host, shape, options).run())
+    return run_on_host(options, lambda host: Trial(host, shape, options).run())
 
 
 class Trial:
@@ -125,27 +127,33 @@ class Trial:
         host, shape, daemon, found = self.host, self.shape, self.daemon, self.found
         seconds = self.options.seconds
         daemon.start()
-        found["start to all owned, s"] = until(lambda: all(host.owners(shape)), "all is owned")
+        found["start to all owned, s"] = time_until(lambda: all(host.owners(shape)), "all is owned")
         daemon.wait_event("daemon.ready", timeout=PATIENCE)
-        found["slow at the start"] = host.slow()
+        found["slow at the start"] = host.take_longest_delays()
         time.sleep(seconds)  # one-time work after a start is not idle cost
-        self.look("idle, empty")
+        self.measure_state("idle, empty")
         daemon.pause()
         self.fill()
-        self.look("promoting, expiring", lambda: not (host.due(shape) or self.expiring()))
-        until(lambda: not (host.due(shape) or self.expiring()), "what is due is done")
-        self.look("paused, full")
+        self.measure_state(
+            "promoting, expiring",
+            lambda: not (host.count_due(shape) or self.has_expired_dead_letters()),
+        )
+        time_until(
+            lambda: not (host.count_due(shape) or self.has_expired_dead_letters()),
+            "what is due is done",
+        )
+        self.measure_state("paused, full")
         self.lose_a_worker()
         self.work()
         self.fail()
-        until(self.trimmed, "what is not retained is trimmed")
+        time_until(self.is_trimmed, "what is not retained is trimmed")
         self.count()
         time.sleep(seconds)
-        self.look("idle, full")
-        found["PSS, MiB"] = memory(daemon)
-        host.slow()
+        self.measure_state("idle, full")
+        found["PSS, MiB"] = memory_by_kind(daemon)
+        host.take_longest_delays()
         assert daemon.stop(timeout=PATIENCE) == 0, daemon.tail()
-        found["slow at the end"] = host.slow()
+        found["slow at the end"] = host.take_longest_delays()
         return found
 
     def fill(self) -> None:
@@ -158,13 +166,13 @@ class Trial:
         sizes, body, first = self.options, "x" * self.options.bytes, self.shape.places[0]
         write, everywhere = partial(self.host.write, self.shape), len(self.shape.places)
 
-        def in_flight(harness: Harness, count: int, _body: str, consumer: str) -> None:
+        def make_pending(harness: Harness, count: int, _body: str, consumer: str) -> None:
             if count and (consumer == MISSING_ENTRY or harness.assignment[:2] == first):
                 pending(harness, count, consumer)
 
         ours = sizes.pending // 2
-        write(partial(in_flight, consumer="w"), ours, body)
-        write(partial(in_flight, consumer=MISSING_ENTRY), ours // everywhere, body)
+        write(partial(make_pending, consumer="w"), ours, body)
+        write(partial(make_pending, consumer=MISSING_ENTRY), ours // everywhere, body)
         write(backlog, sizes.backlog // everywhere, body)
         each = sizes.delayed // 2 // everywhere
         write(delayed, each, body)
@@ -175,11 +183,11 @@ class Trial:
         write(letters, sizes.dead // 2 // everywhere, body)
         self.kept = sizes.dead // 2 // everywhere * everywhere
 
-    def expiring(self) -> bool:
+    def has_expired_dead_letters(self) -> bool:
         """Return True if expired dead letters are left. The server removes whole nodes."""
-        return self.host.dead(self.shape)[1] > self.kept + NODE * len(self.shape.places)
+        return self.host.count_dead(self.shape)[1] > self.kept + NODE * len(self.shape.places)
 
-    def trimmed(self) -> bool:
+    def is_trimmed(self) -> bool:
         """Return True if only the messages that retention keeps are left."""
         there = self.host.messages(self.shape)[1]
         return there <= (self.keep + 2 * NODE) * len(self.shape.places)
@@ -197,16 +205,18 @@ class Trial:
 
         victim = self.daemon.titles()[title]
         os.kill(victim, signal.SIGKILL)
-        until(lambda: self.daemon.titles().get(title) not in (None, victim), "there is another")
+        time_until(
+            lambda: self.daemon.titles().get(title) not in (None, victim), "there is another"
+        )
         self.found["done"]["recovered"] = own()
         self.began = time.monotonic()
         self.daemon.signal(signal.SIGCONT)
-        self.look("after the death of a worker", lambda: not own())
+        self.measure_state("after the death of a worker", lambda: not own())
 
     def work(self) -> None:
         """Handle the whole backlog."""
-        self.look("at work", lambda: not self.host.left(self.shape))
-        until(lambda: not self.host.left(self.shape), "the backlog is handled")
+        self.measure_state("at work", lambda: not self.host.count_unhandled(self.shape))
+        time_until(lambda: not self.host.count_unhandled(self.shape), "the backlog is handled")
         self.found["backlog handled within, s"] = round(time.monotonic() - self.began, 2)
 
     def fail(self) -> None:
@@ -214,10 +224,10 @@ class Trial:
         host, shape = self.host, self.shape
         began = time.monotonic()
         each = self.options.failing // len(shape.places)
-        dead = host.dead(shape)[0] + each * len(shape.assignments)
+        dead = host.count_dead(shape)[0] + each * len(shape.assignments)
         host.write(shape, backlog, each, FAILING * self.options.bytes)
-        self.look("failing", lambda: host.dead(shape)[0] >= dead)
-        until(lambda: host.dead(shape)[0] >= dead, "what fails is dead")
+        self.measure_state("failing", lambda: host.count_dead(shape)[0] >= dead)
+        time_until(lambda: host.count_dead(shape)[0] >= dead, "what fails is dead")
         self.found["failing dead within, s"] = round(time.monotonic() - began, 2)
 
     def count(self) -> None:
@@ -226,17 +236,17 @@ class Trial:
         self.found["done"]["reclaimed"] = sum(each["entries"] for each in taken)
         for name, (ever, there) in (
             ("trimmed", self.host.messages(self.shape)),
-            ("expired", self.host.dead(self.shape)),
+            ("expired", self.host.count_dead(self.shape)),
         ):
             self.found["done"][name] = ever - there
 
-    def look(self, name: str, done: Callable[[], bool] | None = None) -> None:
+    def measure_state(self, name: str, done: Callable[[], bool] | None = None) -> None:
         """Record resource use for some seconds, or until `done`."""
         seconds = self.options.seconds
-        self.found["looks"][name] = look(self.host, self.daemon, self.shape, seconds, done)
+        self.found["looks"][name] = measure_state(self.host, self.daemon, self.shape, seconds, done)
 
 
-def look(
+def measure_state(
     host: Host,
     daemon: Daemon,
     shape: Shape,
@@ -255,9 +265,9 @@ def look(
             if done and done():
                 break
 
-    host.slow()
+    host.take_longest_delays()
     host.pinger.delays()
-    used = spent(host, daemon, shape, wait)
+    used = measure_usage(host, daemon, shape, wait)
     took = used["seconds"]
     return {
         "CPU, ms/s": {name: round(used[name] / took * 1000, 2) for name in KINDS},
@@ -266,19 +276,21 @@ def look(
         "scripts/s": round(used["scripts"] / took, 1),
         "redis, MiB": host.used_mib(),
         "another client, ms": host.pinger.delays()._asdict(),
-        "slow": host.slow(),
+        "slow": host.take_longest_delays(),
     }
 
 
-def spent(host: Host, daemon: Daemon, shape: Shape, wait: Callable[[], object]) -> dict[str, float]:
+def measure_usage(
+    host: Host, daemon: Daemon, shape: Shape, wait: Callable[[], object]
+) -> dict[str, float]:
     """Return resource use during a call: elapsed and CPU seconds, commands, messages handled."""
-    names = processes(host, daemon)
+    names = pids_by_kind(host, daemon)
     handled, asked = host.handled(shape), host.asked
-    began, before = time.monotonic(), {name: cpu(pids) for name, pids in names.items()}
+    began, before = time.monotonic(), {name: cpu_seconds(pids) for name, pids in names.items()}
     with host.meter.measuring() as cost:
         wait()
         took = time.monotonic() - began
-        used = {name: cpu(pids) - before[name] for name, pids in names.items()}
+        used = {name: cpu_seconds(pids) - before[name] for name, pids in names.items()}
         asked = host.asked - asked
     return {
         **used,
@@ -289,7 +301,7 @@ def spent(host: Host, daemon: Daemon, shape: Shape, wait: Callable[[], object]) 
     }
 
 
-def processes(host: Host, daemon: Daemon) -> dict[str, list[int]]:
+def pids_by_kind(host: Host, daemon: Daemon) -> dict[str, list[int]]:
     """Return the pids that use CPU, by kind."""
     titles = daemon.titles()
     return {
@@ -300,7 +312,7 @@ def processes(host: Host, daemon: Daemon) -> dict[str, list[int]]:
     }
 
 
-def cpu(pids: list[int]) -> float:
+def cpu_seconds(pids: list[int]) -> float:
     """Return the CPU seconds of all threads of `pids`. Exited threads no longer count."""
     used = 0
     for pid in pids:
@@ -310,7 +322,7 @@ def cpu(pids: list[int]) -> float:
     return used / 1e9
 
 
-def memory(daemon: Daemon) -> dict[str, float]:
+def memory_by_kind(daemon: Daemon) -> dict[str, float]:
     """Return the PSS of each kind of process, in MiB; for workers, the median and the largest."""
     sizes: dict[str, list[float]] = {"supervisor": [], "housekeeper": [], "worker": []}
     for title, pid in daemon.titles().items():
@@ -326,7 +338,7 @@ def memory(daemon: Daemon) -> dict[str, float]:
 # --- start ----------------------------------------------------------------------------------------
 
 
-def first_message(host: Host) -> dict[str, Any]:
+def measure_first_message(host: Host) -> dict[str, Any]:
     """Measure from a daemon's start until it handled a waiting message in each partition.
 
     The topic exists, as after any restart. Returns the median of five starts.
@@ -340,7 +352,7 @@ def first_message(host: Host) -> dict[str, Any]:
         began = time.monotonic()
         daemon.start()
         for name, count in (("first", 1), ("all", len(shape.assignments))):
-            until(lambda n=before + count: host.handled(shape) >= n, name)
+            time_until(lambda n=before + count: host.handled(shape) >= n, name)
             took[name].append(time.monotonic() - began)
         assert daemon.stop(timeout=PATIENCE) == 0, daemon.tail()
     middle = {name: round(statistics.median(times), 2) for name, times in took.items()}
@@ -350,13 +362,13 @@ def first_message(host: Host) -> dict[str, Any]:
 # --- takeover -------------------------------------------------------------------------------------
 
 
-def takeover(host: Host, count: int, how: signal.Signals) -> dict[str, Any]:
+def measure_takeover(host: Host, count: int, how: signal.Signals) -> dict[str, Any]:
     """Signal one of two instances with `count` partitions each; time the takeover by the other."""
     shape = Shape(1, 2 * count)
     for name in ("one", "two"):
         host.daemon(shape, name).start()
     shares = {"one": count, "two": count}
-    until(lambda: {n: host.owners(shape).count(n) for n in shares} == shares, "both own half")
+    time_until(lambda: {n: host.owners(shape).count(n) for n in shares} == shares, "both own half")
     one, two = host.daemons
     for each in host.daemons:
         each.wait_event("daemon.ready", timeout=PATIENCE)
@@ -367,9 +379,9 @@ def takeover(host: Host, count: int, how: signal.Signals) -> dict[str, Any]:
         one.signal(how)
     for place in shape.places:
         backlog(Harness(host.link, host.keys, Assignment(*place, "g0")), 1)
-    until(lambda: set(host.owners(shape)) == {"two"}, "one owns all")
+    time_until(lambda: set(host.owners(shape)) == {"two"}, "one owns all")
     owned = time.monotonic() - began
-    until(lambda: host.handled(shape) == 2 * count, "a message of each partition is handled")
+    time_until(lambda: host.handled(shape) == 2 * count, "a message of each partition is handled")
     assert two.running
     return {
         "partitions": count,

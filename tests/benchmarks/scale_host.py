@@ -142,13 +142,13 @@ class Host:
         groups = self._groups([self.keys.stream(*place) for place in shape.places])
         return sum(int(each[b"entries-read"] or 0) - int(each[b"pending"]) for each in groups)
 
-    def left(self, shape: Shape) -> int:
+    def count_unhandled(self, shape: Shape) -> int:
         """Return the number of unread and pending messages and retries."""
         streams = [self.keys.stream(*place) for place in shape.places]
         streams += [self.keys.retry_stream(*assignment) for assignment in shape.assignments]
         return sum(int(each[b"lag"] or 0) + int(each[b"pending"]) for each in self._groups(streams))
 
-    def due(self, shape: Shape) -> int:
+    def count_due(self, shape: Shape) -> int:
         """Return the number of retries and delayed sends that are due but not promoted."""
         seconds, _ = self.link.execute("TIME")
         sets = [self.keys.retry(*assignment) for assignment in shape.assignments]
@@ -156,7 +156,7 @@ class Host:
         self.asked += len(sets)
         return sum(self.link.pipeline([("ZCOUNT", key, 0, int(seconds) * 1000) for key in sets]))
 
-    def lengths(self, keys: list[str]) -> tuple[int, int]:
+    def count_entries(self, keys: list[str]) -> tuple[int, int]:
         """Return the number of entries ever written to `keys`, and the number still there."""
         self.asked += len(keys)
         found = self.link.pipeline_each([("XINFO", "STREAM", key) for key in keys])
@@ -168,15 +168,15 @@ class Host:
 
     def messages(self, shape: Shape) -> tuple[int, int]:
         """Return the number of messages ever sent, and the number still there."""
-        return self.lengths([self.keys.stream(*place) for place in shape.places])
+        return self.count_entries([self.keys.stream(*place) for place in shape.places])
 
-    def dead(self, shape: Shape) -> tuple[int, int]:
+    def count_dead(self, shape: Shape) -> tuple[int, int]:
         """Return the number of dead letters ever written, and the number still there."""
-        return self.lengths([self.keys.dlq(*place) for place in shape.places])
+        return self.count_entries([self.keys.dlq(*place) for place in shape.places])
 
     # --- latency ---
 
-    def slow(self) -> Slow:
+    def take_longest_delays(self) -> Slow:
         """Return the longest delay above SLOW_MS of each kind since the last call, in ms.
 
         Leaves out the benchmark's own commands, but not latency events, which name no client.
@@ -204,7 +204,7 @@ class Host:
         self, shape: Shape, seed: Callable[[Harness, int, str], object], count: int, body: str
     ) -> None:
         """Seed `count` messages in each partition."""
-        self.slow()
+        self.take_longest_delays()
         for place in shape.places:
             harness = Harness(self.link, self.keys, Assignment(*place, "g0"))
             for begin in range(0, count, SEED_MAX):
@@ -217,9 +217,9 @@ class Host:
         used = next(line for line in info.splitlines() if line.startswith("used_memory:"))
         return round(int(used.partition(":")[2]) / (1 << 20), 1)
 
-    def whole(self) -> dict[str, Any]:
+    def longest_delays(self) -> dict[str, Any]:
         """Return the longest delays of the whole run."""
-        self.slow()
+        self.take_longest_delays()
         return {
             "longest, ms": self.longest,
             "another client, ms": self.pinger.delays(whole=True)._asdict(),
@@ -235,7 +235,7 @@ class Host:
 
 
 @contextmanager
-def private(word: str) -> Iterator[Host]:
+def open_host(word: str) -> Iterator[Host]:
     """A private server, chosen by `word`, and a folder."""
     with tempfile.TemporaryDirectory(prefix="sqb-") as folder:
         host = Host(ProcessServer("bench", find_binary(word)), Path(folder))
@@ -245,22 +245,26 @@ def private(word: str) -> Iterator[Host]:
             host.close()
 
 
-def within(options: argparse.Namespace, work: Callable[[Host], dict[str, Any]]) -> dict[str, Any]:
+def run_on_host(
+    options: argparse.Namespace, work: Callable[[Host], dict[str, Any]]
+) -> dict[str, Any]:
     """Run `work` on a private host; add the longest delays of the whole run."""
-    with private(options.server) as host:
+    with open_host(options.server) as host:
         if options.first:
             host.server.come_first()
-        return {**work(host), **host.whole()}
+        return {**work(host), **host.longest_delays()}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options common to all measurements on such a host."""
     parser.add_argument("--bytes", type=int, default=100, help="of each body")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long each look lasts")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="how long each state is measured"
+    )
     parser.add_argument("--server", default="valkey")
 
 
-def until(condition: Callable[[], object], what: str) -> float:
+def time_until(condition: Callable[[], object], what: str) -> float:
     """Wait for a condition; return the seconds it took."""
     began = time.monotonic()
     wait_until(condition, timeout=PATIENCE, what=what)

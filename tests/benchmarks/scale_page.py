@@ -34,7 +34,7 @@ def table(results: dict[str, Any]) -> str:
                 *("shape", "phase", *KINDS, *RATES, "redis, MiB"),
                 *("PING p99, ms", "maximum, ms", "longer than 5 ms"),
             ),
-            (_look(shape, name, look) for shape, name, look in _looks(results)),
+            (_state_row(shape, name, state) for shape, name, state in _states(results)),
         ),
         _table(
             (
@@ -47,16 +47,16 @@ def table(results: dict[str, Any]) -> str:
                 "slow commands at the start",
                 "slow commands at the end",
             ),
-            (_shape(name, found) for name, found in results["shapes"].items()),
+            (_memory_row(name, found) for name, found in results["shapes"].items()),
         ),
         _table(
             ("shape", "assignments", *(f"{name}: µs/s per assignment" for name in IDLE)),
-            (_growth(name, found) for name, found in results["shapes"].items()),
+            (_idle_cost_row(name, found) for name, found in results["shapes"].items()),
         ),
-        _table(("shape", *DONE), (_done(*each) for each in results["shapes"].items())),
+        _table(("shape", *DONE), (_handled_row(*each) for each in results["shapes"].items())),
         _table(
             ("PING of another client, the whole run", "pings", "p99, ms", "maximum, ms"),
-            ((name, *_pings(found["another client, ms"])) for name, found in _runs(results)),
+            ((name, *_ping_cells(found["another client, ms"])) for name, found in _runs(results)),
         ),
         _table(
             ("longest call of the whole run", "ms"),
@@ -68,7 +68,7 @@ def table(results: dict[str, Any]) -> str:
         _table(START, [tuple(results["start"][head] for head in START)]),
         _table(
             ("takeover after", "partitions", "all owned, s", "all handled, s", "lease_ttl, s"),
-            (_takeover(how, found) for how, found in results["takeover"].items()),
+            (_takeover_row(how, found) for how, found in results["takeover"].items()),
         ),
     ]
     return "\n\n".join(parts) + "\n"
@@ -94,27 +94,27 @@ def _heading(sizes: dict[str, float]) -> str:
     )
 
 
-def _looks(results: dict[str, Any]) -> Iterable[tuple[str, str, dict[str, Any]]]:
+def _states(results: dict[str, Any]) -> Iterable[tuple[str, str, dict[str, Any]]]:
     for shape, found in results["shapes"].items():
-        for name, look in found["looks"].items():
-            yield shape, name, look
+        for name, state in found["looks"].items():
+            yield shape, name, state
 
 
-def _look(shape: str, name: str, look: dict[str, Any]) -> Sequence[object]:
-    cpu = [f"{look['CPU, ms/s'][kind]:.1f}" for kind in KINDS]
-    rates = [f"{look[rate]:,}" for rate in (*RATES, "redis, MiB")]
-    delays = look["another client, ms"]
-    _, p99, worst = _pings(delays)
-    return (shape, name, *cpu, *rates, p99, worst, _slow(look["slow"]))
+def _state_row(shape: str, name: str, state: dict[str, Any]) -> Sequence[object]:
+    cpu = [f"{state['CPU, ms/s'][kind]:.1f}" for kind in KINDS]
+    rates = [f"{state[rate]:,}" for rate in (*RATES, "redis, MiB")]
+    delays = state["another client, ms"]
+    _, p99, worst = _ping_cells(delays)
+    return (shape, name, *cpu, *rates, p99, worst, _format_slow(state["slow"]))
 
 
-def _pings(delays: dict[str, float]) -> Sequence[str]:
+def _ping_cells(delays: dict[str, float]) -> Sequence[str]:
     """Return the number of pings, the 99th percentile and the maximum."""
     count, p99, worst = delays.values()
     return (f"{count:,}", f"{p99:.1f}", f"{worst:.1f}")
 
 
-def _shape(name: str, found: dict[str, Any]) -> Sequence[object]:
+def _memory_row(name: str, found: dict[str, Any]) -> Sequence[object]:
     memory = ", ".join(f"{kind} {size}" for kind, size in found["PSS, MiB"].items())
     return (
         name,
@@ -123,23 +123,23 @@ def _shape(name: str, found: dict[str, Any]) -> Sequence[object]:
         found["backlog handled within, s"],
         found["failing dead within, s"],
         memory,
-        _slow(found["slow at the start"]),
-        _slow(found["slow at the end"]),
+        _format_slow(found["slow at the start"]),
+        _format_slow(found["slow at the end"]),
     )
 
 
-def _growth(name: str, found: dict[str, Any]) -> Sequence[object]:
+def _idle_cost_row(name: str, found: dict[str, Any]) -> Sequence[object]:
     """Return the idle cost of supervisor and housekeeper per assignment."""
     assignments = found["units"]
-    cpus = [found["looks"][look]["CPU, ms/s"] for look in IDLE]
-    return (name, assignments, *(round(_daemon(cpu) * 1000 / assignments) for cpu in cpus))
+    cpus = [found["looks"][state]["CPU, ms/s"] for state in IDLE]
+    return (name, assignments, *(round(_daemon_cpu(cpu) * 1000 / assignments) for cpu in cpus))
 
 
-def _daemon(cpu: dict[str, float]) -> float:
+def _daemon_cpu(cpu: dict[str, float]) -> float:
     return cpu["supervisor"] + cpu["housekeeper"]
 
 
-def _done(name: str, found: dict[str, Any]) -> Sequence[object]:
+def _handled_row(name: str, found: dict[str, Any]) -> Sequence[object]:
     return (name, *(f"{found['done'][each]:,}" for each in DONE))
 
 
@@ -159,7 +159,7 @@ def _longest(results: dict[str, Any]) -> dict[str, float]:
     return longest or {"nothing": 0.0}
 
 
-def _takeover(how: str, found: dict[str, Any]) -> Sequence[object]:
+def _takeover_row(how: str, found: dict[str, Any]) -> Sequence[object]:
     return (
         how,
         found["partitions"],
@@ -169,6 +169,6 @@ def _takeover(how: str, found: dict[str, Any]) -> Sequence[object]:
     )
 
 
-def _slow(found: dict[str, dict[str, float]]) -> str:
+def _format_slow(found: dict[str, dict[str, float]]) -> str:
     both = {**found["events"], **found["commands"]}
     return ", ".join(f"{name} {worst:.1f} ms" for name, worst in both.items()) or "nothing"

@@ -36,7 +36,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.benchmarks.quick import machine, server
 from tests.benchmarks.spark_jobs import TARGETS, TOPIC
-from tests.benchmarks.spark_tree import Cpu, Memory, adopt_orphans, cpu_of
+from tests.benchmarks.spark_tree import Cpu, Memory, adopt_orphans, read_cpu_seconds
 
 PARTITIONS = 4
 SMALL = 10_000  # rows of the cold run
@@ -82,12 +82,12 @@ def main() -> None:
             os.sched_setaffinity(0, {ours})
         if options.only in (None, "cold"):
             prepare(path, SMALL)
-            found["cold"] = cold(path, folder, options.rounds)
+            found["cold"] = measure_cold(path, folder, options.rounds)
         prepare(path, options.rows)
         if options.only in (None, "warm"):
-            found["warm"] = warm(path, folder, options)
+            found["warm"] = measure_warm(path, folder, options)
         if options.only in (None, "whole"):
-            found["whole"] = whole(path, folder)
+            found["whole"] = measure_whole_archive(path, folder)
     found["machine"]["load at the end"] = os.getloadavg()
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
@@ -136,26 +136,26 @@ def _hit(chance: random.Random, number: int) -> tuple[str, str]:
 # --- warm -----------------------------------------------------------------------------------------
 
 
-def warm(path: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def measure_warm(path: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure everything in turn, in a session that has done each kind once before."""
     (folder / "source").mkdir()
-    single(path, folder / "source", "archive")
+    run_single_process(path, folder / "source", "archive")
     measured: dict[str, dict[str, list[Any]]] = {}
-    with driver(path, folder) as ask:
+    with start_driver(path, folder) as ask:
         for number in range(options.rounds + 1):
             for kind in options.kinds:
                 for work in WORKS[kind]:
-                    clean(path)
+                    empty_targets(path)
                     if work == "single":
                         sink = folder / ("source" if kind == "write" else "single")
                         sink.mkdir(exist_ok=True)
-                        one = single(path, sink, kind)
+                        one = run_single_process(path, sink, kind)
                     else:
                         one = ask(work)
                     print(number, kind, work, one, file=sys.stderr, flush=True)
                     if number:  # the first round warms up
                         measured.setdefault(kind, {}).setdefault(work, []).append(one)
-        clean(path)
+        empty_targets(path)
     return {
         kind: {work: _summary(each, options.rows) for work, each in works.items()}
         for kind, works in measured.items()
@@ -174,7 +174,7 @@ def _summary(rounds: list[dict[str, Any]], rows: int) -> dict[str, Any]:
     }
 
 
-def clean(path: str) -> None:
+def empty_targets(path: str) -> None:
     """Empty the targets of writes."""
     client = connect(config.Redis(url=f"unix://{path}"), timeout=60.0, name="bench")
     for target in TARGETS.values():
@@ -185,20 +185,20 @@ def clean(path: str) -> None:
     client.close()
 
 
-def single(path: str, folder: Path, work: str) -> dict[str, float]:
+def run_single_process(path: str, folder: Path, work: str) -> dict[str, float]:
     """Run one tuned process. It measures itself, without its start."""
     streams = STREAMS
     if work == "write":
         streams = [each.replace(TOPIC, TARGETS["write_tuples"]) for each in STREAMS]
     command = [sys.executable, "-m", "tests.benchmarks.spark_single", work, path, str(folder)]
-    before = cpu_of(_server_pid(path))
+    before = read_cpu_seconds(_server_pid(path))
     ended = subprocess.run([*command, *streams], stdout=subprocess.PIPE, check=True)
     found: dict[str, float] = json.loads(ended.stdout)
-    return found | {"server": cpu_of(_server_pid(path)) - before}
+    return found | {"server": read_cpu_seconds(_server_pid(path)) - before}
 
 
 @contextlib.contextmanager
-def driver(path: str, folder: Path) -> Iterator[Any]:
+def start_driver(path: str, folder: Path) -> Iterator[Any]:
     """A warm session. Yields a function that runs one kind of work and returns its cost."""
     command = [sys.executable, "-m", "tests.benchmarks.spark_jobs", path, str(folder)]
     process = subprocess.Popen(
@@ -211,11 +211,11 @@ def driver(path: str, folder: Path) -> Iterator[Any]:
     def ask(work: str) -> dict[str, Any]:
         assert process.stdin is not None
         assert process.stdout is not None
-        before = cpu_of(_server_pid(path))
+        before = read_cpu_seconds(_server_pid(path))
         with Cpu(process.pid) as cpu:
             print(work, file=process.stdin, flush=True)
             found: dict[str, Any] = json.loads(process.stdout.readline())
-        spent = cpu_of(_server_pid(path)) - before
+        spent = read_cpu_seconds(_server_pid(path)) - before
         return found | {"cpu": cpu.seconds, "of": cpu.by_kind(), "server": spent}
 
     try:
@@ -236,7 +236,7 @@ def _server_pid(path: str) -> int:
 # --- cold -----------------------------------------------------------------------------------------
 
 
-def cold(path: str, folder: Path, rounds: int) -> dict[str, Any]:
+def measure_cold(path: str, folder: Path, rounds: int) -> dict[str, Any]:
     """Archive a small topic once, timed from the command to its exit."""
     works = {
         "single": _single_command(path, folder),
@@ -248,8 +248,10 @@ def cold(path: str, folder: Path, rounds: int) -> dict[str, Any]:
         times = []
         for _ in range(rounds):
             (folder / "single").mkdir(exist_ok=True)
-            _forget(folder)
-            times.append(_cost(command) if command else _cold_driver(path, folder, work))
+            _remove_archive(folder)
+            times.append(
+                _measure_command(command) if command else _measure_cold_driver(path, folder, work)
+            )
         found[work] = {
             "seconds": round(statistics.median(each[0] for each in times), 2),
             "CPU seconds": round(statistics.median(each[1] for each in times), 2),
@@ -269,12 +271,12 @@ def _archive_command(path: str, folder: Path) -> list[str]:
     return [*command, "pipeline", "archive", "--json", "--archive", str(folder / "command")]
 
 
-def _forget(folder: Path) -> None:
+def _remove_archive(folder: Path) -> None:
     for name in ("command", "tuples"):
         subprocess.run(["rm", "-rf", str(folder / name)], check=True)
 
 
-def _cost(command: list[str]) -> tuple[float, float]:
+def _measure_command(command: list[str]) -> tuple[float, float]:
     """Return the seconds and CPU seconds of a command and all its descendants."""
     began = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -286,7 +288,7 @@ def _cost(command: list[str]) -> tuple[float, float]:
     return seconds, cpu.total
 
 
-def _cold_driver(path: str, folder: Path, work: str) -> tuple[float, float]:
+def _measure_cold_driver(path: str, folder: Path, work: str) -> tuple[float, float]:
     command = [sys.executable, "-m", "tests.benchmarks.spark_jobs", path, str(folder)]
     began = time.monotonic()
     process = subprocess.Popen(
@@ -325,9 +327,9 @@ def _command(pid: int) -> bytes:
 # --- the whole archive, and memory ----------------------------------------------------------------
 
 
-def whole(path: str, folder: Path) -> dict[str, Any]:
+def measure_whole_archive(path: str, folder: Path) -> dict[str, Any]:
     """Archive all rows with the command; measure the memory of all its processes."""
-    _forget(folder)
+    _remove_archive(folder)
     began = time.monotonic()
     process = subprocess.Popen(
         _archive_command(path, folder), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

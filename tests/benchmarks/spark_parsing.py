@@ -41,7 +41,7 @@ _LEAVES: tuple[tuple[str, Callable[[int], Any]], ...] = (
 )
 
 
-def schema_of(leaves: int) -> str:
+def make_schema(leaves: int) -> str:
     """Return a schema: half of the leaves are columns, the rest are in structs of ten."""
     kinds = [f"c{n} {_LEAVES[n % len(_LEAVES)][0]}" for n in range(leaves)]
     flat = kinds if leaves <= _GROUP else kinds[: leaves // 2]
@@ -88,7 +88,7 @@ def write_raw(folder: Path, leaves: int, rows: int, share: float) -> None:
         )
 
 
-def ours(frame: DataFrame, schema: str, out: Path) -> tuple[int, int]:
+def parse_as_archive(frame: DataFrame, schema: str, out: Path) -> tuple[int, int]:
     """Parse as the archive does. Return the number of rows that fit, and of the others."""
     kind = schemas.read_schema(schema)
     columns = pa.schema([*derived.parsed_columns(), *schemas.table_columns(kind)])
@@ -103,7 +103,7 @@ def ours(frame: DataFrame, schema: str, out: Path) -> tuple[int, int]:
     return sum(each.rows for each in fit), sum(each.rows for each in unfit)
 
 
-def plain(frame: DataFrame, schema: str, out: Path) -> None:
+def parse_with_spark(frame: DataFrame, schema: str, out: Path) -> None:
     """Parse with Spark alone: lenient, without reasons."""
     from pyspark.sql import functions as f
 
@@ -114,7 +114,7 @@ def plain(frame: DataFrame, schema: str, out: Path) -> None:
 
 def measure(spark: SparkSession, leaves: int, rows: int, share: float, rounds: int) -> list[Any]:
     """Return one line of the table."""
-    schema = schema_of(leaves)
+    schema = make_schema(leaves)
     times: tuple[list[float], list[float]] = ([], [])
     with tempfile.TemporaryDirectory(prefix="streamqd-parsing-") as name:
         raw = Path(name, "raw")
@@ -123,7 +123,7 @@ def measure(spark: SparkSession, leaves: int, rows: int, share: float, rounds: i
         for number in range(rounds + 1):  # the first one warms up
             frame = spark.read.parquet(str(raw))
             out = Path(name, str(number))
-            for of, work in enumerate((plain, ours)):
+            for of, work in enumerate((parse_with_spark, parse_as_archive)):
                 began = time.monotonic()
                 counts = work(frame, schema, out)
                 if number:

@@ -18,7 +18,7 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def cpu_of(pid: int) -> float:
+def read_cpu_seconds(pid: int) -> float:
     """Return the CPU seconds of one process so far, in steps of a hundredth."""
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / _TICKS
@@ -58,7 +58,7 @@ class Cpu:
         self._thread = threading.Thread(target=self._watch)
 
     def __enter__(self) -> Cpu:
-        self._look()
+        self._sample()
         self._began = dict(self._last)
         self._thread.start()
         return self
@@ -66,7 +66,7 @@ class Cpu:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
-        self._look()
+        self._sample()
 
     @property
     def seconds(self) -> float:
@@ -87,12 +87,12 @@ class Cpu:
 
     def _watch(self) -> None:
         while not self._end.wait(0.1):
-            self._look()
+            self._sample()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         for pid in tree(self._root):
             with contextlib.suppress(OSError):
-                self._last[pid] = cpu_of(pid)
+                self._last[pid] = read_cpu_seconds(pid)
 
 
 class Memory:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import redis
 
 from tests.benchmarks import access_log, quick
-from tests.benchmarks.bars import Meter, Work, workers_of
+from tests.benchmarks.bars import CpuMeter, Work, worker_pids
 from tests.benchmarks.quick import PARTITIONS
 
 
@@ -29,32 +29,34 @@ class Load(NamedTuple):
         return ["g", *(f"g{number}" for number in range(1, len(self.handlers)))]
 
 
-def throughput(path: str, count: int, rounds: int, load: Load | None = None) -> dict[str, Any]:
+def compare_throughput(
+    path: str, count: int, rounds: int, load: Load | None = None
+) -> dict[str, Any]:
     """Measure messages per second with a backlog; each group has two partitions with a worker each.
 
     A message counts in each group. Without `load`, one group has a handler that does nothing.
     """
     load = load or NOTHING
-    pairs = [(bare_loop(path, count, load), loaded(path, count, load)) for _ in range(rounds)]
+    pairs = [(run_bare_loop(path, count, load), run_load(path, count, load)) for _ in range(rounds)]
 
-    def middle(number: Callable[[Work, Work], float], digits: int) -> float:
+    def median(number: Callable[[Work, Work], float], digits: int) -> float:
         return round(statistics.median(number(*pair) for pair in pairs), digits)
 
     rates = [ours.rate for _, ours in pairs]
     return {
-        "bare loop, messages/s": middle(lambda bare, _: bare.rate, 0),
-        "streamqd, messages/s": middle(lambda _, ours: ours.rate, 0),
-        "ratio": middle(lambda bare, ours: ours.rate / bare.rate, 3),
+        "bare loop, messages/s": median(lambda bare, _: bare.rate, 0),
+        "streamqd, messages/s": median(lambda _, ours: ours.rate, 0),
+        "ratio": median(lambda bare, ours: ours.rate / bare.rate, 3),
         "spread of streamqd": [round(min(rates)), round(max(rates))],
         "worker CPU, us/message": {
-            "bare loop": middle(lambda bare, _: bare.workers_us, 2),
-            "streamqd": middle(lambda _, ours: ours.workers_us, 2),
+            "bare loop": median(lambda bare, _: bare.workers_us, 2),
+            "streamqd": median(lambda _, ours: ours.workers_us, 2),
         },
-        "ratio of Redis CPU": middle(lambda bare, ours: ours.server_us / bare.server_us, 3),
+        "ratio of Redis CPU": median(lambda bare, ours: ours.server_us / bare.server_us, 3),
     }
 
 
-def bare_loop(path: str, count: int, load: Load) -> Work:
+def run_bare_loop(path: str, count: int, load: Load) -> Work:
     """Run the limit: redis-py, COUNT 256, acknowledge and read in one round trip.
 
     There is a process for each partition in each group.
@@ -76,11 +78,11 @@ def bare_loop(path: str, count: int, load: Load) -> Work:
     for worker in workers:
         worker.start()
     gate.wait()
-    server_meter = Meter([quick.server_pid(path)])
+    server_meter = CpuMeter([quick.server_pid(path)])
     seconds = sum(spent.get() for _ in workers)
     handled = count * len(load.groups)
     rate = handled / (time.monotonic() - server_meter.began)
-    server_us = server_meter.us(handled)
+    server_us = server_meter.us_per_message(handled)
     for worker in workers:
         worker.join()
     return Work(rate, seconds * 1e6 / handled, server_us)
@@ -111,11 +113,11 @@ def _bare_worker(
             handle(fields)
 
 
-def _nothing(_fields: object) -> None:
+def _ignore_fields(_fields: object) -> None:
     return None
 
 
-NOTHING = Load(["nothing"], [_nothing])
+NOTHING = Load(["nothing"], [_ignore_fields])
 
 
 def log_lines() -> Load:
@@ -128,7 +130,7 @@ def log_lines() -> Load:
     )
 
 
-def loaded(path: str, count: int, load: Load) -> Work:
+def run_load(path: str, count: int, load: Load) -> Work:
     """Handle the same load with the daemon."""
     others = zip(load.groups[1:], load.handlers[1:], strict=True)
     extra = "".join(
@@ -159,35 +161,38 @@ def daemon_work(
     with quick.daemon(path, handler, extra=extra, env=env) as process:
         quick.wait_ready(path, groups=groups)
         process.send_signal(signal.SIGTSTP)
-        quick.wait(lambda: quick.states(path) == {"PAUSED"})
+        quick.wait(lambda: quick.worker_states(path) == {"PAUSED"})
         streams = [quick.stream(number) for number in range(PARTITIONS)]
         quick.fill(path, streams, count, keys=keys, bodies=bodies, more=more)
-        workers, server_meter = Meter(workers_of(process.pid)), Meter([quick.server_pid(path)])
+        workers, server_meter = (
+            CpuMeter(worker_pids(process.pid)),
+            CpuMeter([quick.server_pid(path)]),
+        )
         process.send_signal(signal.SIGCONT)
         handled = count * len(groups)
-        rate = _drained(redis.Redis(unix_socket_path=path), handled)
-        return Work(rate, workers.us(handled), server_meter.us(handled))
+        rate = _wait_until_drained(redis.Redis(unix_socket_path=path), handled)
+        return Work(rate, workers.us_per_message(handled), server_meter.us_per_message(handled))
 
 
-def _drained(client: Any, count: int) -> float:
+def _wait_until_drained(client: Any, count: int) -> float:
     """Wait for all acknowledgments; return messages per second, from the first one observed.
 
     The time until SIGCONT arrives does not count. Each look takes time from the workers, so looks
     are rare while many messages are left.
     """
-    quick.wait(lambda: _outstanding(client) < count)
-    first, left = time.monotonic(), _outstanding(client)
+    quick.wait(lambda: _count_outstanding(client) < count)
+    first, left = time.monotonic(), _count_outstanding(client)
     assert left, "all was done at the first look: measure with more messages"
     rest, deadline = left, first + 300
     while rest:
         assert time.monotonic() < deadline, f"{rest} messages are not done"
         per_message = (time.monotonic() - first) / max(1, left - rest)
         time.sleep(min(0.2, max(0.002, rest * per_message / 2)) if rest < left else 0.005)
-        rest = _outstanding(client)
+        rest = _count_outstanding(client)
     return left / (time.monotonic() - first)
 
 
-def _outstanding(client: Any) -> int:
+def _count_outstanding(client: Any) -> int:
     total = 0
     for number in range(PARTITIONS):
         for group in client.xinfo_groups(quick.stream(number)):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import access_log, quick
-from tests.benchmarks.bars import Bar, Work, in_turns, show
+from tests.benchmarks.bars import Bar, Work, measure_in_turns, print_bars
 from tests.benchmarks.throughput import daemon_work
 from tests.support.machine import machine
 
@@ -43,7 +43,7 @@ def main() -> None:
         for shape, (handler, extra) in SHAPES.items():
             bodies = access_log.lines() if shape == "log lines" else [quick.PAYLOAD]
             kinds = _kinds(path, options.messages, handler, extra, bodies, address)
-            works = in_turns(kinds, options.rounds)
+            works = measure_in_turns(kinds, options.rounds)
             results[shape] = {
                 name: {
                     "messages/s": round(statistics.median(each.rate for each in found)),
@@ -63,7 +63,7 @@ def main() -> None:
             ratio = results[shape]["unsampled"]["ratio to off"]
             bars.append(Bar(f"{shape}, unsampled: messages/s", ratio, 0.95))
     print(json.dumps(results, indent=2))
-    results["bars"] = show(bars)
+    results["bars"] = print_bars(bars)
     if options.output:
         options.output.write_text(json.dumps(results, indent=2) + "\n")
 

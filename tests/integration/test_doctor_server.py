@@ -284,7 +284,7 @@ def slow_sync(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the library that makes every sync of a server take SYNC_SECONDS."""
     if shutil.which("cc") is None:
         pytest.skip("cc, a compiler of C, is not installed")
-    return bounds.compiled(tmp_path_factory.mktemp("shim"))
+    return bounds.compile_shim(tmp_path_factory.mktemp("shim"))
 
 
 @pytest.fixture

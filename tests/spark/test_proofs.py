@@ -116,7 +116,7 @@ def test_usual_payloads_are_parsed_without_spark(spark: SparkSession) -> None:
     assert compare(spark, LEAVES, "at", USUAL) == []
     for leaves in spark_parsing.WIDTHS:
         payloads = [spark_parsing.payload(leaves, n, wrong=n % 2 == 1) for n in range(40)]
-        assert compare(spark, spark_parsing.schema_of(leaves), "", payloads) == []
+        assert compare(spark, spark_parsing.make_schema(leaves), "", payloads) == []
 
 
 def test_unit_times_have_the_verdict_of_the_exact_parser(spark: SparkSession) -> None:

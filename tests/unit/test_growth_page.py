@@ -61,7 +61,7 @@ def words(text: str) -> str:
 
 def test_cost_by_partitions_omits_runs_with_more_groups() -> None:
     """The figures come from runs with one group: 255 more assignments cost 51 ms."""
-    text = words(growth_page.text(RESULTS))
+    text = words(growth_page.render_page(RESULTS))
 
     assert "**More partitions**, from 1 to 256 assignments." in text
     assert "While idle, streamqd uses 10.0 ms/s in total at the smallest size and 61.0 ms/s" in text
@@ -72,7 +72,7 @@ def test_cost_by_partitions_omits_runs_with_more_groups() -> None:
 
 def test_growth_page_compares_groups_on_equal_partitions() -> None:
     """112 more assignments cost 11.2 ms."""
-    text = words(growth_page.text(RESULTS))
+    text = words(growth_page.render_page(RESULTS))
 
     assert "**More groups**, from 16 to 128 assignments." in text
     assert "While idle, streamqd uses 13.0 ms/s in total at the smallest size and 24.2 ms/s" in text
@@ -83,11 +83,11 @@ def test_growth_page_compares_groups_on_equal_partitions() -> None:
 def test_growth_page_without_groups_has_one_curve() -> None:
     rows = [row for row in RESULTS["units"] if row["groups"] == 1]
 
-    assert growth_page.curves(reversed(rows)) == {"partitions": rows}
+    assert growth_page.group_by_growth(reversed(rows)) == {"partitions": rows}
 
 
 def test_growth_page_compares_with_the_smallest_amount() -> None:
-    text = words(growth_page.text(RESULTS))
+    text = words(growth_page.render_page(RESULTS))
 
     assert (
         "**Backlog**, from 1,000 to 1,000,000 messages. The idle CPU time of streamqd changes"
@@ -96,7 +96,7 @@ def test_growth_page_compares_with_the_smallest_amount() -> None:
 
 
 def test_growth_page_has_a_row_per_result() -> None:
-    text = growth_page.text(RESULTS)
+    text = growth_page.render_page(RESULTS)
 
     assert "| 16x1x8 | 128 | 24.2 | 0.19 | 12.1 | 1,234 |" in text
     assert "| 256x1x1 | 256 | 5,678 | 3.00 | 2.00 | 5.00 | 0.025 |" in text
@@ -110,6 +110,6 @@ def test_growth_page_is_current() -> None:
     if not growth_page.RESULTS.exists():
         pytest.skip("make bench NAME=growth has not been run")
     results = json.loads(growth_page.RESULTS.read_text())
-    page = growth_page.page_of(growth_page.RESULTS)
+    page = growth_page.page_path(growth_page.RESULTS)
 
-    assert page.read_text() == growth_page.text(results)
+    assert page.read_text() == growth_page.render_page(results)

@@ -42,4 +42,4 @@ def test_promises_page_shows_the_measured_figures() -> None:
     if not bounds.RESULTS.exists():
         pytest.skip("make bench NAME=bounds has not been run")
     results = json.loads(bounds.RESULTS.read_text())
-    assert bounds.PAGE.read_text().partition(bounds.MARK)[2] == bounds.report(results)
+    assert bounds.PAGE.read_text().partition(bounds.MARK)[2] == bounds.render_tables(results)
