@@ -118,8 +118,8 @@ def test_readme_has_the_measured_figures(path: Path) -> None:
     """Fix it with `make bench NAME=page`."""
     text = (ROOT / path).read_text()
 
-    wanted = excerpt.wanted(path, page.read(page.RESULTS), page.read(page.SURVIVAL))
-    assert excerpt.between(text) == wanted
+    wanted = excerpt.expected_figures(path, page.read(page.RESULTS), page.read(page.SURVIVAL))
+    assert excerpt.read_figures(text) == wanted
 
 
 def test_comparison_page_is_current() -> None:
@@ -141,9 +141,9 @@ def test_figures_are_replaced_only_between_the_marks(tmp_path: Path) -> None:
 
     for path in excerpt.PAGES:
         before, after = (ROOT / path).read_text(), (tmp_path / path).read_text()
-        assert excerpt.with_figures(before, "") == excerpt.with_figures(after, "")
-        assert excerpt.between(after) == excerpt.wanted(path, RESULTS, None)
-    table = excerpt.between((tmp_path / "README.md").read_text())
+        assert excerpt.replace_figures(before, "") == excerpt.replace_figures(after, "")
+        assert excerpt.read_figures(after) == excerpt.expected_figures(path, RESULTS, None)
+    table = excerpt.read_figures((tmp_path / "README.md").read_text())
     assert "| streamqd (1.2) | 1,234 | 1,234.5 ms | 1,234.5 ms | 1,234 µs | 1,234 MiB |" in table
     assert "another" not in table
     assert "| another (1.2) |" in page.text(RESULTS)
@@ -228,7 +228,7 @@ def test_measured_outcomes_of_jobs_replace_documented_ones() -> None:
 
 
 def test_readme_has_a_column_for_killed_workers() -> None:
-    table = excerpt.wanted(Path("README.md"), RESULTS, SURVIVAL)
+    table = excerpt.expected_figures(Path("README.md"), RESULTS, SURVIVAL)
 
     assert f"| {excerpt.HEADS[-1]} | {excerpt.KILLED_HEAD} |" in table
     assert re.search(r"^\| streamqd \(1\.2\) \|.* \| after 0\.04 s \|$", table, re.MULTILINE)

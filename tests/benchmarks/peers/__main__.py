@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.benchmarks.peers import environments, page, server
 from tests.benchmarks.peers.bench import Round
-from tests.benchmarks.peers.systems import System, chosen
+from tests.benchmarks.peers.systems import System, select_systems
 from tests.support.machine import machine
 
 Figures = dict[str, list[dict[str, float]]]
@@ -38,7 +38,7 @@ def main() -> int:
     options = arguments.parse_args()
     if options.scale != 1 and options.output == page.RESULTS:
         arguments.error("figures of another scale are not for the page: name a file by --output")
-    systems = chosen(options.only)
+    systems = select_systems(options.only)
     folders = {system: environments.prepare(system) for system in systems}
     there = {system: folder for system, folder in folders.items() if folder is not None}
     missing = [system.name for system in systems if system not in there]
@@ -58,7 +58,7 @@ def main() -> int:
             system.name: environments.versions(system, folder, installed[system])
             | {"server": servers[system.server], "survives": system.survives}
             | {"tuning": dataclasses.asdict(system.tuning)}
-            | _summarised(figures[system.name])
+            | _summarize(figures[system.name])
             for system, folder in there.items()
             if figures[system.name]
         },
@@ -81,7 +81,7 @@ def _measure(
     figures: Figures = {each.name: [] for each in there}
     with contextlib.ExitStack() as stack:
         servers = {
-            name: stack.enter_context(server.private(name))
+            name: stack.enter_context(server.start_private_server(name))
             for name in sorted({each.server for each in there})
         }
         for number in range(rounds):
@@ -95,7 +95,7 @@ def _measure(
     return figures, {name: about for name, (_, _, about) in servers.items()}
 
 
-def _summarised(rounds: list[dict[str, float]]) -> dict[str, Any]:
+def _summarize(rounds: list[dict[str, float]]) -> dict[str, Any]:
     return {"rounds": len(rounds), "figures": _summary(rounds)}
 
 

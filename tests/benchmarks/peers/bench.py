@@ -33,11 +33,11 @@ class Round(Stage):
     def measure(self) -> dict[str, float]:
         """Return all figures of this round."""
         figures: dict[str, float] = {}
-        with self.fresh():
+        with self.empty_stage():
             figures["sent/s, one by one"] = self.send("single", self.singles)
-        with self.fresh():
+        with self.empty_stage():
             figures |= self._throughput()
-        with self.fresh():
+        with self.empty_stage():
             figures |= self._start_and_latency()
         return figures
 
@@ -49,10 +49,10 @@ class Round(Stage):
         sent = self.send("bulk", jobs)
         weight = (self._info("memory", "used_memory") - before) / jobs
         self.start()
-        self._wait(lambda: self._handled() > 0)
-        began, done, spent = time.perf_counter(), self._handled(), self._spent()
-        self._wait(lambda: self._handled() >= jobs)
-        ended, spent_after = time.perf_counter(), self._spent()
+        self._wait(lambda: self._count_handled() > 0)
+        began, done, spent = time.perf_counter(), self._count_handled(), self._read_usage()
+        self._wait(lambda: self._count_handled() >= jobs)
+        ended, spent_after = time.perf_counter(), self._read_usage()
         left = max(1, jobs - done)  # a few jobs may be done at the first check
         worker, server, calls = (
             after - first for first, after in zip(spent, spent_after, strict=True)
@@ -65,18 +65,18 @@ class Round(Stage):
             "Redis commands/job": calls / left,
             "bytes/job in Redis": weight,
             "PSS MiB per worker": self._worker_pss(),
-            "PSS MiB in all": sum(map(_pss, self._tree())) / 2**20,
+            "PSS MiB in all": sum(map(_pss, self._process_tree())) / 2**20,
         }
 
     def _start_and_latency(self) -> dict[str, float]:
         self.send("bulk", 2)
         began = time.perf_counter()
         self.start()
-        self._wait(lambda: self._handled() > 0)
+        self._wait(lambda: self._count_handled() > 0)
         first = time.perf_counter() - began
-        self._wait(lambda: self._handled() >= 2)
+        self._wait(lambda: self._count_handled() >= 2)
         self.send("paced", self.paced)
-        self._wait(lambda: self._handled() >= 2 + self.paced)
+        self._wait(lambda: self._count_handled() >= 2 + self.paced)
         raw = self.late.read_bytes()
         late = sorted(each[0] for each in struct.iter_unpack("=q", raw))
         return {
@@ -87,20 +87,20 @@ class Round(Stage):
 
     # --- observations -----------------------------------------------------------------------------
 
-    def _handled(self) -> int:
+    def _count_handled(self) -> int:
         return sum(self.cells)
 
-    def _tree(self) -> list[psutil.Process]:
+    def _process_tree(self) -> list[psutil.Process]:
         found = []
         for process in self.processes:
             root = psutil.Process(process.pid)
             found += [root, *root.children(recursive=True)]
         return found
 
-    def _spent(self) -> tuple[float, float, float]:
+    def _read_usage(self) -> tuple[float, float, float]:
         """Return the CPU seconds of worker trees and of the server, and the server's commands."""
         worker = 0.0
-        for process in self._tree():
+        for process in self._process_tree():
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
                 worker += times.user + times.system + times.children_user + times.children_system
@@ -110,7 +110,7 @@ class Round(Stage):
 
     def _worker_pss(self) -> float:
         """Return the mean PSS of the workers that handled jobs. Exited forks no longer count."""
-        weights = [_pss(each) for each in self._tree() if self.cells[each.pid % SLOTS]]
+        weights = [_pss(each) for each in self._process_tree() if self.cells[each.pid % SLOTS]]
         return sum(weights) / max(1, len(weights)) / 2**20
 
     def _info(self, section: str, name: str) -> float:
@@ -123,7 +123,8 @@ class Round(Stage):
             if time.monotonic() > deadline or any(
                 each.poll() is not None for each in self.processes
             ):
-                told = f"{self.system.name}: {self._handled()} handled, then: {self.printed()}"
+                handled, output = self._count_handled(), self.read_output()
+                told = f"{self.system.name}: {handled} handled, then: {output}"
                 raise RuntimeError(told)
             time.sleep(0.002)
 

@@ -29,16 +29,16 @@ def prepare(system: System) -> Path | None:
 
     A system that needs a server of its own is not available without that server.
     """
-    if system.server and not _serves(system.server):
+    if system.server and not _can_serve(system.server):
         return None
     if not system.environment:
         return Path(sys.executable).parent
     home = CACHE / system.environment
-    pinned = _requirements(system.environment, "txt")
+    pinned = _requirements_path(system.environment, "txt")
     stamp = home / "installed.txt"
     if not stamp.exists() or stamp.read_text() != pinned.read_text():
         print(f"installing {system.environment} ...", file=sys.stderr)
-        if not _install(home, _wanted(pinned), node=system.node):
+        if not _install(home, _read_requirements(pinned), node=system.node):
             return None
         shutil.copy(pinned, stamp)
     if not system.node:
@@ -80,29 +80,29 @@ def versions(system: System, folder: Path, installed: dict[str, str]) -> dict[st
     }
 
 
-def renew(name: str) -> None:
+def rewrite_requirements(name: str) -> None:
     """Rewrite requirements/NAME.txt from an environment that is made from NAME.in."""
     system = next(each for each in SYSTEMS if each.environment == name)
     home = CACHE / name
-    if not _install(home, _wanted(_requirements(name, "in")), node=system.node):
+    if not _install(home, _read_requirements(_requirements_path(name, "in")), node=system.node):
         raise SystemExit(f"{name} cannot be installed here: see above why")
     folder = home / "node_modules" / ".bin" if system.node else home / "bin"
     equals = "@" if system.node else "=="
     found = packages(system, folder).items()
     lines = [f"{each}{equals}{version}\n" for each, version in found if each != "node"]
-    _requirements(name, "txt").write_text("".join(lines))
-    shutil.copy(_requirements(name, "txt"), home / "installed.txt")
+    _requirements_path(name, "txt").write_text("".join(lines))
+    shutil.copy(_requirements_path(name, "txt"), home / "installed.txt")
 
 
-def _requirements(name: str, kind: str) -> Path:
+def _requirements_path(name: str, kind: str) -> Path:
     return HERE / "requirements" / f"{name}.{kind}"
 
 
-def _wanted(path: Path) -> list[str]:
+def _read_requirements(path: Path) -> list[str]:
     return path.read_text().split()
 
 
-def _serves(name: str) -> bool:
+def _can_serve(name: str) -> bool:
     try:
         fetch_server.fetch(name)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -116,11 +116,11 @@ def _install(home: Path, wanted: Iterable[str], *, node: bool) -> bool:
     home.mkdir(parents=True)
     if not node:
         subprocess.run([sys.executable, "-m", "venv", home], check=True)
-        return _runs([home / "bin" / "pip", "install", "--quiet", *wanted])
+        return _succeeds([home / "bin" / "pip", "install", "--quiet", *wanted])
     if shutil.which("node") is None or shutil.which("npm") is None:
         print("Node and npm are not installed", file=sys.stderr)
         return False
-    return _runs(["npm", "install", "--silent", "--no-save", "--prefix", home, *wanted])
+    return _succeeds(["npm", "install", "--silent", "--no-save", "--prefix", home, *wanted])
 
 
 def _modules(home: Path) -> dict[str, str]:
@@ -134,7 +134,7 @@ def _modules(home: Path) -> dict[str, str]:
     return {"node": done.stdout.strip().removeprefix("v"), **found}
 
 
-def _runs(command: Sequence[str | Path]) -> bool:
+def _succeeds(command: Sequence[str | Path]) -> bool:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         print(done.stderr[-2000:], file=sys.stderr)
@@ -143,4 +143,4 @@ def _runs(command: Sequence[str | Path]) -> bool:
 
 if __name__ == "__main__":
     for each in sys.argv[1:]:
-        renew(each)
+        rewrite_requirements(each)

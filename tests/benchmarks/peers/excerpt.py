@@ -73,12 +73,12 @@ Results = dict[str, Any]
 
 
 def _english(results: Results, survival: Results | None) -> str:
-    return _filled(ENGLISH, results, survival, ("", *HEADS, KILLED_HEAD), KILLED_TEXT)
+    return _fill(ENGLISH, results, survival, ("", *HEADS, KILLED_HEAD), KILLED_TEXT)
 
 
 def _chinese(results: Results, survival: Results | None) -> str:
     heads = ("", *CHINESE_HEADS, KILLED_CHINESE_HEAD)
-    text = _filled(CHINESE, results, survival, heads, KILLED_CHINESE_TEXT)
+    text = _fill(CHINESE, results, survival, heads, KILLED_CHINESE_TEXT)
     for english, chinese in CHINESE_CELLS.items():
         text = text.replace(english, chinese)
     text = re.sub(
@@ -104,22 +104,22 @@ def version(name: str, about: Results) -> str:
     return f"redis-py {about['version']}" if name == LIMIT else str(about["version"])
 
 
-def again(name: str, survival: Results) -> str:
+def format_rerun(name: str, survival: Results) -> str:
     """Return when the killed worker's job ran again, or that it did not within the patience."""
     after = survival["systems"][name]["struck_again_s"]
     if after is None:
         return f"not within {survival['patience_minutes']:g} min"
-    return f"after {seconds(after)}"
+    return f"after {format_seconds(after)}"
 
 
-def seconds(time_s: float) -> str:
+def format_seconds(time_s: float) -> str:
     """Format a time for readers."""
     if time_s < 1:
         return f"{time_s:.2f} s"
     return f"{time_s:.1f} s" if time_s < MINUTE_S else f"{time_s / MINUTE_S:.1f} min"
 
 
-def _filled(
+def _fill(
     text: str, results: Results, survival: Results | None, heads: tuple[str, ...], killed: str
 ) -> str:
     rows = _rows(results["systems"], survival)
@@ -138,23 +138,23 @@ def _rows(systems: Results, survival: Results | None) -> Iterator[list[str]]:
             for (key, form), unit in zip(COLUMNS, UNITS, strict=True)
         ]
         if survival:
-            cells.append(again(name, survival) if name in survival["systems"] else "")
+            cells.append(format_rerun(name, survival) if name in survival["systems"] else "")
         yield [f"{name} ({version(name, each)})", *cells]
 
 
-def between(text: str) -> str:
+def read_figures(text: str) -> str:
     """Return the part of a page between the marks."""
     begin, end = text.index(BEGIN) + len(BEGIN) + 1, text.index(END)
     return text[begin:end]
 
 
-def with_figures(text: str, figures: str) -> str:
+def replace_figures(text: str, figures: str) -> str:
     """Return a page with these figures between its marks."""
     begin, end = text.index(BEGIN) + len(BEGIN) + 1, text.index(END)
     return f"{text[:begin]}{figures}{text[end:]}"
 
 
-def wanted(path: Path, results: Results | None, survival: Results | None) -> str:
+def expected_figures(path: Path, results: Results | None, survival: Results | None) -> str:
     """Return the required text between a page's marks, '' if nothing was measured yet."""
     return "\n" + PAGES[path](results, survival) + "\n" if results else ""
 
@@ -163,5 +163,5 @@ def write(results: Results, survival: Results | None, root: Path = ROOT) -> None
     """Write the figures to all pages."""
     for path in PAGES:
         page = root / path
-        figures = wanted(path, results, survival)
-        page.write_text(with_figures(page.read_text(), figures))
+        figures = expected_figures(path, results, survival)
+        page.write_text(replace_figures(page.read_text(), figures))

@@ -249,7 +249,7 @@ def tables(results: dict[str, Any]) -> list[str]:
         rows = [
             [
                 _label(name, each) + _fewer(each, results),
-                *(_ranged(each["figures"][key], form) for key, _, form in columns),
+                *(_format_range(each["figures"][key], form) for key, _, form in columns),
             ]
             for name, each in systems.items()
         ]
@@ -279,7 +279,7 @@ def _fewer(about: dict[str, Any], results: dict[str, Any]) -> str:
     return "" if rounds == results["rounds"] else f", {rounds} of {results['rounds']} rounds"
 
 
-def _ranged(figure: dict[str, float], form: str) -> str:
+def _format_range(figure: dict[str, float], form: str) -> str:
     """Return the median with its range. Results without a range show the median alone."""
     if "min" not in figure:
         return format(figure["median"], form)
@@ -339,9 +339,9 @@ def _killed(survival: dict[str, Any]) -> str:
     rows = [
         [
             _label(name, each),
-            excerpt.again(name, survival),
+            excerpt.format_rerun(name, survival),
             f"{each['never_run']:,}",
-            f"{excerpt.seconds(each['others_done_s'])}",
+            f"{excerpt.format_seconds(each['others_done_s'])}",
             f"{each['twice']:,}",
             each["survives"],
         ]

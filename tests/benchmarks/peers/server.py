@@ -17,7 +17,7 @@ from tests.support import fetch_server
 
 
 @contextlib.contextmanager
-def private(name: str = "") -> Iterator[tuple[int, int, str]]:
+def start_private_server(name: str = "") -> Iterator[tuple[int, int, str]]:
     """A server without persistence on a free port. Yields its port, its pid, its version.
 
     `name` is a binary of fetch_server.py; '' is the server that streamqd embeds.

@@ -32,7 +32,7 @@ class Stage:
         self.senders: list[subprocess.Popen[bytes]] = []
 
     @contextlib.contextmanager
-    def fresh(self) -> Iterator[None]:
+    def empty_stage(self) -> Iterator[None]:
         """Start with an empty server and an empty folder; stop all processes at the end."""
         self.client.flushall()
         with tempfile.TemporaryDirectory() as folder:
@@ -62,15 +62,15 @@ class Stage:
 
     def spawn(self, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
         """Start one process; its output is appended to workers.log."""
-        return self._spawned(self._command(command))
+        return self._spawn_process(self._command(command))
 
     def keep_sending(self, mode: str, count: int) -> None:
         """Send like `send`, but in the background."""
-        self.senders.append(self._spawned(self._driving(mode, count)))
+        self.senders.append(self._spawn_process(self._drive_command(mode, count)))
 
     def send(self, mode: str, count: int) -> float:
         """Send `count` jobs from one process with drive.py; return jobs per second."""
-        command = self._driving(mode, count)
+        command = self._drive_command(mode, count)
         done = subprocess.run(
             command, env=self.env(), cwd=self._apps(), capture_output=True, text=True
         )
@@ -90,12 +90,12 @@ class Stage:
             "PYTHONWARNINGS": "ignore",
         }
 
-    def printed(self) -> str:
+    def read_output(self) -> str:
         """Return the end of the output of its processes."""
         log = self.folder / "workers.log"
         return log.read_text(errors="replace")[-2000:] if log.exists() else ""
 
-    def _spawned(self, command: list[str]) -> subprocess.Popen[bytes]:
+    def _spawn_process(self, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "workers.log").open("ab") as log:
             return subprocess.Popen(
                 command, env=self.env(), cwd=self._apps(),
@@ -114,7 +114,7 @@ class Stage:
             process.wait()
         self.processes, self.senders = [], []
 
-    def _driving(self, mode: str, count: int) -> list[str]:
+    def _drive_command(self, mode: str, count: int) -> list[str]:
         if self.system.node:
             return ["node", self.system.app, mode, str(count)]
         return [str(self.commands / "python"), "drive.py", self.system.app, mode, str(count)]

@@ -25,7 +25,7 @@ from typing import Any
 
 from tests.benchmarks.peers import environments, page, server
 from tests.benchmarks.peers.stage import Stage
-from tests.benchmarks.peers.systems import System, chosen
+from tests.benchmarks.peers.systems import System, select_systems
 from tests.support.machine import machine
 
 JOBS = 1000
@@ -81,13 +81,13 @@ class Trial(Stage):
         raw = mark.read_bytes() if mark.exists() else b""
         return int(struct.unpack("=q", raw)[0]) if len(raw) == struct.calcsize("=q") else None
 
-    def noted(self) -> list[Run]:
+    def read_runs(self) -> list[Run]:
         """Return all runs so far."""
         raw = self.runs.read_bytes()
         whole = len(raw) // NOTE.size * NOTE.size
         return [Run(*each) for each in NOTE.iter_unpack(raw[:whole])]
 
-    def revive(self) -> None:
+    def restart_exited(self) -> None:
         """Restart exited processes, `RESTART_SECONDS` after the last start at the earliest."""
         if time.monotonic() - self.started < RESTART_SECONDS:
             return
@@ -99,21 +99,21 @@ class Trial(Stage):
                 self.restarts += 1
                 self.started = time.monotonic()
 
-    def waits(self, patience_s: float) -> bool:
+    def is_waiting(self, patience_s: float) -> bool:
         """Return True while the trial needs another look. Raises RuntimeError if nothing died."""
         died_ns = self.died_ns()
         if died_ns is None:
             if time.monotonic() - self.began > KILL_SECONDS:
-                raise RuntimeError(f"{self.system.name}: nobody died, and: {self.printed()}")
+                raise RuntimeError(f"{self.system.name}: nobody died, and: {self.read_output()}")
             return True
         if self.runs.stat().st_size != self.seen:
-            runs = self.noted()
+            runs = self.read_runs()
             self.seen, self.done = len(runs) * NOTE.size, len({each.number for each in runs})
         if self.done == JOBS:
             return False
         return time.monotonic() - died_ns / 1e9 < patience_s
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Return True if the next trial may start: a process died SETTLE_SECONDS ago."""
         died_ns = self.died_ns()
         return died_ns is not None and time.monotonic() - died_ns / 1e9 > SETTLE_SECONDS
@@ -128,7 +128,7 @@ class Trial(Stage):
             "server": self.server,
             "survives": self.system.survives,
             "restarts": self.restarts,
-            **outcome(self.noted(), died_ns),
+            **outcome(self.read_runs(), died_ns),
         }
         print(f"{self.system.name}: {found}", file=sys.stderr)
         return found
@@ -154,7 +154,7 @@ def outcome(runs: list[Run], died_ns: int) -> dict[str, Any]:
     }
 
 
-class Ward:
+class WaitingTrials:
     """The trials that still wait, each with the resources to close after it."""
 
     def __init__(self, patience_s: float) -> None:
@@ -162,24 +162,24 @@ class Ward:
         self.waiting: dict[Trial, contextlib.ExitStack] = {}
         self.found: dict[str, dict[str, Any]] = {}
 
-    def admit(self, system: System, folder: Path) -> None:
+    def start_trial(self, system: System, folder: Path) -> None:
         """Start a trial, and return when it has ended or only waits."""
         with contextlib.ExitStack() as stack:
-            port, _, about = stack.enter_context(server.private(system.server))
+            port, _, about = stack.enter_context(server.start_private_server(system.server))
             trial = Trial(system, folder, port, about)
-            stack.enter_context(trial.fresh())
+            stack.enter_context(trial.empty_stage())
             trial.begin()
             self.waiting[trial] = stack.pop_all()
-        while trial in self.waiting and not trial.settled():
-            self.look()
+        while trial in self.waiting and not trial.is_settled():
+            self.check_trials()
 
-    def look(self) -> None:
+    def check_trials(self) -> None:
         """Look after all trials; move the outcomes of finished ones to `found`."""
         time.sleep(LOOK_SECONDS)
         for trial, stack in list(self.waiting.items()):
-            trial.revive()
+            trial.restart_exited()
             try:
-                if trial.waits(self.patience_s):
+                if trial.is_waiting(self.patience_s):
                     continue
                 self.found[trial.system.name] = trial.outcome()
             except RuntimeError as error:
@@ -195,20 +195,20 @@ class Ward:
 
 def measure(systems: list[System], patience_s: float) -> dict[str, dict[str, Any]]:
     """Return the outcomes by name. Systems that cannot be measured are reported on stderr only."""
-    ward = Ward(patience_s)
-    with contextlib.closing(ward):
+    trials = WaitingTrials(patience_s)
+    with contextlib.closing(trials):
         for system in systems:
             folder = environments.prepare(system)
             if folder is None:
                 continue
             print(f"killing a worker: {system.name}", file=sys.stderr)
             try:
-                ward.admit(system, folder)
+                trials.start_trial(system, folder)
             except (RuntimeError, subprocess.CalledProcessError) as error:
                 print(error, file=sys.stderr)
-        while ward.waiting:
-            ward.look()
-    return {each.name: ward.found[each.name] for each in systems if each.name in ward.found}
+        while trials.waiting:
+            trials.check_trials()
+    return {each.name: trials.found[each.name] for each in systems if each.name in trials.found}
 
 
 def main() -> int:
@@ -218,7 +218,7 @@ def main() -> int:
     arguments.add_argument("--patience", type=float, default=PATIENCE_MINUTES, help="in minutes")
     arguments.add_argument("--output", type=Path, default=page.SURVIVAL)
     options = arguments.parse_args()
-    found = measure(chosen(options.only), options.patience * 60)
+    found = measure(select_systems(options.only), options.patience * 60)
     if not found:
         print("nothing could be measured: see above why", file=sys.stderr)
         return 1

@@ -134,7 +134,7 @@ SYSTEMS = (
 )  # fmt: skip
 
 
-def chosen(parts: list[str]) -> list[System]:
+def select_systems(parts: list[str]) -> list[System]:
     """Return the systems whose names contain one of these parts, or all if there are no parts."""
     return [
         each
