@@ -38,10 +38,35 @@ def _page(title: str, source: str, *parts: str) -> str:
     return "\n\n".join([note, f"# {title}", *(part.strip("\n") for part in parts)]) + "\n"
 
 
-def _table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = ["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"]
     lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
     return "\n".join(lines)
+
+
+LONG_CELL = 20  # words of a cell
+
+
+def _table_and_details(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a table, and a list of the sentences that its last column has no room for.
+
+    A long cell keeps its first sentence. The list has a subitem for each `VALUE: meaning`.
+    """
+    short, details = [], []
+    for *cells, text in rows:
+        first, _, rest = " ".join(text.split()).partition(". ")
+        if len(text.split()) > LONG_CELL and rest:
+            text = f"{first}."
+            label = cells[0][: cells[0].rindex("`") + 1]
+            lead, *values = re.split(r"(?:^|(?<=\. ))(\w+): ", rest)
+            if len(values) > 2:
+                details.append(f"- {label}: {lead}".rstrip())
+                pairs = zip(values[::2], values[1::2], strict=True)
+                details += [f"    - `{value}`: {meaning.strip()}" for value, meaning in pairs]
+            else:
+                details.append(f"- {label}: {rest}")
+        short.append((*cells, text))
+    return "\n\n".join([_table(header, short), *(["\n".join(details)] if details else [])])
 
 
 def _cell(text: str) -> str:
@@ -63,7 +88,7 @@ def configuration() -> str:
                     (f"`{key.name}`", f"`{key.default}`", _choices_as_code(key))
                     for key in setting.keys
                 )
-                parts.append(_table(("Key", "Default", "Meaning"), rows))
+                parts.append(_table_and_details(("Key", "Default", "Meaning"), rows))
             elif setting.default:
                 parts.append(f"Default: `{setting.default}`")
     return _page(
@@ -129,7 +154,7 @@ def metrics() -> str:
         parts.append(f"## {title}")
         parts += _shared_sentence("metric", "label", shared)
         header = ("Metric", "Kind", "Other labels" if shared else "Labels", "Meaning")
-        parts.append(_table_without_empty_column(header, rows, 2))
+        parts.append(_table_without_empty_column(header, rows, 2, _table_and_details))
     return _page(
         "Metrics and health",
         "streamqd/metrics",
@@ -179,7 +204,7 @@ def log_events() -> str:
         parts.append(f"## {title}")
         parts += _shared_sentence("event", "field", shared)
         header = ("Event", "Level", "Meaning", "Other fields" if shared else "Fields")
-        parts.append(_table_without_empty_column(header, rows, 3))
+        parts.append(_table_without_empty_column(header, rows, 3, _table))
     return _page(
         "Log events",
         "streamqd/logs/events.py",
@@ -222,14 +247,16 @@ def _shared_sentence(kind: str, what: str, shared: tuple[str, ...]) -> list[str]
 
 
 def _table_without_empty_column(
-    header: tuple[str, ...], rows: Iterable[tuple[str, ...]], column: int
+    header: tuple[str, ...],
+    rows: Iterable[tuple[str, ...]],
+    column: int,
+    table_of: Callable[[tuple[str, ...], Iterable[tuple[str, ...]]], str],
 ) -> str:
     """Return a table, without the column if no row has a value for it."""
     kept = [*rows]
-    if any(row[column] for row in kept):
-        return _table(header, iter(kept))
-    header, *kept = ((*row[:column], *row[column + 1 :]) for row in (header, *kept))
-    return _table(header, iter(kept))
+    if not any(row[column] for row in kept):
+        header, *kept = ((*row[:column], *row[column + 1 :]) for row in (header, *kept))
+    return table_of(header, kept)
 
 
 def _as_code(names: Iterable[str]) -> str:
@@ -393,7 +420,9 @@ In the table, *TTL* marks keys that expire. All times are Unix milliseconds by t
 *place* identifies an entry of a group: `m:ID` is in the partition stream, and `r:ID` is in the
 group's retry stream. *Packed fields* are all fields of an entry in one MessagePack string.
 """,
-        _table(("Key", "Type", "Contents"), ((f"`{key}`", *rest) for key, *rest in sorted(rows))),
+        _table_and_details(
+            ("Key", "Type", "Contents"), ((f"`{key}`", *rest) for key, *rest in sorted(rows))
+        ),
     )
 
 
@@ -414,7 +443,7 @@ def error_tree() -> str:
         "Errors",
         "streamqd/errors.py",
         "These exceptions are in `streamqd.errors`. To catch a whole family, catch its base class.",
-        _table(("Error", "Base class", "Meaning"), rows),
+        _table_and_details(("Error", "Base class", "Meaning"), rows),
         """
 Subclasses of these exceptions are in other modules. Spark raises `DataLossError`, `ArchiveError`,
 `ArchiveDamagedError`, `PipelineError`, `NotPublishedError`, `JavaMissingError` and
@@ -493,7 +522,7 @@ def _command_parts(each: click.Command, path: list[str]) -> Iterator[str]:
     options = [one for one in each.params if isinstance(one, click.Option) and not one.hidden]
     if options:
         rows = ((_option_names(one), _option_meaning(one)) for one in options)
-        yield _table(("Option", "Meaning"), rows)
+        yield _table_and_details(("Option", "Meaning"), rows)
     if isinstance(each, click.Group):
         context = click.Context(each)
         for name in each.list_commands(context):

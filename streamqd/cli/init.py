@@ -212,7 +212,7 @@ class InitResult:
     is_flag=False,
     flag_value="schedules",
     type=click.Choice(["schedules", "outbox"]),
-    help="Add an example. schedules (without a value): two schedules and a handler. outbox: a"
+    help="Add an example, by default schedules. schedules: two schedules and a handler. outbox: a"
     " shop that commits an order and its message in one SQLite transaction.",
 )
 @json_option

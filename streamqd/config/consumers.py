@@ -49,7 +49,7 @@ class Breaker:
     )
     probe_every: Seconds = setting(
         10.0,
-        "Time after which one message of a partition with an open circuit runs as a probe.",
+        "Interval at which a partition with an open circuit runs one message as a probe.",
         min=0.01,
         max=3_600,
     )

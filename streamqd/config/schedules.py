@@ -40,8 +40,8 @@ class Schedule:
     topic: str = field(metadata=describe("Topic to which the messages are sent.", shape=NAMED))
     cron: str | None = setting(
         None,
-        "A cron expression of five fields (minute, hour, day of the month, month, day of the week),"
-        ' such as "0 3 * * *".',
+        "Cron expression: minute, hour, day of the month, month, day of the week, such as"
+        ' "0 3 * * *".',
     )
     every: Seconds | None = setting(
         None, "An interval, counted from 1970-01-01T00:00Z.", min=1, max=366 * 86_400
@@ -61,21 +61,22 @@ class Schedule:
     )
     misfire: str = setting(
         ONCE,
-        "How missed ticks are handled. once: one message is sent, for the newest missed tick. skip:"
+        "Handling of missed ticks. once: one message is sent, for the newest missed tick. skip:"
         " no message is sent. all: a message is sent for each of the newest 100 missed ticks.",
         choices=(ONCE, SKIP, ALL),
     )
     misfire_grace: Seconds = setting(
         3_600.0,
-        "A tick is missed if it is late by more than this, or if it is more than 5 s late and the"
-        " next tick is already due.",
+        "Delay after which a tick is missed. A tick is also missed if it is more than 5 s late and"
+        " the next tick is already due.",
         min=1,
         max=366 * 86_400,
     )
     overlap: str = setting(
         "allow",
-        '"allow" sends every tick. "skip:GROUP" skips a tick while the last message of the schedule'
-        " is unread, running or waiting for a retry in GROUP.",
+        "Handling of a tick while the last message of the schedule is not finished."
+        ' "allow" sends a message. "skip:GROUP" skips the tick while the last message is unread,'
+        " running or waiting for a retry in GROUP.",
         shape=_OVERLAP,
     )
     jitter: Seconds = setting(

@@ -109,8 +109,8 @@ _BACKOFF: dict[str, Setting] = {
     "base": Setting("The first delay.", min=0, max=_DELAY_MAX, kind=Kind.DURATION),
     "max": Setting("The longest delay.", min=0, max=_DELAY_MAX, kind=Kind.DURATION),
     "jitter": Setting(
-        "full: a random part of the delay, so that messages that failed together do not return"
-        " together. none: the full delay.",
+        "full: a random part of the delay, so that messages do not return together. none: the full"
+        " delay.",
         choices=("full", "none"),
     ),
 }

@@ -34,8 +34,8 @@ class Retention:
     )
     ack_policy: str = setting(
         "keep",
-        "keep: entries are trimmed at the limits of the other retention settings. delete: entries"
-        " are trimmed as soon as every group has acknowledged them.",
+        "keep: trims entries at the limits of the other settings. delete: trims entries once every"
+        " group has acknowledged them.",
         choices=("keep", "delete"),
     )
     without_groups: bool = setting(
@@ -45,15 +45,14 @@ class Retention:
     )
     drop_unacked_after: Seconds | None = setting(
         None,
-        "This setting loses messages. Entries older than this are removed and counted, even if"
-        ' they are not acknowledged. "none" keeps unacknowledged entries.',
+        "Age beyond which unacknowledged entries are lost (removed and counted)."
+        ' "none" keeps them.',
         min=1,
     )
     drop_unacked_above: int | None = setting(
         None,
-        "This setting loses messages. The oldest entries beyond this number per partition are"
-        " removed and counted, even if they are not acknowledged."
-        ' "none" keeps unacknowledged entries.',
+        "Number of entries per partition beyond which unacknowledged entries are lost (removed and"
+        ' counted). "none" keeps them.',
         min=1,
     )
     # The explicit settings. Those registered with the topic fill in the others.

@@ -338,8 +338,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _counter(
             "dropped_unacked",
             _tally("dropped", (*GROUP, "result")),
-            "Entries that this instance removed because of retention.drop_unacked_*, before the"
-            " group read them (result = unread) or acknowledged them (result = pending).",
+            "Entries that this instance removed (drop_unacked_*) before the group read them"
+            " (result = unread) or acknowledged them (result = pending).",
         ),
         _counter(
             "produced",
@@ -349,8 +349,8 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         _gauge(
             "retention_held_seconds",
             Source(GROUP, _held_seconds),
-            "Age of the oldest entry beyond the retention limit that a group still needs, or the"
-            " archive (group @archive). Absent without such an entry.",
+            "Age of the oldest entry beyond the retention limit that a group, or the archive (group"
+            " @archive), still needs. Absent without such an entry.",
         ),
         _gauge("topic_length", _partition(lambda p: p.length), "Entries in the partition."),
         _gauge(

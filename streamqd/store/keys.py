@@ -188,9 +188,9 @@ class Keys:
         return f"{self.control}:lease:{{{topic}:p:{partition}}}:{group}"
 
     def fence(self, topic: str, partition: int, group: str) -> str:
-        """HASH: fence of an assignment. It never expires. Fields: token, epoch, owner and since
-        describe the owner, session its connection, and quarantine, mark and accused the recovery
-        after the loss of an owner.
+        """HASH: fence of an assignment, which never expires. The fields token, epoch, owner and
+        since describe the owner, session its connection, and quarantine, mark and accused the
+        recovery after the loss of an owner.
         """
         return f"{self.control}:fence:{{{topic}:p:{partition}}}:{group}"
 
