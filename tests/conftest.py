@@ -66,8 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # the end of a field. `no_thread_is_left` and `process.spawn` check the threads of tests.
         config.addinivalue_line("filterwarnings", "ignore:.*use of fork.*:DeprecationWarning")
     if config.getoption("--acl"):
-        users.choose()
-    quick.choose(few=config.getoption("--quick"))
+        users.enable()
+    quick.set_profile(few=config.getoption("--quick"))
 
 
 def _have_memory(config: pytest.Config) -> None:
@@ -165,7 +165,7 @@ def _rank(path: Path) -> int:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    with_users = " with the users of etc/acl" if users.chosen() else ""
+    with_users = " with the users of etc/acl" if users.are_enabled() else ""
     return f"server: {config.getoption('--server')}{with_users}"
 
 

@@ -192,7 +192,7 @@ def append_only_files(server: ProcessServer) -> list[Path]:
 
 
 @pytest.mark.fault("F7", "F14")
-@pytest.mark.parametrize("appendfsync", quick.first(1, ["always", "everysec"]))
+@pytest.mark.parametrize("appendfsync", quick.slow_after(1, ["always", "everysec"]))
 def test_simultaneous_host_and_server_loss_loses_nothing(
     new_host: NewDaemon, fresh_server: ProcessServer, chance: random.Random, appendfsync: str
 ):
@@ -271,8 +271,8 @@ TOGETHER: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.fault("F27")
-@pytest.mark.parametrize("partitions", quick.first(1, [3, 1]))
-@pytest.mark.parametrize("shape", quick.first(1, TOGETHER))
+@pytest.mark.parametrize("partitions", quick.slow_after(1, [3, 1]))
+@pytest.mark.parametrize("shape", quick.slow_after(1, TOGETHER))
 def test_message_is_dead_lettered_after_three_lost_hosts(
     new_host: NewDaemon, shape: str, partitions: int
 ):

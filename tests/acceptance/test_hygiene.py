@@ -24,7 +24,7 @@ def test_recycles_during_many_signals_leak_nothing(
         with new_daemon(**hygiene.daemon_options()) as daemon:
             storm = hygiene.Storm(daemon, seed=1)
             began = time.monotonic()
-            storm.blow(RECYCLES, every=0.2)
+            storm.run(RECYCLES, every=0.2)
             rate = RECYCLES / (time.monotonic() - began)
             print(f"{', '.join(hygiene.clients())}: {rate:.1f} recycles/s, {storm.signals} signals")
             storm.judge()

@@ -348,8 +348,8 @@ class Losses:
         word, me = arguments[0].upper(), threading.get_ident()
         if word == b"EVALSHA":
             argv = arguments[3:]
-            name = crash_points.name_of(self._by_sha[arguments[1]], argv)
-            return name, crash_points.partition_of(argv)
+            name = crash_points.point_name(self._by_sha[arguments[1]], argv)
+            return name, crash_points.partition_number(argv)
         # The reply to a read is that of its EXEC. Each connection has its own thread.
         if word == b"MULTI":
             self._read[me] = ("fetch-sent", "")
@@ -357,7 +357,7 @@ class Losses:
             self._read[me] = ("acks-sent", "")
         elif word == b"XREADGROUP" and me in self._read:
             at = arguments.index(b"STREAMS") + 1
-            self._read[me] = (self._read[me][0], crash_points.partition_of(arguments[at:]))
+            self._read[me] = (self._read[me][0], crash_points.partition_number(arguments[at:]))
         elif word == b"EXEC" and me in self._read:
             return self._read[me]
         return "", ""

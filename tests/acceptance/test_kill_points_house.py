@@ -70,7 +70,9 @@ def lose_replies(proxy: FaultProxy, names: tuple[str, ...]) -> list[Callable[[],
     by_sha = {script.sha.encode(): script for script in scripts.load().values()}
 
     def is_call(words: list[bytes], name: str) -> bool:
-        return words[0] == b"EVALSHA" and name == crash_points.name_of(by_sha[words[1]], words[3:])
+        return words[0] == b"EVALSHA" and name == crash_points.point_name(
+            by_sha[words[1]], words[3:]
+        )
 
     triggers = [
         proxy.arm(Fault.DROP_REPLY, wanted=lambda words, name=name: is_call(words, name))
@@ -182,7 +184,7 @@ def test_killed_or_paused_send_can_be_repeated(
     pid = os.fork()
     if not pid:
         os.environ[crash_points.VARIABLE] = str(strikes.folder)
-        crash_points.place()
+        crash_points.install()
         send(settings, way.options)
         os._exit(0)
     _, status = os.waitpid(pid, os.WUNTRACED)

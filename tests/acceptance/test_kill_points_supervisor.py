@@ -68,7 +68,7 @@ def test_lost_reply_to_a_supervisor_repeats_no_message(fresh_server: ProcessServ
     def is_call(arguments: list[bytes], name: str) -> bool:
         if arguments[0].upper() != b"EVALSHA":
             return False
-        return crash_points.name_of(by_sha[arguments[1]], arguments[3:]) == name
+        return crash_points.point_name(by_sha[arguments[1]], arguments[3:]) == name
 
     with FaultProxy(fresh_server.socket_path) as proxy:
         row = Row("lease_refence-called", "crash")

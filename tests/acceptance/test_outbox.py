@@ -32,7 +32,7 @@ RELAYS = 3
 NewSite = Callable[..., OutboxSite]
 
 
-@pytest.fixture(params=quick.first(1, ("sqlite", "postgresql", "mysql")))
+@pytest.fixture(params=quick.slow_after(1, ("sqlite", "postgresql", "mysql")))
 def database(request: pytest.FixtureRequest) -> Iterator[databases.DatabaseServer]:
     """A server of this test, which it may restart."""
     started = servers.require(databases.start, request.param)

@@ -410,7 +410,7 @@ def cpu_seconds(link: Connection) -> float:
     return float(found["used_cpu_sys"]) + float(found["used_cpu_user"])
 
 
-@pytest.fixture(params=quick.first(1, [FILE, OPERATOR]))
+@pytest.fixture(params=quick.slow_after(1, [FILE, OPERATOR]))
 def daemon_with_many_schedules(
     new_daemon: Make, request: pytest.FixtureRequest
 ) -> tuple[Daemon, int]:

@@ -38,7 +38,7 @@ def obey(message: Message) -> None:
 @pytest.fixture
 def login(process_server: ProcessServer, link: Connection) -> Iterator[str]:
     """The URL of a server with a password-protected user that has a daemon's permissions."""
-    rules = users.line("daemon").split()[2:]
+    rules = users.read_line("daemon").split()[2:]
     link.execute("ACL", "SETUSER", USER, *rules, f">{PASSWORD}")
     yield f"unix://{USER}:{PASSWORD}@{process_server.socket_path}"
     link.execute("ACL", "DELUSER", USER)

@@ -115,7 +115,7 @@ def crashes(daemon: Daemon, uid: str) -> int:
 
 
 @pytest.mark.fault("F6")
-@pytest.mark.parametrize("shape", quick.first(2, SHAPES))
+@pytest.mark.parametrize("shape", quick.slow_after(2, SHAPES))
 def test_killed_supervisor_repeats_only_running_messages(new_daemon: NewDaemon, shape: str):
     """After three kills in 1,000 messages of 5 ms, only running messages are handled again."""
     code, consumer, width = SHAPES[shape]
@@ -228,7 +228,7 @@ def read_marks(daemon: Daemon, assignment: Assignment) -> list[bytes | None]:
 
 
 @pytest.mark.fault("F6")
-@pytest.mark.parametrize("shape", quick.first(2, SHAPES))
+@pytest.mark.parametrize("shape", quick.slow_after(2, SHAPES))
 def test_single_run_is_charged_after_a_supervisor_kill(new_daemon: NewDaemon, shape: str):
     """A message that ran alone is charged. If several ran, none is."""
     code, consumer, width = SHAPES[shape]
@@ -382,7 +382,7 @@ def _torn_token(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "tamper",
-    quick.first(3, [_torn_header, _link, _torn_token, _cut, _empty, _noise, _readable]),
+    quick.slow_after(3, [_torn_header, _link, _torn_token, _cut, _empty, _noise, _readable]),
 )
 def test_damaged_scoreboard_file_is_refused_and_named(
     new_daemon: NewDaemon, runtime: Path, tamper: Callable[[Path], None]

@@ -81,7 +81,7 @@ SENT = {
 SAME = ("group", "reason", "error_class", "error", "traceback", "attempts", "crashes", "handler")
 
 
-@pytest.mark.skipif(users.chosen(), reason="the fixtures are the default user's")
+@pytest.mark.skipif(users.are_enabled(), reason="the fixtures are the default user's")
 def test_streamqd_testing_agrees_with_the_daemon(
     server, link: Connection, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +131,7 @@ timeout = "none"
 """
 
 
-@pytest.mark.skipif(users.chosen(), reason="the fixtures are the default user's")
+@pytest.mark.skipif(users.are_enabled(), reason="the fixtures are the default user's")
 def test_settle_uses_the_server_of_the_test(
     server, link: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ def make_pending(harness: Harness, body: str, most: int, consumer: str = "w") ->
     """Make `most` entries pending, if they fit; return their places."""
     harness.groups()
     count = entry_count(most, body)
-    costs.backlog(harness, count, body)
+    costs.seed_backlog(harness, count, body)
     harness.own("t1")
     harness.do("HSET", harness.fence, "session", "s1")
     return [b"m:" + entry for entry in harness.fetch(count, consumer)]
@@ -72,7 +72,7 @@ def make_pending(harness: Harness, body: str, most: int, consumer: str = "w") ->
 def make_due(harness: Harness, body: str, most: int) -> list[str]:
     """Make `most` retries and delayed sends due, if they fit; return the retries' places."""
     harness.groups()
-    costs.delayed(harness, entry_count(most, body), body)
+    costs.seed_delayed(harness, entry_count(most, body), body)
     for key in (harness.delayed, harness.delayed_sends):
         harness.do("ZUNIONSTORE", key, 1, key, "WEIGHTS", 0.5)
     return [each.decode() for each in harness.do("ZRANGE", harness.delayed, 0, -1)]
@@ -125,7 +125,7 @@ def reclaim_among_fresh(harness: Harness, body: str) -> Iterator[Call]:
 def read_when_full(harness: Harness, body: str) -> Iterator[Call]:
     make_pending(harness, body, 2)
     count = max(1, min(ITEMS_MAX // 8, BYTES_MAX // len(body)))
-    costs.backlog(harness, count, body)
+    costs.seed_backlog(harness, count, body)
     yield messages.fetch(harness.keys, harness.leased("t1"), "s1", count)
 
 
@@ -137,7 +137,7 @@ def adopt(harness: Harness, body: str) -> Iterator[Call]:
 
 def read_dead_letters(harness: Harness, body: str) -> Iterator[Call]:
     harness.groups()
-    costs.letters(harness, entry_count(PLACES_MAX + ITEMS_MAX + 1, body), body)
+    costs.seed_dead_letters(harness, entry_count(PLACES_MAX + ITEMS_MAX + 1, body), body)
     ids = [entry[0].decode() for entry in harness.do("XRANGE", harness.dlq, "-", "+", "COUNT", 1)]
     yield dead.replay(harness.keys, *PATH, ids[0], harness.assignment.group, {})
     yield dead.purge_before(harness.keys, *PATH, "9999999999999-0", dead_letter_expirer.PAGE)
@@ -156,8 +156,8 @@ def page_retries(harness: Harness, body: str) -> Iterator[Call]:
 
 def measure(harness: Harness, body: str) -> Iterator[Call]:
     make_pending(harness, body, 1000)
-    costs.backlog(harness, entry_count(100_000, body) // 2, body)
-    costs.beside(harness, entry_count(10_000, body) // 8)
+    costs.seed_backlog(harness, entry_count(100_000, body) // 2, body)
+    costs.seed_undue_entries(harness, entry_count(10_000, body) // 8)
     yield figures.measure_partition(harness.keys, *PATH)
     yield figures.measure_assignment(harness.keys, harness.assignment)
     yield trimming.measure(harness.keys, *PATH)
@@ -176,14 +176,14 @@ def trim(harness: Harness, body: str) -> Iterator[Call]:
         harness.assignment.group,
         harness.do("XRANGE", harness.stream, "-", "+")[0][0],
     )
-    costs.backlog(harness, entry_count(2 * trimmer.PAGE, body), body)
+    costs.seed_backlog(harness, entry_count(2 * trimmer.PAGE, body), body)
     harness.do("XGROUP", "SETID", harness.stream, harness.assignment.group, "$")
     yield trim_all(harness, max_length=1, max_bytes=1, limit=trimmer.PAGE)
 
 
 def drop(harness: Harness, body: str) -> Iterator[Call]:
     harness.groups()
-    costs.backlog(harness, entry_count(2 * retention_enforcer.PAGE, body), body)
+    costs.seed_backlog(harness, entry_count(2 * retention_enforcer.PAGE, body), body)
     yield drop_all(harness, drop_before="9999999999999-0", limit=retention_enforcer.PAGE)
 
 
@@ -191,7 +191,7 @@ def drop_nothing(harness: Harness, body: str) -> Iterator[Call]:
     """Read everything when the bound lies within a node."""
     harness.groups()
     count = entry_count(20_000, body)
-    costs.backlog(harness, count, body)
+    costs.seed_backlog(harness, count, body)
     harness.do("XGROUP", "SETID", harness.stream, harness.assignment.group, "$")
     yield drop_all(harness, drop_before="0-0", max_length=count - 1, limit=retention_enforcer.PAGE)
 

@@ -28,7 +28,7 @@ from tests.benchmarks import growth_page
 from tests.benchmarks.scale import MISSING_ENTRY, measure_usage, print_result
 from tests.benchmarks.scale_host import PATIENCE, Host, Shape, add_options, open_host, time_until
 from tests.contract.harness import Harness
-from tests.support.costs import backlog, delayed, letters
+from tests.support.costs import seed_backlog, seed_dead_letters, seed_delayed
 from tests.support.daemon import Daemon
 from tests.support.machine import machine
 from tests.support.servers import about
@@ -93,7 +93,7 @@ def measure_shape(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
         rest = measure_at_rest(host, daemon, shape, options)
         each = max(options.least, -(-options.messages // len(shape.places)))
         daemon.pause()
-        host.write(shape, backlog, each, "x" * options.bytes)
+        host.write(shape, seed_backlog, each, "x" * options.bytes)
         wanted = host.handled(shape) + each * len(shape.assignments)
 
         def work() -> None:
@@ -134,20 +134,20 @@ def cost_per_message(used: dict[str, float]) -> dict[str, float]:
 
 def make_pending(harness: Harness, count: int, body: str) -> None:
     """Make `count` messages pending under a dead consumer. Our own consumers' share is bounded."""
-    backlog(harness, count, body)
+    seed_backlog(harness, count, body)
     assert len(harness.fetch(count, MISSING_ENTRY)) == count
 
 
 def delay_messages(harness: Harness, count: int, body: str) -> None:
     """Delay `count` messages: half as retries, half as delayed sends."""
-    delayed(harness, count // 2, body)
+    seed_delayed(harness, count // 2, body)
 
 
 KINDS: dict[str, Callable[[Harness, int, str], None]] = {
-    PAUSED: backlog,
+    PAUSED: seed_backlog,
     "pending": make_pending,
     "delayed": delay_messages,
-    "dead": letters,
+    "dead": seed_dead_letters,
 }
 
 

@@ -108,7 +108,7 @@ def run(
         if message.attempt == 1 and int(message.payload) in fails:
             raise ValueError
 
-    with life.lives(slot) as make:
+    with life.open_lives(slot) as make:
         worker = make(f"unix://{path}").worker(
             "t1",
             max_messages=options.messages + len(fails),

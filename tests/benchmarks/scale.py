@@ -50,7 +50,7 @@ from tests.benchmarks.scale_host import (
 )
 from tests.benchmarks.scale_page import KINDS, table
 from tests.contract.harness import Harness
-from tests.support.costs import backlog, delayed, letters, pending
+from tests.support.costs import seed_backlog, seed_dead_letters, seed_delayed, seed_pending
 from tests.support.daemon import Daemon
 
 SIZES = ("backlog", "delayed", "dead", "pending", "failing", "keep", "bytes", "seconds")
@@ -168,19 +168,19 @@ class Trial:
 
         def make_pending(harness: Harness, count: int, _body: str, consumer: str) -> None:
             if count and (consumer == MISSING_ENTRY or harness.assignment[:2] == first):
-                pending(harness, count, consumer)
+                seed_pending(harness, count, consumer)
 
         ours = sizes.pending // 2
         write(partial(make_pending, consumer="w"), ours, body)
         write(partial(make_pending, consumer=MISSING_ENTRY), ours // everywhere, body)
-        write(backlog, sizes.backlog // everywhere, body)
+        write(seed_backlog, sizes.backlog // everywhere, body)
         each = sizes.delayed // 2 // everywhere
-        write(delayed, each, body)
-        due = partial(delayed, ahead=-float(each) / 1000 - 1)
+        write(seed_delayed, each, body)
+        due = partial(seed_delayed, ahead=-float(each) / 1000 - 1)
         write(due, each, body)
         self.found["done"]["promoted"] = 2 * each * everywhere
-        write(partial(letters, age=2 * LETTERS_STAY), sizes.dead // 2 // everywhere, body)
-        write(letters, sizes.dead // 2 // everywhere, body)
+        write(partial(seed_dead_letters, age=2 * LETTERS_STAY), sizes.dead // 2 // everywhere, body)
+        write(seed_dead_letters, sizes.dead // 2 // everywhere, body)
         self.kept = sizes.dead // 2 // everywhere * everywhere
 
     def has_expired_dead_letters(self) -> bool:
@@ -225,7 +225,7 @@ class Trial:
         began = time.monotonic()
         each = self.options.failing // len(shape.places)
         dead = host.count_dead(shape)[0] + each * len(shape.assignments)
-        host.write(shape, backlog, each, FAILING * self.options.bytes)
+        host.write(shape, seed_backlog, each, FAILING * self.options.bytes)
         self.measure_state("failing", lambda: host.count_dead(shape)[0] >= dead)
         time_until(lambda: host.count_dead(shape)[0] >= dead, "what fails is dead")
         self.found["failing dead within, s"] = round(time.monotonic() - began, 2)
@@ -348,7 +348,7 @@ def measure_first_message(host: Host) -> dict[str, Any]:
     took: dict[str, list[float]] = {"first": [], "all": []}
     for _ in range(5):
         before = host.handled(shape)
-        host.write(shape, backlog, 1, "x")
+        host.write(shape, seed_backlog, 1, "x")
         began = time.monotonic()
         daemon.start()
         for name, count in (("first", 1), ("all", len(shape.assignments))):
@@ -378,7 +378,7 @@ def measure_takeover(host: Host, count: int, how: signal.Signals) -> dict[str, A
     else:
         one.signal(how)
     for place in shape.places:
-        backlog(Harness(host.link, host.keys, Assignment(*place, "g0")), 1)
+        seed_backlog(Harness(host.link, host.keys, Assignment(*place, "g0")), 1)
     time_until(lambda: set(host.owners(shape)) == {"two"}, "one owns all")
     owned = time.monotonic() - began
     time_until(lambda: host.handled(shape) == 2 * count, "a message of each partition is handled")

@@ -143,7 +143,7 @@ def test_stream_step_is_bounded_by_bytes(harness: Harness, ids: list[str]) -> No
 
 
 def test_stream_step_exceeds_the_byte_bound_by_one_read(harness: Harness) -> None:
-    costs.backlog(harness, 40, "x" * (BYTES_MAX // 16))
+    costs.seed_backlog(harness, 40, "x" * (BYTES_MAX // 16))
     call = spark.step(harness.stream, "0-0", "9999999999999-0", 100)
     assert harness.expect("stream_step", "OK", call)[0] == 1 + 2 + 4 + 4 + 4 + 4
 
@@ -165,7 +165,7 @@ def test_portions_split_entries_by_size(sizes: list[int], parts: list[list[int]]
 @pytest.mark.parametrize("drops", [False, True], ids=["trim", "drop"])
 def test_stream_drop_is_bounded_by_bytes(harness: Harness, drops: bool) -> None:
     harness.groups()
-    costs.backlog(harness, 300, "x" * (256 << 10))
+    costs.seed_backlog(harness, 300, "x" * (256 << 10))
     if not drops:
         harness.do("XGROUP", "SETID", harness.stream, ASSIGNMENT.group, "$")
     call = trim_all(harness, limit=10_000)
@@ -180,7 +180,7 @@ def test_stream_drop_is_bounded_by_bytes(harness: Harness, drops: bool) -> None:
 
 def test_stream_drop_reports_remaining_entries(harness: Harness) -> None:
     harness.groups()
-    costs.backlog(harness, 1200, "x" * (32 << 10))
+    costs.seed_backlog(harness, 1200, "x" * (32 << 10))
     harness.do("XGROUP", "SETID", harness.stream, ASSIGNMENT.group, "$")
     left, more = 1200, True
     while more:
@@ -196,7 +196,7 @@ def test_stream_drop_handles_entries_of_mixed_sizes(harness: Harness, large: int
     """The size of the first entry does not predict the size of the next ones."""
     harness.groups()
     for count, size in ((150, 10), ((64 << 20) // large, large), (3000, 10)):
-        costs.backlog(harness, count, "x" * size)
+        costs.seed_backlog(harness, count, "x" * size)
     harness.do("XGROUP", "SETID", harness.stream, ASSIGNMENT.group, "$")
     freed = []
     while harness.do("XLEN", harness.stream):
@@ -211,7 +211,7 @@ def test_stream_drop_handles_entries_of_mixed_sizes(harness: Harness, large: int
 def test_stream_drop_works_without_memory_permission(harness: Harness) -> None:
     """Without the permission for MEMORY USAGE, the parts are small."""
     harness.groups()
-    costs.backlog(harness, 250, "x" * 100_000)
+    costs.seed_backlog(harness, 250, "x" * 100_000)
     harness.do("XGROUP", "SETID", harness.stream, ASSIGNMENT.group, "$")
     harness.do("ACL", "SETUSER", "default", "-memory")
     try:

@@ -9,7 +9,7 @@ import pytest
 
 from streamqd.store import messages, publishing
 from tests.contract.harness import Harness
-from tests.support.conservation import Conservation, look
+from tests.support.conservation import Conservation, read_places
 from tests.support.ledger import Ledger
 
 TOKEN = "t1"
@@ -63,7 +63,7 @@ class Scenario:
         self.harness.expect_entries("settle_dead", ["MOVED"], call)
 
     def find_places(self) -> dict[str, list[str]]:
-        seen = look(self.harness.link, self.harness.keys, [self.harness.assignment])
+        seen = read_places(self.harness.link, self.harness.keys, [self.harness.assignment])
         return dict(sorted(seen[self.harness.assignment].places.items()))
 
     def new_violations(self) -> list[str]:
@@ -104,7 +104,7 @@ def test_conservation_check_accounts_for_all_read_only(scenario: Scenario):
     assert harness.dump() == before
     assert scenario.new_violations() == []
     assert scenario.conservation.count_unfinished().total() == 7
-    assert scenario.conservation.dead() == {harness.assignment.group: {"3"}}
+    assert scenario.conservation.dead_letter_numbers() == {harness.assignment.group: {"3"}}
 
 
 def test_finished_pending_message_is_not_a_violation(scenario: Scenario):

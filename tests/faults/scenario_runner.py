@@ -137,7 +137,7 @@ class ScenarioRunner:
         """Run with the connection cut at each byte position. Return the number of cuts."""
         run = self._run(None, None)
         expected = normal(self._harness.state())
-        total = run.passed[0 if direction == "requests" else 1]
+        total = run.passed_bytes[0 if direction == "requests" else 1]
         cuts = range(1, total, max(1, total // count))
         for number in cuts:
             try:
@@ -163,13 +163,13 @@ class ScenarioRunner:
                     fault, nth=lost.nth, wanted=lambda each: kind_of(each) == lost.kind
                 )
             self._scenario(context)
-            return ScenarioRun(proxy.commands, context.struck, proxy.passed)
+            return ScenarioRun(proxy.commands, context.struck, proxy.passed_bytes)
 
 
 class ScenarioRun(NamedTuple):
     commands: list[list[bytes]]
     struck: bool
-    passed: tuple[int, int]  # bytes of requests and of replies
+    passed_bytes: tuple[int, int]  # bytes of requests and of replies
 
 
 def lost_commands(kinds: Counter[str], fault: Fault) -> Iterator[LostCommand]:

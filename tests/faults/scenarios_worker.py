@@ -21,7 +21,7 @@ from streamqd.worker.control_channel import ExitCode
 from tests.contract.harness import ASSIGNMENT, OWNER, TTL, Harness
 from tests.faults.scenario_runner import ScenarioContext
 from tests.support.ledger import Audit, Ledger
-from tests.support.life import lives
+from tests.support.life import open_lives
 from tests.support.waiting import wait_until
 
 LAST = "999-0"
@@ -85,7 +85,7 @@ def play(context: ScenarioContext, **consumer: Any) -> None:
     harness = context.harness
     slot = Scoreboard(1).allot(ASSIGNMENT)
     slot.reclaim_requested = 1
-    with ledger() as book, lives(slot) as make, _short_waits():
+    with ledger() as book, open_lives(slot) as make, _short_waits():
         seed(harness, book)
         life = make(context.proxy.url)
 
@@ -154,7 +154,7 @@ def on_a_full_server(context: ScenarioContext) -> None:
     """Memory is full: reads and acknowledgments use scripts."""
     harness = context.harness
     slot = Scoreboard(1).allot(ASSIGNMENT)
-    with ledger() as book, lives(slot) as make, _short_waits():
+    with ledger() as book, open_lives(slot) as make, _short_waits():
         harness.groups()
         harness.own("t1")
         ids = [f"{number}-0" for number in range(1, 8)]
@@ -185,7 +185,7 @@ def in_place(context: ScenarioContext) -> None:
     harness = context.harness
     slot = Scoreboard(1).allot(ASSIGNMENT)
     backoff = Backoff("fixed", 0.001, 0.001, "none")
-    with ledger() as book, lives(slot) as make, _short_waits():
+    with ledger() as book, open_lives(slot) as make, _short_waits():
         harness.groups()
         harness.own("t1")
         for entry_id, word in (("1-0", "ok"), (FAILING, "fail"), ("3-0", "ok"), (LAST, "stop")):
@@ -222,7 +222,7 @@ def a_group_that_is_destroyed(context: ScenarioContext) -> None:
     """The group is destroyed while the worker runs. Its owner recreates it at its position."""
     harness = context.harness
     slot = Scoreboard(1).allot(ASSIGNMENT)
-    with ledger() as book, lives(slot) as make, _short_waits():
+    with ledger() as book, open_lives(slot) as make, _short_waits():
         harness.groups()
         harness.own("t1")
         words = {"3-0": "destroy", "4-0": "fail", LAST: "stop"}

@@ -104,7 +104,7 @@ def lose_logins(daemon: Daemon, proxy: FaultProxy) -> float:
     Return the time at which the network was healthy again (monotonic).
     """
     wanted = {f"streamqd:{TOPIC}/{partition}/{GROUP}" for partition in range(daemon.partitions)}
-    with proxy.swallowing() as lost:
+    with proxy.swallow_connections() as lost:
         daemon.wait_for(
             lambda: wanted <= lost(), what="the login of every worker is lost", timeout=60.0
         )
@@ -177,7 +177,7 @@ def standstill(daemon: Daemon, since: float) -> float:
 
 @pytest.mark.fault("F38")
 @pytest.mark.parametrize("whose", ["orders/0", "streamqd:"], ids=["the worker's", "all"])
-@pytest.mark.parametrize("shape", quick.first(2, SHAPES))
+@pytest.mark.parametrize("shape", quick.slow_after(2, SHAPES))
 def test_busy_partition_continues_within_three_seconds(
     make: Make, proxy: FaultProxy, shape: str, whose: str
 ):
@@ -204,7 +204,7 @@ def test_busy_partition_continues_within_three_seconds(
 
 @pytest.mark.fault("F38")
 @pytest.mark.parametrize("whose", ["orders/0", "streamqd:"], ids=["the worker's", "all"])
-@pytest.mark.parametrize("shape", quick.first(2, SHAPES))
+@pytest.mark.parametrize("shape", quick.slow_after(2, SHAPES))
 def test_idle_partition_starts_a_message_within_two_seconds(
     make: Make, proxy: FaultProxy, shape: str, whose: str
 ):
@@ -270,7 +270,7 @@ def test_idle_partitions_outlive_connections_lost_at_login(
 
 
 @pytest.mark.fault("F38")
-@pytest.mark.parametrize("shape", quick.first(1, SHAPES))
+@pytest.mark.parametrize("shape", quick.slow_after(1, SHAPES))
 def test_paused_server_gets_few_probes(
     make: Make, proxy: FaultProxy, fresh_server: ProcessServer, shape: str
 ):

@@ -133,7 +133,7 @@ def test_every_command_is_lost_in_a_scenario(
 
     known = {entry[0].decode().lower() for entry in link.execute("COMMAND")}
     plain = {kind.lower() for kind in said}
-    used = {each for each in usage.commands_of(*PARTS) if each.partition("|")[0] in known}
+    used = {each for each in usage.module_commands(*PARTS) if each.partition("|")[0] in known}
     never = {each for each in used if each.partition("|")[0] not in plain}
     in_scripts = usage.script_commands(scripts.load()) | {"eval", "evalsha"}
     assert never - in_scripts - NO_COMMANDS == NEED_NO_SCENARIO.keys()

@@ -25,7 +25,7 @@ from tests.support import users
 from tests.support.costs import Meter, Page, counting_sockets
 from tests.support.daemon import toml
 from tests.support.handling import stop_clocks
-from tests.support.life import Life, lives
+from tests.support.life import Life, open_lives
 from tests.support.servers import Server
 from tests.support.verbs import At, Run
 
@@ -34,7 +34,7 @@ from tests.support.verbs import At, Run
 def file(tmp_path: Path, server: Server) -> Path:
     """A configuration that names the shared server."""
     path = tmp_path / "streamq.toml"
-    path.write_text(toml({"redis": {"url": server.url, **users.section("admin")}}))
+    path.write_text(toml({"redis": {"url": server.url, **users.redis_section("admin")}}))
     return path
 
 
@@ -98,7 +98,7 @@ def slot() -> WorkerSlot:
 def new_life(slot: WorkerSlot, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Life]]:
     """Make a life on the server at a URL, such as that of a proxy."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    with lives(slot) as make:
+    with open_lives(slot) as make:
         yield make
 
 
@@ -118,5 +118,5 @@ def meter(link: Connection) -> Iterator[Meter]:
 def page(server: Server) -> Page:
     """Return the costs page, measured on the bundled server. Others may need one more command."""
     found = Page()
-    found.judges = server.product == "valkey" and not users.chosen()
+    found.judges = server.product == "valkey" and not users.are_enabled()
     return found

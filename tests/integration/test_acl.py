@@ -68,7 +68,7 @@ def server_commands(link: Connection) -> set[str]:
 
 
 def used_commands(known: set[str], *parts: str) -> set[str]:
-    return {each for each in usage.commands_of(*parts) if each.partition("|")[0] in known}
+    return {each for each in usage.module_commands(*parts) if each.partition("|")[0] in known}
 
 
 def settings_of_user(server: Server, name: str) -> config.Redis:
@@ -121,7 +121,7 @@ def test_acl_user_without_a_password_cannot_log_in(
     server: Server, link: Connection, new_link: Callable[..., Connection], name: str
 ) -> None:
     older = not users.has_selectors(link)
-    link.execute("ACL", "SETUSER", *users.rules(users.line(name, older=older)))
+    link.execute("ACL", "SETUSER", *users.acl_rules(users.read_line(name, older=older)))
     try:
         with pytest.raises(RedisResponseError, match="WRONGPASS"):
             new_link().execute("AUTH", users.read(name).user, "")
@@ -525,7 +525,7 @@ def test_compose_server_accepts_only_its_password(
     server = new_server()
     default = connect(server.settings, timeout=10.0, name="test:default")
     for line in reversed(acl.read_text().splitlines()):
-        default.execute("ACL", "SETUSER", *users.rules(line))
+        default.execute("ACL", "SETUSER", *users.acl_rules(line))
     default.close()
 
     redis = dataclasses.replace(

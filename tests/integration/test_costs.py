@@ -26,7 +26,16 @@ from streamqd.store.store import Store
 from streamqd.worker import turns
 from tests.contract.harness import Harness
 from tests.support import users
-from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, beside, pending
+from tests.support.costs import (
+    FEW,
+    MANY,
+    Cost,
+    Meter,
+    Page,
+    seed_backlog,
+    seed_pending,
+    seed_undue_entries,
+)
 from tests.support.handling import BATCH, FIRST, FULL, PAGE, READS, RECOVERED, Handling, Seed
 from tests.support.life import Life, Work
 from tests.support.servers import Server
@@ -61,21 +70,21 @@ def test_backlog_costs_one_round_trip_per_full_batch(
     handling: Handling, harness: Harness, page: Page
 ) -> None:
     def seed(count: int) -> None:
-        backlog(harness, count)
+        seed_backlog(harness, count)
 
-    cost = handling.more(seed=seed)
+    cost = handling.measure_full_batches(seed=seed)
     rounds = FULL // BATCH
     # Acknowledge the last batch and read the next, fenced: MULTI XACK XREADGROUP EXEC WATCH HGET.
     each = ("multi", "xack", "xreadgroup", "exec", "watch", "hget")
     assert cost == Cost(Counter(dict.fromkeys(each, rounds)), rounds)
-    page.holds("Messages of a backlog", cost, assignments=FULL / 1000, per="1,000 messages")
+    page.check_cost("Messages of a backlog", cost, assignments=FULL / 1000, per="1,000 messages")
 
     first = handling(FIRST, seed=seed)
     # At the start, the connection logs in and gets its name, the clock is read, pending entries are
     # recovered and the fence is watched. At the end, two scripts acknowledge the last read.
     assert first.trips == 4 + len(READS) + BATCH // PAGE
     assert first.scripts == 1 + BATCH // PAGE
-    page.holds("A worker's first 1,020 messages", first, per="worker")
+    page.check_cost("A worker's first 1,020 messages", first, per="worker")
 
 
 @pytest.mark.parametrize("group", ["backlog", "others"])
@@ -85,12 +94,12 @@ def test_handling_cost_is_independent_of_stored_data(
     def seeded(around: int) -> Seed:
         def seed(count: int) -> None:
             if group == "others":
-                beside(harness, around)
-                pending(harness, around, "someone")
+                seed_undue_entries(harness, around)
+                seed_pending(harness, around, "someone")
                 around_here = 0
             else:
                 around_here = around
-            backlog(harness, count + around_here)
+            seed_backlog(harness, count + around_here)
 
         return seed
 
@@ -99,11 +108,11 @@ def test_handling_cost_is_independent_of_stored_data(
 
 
 def test_recovery_costs_one_call_per_page(handling: Handling, harness: Harness, page: Page) -> None:
-    cost = handling.more(seed=lambda count: pending(harness, count))
+    cost = handling.measure_full_batches(seed=lambda count: seed_pending(harness, count))
     # A page is listed by one script and acknowledged by another.
     pages = FULL // RECOVERED
     assert (cost.trips, cost.scripts) == (2 * pages, 2 * pages)
-    page.holds(
+    page.check_cost(
         "Messages pending at a takeover", cost, assignments=FULL / 1000, per="1,000 messages"
     )
 
@@ -114,7 +123,7 @@ def test_recovery_costs_one_call_per_page(handling: Handling, harness: Harness, 
 def test_verdicts_of_a_batch_are_settled_together(
     handling: Handling, harness: Harness, page: Page, work: Work, what: str
 ) -> None:
-    cost = handling.more(work, seed=lambda count: backlog(harness, count))
+    cost = handling.measure_full_batches(work, seed=lambda count: seed_backlog(harness, count))
     # A batch is read in one round trip, and settled in another by scripts of 128 entries each.
     rounds = FULL // BATCH
     assert cost.trips == 2 * rounds
@@ -123,7 +132,7 @@ def test_verdicts_of_a_batch_are_settled_together(
     assert {sent[name] for name in ("multi", "xreadgroup", "exec", "watch")} == {rounds}
     # Neighbors in the stream are found together.
     assert {sent[name] for name in ("xpending", "xrange")} == {FULL // PAGE}
-    page.holds(what, cost, assignments=FULL / 1000, per="1,000 messages")
+    page.check_cost(what, cost, assignments=FULL / 1000, per="1,000 messages")
 
 
 def test_failed_messages_are_looked_up_one_by_one(handling: Handling, harness: Harness) -> None:
@@ -136,7 +145,9 @@ def test_failed_messages_are_looked_up_one_by_one(handling: Handling, harness: H
         if runs_so_far % 2:
             raise ValueError("no")
 
-    cost = handling.more(fail_every_other, seed=lambda count: backlog(harness, count))
+    cost = handling.measure_full_batches(
+        fail_every_other, seed=lambda count: seed_backlog(harness, count)
+    )
     assert {cost.sent[name] for name in ("xpending", "xrange")} == {FULL // 2}
 
 
@@ -156,11 +167,11 @@ def test_idle_worker_costs_six_commands_for_each_long_poll(
             assert not answer.main
     each = ("xread", "multi", "xreadgroup", "exec", "watch", "hget")
     assert cost == Cost(Counter(dict.fromkeys(each, 10)), 10)
-    page.holds("An idle worker, every 15 s", cost, assignments=10, per="long poll")
+    page.check_cost("An idle worker, every 15 s", cost, assignments=10, per="long poll")
     with meter.measuring() as cost:
         assert not one.settler.pending_differs(kept=0)
     assert cost == Cost(Counter({"xpending": 2}), 1)
-    page.holds("An idle worker, every 30 s", cost, per="long poll")
+    page.check_cost("An idle worker, every 30 s", cost, per="long poll")
     one.link.close()
 
 
@@ -174,13 +185,13 @@ def test_message_allocations_are_reported(
             gc.collect()  # allocations of the start belong to no message
         held.append(sys.getallocatedblocks())
 
-    handling(FIRST + FULL, look, lambda count: backlog(harness, count))
+    handling(FIRST + FULL, look, lambda count: seed_backlog(harness, count))
     full = held[FIRST:]
     starts, ends = full[::BATCH], full[BATCH - 1 :: BATCH]
     in_flight = (starts[-1] - held[0]) / BATCH
     kept = max(0.0, (ends[-1] - ends[0]) / (FULL - BATCH))
     text = f"{in_flight:.1f} blocks while its batch is in memory, {kept:.2f} afterwards"
-    page.report("Memory of a message", text)
+    page.write_row("Memory of a message", text)
     with capsys.disabled():
         print(f"\na message: {text}")
 
@@ -193,7 +204,7 @@ def producer_as_user(server: Server, link: Connection, store: Store) -> config.S
     """Return a producer with given permissions, its server and a topic."""
     topics.create(store, "access", config.Topic(partitions=4))
     ScriptLoader(link).run()  # may run scripts but not load them
-    return config.Settings(redis=users.acting(server.settings, "producer-scripts"))
+    return config.Settings(redis=users.settings_as(server.settings, "producer-scripts"))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +231,7 @@ def test_send_costs_one_round_trip(
     assert (cost.trips, cost.scripts) == (100, 100)
     if not options:  # the script reads the partition count and writes
         assert cost.sent == dict.fromkeys(("evalsha", "hget", "xadd"), 100)
-    page.holds(what, cost, assignments=100, per="send")
+    page.check_cost(what, cost, assignments=100, per="send")
 
 
 def test_send_many_costs_one_round_trip_per_chunk(
@@ -232,7 +243,7 @@ def test_send_many_costs_one_round_trip_per_chunk(
             producer.send_many("access", [b"x"] * 10 * CHUNK)
     assert (cost.trips, cost.scripts) == (10, 10 * 4), "one script for each partition"
     assert cost.total == 10 * (CHUNK + 2 + 2 * 4)
-    page.holds("send_many", cost, assignments=10 * CHUNK / 1000, per="1,000 messages")
+    page.check_cost("send_many", cost, assignments=10 * CHUNK / 1000, per="1,000 messages")
 
 
 def test_buffered_producer_costs_the_same_as_send_many(
@@ -246,7 +257,7 @@ def test_buffered_producer_costs_the_same_as_send_many(
                 producer.send("access", b"x")
             assert producer.flush()
     assert (cost.trips, cost.total) == (10, 10 * (CHUNK + 2 + 2 * 4))
-    page.holds("BufferedProducer", cost, assignments=10 * CHUNK / 1000, per="1,000 messages")
+    page.check_cost("BufferedProducer", cost, assignments=10 * CHUNK / 1000, per="1,000 messages")
 
 
 def test_concurrent_async_sends_share_round_trips(

@@ -23,8 +23,17 @@ from streamqd.worker import worker
 from streamqd.worker.turns import BLOCK_SECONDS
 from tests.contract.harness import Harness
 from tests.support import users
-from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, beside, pending
-from tests.support.owning import board_of, with_groups
+from tests.support.costs import (
+    FEW,
+    MANY,
+    Cost,
+    Meter,
+    Page,
+    seed_backlog,
+    seed_pending,
+    seed_undue_entries,
+)
+from tests.support.owning import create_groups, make_owned_board
 from tests.support.servers import Server
 
 ASSIGNMENTS = 32
@@ -35,7 +44,7 @@ LATER = b"9000000000000-0"  # the id of no entry, so a worker that waits after i
 def settings(server: Server) -> Settings:
     """Return settings of an instance that owns ASSIGNMENTS partitions and trims handled entries."""
     return Settings(
-        redis=users.acting(server.settings, "daemon"),
+        redis=users.settings_as(server.settings, "daemon"),
         daemon=Daemon(instance="web-1"),
         http=Http(bind=""),
         topics={
@@ -50,7 +59,7 @@ def settings(server: Server) -> Settings:
 @pytest.fixture
 def owned_assignments(link: Connection, keys: Keys) -> list[Assignment]:
     """Return the assignments of an instance, with their groups."""
-    return with_groups(link, keys, ASSIGNMENTS)
+    return create_groups(link, keys, ASSIGNMENTS)
 
 
 def test_lease_renewals_cost_one_round_trip(
@@ -81,7 +90,7 @@ def test_lease_renewals_cost_one_round_trip(
             with meter.measuring() as cost:
                 tick()
         assert (cost.trips, cost.scripts) == (1, ASSIGNMENTS)
-        page.holds("Renewal of all leases, every 2.4 to 3 s", cost, per="32 assignments")
+        page.check_cost("Renewal of all leases, every 2.4 to 3 s", cost, per="32 assignments")
         with meter.measuring() as cost:
             tick()
         assert cost == Cost(), "nothing is due"
@@ -100,7 +109,7 @@ def test_lease_renewals_cost_one_round_trip(
             tick()
             tick()  # checks the assignments of other instances: none
         assert (cost.trips, cost.scripts) == (1, 1)
-        page.holds("Heartbeat of an instance, every 2.4 to 3 s", cost, per="instance")
+        page.check_cost("Heartbeat of an instance, every 2.4 to 3 s", cost, per="instance")
     finally:
         exchange.close()
 
@@ -135,7 +144,7 @@ def keeper(
 ) -> Iterator[Housekeeper]:
     # On a busy machine, a turn may reach its time limit, and the next turn does the rest.
     monkeypatch.setattr(batch, "TURN_SECONDS", 60.0)
-    board = board_of(owned_assignments)
+    board = make_owned_board(owned_assignments)
     for slot in board.slots():
         slot.poll.begin(now_ns(), LATER, LATER)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -172,7 +181,7 @@ def test_housekeeper_turn_is_bounded(keeper: Housekeeper, meter: Meter, page: Pa
         cost = found[name]
         assert (cost.scripts, cost.trips) == (ASSIGNMENTS * scripts, trips), (name, cost)
         if cost.total:
-            page.holds(f"Housekeeper: {name}", cost, per="32 partitions")
+            page.check_cost(f"Housekeeper: {name}", cost, per="32 partitions")
     sent = {name: cost.scripts or cost.total for name, cost in found.items()}
     every = {task.name: task.every for task in keeper._tasks}
     idle = sum(sent[name] / every[name] for name in sent) / ASSIGNMENTS
@@ -180,7 +189,7 @@ def test_housekeeper_turn_is_bounded(keeper: Housekeeper, meter: Meter, page: Pa
     idle += 6 / BLOCK_SECONDS + 2 / worker.IDLE_CHECK_SECONDS
     idle += 1 / (keeper._settings.daemon.lease_ttl / 5)
     assert idle <= IDLE_MAX
-    page.say("An idle partition", f"{idle:.1f} commands/s")
+    page.check_row("An idle partition", f"{idle:.1f} commands/s")
 
 
 def test_housekeeper_turn_cost_is_independent_of_stored_data(
@@ -202,9 +211,9 @@ def test_housekeeper_turn_cost_is_independent_of_stored_data(
     harness.own("t1")
     costs = []
     for count in (FEW, MANY - FEW):  # all on the same partition
-        pending(harness, count)
-        backlog(harness, count)
-        beside(harness, count)
+        seed_pending(harness, count)
+        seed_backlog(harness, count)
+        seed_undue_entries(harness, count)
         count_dead_letters(keeper)
         costs.append(measure_turns(keeper, meter))
     assert costs[0] == costs[1]
@@ -212,7 +221,7 @@ def test_housekeeper_turn_cost_is_independent_of_stored_data(
         cost = costs[1][name]
         if name.startswith("promote"):  # asks only partitions with such messages
             assert (cost.scripts, cost.trips) == (1, 1), name
-            page.holds(
+            page.check_cost(
                 f"Housekeeper: {name}", cost, per="partition with delayed sends or waiting retries"
             )
         elif name == "measure":  # also counts new dead letters where there are some

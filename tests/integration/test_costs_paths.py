@@ -28,7 +28,17 @@ from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
 from tests.support import users
-from tests.support.costs import FEW, MANY, Cost, Meter, Page, backlog, delayed, letters, retries
+from tests.support.costs import (
+    FEW,
+    MANY,
+    Cost,
+    Meter,
+    Page,
+    seed_backlog,
+    seed_dead_letters,
+    seed_delayed,
+    seed_retries,
+)
 from tests.support.handling import BATCH, FIRST, FULL, PAGE, PROMOTED, READS, Handling
 from tests.support.life import Life
 from tests.support.servers import Server
@@ -72,7 +82,7 @@ def handling(harness: Harness, life: Life, meter: Meter) -> Handling:
 def counting_link(server: Server, meter: Meter) -> Iterator[Connection]:
     """A connection that counts."""
     assert meter, "sockets count from here on"
-    link = connect(users.acting(server.settings, "admin"), timeout=10.0, name="test:ours")
+    link = connect(users.settings_as(server.settings, "admin"), timeout=10.0, name="test:ours")
     link.open()
     yield link
     link.close()
@@ -94,7 +104,7 @@ def test_concurrent_messages_share_round_trips(
     for count in (FIRST, FIRST + FULL):  # the first loads the scripts
         cost = handling(
             count,
-            seed=lambda count: backlog(harness, count),
+            seed=lambda count: seed_backlog(harness, count),
             handler=f"{__name__}:{handler}",
             concurrency=LANES,
             order="none",
@@ -109,20 +119,22 @@ def test_concurrent_messages_share_round_trips(
     assert cost.sent["xreadgroup"] <= 2 * len(READS) + reads + 2
     each = reads / FULL * 1000
     most = f"at most {each:.1f}", "0", f"at most {len(ROUND) * each:.1f}"
-    page.say("Messages of a backlog, 100 at a time", "1,000 messages", *most)
+    page.check_row("Messages of a backlog, 100 at a time", "1,000 messages", *most)
 
 
 def test_batch_handler_costs_the_same_as_a_message_handler(
     handling: Handling, harness: Harness, page: Page
 ) -> None:
     _calls.clear()
-    cost = handling.more(
-        seed=lambda count: backlog(harness, count), handler=f"{__name__}:handle_batch", batch=CALL
+    cost = handling.measure_full_batches(
+        seed=lambda count: seed_backlog(harness, count),
+        handler=f"{__name__}:handle_batch",
+        batch=CALL,
     )
     rounds = FULL // BATCH
     assert cost == Cost(Counter(dict.fromkeys(ROUND, rounds)), rounds)
     assert max(_calls) == CALL
-    page.holds(
+    page.check_cost(
         "Messages of a backlog, in batches", cost, assignments=FULL / 1000, per="1,000 messages"
     )
 
@@ -130,10 +142,12 @@ def test_batch_handler_costs_the_same_as_a_message_handler(
 def test_key_ordering_costs_nothing_without_failures(
     handling: Handling, harness: Harness, page: Page
 ) -> None:
-    cost = handling.more(seed=lambda count: backlog(harness, count), on_error="hold-key")
+    cost = handling.measure_full_batches(
+        seed=lambda count: seed_backlog(harness, count), on_error="hold-key"
+    )
     rounds = FULL // BATCH
     assert cost == Cost(Counter(dict.fromkeys(ROUND, rounds)), rounds)
-    page.holds(
+    page.check_cost(
         "Messages of a backlog, hold-key", cost, assignments=FULL / 1000, per="1,000 messages"
     )
 
@@ -155,7 +169,7 @@ def test_blocked_failure_costs_a_note_and_a_counter_deletion(
         handling(
             count,
             fail_once,
-            seed=lambda count: backlog(harness, count),
+            seed=lambda count: seed_backlog(harness, count),
             runs=2,
             on_error="block",
             backoff=AT_ONCE,
@@ -167,7 +181,7 @@ def test_blocked_failure_costs_a_note_and_a_counter_deletion(
     # Before a message waits, its failure is recorded and the previous one acknowledged, both by
     # separate scripts, because the server has also counted the failure of the previous one.
     assert (cost.trips, cost.scripts) == (1 + 2 * BATCH, 2 * BATCH)
-    page.holds(
+    page.check_cost(
         "Messages that fail once, block", cost, assignments=BATCH / 1000, per="1,000 messages"
     )
 
@@ -179,14 +193,14 @@ def test_failures_of_held_keys_are_settled_together(
         fields = ("payload", "x", "key")
         harness.link.pipeline([("XADD", harness.stream, "*", *fields, n) for n in range(count)])
 
-    cost = handling.more(
+    cost = handling.measure_full_batches(
         fail_once, seed=seed, runs=2, on_error="hold-key", backoff=AT_ONCE, prefetch_max=PAGE
     )
     # A batch is read and its failures are recorded. After their second run, scripts acknowledge
     # the messages, because the server has counted their failures.
     rounds = FULL // PAGE
     assert (cost.trips, cost.scripts) == (3 * rounds, 2 * rounds)
-    page.holds(
+    page.check_cost(
         "Messages that fail once, hold-key", cost, assignments=FULL / 1000, per="1,000 messages"
     )
 
@@ -221,11 +235,13 @@ def test_due_retries_are_promoted_in_pages_and_read_again(
     def first() -> None:
         promote(retry_promoter(Store(counting_link, harness.keys), view), harness.assignment)
 
-    cost = handling.more(seed=lambda count: retries(harness, count, ahead=due), first=first)
+    cost = handling.measure_full_batches(
+        seed=lambda count: seed_retries(harness, count, ahead=due), first=first
+    )
     pages, rounds = FULL // PROMOTED, FULL // BATCH
     assert (cost.trips, cost.scripts) == (pages + rounds, pages)
     assert cost.sent["xreadgroup"] == rounds
-    page.holds(
+    page.check_cost(
         "Due retries: promote and read again", cost, assignments=FULL / 1000, per="1,000 retries"
     )
 
@@ -237,8 +253,8 @@ def test_due_sends_are_promoted_in_pages_despite_later_ones(
     for later in (FEW, MANY):
         for _ in range(2):  # the first loads the script
             harness.do("FLUSHALL")
-            delayed(harness, FULL, ahead=-FULL / 1000 - 10)
-            delayed(harness, later)
+            seed_delayed(harness, FULL, ahead=-FULL / 1000 - 10)
+            seed_delayed(harness, later)
             promoter = send_promoter(Store(counting_link, harness.keys), view)
             with meter.measuring() as cost:
                 promote(promoter, harness.assignment[:2])
@@ -246,7 +262,7 @@ def test_due_sends_are_promoted_in_pages_despite_later_ones(
         costs.append(cost)
     assert costs[0] == costs[1]
     assert (cost.trips, cost.scripts) == (FULL // PROMOTED, FULL // PROMOTED)
-    page.holds("Due sends: promote", cost, assignments=FULL / 1000, per="1,000 sends")
+    page.check_cost("Due sends: promote", cost, assignments=FULL / 1000, per="1,000 sends")
 
 
 # --- dead letters ---------------------------------------------------------------------------------
@@ -260,7 +276,7 @@ def test_replay_costs_one_call_per_page(
         harness.do("FLUSHALL")
         topics.create(harness.store, harness.assignment.topic, config.Topic(partitions=1))
         harness.groups()
-        letters(harness, count)
+        seed_dead_letters(harness, count)
         with meter.measuring() as cost:
             done = dead_letters.replay(
                 Store(counting_link, harness.keys),
@@ -273,4 +289,4 @@ def test_replay_costs_one_call_per_page(
     cost, more = costs[2] - costs[1], 4 * LETTERS
     # A script lists a page. Another round trip replays it with one script per letter.
     assert (cost.trips, cost.scripts) == (2 * more // PAGE_MAX, more + more // PAGE_MAX)
-    page.holds("Dead letters: replay", cost, assignments=more / 1000, per="1,000 dead letters")
+    page.check_cost("Dead letters: replay", cost, assignments=more / 1000, per="1,000 dead letters")

@@ -52,7 +52,7 @@ def test_doctor_passes_on_a_healthy_daemon(tmp_path: Path, fresh_server: Process
         # CONFIG GET shows passwords too, so the administrator of etc/acl may not run it.
         denied = (
             ["everything that needs CONFIG GET, which this user may not run"]
-            if users.chosen()
+            if users.are_enabled()
             else []
         )
         assert (told, found["unseen"]) == (set(), denied)

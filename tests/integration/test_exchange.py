@@ -20,7 +20,7 @@ from streamqd.supervisor.membership import Membership
 from streamqd.supervisor.partition import AssignmentState, Phase
 from tests.support.costs import Meter
 from tests.support.loglines import LogLines
-from tests.support.owning import with_groups
+from tests.support.owning import create_groups
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
@@ -75,7 +75,7 @@ class Talk:
 
 @pytest.fixture
 def talk(server: Server, link: Connection, keys: Keys) -> Iterator[Talk]:
-    made = Talk(server, with_groups(link, keys, MANY))
+    made = Talk(server, create_groups(link, keys, MANY))
     yield made
     made.exchange.close()
 
@@ -160,7 +160,7 @@ def test_duplicate_instance_is_reported_once(link: Connection, keys: Keys) -> No
             time.sleep(0.002)  # heartbeats are numbers of whole milliseconds
             assert not both(leaving=True)
         wait_until(both)
-        (named,) = lines.named("instance.duplicated")
+        (named,) = lines.events("instance.duplicated")
     assert (named["other_host"], named["other_pid"]) == ("web-2", 9)
     assert link.run(members.leave(keys, "default", "west-1", "n2")).word == "OK"
     assert member.apply_reply(link.run(member.heartbeat(0.0, {}, ())), 0.0)
@@ -175,6 +175,6 @@ def test_duplicate_instance_report_omits_junk(link: Connection, keys: Keys) -> N
     assert link.run(members.heartbeat(keys, "default", "west-1", "n2", other, 10.0)).word == "OK"
     with LogLines() as lines:
         member.apply_reply(link.run(member.heartbeat(0.0, {}, ())), 0.0)
-        (named,) = lines.named("instance.duplicated")
+        (named,) = lines.events("instance.duplicated")
     assert "other_host" not in named
     assert "other_pid" not in named

@@ -400,7 +400,7 @@ def test_flood_of_dead_letters_pauses_the_partition(
         wait_until(lambda: bool(read_orders().pauses), what="the pause is written down")
         orders.append(read_orders())
         # The supervisor has read it and informs the worker. Then an operator resumes.
-        life.tell(WorkerCommand.PAUSE)
+        life.send_command(WorkerCommand.PAUSE)
         letters.append(slot.counter("dead_lettered"))
         cured.set()
         other_life.run(
@@ -408,7 +408,7 @@ def test_flood_of_dead_letters_pauses_the_partition(
                 harness.keys, "default", remove=[f"pause:{directives.Scope(*ASSIGNMENT)}"]
             )
         )
-        life.tell(WorkerCommand.NONE)
+        life.send_command(WorkerCommand.NONE)
         wait_until(lambda: slot.counter("acked") == 20 - letters[0], what="the rest is done")
         life.stop()
 

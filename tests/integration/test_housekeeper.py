@@ -76,7 +76,7 @@ def lines() -> Iterator[LogLines]:
 
 def settings_for(server: Server, **changes: Any) -> Settings:
     settings = Settings(
-        redis=users.acting(server.settings, "daemon"),
+        redis=users.settings_as(server.settings, "daemon"),
         daemon=Daemon(instance="web-1"),
         http=Http(bind="127.0.0.1:0"),
         topics={"access": Topic(partitions=1)},
@@ -192,7 +192,7 @@ def test_promoter_logs_a_due_time_without_a_message(
     harness.do("ZADD", harness.delayed, 1, "m:1-0")
     retry_promoter(harness.store, view).run({ASSIGNMENT: 0})
     assert harness.do("ZCARD", harness.delayed) == 0
-    assert [line["members"] for line in lines.named("due_time.removed")] == [1]
+    assert [line["members"] for line in lines.events("due_time.removed")] == [1]
 
 
 # --- reclaim --------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_reclaimer_flags_idle_entries_of_other_clients_once(
     wait_until(lambda: reclaimer.run(view.owned_slots()) or slot.reclaim_requested)
     reclaimer.run(view.owned_slots())
     assert slot.reclaim_requested == slot.reclaim_done + 1
-    assert [line["consumer_name"] for line in lines.named("reclaim.requested")] == ["by-hand"]
+    assert [line["consumer_name"] for line in lines.events("reclaim.requested")] == ["by-hand"]
     assert harness.dump().keys() == before.keys()
     assert harness.do("XPENDING", key, ASSIGNMENT.group, "-", "+", 9)[0][1] == b"by-hand", (
         "claimed nothing"
@@ -397,7 +397,7 @@ def test_trimmer_waits_for_a_missing_group_and_logs_once(
     trimmer.run()
     trimmer.run()
     assert harness.do("XLEN", harness.stream) == 300
-    assert [line["group"] for line in lines.named("trim.refused")] == ["audit"]
+    assert [line["group"] for line in lines.events("trim.refused")] == ["audit"]
     harness.do("XGROUP", "CREATE", harness.stream, "audit", "$")
     trimmer.run()
     assert harness.do("XLEN", harness.stream) == 0
@@ -672,16 +672,18 @@ def test_housekeeper_task_continues_after_a_bad_key(
     wait_until(lambda: harness.do("XLEN", harness.keys.retry_stream(*OTHER)) == 1)
     wait_until(lambda: running.keeper.view.assignments)
     assert list(running.keeper.view.assignments) == [OTHER]
-    wait_until(lambda: lines.named("housekeeper.failed"))
+    wait_until(lambda: lines.events("housekeeper.failed"))
     tally = running.keeper.view.tally
     wait_until(lambda: tally("failures")["web-1", "promote_retries"] >= 2)
-    told = [each for each in lines.named("housekeeper.failed") if each["task"] == "promote_retries"]
+    told = [
+        each for each in lines.events("housekeeper.failed") if each["task"] == "promote_retries"
+    ]
     assert len(told) == 1
     harness.do("DEL", harness.delayed)
     wait_until(
         lambda: (
             {"measure", "promote_retries"}
-            <= {each["task"] for each in lines.named("housekeeper.recovered")}
+            <= {each["task"] for each in lines.events("housekeeper.recovered")}
         )
     )
 
@@ -708,16 +710,16 @@ def test_housekeeper_recovers_after_a_redis_outage(
     assert running.reasons("/livez") == []
     assert b'streamqd_redis_up{streamqd_instance="web-1"} 0.0' in running.get("/metrics")[1]
     wait_until(lambda: running.keeper._redis_episode.failures >= 3)
-    assert len(lines.named("redis.lost")) == 1
+    assert len(lines.events("redis.lost")) == 1
 
     if fault == "killed":
         fresh_server.restart()
     else:
         fresh_server.resume()
     wait_until(lambda: running.reasons("/readyz") == [], timeout=20)
-    (back,) = lines.named("redis.recovered")
+    (back,) = lines.events("redis.recovered")
     assert back["failures"] >= 3
-    assert len(lines.named("redis.lost")) == 1
+    assert len(lines.events("redis.lost")) == 1
 
 
 @pytest.mark.fault("F15")

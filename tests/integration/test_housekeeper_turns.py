@@ -37,7 +37,7 @@ from tests.contract.harness import Harness
 from tests.support import users
 from tests.support.costs import Cost, Meter
 from tests.support.loglines import LogLines
-from tests.support.owning import board_of, with_groups
+from tests.support.owning import create_groups, make_owned_board
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
@@ -47,18 +47,18 @@ KEPT = Topic(partitions=PLACES, dlq_retention=60.0)
 
 @pytest.fixture
 def assignments(link: Connection, keys: Keys) -> list[Assignment]:
-    return with_groups(link, keys, PLACES)
+    return create_groups(link, keys, PLACES)
 
 
 @pytest.fixture
 def board(assignments: list[Assignment]) -> Scoreboard:
-    return board_of(assignments)
+    return make_owned_board(assignments)
 
 
 @pytest.fixture
 def counting_link(meter: Meter, server: Server) -> Iterator[Connection]:
     """Return a connection whose round trips the meter counts."""
-    link = connect(users.acting(server.settings, "daemon"), timeout=10.0, name="counted")
+    link = connect(users.settings_as(server.settings, "daemon"), timeout=10.0, name="counted")
     with closing(link):
         yield link
 
@@ -70,7 +70,7 @@ def single_writes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def settings(server: Server, topic: Topic, **changes: object) -> Settings:
     made = Settings(
-        redis=users.acting(server.settings, "daemon"),
+        redis=users.settings_as(server.settings, "daemon"),
         daemon=Daemon(instance="web-1"),
         http=Http(bind=""),
         topics={"access": topic},
@@ -159,7 +159,7 @@ def test_drops_over_many_turns_are_counted_exactly(
     work = Trimmer(Store(link, keys), view, settings(server, topic))
     with LogLines() as lines:
         assert len(run_turns(work.run, meter)) > len(several) * 800 // 200 // batch.WORKS_MAX
-        told = sum(line["entries"] for line in lines.named("retention.dropped"))
+        told = sum(line["entries"] for line in lines.events("retention.dropped"))
     left = lengths(link, streams)
     assert all(100 <= length <= 200 for length in left)
     lost = sum(1_000 - length for length in left)

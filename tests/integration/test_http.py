@@ -131,7 +131,7 @@ def test_http_survives_a_failing_page(start: Started, lines: LogLines) -> None:
     server = start()
     assert get(server, "/fail")[0] == 500
     assert get(server, "/")[0] == 200
-    (failed,) = lines.named("http.failed")
+    (failed,) = lines.events("http.failed")
     assert "no page today" in failed["traceback"]
 
 
@@ -140,7 +140,7 @@ def test_http_ends_a_large_response_without_an_error(start: Started, lines: LogL
     assert get(server, "/big")[0] == 200
     wait_until(lambda: not server._clients)
     assert get(server, "/")[0] == 200
-    assert lines.named("http.failed") == []
+    assert lines.events("http.failed") == []
 
 
 def test_http_drops_silent_clients(start: Started, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,7 +229,7 @@ def test_waiting_worker_has_no_mark_and_no_turn(
     def work(message: Message) -> None:
         runs.append(message.id)
         if held_by == "pause":
-            life.tell(WorkerCommand.PAUSE)
+            life.send_command(WorkerCommand.PAUSE)
         if held_by == "circuit":
             raise ValueError
 
@@ -300,11 +300,11 @@ def test_pause_after_a_mark_waits_for_the_run(
     def begin(quarantine: Quarantine, entry: FetchedEntry) -> None:
         true_begin(quarantine, entry)
         if entry.place == b"m:1-0":
-            life.tell(WorkerCommand.PAUSE)
+            life.send_command(WorkerCommand.PAUSE)
 
     def resume() -> None:
         wait_until(lambda: slot.state == WorkerState.PAUSED, what="the worker is paused")
-        life.tell(WorkerCommand.NONE)
+        life.send_command(WorkerCommand.NONE)
 
     monkeypatch.setattr(Quarantine, "begin", begin)
     resumer = threading.Thread(target=resume)

@@ -217,7 +217,7 @@ def test_retention_counts_and_logs_dropped_messages(
             pass
         told = {
             (line["group"], line["state"]): line["entries"]
-            for line in lines.named("retention.dropped")
+            for line in lines.events("retention.dropped")
         }
     assert length(harness) == 300
     assert told == {("audit", "unread"): 700, ("hits", "unread"): 450, ("hits", "pending"): 250}

@@ -23,14 +23,14 @@ from tests.support.row_ledger import (
     Producer,
     archived_position,
     find_faults,
-    parsed_rows,
-    quarantine_rows,
     read_ledger,
     read_parsed,
-    replayed_rows,
+    read_parsed_rows,
+    read_quarantine_rows,
+    read_replayed_rows,
+    read_stream_rows,
+    read_table_rows,
     stream,
-    stream_rows,
-    table_rows,
 )
 
 PARTITIONS = 2
@@ -68,16 +68,18 @@ def test_row_ledger_finds_faults_in_a_topic(client: redis.Redis, ledger: Path) -
     rows = read_ledger(ledger)
     assert rows.total() == 300
     assert len({row.content for row in rows}) < 300, "some rows are alike"
-    assert find_faults("topic", stream_rows(client, "logs", PARTITIONS), rows, whole=True) == []
+    assert (
+        find_faults("topic", read_stream_rows(client, "logs", PARTITIONS), rows, whole=True) == []
+    )
 
     gone = next(row for row in rows if row.partition == 1)
     client.xdel(stream("logs", 1), gone.id)
-    found = stream_rows(client, "logs", PARTITIONS)
+    found = read_stream_rows(client, "logs", PARTITIONS)
     assert find_faults("topic", found, rows, whole=True) == [f"topic: 1 lost, as {gone!r}"]
     assert find_faults("topic", found, rows, whole=False) == []
 
     client.xadd(stream("logs", 0), {"payload": "of nobody"})
-    found = stream_rows(client, "logs", PARTITIONS)
+    found = read_stream_rows(client, "logs", PARTITIONS)
     (line,) = find_faults("topic", found, rows, whole=False)
     assert line.startswith("topic: 1 never written, as Row(partition=0")
     contents = ["one", "one", "two"]
@@ -91,7 +93,7 @@ def _counted(*each: str) -> Counter[str]:
 
 def test_row_ledger_compares_whole_rows(client: redis.Redis, ledger: Path, tmp_path: Path) -> None:
     rows = read_ledger(ledger)
-    assert table_rows(str(tmp_path / "table")) == {}
+    assert read_table_rows(str(tmp_path / "table")) == {}
     lines = []
     for partition in range(PARTITIONS):
         for name, entry in client.xrange(stream("logs", partition)):
@@ -119,16 +121,16 @@ def test_row_ledger_compares_whole_rows(client: redis.Redis, ledger: Path, tmp_p
         }
     )
     deltalake.write_deltalake(str(tmp_path / "table"), columns)
-    assert table_rows(str(tmp_path / "table")) == rows
+    assert read_table_rows(str(tmp_path / "table")) == rows
     origins = Counter((f"logs/{row.partition}/{row.id}", row.content) for row in rows)
-    assert replayed_rows(client, "again", 1) == origins
+    assert read_replayed_rows(client, "again", 1) == origins
 
     deltalake.write_deltalake(str(tmp_path / "table"), columns.slice(5, 1), mode="append")
-    (line,) = find_faults("archive", table_rows(str(tmp_path / "table")), rows, whole=False)
+    (line,) = find_faults("archive", read_table_rows(str(tmp_path / "table")), rows, whole=False)
     assert line.startswith("archive: 1 more often than written, as Row(")
     last = client.xrevrange(stream("again", 0), count=1)[0][1]
     client.xadd(stream("again", 0), last | {b"payload": b"another"})
-    (line,) = find_faults("replay", replayed_rows(client, "again", 1), origins, whole=False)
+    (line,) = find_faults("replay", read_replayed_rows(client, "again", 1), origins, whole=False)
     assert line.startswith("replay: 1 never written, as ('logs/1/")
 
 
@@ -138,7 +140,7 @@ def test_row_ledger_compares_parsed_and_quarantined_rows(
     fits, does_not = read_parsed(ledger)
     assert (fits + does_not).total() == 300
     assert min(fits.total(), does_not.total()) > 0
-    assert parsed_rows(str(tmp_path / "parsed")) == {}
+    assert read_parsed_rows(str(tmp_path / "parsed")) == {}
     good = [{"entry_partition": p, "entry_id": name, "number": n} for p, name, n in fits]
     bad = [
         {"partition": partition, "id": name.decode(), "value": entry[b"payload"]}
@@ -148,9 +150,9 @@ def test_row_ledger_compares_parsed_and_quarantined_rows(
     ]
     deltalake.write_deltalake(str(tmp_path / "parsed"), pa.Table.from_pylist(good[1:]))
     deltalake.write_deltalake(str(tmp_path / "quarantine"), pa.Table.from_pylist(bad))
-    (line,) = find_faults("parsed", parsed_rows(str(tmp_path / "parsed")), fits, whole=True)
+    (line,) = find_faults("parsed", read_parsed_rows(str(tmp_path / "parsed")), fits, whole=True)
     assert line.startswith("parsed: 1 lost, as Parsed(")
-    assert quarantine_rows(str(tmp_path / "quarantine")) == does_not
+    assert read_quarantine_rows(str(tmp_path / "quarantine")) == does_not
 
 
 def test_row_ledger_reads_the_archived_position(client: redis.Redis) -> None:

@@ -177,7 +177,7 @@ def test_throttled_lanes_fetch_no_messages(
     def stop_when_held() -> None:
         wait_until(lambda: slot.waits.read().kind is Wait.RATED)
         seen = slot.progress_ns
-        life.tell(WorkerCommand.NONE)
+        life.send_command(WorkerCommand.NONE)
         wait_until(lambda: slot.progress_ns != seen, what="it has read all it wants, and waits")
         life.stop()
 
@@ -219,9 +219,9 @@ def test_pause_and_resume_work_during_a_rate_wait(
 
     def steer() -> None:
         wait_until(lambda: slot.waits.read().kind is Wait.RATED)
-        life.tell(WorkerCommand.PAUSE)
+        life.send_command(WorkerCommand.PAUSE)
         wait_until(lambda: slot.state == 3)
-        life.tell(WorkerCommand.NONE)
+        life.send_command(WorkerCommand.NONE)
 
     thread = threading.Thread(target=steer)
     thread.start()

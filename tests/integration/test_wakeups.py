@@ -48,7 +48,7 @@ def test_reclaim_request_interrupts_the_long_poll(
     def want() -> None:
         wait_until(polls, what="the worker waits in its long poll")
         slot.reclaim_requested = slot.reclaim_done + 1
-        life.tell(slot.command)
+        life.send_command(slot.command)
 
     thread = threading.Thread(target=want)
     thread.start()

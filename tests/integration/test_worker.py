@@ -100,7 +100,7 @@ class Bench:
         """Fork a worker, as the supervisor does."""
         path = self.folder / "streamq.toml"
         tables = {
-            "redis": {"url": self.server.url, **users.section("daemon")},
+            "redis": {"url": self.server.url, **users.redis_section("daemon")},
             "daemon": {"instance": "west-1", "state_dir": str(self.folder)},
             "topics": {ASSIGNMENT.topic: {"partitions": 1}},
             "consumers": [

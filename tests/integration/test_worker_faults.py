@@ -346,7 +346,7 @@ def test_pause_during_an_outage_takes_effect(
     def come_back() -> None:
         wait_until(lambda: slot.state == WorkerState.PAUSED, what="it pauses")
         proxy.refusing = False
-        life.tell(WorkerCommand.NONE)
+        life.send_command(WorkerCommand.NONE)
 
     helper = threading.Thread(target=come_back)
 
@@ -354,7 +354,7 @@ def test_pause_during_an_outage_takes_effect(
         if message.id == "1-0":
             proxy.refusing = True
             proxy.cut()
-            life.tell(WorkerCommand.PAUSE)
+            life.send_command(WorkerCommand.PAUSE)
             helper.start()
 
     code = life.run(life.worker("t1", max_messages=2), work)

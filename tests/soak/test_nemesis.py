@@ -108,7 +108,7 @@ def describe_outcome(outcome: Outcome) -> dict[str, Any]:
         "lost": report.lost,
         "duplicated": len(report.duplicated),
         "causes": report.causes(),
-        "most_of_one_strike_and_slot": report.most(),
+        "most_of_one_strike_and_slot": report.max_repeats(),
         "blamed": report.blamed,
         "charged": report.charged,
         "charged_most": report.charged_most,

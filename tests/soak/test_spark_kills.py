@@ -105,8 +105,8 @@ class Soak:
             row_ledger.Producer(self.client, name, PARTITIONS, file, SEED)
             for name, file in self.ledgers.items()
         ]
-        self.most = 4_000
-        self.known = row_ledger.Known()
+        self.planned_rows = 4_000
+        self.known = row_ledger.ReadCache()
         self.trimmed = 0
         self.home = spark_process.spark_home(folder)
         self._cores: dict[str, int] = {}
@@ -117,13 +117,15 @@ class Soak:
 
     def add(self, most: int = 0) -> None:
         """Add rows to both topics: up to `most`, or as many as are planned."""
-        for each, planned in zip(self.producers, (self.most, 4_000), strict=True):
+        for each, planned in zip(self.producers, (self.planned_rows, 4_000), strict=True):
             each.write(self.chance.randrange((most or planned) // 4, most or planned))
 
     def plan(self, runs: int) -> None:
         """Set the rows of the next run, to reach ROWS evenly in this number of runs."""
         left = ROWS - self.producers[0].written
-        self.most = max(4_000, 8 * left // (5 * max(1, runs)))  # `add` writes 5/8 on average
+        self.planned_rows = max(
+            4_000, 8 * left // (5 * max(1, runs))
+        )  # `add` writes 5/8 on average
 
     def complete(self) -> None:
         """Add the rows that are missing to reach ROWS."""
@@ -132,7 +134,9 @@ class Soak:
     def trim(self) -> None:
         """Trim some partitions up to the position that is marked as archived in Redis."""
         for partition in range(PARTITIONS):
-            ms, seq = row_ledger.order(row_ledger.archived_position(self.client, "logs", partition))
+            ms, seq = row_ledger.entry_id_key(
+                row_ledger.archived_position(self.client, "logs", partition)
+            )
             if ms and self.chance.random() < 0.5:
                 stream = row_ledger.stream("logs", partition)
                 self.trimmed += self.client.xtrim(stream, minid=f"{ms}-{seq + 1}")
@@ -142,26 +146,26 @@ class Soak:
     def check(self, *, whole: bool = False) -> None:
         """Check that no row is lost or duplicated. `whole` requires each row in every table."""
         if whole:
-            self.known = row_ledger.Known()
+            self.known = row_ledger.ReadCache()
         known, client = self.known, self.client
         logs, orders = map(row_ledger.read_ledger, self.ledgers.values())
-        table = row_ledger.table_rows(self.table, known)
-        stream = row_ledger.stream_rows(client, "logs", PARTITIONS, known)
+        table = row_ledger.read_table_rows(self.table, known)
+        stream = row_ledger.read_stream_rows(client, "logs", PARTITIONS, known)
         names = [
             row_ledger.archived_position(client, "logs", number) for number in range(PARTITIONS)
         ]
-        told = [row_ledger.order(name) for name in names]
+        told = [row_ledger.entry_id_key(name) for name in names]
         archived = Counter(
-            row for row in logs.elements() if row_ledger.order(row.id) <= told[row.partition]
+            row for row in logs.elements() if row_ledger.entry_id_key(row.id) <= told[row.partition]
         )
         fits, does_not = row_ledger.read_parsed(self.ledgers["logs"])
-        parsed = row_ledger.parsed_rows(f"{self.archive}/parsed/logs", known)
-        quarantine = row_ledger.quarantine_rows(f"{self.archive}/quarantine/logs", known)
-        copied = row_ledger.stream_rows(client, copy_job.TARGET, PARTITIONS, known)
+        parsed = row_ledger.read_parsed_rows(f"{self.archive}/parsed/logs", known)
+        quarantine = row_ledger.read_quarantine_rows(f"{self.archive}/quarantine/logs", known)
+        copied = row_ledger.read_stream_rows(client, copy_job.TARGET, PARTITIONS, known)
         copies = Counter(row.content for row in copied.elements())
         ordered = Counter(row.content for row in orders.elements())
         origins = Counter((f"logs/{row.partition}/{row.id}", row.content) for row in logs)
-        replayed = row_ledger.replayed_rows(client, "again", PARTITIONS, known)
+        replayed = row_ledger.read_replayed_rows(client, "again", PARTITIONS, known)
         faults = [
             *row_ledger.find_faults("archive", table, logs, whole=whole),
             *row_ledger.find_faults("archive and stream", table | stream, logs, whole=True),
@@ -177,7 +181,7 @@ class Soak:
 
     def command(self, work: str) -> list[str]:
         tier = self.chance.choice(("all", "cold"))
-        batch = str(max(1000, self.most // 16))
+        batch = str(max(1000, self.planned_rows // 16))
         given = {
             "archive": ["archive", "--topic", "logs", "--batch-rows", batch],
             "parsed": ["archive", "--topic", "logs"],

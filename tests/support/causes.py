@@ -98,7 +98,7 @@ class Causes:
     def __init__(self, runs: Iterable[Run], strikes: Iterable[Strike]) -> None:
         self.slack = 0.0
         strikes = list(strikes)
-        self._strikes = [*strikes, *_late_returns(strikes)]
+        self._strikes = [*strikes, *_find_late_returns(strikes)]
         self._by_process: dict[object, list[Run]] = defaultdict(list)
         for run in runs:
             self._by_process[run.process].append(run)
@@ -108,7 +108,7 @@ class Causes:
         found = [
             (needed, strike.number, strike.kind, how)
             for strike in self._strikes
-            for how, needed in [self._how(earlier, later, strike)]
+            for how, needed in [self._match_strike(earlier, later, strike)]
             if needed <= SLACK
         ]
         if not found:
@@ -117,7 +117,7 @@ class Causes:
         self.slack = max(self.slack, needed)
         return f"{number} {kind}: {how}"
 
-    def hits(self, runs: Iterable[Run]) -> int:
+    def count_ended(self, runs: Iterable[Run]) -> int:
         """Return the number of these runs that a strike ended together with their process."""
         return sum(
             any(
@@ -149,7 +149,7 @@ class Causes:
 
     # The following methods return the slack that an explanation needs, or inf if it does not apply.
 
-    def _how(self, earlier: Run, later: Run, strike: Strike) -> tuple[str, float]:
+    def _match_strike(self, earlier: Run, later: Run, strike: Strike) -> tuple[str, float]:
         followed, went_on = strike.began <= later.began, strike.began <= earlier.began
         if earlier.pid in strike.pids and earlier.epoch < later.epoch and followed:
             return self._in_flight(earlier, strike)
@@ -185,7 +185,7 @@ class Causes:
         behind = [each for each in of_process[:-1] if each.began >= run.began]
         if not run.well and any(each.ended - each.began > QUICK for each in behind):
             return "", inf
-        waited = last.began - run.ended - self._stood_still(run, last)
+        waited = last.began - run.ended - self._seconds_frozen(run, last)
         return "not acknowledged", max(needed, waited - ACK_DELAY)
 
     def _settled_before(self, last: Run, strike: Strike) -> float:
@@ -195,12 +195,12 @@ class Causes:
             for each in self._strikes
             if each.kind in BREAKS and each.whom in ("redis", strike.whom)
         ]
-        for began, ended in _joined(away):
+        for began, ended in _merge_spans(away):
             if last.ended <= ended and strike.began <= ended:
                 return min(began - last.ended, strike.began - last.ended)
         return strike.began - last.ended
 
-    def _stood_still(self, run: Run, last: Run) -> float:
+    def _seconds_frozen(self, run: Run, last: Run) -> float:
         """Return how long the process stood still between the end of `run` and `last`."""
         return sum(
             max(0.0, min(each.ended, last.began) - max(each.began, run.ended))
@@ -209,7 +209,7 @@ class Causes:
         )
 
 
-def _joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def _merge_spans(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Merge spans that touch."""
     found: list[tuple[float, float]] = []
     for began, ended in sorted(spans):
@@ -220,7 +220,7 @@ def _joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return found
 
 
-def _late_returns(strikes: list[Strike]) -> list[Strike]:
+def _find_late_returns(strikes: list[Strike]) -> list[Strike]:
     """Return the instances that could not renew their leases when Redis was back, as strikes."""
     return [
         Strike(deaf.number, LATE, deaf.whom, deaf.pids, outage.began, outage.ended + NEAR)

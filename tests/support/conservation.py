@@ -30,7 +30,7 @@ SCRIPT = Path(__file__).with_name("message_places.lua").read_text()
 PLACES = ("unread", "pending", "delayed", "retry unread", "retry pending", "dead", "scheduled")
 
 
-class Whereabouts(NamedTuple):
+class MessagePlaces(NamedTuple):
     """Where the messages of an assignment are: number -> places. Several places are an error.
 
     `lost_unread` and `lost_pending` are the losses to a limit, as the product counts them.
@@ -53,7 +53,7 @@ class Whereabouts(NamedTuple):
         return self.lost_unread + self.lost_pending + self.missing_entries
 
     @classmethod
-    def parse(cls, reply: list[Any]) -> Whereabouts:
+    def parse(cls, reply: list[Any]) -> MessagePlaces:
         epoch, lost, flat, *lists = reply
         charges: dict[str, int] = {}
         for number, crashes in zip(flat[::2], flat[1::2], strict=True):
@@ -65,9 +65,9 @@ class Whereabouts(NamedTuple):
         return cls(int(epoch), places, charges, *(int(each or 0) for each in lost))
 
 
-def look(
+def read_places(
     link: Connection, keys: Keys, assignments: Iterable[Assignment]
-) -> dict[Assignment, Whereabouts]:
+) -> dict[Assignment, MessagePlaces]:
     """Take a picture of each assignment. Raises RedisResponseError, RedisUnavailableError."""
     assignments = list(assignments)
     found = {}
@@ -76,7 +76,7 @@ def look(
     ):
         if isinstance(reply, RedisResponseError):
             raise reply
-        found[assignment] = Whereabouts.parse(reply)
+        found[assignment] = MessagePlaces.parse(reply)
     return found
 
 
@@ -99,8 +99,8 @@ def _call(keys: Keys, assignment: Assignment) -> tuple[str | int, ...]:
 class Conservation:
     """Checks a working fleet repeatedly against its ledger.
 
-    The text of a `sent` record and of a run starts with the number of the message. `home` derives
-    the partition from that number.
+    The text of a `sent` record and of a run starts with the number of the message.
+    `partition_for_number` derives the partition from that number.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Conservation:
         self.assignments = list(assignments)
         self.checks = 0
         self.violations: list[str] = []
-        self.last: dict[Assignment, Whereabouts] = {}
+        self.last: dict[Assignment, MessagePlaces] = {}
         self.charges: dict[tuple[str, str], int] = {}  # group, number -> the most crashes seen
         self.unhandled: dict[
             Assignment, set[str]
@@ -144,7 +144,7 @@ class Conservation:
         # Messages sent before the picture must be in it. Messages no longer in it must have
         # finished before it was taken, so the ledger is read again.
         self._read_ledger()
-        seen = look(self.link, self.keys, self.assignments)
+        seen = read_places(self.link, self.keys, self.assignments)
         self._read_ledger(new_too=False)
         for assignment, now in seen.items():
             self._judge(assignment, now)
@@ -156,14 +156,14 @@ class Conservation:
         found = (names for now in self.last.values() for names in now.places.values())
         return Counter(name for names in found for name in names if name != "dead")
 
-    def dead(self) -> dict[str, set[str]]:
+    def dead_letter_numbers(self) -> dict[str, set[str]]:
         """Return the numbers of the dead letters of each group at the last check."""
         found: dict[str, set[str]] = {assignment.group: set() for assignment in self.assignments}
         for assignment, now in self.last.items():
             found[assignment.group] |= {n for n, names in now.places.items() if "dead" in names}
         return found
 
-    def _judge(self, assignment: Assignment, now: Whereabouts) -> None:
+    def _judge(self, assignment: Assignment, now: MessagePlaces) -> None:
         places = now.places
         for number, crashes in now.charges.items():
             key = (assignment.group, number)
@@ -193,7 +193,7 @@ class Conservation:
             self._blame(f"{assignment}: the epoch fell from {before.epoch} to {now.epoch}")
 
     def _compare_with_counters(
-        self, assignment: Assignment, now: Whereabouts, unhandled: set[str]
+        self, assignment: Assignment, now: MessagePlaces, unhandled: set[str]
     ) -> None:
         uncounted = len(unhandled.difference(self._expiring)) - now.lost
         if uncounted > 0:
@@ -212,21 +212,21 @@ class Conservation:
         records = self._ledger.since(self._read)
         for record in records:
             if record.kind == "end":
-                self._ended[record.group].add(number_of(record))
+                self._ended[record.group].add(message_number(record))
             elif record.kind == "sent" and new_too:
-                number = number_of(record)
+                number = message_number(record)
                 for assignment in self.assignments:
-                    if assignment.partition == home(number, self._partitions):
+                    if assignment.partition == partition_for_number(number, self._partitions):
                         self._open[assignment].add(number)
         if new_too:
             self._read += len(records)
 
 
-def home(number: str, partitions: int) -> int:
+def partition_for_number(number: str, partitions: int) -> int:
     """Return the partition for a message number."""
     return int(number) % partitions
 
 
-def number_of(record: Record) -> str:
+def message_number(record: Record) -> str:
     """Return the message number of a record."""
     return record.text.partition(" ")[0]

@@ -105,12 +105,12 @@ class Meter:
     def measuring(self) -> Iterator[Cost]:
         """Fill in the cost of a block at its end."""
         cost = Cost()
-        before, trips = self._executed(), CountingSocket.trips
+        before, trips = self._read_command_counts(), CountingSocket.trips
         yield cost
         cost.trips = CountingSocket.trips - trips
-        cost.commands = self._executed() - before
+        cost.commands = self._read_command_counts() - before
 
-    def _executed(self) -> Counter[str]:
+    def _read_command_counts(self) -> Counter[str]:
         found: Counter[str] = Counter()
         for line in self._link.execute("INFO", "commandstats").decode().splitlines():
             line = line.removeprefix("cmdstat_")
@@ -139,16 +139,16 @@ class Page:
         self.writes = bool(os.environ.get("COSTS"))
         self.judges = True
 
-    def holds(self, what: str, cost: Cost, *, assignments: float = 1.0, per: str) -> None:
+    def check_cost(self, what: str, cost: Cost, *, assignments: float = 1.0, per: str) -> None:
         """Check, or write, the row that gives `cost` per assignment."""
         numbers = [_number(n / assignments) for n in (cost.trips, cost.scripts, cost.total)]
-        self.say(what, per, *numbers)
+        self.check_row(what, per, *numbers)
 
-    def say(self, what: str, *cells: str) -> None:
+    def check_row(self, what: str, *cells: str) -> None:
         """Check, or write, a row."""
         self._row(what, cells, judged=self.judges)
 
-    def report(self, what: str, *cells: str) -> None:
+    def write_row(self, what: str, *cells: str) -> None:
         """Write a row that is not checked."""
         self._row(what, cells, judged=False)
 
@@ -187,37 +187,37 @@ redis.call('ZADD', KEYS[1], due + i, member)
 redis.call('HSET', KEYS[2], member, cmsgpack.pack({'payload', ARGV[2]})) end"""
 
 
-def backlog(harness: Harness, count: int, body: str = "x") -> None:
+def seed_backlog(harness: Harness, count: int, body: str = "x") -> None:
     """Add `count` unread messages."""
     harness.do("EVAL", _STREAM, 1, harness.stream, count, body)
 
 
-def letters(harness: Harness, count: int, body: str = "x", age: float = 0.0) -> None:
+def seed_dead_letters(harness: Harness, count: int, body: str = "x", age: float = 0.0) -> None:
     """Add `count` dead letters, `age` seconds old, the oldest first."""
     harness.do("EVAL", _LETTERS, 1, harness.dlq, count, body, round(age * 1000))
 
 
-def retries(harness: Harness, count: int, body: str = "x", ahead: float = DAY) -> None:
+def seed_retries(harness: Harness, count: int, body: str = "x", ahead: float = DAY) -> None:
     """Add `count` retries, due in `ahead` seconds and each a millisecond later."""
     harness.do(
         "EVAL", _DELAYED, 2, harness.delayed, harness.items, count, body, round(ahead * 1000)
     )
 
 
-def delayed(harness: Harness, count: int, body: str = "x", ahead: float = DAY) -> None:
+def seed_delayed(harness: Harness, count: int, body: str = "x", ahead: float = DAY) -> None:
     """Add `count` retries and as many delayed sends."""
-    retries(harness, count, body, ahead)
+    seed_retries(harness, count, body, ahead)
     schedule = (harness.delayed_sends, harness.delayed_send_items)
     harness.do("EVAL", _DELAYED, 2, *schedule, count, body, round(ahead * 1000))
 
 
-def beside(harness: Harness, count: int) -> None:
+def seed_undue_entries(harness: Harness, count: int) -> None:
     """Add `count` entries of each kind that is not due now."""
-    letters(harness, count)
-    delayed(harness, count)
+    seed_dead_letters(harness, count)
+    seed_delayed(harness, count)
 
 
-def pending(harness: Harness, count: int, consumer: str = "w") -> None:
+def seed_pending(harness: Harness, count: int, consumer: str = "w") -> None:
     """Add `count` pending messages."""
-    backlog(harness, count)
+    seed_backlog(harness, count)
     harness.fetch(count, consumer)

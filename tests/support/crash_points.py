@@ -185,7 +185,7 @@ def reach(point: str, where: str = "") -> None:
     os.kill(os.getpid(), signal.Signals[f"SIG{act}"])
 
 
-def name_of(script: Script, argv: Sequence[Any]) -> str:
+def point_name(script: Script, argv: Sequence[Any]) -> str:
     """Return the point name for a call: the name of the script, or of one use of it."""
     keys, values = argv[: len(script.keys)], argv[len(script.keys) :]
     special = {
@@ -198,7 +198,7 @@ def name_of(script: Script, argv: Sequence[Any]) -> str:
     return other if is_other() else script.name
 
 
-def partition_of(argv: Sequence[Any]) -> str:
+def partition_number(argv: Sequence[Any]) -> str:
     """Return the number of the partition that the keys of a call belong to, or `-`."""
     found = _PARTITION.search(_bytes(argv[0]))
     return found[1].decode() if found else "-"
@@ -211,34 +211,42 @@ def _bytes(word: str | bytes) -> bytes:
 # --- where they are -------------------------------------------------------------------------------
 
 
-def place() -> None:
+def install() -> None:
     """Install all points. Call it once, before anything forks."""
-    _around(Connection, "run", before=_calls_one, after=_called_one)
-    _around(Connection, "run_each", before=_calls_each, after=_called_each)
-    _around(Fetcher, "send_round", before=_unsent, after=_sent)
-    _around(Fetcher, "receive_round", after=_answered)
-    _around(WorkerLoop, "__init__", after=_know_own)
-    _around_handler()
-    _around(Settler, "begin_batch", after=lambda *_: reach("batch-recorded"))
-    _around(Verdicts, "settle_failure", before=lambda *_: reach("outcome-unrecorded"))
-    _around(Settler, "ack", before=lambda *_: reach("outcome-recorded"))
-    _around(Settler, "fail", after=lambda *_: reach("outcome-recorded"))
-    _around(AssignmentState, "on_exit", before=_at("worker-ended"), after=_at("worker-judged", 1))
-    _around(WorkerPool, "start_worker", after=_at("worker-forked", 2))
-    _around_reclaimer()
+    _wrap(Connection, "run", before=_before_call, after=_after_call)
+    _wrap(Connection, "run_each", before=_before_calls, after=_after_calls)
+    _wrap(Fetcher, "send_round", before=_before_fetch, after=_after_fetch_sent)
+    _wrap(Fetcher, "receive_round", after=_after_fetch_reply)
+    _wrap(WorkerLoop, "__init__", after=_note_own_partition)
+    _wrap_handler()
+    _wrap(Settler, "begin_batch", after=lambda *_: reach("batch-recorded"))
+    _wrap(Verdicts, "settle_failure", before=lambda *_: reach("outcome-unrecorded"))
+    _wrap(Settler, "ack", before=lambda *_: reach("outcome-recorded"))
+    _wrap(Settler, "fail", after=lambda *_: reach("outcome-recorded"))
+    _wrap(
+        AssignmentState,
+        "on_exit",
+        before=_reach_in_partition("worker-ended"),
+        after=_reach_in_partition("worker-judged", 1),
+    )
+    _wrap(WorkerPool, "start_worker", after=_reach_in_partition("worker-forked", 2))
+    _wrap_reclaimer()
     for name, before, after in (
         ("oldest", "rows-unread", "rows-read"),
         ("delete", "delete-unsent", "delete-answered"),
         ("move_to_dead_table", "dead-row-unsent", "dead-row-answered"),
     ):
-        _around(Database, name, before=_at_send(before), after=_at_send(after))
-    _around(Task, "__init__", after=_look_often)
-    _around(
-        Sender, "_exchange", before=_at_send("publish-unsent"), after=_at_send("publish-answered")
+        _wrap(Database, name, before=_reach_anywhere(before), after=_reach_anywhere(after))
+    _wrap(Task, "__init__", after=_shorten_interval)
+    _wrap(
+        Sender,
+        "_exchange",
+        before=_reach_anywhere("publish-unsent"),
+        after=_reach_anywhere("publish-answered"),
     )
 
 
-def _around(
+def _wrap(
     owner: type,
     name: str,
     *,
@@ -260,49 +268,49 @@ def _around(
     setattr(owner, name, wrapped)
 
 
-def _calls_one(_link: Connection, call: Call) -> None:
-    reach(f"{name_of(call.script, call.argv)}-calls", partition_of(call.argv))
+def _before_call(_link: Connection, call: Call) -> None:
+    reach(f"{point_name(call.script, call.argv)}-calls", partition_number(call.argv))
 
 
-def _called_one(reply: object, _link: Connection, call: Call) -> None:
+def _after_call(reply: object, _link: Connection, call: Call) -> None:
     did = isinstance(reply, Reply)
     if isinstance(reply, Reply) and call.script.name in _MOVERS:
         did = reply.word == "OK" and int(reply.values[0]) > 0
     if did:
-        reach(f"{name_of(call.script, call.argv)}-called", partition_of(call.argv))
+        reach(f"{point_name(call.script, call.argv)}-called", partition_number(call.argv))
 
 
-def _calls_each(link: Connection, calls: Sequence[Call]) -> None:
+def _before_calls(link: Connection, calls: Sequence[Call]) -> None:
     for call in calls:
-        _calls_one(link, call)
+        _before_call(link, call)
 
 
-def _called_each(replies: Sequence[object], link: Connection, calls: Sequence[Call]) -> None:
+def _after_calls(replies: Sequence[object], link: Connection, calls: Sequence[Call]) -> None:
     for reply, call in zip(replies, calls, strict=True):
-        _called_one(reply, link, call)
+        _after_call(reply, link, call)
 
 
-def _unsent(_fetcher: Fetcher, main_acks: list[bytes], *_: object) -> None:
+def _before_fetch(_fetcher: Fetcher, main_acks: list[bytes], *_: object) -> None:
     reach("acks-unsent" if main_acks else "fetch-unsent")
 
 
-def _sent(_none: None, _fetcher: Fetcher, main_acks: list[bytes], *_: object) -> None:
+def _after_fetch_sent(_none: None, _fetcher: Fetcher, main_acks: list[bytes], *_: object) -> None:
     reach("acks-sent" if main_acks else "fetch-sent")
 
 
-def _answered(found: FetchResult, _fetcher: Fetcher, *_: object) -> None:
+def _after_fetch_reply(found: FetchResult, _fetcher: Fetcher, *_: object) -> None:
     if found.acked:
         reach("acks-answered")
     elif found.main or found.retried:
         reach("fetch-answered")
 
 
-def _know_own(_none: None, worker: WorkerLoop, *_: object) -> None:
+def _note_own_partition(_none: None, worker: WorkerLoop, *_: object) -> None:
     global _own
     _own = str(worker.assignment.partition)
 
 
-def _around_handler() -> None:
+def _wrap_handler() -> None:
     function = Hooks.function.fget
     assert function is not None
 
@@ -321,25 +329,25 @@ def _around_handler() -> None:
     Hooks.function = property(handler)  # type: ignore[assignment,method-assign]
 
 
-def _at(point: str, at: int = 0) -> Callable[..., None]:
+def _reach_in_partition(point: str, at: int = 0) -> Callable[..., None]:
     """Return a hook that reaches `point` in the partition of the argument at position `at`."""
 
-    def here(*args: Any) -> None:
+    def reach_here(*args: Any) -> None:
         reach(point, str(args[at].assignment.partition))
 
-    return here
+    return reach_here
 
 
-def _at_send(point: str) -> Callable[..., None]:
+def _reach_anywhere(point: str) -> Callable[..., None]:
     return lambda *_: reach(point, "-")
 
 
-def _look_often(_none: None, task: Task, *_: object) -> None:
+def _shorten_interval(_none: None, task: Task, *_: object) -> None:
     """Shorten the interval of rare housekeeper tasks, to avoid a wait of half a minute."""
     task.every = min(task.every, LOOK_SECONDS)
 
 
-def _around_reclaimer() -> None:
+def _wrap_reclaimer() -> None:
     look = Reclaimer.run
 
     def run(reclaimer: Reclaimer, owned: Iterable[tuple[WorkerSlot, Assignment]]) -> float | None:
@@ -357,7 +365,7 @@ def main() -> None:
     """Run the command from the arguments, with the points installed."""
     from streamqd.cli import main as streamqd
 
-    place()
+    install()
     streamqd()
 
 

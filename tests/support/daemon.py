@@ -84,7 +84,7 @@ class Daemon:
         self.tables: dict[str, Any] = {
             "redis": {
                 "url": redis_url,
-                **({} if embedded else users.section("admin")),
+                **({} if embedded else users.redis_section("admin")),
                 **(redis or {}),
             },
             "daemon": {"instance": name, "lease_ttl": "60s", **(daemon or {})},
@@ -151,7 +151,7 @@ class Daemon:
         self._sessions.append(self._process.pid)
 
     def _user(self, name: str) -> dict[str, str]:
-        return {} if self.tables["redis"]["url"] == "embedded:" else users.section(name)
+        return {} if self.tables["redis"]["url"] == "embedded:" else users.redis_section(name)
 
     def _acting(self) -> dict[str, str]:
         """Return the environment in which the daemon uses its own user, not that of commands."""

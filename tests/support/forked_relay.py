@@ -54,6 +54,6 @@ def _run(config: Path, log: Path, strikes: Path | None) -> None:
         os.dup2(file.fileno(), 2)
     if strikes is not None:
         os.environ[crash_points.VARIABLE] = str(strikes)
-        crash_points.place()
+        crash_points.install()
     sys.argv = ["streamqd", "--config", str(config), "outbox", "run"]
     main()

@@ -91,7 +91,7 @@ class Handling:
             assert self._life.run(one, work) == ExitCode.RECYCLE
         return cost
 
-    def more(self, work: Work = do_nothing, *, seed: Seed, **given: Any) -> Cost:
+    def measure_full_batches(self, work: Work = do_nothing, *, seed: Seed, **given: Any) -> Cost:
         """Return the cost of FULL messages that follow FIRST ones: batches are full."""
         self(FIRST, work, seed, **given)  # loads the scripts into the server
         return self(FIRST + FULL, work, seed, **given) - self(FIRST, work, seed, **given)

@@ -99,7 +99,7 @@ class Storm:
         self._sample_at = 0.0
         self._moved = (0, time.monotonic())  # finished messages, and since when
 
-    def blow(self, count: int, every: float) -> None:
+    def run(self, count: int, every: float) -> None:
         """Run until `count` messages were handled; take a sample every `every` seconds."""
 
         def step() -> bool:
@@ -147,7 +147,7 @@ class Storm:
 
     def _sample(self, ended: int) -> None:
         self._children = self._supervisor.children()
-        self._note_odd()
+        self._note_unexpected()
         housekeeper = next((p for p in self._children if title(p).endswith("housekeeper")), None)
         if housekeeper is None:
             return
@@ -160,13 +160,13 @@ class Storm:
                 )
             )
 
-    def _note_odd(self) -> None:
+    def _note_unexpected(self) -> None:
         """Note zombies and adopted processes that stay; both may exist for a short time."""
         now = time.monotonic()
-        self._odd = {name: self._odd.get(name, now) for name in self.odd()}
+        self._odd = {name: self._odd.get(name, now) for name in self.unexpected_processes()}
         self.stayed += [name for name, since in self._odd.items() if now - since > STAY_SECONDS]
 
-    def odd(self) -> set[str]:
+    def unexpected_processes(self) -> set[str]:
         """Return the zombies and adopted processes of the daemon."""
         return find_odd_processes(self.daemon.pid)
 
@@ -182,7 +182,7 @@ class Storm:
         self.daemon.wait_for(lambda: recycles() >= count - PARTITIONS, what="all have ended")
         return recycles()
 
-    def flat(self, name: str) -> tuple[float, float]:
+    def sixth_medians(self, name: str) -> tuple[float, float]:
         """Return the medians of a figure over the first and the last sixth of the samples."""
         return sixth_medians(self.samples, name)
 
@@ -190,7 +190,9 @@ class Storm:
         """Assert that every message was handled once, and that nothing is left or has grown."""
         daemon = self.daemon
         daemon.wait_settled()
-        daemon.wait_for(lambda: not self.odd(), timeout=5.0, what="no zombie, no orphan")
+        daemon.wait_for(
+            lambda: not self.unexpected_processes(), timeout=5.0, what="no zombie, no orphan"
+        )
         assert self.stayed == []
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.events("worker.crashed") == daemon.events("worker.killed") == []

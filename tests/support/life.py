@@ -89,16 +89,16 @@ class Life:
 
     def stop(self) -> None:
         """Ask the worker to finish its message and exit, as the supervisor does."""
-        self.tell(WorkerCommand.STOP)
+        self.send_command(WorkerCommand.STOP)
 
-    def tell(self, command: WorkerCommand) -> None:
+    def send_command(self, command: WorkerCommand) -> None:
         """Set the command of the supervisor, and wake the worker."""
         self.slot.command = command
         self._peer.send(b"look")
 
 
 @contextmanager
-def lives(slot: WorkerSlot) -> Iterator[Callable[[str], Life]]:
+def open_lives(slot: WorkerSlot) -> Iterator[Callable[[str], Life]]:
     """Make lives on the server at a URL; undo the changes of a worker to its process."""
     peer, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     factory, limit = logging.getLogRecordFactory(), signal.getsignal(signal.SIGUSR1)
@@ -114,7 +114,7 @@ def lives(slot: WorkerSlot) -> Iterator[Callable[[str], Life]]:
         # A separate folder: workers of one folder wait for each other's turn in quarantine.
         daemon = Daemon(instance="west-1", state_dir=Path(folder))
         settings = Settings(daemon=daemon, consumers=(consumer,))
-        redis = users.acting(replace(settings.redis, url=url), "daemon")
+        redis = users.settings_as(replace(settings.redis, url=url), "daemon")
         return Life(replace(settings, redis=redis), slot, peer, own)
 
     with tempfile.TemporaryDirectory(prefix="sql-") as folder:

@@ -37,6 +37,6 @@ class LogLines:
                 self._raw += part
         return [json.loads(line) for line in self._raw.splitlines()]
 
-    def named(self, event: str) -> list[dict[str, Any]]:
+    def events(self, event: str) -> list[dict[str, Any]]:
         """Return the lines of one event."""
         return [line for line in self.all() if line.get("event") == event]

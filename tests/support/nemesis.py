@@ -43,7 +43,7 @@ FAULTS = (
 PEACE = ("restart", "order", "reload")
 
 
-class Planned(NamedTuple):
+class PlannedStrike(NamedTuple):
     """One stroke of a plan. `chance` in [0, 1) picks the victim, `seconds` is its duration."""
 
     at: float
@@ -54,20 +54,20 @@ class Planned(NamedTuple):
 
 def plan(
     seed: int, seconds: float, every: float, lasting: tuple[float, float], kinds: Sequence[str]
-) -> list[Planned]:
+) -> list[PlannedStrike]:
     """Plan strokes for `seconds`, one per `every` seconds on average.
 
     Each kind has its turn before any kind has a second one.
     """
     dice = random.Random(f"nemesis {seed}")
-    strokes: list[Planned] = []
+    strokes: list[PlannedStrike] = []
     turn: list[str] = []
     at = 0.0
     while (at := at + dice.uniform(0.5, 1.5) * every) < seconds:
         if not turn:
             turn = list(kinds)
             dice.shuffle(turn)
-        strokes.append(Planned(at, turn.pop(), dice.random(), dice.uniform(*lasting)))
+        strokes.append(PlannedStrike(at, turn.pop(), dice.random(), dice.uniform(*lasting)))
     return strokes
 
 
@@ -94,7 +94,7 @@ class Nemesis:
 
     def __init__(
         self,
-        planned: list[Planned],
+        planned: list[PlannedStrike],
         server: ProcessServer,
         victims: list[Victim],
         others: list[FaultProxy],
@@ -112,12 +112,12 @@ class Nemesis:
         self._began = time.monotonic()
         self._courses: list[tuple[Course, Wait, float]] = []
         self.server_away = False
-        self._acts: dict[str, Callable[[Planned], Course]] = {
+        self._acts: dict[str, Callable[[PlannedStrike], Course]] = {
             kind: getattr(self, f"_{kind.replace(' ', '_')}") for kind in {*FAULTS, *PEACE}
         }
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """True if the plan is done and everything is healed."""
         return not self._planned and not self._courses
 
@@ -130,29 +130,29 @@ class Nemesis:
         under_way, self._courses = self._courses, []
         for course, wait, since in under_way:
             if wait():
-                self._go_on(course)
+                self._continue(course)
             else:
                 assert now - since < PATIENCE, f"it does not heal: {course.gi_code.co_name}"
                 self._courses.append((course, wait, since))
         while self._planned and now - self._began >= self._planned[0].at:
             stroke = self._planned.pop(0)
-            self._go_on(self._acts[stroke.kind](stroke))
+            self._continue(self._acts[stroke.kind](stroke))
 
-    def _go_on(self, course: Course) -> None:
+    def _continue(self, course: Course) -> None:
         with contextlib.suppress(StopIteration):
             self._courses.append((course, next(course), time.monotonic()))
 
     # --- the log, and the targets ---
 
     @contextmanager
-    def _logged(self, kind: str, whom: str, pids: tuple[int, ...] = ()) -> Iterator[None]:
+    def _log_strike(self, kind: str, whom: str, pids: tuple[int, ...] = ()) -> Iterator[None]:
         """Log a strike that starts now and ends with the body."""
         at, now = len(self.strikes), time.monotonic()
         self.strikes.append(Strike(at, kind, whom, pids, now, float("inf")))
         yield
         self.strikes[at] = self.strikes[at]._replace(ended=time.monotonic())
 
-    def _choose(self, stroke: Planned, *, spare: int = 0) -> Victim | None:
+    def _choose(self, stroke: PlannedStrike, *, spare: int = 0) -> Victim | None:
         """Return a working instance without a strike in progress, or None.
 
         `spare` is the number of other such instances that must be left to do the work.
@@ -163,53 +163,53 @@ class Nemesis:
             return None
         return able[int(stroke.chance * len(able))]
 
-    def _choose_worker(self, stroke: Planned) -> tuple[Victim | None, int]:
+    def _choose_worker(self, stroke: PlannedStrike) -> tuple[Victim | None, int]:
         """Return an instance from `_choose`, and the pid of one of its workers."""
         victim = self._choose(stroke)
         pids = victim.workers() if victim is not None else ()
         return (victim, pids[int(stroke.chance * 997) % len(pids)]) if pids else (None, 0)
 
     @contextmanager
-    def _busy(self, victim: Victim) -> Iterator[None]:
+    def _mark_busy(self, victim: Victim) -> Iterator[None]:
         victim.busy = True
         yield
         victim.busy = False
 
     # --- processes ---
 
-    def _kill_worker(self, stroke: Planned) -> Course:
+    def _kill_worker(self, stroke: PlannedStrike) -> Course:
         victim, pid = self._choose_worker(stroke)
         if victim is not None:
-            with self._logged("kill worker", victim.name, (pid,)), _gone():
+            with self._log_strike("kill worker", victim.name, (pid,)), _ignore_exited():
                 os.kill(pid, signal.SIGKILL)
         yield from ()
 
-    def _kill_housekeeper(self, stroke: Planned) -> Course:
+    def _kill_housekeeper(self, stroke: PlannedStrike) -> Course:
         victim = self._choose(stroke)
         pid = victim and victim.daemon.titles().get("streamqd: housekeeper")
         if victim is not None and pid:
-            with self._logged("kill housekeeper", victim.name), _gone():
+            with self._log_strike("kill housekeeper", victim.name), _ignore_exited():
                 os.kill(pid, signal.SIGKILL)
         yield from ()
 
-    def _kill_supervisor(self, stroke: Planned) -> Course:
+    def _kill_supervisor(self, stroke: PlannedStrike) -> Course:
         victim = self._choose(stroke, spare=1)
         if victim is None:
             return
         daemon = victim.daemon
-        with self._busy(victim):
-            with self._logged("kill supervisor", victim.name, victim.workers()):
+        with self._mark_busy(victim):
+            with self._log_strike("kill supervisor", victim.name, victim.workers()):
                 daemon.kill()
             yield lambda: not daemon.session()  # F6: fails if a process of it is left
-            yield _after(stroke.seconds)
+            yield _time_after(stroke.seconds)
             yield from self._start(daemon)
 
-    def _restart(self, stroke: Planned) -> Course:
+    def _restart(self, stroke: PlannedStrike) -> Course:
         victim = self._choose(stroke, spare=1)
         if victim is None:
             return
         daemon = victim.daemon
-        with self._busy(victim), self._logged("restart", victim.name):
+        with self._mark_busy(victim), self._log_strike("restart", victim.name):
             daemon.signal(signal.SIGTERM)
             yield lambda: not daemon.running
             # 6: Redis was unavailable, so no lease could be released.
@@ -228,128 +228,131 @@ class Nemesis:
                 yield lambda: not self.server_away
                 daemon.start()
 
-    def _stop_worker(self, stroke: Planned) -> Course:
+    def _stop_worker(self, stroke: PlannedStrike) -> Course:
         victim, pid = self._choose_worker(stroke)
         if victim is None:
             return
-        with self._logged("stop worker", victim.name, (pid,)):
-            yield from self._stopped([pid], stroke.seconds)
+        with self._log_strike("stop worker", victim.name, (pid,)):
+            yield from self._stop_for([pid], stroke.seconds)
 
-    def _stop_supervisor(self, stroke: Planned) -> Course:
+    def _stop_supervisor(self, stroke: PlannedStrike) -> Course:
         victim = self._choose(stroke, spare=1)
         if victim is None:
             return
-        with self._busy(victim), self._logged("stop supervisor", victim.name, victim.workers()):
-            yield from self._stopped([victim.daemon.pid], stroke.seconds)
+        with (
+            self._mark_busy(victim),
+            self._log_strike("stop supervisor", victim.name, victim.workers()),
+        ):
+            yield from self._stop_for([victim.daemon.pid], stroke.seconds)
 
-    def _stop_host(self, stroke: Planned) -> Course:
+    def _stop_host(self, stroke: PlannedStrike) -> Course:
         victim = self._choose(stroke, spare=1)
         if victim is None:
             return
         pids = [victim.daemon.pid, *(each.pid for each in victim.daemon.session())]
-        with self._busy(victim), self._logged("stop host", victim.name, victim.workers()):
-            yield from self._stopped(list(dict.fromkeys(pids)), stroke.seconds)
+        with self._mark_busy(victim), self._log_strike("stop host", victim.name, victim.workers()):
+            yield from self._stop_for(list(dict.fromkeys(pids)), stroke.seconds)
 
-    def _stopped(self, pids: list[int], seconds: float) -> Course:
+    def _stop_for(self, pids: list[int], seconds: float) -> Course:
         for pid in pids:
-            with _gone():
+            with _ignore_exited():
                 os.kill(pid, signal.SIGSTOP)
-        yield _after(seconds)
+        yield _time_after(seconds)
         for pid in reversed(pids):
-            with _gone():
+            with _ignore_exited():
                 os.kill(pid, signal.SIGCONT)
 
     # --- connections ---
 
-    def _cut_off(self, stroke: Planned) -> Course:
+    def _cut_off(self, stroke: PlannedStrike) -> Course:
         victim = self._choose(stroke, spare=1)
         if victim is None:
             return
-        with self._busy(victim), self._logged("cut off", victim.name, victim.workers()):
+        with self._mark_busy(victim), self._log_strike("cut off", victim.name, victim.workers()):
             victim.proxy.refusing = True
             victim.proxy.cut()
-            yield _after(stroke.seconds)
+            yield _time_after(stroke.seconds)
             victim.proxy.refusing = False
 
-    def _drop_reply(self, stroke: Planned) -> Course:
+    def _drop_reply(self, stroke: PlannedStrike) -> Course:
         yield from self._arm(stroke, Fault.DROP_REPLY, Fault.CUT_REPLY)
 
-    def _reset(self, stroke: Planned) -> Course:
+    def _reset(self, stroke: PlannedStrike) -> Course:
         yield from self._arm(stroke, Fault.CUT_BEFORE, Fault.CUT_AFTER)
 
-    def _half_open(self, stroke: Planned) -> Course:
+    def _half_open(self, stroke: PlannedStrike) -> Course:
         yield from self._arm(stroke, Fault.SWALLOW_REPLY)
 
-    def _arm(self, stroke: Planned, *faults: Fault) -> Course:
+    def _arm(self, stroke: PlannedStrike, *faults: Fault) -> Course:
         """Arm the faults for some of the next commands of one client, which may be the producer."""
         at = int(stroke.chance * len(self._proxies))
         hit = self._victims[at] if at < len(self._victims) else None
         dice = random.Random(stroke.chance)
         pids = hit.workers() if hit is not None and hit.daemon.running else ()
-        with self._logged(stroke.kind, hit.name if hit is not None else "producer", pids):
+        with self._log_strike(stroke.kind, hit.name if hit is not None else "producer", pids):
             for _ in range(3):
                 self._proxies[at].arm(dice.choice(faults), nth=dice.randrange(1, 40))
         yield from ()
 
-    def _kill_clients(self, _stroke: Planned) -> Course:
+    def _kill_clients(self, _stroke: PlannedStrike) -> Course:
         if not self.server_away:
-            with self._logged("kill clients", "redis"):
+            with self._log_strike("kill clients", "redis"):
                 for kind in ("normal", "pubsub"):  # all except the caller
                     self._fleet.store.execute("CLIENT", "KILL", "TYPE", kind)
         yield from ()
 
     # --- the server ---
 
-    def _stop_redis(self, stroke: Planned) -> Course:
+    def _stop_redis(self, stroke: PlannedStrike) -> Course:
         if self.server_away:
             return
-        with self._logged("stop redis", "redis"):
+        with self._log_strike("stop redis", "redis"):
             self.server_away = True
             self._server.pause()
-            yield _after(stroke.seconds)
+            yield _time_after(stroke.seconds)
             self._server.resume()
             self.server_away = False
 
-    def _kill_redis(self, stroke: Planned) -> Course:
+    def _kill_redis(self, stroke: PlannedStrike) -> Course:
         if self.server_away:
             return
-        with self._logged("kill redis", "redis"):
+        with self._log_strike("kill redis", "redis"):
             self.server_away = True
             self._server.kill()
-            yield _after(stroke.seconds / 2)
+            yield _time_after(stroke.seconds / 2)
             self._server.restart()
             self.server_away = False
 
-    def _flush_scripts(self, _stroke: Planned) -> Course:
+    def _flush_scripts(self, _stroke: PlannedStrike) -> Course:
         if not self.server_away:
-            with self._logged("flush scripts", "redis"):
+            with self._log_strike("flush scripts", "redis"):
                 self._fleet.store.execute("SCRIPT", "FLUSH")
         yield from ()
 
     # --- directives: no faults ---
 
-    def _order(self, stroke: Planned) -> Course:
+    def _order(self, stroke: PlannedStrike) -> Course:
         """Move some assignments elsewhere; after a while, rebalance the fleet."""
         yield lambda: not self.server_away
         dice = random.Random(stroke.chance)
-        with self._logged("order", "fleet"):
+        with self._log_strike("order", "fleet"):
             for assignment in dice.sample(self._assignments, max(1, len(self._assignments) // 4)):
                 to = dice.choice(self._victims).name
                 with contextlib.suppress(
                     RequestRefusedError, StreamqdError
                 ):  # it is unavailable at the moment
                     directives.move(self._fleet, assignment, to, "the nemesis wants it")
-            yield _after(stroke.seconds)
+            yield _time_after(stroke.seconds)
             yield lambda: not self.server_away
             with contextlib.suppress(StreamqdError):
                 directives.rebalance(self._fleet, "the nemesis wants it")
 
-    def _reload(self, stroke: Planned) -> Course:
+    def _reload(self, stroke: PlannedStrike) -> Course:
         victim = self._choose(stroke)
         if victim is None:
             return
         daemon = victim.daemon
-        with self._logged("reload", victim.name):
+        with self._log_strike("reload", victim.name):
             mark = daemon.mark()
             daemon.signal(signal.SIGHUP)
             yield (
@@ -362,12 +365,12 @@ class Nemesis:
             )
 
 
-def _after(seconds: float) -> Wait:
+def _time_after(seconds: float) -> Wait:
     """Return a condition that is true after `seconds`."""
     until = time.monotonic() + seconds
     return lambda: time.monotonic() >= until
 
 
-def _gone() -> contextlib.AbstractContextManager[None]:
+def _ignore_exited() -> contextlib.AbstractContextManager[None]:
     """Ignore a process that exited in the meantime."""
     return contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess)

@@ -14,7 +14,7 @@ from streamqd.store.store import Store
 from tests.contract.harness import ASSIGNMENT
 
 
-def with_groups(link: Connection, keys: Keys, count: int) -> list[Assignment]:
+def create_groups(link: Connection, keys: Keys, count: int) -> list[Assignment]:
     """Register the topic of ASSIGNMENT with `count` partitions, each with the group."""
     topics.create(Store(link, keys), ASSIGNMENT.topic, config.Topic(partitions=count))
     assignments = [ASSIGNMENT._replace(partition=number) for number in range(count)]
@@ -22,7 +22,7 @@ def with_groups(link: Connection, keys: Keys, count: int) -> list[Assignment]:
     return assignments
 
 
-def board_of(assignments: Sequence[Assignment]) -> Scoreboard:
+def make_owned_board(assignments: Sequence[Assignment]) -> Scoreboard:
     """Return a scoreboard on which all assignments are owned, each with a ready worker."""
     board = Scoreboard(len(assignments))
     board.flags = InstanceFlags.MEMBER

@@ -18,14 +18,14 @@ from streamqd.supervisor.plan import Action
 PARTS = ("partitions", "rebalancer", "capacity", "replacement", "limits", "drain", "control")
 
 
-def state_of(value: object) -> object:
+def read_state(value: object) -> object:
     """Return the state of a part or a partition, without the memory that it shares with workers."""
     if isinstance(value, dict):
-        return {key: state_of(each) for key, each in value.items()}
+        return {key: read_state(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [state_of(each) for each in value]
+        return [read_state(each) for each in value]
     if type(value).__module__.startswith(("streamqd.supervisor", "streamqd.policy")):
-        return state_of(getattr(value, "__dict__", repr(value)))
+        return read_state(getattr(value, "__dict__", repr(value)))
     return repr(value)
 
 
@@ -46,13 +46,13 @@ def refuse_logging() -> Iterator[None]:
 
 def plan_twice(plan_actions: Callable[..., list[Action]], *parts: object) -> list[Action]:
     """Return the planned actions. Raises AssertionError when planning leaves a trace."""
-    before = [state_of(part) for part in parts]
+    before = [read_state(part) for part in parts]
     with refuse_logging():
         first, second = plan_actions(), plan_actions()
         if first != second:  # a worker changed its slot in between, which happens only once
             first, second = second, plan_actions()
     assert first == second, f"a plan is repeated differently: {first}, then {second}"
-    after = [state_of(part) for part in parts]
+    after = [read_state(part) for part in parts]
     changed = [
         type(part).__name__
         for part, was, now in zip(parts, before, after, strict=True)
@@ -68,11 +68,11 @@ def main() -> None:
 
     plan_actions = supervisor.Supervisor._plan_actions
 
-    def asked(self: supervisor.Supervisor, seen: Any) -> list[Action]:
+    def ask_twice(self: supervisor.Supervisor, seen: Any) -> list[Action]:
         parts = [getattr(self, name) for name in PARTS]
         return plan_twice(lambda: plan_actions(self, seen), *parts)
 
-    supervisor.Supervisor._plan_actions = asked  # type: ignore[method-assign]
+    supervisor.Supervisor._plan_actions = ask_twice  # type: ignore[method-assign]
     streamqd()
 
 

@@ -177,7 +177,7 @@ class FaultProxy:
         self._requests.left, self._replies.left = requests, replies
 
     @property
-    def passed(self) -> tuple[int, int]:
+    def passed_bytes(self) -> tuple[int, int]:
         """The bytes of requests and of replies so far, of all connections."""
         return self._requests.count, self._replies.count
 
@@ -211,7 +211,7 @@ class FaultProxy:
         return len(pairs)
 
     @contextlib.contextmanager
-    def swallowing(self) -> Iterator[Callable[[], set[str]]]:
+    def swallow_connections(self) -> Iterator[Callable[[], set[str]]]:
         """Reset all connections. New ones in the block drop everything, permanently.
 
         Yields a function that returns the names of connections whose login was lost.

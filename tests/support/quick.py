@@ -11,7 +11,7 @@ import pytest
 FULL, QUICK = 100, 20  # examples of a property
 
 
-def choose(*, few: bool) -> None:
+def set_profile(*, few: bool) -> None:
     """Set how properties run in this process. Called before tests are imported.
 
     Each gets few examples or all. No example fails for the time that it takes, because a busy
@@ -31,7 +31,7 @@ def examples(full: int) -> int:
     return max(1, full * hypothesis.settings().max_examples // FULL)
 
 
-def first(count: int, values: Iterable[Any]) -> list[Any]:
+def slow_after(count: int, values: Iterable[Any]) -> list[Any]:
     """Return parameters for all `values`; all except the first `count` are slow."""
     return [
         value if at < count else pytest.param(value, marks=pytest.mark.slow)

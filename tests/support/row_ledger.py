@@ -83,7 +83,9 @@ class Producer:
                 for place, entry in zip(places, some, strict=True):
                     asked.xadd(stream(self.topic, place), entry)  # type: ignore[arg-type]
                 for place, entry, name in zip(places, some, asked.execute(), strict=True):
-                    content = _of_entry({name.encode(): part for name, part in entry.items()})[0]
+                    content = _sent_message({name.encode(): part for name, part in entry.items()})[
+                        0
+                    ]
                     line = [place, name.decode(), content, _number(entry["payload"])]
                     ledger.write(json.dumps(line) + "\n")
                 self.written += len(some)
@@ -141,7 +143,7 @@ class Sent(NamedTuple):
 
 
 @dataclass
-class Known:
+class ReadCache:
     """The rows of files and the entries that were read before, as neither ever changes.
 
     They are not decoded again. But the files of a table, the rows in each of them, and the number
@@ -152,40 +154,40 @@ class Known:
     entries: dict[str, dict[str, Sent]] = field(default_factory=dict)  # by stream and id
 
 
-def table_rows(folder: str, known: Known | None = None) -> Counter[Row]:
+def read_table_rows(folder: str, known: ReadCache | None = None) -> Counter[Row]:
     """Return the rows in a topic's Delta table, empty if there is no table."""
     names = ("partition", "id", "value", "key", "headers", "fields")
-    return _rows(folder, names, _of_table, known or Known())
+    return _rows(folder, names, _table_row, known or ReadCache())
 
 
-def _of_table(row: Mapping[str, Any]) -> Row:
+def _table_row(row: Mapping[str, Any]) -> Row:
     headers = {each["key"]: each["value"] for each in row["headers"] or ()}
     content = digest(row["value"], row["key"], headers, dict(row["fields"] or ()))
     return Row(row["partition"], row["id"], content)
 
 
-def parsed_rows(folder: str, known: Known | None = None) -> Counter[Parsed]:
+def read_parsed_rows(folder: str, known: ReadCache | None = None) -> Counter[Parsed]:
     """Return the rows in the parsed table of a topic."""
     names = ("entry_partition", "entry_id", "number")
-    return _rows(folder, names, _of_parsed, known or Known())
+    return _rows(folder, names, _parsed_row, known or ReadCache())
 
 
-def _of_parsed(row: Mapping[str, Any]) -> Parsed:
+def _parsed_row(row: Mapping[str, Any]) -> Parsed:
     return Parsed(row["entry_partition"], row["entry_id"], row["number"])
 
 
-def quarantine_rows(folder: str, known: Known | None = None) -> Counter[Parsed]:
+def read_quarantine_rows(folder: str, known: ReadCache | None = None) -> Counter[Parsed]:
     """Return the rows in the quarantine of a topic."""
     names = ("partition", "id", "value")
-    return _rows(folder, names, _of_quarantine, known or Known())
+    return _rows(folder, names, _quarantine_row, known or ReadCache())
 
 
-def _of_quarantine(row: Mapping[str, Any]) -> Parsed:
+def _quarantine_row(row: Mapping[str, Any]) -> Parsed:
     return Parsed(row["partition"], row["id"], _number(row["value"]))
 
 
 def _rows(
-    folder: str, names: Iterable[str], made: Callable[[Mapping[str, Any]], Any], known: Known
+    folder: str, names: Iterable[str], made: Callable[[Mapping[str, Any]], Any], known: ReadCache
 ) -> Counter[Any]:
     found: Counter[Any] = Counter()
     if not DeltaTable.is_deltatable(folder):
@@ -203,37 +205,41 @@ def _rows(
     return found
 
 
-def stream_rows(
-    client: redis.Redis, topic: str, partitions: int, known: Known | None = None
+def read_stream_rows(
+    client: redis.Redis, topic: str, partitions: int, known: ReadCache | None = None
 ) -> Counter[Row]:
     """Return the rows of a topic in Redis."""
-    known = known or Known()
+    known = known or ReadCache()
     return Counter(
         Row(partition, name, sent.content)
         for partition in range(partitions)
-        for name, sent in _sent(client, stream(topic, partition), known).items()
+        for name, sent in _read_messages(client, stream(topic, partition), known).items()
     )
 
 
-def replayed_rows(
-    client: redis.Redis, topic: str, partitions: int, known: Known | None = None
+def read_replayed_rows(
+    client: redis.Redis, topic: str, partitions: int, known: ReadCache | None = None
 ) -> Counter[tuple[str, str]]:
     """Return the original entry ids named by the messages of a topic, with their content."""
-    known = known or Known()
+    known = known or ReadCache()
     return Counter(
         (sent.origin, sent.content)
         for partition in range(partitions)
-        for sent in _sent(client, stream(topic, partition), known).values()
+        for sent in _read_messages(client, stream(topic, partition), known).values()
     )
 
 
-def _sent(client: redis.Redis, key: str, known: Known) -> dict[str, Sent]:
+def _read_messages(client: redis.Redis, key: str, known: ReadCache) -> dict[str, Sent]:
     """Return the messages of a stream by their ids. It may be trimmed, and have new entries."""
     first = next(iter(_page(client, key, "-", 1)), None)
-    start = (0, 0) if first is None else order(first[0].decode())
-    kept = {name: sent for name, sent in known.entries.get(key, {}).items() if order(name) >= start}
+    start = (0, 0) if first is None else entry_id_key(first[0].decode())
+    kept = {
+        name: sent
+        for name, sent in known.entries.get(key, {}).items()
+        if entry_id_key(name) >= start
+    }
     for begin in (f"({next(reversed(kept))}" if kept else "-", "-"):
-        kept |= {name: _of_entry(entry) for name, entry in _entries(client, key, begin)}
+        kept |= {name: _sent_message(entry) for name, entry in _entries(client, key, begin)}
         if len(kept) == client.xlen(key):
             break
         kept = {}  # entries were deleted
@@ -247,7 +253,7 @@ def archived_position(client: redis.Redis, topic: str, partition: int) -> str:
     return found.decode() if isinstance(found, bytes) else "0-0"
 
 
-def order(name: str) -> tuple[int, int]:
+def entry_id_key(name: str) -> tuple[int, int]:
     """Return the sort key of an entry id."""
     ms, _, seq = name.partition("-")
     return int(ms), int(seq)
@@ -267,7 +273,7 @@ def _page(
     return list(found)
 
 
-def _of_entry(entry: Mapping[bytes, bytes]) -> Sent:
+def _sent_message(entry: Mapping[bytes, bytes]) -> Sent:
     """Return the digest of an entry, and the id of the entry that it replays, or ''."""
     fields = {name.decode(): part for name, part in entry.items()}
     value, key = fields.pop("payload", b""), fields.pop("key", None)
@@ -294,9 +300,9 @@ def find_faults(what: str, found: Counter[Any], wanted: Counter[Any], *, whole: 
 
 
 def _line(what: str, wrong: str, rows: Counter[Any]) -> str:
-    shown = ", ".join(map(repr, _first(rows, str)))
+    shown = ", ".join(map(repr, _first_rows(rows, str)))
     return f"{what}: {rows.total()} {wrong}, as {shown}" if rows else ""
 
 
-def _first(rows: Iterable[Any], by: Callable[[Any], Any]) -> list[Any]:
+def _first_rows(rows: Iterable[Any], by: Callable[[Any], Any]) -> list[Any]:
     return sorted(rows, key=by)[:_SHOWN]

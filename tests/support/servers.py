@@ -125,7 +125,7 @@ class ProcessServer(Server):
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
         if (
-            users.chosen()
+            users.are_enabled()
         ):  # a daemon has run here, because producers of etc/acl cannot load scripts
             link = connect(self.settings, timeout=10, name="test:loader")
             ScriptLoader(link).run()
@@ -171,7 +171,7 @@ class ProcessServer(Server):
             "daemonize": "no",
             **{name.replace("_", "-"): value for name, value in (self._more | more).items()},
         }
-        if users.chosen():
+        if users.are_enabled():
             options["aclfile"] = str(self.folder / "users.acl")
             Path(options["aclfile"]).write_text(users.file())
         command = [str(self.binary)]
@@ -304,7 +304,7 @@ class ContainerServer(Server):
 
 def start(word: str, *, aof: bool = False, tcp: bool = False) -> Server:
     """Start the server that `word` names. Raises NoServerError."""
-    if users.chosen() and ("://" in word or word == "testcontainers"):
+    if users.are_enabled() and ("://" in word or word == "testcontainers"):
         raise NoServerError("--acl needs a server that the suite starts")
     if word.startswith(("redis://", "rediss://", "unix://")):
         return ForeignServer(word)

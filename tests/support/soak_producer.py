@@ -20,7 +20,7 @@ from pathlib import Path
 from streamqd import config, process
 from streamqd.errors import OutcomeUnknownError, RedisResponseError, RedisUnavailableError
 from streamqd.producer import Producer
-from tests.support.conservation import home
+from tests.support.conservation import partition_for_number
 from tests.support.ledger import Ledger
 
 TOPIC = "orders"
@@ -44,7 +44,7 @@ def main(path: str, rate: str, seed: str) -> None:
                 return
             payload = f"{number} {work(chance)}"
             ledger.record_event("planned", payload)
-            send(producer, ledger, chance, payload, home(str(number), partitions))
+            send(producer, ledger, chance, payload, partition_for_number(str(number), partitions))
 
 
 def work(chance: random.Random) -> str:

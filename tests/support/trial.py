@@ -27,10 +27,10 @@ from tests.support.causes import DEADLY, Strike
 from tests.support.conservation import Conservation
 from tests.support.daemon import ROOT, Daemon, Event
 from tests.support.ledger import VARIABLE
-from tests.support.nemesis import PATIENCE, Nemesis, Planned, Victim
+from tests.support.nemesis import PATIENCE, Nemesis, PlannedStrike, Victim
 from tests.support.proxy import FaultProxy
 from tests.support.servers import ProcessServer
-from tests.support.verdict import ATTEMPTS_MAX, Blame, Report, judge
+from tests.support.verdict import ATTEMPTS_MAX, ChargeReport, Report, judge
 from tests.support.waiting import wait_until
 
 GROUPS = ("bill", "ship")
@@ -100,8 +100,8 @@ class Trial:
             "backoff": {"kind": "exponential", "base": "50ms", "max": "500ms"},
             **(consumer or {}),
         }
-        self.link = self._kept(connect(server.settings, timeout=10.0, name="test:trial"))
-        self._steer = self._kept(connect(server.settings, timeout=10.0, name="test:steer"))
+        self.link = self._open_link(connect(server.settings, timeout=10.0, name="test:trial"))
+        self._steer = self._open_link(connect(server.settings, timeout=10.0, name="test:steer"))
         self.victims: list[Victim] = []
         for name in names:
             proxy = self._open.enter_context(FaultProxy(server.socket_path, remember=0))
@@ -130,7 +130,7 @@ class Trial:
         )
         self.nemesis: Nemesis | None = None
 
-    def _kept(self, link: Connection) -> Connection:
+    def _open_link(self, link: Connection) -> Connection:
         self._open.callback(link.close)
         return link
 
@@ -140,7 +140,9 @@ class Trial:
                 victim.daemon.start()
             for victim in self.victims:
                 victim.daemon.wait_event("daemon.ready", timeout=30.0)
-            self.first.wait_for(self._shared_out, timeout=30.0, what="all partitions have workers")
+            self.first.wait_for(
+                self._is_distributed, timeout=30.0, what="all partitions have workers"
+            )
             self._start_producer()
         except BaseException:
             self._open.close()
@@ -155,7 +157,7 @@ class Trial:
             self._server.resume()
         self._open.close()
 
-    def _shared_out(self) -> bool:
+    def _is_distributed(self) -> bool:
         """Return True if every assignment has a worker, and every instance has at least one."""
         shares = [len(victim.workers()) for victim in self.victims]
         return all(shares) and sum(shares) == len(self.first.assignments())
@@ -173,7 +175,7 @@ class Trial:
 
     # --- steps ---
 
-    def run(self, planned: list[Planned]) -> None:
+    def run(self, planned: list[PlannedStrike]) -> None:
         """Carry out the plan of the nemesis, and check all the time."""
         nemesis = self.nemesis = Nemesis(
             planned, self._server, self.victims, [self._producer_proxy], self._steer
@@ -188,7 +190,7 @@ class Trial:
             if time.monotonic() >= check_at and not nemesis.server_away:
                 self._check()
                 check_at = time.monotonic() + CHECK_SECONDS
-            return nemesis.over
+            return nemesis.is_over
 
         longest = planned[-1].at + 10 * PATIENCE
         wait_until(step, timeout=longest, every=STEP_SECONDS, what="the plan is carried out")
@@ -200,7 +202,7 @@ class Trial:
         self._producer.send_signal(signal.SIGTERM)
         assert self._producer.wait(20) == 0, self._producer_log()
         # no fault is left, so every message reaches an owner and is settled.
-        self._settled()
+        self._wait_settled()
         heal_seconds = time.monotonic() - healed
         for victim in self.victims:
             assert victim.daemon.stop() == 0, victim.daemon.tail()  # fails if a process is left
@@ -220,10 +222,10 @@ class Trial:
         )
         return Outcome(
             report=judge(
-                *(self.ledger.records(), strikes, self.conservation.dead()),
+                *(self.ledger.records(), strikes, self.conservation.dead_letter_numbers()),
                 charges=self.conservation.charges,
                 each={EACH},
-                blames=[*_blames(crashes, "charged"), *_blames(acquired, "suspected")],
+                blames=[*_read_charges(crashes, "charged"), *_read_charges(acquired, "suspected")],
             ),
             strikes=strikes,
             passed=self.nemesis.passed,
@@ -239,15 +241,19 @@ class Trial:
         """Return the evidence on everything unexplained: runs, strikes and log lines."""
         lines: list[str] = []
         for duplicate in outcome.report.unexplained:
-            lines += ["", str(duplicate), *self._told(outcome, duplicate.number, duplicate.pids)]
+            lines += [
+                "",
+                str(duplicate),
+                *self._describe_runs(outcome, duplicate.number, duplicate.pids),
+            ]
         for sentence in outcome.report.overcharged:
             number = sentence.partition(" ")[0]
             records = [r for r in self.ledger.records() if r.text.startswith(f"{number} ")]
             pids = {record.pid for record in records if record.kind == "start"}
-            lines += ["", sentence, *self._told(outcome, number, pids)]
+            lines += ["", sentence, *self._describe_runs(outcome, number, pids)]
         return "\n".join(lines)
 
-    def _told(self, outcome: Outcome, number: str, pids: Collection[int]) -> list[str]:
+    def _describe_runs(self, outcome: Outcome, number: str, pids: Collection[int]) -> list[str]:
         """Return the runs of a message, the acts of its processes near them, and its log lines."""
         records = [r for r in self.ledger.records() if r.text.startswith(f"{number} ")]
         at = max(record.at for record in records)
@@ -266,14 +272,14 @@ class Trial:
         told = [*map(str, records), "its processes:", *map(str, ours), *map(str, near)]
         return told + sorted(logged, key=lambda line: line.partition('"ts":')[2])[-60:]
 
-    def _settled(self) -> None:
+    def _wait_settled(self) -> None:
         def done() -> bool:
             self._check()
             return not self.conservation.count_unfinished()
 
         try:
             wait_until(done, timeout=SETTLE_SECONDS, what="everything is settled", every=0.1)
-            wait_until(self._shared_out, timeout=SETTLE_SECONDS, what="all have workers")
+            wait_until(self._is_distributed, timeout=SETTLE_SECONDS, what="all have workers")
         except AssertionError as error:
             tails = "\n".join(victim.daemon.tail(15) for victim in self.victims)
             raise AssertionError(
@@ -291,10 +297,10 @@ class Trial:
         return (self.first.folder / "producer.log").read_text()
 
 
-def _blames(events: list[Event], name: str) -> list[Blame]:
+def _read_charges(events: list[Event], name: str) -> list[ChargeReport]:
     """Return the charges that events report, with the place under `name`."""
     return [
-        Blame(each.get("child", 0), each["partition"], each["group"], each[name])
+        ChargeReport(each.get("child", 0), each["partition"], each["group"], each[name])
         for each in events
         if each.get(name)
     ]

@@ -27,7 +27,7 @@ _COMMAND = re.compile(r"[A-Z]{3,}")
 Place = tuple[str, str]  # module of the store, name of a function or class in it
 
 
-def commands_of(*parts: str) -> set[str]:
+def module_commands(*parts: str) -> set[str]:
     """Return the commands of modules and packages, such as "worker" and "cli/check.py"."""
     found: set[str] = set()
     waiting: list[Place] = []

@@ -22,29 +22,29 @@ NAMES = ("admin", "daemon", "producer", "producer-scripts", "viewer")
 _chosen: list[str] = []  # --acl, once
 
 
-def choose() -> None:
+def enable() -> None:
     """Give all servers started from now on the users, and use them in all tested code."""
     _chosen.append("--acl")
 
 
-def chosen() -> bool:
+def are_enabled() -> bool:
     """Return True if the suite runs with --acl."""
     return bool(_chosen)
 
 
-def section(name: str) -> dict[str, str]:
+def redis_section(name: str) -> dict[str, str]:
     """Return the `[redis]` settings that select a user, or none without --acl."""
     return {"username": read(name).user} if _chosen else {}
 
 
-def acting(redis: config.Redis, name: str) -> config.Redis:
+def settings_as(redis: config.Redis, name: str) -> config.Redis:
     """Return the settings for a user, or unchanged without --acl."""
-    return replace(redis, **section(name))
+    return replace(redis, **redis_section(name))
 
 
 def file() -> str:
     """Return the text of an ACL file for a server of the suite, without passwords."""
-    lines = ["user default on nopass ~* &* +@all", *(f"{line(name)} nopass" for name in NAMES)]
+    lines = ["user default on nopass ~* &* +@all", *(f"{read_line(name)} nopass" for name in NAMES)]
     return "\n".join(lines) + "\n"
 
 
@@ -56,7 +56,7 @@ class User(NamedTuple):
     commands: set[str]
 
 
-def line(name: str, *, older: bool = False) -> str:
+def read_line(name: str, *, older: bool = False) -> str:
     """Return the only line of a file. `older`: the variant for Redis 6.2, if there is one."""
     path = FOLDER / f"{name}.acl"
     if older and (OLDER / path.name).exists():
@@ -67,12 +67,12 @@ def line(name: str, *, older: bool = False) -> str:
 
 def read(name: str, *, older: bool = False) -> User:
     """Read a file."""
-    _, user, *rules = line(name, older=older).replace("(", "").replace(")", "").split()
-    keys = {rule.partition("~")[2] for rule in rules if "~" in rule}
-    return User(user, keys, {rule[1:] for rule in rules if rule.startswith("+")})
+    _, user, *acl_rules = read_line(name, older=older).replace("(", "").replace(")", "").split()
+    keys = {rule.partition("~")[2] for rule in acl_rules if "~" in rule}
+    return User(user, keys, {rule[1:] for rule in acl_rules if rule.startswith("+")})
 
 
-def rules(text: str) -> list[str]:
+def acl_rules(text: str) -> list[str]:
     """Return the arguments of `ACL SETUSER` after the word `user`. A selector is one argument."""
     return re.findall(r"\([^)]*\)|\S+", text)[1:]
 
@@ -81,7 +81,9 @@ def grant(link: Connection, *, without: str = "") -> None:
     """Create the users without passwords, and without one permission if it is named."""
     older = not has_selectors(link)
     for name in NAMES:
-        granted = [rule for rule in rules(line(name, older=older)) if rule != f"+{without}"]
+        granted = [
+            rule for rule in acl_rules(read_line(name, older=older)) if rule != f"+{without}"
+        ]
         link.execute("ACL", "SETUSER", *granted, "nopass")
 
 

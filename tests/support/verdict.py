@@ -18,7 +18,7 @@ from math import inf
 from typing import NamedTuple
 
 from tests.support.causes import Causes, Run, Strike
-from tests.support.conservation import number_of
+from tests.support.conservation import message_number
 from tests.support.ledger import Record
 
 ATTEMPTS_MAX = 3
@@ -38,12 +38,12 @@ class Duplicate(NamedTuple):
     seconds: float | None
 
     @property
-    def blow(self) -> tuple[str, int, str]:
+    def strike_key(self) -> tuple[str, int, str]:
         """The strike, the process it hit, and the group: one fault of one running slot."""
         return self.cause.partition(" ")[0], self.pids[0], self.group
 
 
-class Blame(NamedTuple):
+class ChargeReport(NamedTuple):
     """A supervisor's report that an entry was charged with a death. `place` is that of the entry.
 
     `pid` is the dead worker, or 0 when only the mark that it left is known.
@@ -89,32 +89,36 @@ class Report:
         named = (each.cause.partition(" ")[2] for each in self.duplicated if each.cause)
         return dict(sorted(Counter(named).items()))
 
-    def most(self) -> dict[str, int]:
+    def max_repeats(self) -> dict[str, int]:
         """Return the most repeats that one strike caused in one process, by kind of repeat.
 
         Apart from the running message, only messages shorter than `ACK_DELAY` can be repeated.
         """
         counts = Counter(
-            (each.blow, each.cause.rpartition(": ")[2]) for each in self.duplicated if each.cause
+            (each.strike_key, each.cause.rpartition(": ")[2])
+            for each in self.duplicated
+            if each.cause
         )
         found: dict[str, int] = {}
         for (_, how), count in counts.items():
             found[how] = max(found.get(how, 0), count)
         return dict(sorted(found.items()))
 
-    def several(self) -> list[tuple[str, int, str]]:
+    def repeated_blows(self) -> list[tuple[str, int, str]]:
         """Return blows that made a process of a group in `each` repeat more than one message."""
-        blows = Counter(dup.blow for dup in self.duplicated if dup.cause and dup.group in self.each)
+        blows = Counter(
+            dup.strike_key for dup in self.duplicated if dup.cause and dup.group in self.each
+        )
         return [blow for blow, count in blows.items() if count > 1]
 
     def faults_of_ours(self) -> dict[str, list[object]]:
         """Return all faults found, empty when there are none."""
-        most = self.most()
+        most = self.max_repeats()
         found: dict[str, list[object]] = {
             "lost": [*self.lost],
             "duplicated without a cause": [*self.unexplained],
             "several were running": [most] if most.get("running", 0) > 1 else [],
-            "several of one strike and slot": [*self.several()],
+            "several of one strike and slot": [*self.repeated_blows()],
             "unexpected": [*self.unexpected],
             "misattributed": [*self.misattributed],
             "overcharged": [*self.overcharged],
@@ -123,7 +127,7 @@ class Report:
         return {name: faults for name, faults in found.items() if faults}
 
 
-def runs_of(records: Iterable[Record]) -> list[Run]:
+def pair_runs(records: Iterable[Record]) -> list[Run]:
     """Pair starts with ends, in the order of the starts. A process runs one message at a time."""
     runs: list[Run] = []
     current: dict[int, int] = {}
@@ -148,7 +152,7 @@ def judge(
     strikes: list[Strike],
     letters: Mapping[str, set[str]],
     charges: Mapping[tuple[str, str], int] | None = None,
-    blames: Iterable[Blame] = (),
+    blames: Iterable[ChargeReport] = (),
     each: Iterable[str] = (),
 ) -> Report:
     """Judge a finished soak with nothing left unsettled.
@@ -156,7 +160,7 @@ def judge(
     `letters`: group -> dead numbers. `charges`: (group, number) -> the most crashes seen.
     `each`: groups that acknowledge a message before they start the next.
     """
-    runs = runs_of(records)
+    runs = pair_runs(records)
     dead = sum(map(len, letters.values()))
     report = Report(handled=len(runs), dead=dead, each=frozenset(each))
     _count_messages(report, records, runs, letters)
@@ -175,7 +179,7 @@ def _count_messages(
     told: dict[str, set[str]] = {kind: set() for kind in ("planned", "sent", "unknown", "refused")}
     for record in records:
         if record.kind in told:
-            told[record.kind].add(number_of(record))
+            told[record.kind].add(message_number(record))
     # The message that the producer was sending when it stopped has no outcome either.
     unknown = told["unknown"] | told["planned"] - told["sent"] - told["refused"]
     report.sent, report.unknown, report.refused = map(len, (told["sent"], unknown, told["refused"]))
@@ -240,7 +244,7 @@ def _judge_charges(
     runs: list[Run],
     causes: Causes,
     charges: Mapping[tuple[str, str], int],
-    blames: Iterable[Blame],
+    blames: Iterable[ChargeReport],
 ) -> None:
     """Check that a message is charged at most once for each of its runs that a strike ended.
 
@@ -255,9 +259,9 @@ def _judge_charges(
     report.charged_most = max(charges.values(), default=0)
     for (group, number), crashes in charges.items():
         own = of_message[group, number]
-        hits = causes.hits(own) + sum(marks[place] for place in _places(own, marks))
-        if crashes > hits:
-            report.overcharged.append(f"{number} of {group}: {crashes} crashes, {hits} hits")
+        count_ended = causes.count_ended(own) + sum(marks[place] for place in _places(own, marks))
+        if crashes > count_ended:
+            report.overcharged.append(f"{number} of {group}: {crashes} crashes, {count_ended} hits")
     for blame in blames:
         report.blamed += 1
         if not blame.pid:
@@ -310,7 +314,7 @@ def _judge_order(report: Report, runs: list[Run], causes: Causes) -> None:
 
 
 def _measure_stall(report: Report, records: list[Record], runs: list[Run]) -> None:
-    ready = {number_of(each): each.at for each in records if each.kind == "sent" and each.uid}
+    ready = {message_number(each): each.at for each in records if each.kind == "sent" and each.uid}
     met: set[tuple[str, str]] = set()
     for run in runs:
         if run.number not in ready or (run.number, run.group) in met:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.causes import ACK_DELAY, SLACK, Strike
 from tests.support.ledger import Record
-from tests.support.verdict import ATTEMPTS_MAX, Blame, Report, judge
+from tests.support.verdict import ATTEMPTS_MAX, ChargeReport, Report, judge
 
 G = "g"
 NO_LETTERS: dict[str, set[str]] = {G: set()}
@@ -254,10 +254,10 @@ def test_largest_repetition_of_a_strike_is_reported(story: Story):
         story.run(number, pid=101 if number < 4 else 201, at=2.0 + number)
     report = story.judged()
     assert report.unexplained == []
-    assert report.most() == {"not acknowledged": 2, "running": 1}
+    assert report.max_repeats() == {"not acknowledged": 2, "running": 1}
     assert [each.seconds for each in report.duplicated] == [0.001, 0.001, None, 0.001, 0.001]
-    assert report.several() == []
-    assert story.judged(each={G}).several() == [("0", 100, G), ("0", 200, G)]
+    assert report.repeated_blows() == []
+    assert story.judged(each={G}).repeated_blows() == [("0", 100, G), ("0", 200, G)]
 
 
 @of_instances
@@ -468,7 +468,7 @@ def test_mark_left_by_a_lost_owner_is_charged_once(
     for number in (1, 2):
         story.send(number)
         story.run(number, at=float(number))
-    told = {"blames": [Blame(0, partition, group, place)]}
+    told = {"blames": [ChargeReport(0, partition, group, place)]}
     assert (story.judged(charges={(G, "2"): 1}, **told).overcharged == []) is fine
     assert len(story.judged(charges={(G, "2"): 2}, **told).overcharged) == 1
 
@@ -492,7 +492,7 @@ def test_charged_message_must_be_the_running_one(
     story.strike("kill worker", 100, at=1.105)
     if not end:
         story.run(2, pid=101, at=2.0)
-    report = story.judged(blames=[Blame(100, 0, G, place)])
+    report = story.judged(blames=[ChargeReport(100, 0, G, place)])
     assert (report.blamed, len(report.overcharged)) == (1, wrong)
 
 
