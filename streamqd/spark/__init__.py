@@ -1,7 +1,7 @@
-"""Spark: topics as sources and sinks of PySpark, and pipelines on them.
+"""Read and write topics with PySpark, and run pipelines over them.
 
-Importing this package needs neither pyspark nor Java. Its functions need both, and raise an error
-if one is missing.
+Neither pyspark nor Java is needed to import this package. The functions need both, and raise an
+error if one of them is missing.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ __all__ = [
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _ADDRESS = "SPARK_LOCAL_IP"
 _LOOPBACK = "127.0.0.1"
-# Defaults for a session on one machine. Each can be overridden.
+# Defaults for a session on one machine. The caller can override each of them.
 _CONF = {
     _PUSHDOWN: "true",
     "spark.ui.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-# Defaults for a session whose Java only schedules tasks, so that optimizing its code is not
-# worthwhile.
+# Defaults for a session in which Java only schedules tasks, so it is not worthwhile to optimize its
+# code.
 _LAUNCHER = "SPARK_LAUNCHER_OPTS"
 _LIGHT_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _LIGHT_CONF = {
@@ -57,16 +57,20 @@ _LIGHT_CONF = {
     "spark.driver.memory": "512m",
 }
 _PYTHON = "PYSPARK_PYTHON"
-# Sources by session, because Spark warns when a source is registered again.
+# The names of the sources that each session already has. Spark logs a warning when a source is
+# registered twice.
 _registered: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 
-# Spark's workers must use this Python, with its packages, even if another Python is first on PATH.
-# Set this on import, so that every session created later reads it.
+# Spark's workers must run this Python, because it has the required packages, even if another Python
+# comes first on PATH. The variable is set on import so that every session created later reads it.
 os.environ.setdefault(_PYTHON, sys.executable)
 
 
 class SparkMissingError(SparkError):
-    """pyspark or pyarrow is not installed. The message explains how to install both."""
+    """A required package, such as pyspark or pyarrow, cannot be used.
+
+    The message explains what to install or set.
+    """
 
 
 def __getattr__(name: str) -> Any:
@@ -85,11 +89,11 @@ def session(
     *,
     light: bool = False,
 ) -> SparkSession:
-    """Return the active Spark session, or a new one, with `streamq` registered.
+    """Return the active Spark session, or create one, and register `streamq` in it.
 
-    `master` is local[*] by default. `conf` overrides the default Spark settings. A `light` session
-    starts faster, for work that needs little Java. Raises SparkMissingError or JavaMissingError if
-    a requirement is missing.
+    `master` defaults to local[*]. `conf` overrides the default Spark settings. Set `light` for work
+    that needs little Java, because the session then starts faster. Raises SparkMissingError or
+    JavaMissingError if a requirement is missing.
     """
     _prepare_start()
     if light:
@@ -113,7 +117,7 @@ def _prepare_start() -> None:
 
 
 def _session_conf(master: str | None, conf: Mapping[str, str] | None) -> tuple[str, dict[str, str]]:
-    """Return the master of the session, and its settings."""
+    """Return the master URL of the session and its Spark settings."""
     wanted = dict(_CONF)
     master = master or "local[*]"
     if master.startswith("local"):
@@ -123,9 +127,9 @@ def _session_conf(master: str | None, conf: Mapping[str, str] | None) -> tuple[s
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("streamq")` in a session, and enable filter pushdown.
+    """Register `format("streamq")` in a session and enable filter pushdown.
 
-    Raises SparkMissingError if the workers of the session run a different Python.
+    Raises SparkMissingError if the session's workers run a different Python.
     """
     need_spark()
     _check_python(spark)
@@ -136,7 +140,7 @@ def register(spark: SparkSession) -> None:
 
 
 def register_once(spark: SparkSession, source: type[DataSource]) -> None:
-    """Register a source in a session that does not have it."""
+    """Register a source in a session, unless the session already has it."""
     names = _registered.setdefault(spark, set())
     if source.name() not in names:
         spark.dataSource.register(source)
@@ -144,7 +148,10 @@ def register_once(spark: SparkSession, source: type[DataSource]) -> None:
 
 
 def _check_python(spark: SparkSession) -> None:
-    """Reject a local session that is older than this import, if its workers use another Python."""
+    """Raise SparkMissingError if the workers of a local session use another Python.
+
+    This happens if the session was created before this package was imported.
+    """
     context = getattr(spark, "sparkContext", None)  # Spark Connect has no such attribute
     program = getattr(context, "pythonExec", "")
     if sys.prefix == sys.base_prefix or "local" not in getattr(context, "master", ""):
@@ -165,12 +172,16 @@ def read_topic(
     settings: config.Settings | None = None,
     **options: object,
 ) -> DataFrame:
-    """Read a topic (or `TOPIC:dlq`) as it is now, with filters pushed down.
+    """Read the current content of a topic (or of its dead letters, `TOPIC:dlq`) as a DataFrame.
 
-    `options` are those of the data source. `settings` provides the connection options that
-    `options` does not set. With `archivePath`, the path or URL of an archive, archived entries are
-    read too, each entry once. `tier` is all, hot (only entries that are not archived) or cold (only
-    archived entries). For an object store, [archive.options] of `settings` adds to the environment.
+    Filters on the DataFrame are pushed down to the source. Pass the options of the data source as
+    `options`. Connection options that you leave out are taken from `settings`.
+
+    To include archived entries, set `archivePath` to the path or URL of the archive. Each entry is
+    read only once, even if it is in both Redis and the archive. Set `tier` to `hot` to read only
+    entries that are not archived, or to `cold` to read only archived ones. The default is `all`.
+    If the archive is in an object store, its client uses the environment and [archive.options] in
+    `settings`.
     """
     register(spark)
     given = _read_options(settings, options)
@@ -193,11 +204,11 @@ def stream_topic(
     settings: config.Settings | None = None,
     **options: object,
 ) -> DataFrame:
-    """Read a topic (or `TOPIC:dlq`) as a stream.
+    """Read a topic (or its dead letters, `TOPIC:dlq`) as a stream.
 
-    `options` are those of the data source. `settings` provides the connection options that
-    `options` does not set. With `archivePath`, the stream can start in an archive. For an object
-    store, [archive.options] of `settings` adds to the environment.
+    Pass the options of the data source as `options`. Connection options that you leave out are
+    taken from `settings`. To let the stream start in an archive, set `archivePath`. If the archive
+    is in an object store, its client uses the environment and [archive.options] in `settings`.
     """
     register(spark)
     given = _read_options(settings, options)
@@ -218,7 +229,7 @@ def stream_topic(
 def _read_options(
     settings: config.Settings | None, options: Mapping[str, object]
 ) -> dict[str, str]:
-    """Return the options of a read in Spark's form. The caller's options take precedence."""
+    """Return the options of a read as strings for Spark. The caller's options take precedence."""
     given = of_settings(settings) if settings is not None else {}
     return given | {
         name: str(value).lower() if isinstance(value, bool) else str(value)
@@ -227,12 +238,15 @@ def _read_options(
 
 
 def need_spark(*more: str) -> None:
-    """Raise SparkMissingError unless pyspark, pyarrow and these are installed. Imports none."""
+    """Raise SparkMissingError unless pyspark, pyarrow and these packages are installed.
+
+    The packages are not imported.
+    """
     need("pyspark", "pyarrow", *more)
 
 
 def need(*packages: str) -> None:
-    """Raise SparkMissingError unless these packages are installed. Imports none."""
+    """Raise SparkMissingError unless these packages are installed. They are not imported."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise SparkMissingError(

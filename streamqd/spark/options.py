@@ -1,7 +1,7 @@
 """Parse the options of the data source once, and report all problems together.
 
-Spark passes strings, with the names in lower case. Options that also exist in Spark's Kafka source
-have the same names and meanings.
+Spark passes the options as strings, with their names in lower case. Options that also exist in
+Spark's Kafka source have the same names and meanings here.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from streamqd.spark.form import Form, OptionsError
 from streamqd.spark.offsets import ARCHIVE, EARLIEST, LATEST, Bound, read_id
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-DLQ = ":dlq"  # suffix for dead letters: `access:dlq` reads those of `access`
+DLQ = ":dlq"  # suffix for dead letters: `access:dlq` stands for the dead letters of `access`
 URL_VARIABLE = "STREAMQ_URL"
 
 _ARCHIVED = "read archived entries with `streamqd.spark.read_topic(spark, TOPIC, archivePath=…)`"
 NO_ARCHIVE = f"streamq: archivePath applies only to streams; {_ARCHIVED}"
-# Options of Kafka or of older versions that do not exist here, with their alternatives.
+# Options of the Kafka source or of older versions that do not exist here, and their alternatives.
 _ELSEWHERE = {
     "path": "use `subscribe` to read, or `topic` to write",
     "kafka.bootstrap.servers": "set the address with `url`",
@@ -45,7 +45,7 @@ _ELSEWHERE = {
         "every timestamp has a position, because entry ids are times"
     ),
 }
-# Maps options to the settings of `config.Redis`.
+# Maps each option to the corresponding setting of `config.Redis`.
 _LOGIN = {
     "username": "username",
     "passwordFile": "password_file",
@@ -58,7 +58,7 @@ _LOGIN = {
 
 
 def option(name: str, default: Any, kind: Callable[..., Any], **how: Any) -> Any:
-    """Return a dataclass field that is an option. `kind` parses it from a form."""
+    """Return a dataclass field for an option. `kind` is the method of `Form` that parses it."""
     read = partial(kind, name=name, default=default, **how)
     return field(default=default, metadata={name: read})
 
@@ -69,7 +69,7 @@ def _milliseconds(form: Form, name: str, default: float, low: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SparkConnection:
-    """The address of Redis, its timeouts, and the prefixes of its keys."""
+    """The address of Redis, the connection timeouts and retries, and the key prefixes."""
 
     redis: config.Redis
     timeout: float = option("timeoutMs", 10.0, _milliseconds, low=50)
@@ -81,12 +81,14 @@ class SparkConnection:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The entries, the range and the batch sizes of a read.
+    """The entries to read, the range within them, and the batch sizes.
 
-    Without `columns`, all columns are read. `starting` and `ending` contain the bounds of single
-    partitions, `starting_default` and `ending_default` those of all others. The defaults are None
-    if only the named partitions are read. A stream publishes its position as the group
-    `spark:GROUP`. With `hold`, retention keeps its unread entries.
+    If `columns` is empty, all columns are read. `starting` and `ending` contain bounds for single
+    partitions, or are None if one bound applies to all partitions. This bound is then in
+    `starting_default` or `ending_default`. If both are None, the kind of read determines the bound.
+
+    If `group` is set, a stream publishes its position as the group `spark:GROUP`. If `hold` is also
+    set, retention keeps the entries that the stream has not read yet.
     """
 
     connection: SparkConnection
@@ -116,17 +118,20 @@ class ReadOptions:
 
     @property
     def dead(self) -> bool:
-        """True if dead letters are read: every subscribed name is a DLQ, or none is subscribed."""
+        """True if dead letters are read.
+
+        Only one name is checked, because topics and DLQs cannot be read together.
+        """
         names = self.subscribe or tuple(name for name, _ in self.assign) or (self.pattern,)
         return names[0].endswith(DLQ)
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """The target of the rows, and the protection against repeated rows.
+    """The topic that rows are written to, and the protection against duplicate rows.
 
-    With `partitions` the topic is created, else it must exist. `max_staged_bytes` is the limit of
-    one task.
+    If `partitions` is not 0, a missing topic is created with this number of partitions. Otherwise
+    the topic must exist. `max_staged_bytes` limits the bytes that one task may stage.
     """
 
     connection: SparkConnection
@@ -144,8 +149,8 @@ class WriteOptions:
 
 
 _EDGES = ("Offsets", "Timestamp", "OffsetsByTimestamp")
-# The options of reads and writes. A table can have both. A read ignores the options of writes, and
-# the reverse.
+# All options of reads and writes. A table can have both, so a read ignores the options of writes,
+# and a write ignores those of reads.
 _NAMES = (
     *("url", *_LOGIN, "subscribe", "subscribePattern", "assign"),
     *(f"{edge}{kind}" for edge in ("starting", "ending") for kind in _EDGES),
@@ -168,12 +173,12 @@ _ONLY_STREAMS = (
 
 
 def _read(form: Form, kind: type) -> dict[str, Any]:
-    """Return the options among the fields of a dataclass."""
+    """Parse the fields of a dataclass that are options. Return their values by field name."""
     return {each.name: read(form) for each in fields(kind) for read in each.metadata.values()}
 
 
 def read_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> ReadOptions:
-    """Return the options of a read. Raises OptionsError."""
+    """Parse the options of a read. Raises OptionsError, which lists all problems."""
     form = Form(raw, _NAMES, _ELSEWHERE)
     connection = _connection(form, environ)
     subscribe, pattern, assign = _subscription(form)
@@ -195,9 +200,10 @@ def read_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> ReadOpti
 
 
 def refuse_ignored(given: Mapping[str, str], *, stream: bool) -> None:
-    """Raise OptionsError for options that a batch read or a stream would ignore.
+    """Raise OptionsError for options that would have no effect on this batch read or stream.
 
-    `given` are the options of this read alone, because a table may have options for both.
+    Pass only the options that were set on this read. The options of a table are not checked,
+    because a table may have options for both kinds of read.
     """
     ignored, other = (_ONLY_BATCH, "batch reads") if stream else (_ONLY_STREAMS, "streams")
     own = {name.lower() for name, value in given.items() if str(value).strip().lower() != "false"}
@@ -207,7 +213,7 @@ def refuse_ignored(given: Mapping[str, str], *, stream: bool) -> None:
 
 
 def write_options(raw: Mapping[str, str], environ: Mapping[str, str]) -> WriteOptions:
-    """Return the options of a write. Raises OptionsError."""
+    """Parse the options of a write. Raises OptionsError, which lists all problems."""
     form = Form(raw, _NAMES, _ELSEWHERE)
     options = WriteOptions(_connection(form, environ), **_read(form, WriteOptions))
     if options.topic and not NAME.fullmatch(options.topic):
@@ -318,7 +324,11 @@ def _subscription(form: Form) -> tuple[tuple[str, ...], str, tuple[TopicPartitio
 def _bounds(
     form: Form, edge: str, assign: tuple[TopicPartition, ...]
 ) -> tuple[Mapping[TopicPartition, Bound] | None, Bound | None]:
-    """Return the start or the end. As with Kafka, one timestamp for all takes precedence."""
+    """Return the bounds of single partitions, or one bound for all partitions.
+
+    As in the Kafka source, a single timestamp for all partitions takes precedence over the other
+    options.
+    """
     one_time = f"{edge}Timestamp"
     by_time = f"{edge}OffsetsByTimestamp"
     by_id = f"{edge}Offsets"
@@ -355,7 +365,10 @@ def _id_bound(value: Any) -> Bound:
 
 
 def _time_bound(value: Any) -> Bound:
-    """Parse Unix milliseconds or a time in UTC, rounded up to whole milliseconds."""
+    """Parse Unix milliseconds or an ISO 8601 time, and round it up to a whole millisecond.
+
+    A time without a time zone is in UTC.
+    """
     text = str(value)
     with contextlib.suppress(ValueError, OverflowError):
         if re.fullmatch("[0-9]{1,19}", text):

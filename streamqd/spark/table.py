@@ -1,7 +1,8 @@
-"""Store the options of a Spark catalog table in the metadata of its columns. No I/O.
+"""Store the options of a Spark catalog table in the metadata of its columns.
 
-Spark passes the options of CREATE TABLE to a Python source only once, when it requests the columns.
-Readers and writers of the table get only its schema with the metadata (decision 0027).
+This is necessary because Spark passes the options of CREATE TABLE to a Python source only once,
+when it requests the columns. Readers and writers of the table get only its schema, which includes
+the metadata (decision 0027). This module does no I/O.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
 
 _COLUMN = "topic"  # a column that every table has
 _OPTIONS = "streamq"
-# Columns of different lengths have different types. When rows are inserted, Spark therefore applies
-# the table's columns without this metadata. A schema with this key belongs to a read of the table.
+# Spark treats columns with different lengths as different types. When it inserts rows, it therefore
+# uses the columns of the table without this metadata. So if a schema contains this key, the rows
+# come from a read of a table.
 _LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
-_DECLARED = "option."  # the options of CREATE TABLE. Others belong to the catalog.
+_DECLARED = "option."  # prefix of the options of CREATE TABLE. All others belong to the catalog.
 _NONE = (
     "streamq: the options are missing; create a table with CREATE TABLE name USING streamq"
     " OPTIONS (topic 'orders'), without columns and without AS"
@@ -34,9 +36,9 @@ _NO_TARGET = (
 
 
 def creation_options(raw: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the options of a CREATE TABLE, None for options of other uses.
+    """Return the options of a CREATE TABLE, or None if the options are for something else.
 
-    Raises ValueError for a password: the catalog would keep it and show it.
+    Raises ValueError if they contain a password, because the catalog would store and show it.
     """
     if "provider" not in raw:
         return None
@@ -51,7 +53,7 @@ def creation_options(raw: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def schema(columns: Sequence[rows.Column], options: Mapping[str, str]) -> StructType:
-    """Return the columns of a table with these options."""
+    """Return the schema of a table. The metadata of its columns contains the table's options."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     made = from_arrow_schema(rows.arrow_schema(columns))
@@ -62,9 +64,10 @@ def schema(columns: Sequence[rows.Column], options: Mapping[str, str]) -> Struct
 
 
 def read_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
-    """Return a read's options. Unless it has an address or topics, those of the table are added.
+    """Return the options of a read, including those of the table that it reads.
 
-    Raises ValueError for a table without options.
+    If the read itself sets an address or topics, the table's options are not used. Raises
+    ValueError if neither the read nor the table has options.
     """
     text = _text(schema)
     if text is None and not given:
@@ -73,9 +76,13 @@ def read_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]
 
 
 def write_options(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
-    """Return a write's options in the same way. Rows of a table can be written to any target.
+    """Return the options of a write, including those of the table that it writes to.
 
-    Raises ValueError for rows without a target in an option, a column or the table.
+    As in a read, an address or a topic of the write itself takes precedence. Rows that were read
+    from a table can be written to any target, so the options of that table are not used.
+
+    Raises ValueError if there is no target in an option, a column or the table. Also raises it if
+    rows from a table are inserted without a list of columns, because the target is then unknown.
     """
     text = _text(schema)
     if not given and _COLUMN not in schema.fieldNames():

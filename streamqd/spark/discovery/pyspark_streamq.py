@@ -1,4 +1,4 @@
-"""Lets Spark find `streamq` automatically: Spark imports every module named `pyspark_*`."""
+"""Let Spark find `streamq` automatically. Spark imports every module named `pyspark_*`."""
 
 from __future__ import annotations
 
