@@ -1,4 +1,4 @@
-"""Convert entries to columns: IDs, payloads, headers and other fields. No I/O.
+"""Convert entries to columns of IDs, payloads, headers and other fields. This module does no I/O.
 
 This code limits the speed of reads, so it processes whole lists wherever possible.
 """
@@ -16,21 +16,21 @@ from pyarrow import compute
 
 from streamqd.model import RawEntry
 
-Headers = list[tuple[bytes, bytes]]  # names and values in UTF-8
+Headers = list[tuple[bytes, bytes]]  # pairs of name and value, in UTF-8
 
 HEADERS = b"headers"
 LONG_MAX = (1 << 63) - 1
 _FIRST_UNIX_MS = -62_135_596_800_000  # the year 1, the first year of Spark's timestamps
 _LAST_UNIX_MS = 253_402_300_799_999  # the end of the year 9999, the last year of Spark's timestamps
-_ID_BYTES = 41  # longest ID in bytes
+_ID_BYTES = 41  # length of the longest ID in bytes
 _MS_DIGITS = 13  # digits of the first half of an ID in the years 2001 to 2286
 
 
 class Entries:
-    """Entries of one stream by column, in the order of their IDs.
+    """The entries of one stream as columns, in the order of their IDs.
 
-    Almost always, all entries have the same fields in the same order. Columns are then slices of a
-    flat list, and no Python code runs per entry.
+    Almost always, all entries have the same fields in the same order. In that case, columns are
+    slices of one flat list, and no Python code runs for single entries.
     """
 
     def __init__(self, entries: Sequence[RawEntry]) -> None:
@@ -40,15 +40,16 @@ class Entries:
 
     @cached_property
     def names(self) -> set[bytes]:
-        """Every field name of any entry."""
+        """The names of all fields that occur in any entry."""
         if self._columns is not None:
             return set(self._columns)
         return {name for body in self._bodies for name in body[::2]}
 
     def values(self, name: bytes) -> Sequence[bytes | None] | None:
-        """Return the values of a field, None where it is missing. For a repeated field, the last.
+        """Return the values of a field, or None if no entry has the field.
 
-        Returns None if no entry has the field.
+        The value is None for an entry without the field. If an entry repeats the field, its last
+        value is returned.
         """
         if self._columns is not None:
             return self._columns.get(name)
@@ -62,7 +63,7 @@ class Entries:
 
     @cached_property
     def headers(self) -> Sequence[Headers | None]:
-        """The headers of each entry, None if it has no headers or invalid ones."""
+        """The headers of each entry, or None for an entry with no headers or invalid headers."""
         raw = self.values(HEADERS)
         if raw is None:
             return [None] * len(self.ids)
@@ -70,7 +71,7 @@ class Entries:
 
     @cached_property
     def _unreadable_headers(self) -> Sequence[bool]:
-        """Return a mask of the entries with invalid headers."""
+        """A mask that is True for entries with invalid headers."""
         raw = self.values(HEADERS)
         if raw is None:
             return [False] * len(self.ids)
@@ -83,14 +84,14 @@ class Entries:
 
     @property
     def texts(self) -> pa.Array:
-        """Return the IDs as strings."""
+        """The IDs as strings."""
         return _as_text(self._raw_ids)
 
     @property
     def _has_current_times(self) -> bool:
-        """True if all IDs have 13-digit times.
+        """True if the times in all IDs have 13 digits.
 
-        IDs are ordered, so only the first and last are checked.
+        The IDs are in order, so it is enough to check the first and the last one.
         """
         return all(
             each[_MS_DIGITS : _MS_DIGITS + 1] == b"-" for each in self.ids[:1] + self.ids[-1:]
@@ -98,14 +99,14 @@ class Entries:
 
     @cached_property
     def halves(self) -> tuple[pa.Array, pa.Array]:
-        """Return both halves of the IDs.
+        """The milliseconds and the sequence numbers of the IDs.
 
-        A number beyond 63 bits is replaced by the largest number.
+        A number of more than 63 bits is replaced by the largest 63-bit number.
         """
         if self._has_current_times:
             low = compute.binary_slice(self._raw_ids, 0, _MS_DIGITS)
             high = compute.binary_slice(self._raw_ids, _MS_DIGITS + 1, _ID_BYTES)
-            with contextlib.suppress(pa.ArrowInvalid):  # a second half beyond 63 bits
+            with contextlib.suppress(pa.ArrowInvalid):  # a sequence number of more than 63 bits
                 return _as_text(low).cast(pa.int64()), _as_text(high).cast(pa.int64())
         split = [each.split(b"-") for each in self.ids]
         return (
@@ -114,20 +115,24 @@ class Entries:
         )
 
     def times(self, kind: pa.DataType) -> pa.Array:
-        """Return the times of the IDs."""
+        """Return the times of the IDs as timestamps."""
         if self._has_current_times:
             return compute.multiply(self.halves[0], 1000).cast(kind)
         return times(self.halves[0], kind)
 
     def payloads(self, name: bytes, kind: pa.DataType) -> pa.Array:
-        """Return the bodies. A missing body is empty, as in a handler."""
+        """Return the payloads. As in a handler, a missing payload is empty."""
         raw = self.values(name)
         if raw is None:
             return pa.repeat(pa.scalar(b"", kind), len(self.ids))
         return pa.array(raw if self._columns is not None else [each or b"" for each in raw], kind)
 
     def other_fields(self, taken: set[bytes], kind: pa.DataType) -> pa.Array:
-        """Return the fields that are not `taken`, and invalid headers. Null if there are none."""
+        """Return the fields of each entry that have no column, or null if there are none.
+
+        The fields in `taken` have columns, so they are left out. Headers are included if they are
+        invalid.
+        """
         if self.names <= taken and not any(self._unreadable_headers):
             return pa.nulls(len(self.ids), kind)
         return pa.array(
@@ -140,12 +145,12 @@ class Entries:
 
 
 def _as_text(raw: pa.Array) -> pa.Array:
-    """Return IDs as strings. The server writes IDs in ASCII, so no check is needed."""
+    """Return IDs as strings without a check, because the server writes IDs in ASCII."""
     return pa.Array.from_buffers(pa.string(), len(raw), raw.buffers(), offset=raw.offset)
 
 
 def _even_columns(bodies: Sequence[Sequence[bytes]]) -> dict[bytes, Sequence[bytes]] | None:
-    """Return the values by field, or None unless all entries have the same fields in order."""
+    """Return the values of each field, or None if entries differ in their fields or the order."""
     count = len(bodies)
     width = len(bodies[0]) if bodies else 0
     if not count or list(map(len, bodies)).count(width) != count:
@@ -164,7 +169,7 @@ def _pair_fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 def times(unix_ms: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Convert milliseconds to timestamps, null beyond the calendar."""
+    """Convert Unix milliseconds to timestamps. Times outside Spark's calendar become null."""
     edges = compute.min_max(unix_ms)
     if (edges["max"].as_py() or 0) > _LAST_UNIX_MS or (edges["min"].as_py() or 0) < _FIRST_UNIX_MS:
         known = compute.and_(
@@ -176,7 +181,7 @@ def times(unix_ms: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _headers(raw: bytes | None) -> Headers | None:
-    """Return headers in Kafka's format, None without headers or for invalid ones."""
+    """Return headers as in Kafka, or None if there are no headers or they are invalid."""
     if raw is None:
         return None
     try:
@@ -189,7 +194,7 @@ def _headers(raw: bytes | None) -> Headers | None:
 
 
 def header_lists(found: Sequence[Headers | None], kind: pa.DataType) -> pa.Array:
-    """Return the headers in Arrow's format, null for entries without headers."""
+    """Return the headers as an Arrow array, with null for entries without headers."""
     if found.count(None) == len(found):
         return pa.nulls(len(found), kind)
     flat = [pair for each in found if each for pair in each]
@@ -200,7 +205,7 @@ def header_lists(found: Sequence[Headers | None], kind: pa.DataType) -> pa.Array
         ],
         fields=list(kind.value_type),
     )
-    # A null as the start of a list makes the list null.
+    # In Arrow, a list whose start is null becomes null.
     ends = itertools.accumulate((len(each or ()) for each in found), initial=0)
     starts = [None if each is None else end for each, end in zip(found, ends, strict=False)]
     offsets_ = pa.array([*starts, len(flat)], pa.int32())
@@ -208,7 +213,10 @@ def header_lists(found: Sequence[Headers | None], kind: pa.DataType) -> pa.Array
 
 
 def _header(value: object) -> bytes:
-    """Return a name or a value without lone surrogates, which JSON allows and UTF-8 does not."""
+    """Encode a name or a value. Lone surrogates, which JSON allows but UTF-8 does not, become `?`.
+
+    A value that is not a string is encoded as JSON.
+    """
     text = value if isinstance(value, str) else json.dumps(value)
     return text.encode("utf-8", "replace")
 

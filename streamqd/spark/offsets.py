@@ -1,10 +1,12 @@
-"""Compute positions of a query, ranges, splits, and the number of lost entries. No I/O.
+"""Compute the positions of a query, its ranges and splits, and the number of lost entries.
 
 A position is exclusive: all entries up to and including its ID were read. A range is `(start,
-end]`. A position also has the number of entries that the stream had issued up to its ID. IDs have
-gaps, so an ID alone does not show if trimming overtook a reader. The counts show this exactly: the
-number of lost entries is the number of removed entries, minus the number that the reader passed.
-The counts also make the backlog a single subtraction.
+end]`. A position also contains the number of entries that the stream had issued up to its ID. This
+count is needed because IDs have gaps, so an ID alone does not show if trimming overtook a reader.
+With the counts, the number of lost entries is known exactly: it is the number of removed entries
+minus the number of entries that the reader has passed. The backlog is a single subtraction, too.
+
+This module does no I/O.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from typing import Any, NamedTuple
 
 from streamqd.model import TopicPartition
 
-Id = tuple[int, int]  # milliseconds, sequence number
+Id = tuple[int, int]  # milliseconds and sequence number
 
 PART_MAX = (1 << 64) - 1  # largest value of each half of an ID
-ZERO: Id = (0, 0)  # before every entry
-COUNTS = "#"  # key of the counts in the JSON of an offset, which cannot be the name of a topic
-LAG = "#lag"  # key of the lag in the progress of a query
+ZERO: Id = (0, 0)  # the position before every entry
+COUNTS = "#"  # key of the counts in an offset's JSON, which cannot be a topic name
+LAG = "#lag"  # key of the lag in a query's progress
 
 _ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
@@ -29,7 +31,7 @@ _ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 
 def read_id(text: str | bytes) -> Id:
-    """Parse an ID `ms-seq`. Raises ValueError."""
+    """Parse an ID that is written as `ms-seq`. Raises ValueError for any other text."""
     found = _ID.fullmatch(text.decode("ascii", "replace") if isinstance(text, bytes) else text)
     if found is None or int(found[1]) > PART_MAX or int(found[2]) > PART_MAX:
         raise ValueError(f"{text!r} is not an entry id, such as 1763640000000-0")
@@ -37,22 +39,22 @@ def read_id(text: str | bytes) -> Id:
 
 
 def write_id(entry_id: Id) -> str:
-    """Return an ID as `ms-seq`."""
+    """Return an ID as a string, `ms-seq`."""
     return f"{entry_id[0]}-{entry_id[1]}"
 
 
 def successor(entry_id: Id) -> Id:
-    """Return the next ID. The largest ID is its own successor."""
+    """Return the next possible ID. The largest ID is its own successor."""
     return _from_number(min(_number(entry_id) + 1, _number((PART_MAX, PART_MAX))))
 
 
 def predecessor(entry_id: Id) -> Id:
-    """Return the previous ID. 0-0 is its own predecessor."""
+    """Return the previous possible ID. 0-0 is its own predecessor."""
     return _from_number(max(_number(entry_id) - 1, 0))
 
 
 def before_time(unix_ms: int) -> Id:
-    """Return the position before all entries of this millisecond."""
+    """Return the position before all entries that were added in this millisecond or later."""
     return predecessor((min(unix_ms, PART_MAX), 0))
 
 
@@ -68,7 +70,10 @@ def _from_number(number: int) -> Id:
 
 
 class Position(NamedTuple):
-    """A position between entries. `passed` is the number of entries issued up to it, or None."""
+    """A position between entries.
+
+    `passed` is the number of entries that the stream had issued up to it, or None if unknown.
+    """
 
     id: Id
     passed: int | None = None
@@ -78,12 +83,12 @@ Offsets = dict[TopicPartition, Position]
 
 
 class StreamFacts(NamedTuple):
-    """The state of a stream at one time.
+    """The state of a stream at one point in time.
 
-    `added` counts all entries ever issued. If the server does not count (`counted` is False),
-    `added` excludes entries that other clients removed. `exact` is False for dead letters, which
-    are also removed from the middle of the stream. No loss is then reported, and counts are less
-    exact.
+    `added` is the number of entries that were ever issued. `counted` is False if the server does
+    not count them. In that case, `added` excludes entries that other clients removed. `exact` is
+    False for dead letters, because they are also removed from the middle of the stream. Their
+    counts are therefore less exact, and no loss is reported for them.
     """
 
     length: int = 0
@@ -95,12 +100,12 @@ class StreamFacts(NamedTuple):
 
     @property
     def removed(self) -> int:
-        """The number of entries that were issued and removed."""
+        """The number of entries that were issued and later removed."""
         return self.added - self.length
 
     @property
     def earliest(self) -> Position:
-        """The position before the oldest entry that is left."""
+        """The position before the oldest entry that still exists."""
         count = self.removed if self.exact else None
         if count == 0:
             return Position(ZERO, 0)
@@ -115,7 +120,7 @@ class StreamFacts(NamedTuple):
 def to_json(offsets: Mapping[TopicPartition, Position]) -> dict[str, dict[str, Any]]:
     """Return the offset for Spark: `{"access": {"0": "17-3"}, "#": {"access": {"0": 4711}}}`.
 
-    The order of keys is fixed, because Spark compares offsets as strings.
+    The keys are in a fixed order, because Spark compares offsets as strings.
     """
     ids: dict[str, dict[str, Any]] = {}
     counts: dict[str, dict[str, Any]] = {}
@@ -127,7 +132,7 @@ def to_json(offsets: Mapping[TopicPartition, Position]) -> dict[str, dict[str, A
 
 
 def from_json(document: Mapping[str, Mapping[str, Any]]) -> Offsets:
-    """Parse the document of `to_json`. Raises ValueError."""
+    """Parse a document that `to_json` returned. Raises ValueError for an invalid ID."""
     counts = document.get(COUNTS, {})
     offsets: Offsets = {}
     for name, partitions in document.items():
@@ -143,10 +148,10 @@ def from_json(document: Mapping[str, Mapping[str, Any]]) -> Offsets:
 
 
 class Bound(NamedTuple):
-    """A start or an end of a read, as given in options.
+    """A start or an end of a read, as the user gave it in the options.
 
-    `kind` is archive, earliest, latest, group (value: its name), id (value: an Id), position (a
-    Position) or time (unix ms).
+    `kind` is archive, earliest, latest, group, id, position or time. For the last four, `value` is
+    the group's name, an Id, a Position or a time in Unix milliseconds.
     """
 
     kind: str
@@ -161,9 +166,10 @@ ARCHIVE = Bound("archive")  # the start of an archive
 def resolve(
     bound: Bound, facts: StreamFacts, group_at: Id | None = None, *, archived: bool = False
 ) -> Position:
-    """Return the position of a bound on a stream. `group_at` is the position of its group.
+    """Return the position of a bound in a stream.
 
-    With `archived`, earlier entries may be in an archive.
+    If the bound is a group, `group_at` is the group's position. Set `archived` if entries that were
+    removed from the stream may be in an archive.
     """
     match bound.kind:
         case "archive":
@@ -173,9 +179,9 @@ def resolve(
         case "latest":
             return facts.latest
         case "time" | "group":
-            # A time before the oldest entry means the oldest entry, and that is no loss. The same
-            # applies to a group, because it has handled all entries that were trimmed before its
-            # position.
+            # A time before the oldest entry stands for the oldest entry, and this is not a loss.
+            # The same applies to a group, because it has handled all entries that were trimmed
+            # before its position.
             wanted = before_time(bound.value) if group_at is None else group_at
             too_early = facts.earliest.id > wanted and not archived
             return facts.earliest if too_early else position_of(wanted, facts)
@@ -186,7 +192,7 @@ def resolve(
 
 
 def position_of(entry_id: Id, facts: StreamFacts) -> Position:
-    """Return the position of an ID, with its count if that is certain."""
+    """Return the position of an ID. It contains a count only if the count is certain."""
     for known in (facts.earliest, facts.latest):
         if known.id == entry_id:
             return known
@@ -200,10 +206,11 @@ def position_of(entry_id: Id, facts: StreamFacts) -> Position:
 
 
 class Loss(NamedTuple):
-    """Entries that can no longer be read. `entries` is their number, None if unknown.
+    """Entries that can no longer be read.
 
     `kind` is trimmed, replaced (another stream was created under the same name) or vanished (the
-    stream does not exist). For the last two, `entries` is a lower bound.
+    stream no longer exists). `entries` is the number of lost entries, or None if it is unknown. It
+    is a lower bound if the stream was replaced or has vanished.
     """
 
     kind: str
@@ -213,7 +220,8 @@ class Loss(NamedTuple):
 def is_replaced(position: Position, facts: StreamFacts) -> bool:
     """Return True if a position belongs to an earlier stream with the same name.
 
-    In the same stream, every entry before a position exists or was counted as removed.
+    If it is still the same stream, each entry before the position either exists or was counted as
+    removed.
     """
     if not facts.exact or position.passed is None:
         return False
@@ -221,14 +229,17 @@ def is_replaced(position: Position, facts: StreamFacts) -> bool:
         return True  # the last ID of a stream never decreases, even if entries are removed
     if facts.counted and facts.added < position.passed:
         return True
-    # Without the server's count, compare the ID: a new stream contains no earlier IDs.
+    # If the server does not count, an equal last ID shows that the stream is still the same.
     nothing_left = facts.first is None or facts.first > position.id
     same = not facts.counted and facts.last == position.id
     return nothing_left and not same and facts.removed < position.passed
 
 
 def reachable_positions(archived: Offsets, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
-    """Return the archived positions that their streams have reached, without recreated streams."""
+    """Return the archived positions that are still valid for their streams.
+
+    A stream must have reached the position, and must not have been recreated since.
+    """
     return {
         place: end
         for place, end in archived.items()
@@ -237,14 +248,21 @@ def reachable_positions(archived: Offsets, facts: Mapping[TopicPartition, Stream
 
 
 def count_unread(start: Position, seen: int | None) -> int | None:
-    """Return the minimum number of unread entries of `seen` issued ones, or None if unknown."""
+    """Return the minimum number of unread entries, or None if it is unknown.
+
+    `seen` is the number of entries that the stream had issued at the last check.
+    """
     if seen is None or start.passed is None or seen <= start.passed:
         return None
     return seen - start.passed
 
 
 def find_loss(start: Position, facts: StreamFacts, seen: int | None = None) -> Loss | None:
-    """Return the loss: entries removed before they were read. `seen` entries were issued."""
+    """Return the loss if entries after the start were removed before they were read, or None.
+
+    `seen` is the number of entries that the stream had issued at the last check. It is used only
+    for a stream that was replaced.
+    """
     if not facts.exact:
         return None
     if is_replaced(start, facts):
@@ -258,21 +276,28 @@ def find_loss(start: Position, facts: StreamFacts, seen: int | None = None) -> L
 
 
 def after_loss(start: Position, facts: StreamFacts) -> Position:
-    """Return the position at which to continue after a loss: the oldest entry, or `start`."""
+    """Return the position at which to continue after a loss.
+
+    This is the oldest entry, or the start if the oldest entry is before it. In the latter case, the
+    count is dropped.
+    """
     return facts.earliest if facts.earliest.id > start.id else Position(start.id)
 
 
 def resume_position(start: Position, facts: StreamFacts) -> Position:
-    """Return the position to continue from. A recreated stream is read from its start."""
+    """Return the position at which to continue, after a loss if there is one.
+
+    A recreated stream is read from its first entry.
+    """
     if is_replaced(start, facts):
         return facts.earliest
     return start if find_loss(start, facts) is None else after_loss(start, facts)
 
 
 def lag(end: Offsets, latest: Offsets) -> dict[str, float]:
-    """Return the entries left after a batch: the total, and the maximum and mean per partition.
+    """Return the number of entries left after a batch: total, and maximum and mean per partition.
 
-    The result is empty if streams have no counts. All entries of a new partition count.
+    For a new partition, all entries are left. The result is empty if no partition has counts.
     """
     start = Position(ZERO, 0)
     behind = [
@@ -289,7 +314,7 @@ def lag(end: Offsets, latest: Offsets) -> dict[str, float]:
 
 
 def backlog(start: Position, facts: StreamFacts) -> int:
-    """Return the number of entries after a position, estimated if the position has no count."""
+    """Return the number of entries after a position. It is estimated if there is no exact count."""
     if start.id >= facts.last or not facts.length:
         return 0
     if start.passed is not None and facts.exact:
@@ -303,10 +328,11 @@ def backlog(start: Position, facts: StreamFacts) -> int:
 def shares(
     waiting: Mapping[TopicPartition, int], most: int, oldest: Sequence[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """Divide `most` entries in proportion to the waiting entries.
+    """Divide a limited number of entries (`most`) in proportion to the waiting entries.
 
-    Each partition with waiting entries gets at least one. If there are more such partitions than
-    `most`, the first of them in `oldest` get one. The sum is `most`, or all waiting entries.
+    Each partition with waiting entries gets at least one entry. If the limit is too low for that,
+    only the partitions that come first in `oldest` get one. The shares add up to the limit, or to
+    all waiting entries if those are fewer.
     """
     hungry = [place for place in oldest if waiting[place] > 0]
     total = sum(waiting[place] for place in hungry)
@@ -314,8 +340,9 @@ def shares(
         return {place: waiting[place] for place in hungry}
     if most <= len(hungry):
         return dict.fromkeys(hungry[:most], 1)
-    # Each gets one entry, and a part of the rest in proportion to its remaining entries. Entries
-    # that are left by rounding go to the partitions with the largest remainders.
+    # Each partition gets one entry, plus a share of the rest in proportion to its other entries.
+    # The entries that are left over after rounding go to the partitions with the largest
+    # remainders.
     rest, left = most - len(hungry), total - len(hungry)
     given = {place: 1 + rest * (waiting[place] - 1) // left for place in hungry}
     spare = most - sum(given.values())
@@ -329,11 +356,12 @@ def shares(
 
 
 class Span(NamedTuple):
-    """Entries of one stream in `(start, end]`.
+    """The entries of one stream in `(start, end]`.
 
-    `rows` is their number, if known. `removed` is the number of entries that the stream had removed
-    when the span was planned, None if losses are not checked. `upto` is the end of the whole range
-    to which this span belongs. Its count shows whether the stream is still the same.
+    `rows` is the number of entries in the span, or None if unknown. `removed` is the number of
+    entries that had been removed from the stream when the span was planned, or None if losses are
+    not checked. `upto` is the end of the whole range to which this span belongs. Its count shows
+    whether the stream is still the same.
     """
 
     place: TopicPartition
@@ -345,18 +373,19 @@ class Span(NamedTuple):
 
 
 def span(place: TopicPartition, start: Position, end: Position, facts: StreamFacts) -> Span | None:
-    """Return the range between two positions, None when it is empty."""
+    """Return the span between two positions, or None if it is empty."""
     if end.id <= start.id:
         return None
-    # Compare IDs, because both counts may be unknown.
+    # The check above compares IDs, because either count may be unknown.
     rows = count_unread(start, end.passed)
     return Span(place, start.id, end.id, rows, facts.removed if facts.exact else None, end)
 
 
 def split(whole: Span, pieces: int, first: Id | None = None) -> list[Span]:
-    """Cut a span into pieces that cover about the same time. `first` is the oldest existing entry.
+    """Cut a span into pieces that cover about the same time.
 
-    Rows are not counted, so the pieces are uneven if entries were written in bursts.
+    Time before the oldest existing entry (`first`) is ignored, if that entry is known. Entries are
+    not counted, so the pieces are uneven if entries were written in bursts.
     """
     low = _number(whole.start if first is None else max(whole.start, predecessor(first)))
     high = _number(whole.end)
@@ -366,9 +395,9 @@ def split(whole: Span, pieces: int, first: Id | None = None) -> list[Span]:
 
 
 def cut_at(whole: Span, ends: Sequence[Id], rows: int | None) -> list[Span]:
-    """Cut a span after each of these IDs, which are inside it and in order.
+    """Cut a span after each of these IDs, which must be inside the span and in order.
 
-    `rows` is the number of entries of each piece except the last, None if unknown.
+    `rows` is the number of entries in each piece except the last, or None if unknown.
     """
     if not ends:
         return [whole]
@@ -383,9 +412,10 @@ def cut_at(whole: Span, ends: Sequence[Id], rows: int | None) -> list[Span]:
 
 
 def density(piece: Span, reached: Id, passed: int, *, more: bool) -> float:
-    """Estimate the entries of a piece whose first `passed` entries end at `reached`.
+    """Estimate the number of entries in a piece from its first entries.
 
-    Unless there are `more`, the piece has only these entries.
+    `passed` is the number of these first entries, and `reached` is the ID of the last of them. If
+    there are no `more` entries, the number is exact.
     """
     if not more or reached >= piece.end:
         return passed
@@ -394,9 +424,10 @@ def density(piece: Span, reached: Id, passed: int, *, more: bool) -> float:
 
 
 def even_cuts(parts: Sequence[Span], weights: Sequence[float], count: int) -> list[Id]:
-    """Return the IDs at which to cut adjacent parts into `count` pieces of equal weight.
+    """Return the IDs at which to cut adjacent parts into a number of pieces of equal weight.
 
-    The weight of a part is assumed to be spread evenly. Returns fewer IDs if pieces would be empty.
+    The weight of each part is assumed to be spread evenly over its time. Returns fewer IDs if
+    pieces would be empty.
     """
     share = sum(weights) / count
     low, end = _number(parts[0].start), _number(parts[-1].end)
@@ -412,7 +443,10 @@ def even_cuts(parts: Sequence[Span], weights: Sequence[float], count: int) -> li
 
 
 def cut_at_marks(whole: Span, marks: Sequence[Position], count: int) -> list[Span]:
-    """Cut a span into up to `count` pieces at marks, each an ID with its count of entries."""
+    """Cut a span at some of the marks, into at most `count` pieces of about the same size.
+
+    A mark is a position that counts the entries from the start of the span.
+    """
     total = (marks[-1].passed or 0) if marks else 0
     chosen: list[Position] = []
     for mark in marks:
@@ -430,15 +464,21 @@ def cut_at_marks(whole: Span, marks: Sequence[Position], count: int) -> list[Spa
 
 
 def pieces(weights: Mapping[TopicPartition, int], wanted: int) -> dict[TopicPartition, int]:
-    """Return the number of pieces of each span, `wanted` in total, by weight."""
+    """Return the number of pieces for each span, in proportion to its weight.
+
+    There are `wanted` pieces in total. Each span gets at least one piece.
+    """
     empty = sum(not weight for weight in weights.values())
-    # Scale the weights, so that small spans get pieces too.
+    # The weights are scaled so that small spans get pieces, too.
     scaled = {place: weight * wanted for place, weight in weights.items()}
     return dict.fromkeys(weights, 1) | shares(scaled, wanted - empty, sorted(weights))
 
 
 def narrow(spans: Iterable[Span], low: Id, high: Id) -> list[Span]:
-    """Return the parts of the spans within `(low, high]`. Narrowed spans have unknown rows."""
+    """Return the parts of the spans within `(low, high]`.
+
+    If a span is narrowed, the number of its entries is no longer known.
+    """
     found = []
     for each in spans:
         start, end = max(each.start, low), min(each.end, high)

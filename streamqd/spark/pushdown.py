@@ -1,7 +1,7 @@
-"""Convert the filters that Spark offers to the partitions and ID ranges to read. No I/O.
+"""Convert the filters that Spark offers to the partitions and ID ranges to read.
 
-Spark applies a filter again unless the source claims to apply it. The source therefore claims only
-filters that it applies exactly.
+Spark applies each filter itself unless the source claims it. The source therefore claims only
+filters that it applies exactly. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LAST: Id = (offsets.PART_MAX, offsets.PART_MAX)
 
 
 class Narrowing:
-    """The part of a read that passes the filters: places, and IDs in `(low, high]`."""
+    """The partitions and the range of IDs, `(low, high]`, that can pass the filters of a read."""
 
     def __init__(self) -> None:
         self.low: Id = offsets.ZERO
@@ -26,20 +26,20 @@ class Narrowing:
         self._allowed: list[tuple[int, frozenset[Any]]] = []
 
     def take(self, filters: Iterable[Any]) -> list[Any]:
-        """Use the usable filters. Return the filters that Spark must still apply."""
+        """Use as many filters as possible. Return the filters that Spark must still apply."""
         return [each for each in filters if not self._take_filter(each)]
 
     def keeps(self, place: TopicPartition) -> bool:
-        """Return True if rows of the place can pass."""
+        """Return True if rows of this partition can pass the filters."""
         return all(place[at] in values for at, values in self._allowed)
 
     def spans(self, spans: Iterable[Span]) -> list[Span]:
-        """Return the parts of the spans that pass the filters."""
+        """Return the parts of the spans that can pass the filters."""
         kept = [each for each in spans if self.keeps(each.place)]
         return offsets.narrow(kept, self.low, self.high)
 
     def _take_filter(self, one: Any) -> bool:
-        """Return True if the filter is applied exactly."""
+        """Use a filter if possible. Return True only if it is applied exactly."""
         attribute: tuple[str, ...] = getattr(one, "attribute", ())
         column = attribute[0].lower() if len(attribute) == 1 else ""
         value: Any = getattr(one, "value", None)
@@ -53,7 +53,8 @@ class Narrowing:
         if column == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
             micros = round(value.timestamp() * 1_000_000)
             if micros >= 0:
-                # IDs have whole milliseconds, so a bound between two milliseconds includes both.
+                # IDs contain whole milliseconds, so a bound between two milliseconds must include
+                # both of them.
                 self._bound(kind, micros // 1000, -(-micros // 1000))
         return False
 

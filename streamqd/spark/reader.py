@@ -1,4 +1,4 @@
-"""Read a range of a stream in pieces of bounded size, and detect if trimming overtakes it."""
+"""Read a range of a stream in pieces of bounded size, and detect if trimming overtakes the read."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from streamqd.store.transport import OverweightError
 BATCH_ROWS = 10_000  # maximum rows of an Arrow batch
 PROGRESS_TTL = 86_400  # seconds
 
-_FIRST_FETCH = 32  # entries in the first fetch, when their size is unknown
-_GROWTH_MAX = 8  # largest ratio of the entries in one fetch to those in the previous one
-_OVERWEIGHT = 4  # ratio of a reply to `fetch_bytes` above which the reply is not read
-_FETCH_MIN = 2  # entries in a fetch: the last one again, and one new
+_FIRST_FETCH = 32  # entries in the first fetch, when their size is still unknown
+_GROWTH_MAX = 8  # maximum factor by which the number of entries may grow from fetch to fetch
+_OVERWEIGHT = 4  # multiple of `fetch_bytes` above which a reply is not read
+_FETCH_MIN = 2  # minimum entries in a fetch: the last entry again, and one new entry
 
 
 class EntryReader:
-    """Reads one span in pieces of bounded size, and notices when trimming overtakes it.
+    """Reads one span in pieces of bounded size, and notices if trimming overtakes it.
 
-    Without `report`, `loss` is the loss, and `gaps` are the ranges `(after, upto]` in which entries
-    may be missing, for a caller that reads them elsewhere.
+    A loss is raised or logged, unless `report` is False. In either case, `loss` describes it, and
+    `gaps` contains the ranges `(after, upto]` in which entries may be missing, so that a caller can
+    read them from elsewhere.
 
-    With a `limit` it stops after that many entries, and `end` is the position. If trimming
-    overtakes it, the limit is ignored, because the number of issued entries is then known only for
-    the whole span.
+    If a `limit` is set, the reader stops after that number of entries and stores the position in
+    `end`. If trimming overtakes the reader, it ignores the limit, because the number of issued
+    entries is then known only for the whole span.
     """
 
     def __init__(
@@ -49,16 +50,19 @@ class EntryReader:
         self._size = min(_FIRST_FETCH, options.fetch_size)
         self._mean = 0.0  # mean bytes of an entry in the last fetch
         self._unreported = 0
-        # Only reading from page to page can detect lost entries.
+        # The span has no count, so lost entries can be detected only from page to page.
         self._uncounted = span.removed is not None and span.rows is None
-        self._broken = ""  # the cause of missing entries: trimmed, replaced
+        self._broken = ""  # the reason why entries are missing: trimmed, replaced, or ''
         self.rows = 0
         self.end = span.end
         self.gaps: list[tuple[Id, Id]] = []
         self.loss: Loss | None = None
 
     def batches(self) -> Iterator[list[RawEntry]]:
-        """Yield the entries, in lists of about `fetch_bytes`. DataLossError comes at the end."""
+        """Yield the entries in lists of about `fetch_bytes`.
+
+        Raises DataLossError after the last list if entries are missing and losses are reported.
+        """
         held: list[RawEntry] = []
         weight = 0.0
         with _collector_paused():
@@ -79,8 +83,8 @@ class EntryReader:
         cursor = "(" + offsets.write_id(span.start)
         last: bytes | None = None
         while True:
-            # From the second page on, read the last entry again. While it exists, no later entry
-            # can have been trimmed.
+            # From the second page on, the last entry is read again. As long as it exists, no later
+            # entry can have been trimmed.
             size = self._size if self._left is None else min(self._size, self._left)
             asked = size + (last is not None)
             page, asked = self._fetch(cursor, end, asked)
@@ -94,7 +98,7 @@ class EntryReader:
                 self._broken = self._loss_kind()
             if self._broken and self._uncounted and self._options.fail_on_data_loss:
                 self._note_gap(last, None)
-                return  # `_settle` will report it
+                return  # `_settle` reports the loss
             if not joined:
                 self._note_gap(last, page[0][0] if page else None)
             if page:
@@ -111,9 +115,9 @@ class EntryReader:
                 return
 
     def _note_gap(self, last: bytes | None, following: bytes | None) -> None:
-        """Record that entries between two others may be missing.
+        """Record that entries between two other entries may be missing.
 
-        None stands for an end of the span.
+        Pass None for `last` at the start of the span, and for `following` at its end.
         """
         after = self._span.start if last is None else offsets.read_id(last)
         upto = self._span.end
@@ -124,15 +128,15 @@ class EntryReader:
 
     @property
     def _left(self) -> int | None:
-        """The number of entries that may still be read, None without a limit."""
+        """The number of entries that may still be read, or None if there is no limit."""
         return None if self._limit is None or self._broken else max(0, self._limit - self.rows)
 
     def _fetch(self, cursor: str, end: str, count: int) -> tuple[list[RawEntry], int]:
-        """Return entries from the cursor on, and the number that was finally requested.
+        """Return the entries from the cursor on, and the number that the last request asked for.
 
-        A count does not limit the size, because a thousand small entries may be followed by a
-        thousand large entries. A reply that becomes too large is not read, and fewer entries are
-        requested.
+        A count alone does not limit the size of a reply, because a thousand small entries may be
+        followed by a thousand large ones. If a reply becomes too large, it is not read, and fewer
+        entries are requested instead.
         """
         if self._unreported:
             self._report(BATCH_ROWS)
@@ -151,17 +155,17 @@ class EntryReader:
             return page, count
 
     def _measure(self, count: int, received: int) -> None:
-        """Adjust the next request to `fetch_bytes`, by the mean size of the last entries."""
+        """Adapt the size of the next request to `fetch_bytes`, based on the last entries."""
         if count:
             self._mean = received / count
             fitting = int(self._options.fetch_bytes / self._mean)
             self._size = max(1, min(fitting, self._options.fetch_size, _GROWTH_MAX * self._size))
 
     def _report(self, least: int) -> None:
-        """Add rows to the progress that a command shows.
+        """Add rows to the progress that a command shows, if more than `least` are unreported.
 
-        The progress is approximate: a repeated task counts its rows again, and rows are not counted
-        if Redis does not answer. The task does not fail.
+        The progress is only approximate. A repeated task counts its rows again, and if Redis does
+        not answer, the rows are not counted. The task does not fail because of that.
         """
         key, place = self._options.progress_key, self._span.place
         if not key or self._unreported <= least:
@@ -175,7 +179,10 @@ class EntryReader:
             link_for(self._options.connection).pipeline(commands)
 
     def _loss_kind(self, missing: int = 0) -> str:
-        """Return why entries are missing since the planning: trimmed, replaced, or ''."""
+        """Return the reason why entries have gone missing since the read was planned.
+
+        The reason is trimmed, replaced, or '' if no entries should be missing.
+        """
         span = self._span
         facts = Catalog(self._options).facts([span.place])[span.place]
         if span.upto is not None and offsets.is_replaced(span.upto, facts):
@@ -188,7 +195,10 @@ class EntryReader:
         return "replaced" if missing or facts.removed < span.removed else ""
 
     def _settle(self) -> None:
-        """Check at the end that no entry was missing."""
+        """Check at the end of the span that no entry was missing.
+
+        Raises DataLossError if one was, losses are reported and the options do not allow losses.
+        """
         span = self._span
         if span.removed is None:
             return
@@ -212,7 +222,7 @@ def _execute_weighed(
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Disable the garbage collector, which would take a third of the time and find no cycles."""
+    """Disable the garbage collector, which would take a third of the time but find no cycles."""
     ran = gc.isenabled()
     gc.disable()
     try:

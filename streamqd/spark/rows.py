@@ -1,7 +1,7 @@
-"""Convert entries to Arrow columns. No I/O, and no use of Spark.
+"""Convert entries to Arrow columns. This module does no I/O and does not use Spark.
 
-A batch must have exactly the types that Spark expects, so all columns are described in this module,
-as Spark's DDL and as Arrow types.
+A batch must have exactly the types that Spark expects. All columns are therefore described in this
+module, both as Spark's DDL and as Arrow types.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ _LARGEST_COUNT = (1 << 31) - 1
 
 
 class Column(NamedTuple):
-    """A column of a read. `field` is the entry field with its values, b'' if there is none."""
+    """A column of a read.
+
+    `field` is the field of an entry that contains the column's value, or b'' if no single field
+    does.
+    """
 
     name: str
     ddl: str
@@ -37,7 +41,8 @@ COLUMNS = (
 )
 HEADERS = Column("headers", "array<struct<key:string,value:binary>>", b"headers")
 FIELDS = Column("fields", "map<string,binary>")
-# The fields of a dead letter besides its message. `original_timestamp` is its field `timestamp`.
+# The fields that a dead letter has in addition to those of its message. The column
+# `original_timestamp` contains the field `timestamp`.
 DEAD_LETTER_COLUMNS = (
     Column("original_topic", "string", b"originalTopic"),
     Column("original_partition", "int", b"originalPartition"),
@@ -72,13 +77,19 @@ _ARROW = {
 
 
 def columns(*, dead: bool, headers: bool, fields: bool) -> tuple[Column, ...]:
-    """Return a read's columns: of dead letters or messages, with headers and other fields."""
+    """Return the columns of a read: those of dead letters (`dead`) or of messages.
+
+    A column for headers and a column for all other fields can be added.
+    """
     extra = (*((HEADERS,) if headers else ()), *((FIELDS,) if fields else ()))
     return (*COLUMNS, *(DEAD_LETTER_COLUMNS if dead else ()), *extra)
 
 
 def select_columns(own: Sequence[Column], names: Collection[str]) -> tuple[Column, ...]:
-    """Return the columns with these names, in that order. Raises ValueError for an unknown one."""
+    """Return the columns with these names, in the order of the names.
+
+    Raises ValueError for an unknown name.
+    """
     by_name = {column.name: column for column in own}
     for name in names:
         if name not in by_name:
@@ -87,20 +98,20 @@ def select_columns(own: Sequence[Column], names: Collection[str]) -> tuple[Colum
 
 
 def ddl(chosen: Sequence[Column]) -> str:
-    """Return the schema as Spark's DDL."""
+    """Return the schema of the columns as Spark's DDL."""
     return ", ".join(f"`{column.name}` {column.ddl}" for column in chosen)
 
 
 def arrow_schema(chosen: Sequence[Column]) -> pa.Schema:
-    """Return the Arrow schema that Spark expects."""
+    """Return the Arrow schema that Spark expects for these columns."""
     return pa.schema([pa.field(column.name, _ARROW[column.ddl]) for column in chosen])
 
 
 class Table:
-    """Converts entries of one stream to batches with the chosen columns, in order.
+    """Converts entries of one stream to batches with the chosen columns, in their order.
 
-    `own` are all columns of the read. Column `fields` contains the fields without a separate
-    column.
+    `own` contains all columns of the read. The column `fields` holds those fields of an entry for
+    which `own` has no column.
     """
 
     def __init__(self, chosen: Sequence[Column], own: Sequence[Column], place: TopicPartition):
@@ -110,7 +121,7 @@ class Table:
         self._taken = {column.field for column in own if column.field}
 
     def batch(self, entries: Sequence[RawEntry]) -> pa.RecordBatch:
-        """Return one batch of the entries, which are in the order of their IDs."""
+        """Convert entries to one batch. The entries must be in the order of their IDs."""
         source = Entries(entries)
         arrays = [
             self._column(column, source, self.schema.field(column.name).type)
@@ -145,7 +156,10 @@ class Table:
 
 
 def _number(raw: bytes | None, most: int) -> int | None:
-    """Return a count from an entry. Any client can write entries, so a bad value becomes null."""
+    """Parse a number from an entry, or return None if it is invalid or its size exceeds `most`.
+
+    Invalid values are not an error, because any client can write entries.
+    """
     if raw is None or len(raw) > 20:
         return None
     try:

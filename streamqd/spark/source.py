@@ -1,7 +1,7 @@
-"""The data source `streamq` for Spark: batch and streaming reads and writes.
+"""The `streamq` data source for Spark, with batch and streaming reads and writes.
 
-Spark creates these objects in several processes, pickles and discards them, so they contain only
-options. All other data is read from Redis each time.
+Spark creates these objects in several processes, pickles them and discards them. They therefore
+contain only options, and everything else is read from Redis each time.
 """
 
 from __future__ import annotations
@@ -52,18 +52,21 @@ from streamqd.spark.streams import Catalog, report_loss
 
 _log = logging.getLogger("streamqd.spark")
 
-LOOKS = 5  # attempts to count a stream that is trimmed meanwhile
+LOOKS = 5  # attempts to count the entries of a stream that is being trimmed at the same time
 
 
 class StreamqSource(DataSource):
-    """Topics of streamqd, and their dead letters as `TOPIC:dlq`."""
+    """The data source for topics, and for their dead letters as `TOPIC:dlq`."""
 
     @classmethod
     def name(cls) -> str:
         return "streamq"
 
     def schema(self) -> str | StructType:
-        """Return the selected columns. The columns of a CREATE TABLE carry its options."""
+        """Return the selected columns.
+
+        In a CREATE TABLE, the metadata of the columns also contains the options of the table.
+        """
         raw = dict(self.options)
         declared = table.creation_options(raw)
         options = read_options(raw if declared is None else declared, os.environ)
@@ -97,7 +100,7 @@ class StreamqSource(DataSource):
         return TopicStreamReader(options, chosen_columns(schema, options), backfill)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return a batch writer. The mode must be append."""
+        """Return a batch writer. Raises ValueError if the save mode is not append."""
         if overwrite:
             raise ValueError(
                 'streamq: a topic cannot be overwritten, only mode("append") is supported'
@@ -107,7 +110,7 @@ class StreamqSource(DataSource):
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """Return a streaming writer. The output mode must be append."""
+        """Return a streaming writer. Raises ValueError if the output mode is complete."""
         if overwrite:
             raise ValueError(
                 "streamq: a topic cannot be overwritten, so the mode complete is not supported"
@@ -115,7 +118,10 @@ class StreamqSource(DataSource):
         return sink.TopicStreamWriter(self._write_options(schema))
 
     def _archive_folder(self, options: ReadOptions) -> Location | None:
-        """Return the archive of a stream. Options of stores are in the driver's configuration."""
+        """Return the archive of a stream, or None if the stream reads only Redis.
+
+        The options for an object store are taken from the driver's configuration file.
+        """
         if not options.archive:
             return None
         stored = None
@@ -137,14 +143,14 @@ class StreamqSource(DataSource):
 
 
 def archive_source(folder: Location, name: str) -> type[StreamqSource]:
-    """Return a source with an archive, under a separate name.
+    """Return a data source that reads from one archive and has a name of its own.
 
-    The directory is stored in the class and not in an option, because it may contain credentials,
-    and Spark shows options in plans and event logs.
+    The directory is stored in the class and not in an option. It may contain credentials, and Spark
+    shows options in plans and event logs.
     """
 
     class ArchiveSource(StreamqSource):
-        """Streams that may start in one archive."""
+        """A data source for streams that may start in a particular archive."""
 
         @classmethod
         def name(cls) -> str:
@@ -161,9 +167,9 @@ def _columns(options: ReadOptions) -> tuple[rows.Column, ...]:
 
 
 def chosen_columns(schema: StructType, options: ReadOptions) -> list[rows.Column]:
-    """Return the columns in a schema. A user's schema may omit and reorder columns.
+    """Return the columns that a schema contains. A user's schema may omit or reorder columns.
 
-    Raises ValueError for an unknown column, or a column of another type.
+    Raises ValueError if a column is unknown or has the wrong type.
     """
     chosen = rows.select_columns(_columns(options), schema.names)
     for field, column in zip(schema.fields, chosen, strict=True):
@@ -173,7 +179,10 @@ def chosen_columns(schema: StructType, options: ReadOptions) -> list[rows.Column
 
 
 def _check_order(options: ReadOptions, starts: Offsets, ends: Offsets) -> None:
-    """Raise RequestRefusedError for a partition whose start in the options is after its end."""
+    """Raise RequestRefusedError if the options set a start that is after the end.
+
+    Only IDs and times are compared.
+    """
     for place, start in starts.items():
         named = [
             options.starting_default if options.starting is None else options.starting[place],
@@ -190,7 +199,7 @@ def _check_order(options: ReadOptions, starts: Offsets, ends: Offsets) -> None:
 
 
 class ArchivedPartition(InputPartition):
-    """The part of a read for one task, in files."""
+    """The part of a read that one task takes from archive files."""
 
     def __init__(self, part: ArchivedPart) -> None:
         super().__init__(part.place)
@@ -198,7 +207,7 @@ class ArchivedPartition(InputPartition):
 
 
 class SpanPartition(InputPartition):
-    """The part of a read for one task."""
+    """The part of a read that one task takes from a stream in Redis."""
 
     def __init__(self, span: Span) -> None:
         super().__init__(tuple(span))
@@ -206,7 +215,7 @@ class SpanPartition(InputPartition):
 
 
 class _Reading:
-    """The common part of batch and stream: options, columns, and the reading of a task."""
+    """The base class of batch and streaming readers, which reads the rows of a task."""
 
     def __init__(
         self,
@@ -219,7 +228,7 @@ class _Reading:
         self.backfill = backfill
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one task. Without a span or files, there are no rows."""
+        """Yield the rows of one task. Other kinds of partitions have no rows."""
         if isinstance(partition, SpanPartition):
             yield from self._entries(partition.span)
         elif isinstance(partition, ArchivedPartition) and self.backfill is not None:
@@ -236,9 +245,10 @@ class _Reading:
     def _refill(
         self, backfill: Backfill, span: Span, reader: EntryReader, loss: Loss
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the entries that were archived and trimmed during the read.
+        """Yield the entries that were archived and trimmed during the read, from the archive.
 
-        Raises DataLossError if entries are in neither.
+        Missing entries after the end of the archive are looked up in Redis. Raises DataLossError if
+        an entry is in neither place.
         """
         fail, place = self.options.fail_on_data_loss, span.place
         archived = backfill.open_tables([place[0]]).get(place)
@@ -261,7 +271,7 @@ class _Reading:
     def _read_remaining(
         self, place: TopicPartition, start: Position, upto: Id
     ) -> Iterator[pa.RecordBatch]:
-        """Return the entries of Redis after a position. Raises DataLossError."""
+        """Yield the entries in Redis after a position. Raises DataLossError for missing entries."""
         facts = Catalog(self.options).facts([place])[place]
         if loss := offsets.find_loss(start, facts):
             report_loss(place, start.id, loss, fail=self.options.fail_on_data_loss)
@@ -273,7 +283,7 @@ class _Reading:
 
 
 class TopicReader(_Reading, DataSourceReader):
-    """A batch read: the entries between two offsets, which are fixed at planning time."""
+    """A batch read of the entries between two offsets, which are fixed when the read is planned."""
 
     def __init__(self, options: ReadOptions, chosen: Sequence[rows.Column]) -> None:
         super().__init__(options, chosen)
@@ -292,21 +302,25 @@ class TopicReader(_Reading, DataSourceReader):
 
 
 class FilteringReader(TopicReader):
-    """A batch read that applies filters. Spark rejects such a reader unless its conf allows it."""
+    """A batch read that applies filters.
+
+    Spark rejects such a reader unless its configuration enables filter pushdown for Python sources.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         return self.narrowing.take(filters)
 
 
-REOPEN_INTERVAL_SECONDS = 60.0  # seconds until an archive is opened again
-SHOW_SECONDS = 10.0  # seconds between two reports of a waiting query
-_NEW = Position(offsets.ZERO, 0)  # start of a new partition, which is read in full
+REOPEN_INTERVAL_SECONDS = 60.0  # seconds after which an archive is opened again
+SHOW_SECONDS = 10.0  # seconds between publications of an unchanged position
+_NEW = Position(offsets.ZERO, 0)  # start of a new partition, which is read from its first entry
 
 
 class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read.
 
-    Spark stores the offsets in its checkpoint, and they can be shown in Redis.
+    Spark stores the offsets in its checkpoint. If the query has a group, they are also published in
+    Redis.
     """
 
     def __init__(
@@ -319,16 +333,16 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         self._initial: dict[str, Any] | None = None
         self._target: Offsets | None = None
         self._end: Offsets = {}  # end of the last planned batch
-        self._seen: dict[TopicPartition, int] = {}  # entries ever created, at the last check
+        self._seen: dict[TopicPartition, int] = {}  # entries ever added, as of the last check
         self._took_at = float("-inf")
         self._shown: Offsets = {}
         self._shown_at = float("-inf")
-        self._archived_to: Offsets = {}  # ends of the tables that were opened
-        self._topics: set[str] = set()  # topics whose tables were opened
+        self._archived_to: Offsets = {}  # end positions of the opened archive tables
+        self._topics: set[str] = set()  # topics whose archive tables were opened
         self._looked_at = float("-inf")
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the start of a query without a checkpoint. Spark calls it more than once."""
+        """Return the start of a query that has no checkpoint. Spark calls this more than once."""
         if self._initial is None:
             catalog = Catalog(self.options)
             places = catalog.places()
@@ -347,13 +361,13 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         self._target = self._latest()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the latest positions, and the number of entries after the last planned batch."""
+        """Return the latest positions, and the lag of the last planned batch if it is known."""
         latest = self._latest()
         lag = offsets.lag(self._estimate_counts(self._end), latest)
         return offsets.to_json(latest) | ({offsets.LAG: lag} if lag else {})
 
     def _estimate_counts(self, ends: Offsets) -> Offsets:
-        """Return the same positions, with estimates for unknown counts within the archive."""
+        """Return the positions with an estimated count where one within the archive has none."""
         found = dict(ends)
         for place, end in ends.items():
             border = self._archived_to.get(place)
@@ -365,7 +379,11 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         return found
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the next batch: the newest entries, or the limit of each partition."""
+        """Return the end of the next batch.
+
+        The batch ends at the newest entries, or earlier if the read limit requires it. Returns
+        `start` if the query should wait for more entries.
+        """
         catalog = Catalog(self.options)
         begun = offsets.from_json(start)
         places = catalog.places(begun, strict=self.options.fail_on_data_loss)
@@ -376,7 +394,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         hot, facts = self._archive_borders(catalog, begun, [*places, *gone])
         recreated = {p for p in places if p in hot and offsets.is_replaced(hot[p], facts[p])}
         self._seen |= {place: facts[place].added for place in places if place not in recreated}
-        # If a stream is lost, read its archive first. The loss is reported afterwards.
+        # If a stream is lost, its archive is read first, and the loss is reported afterwards.
         ended = {p for p in gone | recreated if _has_later_end(begun, hot, p)}
         begun = {place: each for place, each in begun.items() if place not in gone - ended}
         facts = {place: facts[place] for place in places if place not in ended}
@@ -400,11 +418,12 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def _archive_borders(
         self, catalog: Catalog, begun: Offsets, places: Sequence[TopicPartition]
     ) -> tuple[Offsets, dict[TopicPartition, StreamFacts]]:
-        """Return where the query continues in Redis after the archive, and the facts.
+        """Return the positions at which the query continues in Redis, and the facts about streams.
 
-        The archive is opened first, so later entries are still in Redis. If some are already
-        trimmed, they are archived or lost, so the archive is opened again. A query that has left
-        the archive needs only Redis.
+        A query that has left the archive continues at its own position. Otherwise it continues at
+        the end of the archive. The archive is opened before the facts are read, so that later
+        entries should still be in Redis. If some of them have already been trimmed, they are either
+        archived or lost, so the archive is opened again.
         """
         if self.backfill is None:
             return begun, catalog.facts(places)
@@ -429,10 +448,10 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def _look_if_due(
         self, backfill: Backfill, begun: Offsets, places: Sequence[TopicPartition]
     ) -> None:
-        """Open the tables that a query may be reading, and open them again every minute.
+        """Open the archive tables that the query may be reading, and reopen them every minute.
 
-        If a table cannot be opened again, the query reads later entries from Redis, if Redis still
-        has them.
+        If a table cannot be reopened, the query reads later entries from Redis, as long as Redis
+        still has them.
         """
         new = [p for p in places if p[0] not in self._topics and not begun.get(p, _NEW).passed]
         if new:
@@ -448,14 +467,14 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             _log.warning("%s. Continuing with the archive as it was opened before", error)
 
     def _has_restarted(self, start: Position, end: Position, facts: StreamFacts) -> bool:
-        """Return True if a query reads a recreated stream and the archive has the old one."""
+        """Return True if the query reads a recreated stream, but the archive has the old stream."""
         known = bool(start.passed) and not offsets.is_replaced(start, facts)
         return known and not self.options.fail_on_data_loss and offsets.is_replaced(end, facts)
 
     def _open_tables(self, backfill: Backfill, places: Iterable[TopicPartition]) -> None:
-        """Open the current version of the tables of these topics.
+        """Open the current version of the archive tables of these topics.
 
-        Raises RequestRefusedError, ArchiveError.
+        Raises RequestRefusedError or ArchiveError if a table cannot be opened.
         """
         names = {name for name, _ in places}
         self._archived_to |= backfill.open_tables(names)
@@ -465,7 +484,10 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def _count_archived(
         self, begun: Offsets, hot: Offsets, places: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """Return the entries to read from the archive, for each partition that has some."""
+        """Return the number of entries to read from the archive, by partition.
+
+        Partitions with no such entries are left out.
+        """
         if self.backfill is None:
             return {}
         found = {}
@@ -484,9 +506,9 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         most: int,
         facts: Mapping[TopicPartition, StreamFacts],
     ) -> Offsets:
-        """Return end positions for `most` entries in total, with a share for each partition.
+        """Return end positions for a limited number of entries, which the partitions share.
 
-        A partition with entries left in the archive advances only within the archive.
+        A partition that still has entries in the archive advances only within the archive.
         """
         for _ in range(LOOKS):
             facts, starts, waiting = self._count_backlog(hot, facts)
@@ -508,7 +530,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         for place in left:
             assert self.backfill is not None
             after, border = begun.get(place, _NEW).id, hot[place]
-            # If the number is an estimate, only reading the rows shows where the limit is.
+            # The number may be an estimate. Only reading the rows shows where the limit really is.
             count = shares[place] + (spare if place in guessed else 0)
             end = self.backfill.walk(place, after, border.id, count)
             ends[place] = border if end == border.id else Position(end)
@@ -517,7 +539,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def _find_estimated(
         self, begun: Offsets, hot: Offsets, cold: Iterable[TopicPartition]
     ) -> set[TopicPartition]:
-        """Return the partitions whose number of archived entries is an estimate."""
+        """Return the partitions whose number of archived entries is only an estimate."""
         backfill, places = self.backfill, set(cold)
         if backfill is None:
             return set()
@@ -526,18 +548,21 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def _count_backlog(
         self, begun: Offsets, facts: Mapping[TopicPartition, StreamFacts]
     ) -> tuple[dict[TopicPartition, StreamFacts], Offsets, dict[TopicPartition, int]]:
-        """Return the facts up to the target, the start of the query, and its backlog."""
+        """Return the facts up to the query's target, the start positions, and the backlogs."""
         now = {place: self._facts_at_target(place, each) for place, each in facts.items()}
         starts = {}
         for place, each in now.items():
-            # A new partition starts at its first entry. A loss is reported later, when the tasks of
+            # A new partition starts at its first entry. A loss is not reported until the tasks of
             # the batch are planned.
             new = Position(offsets.ZERO, 0 if each.exact else None)
             starts[place] = offsets.resume_position(begun.get(place, new), each)
         return now, starts, {p: offsets.backlog(starts[p], each) for p, each in now.items()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the tasks. Raises DataLossError for missing entries, streams or topics."""
+        """Return the tasks of a batch.
+
+        Raises DataLossError if entries, streams or topics are missing, unless the options allow it.
+        """
         catalog = Catalog(self.options)
         starts, ends = offsets.from_json(start), offsets.from_json(end)
         self._end = ends
@@ -545,7 +570,8 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             entries = offsets.count_unread(starts[place], self._seen.get(place))
             catalog.report_gap(place, starts[place], Loss("vanished", entries))
         hot, facts = self._archive_borders(catalog, starts, sorted(ends))
-        # A batch that ends within the archive, or at its end, reads nothing from Redis.
+        # A partition whose batch ends within the archive, or at the end of it, reads nothing from
+        # Redis.
         live = {
             place: end
             for place, end in ends.items()
@@ -560,7 +586,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
     def _archived_parts(
         self, starts: Offsets, ends: Offsets, hot: Offsets
     ) -> Iterator[ArchivedPart]:
-        """Return the parts of a batch that are read from the archive."""
+        """Yield the parts of a batch that are read from the archive."""
         if self.backfill is None:
             return
         new = Position(offsets.ZERO)
@@ -569,10 +595,13 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
             yield from self.backfill.parts(place, after, min(end.id, border))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing. Spark calls this late or never, so no state may depend on it."""
+        """Do nothing. Spark may call this late or not at all, so no state may depend on it."""
 
     def _show(self, catalog: Catalog, begun: Offsets) -> None:
-        """Publish the position. The query has committed everything before its next batch."""
+        """Publish the position of the query in Redis.
+
+        The start of the next batch is used, because the query has committed everything before it.
+        """
         late = time.monotonic() - self._shown_at >= SHOW_SECONDS
         if self.options.group and (late or begun != self._shown):
             catalog.show(begun)
@@ -584,7 +613,11 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         return {place: facts.latest for place, facts in catalog.facts(places).items()}
 
     def _facts_at_target(self, place: TopicPartition, facts: StreamFacts) -> StreamFacts:
-        """Return the facts at the target, without later entries, if the stream is the same."""
+        """Return the facts as of the target position, without the entries after it.
+
+        If the stream was recreated, its latest position becomes the new target. If there is no
+        target, the facts are returned unchanged.
+        """
         if self._target is None or place not in self._target:
             return facts
         if offsets.is_replaced(self._target[place], facts):
@@ -600,21 +633,25 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         )
 
     def _must_wait(self, total: int) -> bool:
-        """Return True if the batch should wait for entries. A query with an end never waits."""
+        """Return True if the batch should wait for more entries.
+
+        A query that stops at a target never waits.
+        """
         if self._target is not None or total >= self.options.min_per_trigger:
             return False
         return time.monotonic() - self._took_at < self.options.max_trigger_delay
 
 
 def _has_later_end(begun: Offsets, ends: Offsets, place: TopicPartition) -> bool:
-    """Return True if a partition has an end after its start."""
+    """Return True if the end of a partition is after its start."""
     return ends.get(place, _NEW).id > begun.get(place, _NEW).id
 
 
 def _forward_ends(begun: Offsets, ends: Offsets, recreated: set[TopicPartition]) -> Offsets:
-    """Return the end positions that are after their start, or in a recreated stream.
+    """Return the end positions that are after their start, or that are in a recreated stream.
 
-    The others keep their start. Spark compares offsets as strings to decide whether there is work.
+    The other partitions keep their start, because Spark compares offsets as strings to decide
+    whether there is work.
     """
     return {
         place: end

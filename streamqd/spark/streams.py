@@ -1,8 +1,8 @@
-"""Read streams for the source: their state, positions, and the partitions to read.
+"""Determine the partitions that a query reads, the state of their streams, and its positions.
 
-Streams are read by ID, without a consumer group or pending entries. Spark's Python workers run many
-tasks, so a process keeps a few connections between tasks, until they are idle for a minute.
-Connections are never passed to other processes.
+Streams are read by ID, so there is no consumer group and there are no pending entries. Spark's
+Python workers run many tasks. A process therefore keeps a few connections between tasks, until they
+have been idle for a minute. Connections are never passed to other processes.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ from streamqd.store.slots import slot_of
 from streamqd.store.store import Store
 
 LINKS_MAX = 8  # maximum connections of one thread
-_PROBED = 100  # entries read from each slice of time to estimate its density
-_SLICES = 8  # slices of time per piece
-_MISJUDGED = 0.25  # largest relative error of estimates
-IDLE_MAX = 60.0  # seconds without use after which a connection is closed, as Spark's workers are
+_PROBED = 100  # entries that are passed in each time slice to estimate its density
+_SLICES = 8  # time slices per piece
+_MISJUDGED = 0.25  # maximum relative error of an estimate that is still used
+IDLE_MAX = 60.0  # seconds without use after which a connection, like a Spark worker, is closed
 
 _log = logging.getLogger("streamqd.spark")
 _links: dict[tuple[int, SparkConnection, int], _Link] = {}  # least recently used first
 _links_of = os.getpid()
 _links_lock = threading.Lock()
-# Texts that were logged. A stream reads the names in every batch, so log each once.
+# Texts that were already logged. A stream checks all names in every batch, so without this set, the
+# same warnings would be logged for each batch.
 _logged: set[str] = set()
 _T = TypeVar("_T")
 
@@ -64,18 +65,18 @@ class DataLossError(SparkError):
 
 @dataclass(slots=True)
 class _Link:
-    """A connection that is kept, and the time of its last use (seconds, monotonic)."""
+    """An open connection, and the time when it was last used (seconds, monotonic)."""
 
     link: Connection
     used_at: float
 
 
 def link_for(connection: SparkConnection, key: str = "") -> Connection:
-    """Return this thread's connection. With `key`, it leads to the node with that key.
+    """Return a connection of this thread. In a cluster, it leads to the node that holds `key`.
 
-    It is created at the first use. Call this before each round trip, because a thread keeps only
-    its last LINKS_MAX connections, and closes those idle for IDLE_MAX, so that none outlives its
-    password for long.
+    The connection is opened when it is first needed. Call this before each round trip, because a
+    thread keeps only the LINKS_MAX connections that it used last. Connections that have been idle
+    for IDLE_MAX are closed, so that they do not outlive their password for long.
     """
     where = topology.parse(connection.redis.url)
     if where.kind != topology.CLUSTER:
@@ -97,7 +98,7 @@ def link_for(connection: SparkConnection, key: str = "") -> Connection:
 
 
 def _drop_inherited() -> None:
-    """Close the descriptors of a parent's connections, without a message to the server."""
+    """Close file descriptors inherited from a parent process, without notifying the server."""
     global _links_of
     if _links_of != os.getpid():
         for each in _links.values():
@@ -107,7 +108,10 @@ def _drop_inherited() -> None:
 
 
 def _close_unused(thread: int, now: float) -> None:
-    """Close idle connections of all threads, and the oldest of this thread until another fits."""
+    """Close the idle connections of all threads, and make room for another one of this thread.
+
+    To make room, the connections that were not used for the longest time are closed.
+    """
     idle = [
         each
         for each, held in _links.items()
@@ -119,14 +123,14 @@ def _close_unused(thread: int, now: float) -> None:
 
 
 def keys_for(connection: SparkConnection) -> Keys:
-    """Return the names of keys."""
+    """Return the key names for the prefixes of this connection."""
     return Keys(connection.control, connection.streams)
 
 
 def persist(connection: SparkConnection, work: Callable[[Connection], _T], *, key: str = "") -> _T:
-    """Run work that may be repeated, and retry it if Redis does not answer.
+    """Run a function that may be repeated, and retry it if Redis does not answer.
 
-    Raises the last error.
+    Raises the last error if all retries fail, or any other error immediately.
     """
     for _ in range(connection.retries):
         try:
@@ -141,7 +145,7 @@ def persist(connection: SparkConnection, work: Callable[[Connection], _T], *, ke
 
 
 def stream_key(keys: Keys, place: TopicPartition) -> str:
-    """Return the stream of a place."""
+    """Return the key of the stream with the messages or the dead letters of a partition."""
     name, partition = place
     if name.endswith(DLQ):
         return keys.dlq(name.removesuffix(DLQ), partition)
@@ -152,10 +156,10 @@ def stream_key(keys: Keys, place: TopicPartition) -> str:
 
 
 def topic_names(store: Store) -> list[str]:
-    """Return the names of all topics, sorted, without invalid names.
+    """Return the names of all topics in order.
 
-    Any client may write any name there, and names become parts of paths. An invalid name is logged
-    once and skipped.
+    Any client can add any name to the registry, and names become parts of paths. Invalid names are
+    therefore skipped, and each of them is logged once.
     """
     found, bad = topics.registry(store)
     for error in bad:
@@ -164,9 +168,10 @@ def topic_names(store: Store) -> list[str]:
 
 
 def partition_counts(link: Connection, keys: Keys, names: Iterable[str]) -> dict[str, int]:
-    """Return the partitions of each topic or DLQ, 0 if it does not exist.
+    """Return the number of partitions of each topic or DLQ.
 
-    Raises InvalidValueError.
+    It is 0 if the topic does not exist or is being deleted. Raises InvalidValueError for a topic
+    with invalid metadata.
     """
     wanted = {name: name.removesuffix(DLQ) for name in names}
     found = check_replies(
@@ -179,14 +184,14 @@ def partition_counts(link: Connection, keys: Keys, names: Iterable[str]) -> dict
 
 
 def warn_once(text: str) -> None:
-    """Log a warning, but the same text only once in a process."""
+    """Log a warning, unless this process has already logged the same text."""
     if text not in _logged:
         _logged.add(text)
         _log.warning("%s", text)
 
 
 class Catalog:
-    """Resolves a read's options with the current state of the server."""
+    """Applies the options of a read to the current state of the server."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -195,10 +200,11 @@ class Catalog:
     def places(
         self, begun: Iterable[TopicPartition] = (), *, strict: bool = True
     ) -> list[TopicPartition]:
-        """Return all partitions to read now, in order.
+        """Return all partitions that can be read now, in order.
 
-        Raises TopicNotFoundError, RequestRefusedError. Partitions that a stream already reads may
-        be missing. Unless `strict`, all partitions may be missing.
+        Raises TopicNotFoundError or RequestRefusedError if a topic or a partition is missing. A
+        topic that a stream already reads (`begun`) may be missing, and so may its partitions. If
+        `strict` is False, any topic or partition may be missing.
         """
         known = {name for name, _ in begun}
         found = persist(
@@ -209,7 +215,7 @@ class Catalog:
         return sorted(found)
 
     def _refuse_unknown(self, found: Sequence[TopicPartition]) -> None:
-        """Raise RequestRefusedError if start or end names a partition that is not read."""
+        """Raise RequestRefusedError if the start or the end names a partition that is not read."""
         options = self._options
         for edge, named in (("starting", options.starting), ("ending", options.ending)):
             unread = sorted(set(named or ()) - set(found))
@@ -223,7 +229,7 @@ class Catalog:
     def find_vanished(
         self, begun: Iterable[TopicPartition], places: Sequence[TopicPartition]
     ) -> list[TopicPartition]:
-        """Return the subscribed partitions that a stream has started to read and that are gone."""
+        """Return the subscribed partitions that a stream was reading and that no longer exist."""
         options = self._options
         pattern = re.compile(options.pattern.removesuffix(DLQ))
         return [
@@ -267,7 +273,7 @@ class Catalog:
         return [place for place in options.assign if place[1] < counts[place[0]]]
 
     def facts(self, places: Sequence[TopicPartition]) -> dict[TopicPartition, StreamFacts]:
-        """Return the facts about each stream."""
+        """Return the facts about the stream of each of these partitions."""
         return persist(self._options.connection, lambda link: self._ask_facts(link, places))
 
     def _ask_facts(
@@ -298,10 +304,10 @@ class Catalog:
     def _stream_facts(
         self, link: Connection, place: TopicPartition, refused: RedisResponseError
     ) -> StreamFacts:
-        """Return the facts from the stream alone, because another key may be invalid.
+        """Return the facts from the stream alone, for a partition with another invalid key.
 
-        For example, another client has overwritten the key of its dead letters. Raises `refused`
-        if the stream is the cause, or if the server does not count.
+        For example, another client may have overwritten the key of the partition's dead letters.
+        Raises `refused` if the stream itself is the cause, or if the server does not count entries.
         """
         if refused.kind is not RefusalKind.BAD_KEY_OR_COMMAND:
             raise refused
@@ -324,7 +330,10 @@ class Catalog:
         )
 
     def show(self, positions: Offsets) -> None:
-        """Publish the position of a query as that of a group. If Redis refuses it, only warn."""
+        """Publish the position of a query as the position of a group.
+
+        If Redis rejects a position, a warning is logged, because the query can run without it.
+        """
         calls = [
             store.query_position(
                 *(self._keys, *place, self._options.group, offsets.write_id(each.id), each.passed),
@@ -344,14 +353,16 @@ class Catalog:
         default: Bound,
         archived: Container[TopicPartition] = (),
     ) -> Offsets:
-        """Return the start positions. Raises RequestRefusedError if the options omit a partition.
+        """Return the start positions.
 
-        The positions of `archived` partitions can be before their oldest entry in Redis.
+        The start of an archived partition can be before its oldest entry in Redis. Raises
+        RequestRefusedError if the options leave out a partition, or name a group that does not
+        exist.
         """
         return self._resolve_edge("starting", facts, default, archived)
 
     def ends(self, facts: Mapping[TopicPartition, StreamFacts]) -> Offsets:
-        """Return the end positions of a batch read."""
+        """Return the end positions of a batch read. Raises the same errors as `starts`."""
         return self._resolve_edge("ending", facts, offsets.LATEST)
 
     def _resolve_edge(
@@ -381,9 +392,11 @@ class Catalog:
         }
 
     def _group_positions(self, groups: Mapping[TopicPartition, str]) -> dict[TopicPartition, Id]:
-        """Return the position of each group: before its first pending entry, else its last one.
+        """Return the position of each group, up to which it has handled all entries.
 
-        The groups are read first, so entries delivered in between are pending or handled.
+        This is the position before its first pending entry, or the last delivered entry if none is
+        pending. The groups are read before the pending entries, so an entry that is delivered in
+        between is after the returned position.
         """
         commands: list[tuple[str, ...]] = []
         for place, group in groups.items():
@@ -409,7 +422,7 @@ class Catalog:
     def add_counts(
         self, positions: Offsets, facts: Mapping[TopicPartition, StreamFacts]
     ) -> Offsets:
-        """Return the positions with counts, where a walk over the later entries provides them."""
+        """Add counts to the positions that lack one, where the later entries can be counted."""
         unknown = {
             place: position
             for place, position in positions.items()
@@ -427,7 +440,10 @@ class Catalog:
     def find_overtaken(
         self, starts: Offsets, facts: Mapping[TopicPartition, StreamFacts]
     ) -> set[TopicPartition]:
-        """Return places with entries removed after the facts were read, so counts are wrong."""
+        """Return the partitions in which trimming passed the start after the facts were read.
+
+        Counts that are based on these facts are wrong for such a partition.
+        """
         now = self.facts(list(starts))
         return {
             place
@@ -439,11 +455,11 @@ class Catalog:
     def walk(
         self, wanted: Mapping[TopicPartition, tuple[Id, Id, int]]
     ) -> dict[TopicPartition, _Walked]:
-        """Advance by a number of entries in each stream: (after, upto, count).
+        """Advance by a number of entries in each stream, and return the end of each walk.
 
-        Return the end of each walk. The server counts a thousand entries at a time, or fewer if
-        bodies are large, so that it is never busy for more than a few milliseconds. All streams
-        advance together.
+        A walk is given as (after, upto, count). The server counts a thousand entries at a time, or
+        fewer if messages are large, so that it is never busy for more than a few milliseconds. Each
+        round trip advances all streams together.
         """
         walked = {place: _Walked(after, 0) for place, (after, _, _) in wanted.items()}
         left = {place: count for place, (_, _, count) in wanted.items() if count > 0}
@@ -475,10 +491,11 @@ class Catalog:
         facts: Mapping[TopicPartition, StreamFacts],
         seen: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> dict[TopicPartition, Span]:
-        """Return the spans between two offsets. Skips lost entries, or raises DataLossError.
+        """Return the spans between two offsets.
 
-        A partition without a start is new, and is read from its first entry. `seen` is the number
-        of entries issued in a stream up to the last check.
+        A partition without a start is new, and is read from its first entry. `seen` contains the
+        number of entries that each stream had issued at the last check. Lost entries are skipped if
+        the options allow it. Otherwise, raises DataLossError.
         """
         found = {}
         for place, end in ends.items():
@@ -498,7 +515,7 @@ class Catalog:
     def cut(
         self, spans: Mapping[TopicPartition, Span], facts: Mapping[TopicPartition, StreamFacts]
     ) -> list[Span]:
-        """Return the spans in as many pieces as the options request."""
+        """Cut the spans into as many pieces as the options request."""
         options = self._options
         counts = dict.fromkeys(spans, 1)
         weights = {
@@ -522,7 +539,10 @@ class Catalog:
         return found
 
     def _number(self, whole: Span, length: int) -> int:
-        """Return the number of entries of a span in a stream of `length` entries."""
+        """Return the number of entries in a span. It is counted if the span does not contain it.
+
+        `length` is the number of entries in the whole stream, which limits the walk.
+        """
         if whole.rows is not None:
             return whole.rows
         return self.walk({whole.place: (whole.start, whole.end, length)})[whole.place].passed
@@ -538,14 +558,15 @@ class Catalog:
             after = gone.id
 
     def _even_pieces(self, whole: Span, count: int, rows: int, first: Id | None) -> list[Span]:
-        """Return pieces with about the same number of entries. `rows` is the expected total.
+        """Cut a span into pieces with about the same number of entries.
 
-        A few entries of each of many slices of time show the density of the slices. If the
-        estimates do not add up to all entries, the server counts them, which takes about a second
-        per million. If the span has no count, the sum of the slices is used instead of `rows`.
+        The span is divided into many time slices, and a few entries of each slice show how dense it
+        is. If these estimates do not add up to the expected total (`rows`), the server counts the
+        entries, which takes about a second per million. If the span has no count, the sum of the
+        estimates replaces the expected total.
         """
         slices = offsets.split(whole, count * _SLICES, first)
-        least = len(slices) * _PROBED  # number of entries for which slices are exact
+        least = len(slices) * _PROBED  # number of entries up to which the server counts them
         if whole.rows is None or rows > least:
             weights = self._densities(slices)
             seen = sum(weights)
@@ -555,7 +576,7 @@ class Catalog:
         return offsets.cut_at_marks(whole, self._marks(whole, rows, count * _SLICES), count)
 
     def _densities(self, slices: Sequence[Span]) -> list[float]:
-        """Return the estimated entries of each slice, from its first few entries."""
+        """Estimate the number of entries in each slice from its first few entries."""
         calls = [
             store.step(
                 stream_key(self._keys, each.place),
@@ -573,11 +594,11 @@ class Catalog:
         return found
 
     def _marks(self, whole: Span, rows: int, wanted: int) -> list[Position]:
-        """Return positions with equal numbers of entries between them, up to the last entry.
+        """Return positions at equal distances in entries, the last one at the last entry.
 
-        There are about `wanted` positions, or more if the server counts fewer entries at a time. If
-        there are more entries than the expected `rows`, the distance doubles, so that no span takes
-        a step per entry.
+        The result contains about `wanted` positions, or more if the server counts fewer entries at
+        a time. If there are many more entries than expected (`rows`), the distance is doubled, so
+        that a span never takes one step per entry.
         """
         marks: list[Position] = []
         stride = max(1, min(store.STEP_MAX, rows // wanted))
@@ -593,12 +614,12 @@ class Catalog:
         return marks
 
     def report_gap(self, place: TopicPartition, after: Position, loss: Loss) -> None:
-        """Raise DataLossError, or log the loss and continue, depending on the options."""
+        """Report a loss. Depending on the options, raise DataLossError or log it."""
         report_loss(place, after.id, loss, fail=self._options.fail_on_data_loss)
 
 
 class _Walked(Position):
-    """The result of a walk: the reached ID, and the number of entries passed."""
+    """The end of a walk: the ID that was reached, and the number of entries passed on the way."""
 
     passed: int
 
@@ -608,7 +629,10 @@ def _id_or_none(text: str) -> Id | None:
 
 
 def _dead_letter_facts(raw: Any) -> StreamFacts:
-    """Return facts about dead letters, which replays and purges remove from the middle."""
+    """Return facts about a stream of dead letters.
+
+    They are not exact, because replays and purges also remove entries from the middle.
+    """
     if isinstance(raw, RedisResponseError):
         if "no such key" in str(raw):
             return StreamFacts(exact=False)
@@ -634,7 +658,7 @@ def _last_delivered(listed: list[Any], group: str) -> Id | None:
 
 
 def report_loss(place: TopicPartition, after: Id, loss: Loss, *, fail: bool) -> None:
-    """Raise DataLossError when `fail`, else log it."""
+    """Raise DataLossError if `fail` is True. Otherwise, log the loss as a warning."""
     left = "the remaining entries"
     where = f"{place[0]} partition {place[1]} after {offsets.write_id(after)}"
     known = loss.entries is not None
