@@ -1,4 +1,4 @@
-"""Convert rows to messages: the fields and the target partition."""
+"""Convert rows to messages, and choose the partition of each message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OWN_FIELDS = frozenset({"payload", "key", "headers"})
 
 
 class Row(NamedTuple):
-    """A message to write: its target, if the row sets it, and its fields."""
+    """A message to write. `partition` is None unless the row sets it."""
 
     topic: str
     partition: int | None
@@ -36,7 +36,7 @@ Chunk = Mapping[TopicPartition, Sequence[Row]]
 
 
 def rows_of(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[Row]:
-    """Return the messages of a batch of rows. Raises ValueError for an invalid row."""
+    """Convert each row of a batch to a message. Raises ValueError for an invalid row."""
     names = set(batch.schema.names)
 
     def column(name: str) -> Sequence[Any]:
@@ -75,7 +75,7 @@ def _text(value: Any) -> str:
 
 
 class Targets:
-    """The targets of rows. The partition count of a topic is read once per task."""
+    """Chooses the partitions of rows. The partition count of a topic is read once per task."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -83,9 +83,9 @@ class Targets:
         self.counts: dict[str, int] = {}
 
     def count(self, topic: str) -> int:
-        """Return the number of partitions.
+        """Return the number of partitions of a topic.
 
-        Creates the topic if requested. Raises TopicNotFoundError.
+        A missing topic is created if the options request it. Otherwise, raises TopicNotFoundError.
         """
         if topic not in self.counts:
             self.counts[topic] = persist(
@@ -106,7 +106,12 @@ class Targets:
         return found
 
     def place(self, row: Row, turn: int) -> TopicPartition:
-        """Return a row's partition: the given one, that of its key or ID, or the next in turn."""
+        """Return the partition that a row is written to.
+
+        This is the partition that the row sets, or else the one that its key or its dedup ID
+        determines. A row with none of these goes to the next partition in turn. Raises
+        RequestRefusedError if the topic does not have the partition that the row sets.
+        """
         count = self.count(row.topic)
         if row.partition is not None:
             if not 0 <= row.partition < count:
@@ -125,9 +130,10 @@ class Targets:
 def deliver(
     rows: Iterable[Row], options: WriteOptions, turn: int, send: Callable[[Chunk], object]
 ) -> Mapping[str, int]:
-    """Send rows in chunks of `batchRows` or `batchBytes`. Return the partitions of each topic.
+    """Send rows in chunks, and return the number of partitions of each topic.
 
-    Rows without a key start at partition `turn`.
+    A chunk is sent when it reaches `batchRows` rows or `batchBytes` bytes. Rows without a key are
+    distributed to the partitions in turn, starting with partition `turn`.
     """
     targets = Targets(options)
     held: dict[TopicPartition, list[Row]] = {}

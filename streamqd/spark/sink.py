@@ -1,7 +1,7 @@
-"""Write rows to topics: exactly once from a streaming query, at least once from a batch.
+"""Write rows to topics: exactly once from a streaming query, and at least once from a batch.
 
 A streaming query stages its rows and publishes them at the commit. A batch write appends its rows
-directly, with the dedup IDs of a column if there is one.
+directly. If a column contains dedup IDs, they are used to skip duplicates.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ _TYPES = {
 
 
 def check_schema(schema: StructType, options: WriteOptions) -> None:
-    """Raise ValueError naming every problem of the columns. Other columns are ignored."""
+    """Raise ValueError if the columns of the rows cannot be written. The error lists all problems.
+
+    Columns that are not written are ignored.
+    """
     found = {each.name: each.dataType.simpleString() for each in schema.fields}
     problems = [
         f"the column {name} must be {' or '.join(types)}, not {found[name]}"
@@ -60,15 +63,18 @@ def check_schema(schema: StructType, options: WriteOptions) -> None:
 
 
 def prepare(options: WriteOptions) -> None:
-    """Create the target if requested, else check that it exists. Raises TopicNotFoundError."""
+    """Check that the target topic exists, or create it if the options request that.
+
+    Raises TopicNotFoundError. Does nothing if each row names its own topic.
+    """
     if options.topic:
         Targets(options).count(options.topic)
 
 
 def append(options: WriteOptions, chunk: Chunk) -> int:
-    """Write rows. Return how many were written.
+    """Append rows to their partitions, and return the number of rows that were written.
 
-    A row with a dedup ID is skipped if that ID was used within the window.
+    A row is skipped if its dedup ID was already used within the dedup window.
     """
     keys, connection = keys_for(options.connection), options.connection
     rows = [(place, row) for place, of_place in chunk.items() for row in of_place]
@@ -84,7 +90,7 @@ def append(options: WriteOptions, chunk: Chunk) -> int:
 
 
 class TopicWriter(DataSourceArrowWriter):
-    """A batch write."""
+    """A batch write, which appends rows at least once."""
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
@@ -96,9 +102,9 @@ class TopicWriter(DataSourceArrowWriter):
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
-    """A streaming write: tasks stage rows, and the commit publishes them.
+    """A streaming write, in which tasks stage rows and the commit publishes them.
 
-    With dedup IDs, or with `idempotent` off, tasks append rows directly.
+    If rows have dedup IDs, or the option `idempotent` is false, tasks append rows directly instead.
     """
 
     def __init__(self, options: WriteOptions) -> None:
@@ -129,16 +135,16 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         return stage.message(counts)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish the batch.
+        """Publish the staged rows of a batch.
 
-        Spark creates a new writer for this, so only the messages have the query.
+        Spark creates a new writer for the commit, so only the messages show which query it is.
         """
         parts = [each for each in messages if isinstance(each, Staged)]
         if parts:
             Publisher(self.options, parts[0].query).commit(batchId, parts)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002
-        """Remove the staged rows of a batch. Spark also calls it after a failed commit."""
+        """Remove the staged rows of a batch. Spark also calls this after a failed commit."""
         parts = [each for each in messages if isinstance(each, Staged)]
         if parts:
             Publisher(self.options, parts[0].query).abort(parts)

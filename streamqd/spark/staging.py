@@ -1,11 +1,11 @@
 """Publish the rows of a streaming query exactly once: tasks stage them, the driver publishes them.
 
-1. A `Stage` writes the rows of one attempt of a task to streams next to their partitions.
+1. In each attempt of a task, a `Stage` writes the rows to streams next to their partitions.
 2. The driver gets a `Staged` from each task, and passes all of them to `Publisher.commit`.
-3. The commit decides once which attempts form the batch, moves their rows until all are in the
-   topic, and removes the rest.
+3. The commit decides, once, which attempts form the batch. It then moves their rows until all of
+   them are in the topic, and removes the rows of other attempts.
 
-If a process dies meanwhile, the batch is repeated and continues from there: see decision 0024.
+If a process dies in between, the batch is repeated, and continues where it stopped (decision 0024).
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ from streamqd.store.client import Connection
 from streamqd.store.replies import check_replies
 from streamqd.store.scripts import Call, Reply
 
-CALLS = 8  # calls per partition in one pipeline
+CALLS = 8  # script calls per partition in one pipeline
 KEYS_MAX = 256  # maximum keys of one command
 _ATTEMPT = "attempt:"
 _THERE = "equal or smaller"  # part of the server's error for an ID that already exists
 _BATCH = re.compile(rb"[0-9]{1,18}")
-_RUN_DIGITS = 8  # digits of the run ID in the name of each attempt
+_RUN_DIGITS = 8  # digits of the run ID with which the name of an attempt starts
 
 _log = logging.getLogger("streamqd.spark")
 _T = TypeVar("_T")
 
 
 class NotPublishedError(SparkError):
-    """A batch cannot be published with exactly one copy of each row."""
+    """A batch could not be published with exactly one copy of each row."""
 
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """The rows that one attempt of a task has staged, as a number per partition.
+    """A task's message to the driver about the rows that one of its attempts has staged.
 
-    `counts` are the partitions of each topic, as seen by the task.
+    `rows` contains the number of staged rows per partition. `counts` contains the number of
+    partitions that each topic had when the task read it.
     """
 
     query: str
@@ -60,7 +61,7 @@ class Staged(WriterCommitMessage):
 
 
 class _Attempt(NamedTuple):
-    """An attempt in the record, which may have staged rows for a topic in a batch."""
+    """An entry in the query's record for an attempt that may have staged rows for a topic."""
 
     field: bytes
     name: str
@@ -69,7 +70,7 @@ class _Attempt(NamedTuple):
 
 
 class _Ledger:
-    """The state of one query in Redis: its record, and the streams of staged rows."""
+    """The state of one query in Redis: its record, and the streams with staged rows."""
 
     def __init__(self, options: WriteOptions, query: str) -> None:
         self.connection = options.connection
@@ -89,19 +90,22 @@ class _Ledger:
         return self.keys.staged_rows(*place, self.query, attempt)
 
     def lengths(self, streams: Sequence[str]) -> list[int | None]:
-        """Return the number of rows in each stream, None if it is missing. Extends their expiry."""
+        """Return the number of rows in each stream, or None if the stream is missing.
+
+        Also extends the expiry of the streams.
+        """
         stay = [("PEXPIRE", stream, self.ttl_ms) for stream in streams]
         found = self.run(*stay, *(("XLEN", stream) for stream in streams))
         both = zip(found[: len(streams)], found[len(streams) :], strict=True)
         return [rows if exists else None for exists, rows in both]
 
     def partitions(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the number of partitions of each topic, 0 if it does not exist."""
+        """Return the number of partitions of each topic, or 0 if the topic does not exist."""
         wanted = set(names)
         return self.ask(lambda link: partition_counts(link, self.keys, wanted))
 
     def read(self) -> tuple[int, list[_Attempt]]:
-        """Return the last decided batch (-1: none), and the attempts still in the record."""
+        """Return the last decided batch, or -1 if there is none, and all attempts in the record."""
         [flat] = self.run(("HGETALL", self.record))
         known = dict(zip(flat[::2], flat[1::2], strict=True))
         found = []
@@ -113,7 +117,10 @@ class _Ledger:
         return int(last) if _BATCH.fullmatch(last) else -1, found
 
     def possible_streams(self, attempts: Sequence[_Attempt]) -> list[str]:
-        """Return all possible streams of attempts, because killed ones reported no partitions."""
+        """Return all streams to which these attempts may have written.
+
+        An attempt that was killed did not report its partitions, so all partitions are included.
+        """
         counts = self.partitions(each.topic for each in attempts)
         return [
             self.stream((each.topic, number), each.name)
@@ -130,7 +137,7 @@ class _Ledger:
 
 
 class Stage:
-    """The target of the rows of one task attempt. `run` is the query's run, if known."""
+    """Stages the rows of one task attempt. `run` is the ID of the query's run, or '' if unknown."""
 
     def __init__(self, options: WriteOptions, query: str, batch: int, run: str = "") -> None:
         self._ledger = _Ledger(options, query)
@@ -143,9 +150,10 @@ class Stage:
         self._bytes = 0
 
     def clear(self) -> None:
-        """Remove rows that earlier runs of the query staged for this batch, unless it was decided.
+        """Remove the rows that earlier runs of the query staged for this batch.
 
-        Another attempt of this run may be active, and a decided batch must be published.
+        The rows of this run are kept, because another attempt of it may be active. The rows of a
+        decided batch are kept, too, because they must be published.
         """
         decided, attempts = self._ledger.read()
         left = [
@@ -158,7 +166,7 @@ class Stage:
             self._ledger.ask(lambda link: self._ledger.remove(link, (), streams))
 
     def send(self, chunk: Chunk) -> None:
-        """Stage rows. Raises NotPublishedError for more bytes than a task may stage."""
+        """Stage rows. Raises NotPublishedError if a task stages more bytes than allowed."""
         self._bytes += sum(
             len(part) for rows in chunk.values() for row in rows for part in row.fields
         )
@@ -177,15 +185,15 @@ class Stage:
             for row in rows:
                 self._rows[place] += 1
                 added.append(("XADD", key, f"0-{self._rows[place]}", *row.fields))
-            # Set the expiry right after the first row, so that no stream stays forever if this
-            # process is killed.
+            # The expiry is set right after the first row, so that the stream does not stay forever
+            # if this process is killed.
             commands += (*added[:1], ("PEXPIRE", key, self._ledger.ttl_ms), *added[1:])
         for reply in self._ledger.ask(lambda link: link.pipeline(commands)):
             if isinstance(reply, RedisResponseError) and _THERE not in str(reply):
                 raise reply
 
     def _announce(self, names: set[str]) -> None:
-        """Record the streams before staging, so that a rejected attempt can be removed."""
+        """Record the topics before any row is staged, so that a rejected attempt can be removed."""
         record, new = self._ledger.record, sorted(names - self._announced)
         if new:
             fields = [part for name in new for part in (self._field(name), self._batch)]
@@ -196,14 +204,14 @@ class Stage:
         return f"{_ATTEMPT}{self._attempt}:{topic}"
 
     def drop(self) -> None:
-        """Remove the staged rows of a failed attempt, as far as Redis answers."""
+        """Remove the staged rows of a failed attempt. Errors of Redis are ignored."""
         streams = [self._ledger.stream(place, self._attempt) for place in self._rows]
         fields = [self._field(name).encode() for name in sorted(self._announced)]
         with contextlib.suppress(StreamqdError):
             self._ledger.remove(link_for(self._ledger.connection), fields, streams)
 
     def message(self, counts: Mapping[str, int]) -> Staged:
-        """Return the message about the staged rows, for topics with these partition counts."""
+        """Return the message about the staged rows. `counts` has the partitions of each topic."""
         return Staged(self._ledger.query, self._attempt, dict(self._rows), dict(counts))
 
 
@@ -215,7 +223,10 @@ class Publisher:
         self._fails = options.fail_on_data_loss
 
     def commit(self, batch: int, parts: Sequence[Staged]) -> None:
-        """Publish a batch, or its rest after an earlier attempt. Raises NotPublishedError."""
+        """Publish a batch, or those of its rows that an earlier attempt has not published.
+
+        Raises NotPublishedError if exactly one copy of each row cannot be guaranteed.
+        """
         self._check(batch, parts)
         plan = _plan(parts)
         if len(store.write_plan(plan)) > store.PLAN_BYTES_MAX:
@@ -247,9 +258,10 @@ class Publisher:
     # --- before the decision ---
 
     def _check(self, batch: int, parts: Sequence[Staged]) -> None:
-        """Check that all staged rows exist, unless the batch was decided."""
+        """Raise NotPublishedError if staged rows are missing, unless the batch was decided."""
         fault = self._topic_change(parts) or self._missing(parts)
-        # If another driver has decided the batch, it removed the rows that it does not publish.
+        # If another driver has decided the batch, rows are missing because it removed those that it
+        # does not publish.
         if fault and self._ledger.read()[0] < batch:
             raise NotPublishedError(
                 f"batch {batch}: {fault}, so nothing of the batch was published; start the query"
@@ -257,7 +269,10 @@ class Publisher:
             )
 
     def _topic_change(self, parts: Sequence[Staged]) -> str:
-        """Describe a change of a topic since the staging that would lose rows or their order."""
+        """Return a description of a topic change since the rows were staged, or ''.
+
+        A changed number of partitions would lose rows or their order.
+        """
         routed = {each for part in parts for each in part.counts.items()}
         counts = self._ledger.partitions(name for name, _ in routed)
         for name, count in sorted(routed):
@@ -270,7 +285,7 @@ class Publisher:
         return ""
 
     def _missing(self, parts: Sequence[Staged]) -> str:
-        """Return a sentence about missing staged rows, or ''."""
+        """Return a description of missing staged rows, or '' if all rows exist."""
         wanted = {
             self._ledger.stream(place, part.attempt): rows
             for part in parts
@@ -297,10 +312,10 @@ class Publisher:
     # --- decided batches ---
 
     def _publish(self, batch: int, plan: store.Plan) -> None:
-        """Move rows until all rows of a plan are in their partitions, then record the end.
+        """Move rows until all rows of a plan are in their partitions, and then record the end.
 
-        The result is read at the end and not derived from the replies, because a promoted replica
-        may lack the last moves. Raises NotPublishedError for lost rows.
+        The remaining rows are counted after each move, and not derived from the replies, because a
+        promoted replica may lack the last moves. Raises NotPublishedError if rows were lost.
         """
         while True:
             left = self._rows_left(plan)
@@ -316,9 +331,9 @@ class Publisher:
         of.ask(lambda link: link.run(call))
 
     def _rows_left(self, plan: store.Plan) -> dict[tuple[TopicPartition, str], int | None]:
-        """Return the number of rows left to move, by place and attempt. None if they are lost.
+        """Return the number of rows left to move for each partition and attempt, or None if lost.
 
-        Rows for a partition that no longer exists are lost too, because no group would read them.
+        Rows for a partition that no longer exists are lost, too, because no group would read them.
         """
         counts = self._ledger.partitions(name for names in plan.values() for name in names)
         lines = [
@@ -334,7 +349,7 @@ class Publisher:
         }
 
     def _move(self, waiting: Sequence[tuple[TopicPartition, str]]) -> None:
-        """Move the rows of attempts, within a partition in the order of the tasks."""
+        """Move the rows of attempts. Within a partition, the order of the tasks is kept."""
         lines: dict[TopicPartition, list[str]] = {}
         for place, attempt in waiting:
             lines.setdefault(place, []).append(attempt)
@@ -356,9 +371,9 @@ class Publisher:
         return check_replies(self._ledger.ask(lambda link: link.run_many(calls)))
 
     def _abandon_lost_rows(self, batch: int, gone: Sequence[tuple[TopicPartition, str]]) -> bool:
-        """Give up lost rows of a batch. Return False if another driver has finished the batch.
+        """Give up the lost rows of a batch. Return False if another driver has finished the batch.
 
-        Raises NotPublishedError if no loss is allowed.
+        Raises NotPublishedError if the options do not allow a loss.
         """
         [(at, plan)] = self._ledger.run(("HMGET", self._ledger.record, "batch", "plan"))
         if at != b"%d" % batch or plan is None:
@@ -385,7 +400,11 @@ class Publisher:
     # --- afterwards ---
 
     def _compare(self, batch: int, parts: Sequence[Staged], rows: int, done: Reply) -> None:
-        """Check that the published batch may be this one. Raises NotPublishedError."""
+        """Compare the batch that was published with this one.
+
+        Raises NotPublishedError if it was published to other topics. If only the number of rows
+        differs, a warning is logged.
+        """
         count, names = (raw.decode("utf-8", "replace") for raw in done.values)
         our_names, their_names = (
             {name for part in parts for name, _ in part.rows},
@@ -410,9 +429,9 @@ class Publisher:
     def _sweep(self, batch: int, parts: Sequence[Staged], published: store.Plan | None) -> None:
         """Remove the rows staged for earlier batches, and the rejected attempts of this batch.
 
-        The emptied streams of published attempts stay for one more batch, because in a cluster, the
-        node with the record may lose the information that they were published. A rejected attempt
-        may still be running, so the next batch searches for its streams again.
+        The emptied streams of published attempts are kept for one more batch, because in a cluster,
+        the node with the record may lose the information that they were published. A rejected
+        attempt may still be running, so the next batch looks for its streams again.
         """
         own = {part.attempt for part in parts}
         obsolete, fields = [], []
@@ -426,7 +445,7 @@ class Publisher:
         self._ledger.ask(lambda link: self._ledger.remove(link, fields, streams))
 
     def abort(self, parts: Sequence[Staged]) -> None:
-        """Remove the staged rows, except for decided attempts that are still to be published."""
+        """Remove the staged rows, except those of decided attempts, which must be published."""
         [raw] = self._ledger.run(("HGET", self._ledger.record, "plan"))
         decided = store.read_plan(raw, self._ledger.record) if raw else {}
         places = [(p.attempt, place) for p in parts if p.attempt not in decided for place in p.rows]
@@ -436,7 +455,7 @@ class Publisher:
 
 
 def _portions(every: Sequence[Any]) -> list[Sequence[Any]]:
-    """Split a list into the portions of one command."""
+    """Split a list of keys or fields into portions that are small enough for one command."""
     return [every[start : start + KEYS_MAX] for start in range(0, len(every), KEYS_MAX)]
 
 
