@@ -1,9 +1,9 @@
-"""The archive as the first part of a stream: entries up to the end of its tables.
+"""Read the first part of a stream from an archive, up to the end of its tables.
 
-A table records the ID up to which it has all entries of a partition. Each range of a stream
-therefore consists of two parts, divided at the end of the table: rows of the table, and later
-entries in Redis. If the table grows, this border moves, but the entries are the same. So a repeated
-batch has the same entries.
+A table records the ID up to which it has all entries of a partition. The end of the table therefore
+divides each range of a stream into two parts: rows of the table, and later entries in Redis. When
+the table grows, this border moves, but the entries are the same on both sides. A repeated batch
+therefore always has the same entries.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from streamqd.spark.offsets import PART_MAX, Id, Offsets
 from streamqd.spark.pipelines.parts import GROUP_ROWS, WrittenFile
 from streamqd.spark.pipelines.storage import RAW, Archive, ArchiveTable, opened_alone
 
-TASK_ROWS = 250_000  # rows of the files that one task reads
-TASK_BYTES = 64 << 20
+TASK_ROWS = 250_000  # target rows in the files that one task reads
+TASK_BYTES = 64 << 20  # target bytes of the files that one task reads
 _BATCH_ROWS = 8192
 _BATCH_BYTES = 4 << 20
-_FOOTERS_MAX = 500  # files whose row groups are kept in memory
+_FOOTERS_MAX = 500  # maximum files whose footers are kept in memory
 _HALVES = ("id_ms", "id_seq")
 _PLACE = ("topic", "partition")  # columns that are not in the files
 
 
 class FileStripe(NamedTuple):
-    """Every `of`-th row group of a file, starting at number `at`."""
+    """A share of a file for one task: every `of`-th row group, starting with number `at`."""
 
     path: str
     at: int = 0
@@ -44,7 +44,7 @@ class FileStripe(NamedTuple):
 
 
 class ArchivedPart(NamedTuple):
-    """The rows of some files with IDs in `(after, upto]`, for one task."""
+    """The rows that one task reads: those in some files with IDs in `(after, upto]`."""
 
     place: TopicPartition
     after: Id
@@ -53,9 +53,10 @@ class ArchivedPart(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """A row group of a file, and the bounds of the first halves of its IDs.
+    """A row group of a file, and the bounds of the milliseconds in its IDs.
 
-    `clipped` is True if a half may exceed 63 bits. Its column then has the largest number instead.
+    `clipped` is True if half of an ID may exceed 63 bits. The column of this half then contains the
+    largest 63-bit number instead.
     """
 
     number: int
@@ -64,18 +65,21 @@ class RowGroup(NamedTuple):
     clipped: bool
 
     def overlaps(self, after: Id, upto: Id) -> bool:
-        """Return False if no row is in `(after, upto]`."""
+        """Return True if the group may contain rows in `(after, upto]`."""
         return self.high_ms >= after[0] and self.low_ms <= upto[0]
 
 
 class Backfill:
-    """The tables of an archive for one stream. `open_tables` opens them. Tasks only read files."""
+    """The archive tables of one stream.
+
+    The driver opens them with `open_tables`. Tasks do not open tables, but only read files.
+    """
 
     def __init__(self, folder: Location) -> None:
         self._folder = folder
         self._archive: Archive | None = None
         self._tables: dict[str, ArchiveTable] = {}
-        # For each topic, the version of its table, and the files by partition.
+        # For each topic, the version of its table, and the table's files by partition.
         self._files: dict[str, tuple[int, dict[int, list[WrittenFile]]]] = {}
         self._footers: dict[tuple[str, str], parquet.FileMetaData] = {}  # by topic and path
 
@@ -85,9 +89,10 @@ class Backfill:
     # --- planning ---
 
     def open_tables(self, topics: Iterable[str]) -> Offsets:
-        """Open the tables of these topics, and return their ends.
+        """Open the current version of the tables of these topics, and return their end positions.
 
-        Raises RequestRefusedError, ArchiveError.
+        Topics without a table are left out. Raises RequestRefusedError or ArchiveError if a table
+        cannot be opened.
         """
         if self._archive is None:
             self._archive = Archive(self._folder)
@@ -104,23 +109,29 @@ class Backfill:
         return found
 
     def count_rows(self, place: TopicPartition, after: Id, upto: Id) -> int:
-        """Return the number of rows in `(after, upto]`, estimated for files partly in it."""
+        """Return the number of rows in `(after, upto]`.
+
+        For a file that is only partly in this range, the number is an estimate.
+        """
         return sum(
             _rows_between(each, after, upto) for each in self._files_between(place, after, upto)
         )
 
     def is_estimated(self, place: TopicPartition, after: Id, upto: Id) -> bool:
-        """Return True if `count_rows` is an estimate: a file is only partly in `(after, upto]`."""
+        """Return True if `count_rows` returns an estimate for this range.
+
+        This is the case if a file is only partly in the range.
+        """
         return any(
             not after < each.first <= each.last <= upto or each.last[0] >= LONG_MAX
             for each in self._files_between(place, after, upto)
         )
 
     def walk(self, place: TopicPartition, after: Id, upto: Id, count: int) -> Id:
-        """Return the ID of the `count`-th row in `(after, upto]`, `upto` if there are fewer.
+        """Return the ID of the `count`-th row in `(after, upto]`, or `upto` if there are fewer.
 
-        Files may overlap and are not always sorted. Row groups are read in the order of their
-        smallest IDs, until the remaining ones cannot contain any of these rows.
+        Files may overlap and are not always sorted. Row groups are therefore read in the order of
+        their smallest IDs, until the remaining ones cannot contain any of these rows.
         """
         numbers = itertools.count()
         waiting: list[tuple[int, int, WrittenFile, RowGroup | None]] = [
@@ -151,7 +162,7 @@ class Backfill:
         return found["id_ms"][last].as_py(), found["id_seq"][last].as_py()
 
     def parts(self, place: TopicPartition, after: Id, upto: Id) -> list[ArchivedPart]:
-        """Return the tasks for the rows in `(after, upto]`."""
+        """Divide the rows in `(after, upto]` into tasks of about the same size."""
         tasks: list[list[FileStripe]] = []
         room = 0.0
         for file in self._files_between(place, after, upto):
@@ -167,7 +178,7 @@ class Backfill:
         return [ArchivedPart(place, after, upto, tuple(each)) for each in tasks]
 
     def _files_between(self, place: TopicPartition, after: Id, upto: Id) -> list[WrittenFile]:
-        """Return the files that may have rows in `(after, upto]`, by their first ID."""
+        """Return the files that may have rows in `(after, upto]`, sorted by their first IDs."""
         topic, partition = place
         table = self._tables.get(topic)
         if table is None or after >= upto:
@@ -198,7 +209,7 @@ class Backfill:
     # --- reading ---
 
     def read(self, part: ArchivedPart, chosen: Sequence[rows.Column]) -> Iterator[pa.RecordBatch]:
-        """Return the rows of a part, with these columns. Raises ArchiveError."""
+        """Yield the rows of a part with these columns. Raises ArchiveError for unreadable files."""
         folder = self._location(part.place[0])
         schema = rows.arrow_schema(chosen)
         stored = [each for each in schema.names if each not in _PLACE]
@@ -230,7 +241,10 @@ def _open_file(
 
 
 def _rows_between(file: WrittenFile, after: Id, upto: Id) -> int:
-    """Return the rows of a file in `(after, upto]`, estimated if the file is partly in it."""
+    """Return the number of rows of a file in `(after, upto]`.
+
+    If the file is only partly in this range, the number is an estimate of at least 1.
+    """
     low, high = file.first[0], _clip_limit(file.last[0])
     if low > after[0] and high < upto[0]:
         return file.rows
@@ -239,7 +253,7 @@ def _rows_between(file: WrittenFile, after: Id, upto: Id) -> int:
 
 
 def _clip_limit(ms: int) -> int:
-    """Return the largest number that a column with this (possibly clipped) number can represent."""
+    """Return the largest number that this number in a column, possibly clipped, can stand for."""
     return PART_MAX if ms >= LONG_MAX else ms
 
 
@@ -260,7 +274,7 @@ def _row_groups(footer: parquet.FileMetaData) -> list[RowGroup]:
 
 
 def _batch_rows(footer: parquet.FileMetaData, groups: Sequence[RowGroup]) -> int:
-    """Return the number of rows in a batch of about `_BATCH_BYTES`."""
+    """Return the number of rows for batches of about `_BATCH_BYTES`."""
     found = [footer.row_group(each.number) for each in groups]
     size = sum(int(each.total_byte_size) for each in found)
     count = sum(int(each.num_rows) for each in found)
@@ -272,7 +286,10 @@ def _id_columns(groups: Sequence[RowGroup]) -> tuple[str, ...]:
 
 
 def _id_halves(found: Any, clipped: bool) -> tuple[Any, Any]:
-    """Return both halves of the IDs of a batch or table, as unsigned integers."""
+    """Return the milliseconds and sequence numbers of the IDs, as unsigned integers.
+
+    If numbers may be clipped, they are parsed from the strings of the IDs.
+    """
     if not clipped:
         return found["id_ms"].cast(pa.uint64()), found["id_seq"].cast(pa.uint64())
     split = compute.split_pattern(found["id"].cast(pa.string()), "-")
@@ -281,7 +298,7 @@ def _id_halves(found: Any, clipped: bool) -> tuple[Any, Any]:
 
 
 def _mask_between(halves: tuple[Any, Any], after: Id, upto: Id) -> Any:
-    """Return a mask of the IDs that are in `(after, upto]`."""
+    """Return a mask that is True for IDs in `(after, upto]`."""
     ms, seq = halves
     (low_ms, low_seq), (high_ms, high_seq) = (
         [pa.scalar(half, pa.uint64()) for half in each] for each in (after, upto)
@@ -298,7 +315,7 @@ def _mask_between(halves: tuple[Any, Any], after: Id, upto: Id) -> Any:
 
 
 def _count_below(found: pa.Table, waiting: Sequence[tuple[int, int, WrittenFile, Any]]) -> int:
-    """Return the number of IDs that are smaller than all IDs still to be read."""
+    """Return the number of IDs that are smaller than all IDs that are still to be read."""
     if not waiting:
         return int(found.num_rows)
     smaller = compute.less(found["id_ms"], pa.scalar(waiting[0][0], pa.uint64()))
@@ -306,7 +323,7 @@ def _count_below(found: pa.Table, waiting: Sequence[tuple[int, int, WrittenFile,
 
 
 def _cast(schema: pa.Schema, found: pa.RecordBatch, place: TopicPartition) -> pa.RecordBatch:
-    """Return a batch with exactly the columns and types that Spark expects."""
+    """Convert a batch to exactly the columns and types that Spark expects."""
     columns = []
     for each in schema:
         if each.name in _PLACE:

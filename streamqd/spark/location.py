@@ -1,8 +1,8 @@
-"""Directories of archives and reports: on a disk, or in an object store.
+"""Access the directories of archives and reports, on a disk or in an object store.
 
-A directory in an object store is accessed by the client that deltalake contains, so tables and all
-other files use the same options, credentials and retries. An object exists completely or not at
-all, and it is durable once its writer is closed. Only disks therefore need to be flushed.
+For an object store, the client in deltalake is used, so that tables and all other files share the
+same options, credentials and retries. An object exists either completely or not at all, and it is
+durable once its writer is closed. Only files on disks therefore need to be flushed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from pyarrow.fs import PyFileSystem
 
 LOG = "_delta_log"
-# A commit creates an object that must not exist, which S3 supports through a conditional PUT.
+# A commit creates an object, and must fail if the object already exists. S3 supports this through a
+# conditional PUT.
 _SAFE = {"aws_conditional_put": "etag", "aws_s3_allow_unsafe_rename": "false"}
-# With an endpoint other than Amazon's, deltalake reads a profile only if this option is set. Each
-# client then also connects to the metadata service of Amazon's hosts, which takes time on other
-# hosts.
+# If the endpoint is not Amazon's, deltalake reads a profile only when this option is set. The
+# option has a cost: each client then also tries the metadata service that only Amazon's hosts have,
+# which takes time on other hosts.
 _PROFILES = {"aws_force_credential_load": "true"}
 _KEYS = {"aws_access_key_id", "access_key_id"}
 _REGIONS = {"aws_region", "region", "aws_default_region", "default_region"}
@@ -45,60 +46,63 @@ _ENDPOINTS = {
 }
 _ENDPOINT = re.compile(r"https?://[^/?#\s]", re.IGNORECASE)
 _CODE = re.compile(r"<?Code>(\w+)</Code>")
-_SECRET_MIN = 6  # characters. Shorter values occur in ordinary text, so they are not masked.
+_SECRET_MIN = 6  # minimum characters of a masked value, as shorter ones occur in ordinary text
 _ARROW = re.compile(r"\x1b\[[0-9;]*m|↳")
 _BACKTRACE = re.compile(r"[0-9]+: ")
 
 
 def one_line(error: Exception) -> str:
-    """Return deltalake's message as one line, without its arrows and backtrace."""
+    """Return an error message of deltalake as one line, without its arrows and backtrace."""
     lines = [_ARROW.sub("", each).strip() for each in str(error).strip().splitlines()]
     said = itertools.takewhile(lambda each: not _BACKTRACE.match(each), lines)
     return ": ".join(each for each in said if each) or type(error).__name__
 
 
 class Location(Protocol):
-    """A directory of an archive or a report. Instances can be pickled and have no open files.
+    """A directory of an archive or a report. Instances can be pickled, and hold no open files.
 
     Names are relative to the directory, as in `date=2026-11-21/partition=3/X.parquet`. All methods
-    may raise OSError, and RequestRefusedError for a name that leads out of the directory.
+    may raise OSError. They raise RequestRefusedError for a name that leads out of the directory.
     """
 
     @property
     def address(self) -> str:
-        """The path or the URL in the format of deltalake."""
+        """The path or URL of the directory, as deltalake expects it."""
 
     @property
     def options(self) -> Mapping[str, str]:
-        """Options of deltalake's client, which may contain credentials."""
+        """The options for deltalake's client, which may contain credentials."""
 
     @property
     def repeats(self) -> bool:
-        """True if a write whose reply is lost is sent again."""
+        """True if the client sends a write again when the reply is lost."""
 
     def subfolder(self, *parts: str) -> Location:
-        """Return a directory inside."""
+        """Return a directory inside this one."""
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file. Raises FileNotFoundError."""
+        """Return the content of a file. Raises FileNotFoundError if it does not exist."""
 
     def write(self, name: str, content: bytes) -> None:
         """Create or replace a file atomically and durably."""
 
     def remove(self, name: str) -> bool:
-        """Remove a file. Return False for a name that is not a regular file."""
+        """Remove a file. Return False if the name is not that of a regular file."""
 
     def names(self) -> list[str]:
-        """Return the names of the files and directories inside, none if it does not exist."""
+        """Return the names of all files and directories inside.
+
+        The list is empty if the directory does not exist.
+        """
 
     def tables(self) -> list[str]:
         """Return the names of the directories inside that contain a Delta table."""
 
     def has_table(self) -> bool:
-        """Return True if it contains a Delta table. An empty log does not count as a table."""
+        """Return True if the directory is a Delta table. An empty log is not a table."""
 
     def make(self) -> None:
-        """Create the directory."""
+        """Create the directory if it does not exist."""
 
     def open_input(self, name: str) -> Any:
         """Open a file for pyarrow to read. The caller closes it."""
@@ -107,19 +111,22 @@ class Location(Protocol):
         """Create a file for pyarrow to write."""
 
     def settle(self, names: Iterable[str]) -> None:
-        """Flush files, and the entries in their directories, to the disk. No-op in a store."""
+        """Flush files, and their entries in directories, to the disk.
+
+        This does nothing in an object store.
+        """
 
     def settle_commit(self, number: int) -> None:
-        """Flush a commit of the table in this directory, and the checkpoint after it."""
+        """Flush a commit of the table in this directory, and its checkpoint if there is one."""
 
     def settle_new(self) -> None:
-        """Flush a new directory, and the two above it, to the disk."""
+        """Flush this new directory, and the two above it, to the disk."""
 
     def describe_error(self, error: Exception) -> str:
-        """Return the text of an error in one line and without credentials."""
+        """Return the text of an error as one line that contains no credentials."""
 
     def cause(self, error: Exception) -> Exception | None:
-        """Return the error if it may be shown as the cause of another one, else None."""
+        """Return the error if it may be shown as the cause of another error, or None."""
 
 
 class FileInMaking(Protocol):
@@ -127,16 +134,16 @@ class FileInMaking(Protocol):
 
     @property
     def target(self) -> Any:
-        """The path or the file that pyarrow writes to."""
+        """The path or the file object that pyarrow writes to."""
 
     def close(self) -> int:
-        """Store the file durably after pyarrow has written it. Return its size in bytes."""
+        """Make the file durable after pyarrow has written it. Return its size in bytes."""
 
 
 def location(named: str | Path | Location, options: Mapping[str, str] | None = None) -> Location:
-    """Return the directory of a path or a URL, without accessing it. Raises InvalidRequestError.
+    """Return the directory for a path or a URL, without accessing it.
 
-    `options` are for object stores.
+    The options apply only to object stores. Raises InvalidRequestError for an invalid endpoint.
     """
     if isinstance(named, DiskFolder | BucketFolder):
         return named
@@ -154,9 +161,9 @@ def location(named: str | Path | Location, options: Mapping[str, str] | None = N
 
 
 def _check_endpoint(named: Mapping[str, str]) -> None:
-    """Check for addresses that would make the client fail with a Rust panic.
+    """Raise InvalidRequestError for an endpoint that is not a URL.
 
-    Raises InvalidRequestError.
+    Otherwise, the client would fail with a Rust panic.
     """
     for name in sorted(_ENDPOINTS & named.keys()):
         if not _ENDPOINT.match(named[name]):
@@ -167,10 +174,10 @@ def _check_endpoint(named: Mapping[str, str]) -> None:
 
 
 def unusable_error(folder: Location, text: str) -> StreamqdError:
-    """Return the error for a directory that cannot be read or written.
+    """Return the error to raise for a directory that cannot be read or written.
 
-    A wrong path is a mistake of the caller. If an object store rejects a request, for example
-    because the credentials have expired, the command can be repeated.
+    A wrong path is a mistake of the caller, so the request is refused. If an object store rejects a
+    request, the command can be repeated, for example once expired credentials are renewed.
     """
     return SparkError(text) if isinstance(folder, BucketFolder) else RequestRefusedError(text)
 
@@ -179,7 +186,10 @@ _numbers = itertools.count(1)
 
 
 def source_name(kind: str, folder: Location) -> str:
-    """Return the name of Spark's data source for a directory. Equal arguments give equal names."""
+    """Return the name of the Spark data source for a directory.
+
+    Within a process, the same arguments always return the same name.
+    """
     return _source_name(kind, folder.address, tuple(sorted(folder.options.items())))
 
 
@@ -193,7 +203,7 @@ def _source_name(kind: str, address: str, options: tuple[tuple[str, str], ...]) 
 
 @dataclass(frozen=True, slots=True)
 class DiskFolder:
-    """A directory of a local file system or NFS. Names are checked as by `paths.below`."""
+    """A directory in a local file system or on NFS. `paths.join_parts` checks the names."""
 
     path: Path
 
@@ -235,7 +245,7 @@ class DiskFolder:
             path = join_parts(self.path, name)
             if not stat.S_ISREG(path.lstat().st_mode):
                 return False
-        # Its path contains a link, or it was already deleted.
+        # The path contains a link, or the file was already deleted.
         except (RequestRefusedError, FileNotFoundError):
             return False
         path.unlink(missing_ok=True)
@@ -303,13 +313,13 @@ class DiskFile:
 
 
 def _is_version(name: str) -> bool:
-    """Return True for a file of a log that contains a version of a table."""
+    """Return True if a file in a table's log shows that the table has a version."""
     number, dot, _ = name.partition(".")
     return name == "_last_checkpoint" or (bool(dot) and len(number) == 20 and number.isdecimal())
 
 
 def _flush(path: Path) -> None:
-    """Flush a file, or the names in a directory, to the disk. deltalake does not flush."""
+    """Flush a file or a directory to the disk, because deltalake does not do so."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -322,7 +332,7 @@ def _flush(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BucketFolder:
-    """A directory of an object store: all objects whose names start with those of the URL."""
+    """A directory in an object store: all objects whose names start with the path of the URL."""
 
     url: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -357,7 +367,7 @@ class BucketFolder:
             return False
         with self.masked_errors():
             [found] = self.system.get_file_info([checked])
-            if not found.is_file:  # a store would delete a missing object without an error
+            if not found.is_file:  # the store would report no error for a missing object
                 return False
             self.system.delete_file(checked)
             return True
@@ -368,7 +378,8 @@ class BucketFolder:
         with self.masked_errors():
             found = self.system.get_file_info(FileSelector("", allow_not_found=True))
         names = [PurePosixPath(each.path).name for each in found]
-        # Web consoles of stores create directories as empty objects, whose names are empty here.
+        # Web consoles of object stores create a directory as an empty object. Its name is empty
+        # here, so it is left out.
         return [each for each in names if each]
 
     def tables(self) -> list[str]:
@@ -401,7 +412,7 @@ class BucketFolder:
         pass
 
     def describe_error(self, error: Exception) -> str:
-        # Drop the reply of the store, which can contain the ID of the key or the whole token.
+        # The store's reply is dropped, because it can contain the key ID or the whole token.
         text, opening, answer = one_line(error).partition("<")
         if opening and (code := _CODE.search(answer)):
             text += code[1]
@@ -410,14 +421,14 @@ class BucketFolder:
         for value in sorted(values, key=len, reverse=True):
             if len(value) >= _SECRET_MIN:
                 text = text.replace(value, "***")
-        return mask_passwords(text)  # the address of an endpoint or a proxy
+        return mask_passwords(text)  # passwords in the address of an endpoint or a proxy
 
     def cause(self, error: Exception) -> Exception | None:  # noqa: ARG002
         return None  # Spark writes the texts of all causes to its logs
 
     @contextmanager
     def masked_errors(self) -> Iterator[None]:
-        """Convert errors of the client inside to one line without credentials."""
+        """Replace errors of the client in a `with` block by one line without credentials."""
         try:
             yield
         except FileNotFoundError as error:
@@ -427,7 +438,7 @@ class BucketFolder:
 
     @property
     def system(self) -> PyFileSystem:
-        """The pyarrow file system of the URL, for reading."""
+        """A pyarrow file system for reading from the URL."""
         return self._client.system
 
     @property
@@ -436,7 +447,7 @@ class BucketFolder:
 
 
 class BucketFile:
-    """An object that is being written. It exists only after `close`."""
+    """An object that is being written. It does not exist until `close` is called."""
 
     closed = False
 
@@ -447,14 +458,14 @@ class BucketFile:
 
     @property
     def target(self) -> BucketFile:
-        """The file to which pyarrow writes.
+        """The file object that pyarrow writes to.
 
-        The file object of deltalake rejects pyarrow's buffers.
+        This is not deltalake's own file object, because that one rejects pyarrow's buffers.
         """
         return self
 
     def write(self, content: Any) -> int:
-        """Add bytes, or a buffer of pyarrow."""
+        """Append bytes or a pyarrow buffer, and return the number of bytes."""
         written = memoryview(content).nbytes
         with self._folder.masked_errors():
             self._stream.write(bytes(content))
@@ -462,7 +473,7 @@ class BucketFile:
         return written
 
     def flush(self) -> None:
-        """Do nothing, because the client sends each part when it is full."""
+        """Do nothing, because the client sends each part as soon as it is full."""
 
     def close(self) -> int:
         """Complete the object. Return its size in bytes."""
@@ -474,20 +485,24 @@ class BucketFile:
 
 
 class StoreClient(NamedTuple):
-    """The client of deltalake for one URL: a pyarrow file system, and a function for writing."""
+    """deltalake's client for one URL: a pyarrow file system, and a function to write objects."""
 
     system: PyFileSystem
-    create: Callable[[str], Any]  # opens the object of a name for writing
+    create: Callable[[str], Any]  # function that opens the object with a name for writing
 
 
 @functools.lru_cache(maxsize=64)
 def _client(process: int, url: str, options: tuple[tuple[str, str], ...]) -> StoreClient:  # noqa: ARG001
-    """Return the client for a URL. Forked processes must not use the client of their parent."""
+    """Return the client for a URL.
+
+    The process ID is part of the cache key, because a forked process must not use the client of its
+    parent.
+    """
     from deltalake.fs import DeltaStorageHandler
     from pyarrow.fs import PyFileSystem
 
     class BucketHandler(DeltaStorageHandler):
-        """A handler that writes without deltalake's own file, which rejects buffers of pyarrow."""
+        """A handler that bypasses deltalake's own file object, which rejects pyarrow's buffers."""
 
         def create(self, name: str) -> Any:
             return self._handler.open_output_stream(name)
@@ -504,7 +519,7 @@ def _check_name(*parts: str) -> str:
 
 
 def leads_out(name: str) -> bool:
-    """Return True if a name, or a program that decodes `%2F` in it, leads out of its directory."""
+    """Return True if a name leads out of its directory, possibly after `%2F` in it is decoded."""
     while True:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
