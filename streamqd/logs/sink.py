@@ -119,12 +119,13 @@ class Sink:
                 self._broken = False
 
     def _send_head(self) -> None:
-        """Send the rest of the first line, or all of it again if another line interrupted it."""
+        """Send the rest of the first line, or the whole line again if another line came between."""
         open_line, mine = self._mark[0], self._pid
         if open_line != mine:
             self._head_sent = 0
         line = self._waiting[0]
-        # If our line is open but nothing is left of it, it was given up because the disk was full.
+        # Our line can be open without a rest to send, because the disk was full and the line was
+        # dropped.
         before = b"\n" if open_line and not self._head_sent else b""
         data = before + line[self._head_sent :]
         count = self._send(data)
@@ -179,7 +180,7 @@ def _send_to_socket(descriptor: int, data: bytes) -> int:
 
 def _write_if_ready(descriptor: int, data: bytes) -> int:
     # This descriptor blocks. A pipe that is ready accepts PIPE_BUF bytes without blocking, unless
-    # another process fills it meanwhile.
+    # another process fills the pipe between the two calls.
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     if not poll.poll(0):
@@ -197,7 +198,7 @@ def _identity(descriptor: int) -> Identity | None:
 
 
 def _ends_within_line(descriptor: int) -> bool:
-    """Return True if a file ends in the middle of a line, such as after a full disk."""
+    """Return True if the last line of a file is incomplete, such as after a full disk."""
     with contextlib.suppress(OSError):
         found = os.fstat(descriptor)
         if stat.S_ISREG(found.st_mode) and found.st_size:

@@ -1,8 +1,8 @@
 """Delays: the time from the write of an entry to the start of its first run.
 
-An entry ID has the server's time in milliseconds, and the start is compared with the worker's
-estimate of that clock. A negative delay counts as 0. A delayed send gets its ID when the
-housekeeper promotes it, right after it becomes due. Retries are not first runs.
+An entry ID contains the server's time in milliseconds. The start of the run is also expressed in
+the server's time, which the worker estimates. A negative delay counts as 0. A delayed send gets its
+ID when the housekeeper promotes it, shortly after it becomes due. Retries are not first runs.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class StartDelays:
             first = end
 
     def same_bucket_until(self, oldest: bytes, newest: bytes, now: int) -> int:
-        """Return the time (`now_ns`) until which all delays of these entries are in one bucket.
+        """Return the time (`now_ns`) until which all delays are in the same bucket.
 
-        The entries are those from `oldest` to `newest`. Return 0 if their delays are in different
-        buckets now.
+        The delays are those of the entries from `oldest` to `newest`. Return 0 if they are already
+        in different buckets.
         """
         ahead = self._clock.ahead_ns
         ms = (now + ahead) // _MS
@@ -81,8 +81,8 @@ class StartDelays:
         first, count = 0, len(ids)
         while first < count:
             bucket = _delay_ms(ids[first], ms).bit_length()
-            # IDs are ordered by time, so this bucket ends at the first ID with a delay too short
-            # for it.
+            # IDs are ordered by time, so the first ID whose delay is too short belongs to another
+            # bucket, and so do all later IDs.
             beyond = b"%d" % (ms + 1 - (1 << bucket >> 1)) if bucket else b":"
             end = max(first + 1, bisect_left(ids, beyond, first))
             if not self._add_if_same_bucket(end - first, ids[first], ids[end - 1], ms, ms):

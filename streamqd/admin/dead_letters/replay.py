@@ -49,10 +49,10 @@ _FRESH = {b"retryCount": b"0", b"crashCount": b"0"}  # initial counters of a rep
 class Target:
     """The destination of a replay. The default is each dead letter's own group and partition.
 
-    With `all_groups`, all groups of the topic get the message. With `topic`, all groups of that
-    topic get it. `partition` is a partition of the destination topic. Without it, a message for
-    another topic goes to the partition of its key. If it has no key, it keeps its partition number,
-    modulo the partition count.
+    With `all_groups`, the message goes to all groups of its topic. With `topic`, it goes to all
+    groups of the given topic. `partition` is a partition of the destination topic. Without
+    `partition`, a message for another topic goes to the partition of its key. A message without a
+    key keeps its partition number, modulo the partition count.
     """
 
     all_groups: bool = False
@@ -418,9 +418,9 @@ GroupPartition = tuple[str, int]  # group, partition
 class Receiver:
     """A group that would receive replayed messages, with the state of its destination partitions.
 
-    `partitions` is the number of these partitions. `owned` of them have a live owner, and `paused`
-    are paused. `owners` are instance names. On `same_worker` of the partitions, the current worker
-    is older than the newest of these dead letters, so the code that failed would run again.
+    It has `partitions` destination partitions, of which `owned` have a live owner and `paused` are
+    paused. `owners` are instance names. On `same_worker` partitions, the current worker is older
+    than the newest dead letter to replay, so the code that failed would run again.
     """
 
     group: str
@@ -436,11 +436,12 @@ class Receiver:
 class ReplayPlan:
     """The effects of a replay if it ran now.
 
-    `dead_letters` is the number of those that would be replayed, and `replayed_before` of these
-    were replayed before. The `refused` ones would stay, counted by reason. `causes` describe those
-    to replay, as in `dlq stats`. `receivers` are the groups that would get them. `notes` are
-    sentences for the operator. Those that are reasons not to replay are also in `warnings`. To
-    replay only the dead letters counted here, pass `until_unix_ms` to the filter.
+    `dead_letters` counts the dead letters that would be replayed, and `replayed_before` the ones
+    that were replayed before. The `refused` dead letters would stay, counted by reason.
+    `causes` groups the dead letters to replay, as in `dlq stats`, and `receivers` are the groups
+    that would get their messages. `notes` are sentences for the operator. `warnings` repeats the
+    notes that are reasons not to replay. To replay only the dead letters that this plan counts,
+    pass `until_unix_ms` to the filter.
 
     `examined` of the topic's `total` dead letters were read. If `complete` is False, the budget
     ran out before the last one, and all counts are lower bounds.
@@ -514,7 +515,7 @@ def plan(
 
 
 class _PlanTally:
-    """Counts dead letters by outcome, until `limit` of them would be replayed."""
+    """Counts dead letters by outcome, until `limit` dead letters would be replayed."""
 
     def __init__(
         self, route: Route, groups: Collection[str], max_replays: int, limit: int | None
@@ -619,7 +620,7 @@ def _notes(
     if not receivers:
         warnings.append("no group reads the target, so the messages stay unread")
     if any(each.reason == "crashes" for each in causes):
-        warnings.append("some messages crashed their worker: replay one of these alone first")
+        warnings.append("some messages crashed their worker: first replay only one such message")
     if target.all_groups or target.topic is not None:
         warnings.append("every group receives them, including groups that handled them before")
     notes.append(
