@@ -80,7 +80,8 @@ def configuration() -> str:
     """All settings, each under a heading of its own."""
     parts = []
     for section in config.reference():
-        parts += [f"## {section.name}", section.text, f"```toml\n{section.header}\n```"]
+        parts += [f"## {section.name}", _values_as_code(section.text)]
+        parts.append(f"```toml\n{section.header}\n```")
         for setting in section.settings:
             parts += [f"### `{setting.name}`", _setting_prose(setting)]
             if setting.keys:
@@ -95,18 +96,21 @@ def configuration() -> str:
         "Configuration",
         "streamqd/config",
         """
-The configuration is one TOML file. The command line overrides the environment, which overrides the
-file, which overrides the defaults. For example, `STREAMQ_DAEMON__LEASE_TTL` overrides
-`daemon.lease_ttl`. An unknown name is an error.
+streamqd is configured with one TOML file. The command line overrides the environment, which
+overrides the file, which overrides the defaults. For example, the variable
+`STREAMQ_DAEMON__LEASE_TTL` overrides the setting `daemon.lease_ttl`. A name that streamqd does not
+recognize is an error.
 
-- Durations are seconds, or strings such as `"1m30s"` or `"500ms"`.
-- Sizes are bytes, or strings such as `"64MiB"` (powers of 1024) or `"4MB"` (powers of 1000).
-- `"none"` disables an optional setting.
+- A duration is a number of seconds, or a string such as `"1m30s"` or `"500ms"`.
+- A size is a number of bytes, or a string such as `"64MiB"` (powers of 1024) or `"4MB"` (powers of
+  1000).
+- To disable an optional setting, set it to `"none"`.
 
-`streamqd config show` prints the effective settings, `streamqd check` reports all problems, and
-`streamqd config schema` prints a JSON schema for editors. The file
-[`etc/streamq.toml`](../../etc/streamq.toml) contains all settings with their defaults as comments,
-so you can copy it and change the settings that you need.
+To see the settings that are in effect, run `streamqd config show`. To find all problems of the
+file, run `streamqd check`. Editors can complete and check the file with the JSON schema that
+`streamqd config schema` prints. As a start, you can copy
+[`etc/streamq.toml`](../../etc/streamq.toml), which contains every setting with its default as a
+comment, and change only the settings that you need.
 """,
         *parts,
     )
@@ -133,8 +137,15 @@ def _choice_pattern(setting: config.SettingReference) -> str:
     return rf"(?:(?<=\. )|^)({words}): "
 
 
+_CODE = re.compile(
+    r'(?P<already>`[^`]*`)|"[^"`\s]+"|@handler'
+    r"|\b(?:[a-z]+_)+[a-z]+\b|\b(?:[A-Z]+_)+(?:[A-Z]+\b|\*)"
+)
+
+
 def _values_as_code(text: str) -> str:
-    return re.sub(r'(?<!`)"[^"`\s]+"(?!`)', r"`\g<0>`", text)
+    """Return the text with quoted values, and the names of settings and variables, as code."""
+    return _CODE.sub(lambda found: found["already"] or f"`{found[0]}`", text)
 
 
 def metrics() -> str:

@@ -18,13 +18,13 @@ _SECRET = re.compile(r"secret|password|token|credential|sas|_key(?!_?id)|service
 
 @dataclass(frozen=True, slots=True)
 class ArchiveStore:
-    """Object stores of `streamqd pipeline` and `streamqd trace`. The daemon ignores them."""
+    """Object store access for `streamqd pipeline` and `streamqd trace`. The daemon ignores it."""
 
     options: JsonText = setting(
         "{}",
-        "Options of the client for s3://, gs:// and abfss://, in addition to the environment and"
-        ' the profile, such as { aws_region = "eu-central-1" }. Prefer the environment for'
-        " credentials.",
+        "Options for the client of s3://, gs:// and abfss:// URLs, such as `{ aws_region ="
+        ' "eu-central-1" }`. They are used in addition to the environment and the profile. For'
+        " credentials, use the environment rather than this setting.",
         secret=True,
     )
 

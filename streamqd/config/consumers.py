@@ -39,7 +39,7 @@ class Breaker:
 
     failures: int = setting(
         0,
-        "Number of failures within `window` that open the circuit of a partition. Only the"
+        "The number of failures within `window` that open the circuit of a partition. Only the"
         " exceptions in `on` count. With 0, the circuit never opens.",
         min=0,
         max=10_000,
@@ -49,14 +49,15 @@ class Breaker:
     )
     probe_every: Seconds = setting(
         10.0,
-        "Interval at which a partition with an open circuit runs one message as a probe.",
+        "The interval at which a partition with an open circuit runs one message as a probe.",
         min=0.01,
         max=3_600,
     )
     on: tuple[str, ...] = setting(
         (),
-        'Exception classes that mean a dependency is down, such as "ConnectionError" or'
-        ' "requests.ConnectionError", including subclasses. Empty means all retried exceptions.',
+        'The exception classes that mean that a dependency is down, such as "ConnectionError" or'
+        ' "requests.ConnectionError", including their subclasses. Empty means all exceptions that'
+        " are retried.",
         shape=_CLASS,
     )
 
@@ -67,7 +68,7 @@ class FloodGuard:
 
     dead_letters: int = setting(
         0,
-        "Number of dead letters within `window` that pauses the partition. 0 means never.",
+        "The number of dead letters within `window` that pauses the partition. 0 means never.",
         min=0,
         max=100_000,
     )
@@ -76,7 +77,8 @@ class FloodGuard:
     )
     share: float = setting(
         0.5,
-        "Minimum share of dead letters among the messages handled within `window`.",
+        "The share that dead letters must reach among the messages handled within `window` before"
+        " the partition is paused.",
         min=0,
         max=1,
     )
@@ -84,189 +86,200 @@ class FloodGuard:
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """One handler that reads one topic as one group. These settings override @handler."""
+    """One handler that reads one topic as one group. These settings override those of @handler."""
 
-    topic: str = field(metadata=describe("Topic to read.", shape=NAMED))
+    topic: str = field(metadata=describe("The topic to read.", shape=NAMED))
     group: str = field(
         metadata=describe(
-            "Name of the group. Each group receives every message of the topic.", shape=NAMED
+            "The name of the group. Each group receives every message of the topic.", shape=NAMED
         )
     )
     handler: str = setting(
         "",
-        'The function, as "module:function". Empty means the function with @handler.',
+        'The function that handles the messages, as "module:function". If this setting is empty,'
+        " it is the function whose @handler declares the same topic and group.",
         empty_is_default=True,
         shape=_HANDLER,
     )
     source: str = setting(
         "topic",
-        "topic: the consumer reads the messages of the topic. dlq: the consumer reads the dead"
-        " letters of all groups of the topic, as the group NAME@dlq.",
+        "The kind of messages that the consumer reads. topic: the messages of the topic. dlq: the"
+        " dead letters of all groups of the topic, as the group `NAME@dlq`.",
         choices=("topic", "dlq"),
     )
     start: str = setting(
-        "earliest", "Position from which a new group reads.", choices=("earliest", "latest")
+        "earliest",
+        "The position from which a new group reads. earliest: the oldest message in the topic."
+        " latest: the first message that is sent after the group was created.",
+        choices=("earliest", "latest"),
     )
     prefetch_max: int = setting(
         256,
-        "Maximum number of entries per fetch. The worker may fetch fewer.",
+        "The maximum number of entries that a worker fetches at a time. It may fetch fewer.",
         min=1,
         max=256,
     )
     prefetch_bytes: Bytes = setting(
-        4 << 20, "Approximate maximum size of the payloads per fetch.", min=1, max=1 << 30
+        4 << 20,
+        "The approximate maximum size of the payloads that a worker fetches at a time.",
+        min=1,
+        max=1 << 30,
     )
     batch: int | None = setting(
         None,
-        "Maximum number of messages per call of a batch handler (list[Message]). A worker does not"
-        ' wait for a full batch. "none" means 100.',
+        "The maximum number of messages that a batch handler (`list[Message]`) receives per call."
+        ' A worker does not wait until a batch is full. "none" means 100.',
         min=1,
         max=256,
     )
     codec: str = setting(
         "json",
-        "Encoding of payloads that a handler takes as a typed value.",
+        "The encoding of payloads that a handler takes as a typed value.",
         choices=("json", "msgpack"),
     )
     concurrency: int = setting(
         1,
-        "Number of messages of a partition that run concurrently, in coroutines or threads of its"
-        f" worker. At most {THREADS_MAX} for threads.",
+        "The number of messages of one partition that can run at the same time, in coroutines or"
+        f" threads of its worker. With threads, at most {THREADS_MAX}.",
         min=1,
         max=LANES_MAX,
     )
     order: str = setting(
         "key",
-        "Order of messages with concurrency above 1. key: messages with the same key stay in order."
-        " partition: all messages stay in order, so one runs at a time. none: messages can run in"
-        " any order.",
+        "The order of messages if concurrency is above 1. key: messages with the same key stay in"
+        " order. partition: all messages stay in order, so one runs at a time. none: messages can"
+        " run in any order.",
         choices=("key", "none", "partition"),
     )
     ack: str = setting(
         BATCHED,
-        "When finished messages are acknowledged. batched: runs shorter than 20 ms are acknowledged"
-        " together, within 20 ms. If the host is lost before that, these messages run again. each:"
-        " each message is acknowledged before the next one starts, with one round trip per"
-        " message.",
+        "When finished messages are acknowledged. batched: messages whose runs are shorter than 20"
+        " ms are acknowledged together, within 20 ms. If the host is lost before that, these"
+        " messages run again. each: each message is acknowledged before the next one starts, with"
+        " one round trip per message.",
         choices=(BATCHED, EACH),
     )
     rate: str | None = setting(
         None,
-        'Maximum rate of runs, including retries, such as "100/s", "5/m" or "0.5/s". Empty means no'
-        " limit.",
+        'The maximum rate at which runs start, including retries, such as "100/s", "5/m" or'
+        ' "0.5/s". Empty means no limit.',
         shape=_RATE,
     )
     rate_per: str = setting(
         PARTITION,
-        "Scope of the rate. partition: the rate applies to each partition of the group. group: the"
-        " rate applies to all partitions of the group together, on all instances. Each partition"
-        " gets an equal share, so the total stays the same when the topic grows.",
+        "The scope of the rate. partition: the rate applies to each partition of the group. group:"
+        " the rate applies to all partitions of the group together, on all instances. Each"
+        " partition gets an equal share, so the total stays the same when the topic grows.",
         choices=(GROUP, PARTITION),
     )
     rate_burst: int | None = setting(
         None,
-        "Maximum number of runs that start back to back after an idle period, and maximum batch"
-        ' size. "none" means the number of runs that the rate allows in 20 ms (at least 1), or the'
-        " batch size for a batch handler.",
+        "The maximum number of runs that start back to back after an idle period. It also limits"
+        ' the size of a batch. "none" means the number of runs that the rate allows in 20 ms (at'
+        " least 1), or the batch size for a batch handler.",
         min=1,
         max=1_000_000,
     )
     max_attempts: int = setting(
         5,
-        "Number of failed runs after which a message is dead-lettered. With 5, there are 4 retries."
-        " 0 means no limit.",
+        "The number of failed runs after which a message is dead-lettered. For example, 5 allows 4"
+        " retries. 0 means no limit.",
         min=0,
     )
     max_crashes: int = setting(
-        3, "Number of crashes after which a message is dead-lettered. 0 means no limit.", min=0
+        3, "The number of crashes after which a message is dead-lettered. 0 means no limit.", min=0
     )
-    backoff: Backoff = setting(Backoff(), "Delay before a failed message is retried.")
+    backoff: Backoff = setting(Backoff(), "The delay before a failed message is retried.")
     retry_max_age: Seconds | None = setting(
         None,
-        "Messages that fail when they are older than this are dead-lettered."
-        ' "none" means no limit.',
+        'The age after which a message that fails is dead-lettered instead of retried. "none"'
+        " means no limit.",
         min=0.001,
     )
     retry_on: tuple[str, ...] = setting(
         (),
-        'Exception classes that are retried, such as "OSError" or "requests.HTTPError", including'
-        " subclasses. Others are dead-lettered immediately. Empty means every class that is not in"
-        " dead_on.",
+        'The exception classes after which a message is retried, such as "OSError" or'
+        ' "requests.HTTPError", including their subclasses. After any other exception, the message'
+        " is dead-lettered immediately. Empty means every class that is not in dead_on.",
         shape=_CLASS,
     )
     dead_on: tuple[str, ...] = setting(
         (),
-        "Exception classes that are dead-lettered immediately, including subclasses. If an"
-        " exception matches both retry_on and dead_on, the most specific class applies.",
+        "The exception classes after which a message is dead-lettered immediately, including their"
+        " subclasses. If an exception matches both retry_on and dead_on, the most specific class"
+        " applies.",
         shape=_CLASS,
     )
     on_error: str = setting(
         REQUEUE,
-        "Which messages wait for the retry of a failed message. requeue: no other message waits."
-        " block: the whole partition waits, so all messages stay in order. hold-key: messages with"
-        " the same key wait, and others continue.",
+        "The messages that wait for the retry of a failed message. requeue: no other message"
+        " waits. block: the whole partition waits, so all messages stay in order. hold-key:"
+        " messages with the same key wait, and others continue.",
         choices=(REQUEUE, BLOCK, HOLD_KEY),
     )
     held_max: int = setting(
         1_000,
-        "Maximum number of messages that a worker holds in memory because their key waits"
-        " (hold-key). Their size is limited by prefetch_bytes, approximately. At a limit, the"
-        " worker stops reading.",
+        "The maximum number of messages that a worker holds in memory because an earlier message"
+        " with the same key waits for its retry (`hold-key`). Their total size is limited to about"
+        " prefetch_bytes. At either limit, the worker stops reading.",
         min=2,
         max=100_000,
     )
     breaker: Breaker = setting(
-        Breaker(), "Stops a partition while a dependency of its handler is down."
+        Breaker(),
+        "A circuit breaker, which stops a partition while a dependency of its handler is down.",
     )
     flood_guard: FloodGuard = setting(
-        FloodGuard(), "Pauses a partition after too many dead letters."
+        FloodGuard(), "A guard that pauses a partition after too many dead letters."
     )
     timeout: Seconds | None = setting(
         None,
-        "Soft time limit of one run. After it, SoftTimeout is raised in the handler."
-        ' "none" means no limit.',
+        "The soft time limit of one run. When a run exceeds it, SoftTimeout is raised in the"
+        ' handler. "none" means no limit.',
         min=0.001,
     )
     hard_timeout: Seconds | None = setting(
         None,
-        "Hard time limit of one run. After it, the worker is killed, and a crash is counted against"
-        ' the message. Must be longer than timeout. "none" means no limit.',
+        "The hard time limit of one run. When a run exceeds it, the worker is killed, and a crash"
+        ' is counted against the message. It must be longer than `timeout`. "none" means no limit.',
         min=0.001,
     )
     max_messages: int = setting(
-        0, "Number of messages after which a worker is replaced. 0 means never.", min=0
+        0, "The number of messages after which a worker is replaced. 0 means never.", min=0
     )
     max_rss: Bytes = setting(
         0,
-        "Memory growth after which a worker is replaced, counted from when it became ready."
-        " 0 means never.",
+        "The memory growth after which a worker is replaced, counted from when it became ready. 0"
+        " means never.",
         min=0,
     )
     max_age: Seconds = setting(
-        0.0, "Age at which a worker is replaced, at least 1s. 0 means never."
+        0.0, "The age at which a worker is replaced, at least 1s. 0 means never."
     )
     handover: str = setting(
         "warm",
         "How a worker is replaced. warm: the next worker boots, including `on_start`, before the"
-        " current one stops. cold: the current worker stops first. Use it for a handler of which"
-        " only one process may exist.",
+        " current one stops. cold: the current worker stops first. Use `cold` if only one process"
+        " of the handler may exist at a time.",
         choices=("warm", "cold"),
     )
     reclaim_idle: Seconds = setting(
         60.0,
-        "Time after which an unacknowledged entry that another client fetched in this group is"
-        " taken over.",
+        "The time after which streamqd takes over an entry that another client fetched in this"
+        " group and has not acknowledged.",
         min=1,
     )
     dlq_error: str = setting(
         "traceback",
-        "How much of the exception a dead letter contains. Each value includes the previous ones.",
+        "How much of the exception is stored in a dead letter. Each value includes the previous"
+        " ones.",
         choices=("none", "class", "message", "traceback"),
     )
     dlq_body: str = setting(
         "full",
-        "How much of the payload a dead letter contains. Only a dead letter with the full payload"
-        " can be replayed. full: the whole payload. hash: its size and SHA-256. none: its size.",
+        "How much of the payload is stored in a dead letter. Only a dead letter with the full"
+        " payload can be replayed. full: the whole payload. hash: its size and SHA-256 hash. none:"
+        " its size.",
         choices=("full", "hash", "none"),
     )
     # The explicit settings. Declarations of @handler fill in the others.

@@ -38,50 +38,58 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 class OutboxSettings:
     """An outbox: a table in your database whose messages one instance sends to Redis."""
 
-    name: str = field(metadata=describe("Name, unique on this Redis.", shape=NAMED))
+    name: str = field(
+        metadata=describe(
+            "The name of the outbox, which must be unique in this Redis.", shape=NAMED
+        )
+    )
     database: str = field(
         metadata=describe(
-            'Address of the database: "postgresql://user@host/name", "mysql://user@host/name" or'
-            ' "sqlite:///file.db". Each ${VARIABLE} is replaced by that environment variable. If'
-            " the URL contains a password, this file must be readable only by its owner.",
+            'The address of the database: "postgresql://user@host/name", "mysql://user@host/name"'
+            ' or "sqlite:///file.db". Each `${VARIABLE}` is replaced by that environment variable.'
+            " If the URL contains a password, this file must be readable only by its owner.",
             secret=True,
         )
     )
     password_file: Path | None = setting(
         None,
-        "File with the password, readable only by its owner. Empty means the systemd credential"
-        ' "outbox-NAME-password", if it exists.',
+        "The file that contains the password. It must be readable only by its owner. If this"
+        ' setting is empty, the systemd credential "outbox-NAME-password" is used, if it exists.',
     )
     table: str = setting(
         TABLE,
-        'Table with the messages, such as "streamqd_outbox" or "shop.streamqd_outbox". Rows that'
-        " cannot be sent are moved to the table with the same name and the suffix _dead.",
+        'The table that contains the messages, such as "streamqd_outbox" or'
+        ' "shop.streamqd_outbox". Rows that cannot be sent are moved to a second table, whose name'
+        " has the suffix `_dead`.",
         shape=TABLE_NAME,
     )
-    batch: int = setting(512, "Maximum number of rows per read.", min=1, max=4_096)
+    batch: int = setting(
+        512, "The maximum number of rows that the relay reads at a time.", min=1, max=4_096
+    )
     poll: Seconds = setting(
         1.0,
-        "Interval at which the relay reads an empty table. With PostgreSQL, it also reads the table"
-        " immediately after a commit.",
+        "The interval at which the relay checks an empty table for new rows. With PostgreSQL, it"
+        " also reads the table immediately after a commit.",
         min=0.05,
         max=3_600,
     )
     max_backlog: int | None = setting(
         None,
-        "Number of waiting messages at which the relay stops sending to a partition. It continues"
-        ' when the partition has room. "none" means no limit.',
+        "The number of waiting messages at which the relay stops sending to a partition. It"
+        ' continues when the partition has room. "none" means no limit.',
         min=1,
     )
     wait_replicas: int = setting(
         0,
-        "Number of Redis replicas that must confirm the messages before their rows are deleted.",
+        "The number of Redis replicas that must confirm the messages before the relay deletes"
+        " their rows.",
         min=0,
         max=16,
     )
     lease_ttl: Seconds = setting(
         15.0,
-        "Time after which another instance takes over the outbox of a lost host. The lease is"
-        " renewed every lease_ttl / 3.",
+        "The time after which another instance takes over the outbox of a lost host. The lease is"
+        " renewed every `lease_ttl / 3`.",
         min=1,
         max=3_600,
     )

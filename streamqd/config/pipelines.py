@@ -19,36 +19,37 @@ _EXTRA = Shape(
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Settings of `streamqd pipeline` for one topic. The daemon ignores them."""
+    """The settings of `streamqd pipeline` for one topic. The daemon ignores them."""
 
     schema: str | None = setting(
         None,
-        "Columns of the topic's payloads, written as in Spark SQL's CREATE TABLE, such as"
-        ' "id long, amount decimal(10,2), at timestamp". With a schema, `pipeline archive` also'
-        " writes a parsed table, and `pipeline report` describes its columns. If empty, payloads"
-        " stay bytes.",
+        "The columns of the topic's payloads, written as in Spark SQL's `CREATE TABLE`, such as"
+        ' `"id long, amount decimal(10,2), at timestamp"`. With a schema, `pipeline archive` also'
+        " writes a parsed table, and `pipeline report` describes its columns. Without one,"
+        " payloads stay bytes.",
     )
     event_time: str | None = setting(
         None,
-        "Timestamp or date column by which the parsed table is partitioned, by UTC date."
-        " Empty means the time of the entry.",
+        "The timestamp or date column by which the parsed table is partitioned, by UTC date. If"
+        " this setting is empty, the time of the entry is used.",
     )
     times: tuple[str, ...] = setting(
         (),
-        'Formats of timestamp and date columns, each as "COLUMN FORMAT", such as'
-        ' ["at milliseconds", "day dd/MM/yyyy"]. FORMAT is seconds, milliseconds or microseconds'
-        " (since 1970), or a Spark pattern. Without a format, a column is read as ISO 8601 or"
-        " seconds.",
+        'The formats of timestamp and date columns, each written as `"COLUMN FORMAT"`, such as'
+        ' `["at milliseconds", "day dd/MM/yyyy"]`. FORMAT is seconds, milliseconds or microseconds'
+        " (since 1970), or a Spark pattern. The values of a column without a format are read as"
+        " ISO 8601 or as seconds.",
         shape=_TIME,
     )
     extra: tuple[str, ...] = setting(
         (),
-        "Additional columns of the parsed table. entry_key: the key of the entry. entry_headers:"
-        " its headers. _rescued: payload fields without a column, as JSON.",
+        'Additional columns of the parsed table: "entry_key" for the key of the entry,'
+        ' "entry_headers" for its headers, and "_rescued" for the payload fields that have no'
+        " column, as JSON.",
         shape=_EXTRA,
     )
     codec: str = setting(
         "json",
-        "Encoding of the payloads that the parsed table and `pipeline report` read.",
+        "The encoding of the payloads that the parsed table and `pipeline report` read.",
         choices=("json", "msgpack"),
     )

@@ -26,18 +26,19 @@ from streamqd.config.values import (
 
 _COLUMNS = 100
 _HEAD = """\
-streamq.toml: every setting of streamqd with its default. Generated from the code. Your file needs
-only the settings that you change.
+streamq.toml: every setting of streamqd with its default. This file is generated from the code. Your
+file needs only the settings that you change.
 
-Lines with # and a space are comments. Lines with # and no space are settings at their default: to
-change a setting, remove the #.
+Lines with # and a space are comments. Lines with # and no space are settings at their default. To
+change such a setting, remove the #.
 
-Durations are seconds, or strings such as "1m30s" or "500ms". Sizes are bytes, or strings such as
-"64MiB" (powers of 1024) or "4MB" (powers of 1000). To disable an optional setting, set it to
-"none", or to 0 or "" where its comment says so.
+A duration is a number of seconds, or a string such as "1m30s" or "500ms". A size is a number of
+bytes, or a string such as "64MiB" (powers of 1024) or "4MB" (powers of 1000). To disable an
+optional setting, set it to "none", or to 0 or "" if its comment mentions that value.
 
-The command line overrides the environment, which overrides the file. The variable
-STREAMQ_DAEMON__LEASE_TTL sets daemon.lease_ttl. An unknown name is an error."""
+The command line overrides the environment, which overrides the file. For example, the variable
+STREAMQ_DAEMON__LEASE_TTL overrides daemon.lease_ttl. A name that streamqd does not recognize is an
+error."""
 _TOPIC, _GROUP = "access", "hits"
 _SCHEDULE = Schedule("nightly", _TOPIC, cron="0 3 * * *")
 _UNSET = Schedule("nightly", _TOPIC)  # no cron, so that its default is shown
@@ -147,9 +148,10 @@ def _describe_allowed(setting: Setting) -> str:
         return " One of " + ", ".join(f'"{choice}"' for choice in setting.choices) + "."
     if setting.kind in (Kind.DURATION, Kind.SIZE, Kind.INTEGER, Kind.NUMBER):
         low, high = (_bound(setting, number) for number in bounds(setting))
-        least = f" from {low}" if setting.min or setting.max is not None else ""
-        most = f" to {high}" if setting.max is not None else ""
-        return f" {setting.kind.value.capitalize()}{least}{most}."
+        kind = f" {'An' if setting.kind is Kind.INTEGER else 'A'} {setting.kind.value}"
+        if setting.max is not None:
+            return f"{kind} from {low} to {high}."
+        return f"{kind} of at least {low}." if setting.min else f"{kind}."
     return " Required." if setting.required else ""
 
 

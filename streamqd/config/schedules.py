@@ -36,54 +36,68 @@ class Schedule:
     Set exactly one of cron, every and at.
     """
 
-    name: str = field(metadata=describe("Name, unique on this Redis.", shape=_NAME))
-    topic: str = field(metadata=describe("Topic to which the messages are sent.", shape=NAMED))
+    name: str = field(
+        metadata=describe(
+            "The name of the schedule, which must be unique in this Redis.", shape=_NAME
+        )
+    )
+    topic: str = field(metadata=describe("The topic to which the messages are sent.", shape=NAMED))
     cron: str | None = setting(
         None,
-        "Cron expression: minute, hour, day of the month, month, day of the week, such as"
-        ' "0 3 * * *".',
+        'A cron expression: minute, hour, day of the month, month, day of the week, such as "0 3 *'
+        ' * *".',
     )
     every: Seconds | None = setting(
-        None, "An interval, counted from 1970-01-01T00:00Z.", min=1, max=366 * 86_400
+        None,
+        "The interval between two messages, counted from 1970-01-01T00:00Z.",
+        min=1,
+        max=366 * 86_400,
     )
     at: str | None = setting(
-        None, "A time with its offset from UTC, such as 2027-01-01T08:00:00+01:00."
+        None,
+        "The time of a single message with its offset from UTC, such as 2027-01-01T08:00:00+01:00.",
     )
     timezone: str | None = setting(
-        None, 'Time zone of cron, such as "Europe/Berlin". Empty means UTC.'
+        None, 'The time zone of cron, such as "Europe/Berlin". Empty means UTC.'
     )
-    key: str | None = setting(None, "Key of the messages. Empty means the name.", shape=_KEY)
+    key: str | None = setting(
+        None, "The key of the messages. Empty means the name of the schedule.", shape=_KEY
+    )
     partition: int | None = setting(
-        None, 'Partition of the messages. With "none", the key selects it.', min=0, max=4_095
+        None,
+        'The partition to which the messages are sent. With "none", the key selects it.',
+        min=0,
+        max=4_095,
     )
     payload: JsonText = setting(
-        "{}", "Payload, sent as JSON. A string is sent unchanged. At most 64 KiB."
+        "{}", "The payload, which is sent as JSON. A string is sent unchanged. At most 64 KiB."
     )
     misfire: str = setting(
         ONCE,
-        "Handling of missed ticks. once: one message is sent, for the newest missed tick. skip:"
-        " no message is sent. all: a message is sent for each of the newest 100 missed ticks.",
+        "How missed ticks are handled. once: one message is sent, for the newest missed tick."
+        " skip: no message is sent. all: a message is sent for each of the newest 100 missed"
+        " ticks.",
         choices=(ONCE, SKIP, ALL),
     )
     misfire_grace: Seconds = setting(
         3_600.0,
-        "Delay after which a tick is missed. A tick is also missed if it is more than 5 s late and"
-        " the next tick is already due.",
+        "The delay after which a tick counts as missed. A tick that is more than 5 s late is also"
+        " missed if the next tick is already due.",
         min=1,
         max=366 * 86_400,
     )
     overlap: str = setting(
         "allow",
-        "Handling of a tick while the last message of the schedule is not finished."
-        ' "allow" sends a message. "skip:GROUP" skips the tick while the last message is unread,'
-        " running or waiting for a retry in GROUP.",
+        'How a tick is handled while the last message of the schedule is not finished. "allow"'
+        ' sends a message. "skip:GROUP" skips the tick while the last message is unread, running'
+        " or waiting for a retry in GROUP.",
         shape=_OVERLAP,
     )
     jitter: Seconds = setting(
         0.0,
-        "Maximum delay of a schedule's messages. Each schedule has a fixed delay between 0 and this"
-        " duration, derived from its name. With 0, schedules that are due in the same minute all"
-        " fire at its start.",
+        "The maximum delay of a schedule's messages. Each schedule has a fixed delay between 0 and"
+        " this duration, which is derived from its name. With 0, schedules that are due in the"
+        " same minute all send at its start.",
         min=0,
         max=JITTER_MAX,
     )

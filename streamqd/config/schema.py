@@ -59,50 +59,58 @@ _CRASH_BACKOFF = Backoff(kind="exponential", base=0.5, max=60.0, jitter="full")
 
 @dataclass(frozen=True, slots=True)
 class Redis:
-    """Connection to Redis."""
+    """The connection to Redis."""
 
     url: str = setting(
         "embedded:",
-        'Address of Redis. "embedded:" starts a server in state_dir. Other forms are'
-        ' "redis://host:6379/0", "rediss://host:6379/0" (TLS), "unix:///path/redis.sock?db=0",'
-        ' "redis+sentinel://host:26379,host:26379/mymaster/0" and'
-        ' "redis+cluster://host:7000,host:7001" (one or more nodes), and "rediss+…" with TLS. If'
-        " the URL contains a password, this file must be readable only by its owner.",
+        'The address of Redis. With "embedded:", the daemon starts its own server in state_dir.'
+        ' Other forms are "redis://host:6379/0", "rediss://host:6379/0" (TLS),'
+        ' "unix:///path/redis.sock?db=0", "redis+sentinel://host:26379,host:26379/mymaster/0" and'
+        ' "redis+cluster://host:7000,host:7001" (one or more nodes). To use TLS with Sentinel or'
+        ' Cluster, write "rediss+" instead of "redis+". If the URL contains a password, this file'
+        " must be readable only by its owner.",
         secret=True,
     )
-    username: str | None = setting(None, "ACL user. Empty means the default user.")
+    username: str | None = setting(
+        None, "The ACL user for the login to Redis. Empty means the default user."
+    )
     password_file: Path | None = setting(
         None,
-        "File with the password, readable only by its owner. Empty means the systemd credential"
-        ' "redis-password", if it exists.',
+        "The file that contains the password. It must be readable only by its owner. If this"
+        ' setting is empty, the systemd credential "redis-password" is used, if it exists.',
     )
     sentinel_username: str | None = setting(
-        None, "ACL user on the sentinels. Empty means the default user."
+        None, "The ACL user for the login to the Sentinels. Empty means the default user."
     )
     sentinel_password_file: Path | None = setting(
         None,
-        "File with the password for the sentinels, readable only by its owner. Empty means the"
-        ' systemd credential "redis-sentinel-password", if it exists, otherwise no password.',
+        "The file that contains the password for the Sentinels. It must be readable only by its"
+        ' owner. If this setting is empty, the systemd credential "redis-sentinel-password" is'
+        " used, if it exists. Otherwise, no password is sent.",
     )
     ca_file: Path | None = setting(
         None,
-        "PEM file with CA certificates that are trusted in addition to those of the operating"
+        "The PEM file with CA certificates that are trusted in addition to those of the operating"
         " system.",
     )
-    cert_file: Path | None = setting(None, "PEM file of the client certificate. Requires key_file.")
-    key_file: Path | None = setting(None, "PEM file of the client key. Requires cert_file.")
+    cert_file: Path | None = setting(
+        None, "The PEM file with the client certificate. Requires key_file."
+    )
+    key_file: Path | None = setting(
+        None, "The PEM file with the private key of the client certificate. Requires cert_file."
+    )
     allow_eviction: bool = setting(
         False,
-        "Start even if the server may evict keys (maxmemory-policy other than noeviction). If it"
-        " evicts a stream, its messages are lost.",
+        "If true, the daemon starts even if the server may evict keys (any `maxmemory-policy`"
+        " except `noeviction`). If the server evicts a stream, the messages in it are lost.",
     )
     allow_insecure: bool = setting(
         False,
-        "Connect to another host without TLS. Anyone on the network path can then read and change"
-        " all data, and read the password.",
+        "If true, connections to other hosts are allowed without TLS. Anyone on the network path"
+        " can then read and change all data, and read the password.",
     )
     connect_timeout: Seconds = setting(
-        2.0, "Maximum time for one attempt to connect.", min=0.05, max=60
+        2.0, "The maximum time for one attempt to connect to Redis.", min=0.05, max=60
     )
 
     def __repr__(self) -> str:
@@ -113,120 +121,138 @@ class Redis:
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """This instance: its name, processes and share of the partitions."""
+    """This instance: its name, its processes and its share of the partitions."""
 
     instance: str = field(
         default_factory=socket.gethostname,
         metadata=describe(
-            "Name of this instance, unique in the fleet. Empty means the host name.",
+            "The name of this instance, which must be unique in the fleet. Empty means the host"
+            " name.",
             empty_is_default=True,
             shape=NAMED,
         ),
     )
     fleet: str = setting(
         "default",
-        "Name of the fleet. Instances of one fleet share the partitions of their consumers.",
+        "The name of the fleet. The instances of a fleet share the partitions of their consumers.",
         shape=NAMED,
     )
     state_dir: Path = setting(
         Path("./var"),
-        "Directory for the lock and the data of the embedded server. All paths in this file are"
-        " relative to its directory.",
+        "The directory for the lock and for the data of the embedded server. Every relative path"
+        " in this file, including this one, is relative to the directory of this file.",
     )
     handlers: tuple[str, ...] = setting(
         (),
-        "Modules with @handler functions. They can be in the directory of this file.",
+        "The Python modules that contain @handler functions. They can be in the same directory as"
+        " this file.",
         shape=_MODULE,
     )
     preload: tuple[str, ...] = setting(
         (),
-        "Libraries to import before the workers are forked, so that all workers share their memory."
-        " Do not list handler modules. A change requires a restart.",
+        "The libraries that are imported before the workers are forked, so that all workers share"
+        " the memory of these libraries. Do not list handler modules. A change takes effect after"
+        " a restart.",
         shape=_MODULE,
     )
     lease_ttl: Seconds = setting(
         15.0,
-        "Time until the lease of a partition expires. Its owner renews it every lease_ttl / 5."
-        " After a host is lost, other instances own its partitions within 1.6 * lease_ttl.",
+        "The time after which the lease of a partition expires, unless its owner renews it. The"
+        " owner renews it every `lease_ttl / 5`. After a host is lost, other instances own its"
+        " partitions within `1.6 * lease_ttl`.",
         min=1,
         max=3_600,
     )
     drain_timeout: Seconds = setting(
         30.0,
-        "How long a shutdown waits for running messages. Messages that are still running after it"
-        " run again. The stop timeout of a container must be at least 17 s longer.",
+        "The maximum time for which a shutdown waits for running messages. Messages that have not"
+        " finished by then run again later. The stop timeout of a container must be at least 17 s"
+        " longer.",
         min=0,
         max=86_400,
     )
     boot_timeout: Seconds = setting(
-        60.0, "Maximum time for a worker to import its handler and become ready.", min=1, max=3_600
+        60.0,
+        "The maximum time that a worker may take to import its handler and become ready.",
+        min=1,
+        max=3_600,
     )
     event_loop: str = setting(
         "asyncio",
-        "Event loop of async handlers. asyncio: the standard loop, or that of the policy that a"
-        " handler module sets. uvloop: a faster loop that requires the uvloop extra and rounds"
-        " timers up to whole milliseconds.",
+        "The event loop on which async handlers run. asyncio: the standard loop, or the loop of"
+        " the policy that a handler module sets. uvloop: a faster loop, which requires the uvloop"
+        " extra and rounds timers up to whole milliseconds.",
         choices=("asyncio", "uvloop"),
     )
     loop_blocked_after: Seconds = setting(
         1.0,
-        "Log a loop.blocked event when a coroutine blocks its worker's event loop for this long."
-        " 0 means never.",
+        "The time after which a coroutine that blocks its worker's event loop is reported in the"
+        " log, as `loop.blocked`. With 0, it is never reported.",
         min=0,
         max=3_600,
     )
     weight: int = setting(
         1,
-        "Share of the partitions that this instance takes, relative to the other instances.",
+        "The share of the partitions that this instance takes, relative to other instances. For"
+        " example, an instance with weight 2 takes twice as many partitions as one with weight 1.",
         min=1,
         max=1_000,
     )
     max_partitions: int = setting(
         0,
-        "Maximum number of assignments (worker processes) that this instance owns."
-        " 0 means no limit.",
+        "The maximum number of assignments that this instance owns, each of which has one worker"
+        " process. 0 means no limit.",
         min=0,
         max=4_096,
     )
     rebalance_delay: Seconds = setting(
         3.0,
-        "How long a change of the fleet must last before partitions move between live instances.",
+        "The time for which a change in the fleet must last before partitions move between live"
+        " instances.",
         min=0,
         max=3_600,
     )
     rebalance_hold: Seconds = setting(
-        10.0, "Minimum time between two moves of a partition.", min=0, max=86_400
+        10.0, "The minimum time between two moves of the same partition.", min=0, max=86_400
     )
     rebalance_moves: int = setting(
-        4, "Maximum number of partitions that this instance releases at a time.", min=1, max=4_096
+        4,
+        "The maximum number of partitions that this instance hands over at the same time.",
+        min=1,
+        max=4_096,
     )
-    crash_backoff: Backoff = setting(_CRASH_BACKOFF, "Delay before a crashed worker is restarted.")
+    crash_backoff: Backoff = setting(
+        _CRASH_BACKOFF, "The delay before a crashed worker is restarted."
+    )
     crash_loop: int = setting(
         5,
-        "Consecutive crashes after which this instance releases the partition and does not take it"
-        " back for crash_cooldown. A crash while a message runs counts as 1 / (max_crashes + 1),"
-        " so one bad message alone does not cause the release.",
+        "The number of consecutive crashes after which this instance releases the partition. It"
+        " does not take the partition back until crash_cooldown has passed. A crash while a"
+        " message runs counts only as `1 / (max_crashes + 1)`, so one bad message alone does not"
+        " cause the release.",
         min=1,
         max=1_000,
     )
     crash_cooldown: Seconds = setting(
         60.0,
-        "Time before this instance takes back a partition that it released because of crash_loop.",
+        "The time after which this instance may take back a partition that it released because of"
+        " crash_loop.",
         min=1,
         max=86_400,
     )
     history: Seconds = setting(
         86_400.0,
-        "How long the statistics of each minute are kept in Redis, for the console's charts and"
-        " for `streamqd pipeline archive`. They use about 80 bytes per minute, instance, topic and"
-        " group, and 110 bytes per partition with messages. With 0, no statistics are written.",
+        "The time for which Redis keeps the statistics of each minute, which the console shows as"
+        " charts and `streamqd pipeline archive` stores. Per minute, they need about 80 bytes for"
+        " each instance, topic and group, and 110 bytes for each partition with messages. With 0,"
+        " no statistics are written.",
         min=0,
         max=7 * 86_400,
     )
     max_message_bytes: Bytes = setting(
         1 << 20,
-        "Maximum size of the payload, and of the key and headers together. Producers reject larger"
-        " messages, and workers dead-letter them.",
+        "The maximum size of a payload. The key and the headers of a message together have the"
+        " same limit. Producers reject larger messages, and workers dead-letter them.",
         min=1,
         max=512 << 20,
     )
@@ -234,26 +260,29 @@ class Daemon:
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """HTTP endpoints for metrics, health checks and the status page. They are read-only."""
+    """The HTTP endpoints for metrics, health checks and the status page. They are read-only."""
 
     bind: str = setting(
         "127.0.0.1:9464",
-        'Address of the endpoints: "127.0.0.1:9464", "unix:./var/http.sock", or "" to disable'
-        " them. An address that other hosts can reach requires token_file or allow_public.",
+        'The address of the endpoints, such as "127.0.0.1:9464" or "unix:./var/http.sock". To'
+        ' disable the endpoints, set it to `""`. An address that other hosts can reach requires'
+        " token_file or allow_public.",
     )
     token_file: Path | None = setting(
         None,
-        "File with the token that all endpoints except the health checks require"
-        ' ("Authorization: Bearer TOKEN"), readable only by its owner. Empty means the systemd'
-        ' credential "http-token" if it exists, otherwise no token.',
+        "The file that contains the token, readable only by its owner. All endpoints except the"
+        " health checks then require this token (`Authorization: Bearer TOKEN`). If this setting"
+        ' is empty, the systemd credential "http-token" is used, if it exists. Otherwise, no token'
+        " is required.",
     )
     allow_public: bool = setting(
-        False, "Serve all endpoints without a token to any client that can reach the address."
+        False,
+        "If true, all endpoints answer any client that can reach the address, without a token.",
     )
     hosts: tuple[str, ...] = setting(
         (),
-        "Host names that clients may use, in addition to addresses and localhost, such as the name"
-        " of a proxy. If other hosts can reach the address, every name is accepted.",
+        "The host names that clients may use in addition to IP addresses and localhost, such as"
+        " the name of a proxy. If other hosts can reach the address, every name is accepted.",
         shape=_HOST,
     )
 
@@ -270,63 +299,66 @@ class Http:
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """The web console, a separate process: `streamqd console`."""
+    """The web console, which is a separate process: `streamqd console`."""
 
     bind: str = setting(
         "127.0.0.1:9466",
-        'Address of the console: "HOST:PORT". Port 0 selects a free port. An address that other'
-        " hosts can reach requires users_file or proxy_header.",
+        'The address of the console, as "HOST:PORT". Port 0 selects a free port. An address that'
+        " other hosts can reach requires users_file or proxy_header.",
     )
-    prefix: str = setting("/", "Path under which a proxy serves the console.", shape=_PATH_PREFIX)
+    prefix: str = setting(
+        "/", "The path under which a proxy serves the console.", shape=_PATH_PREFIX
+    )
     read_only: bool = setting(
-        False, "Treat every user as a viewer. The console then changes nothing."
+        False, "If true, every user is treated as a viewer, so the console changes nothing."
     )
     users_file: Path | None = setting(
         None,
-        "File with the users who can log in, written by `streamqd console --add-user` and readable"
-        " only by its owner. If empty, the console prints a link with a one-time token that logs in"
-        " an admin.",
+        "The file with the users who can log in. `streamqd console --add-user` writes it, and it"
+        " must be readable only by its owner. If this setting is empty, the console prints a link"
+        " with a one-time token that logs in an admin.",
     )
     proxy_header: str | None = setting(
         None,
-        "Header with the user name, set by an authenticating proxy.",
+        "The header in which an authenticating proxy sends the name of the user.",
         shape=_HEADER,
     )
     proxy_from: tuple[str, ...] = setting(
         (),
-        "Addresses or networks of the proxies that may set proxy_header.",
+        "The addresses or networks of the proxies whose proxy_header is accepted.",
         shape=_PEER,
     )
     proxy_role: str = setting(
         "viewer",
-        "Role of users from proxy_header who are not in users_file.",
+        "The role of users who are named in proxy_header but not in users_file.",
         choices=("viewer", "operator", "admin"),
     )
     viewer_bodies: str = setting(
-        "show", "Keys, headers and payloads of messages for viewers.", choices=_BODIES
+        "show", "How viewers see the keys, headers and payloads of messages.", choices=_BODIES
     )
     operator_bodies: str = setting(
-        "show", "Keys, headers and payloads of messages for operators.", choices=_BODIES
+        "show", "How operators see the keys, headers and payloads of messages.", choices=_BODIES
     )
     admin_bodies: str = setting(
-        "show", "Keys, headers and payloads of messages for admins.", choices=_BODIES
+        "show", "How admins see the keys, headers and payloads of messages.", choices=_BODIES
     )
     masks: tuple[str, ...] = setting(
         (),
-        'Parts that are hidden in masked messages: JSON pointers such as "/card/number", and'
-        ' headers such as "header:authorization".',
+        'The parts of messages that users with "masked" cannot see: JSON pointers into the'
+        ' payload, such as "/card/number", and headers, such as "header:authorization".',
         shape=_MASK,
     )
     trace_url: str | None = setting(
         None,
-        'URL of a trace in your tracing backend, such as "https://tempo.example/trace/{trace_id}".'
-        " Messages and dead letters link to it.",
+        "The URL of a trace in your tracing backend, such as"
+        ' "https://tempo.example/trace/{trace_id}". The pages of messages and dead letters link to'
+        " it.",
         shape=_TRACE_URL,
     )
     archive: str | None = setting(
         None,
-        "Absolute path or URL of the archive of `pipeline archive`. Message pages then also find"
-        " archived messages. Requires the spark extra.",
+        "The absolute path or the URL of the archive that `pipeline archive` writes. Message pages"
+        " then also find archived messages. Requires the spark extra.",
         shape=_ARCHIVE,
     )
 
@@ -339,17 +371,17 @@ class Console:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The log on standard error."""
+    """The log, which is written to standard error."""
 
     format: str = setting(
         "auto",
-        "Format of the log. text: readable lines. json: one JSON object per line. auto: text on a"
-        " terminal, and JSON otherwise.",
+        "The format of the log. text: readable lines. json: one JSON object per line. auto: text"
+        " on a terminal, and JSON otherwise.",
         choices=("auto", "text", "json"),
     )
     level: str = setting(
         "info",
-        "Minimum level of the logged events.",
+        "The lowest level of events that are logged.",
         choices=("debug", "info", "warning", "error"),
     )
 
@@ -360,33 +392,36 @@ class Telemetry:
 
     traces: bool = setting(
         False,
-        "Create a span for each run, and for each send of a producer that reads this file."
-        " Requires the otel extra. The standard OTEL_* variables, such as"
+        "If true, a span is created for each run, and for each send of a producer that reads this"
+        " file. This requires the otel extra. The standard OTEL_* variables, such as"
         " OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_SERVICE_NAME, configure the rest.",
     )
     producer_span: str = setting(
         "link",
-        "Relation of a run's span to its producer's span. Batches always use links. link: the run"
-        " starts its own trace, with a link to the producer's span. parent: the run continues the"
-        " producer's trace.",
+        "How the span of a run is related to the span of its producer. Batches always use links."
+        " link: the run starts its own trace, with a link to the producer's span. parent: the run"
+        " continues the producer's trace.",
         choices=("link", "parent"),
     )
     sentry: bool = setting(
         False,
-        "Report failed runs to Sentry, each cause at most once a minute. Requires the sentry extra."
-        " With SENTRY_TRACES_SAMPLE_RATE, also record runs as transactions. The variables"
-        " SENTRY_DSN, SENTRY_ENVIRONMENT and SENTRY_RELEASE configure the rest.",
+        "If true, failed runs are reported to Sentry, each cause at most once a minute. This"
+        " requires the sentry extra. If SENTRY_TRACES_SAMPLE_RATE is set, runs are also recorded"
+        " as transactions. The variables SENTRY_DSN, SENTRY_ENVIRONMENT and SENTRY_RELEASE"
+        " configure the rest.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPrefixes:
-    """Prefixes of the keys in Redis. A fleet and its producers must use the same prefixes."""
+    """The prefixes of the keys in Redis. A fleet and its producers must use the same prefixes."""
 
     control: str = setting(
-        "streaming:mq", "Prefix of leases, members, topics and other bookkeeping.", shape=_PREFIX
+        "streaming:mq",
+        "The prefix of the keys for leases, members, topics and other bookkeeping.",
+        shape=_PREFIX,
     )
-    streams: str = setting("stream:topic", "Prefix of the streams.", shape=_PREFIX)
+    streams: str = setting("stream:topic", "The prefix of the keys of streams.", shape=_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)

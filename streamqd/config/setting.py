@@ -102,7 +102,7 @@ _DELAY_MAX = 30 * 86_400.0
 # Backoff belongs to streamqd.model, which does not depend on the configuration.
 _BACKOFF: dict[str, Setting] = {
     "kind": Setting(
-        "fixed: the delay is always base. linear: it grows by base each time. exponential: it"
+        "fixed: the delay is always `base`. linear: it grows by `base` each time. exponential: it"
         " doubles each time.",
         choices=("fixed", "linear", "exponential"),
     ),

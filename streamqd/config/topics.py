@@ -12,47 +12,48 @@ class Retention:
     """Limits on the acknowledged entries that a partition keeps."""
 
     max_age: Seconds | None = setting(
-        None, 'Acknowledged entries older than this are trimmed. "none" means no limit.', min=1
+        None, 'The age at which acknowledged entries are trimmed. "none" means no limit.', min=1
     )
     max_length: int | None = setting(
         None,
-        'Acknowledged entries beyond this number per partition are trimmed. "none" means no limit.',
+        'The number of entries per partition above which acknowledged entries are trimmed. "none"'
+        " means no limit.",
         min=0,
     )
     max_bytes: Bytes | None = setting(
         None,
-        "Acknowledged entries are trimmed while a partition uses more memory than this,"
-        ' approximately. "none" means no limit.',
+        "The approximate memory use of a partition above which acknowledged entries are trimmed."
+        ' "none" means no limit.',
         min=1,
     )
     shrink_every: Seconds | None = setting(
         None,
-        "Interval at which a partition is trimmed. Each trim removes the acknowledged entries that"
-        " were already there at the previous one, so entries are kept for one to two intervals."
+        "The interval at which a partition is trimmed. Each trim removes the acknowledged entries"
+        " that already existed at the previous trim, so an entry is kept for one to two intervals."
         ' "none" disables these trims.',
         min=1,
     )
     ack_policy: str = setting(
         "keep",
-        "keep: trims entries at the limits of the other settings. delete: trims entries once every"
-        " group has acknowledged them.",
+        "keep: entries are trimmed at the limits of the other settings. delete: entries are"
+        " trimmed once every group has acknowledged them.",
         choices=("keep", "delete"),
     )
     without_groups: bool = setting(
         False,
-        "Also trim the topic if no group reads it. Set it for a topic that is only archived, or"
-        " read without a group.",
+        "If true, the topic is trimmed even if no group reads it. Use this for a topic that is"
+        " only archived, or that is read without a group.",
     )
     drop_unacked_after: Seconds | None = setting(
         None,
-        "Age beyond which unacknowledged entries are lost (removed and counted)."
-        ' "none" keeps them.',
+        'The age beyond which unacknowledged entries are lost (removed and counted). "none" keeps'
+        " them.",
         min=1,
     )
     drop_unacked_above: int | None = setting(
         None,
-        "Number of entries per partition beyond which unacknowledged entries are lost (removed and"
-        ' counted). "none" keeps them.',
+        "The number of entries per partition beyond which unacknowledged entries are lost (removed"
+        ' and counted). "none" keeps them.',
         min=1,
     )
     # The explicit settings. Those registered with the topic fill in the others.
@@ -72,27 +73,30 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Settings of one topic. They apply when the topic is created and when it is trimmed."""
+    """The settings of one topic. They apply when the topic is created and when it is trimmed."""
 
     partitions: int = setting(
         1,
-        "Number of partitions, each with one worker per group. It can grow, but not shrink.",
+        "The number of partitions, each with one worker per group. It can grow, but not shrink.",
         min=1,
         max=4_096,
     )
     retention: Retention = setting(
-        Retention(), "Limits on the entries that all groups have acknowledged."
+        Retention(),
+        "The limits up to which a partition keeps entries. Except for drop_unacked_after and"
+        " drop_unacked_above, they remove only entries that all groups have acknowledged.",
     )
     archive: str = setting(
         "off",
-        "off: entries are trimmed whether or not they are archived. required: no entry is trimmed,"
-        " and no dead letter is deleted, before `streamqd pipeline archive` has stored it.",
+        "Determines whether entries must be archived before they are removed. off: entries are"
+        " trimmed whether or not they are archived. required: no entry is trimmed, and no dead"
+        " letter is deleted, before `streamqd pipeline archive` has stored it.",
         choices=("off", "required"),
     )
     dlq_retention: Seconds | None = setting(
         None,
-        'Dead letters older than this are deleted and counted. With "none", dead letters are kept'
-        ' until they are replayed or purged. With archive = "required", a dead letter is never'
+        'The age at which dead letters are deleted and counted. With "none", dead letters are kept'
+        ' until they are replayed or purged. With `archive = "required"`, a dead letter is never'
         " deleted before it is archived.",
         min=1,
     )
