@@ -1,3 +1,3 @@
-"""All Redis I/O. This package makes no decisions: it executes calls and returns refusals."""
+"""All communication with Redis. This package runs calls and reports refusals; callers decide."""
 
 from __future__ import annotations

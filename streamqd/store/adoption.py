@@ -1,4 +1,4 @@
-"""Script calls that take over the pending entries of other clients of a group."""
+"""Script calls that take over entries which other clients of a group left pending."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ PAGE = 256
 def adopt(
     keys: Keys, assignment: Assignment, source: str, cursor: str = BEGIN, count: int = PAGE
 ) -> Call:
-    """Take over one page of pending entries. `source`: m = partition stream, r = retry stream."""
+    """Take over one page of the entries that other clients have left pending.
+
+    `source` is "m" for the partition stream or "r" for the retry stream. To get the next page, pass
+    the cursor that the previous one returned.
+    """
     stream = keys.source(*assignment) if source == "m" else keys.retry_stream(*assignment)
     return scripts.get("message_adopt").call(
         {"fence": keys.fence(*assignment), "source": stream},
@@ -27,7 +31,10 @@ def adopt(
 
 
 class Adopted(NamedTuple):
-    """The result for one page. `cursor` is that of the next page, `BEGIN` after the last one."""
+    """The number of entries taken over from one page, and where the next page starts.
+
+    After the last page, `cursor` is `BEGIN`.
+    """
 
     cursor: str
     entries: int

@@ -1,6 +1,6 @@
-"""Script calls of archive pipelines: record the archived position, and lease a topic to one run.
+"""Script calls of archive pipelines, which record their progress and lease a topic to one run.
 
-`streamqd.spark.pipelines` uses them. The archive itself consists of Delta tables.
+Only `streamqd.spark.pipelines` uses these calls. The archive itself is stored in Delta tables.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ from streamqd.store.scripts import Call
 
 
 def advance(keys: Keys, topic: str, partition: int, entry_id: str, *, dead: bool = False) -> Call:
-    """Record that a partition is archived up to and including this entry, or this dead letter."""
+    """Record that a partition is archived up to and including the entry with this ID.
+
+    If `dead` is True, the ID is that of a dead letter, and the call records how far the dead
+    letters are archived.
+    """
     return scripts.build_call("archive_advance", keys, (topic, partition), id=entry_id, dead=dead)
 
 
 def acquire_lease(
     keys: Keys, topic: str, name: str, token: str, ttl: float, dead_token: str = ""
 ) -> Call:
-    """Acquire the lease of a pipeline on a topic. `ttl` is in seconds.
+    """Acquire the lease of a pipeline on a topic for `ttl` seconds.
 
-    `dead_token` is the token of a run whose process has exited, so its lease counts as free.
+    If the process of an earlier run has exited, pass the token of that run as `dead_token`. Its
+    lease then counts as free.
     """
     return scripts.get("pipeline_lease_acquire").call(
         {"lease": keys.pipeline(topic, name)}, token=token, ttl_ms=_ms(ttl), dead=dead_token

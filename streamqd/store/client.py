@@ -1,7 +1,7 @@
-"""The connection to Redis: every command and script of streamqd goes through it.
+"""The connection to Redis, through which streamqd sends every command and script.
 
-A `Connection` has a route to the right server: a `Node` for one server, or a `Cluster` for all
-masters of a cluster.
+A `Connection` uses a route to reach the right server. The route is a `Node` if there is one server,
+or a `Cluster` if the keys are spread over several masters.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ def connect(
     lookup: Lookup = resolve,
     probe_after: float | None = None,
 ) -> Connection:
-    """Return the connection for the URL, without opening it. `Terms` describes the arguments.
+    """Return a connection for the configured URL without opening it.
 
-    With `key`, the connection uses only the cluster node that serves the key. WATCH, subscriptions
-    and blocking reads need this, because they belong to one socket. Raises ConfigError.
+    `Terms` describes the arguments. If `key` is given, the connection uses only the cluster node
+    that serves this key. Pass a key for WATCH, subscriptions and blocking reads, because these are
+    bound to one socket. Raises ConfigError if the URL is invalid.
     """
     where, terms = topology_of(settings), Terms(settings, timeout, name, lookup, probe_after)
     if where.kind == topology.SENTINEL:
@@ -53,9 +54,10 @@ def connect(
 
 
 class Connection:
-    """All operations on Redis, for every topology.
+    """A connection to Redis with the same operations for every topology.
 
-    Only one thread may use it, in the process that created it or that called `detach`.
+    A connection belongs to one process and may be used by only one of its threads. After a fork,
+    the child must call `detach` before it uses the connection.
     """
 
     def __init__(self, route: Node | Cluster) -> None:
@@ -72,17 +74,17 @@ class Connection:
         return reply
 
     def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run commands in one write.
+        """Send commands in one write, and return their replies in the same order.
 
-        Error replies are RedisResponseError elements of the result.
+        If the server answers a command with an error, the reply is a RedisResponseError.
         """
         return self._route.exchange(commands) if commands else []
 
     def pipeline_each(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run commands as `pipeline` does, but keep partial results.
+        """Run commands as `pipeline` does, but keep the replies of other nodes if a node is silent.
 
-        The result of a command is a RedisUnavailableError if its node does not answer. Raises
-        RedisUnavailableError if no node answers.
+        If a node does not answer a command, the result of that command is a RedisUnavailableError.
+        Raises RedisUnavailableError if no node answers at all.
         """
         return self._route.exchange_each(commands) if commands else []
 
@@ -96,9 +98,11 @@ class Connection:
         return scripts.reply(call, raw)
 
     def run_many(self, calls: Sequence[Call]) -> list[Reply | RedisResponseError]:
-        """Run scripts in one write, in order. Scripts that were not loaded (NOSCRIPT) run later.
+        """Run scripts in one write.
 
-        Calls must therefore not depend on their order. Raises RedisUnavailableError, ContractError.
+        Do not rely on the order of execution. If the server has not loaded a script yet (NOSCRIPT),
+        that call is sent again with its source, and so runs after the other calls. Raises
+        RedisUnavailableError, ContractError.
         """
         answers: list[Reply | RedisResponseError | ContractError] = require_all(
             self.run_each(calls)
@@ -106,10 +110,10 @@ class Connection:
         return [check_valid(each) for each in answers]
 
     def run_each(self, calls: Sequence[Call]) -> list[Answer]:
-        """Run scripts as `run_many` does, but keep partial results.
+        """Run scripts as `run_many` does, but keep the other replies if a call fails.
 
-        The result of a call is a RedisUnavailableError if its node is silent, and a ContractError
-        if the reply is invalid.
+        The result of a call is a RedisUnavailableError if its node did not answer, or a
+        ContractError if the reply is invalid.
         """
         if not calls:
             return []
@@ -131,9 +135,9 @@ class Connection:
 
     @property
     def node(self) -> Node:
-        """The node of the connection, for operations that belong to one socket.
+        """The node of the connection, for operations that are bound to one socket.
 
-        Raises RuntimeError for a cluster, where `connect` needs a key.
+        Raises RuntimeError for a cluster connection that was made without a key.
         """
         return self._route.node
 
@@ -142,16 +146,19 @@ class Connection:
         return [Connection(node) for node in self._route.masters()]
 
     def node_of(self, key: str) -> str:
-        """Return the last known node that serves a key, or '' if there is only one server."""
+        """Return the address of the node last known to serve a key, or '' if it is unknown.
+
+        A connection to a single server always returns ''.
+        """
         return self._route.node_of(key)
 
     def group_by_node(self, keys: Sequence[Key]) -> list[list[Key]]:
-        """Group keys so that a single command may use all keys of a group."""
+        """Divide keys into lists so that one command may use all keys in a list."""
         return self._route.group_by_node(keys)
 
     @property
     def address(self) -> str:
-        """The address for display, without credentials."""
+        """The address to display, which contains no credentials."""
         return self._route.address
 
     # --- lifetime ---
@@ -161,12 +168,15 @@ class Connection:
         return self._route.connected
 
     def open(self) -> None:
-        """Connect, unless connected. Raises RedisUnavailableError with `sent=False`."""
+        """Connect if necessary. Raises RedisUnavailableError with `sent=False`."""
         self._route.open()
 
     @contextlib.contextmanager
     def limit_time(self, seconds: float) -> Iterator[None]:
-        """Limit the block to `seconds`, which includes finding the node and connecting."""
+        """Limit all operations in the `with` block to `seconds` seconds in total.
+
+        The limit includes the time to find the node and to connect.
+        """
         self.set_deadline(time.monotonic() + seconds)
         try:
             yield
@@ -174,23 +184,29 @@ class Connection:
             self.set_deadline(NEVER)
 
     def set_deadline(self, end: float) -> None:
-        """Set the deadline (monotonic) of all further operations, until the next call."""
+        """Set the time (monotonic) by which every later operation must finish.
+
+        The deadline applies until this method is called again.
+        """
         self._route.set_deadline(end)
 
     def close(self) -> None:
-        """Close all open sockets. The next use connects again."""
+        """Close all open sockets. The next operation opens new ones."""
         self._route.close()
 
     def detach(self) -> None:
-        """Forget the parent's sockets in a forked child, without changing them.
+        """Abandon the parent's sockets in a forked child, without affecting the parent.
 
-        Their descriptors stay open in the child until it closes them. The connection then belongs
-        to the child and opens its own sockets.
+        The connection then belongs to the child and opens its own sockets. The inherited file
+        descriptors stay open in the child until the child closes them.
         """
         self._route.detach()
 
     def disable(self) -> None:
-        """Close the descriptors in a forked child that must not use them, and reject any use."""
+        """Close the inherited file descriptors in a forked child that must not use the connection.
+
+        Any later use of the connection in this process raises an error.
+        """
         self._route.disable()
 
 
@@ -212,9 +228,9 @@ def _unknown_script(raw: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """The facts that the checks at the start examine.
+    """The properties of a server that are checked at startup.
 
-    `time` is the server's clock (unix seconds).
+    `time` is the time of the server's clock in unix seconds.
     """
 
     product: str  # redis | valkey
@@ -229,11 +245,11 @@ class ServerFacts:
     time: float
     address: str = ""
     replicas: int = 0
-    needs_replicas: bool = False  # min-replicas-to-write is set
+    needs_replicas: bool = False  # True if min-replicas-to-write is set
 
 
 def server_facts(link: Connection) -> ServerFacts:
-    """Return the server's version and settings. Needs permission for INFO and TIME."""
+    """Return the server's version and settings. The user needs permission for INFO and TIME."""
     info_raw, time_raw = link.pipeline((("INFO",), ("TIME",)))
     if isinstance(info_raw, RedisResponseError):
         raise info_raw
@@ -242,7 +258,7 @@ def server_facts(link: Connection) -> ServerFacts:
         name, colon, value = line.partition(":")
         if colon:
             info[name] = value
-    # Valkey reports redis_version 7.2.4 for old clients, and its own version in another field.
+    # For compatibility, Valkey reports redis_version 7.2.4, and its own version in another field.
     product = "valkey" if "valkey_version" in info else "redis"
     mode = info.get("server_mode") or info.get("redis_mode", "standalone")
     if isinstance(time_raw, RedisResponseError):
@@ -265,6 +281,6 @@ def server_facts(link: Connection) -> ServerFacts:
         time=int(time_raw[0]) + int(time_raw[1]) / 1e6,
         address=link.address,
         replicas=int(info.get("connected_slaves", "0")),
-        # The server reports the number of good replicas only if it requires some.
+        # The server reports the number of good replicas only if min-replicas-to-write is set.
         needs_replicas="min_slaves_good_slaves" in info,
     )

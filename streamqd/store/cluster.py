@@ -1,9 +1,9 @@
-"""The route to a whole Redis Cluster: each command goes to the node that serves its key.
+"""The route to a whole Redis Cluster, which sends each command to the node that serves its key.
 
-It has a `Node` for each master that it needs. An exchange first writes to all nodes and then reads
-from all, so it takes as long as the slowest node. All nodes share one time limit. A command that a
-node redirects (MOVED, ASK) is sent to the right node. All other errors are returned to the caller,
-as with one node.
+The route has a `Node` for each master that it needs. An exchange first writes to all nodes and then
+reads from all of them, so it takes only as long as the slowest node. All nodes share one time
+limit. If a node redirects a command (MOVED, ASK), the route sends it to the right node. It returns
+all other errors to the caller, as a single node does.
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ from streamqd.store.slots import SlotMap, key_of, redirect_of, slot_of
 if TYPE_CHECKING:
     from streamqd.config.topology import Address
 
-REDIRECTS_MAX = 4  # redirects of one command in one exchange. More mean that the nodes disagree.
-_LOOK_AGAIN_SECONDS = 0.2  # pause between reads of the slot map while nodes do not answer
+# Maximum number of redirects of a command in one exchange. If there are more, the nodes disagree.
+REDIRECTS_MAX = 4
+_LOOK_AGAIN_SECONDS = 0.2  # shortest time between two reads of the slot map
 
 
 @dataclass
 class _Command:
-    """One command in progress: its target, and its reply so far."""
+    """A command in progress, with its target and the last reply to it."""
 
     command: Sequence[Any]
-    slot: int | None  # None if any node may answer
+    slot: int | None  # None if any node may run the command
     address: Address | None = None  # target of the last redirect
     asking: bool = False
-    bound: bool = False  # part of a transaction, which is only redirected as a whole
+    bound: bool = False  # True if it is part of a transaction, whose commands are not redirected
     reply: Any = None
 
 
 @dataclass
 class _NodeBatch:
-    """The commands for one node in one write."""
+    """The commands that are sent to one node in one write."""
 
     requests: list[_Command] = field(default_factory=list)
 
     def commands(self) -> list[Sequence[Any]]:
-        """Return the commands, with ASKING before each command that requires it."""
+        """Return the commands to send, with ASKING before each command that needs it."""
         found: list[Sequence[Any]] = []
         for request in self.requests:
             if request.asking:
@@ -56,7 +57,7 @@ class _NodeBatch:
         return found
 
     def assign_replies(self, replies: Sequence[Any]) -> None:
-        """Assign each command its reply."""
+        """Store the reply to each command. Replies to ASKING are skipped."""
         at = 0
         for request in self.requests:
             at += request.asking
@@ -64,13 +65,16 @@ class _NodeBatch:
             at += 1
 
     def fail(self, error: RedisUnavailableError) -> None:
-        """Set the error as the reply of every command."""
+        """Store the error as the reply to every command."""
         for request in self.requests:
             request.reply = error
 
 
 class Cluster:
-    """The masters of a cluster, each connected on its first use. Has the interface of `Node`."""
+    """The masters of a cluster. It has the same interface as a `Node`.
+
+    The connection to each master is opened when it is first used.
+    """
 
     def __init__(self, terms: Terms, discovery: TopologyDiscovery) -> None:
         """Prepare the route without connecting."""
@@ -87,17 +91,17 @@ class Cluster:
     # --- the interface of a route: see `Connection` ---
 
     def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run `exchange_each` and return its replies.
+        """Run commands as `exchange_each` does, but require all replies.
 
-        Raises RedisUnavailableError if one is missing.
+        Raises RedisUnavailableError if any reply is missing.
         """
         return require_all(self.exchange_each(commands))
 
     def exchange_each(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run commands at their nodes.
+        """Run each command on the node that serves its key.
 
-        The reply is a RedisUnavailableError for a command that got no answer or cannot be executed
-        now. Raises the first of these errors if no command was answered.
+        If a command gets no answer or cannot be executed at present, its reply is a
+        RedisUnavailableError. Raises RedisUnavailableError if this applies to every command.
         """
         check_process(self._pid, self._terms.name)
         requests = self._route(commands)
@@ -117,8 +121,8 @@ class Cluster:
         return replies
 
     def masters(self) -> list[Node]:
-        # Read the map again, because only a command that meets a new or replaced node is
-        # redirected.
+        # Read the map again. It may be outdated, because a redirect reveals a new or replaced node
+        # only when a command uses one of its slots.
         check_process(self._pid, self._terms.name)
         self._stale = True
         self._read_slot_map()
@@ -171,7 +175,7 @@ class Cluster:
         self._end = end
 
     def open(self) -> None:
-        """Read the slot map, and connect to one node."""
+        """Read the slot map and connect to one node, unless a node is already connected."""
         check_process(self._pid, self._terms.name)
         if not self.connected:
             self._read_slot_map()
@@ -187,14 +191,14 @@ class Cluster:
             key = key_of(command)
             requests.append(_Command(command, None if key is None else slot_of(key)))
         if any(each.command[0] == "MULTI" for each in requests):
-            # A transaction goes to one node as a whole.
+            # All commands of a transaction must go to the same node.
             slot = next((each.slot for each in requests if each.slot is not None), None)
             for each in requests:
                 each.slot, each.bound = slot, True
         return requests
 
     def _round(self, requests: Sequence[_Command]) -> None:
-        """Send each command to its node by the current map, and read the replies."""
+        """Send each command to its node according to the current map, and read the replies."""
         deadline = min(time.monotonic() + self._terms.timeout, self._end)
         try:
             self._read_slot_map()
@@ -212,19 +216,20 @@ class Cluster:
         self._exchange(loads, deadline)
 
     def _exchange(self, loads: dict[Address, _NodeBatch], deadline: float) -> None:
-        """Write to all nodes, then read from all. Nodes likely to answer come first."""
+        """Write to all nodes, and then read from all, starting with those likely to answer."""
         order = sorted(loads, key=lambda at: (not self._node(at).connected, at in self._silent))
         posted: list[Address] = []
         try:
             for address in order:
                 node = self._node(address)
                 now = time.monotonic()
-                if now >= self._end:  # the node was not tried, so it does not count as silent
+                if now >= self._end:  # the node was not asked, so it does not count as silent
                     loads[address].fail(RedisUnavailableError(f"no time for {address}", sent=False))
                     continue
                 end = max(deadline, now + LEAST_SECONDS)
                 if self._end < NEVER:
-                    # Leave time to try the other nodes again if this one hangs.
+                    # Use only half of the time, so that some is left for the other nodes if this
+                    # one hangs.
                     end = self._end if node.connected else now + (self._end - now) / 2
                 node.set_deadline(end)
                 try:
@@ -254,7 +259,7 @@ class Cluster:
         self._stale = True
 
     def _follow_redirect(self, request: _Command) -> bool:
-        """Return True if the reply redirects the command, after setting its new target."""
+        """If the reply redirects the command, set its new target and return True."""
         reply = request.reply
         if not isinstance(reply, RedisResponseError) or request.slot is None or request.bound:
             return False
@@ -283,7 +288,7 @@ class Cluster:
         except RedisUnavailableError:
             if self._map is None:
                 raise
-            return  # the nodes of the old map may still answer
+            return  # keep the old map, because its nodes may still answer
         self._stale = False
         gone = self._nodes.keys() - {*self._map.masters}
         for address in gone:
@@ -294,7 +299,7 @@ class Cluster:
         return self._any_master() if request.slot is None else self._map.master_of(request.slot)
 
     def _any_master(self) -> Address:
-        """Return a master for a command that any node may answer, preferably a connected one."""
+        """Return a master for a command that any node may run, preferably a connected one."""
         assert self._map is not None
         masters = self._map.masters
         answering = [each for each in masters if each not in self._silent]

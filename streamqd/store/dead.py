@@ -1,7 +1,7 @@
-"""Script calls for dead letters: replay within a slot, move to another slot, delete.
+"""Script calls that replay dead letters, move them to another slot, and delete them.
 
-The administration and the housekeeper's retention use these calls. Entries of a dead-letter stream
-are deleted one by one (XDEL). The stream is never trimmed.
+The administration and the housekeeper's retention use these calls. Dead letters are deleted one by
+one with XDEL, because some servers cannot load a stream that was also trimmed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.messages import ITEMS_MAX, PLACES_MAX
 from streamqd.store.scripts import Call, Reply
 
-DELIVER_MAX = 4_000  # names and values of a dead letter that may leave its slot
+DELIVER_MAX = 4_000  # most names and values of a dead letter that can be moved to another slot
 
 
 def replay(
@@ -27,10 +27,11 @@ def replay(
     group: str | None,
     changed: Mapping[bytes, bytes],
 ) -> Call:
-    """Replay a dead letter within its slot.
+    """Replay a dead letter to a stream in the same slot.
 
-    With `group`, the message goes to the group's retry stream. With None, it goes to the partition,
-    and every group gets it. `changed` are the fields to set, such as retryCount and replayCount.
+    If `group` is given, the message is written to the retry stream of that group. If it is None,
+    the message is written to the partition, so every group receives it. `changed` maps the fields
+    to change to their new values, for example retryCount and replayCount.
     """
     if group == "":
         raise ContractError("dead_replay: an empty group")
@@ -46,9 +47,11 @@ def replay(
 
 
 def mark(keys: Keys, topic: str, partition: int, dead_letter_id: str, target: str) -> Call:
-    """Record that a dead letter is moving to `target`. This is the first of three steps.
+    """Record that a dead letter is moving to `target`, which is in another slot.
 
-    The other steps are `deliver` in the target's slot and `purge` in this one.
+    A move consists of three calls, because one script cannot use the keys of two slots. After this
+    call, `deliver` writes the message in the slot of the target, and `purge` deletes the dead
+    letter here. If `target` is '', the mark of an earlier call is removed.
     """
     place = topic, partition
     return scripts.build_call(
@@ -57,14 +60,14 @@ def mark(keys: Keys, topic: str, partition: int, dead_letter_id: str, target: st
 
 
 class Marked(NamedTuple):
-    """The destination of a moving dead letter, and the age of the mark in seconds (at least 0)."""
+    """The destination of a dead letter that is moving, and the seconds since it was marked."""
 
     target: str
     age: float
 
     @classmethod
     def parse(cls, reply: Reply) -> Marked:
-        """Parse the reply OK of `mark`. If the clock was set back, the age is 0."""
+        """Parse the reply OK of `mark`. The age is 0 if the clock was set back in the meantime."""
         target, age = reply.values
         age_ms = untrusted.integer(age, "a mark of a move", low=-untrusted.INTEGER_MAX)
         return cls(untrusted.label(target), max(0, age_ms) / 1000)
@@ -79,9 +82,11 @@ def deliver(
     name: str,
     window: float,
 ) -> Call:
-    """Write a dead letter from another slot, for one group or, with None, for all groups.
+    """Write a message that was a dead letter in another slot.
 
-    `name` is its dedup ID: a second call within `window` seconds writes nothing.
+    If `group` is given, only that group receives the message. If it is None, all groups receive it.
+    `name` is used as a deduplication ID, so a second call within `window` seconds does not write
+    the message again.
     """
     if group == "" or not fields or 2 * len(fields) > DELIVER_MAX:
         raise ContractError(f"dead_deliver: group {group!r}, {len(fields)} fields")
@@ -98,9 +103,11 @@ def deliver(
 
 
 class PurgeReply(NamedTuple):
-    """The result of a purge: the number of `removed` dead letters and of `unarchived` ones left.
+    """The result of deleting dead letters.
 
-    If `more` is True, `purge_before` reached its count, and older dead letters may be left.
+    `removed` is the number of deleted dead letters, and `unarchived` the number of requested ones
+    that were kept because they are not archived yet. If `more` is True, `purge_before` reached its
+    limit, so further dead letters may be old enough.
     """
 
     removed: int
@@ -122,7 +129,10 @@ def purge(
     *,
     archived_only: bool = False,
 ) -> Call:
-    """Delete dead letters by ID. With `archived_only`, unarchived dead letters stay."""
+    """Delete the dead letters with these IDs.
+
+    With `archived_only`, dead letters that are not archived yet are kept.
+    """
     if len(dead_letter_ids) > PLACES_MAX:
         raise ContractError(
             f"dead_purge: {len(dead_letter_ids)} ids, at most {PLACES_MAX} are allowed"
@@ -142,9 +152,9 @@ def purge_before(
     *,
     archived_only: bool = False,
 ) -> Call:
-    """Delete the oldest dead letters with IDs below `before`, at most `count`.
+    """Delete up to `count` dead letters with IDs below `before`, oldest first.
 
-    With `archived_only`, unarchived dead letters stay.
+    With `archived_only`, dead letters that are not archived yet are kept.
     """
     if not before or not 1 <= count <= ITEMS_MAX:
         raise ContractError(f"dead_purge: {count} dead letters before {before!r}")

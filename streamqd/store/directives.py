@@ -1,18 +1,18 @@
-"""Parse the directives of operators, a HASH that every instance reads with its heartbeat.
+"""Read and write the directives of operators, which every instance reads with its heartbeat.
 
-A field names a directive. Its value is a JSON object: `version`, `at_unix_ms` (server clock), `by`,
-`why`, and `to` for a move.
+Directives are stored in a HASH. The name of each field is the name of a directive, and its value is
+a JSON object with `version`, `at_unix_ms` (server clock), `by`, `why` and, for a move, `to`.
 
-    pause:TOPIC/PARTITION/GROUP    fetch nothing there; any part may be `*`
-    stop:TOPIC/*/GROUP             no instance owns a partition of the group
-    move:TOPIC/PARTITION/GROUP     the assignment belongs on the instance `to`
-    drain:INSTANCE                 the instance owns nothing
+    pause:TOPIC/PARTITION/GROUP    fetch no messages for these assignments; any part may be `*`
+    stop:TOPIC/*/GROUP             no instance may own a partition of the group
+    move:TOPIC/PARTITION/GROUP     the assignment must move to the instance `to`
+    drain:INSTANCE                 the instance must not own any assignment
     reload:INSTANCE, reload:*      read configuration and code again, once per directive
-    rebalance                      level the fleet now, once per directive
+    rebalance                      rebalance the fleet now, once per directive
     stack:TOPIC/PARTITION/GROUP    the owner publishes the stack of its worker, once per directive
     last                           the latest time of all directives; not a directive itself
 
-An invalid field is ignored and stays, because a later version may have written it.
+An invalid field is ignored but not removed, because a later version may have written it.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
 VERSION = 1
-# Maximum number of directives, because every instance reads all with each heartbeat.
+# Maximum number of directives. It is limited because instances read all with each heartbeat.
 DIRECTIVES_MAX = 256
-WHY_MAX = 200  # characters of a reason
-TIME_END = 1 << 52  # unix ms. `control_change` resets later times.
+WHY_MAX = 200  # maximum number of characters in a reason
+TIME_END = 1 << 52  # times from here on (unix ms) are invalid, and `control_change` ignores them
 ALL_INSTANCES = "*"
 REBALANCE = "rebalance"
 LAST = "last"
 
 
 class Scope(NamedTuple):
-    """The assignments that a pause covers. None stands for all."""
+    """The assignments to which a pause applies. A part that is None matches any value."""
 
     topic: str | None = None
     partition: int | None = None
     group: str | None = None
 
     def covers(self, assignment: Assignment | Scope) -> bool:
-        """Return True if an assignment, or every assignment of another scope, is in this scope."""
+        """Return True if this scope includes the assignment, or all assignments of a scope."""
         return all(mine in (None, its) for mine, its in zip(self, assignment, strict=True))
 
     def __str__(self) -> str:
@@ -54,7 +54,10 @@ class Scope(NamedTuple):
 
 
 class Directive(NamedTuple):
-    """When, by whom and why a directive was given. `to`: the target instance of a move, or ''."""
+    """The time and author of a directive, and the reason for it.
+
+    `to` is the target instance of a move. For any other directive, it is ''.
+    """
 
     at_unix_ms: int
     by: str
@@ -64,7 +67,10 @@ class Directive(NamedTuple):
 
 @dataclass(frozen=True)
 class Directives:
-    """All directives. `unreadable` maps other fields to the reason why they cannot be read."""
+    """All directives of a fleet.
+
+    `unreadable` maps the name of each invalid field to the reason why it cannot be read.
+    """
 
     pauses: dict[Scope, Directive] = field(default_factory=dict)
     stops: dict[Scope, Directive] = field(default_factory=dict)
@@ -76,7 +82,10 @@ class Directives:
     unreadable: dict[str, str] = field(default_factory=dict)
 
     def pause_of(self, assignment: Assignment | Scope) -> tuple[Scope, Directive] | None:
-        """Return the widest pause that covers an assignment or a scope, or None."""
+        """Return the pause that covers an assignment or a scope, or None if it is not paused.
+
+        If several pauses cover it, the one with the widest scope is returned.
+        """
         found = [each for each in self.pauses if each.covers(assignment)]
         scope = min(found, key=lambda each: sum(part is not None for part in each), default=None)
         return None if scope is None else (scope, self.pauses[scope])
@@ -86,19 +95,22 @@ class Directives:
         return self.stops.get(stop_scope(assignment.topic, assignment.group))
 
     def reload_for(self, instance: str) -> Directive | None:
-        """Return the latest reload of the instance or of all, None without one."""
+        """Return the latest reload of this instance or of all instances, or None."""
         orders = (self.reloads.get(instance), self.reloads.get(ALL_INSTANCES))
         some = [order for order in orders if order is not None]
         return max(some, key=lambda order: order.at_unix_ms, default=None)
 
     def reload_of(self, instance: str) -> int:
-        """Return the time of the reload that `reload_for` returns (unix ms), or 0 for none."""
+        """Return the time of the reload that `reload_for` returns (unix ms), or 0 if it is None."""
         found = self.reload_for(instance)
         return found.at_unix_ms if found else 0
 
 
 def read(flat: Sequence[bytes]) -> Directives:
-    """Parse the hash, given as alternating names and values. Invalid fields are in `unreadable`."""
+    """Parse the hash, which is given as a list of alternating names and values.
+
+    Invalid fields are added to `unreadable`.
+    """
     found = Directives()
     rebalance: Directive | None = None
     for raw_name, raw in zip(flat[::2], flat[1::2], strict=True):
@@ -144,7 +156,7 @@ def _directive(raw: bytes) -> Directive:
 
 
 def scope_of(text: str) -> Scope:
-    """Parse `TOPIC/PARTITION/GROUP`, where any part may be `*`. Raises ValueError."""
+    """Parse a scope written as `TOPIC/PARTITION/GROUP`. Any part may be `*`. Raises ValueError."""
     parts = text.split("/")
     if len(parts) != 3 or not all(parts):
         raise ValueError("not of the form TOPIC/PARTITION/GROUP")
@@ -159,7 +171,7 @@ def scope_of(text: str) -> Scope:
 
 
 def stop_scope(topic: str, group: str) -> Scope:
-    """Return the scope of a directive that stops a group."""
+    """Return the scope of the directive that stops a group."""
     return Scope(topic, None, group)
 
 
@@ -188,7 +200,10 @@ def change(
     to: str = "",
     remove: Sequence[str] = (),
 ) -> Call:
-    """Write the directive `name` ('' for none), and remove the directives in `remove`."""
+    """Write the directive `name`, and remove the directives in `remove`, in one step.
+
+    If `name` is '', the call only removes directives. A reason longer than WHY_MAX is cut off.
+    """
     if len(remove) > 2 * DIRECTIVES_MAX:
         raise ContractError(f"control_change: {len(remove)} directives in one call")
     body = {"version": VERSION, "by": by, "why": why[:WHY_MAX], **({"to": to} if to else {})}

@@ -1,7 +1,7 @@
-"""Find the node to connect to, with the help of sentinels or the slot map of a cluster.
+"""Find the node to connect to by asking sentinels, or the nodes of a cluster for their slot map.
 
-Discovery runs each time a connection opens, because the previous master may have been stopped,
-demoted or cut off.
+Discovery runs each time a connection is opened, because the previous master may have been stopped,
+demoted or cut off from the network.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from streamqd import config
     from streamqd.config.topology import Topology
 
-# These replies mean that the node did nothing and cannot do it now. Another node may be able to, or
-# the same node later.
+# These replies mean that the node did not execute the command and cannot do so at present. Another
+# node may be able to execute it, or the same node at a later time.
 NOT_EXECUTED = frozenset({RefusalKind.NOT_READY, RefusalKind.MOVED, RefusalKind.REPLICA})
-LEAST_SECONDS = 0.05  # minimum time for one node, even if the other nodes have used up the limit
+LEAST_SECONDS = 0.05  # minimum time for each node, even if other nodes have used up the time limit
 _T = TypeVar("_T")
 _HELLO = pack(("HELLO", "2"))
 
@@ -35,7 +35,7 @@ _HELLO = pack(("HELLO", "2"))
 class TopologyDiscovery:
     """Asks the known nodes in turn until one answers, and remembers which one to ask first.
 
-    A discovery takes at most `connect_timeout` and at most `timeout` seconds.
+    A discovery takes no longer than `connect_timeout` or `timeout` seconds, whichever is shorter.
     """
 
     def __init__(
@@ -44,14 +44,18 @@ class TopologyDiscovery:
         where: Topology,
         endpoint: Callable[[config.Redis, Topology, Address], Endpoint],
     ) -> None:
-        """`endpoint` returns the address and login of a node. Sentinels have their own login."""
+        """Prepare a discovery without asking any node yet.
+
+        `endpoint` is a function that returns the endpoint of a node. It is an argument because
+        sentinels and data servers have different logins.
+        """
         self.settings = terms.settings
         self.where = where
         self._terms = replace(terms, name="streamqd:where", probe_after=None)
         self._timeout = min(terms.timeout, terms.settings.connect_timeout)
         self._endpoint = endpoint
         self._order = list(where.addresses)
-        # Limit the time for each node only if the connections to open have such a limit.
+        # Attempts are limited here only if those of the connection itself are limited too.
         self._attempts = None if terms.probe_after is None else Attempts()
 
     def prefer(self, address: Address) -> None:
@@ -64,7 +68,10 @@ class TopologyDiscovery:
             self._order = [*(each for each in self._order if each != address), address]
 
     def add(self, addresses: Sequence[Address]) -> None:
-        """Add these nodes to the known nodes. Configured nodes always stay known."""
+        """Replace the known nodes by these nodes. The configured nodes always remain known.
+
+        Nodes that were already known keep their position in the order.
+        """
         kept = {*addresses, *self.where.addresses}
         new = [each for each in addresses if each not in self._order]
         self._order = [each for each in self._order if each in kept] + new
@@ -72,11 +79,11 @@ class TopologyDiscovery:
     def ask(
         self, command: Sequence[Any], read: Callable[[Any, Address], _T | None], end: float
     ) -> _T:
-        """Send a command to one node after another.
+        """Send a command to one node after another until one gives a usable answer.
 
-        Return the first result of `read` that is not None.
-
-        No node is asked after `end` (monotonic). Raises RedisUnavailableError with `sent=False`.
+        `read` receives each reply and the address of the node. It returns None if the node cannot
+        answer the question. Its first other result is returned. No node is asked after `end`
+        (monotonic). Raises RedisUnavailableError with `sent=False` if there is no usable answer.
         """
         trouble: list[str] = []
         for address, seconds in self._time_slices(end):
@@ -103,7 +110,7 @@ class TopologyDiscovery:
         raise RedisUnavailableError(f"{self.where}: {reasons}", sent=False)
 
     def _time_slices(self, end: float) -> Iterator[tuple[Address, float]]:
-        """Yield each node with its time limit, so that no node uses up the time of all others."""
+        """Yield each node with its own time limit, so that one node cannot use up all the time."""
         deadline = min(time.monotonic() + self._timeout, end)
         order = list(self._order)
         for number, address in enumerate(order):
@@ -118,7 +125,10 @@ class TopologyDiscovery:
 
 
 def master_finder(discovery: TopologyDiscovery) -> Finder:
-    """Return a finder of the master that sentinels name. The node must confirm its role."""
+    """Return a finder that asks the sentinels for the master.
+
+    The node is used only if it confirms that it is a master.
+    """
     settings, where = discovery.settings, discovery.where
 
     def read(reply: Any, _asked: Address) -> Address | None:
@@ -132,7 +142,7 @@ def master_finder(discovery: TopologyDiscovery) -> Finder:
         str(where),
         find,
         verify=_verify_master,
-        # A master that lost its replicas may have been replaced without knowing it.
+        # If a master has lost its replicas, the sentinels may already have replaced it.
         not_executed=NOT_EXECUTED | {RefusalKind.NO_REPLICAS},
         connect_seconds=settings.connect_timeout,
     )
@@ -140,7 +150,8 @@ def master_finder(discovery: TopologyDiscovery) -> Finder:
 
 def _verify_master(opened: Transport) -> None:
     answers: list[Any] = []
-    # Use HELLO, because users may lack permission for ROLE, which is in the category @dangerous.
+    # Use HELLO instead of ROLE, because ROLE is in the category @dangerous, for which the user may
+    # have no permission.
     opened.send([_HELLO])
     opened.receive(1, answers)
     [answer] = answers
@@ -155,7 +166,7 @@ def _verify_master(opened: Transport) -> None:
 
 
 def slot_finder(discovery: TopologyDiscovery, key: str) -> Finder:
-    """Return a finder of the master that serves the slot of a key."""
+    """Return a finder that looks up the master which serves the slot of a key."""
     settings, where, slot = discovery.settings, discovery.where, slot_of(key)
 
     def find(end: float) -> Endpoint:
@@ -175,7 +186,7 @@ def slot_finder(discovery: TopologyDiscovery, key: str) -> Finder:
         failed=lambda endpoint: discovery.avoid(endpoint.address),
         refused=follow_redirect,
         not_executed=NOT_EXECUTED,
-        # Do not wait for a node that hangs, because the cluster is about to replace it.
+        # Do not wait long for a node that hangs, because the cluster will soon replace it.
         connect_seconds=settings.connect_timeout,
     )
 

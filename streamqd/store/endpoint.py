@@ -1,4 +1,4 @@
-"""The address and the login of a server, from the settings."""
+"""Determine the address and the login of a server from the settings."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _DEFAULT_PORT = 6379
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server: a host and port, or the `path` of a unix socket. Displayed without credentials.
+    """A server, identified by a host and port or by the `path` of a Unix socket.
 
-    The authorities of `ca_file` are trusted in addition to the system's. `password_file` takes
-    precedence over `password` and is read at each login, so a rotated secret needs no restart.
+    The certificate authorities in `ca_file` are trusted in addition to those of the system.
+    `password_file` takes precedence over `password`. The file is read at each login, so a rotated
+    password takes effect without a restart. The displayed form contains no credentials.
     """
 
     host: str = "localhost"
@@ -47,7 +48,7 @@ class Endpoint:
         return Address(self.host, self.port)
 
     def login(self) -> list[tuple[Any, ...]]:
-        """Return the commands that log in. Raises OSError if the password cannot be read."""
+        """Return the commands to send at login. Raises OSError if the password cannot be read."""
         password = self.password
         if self.password_file is not None:
             password = self.password_file.read_text(encoding="utf-8").strip("\r\n")
@@ -62,7 +63,10 @@ class Endpoint:
 
 
 def endpoint_of(settings: config.Redis, where: Topology) -> Endpoint:
-    """Return the one server that the URL names. Raises ConfigError."""
+    """Return the endpoint of the server in the URL.
+
+    Raises ConfigError if the URL describes sentinels or a cluster.
+    """
     if where.kind != topology.SERVER:
         raise ConfigError(["redis.url: it does not name one server"])
     [address] = where.addresses or (Address("", _DEFAULT_PORT),)
@@ -70,7 +74,7 @@ def endpoint_of(settings: config.Redis, where: Topology) -> Endpoint:
 
 
 def topology_of(settings: config.Redis) -> Topology:
-    """Parse the URL. Raises ConfigError."""
+    """Parse `redis.url`. Raises ConfigError if it is invalid."""
     try:
         return topology.parse(settings.url)
     except ValueError as error:

@@ -1,13 +1,13 @@
-"""The hot path: a round trip that acknowledges and reads, fenced by WATCH.
+"""The hot path: one round trip that acknowledges and reads entries, fenced by WATCH.
 
     [XREAD COUNT 1 BLOCK b STREAMS retry stream …]      the long poll, only when idle
     MULTI; XACK …; XREADGROUP …; EXEC                   refused as a whole if the fence changed
     WATCH fence; HGET fence token                       prepares the next round
 
-EXEC does nothing if the fence changed after the WATCH. The HGET after the WATCH returned our token,
-so the worker still owned the assignment then. A script that compares the token first gives the same
-guarantee, but a native read is cheaper. Bytes pass directly between the socket and hiredis, without
-intermediate objects.
+EXEC does nothing if the fence has changed since the WATCH. At that time, the worker still owned the
+assignment, because the HGET after the WATCH returned its token. A script that compares the token
+first would give the same guarantee, but a native read is cheaper. To save time, bytes pass directly
+between the socket and hiredis, without intermediate objects.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from streamqd.store.transport import Transport
 if TYPE_CHECKING:
     import socket
 
-CONSUMER = "w"  # consumer name in every group, because the fence identifies the owner
+# All workers use the same consumer name, because the fence already identifies the owner.
+CONSUMER = "w"
 
 
 def _pack(*command: str | bytes) -> bytes:
-    # The type stub accepts only tuples of one element. The function accepts any length.
+    # The type stub accepts only tuples of one element, but the function accepts any length.
     packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
     return packed
 
@@ -41,11 +42,13 @@ _EXEC = _pack("EXEC")
 class FetchResult(NamedTuple):
     """The result of one round.
 
-    `executed` is False if EXEC was refused (the fence changed) or the read failed. In both cases,
-    nothing was acknowledged. `owned` is True if the fence contains our token now. `error` is the
-    code of an error reply to the read, such as NOGROUP. `received` is the number of bytes received,
-    including the long poll. It is at least the size of the entries. `reported` are the IDs that the
-    long poll found in the retry stream and in the partition, b"" for none.
+    `executed` is False if EXEC was refused, either because the fence had changed or because a
+    command was rejected. Nothing was acknowledged then. `owned` is True if the fence still contains
+    the worker's token. If the server answered with an error, `error` is its code, such as NOGROUP.
+
+    `received` is the number of bytes received, including the reply to the long poll, so it is never
+    less than the size of the entries. `reported` holds the IDs that the long poll found, first in
+    the retry stream and then in the partition. Each is b"" if it found nothing.
     """
 
     executed: bool
@@ -59,9 +62,9 @@ class FetchResult(NamedTuple):
 
 
 class Fetcher:
-    """The fenced reader of one assignment on one connection.
+    """A reader of one assignment on one connection, fenced by the worker's token.
 
-    Needs `watch` after each new connection.
+    Call `watch` after each new connection, before the first round.
     """
 
     def __init__(self, link: Connection, keys: Keys, lease: Lease) -> None:
@@ -75,14 +78,17 @@ class Fetcher:
         self._retry_name = self._retry.encode()
         self._watch = _pack("WATCH", fence) + _pack("HGET", fence, "token")
         self._reads: dict[int, bytes] = {}
-        # The connection of the WATCH. Rounds use only this connection, because on another one they
-        # would not be fenced.
+        # The connection on which the fence is watched. Rounds must use this connection, because on
+        # any other one they would not be fenced.
         self._transport: Transport | None = None
         self._pending_acks = 0
         self._before = 0  # bytes that the connection had received before the last round was sent
 
     def watch(self) -> bool:
-        """WATCH the fence on the current connection. Return False if it contains another token."""
+        """Start to WATCH the fence on the current connection.
+
+        Return False if the fence contains another token, which means that the assignment is lost.
+        """
         self._transport = self._node.open_transport()
         self._send([self._watch])
         return self._owns_fence(*self._receive(2))
@@ -90,7 +96,10 @@ class Fetcher:
     def send_round(
         self, main_acks: list[bytes], retry_acks: list[bytes], count: int, long_poll: bytes = b""
     ) -> None:
-        """Send one round. The acknowledged IDs must be pending entries of this worker."""
+        """Send one round, which acknowledges entries and reads up to `count` more per stream.
+
+        `main_acks` and `retry_acks` must be IDs of entries that are pending for this worker.
+        """
         parts = [long_poll, _MULTI] if long_poll else [_MULTI]
         self._pending_acks = 0
         if main_acks:
@@ -103,20 +112,28 @@ class Fetcher:
         self._send(parts)
 
     def long_poll(self, last_retry: bytes, last_main: bytes, block: float) -> bytes:
-        """Return the packed long poll: a read that changes no state and waits for an entry."""
+        """Return the packed long poll, a read that waits for an entry without changing any state.
+
+        It waits for an entry after `last_retry` in the retry stream or after `last_main` in the
+        partition, for up to `block` seconds.
+        """
         return _pack(
             *("XREAD", "COUNT", "1", "BLOCK", str(max(1, int(block * 1000)))),
             *("STREAMS", self._retry, self._stream, last_retry, last_main),
         )
 
     def receive_round(self, *, polled: bool) -> FetchResult:
-        """Read the replies of the last round. `polled`: the round started with a long poll."""
-        # The replies to the long poll, MULTI, each queued command, EXEC, WATCH and HGET.
+        """Read the replies to the last round.
+
+        `polled` must be True if the round started with a long poll.
+        """
+        # There is one reply each to the long poll, MULTI, each queued command, EXEC, WATCH and
+        # HGET.
         replies = self._receive(polled + 2 + self._pending_acks + 3)
         executed, owned = replies[-3], self._owns_fence(*replies[-2:])
         if not isinstance(executed, list):
-            # With nil, the fence changed. With an error (OOM or MOVED during queueing), nothing was
-            # done.
+            # A nil reply means that the fence has changed. An error, such as OOM or MOVED for a
+            # queued command, means that no command was executed.
             refusals = [
                 each.code for each in replies[polled:-2] if isinstance(each, RedisResponseError)
             ]
@@ -138,13 +155,16 @@ class Fetcher:
         return FetchResult(True, owned, acked, retried, main, "", received, reported)
 
     def _last_entries(self, poll: Any) -> tuple[bytes, bytes]:
-        # A nil means that the time is up. An error means that the server unblocked its clients, as
-        # a new replica does.
+        # A nil reply means that the time is up. An error means that the server has unblocked its
+        # clients, which happens when a master becomes a replica.
         found = {name: entries[0][0] for name, entries in poll} if isinstance(poll, list) else {}
         return found.get(self._retry_name, b""), found.get(self._stream.encode(), b"")
 
     def _owns_fence(self, watched: Any, fence: Any) -> bool:
-        """Return True if the fence is watched and has our token. Raises if it cannot be watched."""
+        """Return True if the fence contains the worker's token.
+
+        Raises RedisUnavailableError if the fence cannot be watched.
+        """
         for reply in (watched, fence):
             if isinstance(reply, RedisResponseError):
                 self._node.close()
@@ -153,7 +173,7 @@ class Fetcher:
 
     @property
     def sock(self) -> socket.socket:
-        """The socket, for waiting on several descriptors."""
+        """The socket, for a caller that waits for several file descriptors."""
         return self._watched_on.sock
 
     @property

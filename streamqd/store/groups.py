@@ -1,7 +1,8 @@
 """Script calls that set the position of a group on a partition, or remove the group.
 
-The administration uses these calls. Each is for one partition and releases a limited number of
-pending entries. After the reply MORE, repeat the call with the same token.
+The administration uses these calls. Each call applies to one partition and releases only a limited
+number of pending entries, so that the server is not blocked for long. If the reply is MORE, repeat
+the call with the same token.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from streamqd.store import scripts
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
-AT_ONCE_MAX = 1_000  # number of pending entries up to which one call removes the whole group
-PART_MAX = 250  # pending entries that one call releases if there are more
-KEPT_SECONDS = 15.0  # time for which the partition stays reserved between two calls
+AT_ONCE_MAX = 1_000  # largest number of pending entries that a single call releases together
+PART_MAX = 250  # number of pending entries that each call releases if there are more
+KEPT_SECONDS = 15.0  # how long the assignment stays reserved for the next call
 
 
 def reset(
@@ -30,9 +31,10 @@ def reset(
     at_once: int = AT_ONCE_MAX,
     part: int = PART_MAX,
 ) -> Call:
-    """Move the group to the entries after an ID. With '', move it to the end of the partition.
+    """Move the group to the position after an entry ID, or to the end of the partition for ''.
 
-    With `force`, the owner loses the partition, unless it is the `keeper`. `token` must be new.
+    With `force`, the group is reset even if it has an owner. The owner then loses the assignment,
+    unless it is the instance `keeper`. `token` must be new, except when the call is repeated.
     """
     return scripts.build_call(
         "group_reset",
@@ -50,9 +52,9 @@ def reset(
 
 
 class ResetResult(NamedTuple):
-    """The effect of a reset.
+    """The positions before and after a reset, and the numbers of removed entries.
 
-    `retried` counts the entries of the retry stream, even settled ones.
+    `retried` is the number of entries removed from the retry stream, including settled ones.
     """
 
     before: str
@@ -68,7 +70,7 @@ class ResetResult(NamedTuple):
         return cls(before.decode(), after.decode(), *map(int, counts))
 
     def following(self, part: ResetResult) -> ResetResult:
-        """Return the total of this result and the result of the previous call."""
+        """Return the combined result of this call and the previous one, `part`."""
         return self._replace(before=part.before, pending=part.pending + self.pending)
 
 
@@ -81,9 +83,10 @@ def delete(
     at_once: int = AT_ONCE_MAX,
     part: int = PART_MAX,
 ) -> Call:
-    """Remove the group and its state. `force`: even if it is owned or has unsettled entries.
+    """Remove the group and all its state from the partition.
 
-    `token` must be new.
+    Without `force`, the call is refused if the group has an owner or unsettled entries. `token`
+    must be new, except when the call is repeated.
     """
     return scripts.build_call(
         "group_delete",

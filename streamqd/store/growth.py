@@ -1,6 +1,7 @@
-"""Script calls that record the phases of a topic's growth. Only `streamqd.admin.growth` uses them.
+"""Script calls that record the phases in which a topic grows to more partitions.
 
-Each call uses the topic's meta key. The caller changes the partitions between the calls.
+Only `streamqd.admin.growth` uses them. The calls change only the topic's meta key. Between them,
+the caller prepares the partitions themselves.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 from streamqd.store.topics import PARTITIONS_MAX
 
-META = "the meta of a topic"  # label in errors if the caller passes no key
+META = "the meta of a topic"  # label for errors if the caller passes no key
 STARTED, SWITCHED, MARKED = "started", "switched", "marked"
 
 
 class Growth(NamedTuple):
-    """A growth in progress. `barriers` are the last IDs of the old partitions, once marked."""
+    """A growth in progress, as the call that starts it returns it.
+
+    After `mark`, `barriers` holds the last ID of each old partition. Before, it is empty.
+    """
 
     token: str
     before: int
@@ -39,7 +43,7 @@ class Growth(NamedTuple):
 
 
 class GrowthInProgress(NamedTuple):
-    """A growth in progress, for views. `barriers` is empty until `mark` was called."""
+    """A growth in progress, as views show it. `barriers` is empty until `mark` is called."""
 
     before: int
     to: int
@@ -49,7 +53,10 @@ class GrowthInProgress(NamedTuple):
 
 
 def in_progress(store: Store, topic: str) -> GrowthInProgress | None:
-    """Return the growth in progress of a topic, or None. Raises InvalidValueError."""
+    """Return the growth in progress of a topic, or None if the topic is not growing.
+
+    Raises InvalidValueError if its record cannot be read.
+    """
     fields = ("growFrom", "growTo", "growSince", "growToken", "growBarriers")
     key = store.keys.meta(topic)
     before, to, since, token, barriers = store.execute("HMGET", key, *fields)
@@ -69,23 +76,32 @@ def _barriers(raw: bytes, key: str) -> list[str]:
 
 
 def begin(keys: Keys, topic: str, seen: int, to: int, token: str) -> Call:
-    """Start a growth, or return the progress of one to the same count."""
+    """Start to grow a topic from `seen` to `to` partitions.
+
+    If a growth to the same count is already in progress, the call returns its state instead.
+    """
     return scripts.build_call("growth_start", keys, (topic,), seen=seen, to=to, token=token)
 
 
 def switch(keys: Keys, topic: str, token: str, new: Sequence[int]) -> Call:
-    """Change the partition count that producers use. `new` are the new partitions."""
+    """Change the partition count that producers use.
+
+    `new` holds the numbers of the partitions that are added.
+    """
     streams = [keys.stream(topic, number) for number in new]
     return scripts.build_call("growth_switch", keys, (topic,), token=token, streams=streams)
 
 
 def mark(keys: Keys, topic: str, token: str, barriers: Sequence[str]) -> Call:
-    """Store the last IDs of the old partitions, read after the switch. The first call wins."""
+    """Store the last IDs of the old partitions, which the caller read after the switch.
+
+    If barriers are already stored, they are kept and returned.
+    """
     return scripts.build_call(
         "growth_mark", keys, (topic,), token=token, barriers=" ".join(barriers)
     )
 
 
 def end(keys: Keys, topic: str, token: str) -> Call:
-    """Delete the record of the growth."""
+    """Delete the record of a finished growth."""
     return scripts.build_call("growth_finish", keys, (topic,), token=token)

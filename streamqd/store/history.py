@@ -1,8 +1,9 @@
-"""The history of a fleet: one entry for each instance and minute, kept for `daemon.history`.
+"""The history of a fleet, which has one entry for each instance and minute.
 
-The housekeeper of each instance appends the figures of its own workers. The console reads the rows
-of groups, and `streamqd pipeline archive` reads the figures of assignments. No entry covers the
-whole fleet, so readers sum the entries of all instances.
+The housekeeper of each instance appends the figures of its own workers. Entries are kept for
+`daemon.history`. The console reads the rows of groups, and `streamqd pipeline archive` reads the
+figures of assignments. No entry covers the whole fleet, so readers must add up the entries of all
+instances.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from streamqd.model import DLQ_SUFFIX
 from streamqd.store import untrusted
 from streamqd.store.store import Store
 
-ROWS_MAX = 1_000  # topics and groups in one entry, about 80 bytes each
-ASSIGNMENTS_MAX = 1_000  # assignments in one entry, about 110 bytes each
-BUCKETS_MAX = 64
-HANDLER_MAX = 300  # characters of the name of a handler
-PARTITIONS_MAX = 1 << 16  # limit of the partition numbers that are read
-MEASURED_MAX = 10_000  # groups in one entry whose partitions were measured, about 25 bytes each
-ENTRIES_AT_ONCE = 200  # entries in one reply
+ROWS_MAX = 1_000  # maximum number of group rows in one entry, each about 80 bytes
+ASSIGNMENTS_MAX = 1_000  # maximum number of assignments in one entry, each about 110 bytes
+BUCKETS_MAX = 64  # maximum number of histogram buckets in a row
+HANDLER_MAX = 300  # maximum number of characters in the name of a handler
+PARTITIONS_MAX = 1 << 16  # largest partition number that is accepted
+MEASURED_MAX = 10_000  # maximum number of groups in `measured` of one entry, each about 25 bytes
+ENTRIES_AT_ONCE = 200  # maximum number of entries in one reply
 _ENTRY_BYTES_MAX = 1 << 20
 _MINUTE_MS = 60_000
 _Item = TypeVar("_Item")
@@ -33,16 +34,18 @@ COUNTS = ("added", "acked", "failed", "retried", "dead_lettered", "expired")
 
 @dataclass(slots=True)
 class HistoryRow:
-    """The figures of an assignment, or of a topic and group, in one interval on one instance.
+    """The figures of one assignment or of one group for an interval on one instance.
 
-    `partition` is None in a row for a group. Such a row sums all assignments of the group, or those
-    without a row. `handler` is `module:function`, or '' if unknown.
+    In the row of a group, `partition` is None. The figures are then the total of the group's
+    assignments, either of all of them or only of those that have no row of their own. `handler` is
+    `module:function`, or '' if it is unknown.
 
-    `added` counts the messages that any producer wrote to the partitions that the instance owns for
-    the group. `lag` (messages) and `oldest_ms` (age of the oldest unfinished message) are the
-    values at the end of the interval. `handled` maps an index in `scoreboard.BUCKETS` (the run
-    time) to the number of runs. `delays` maps an index in `scoreboard.DELAY_BUCKETS` to the number
-    of first runs. It is None if unknown: for a group, and in an entry of an older version.
+    In `counts`, `added` is the number of messages that any producer wrote to the partitions that
+    the instance owns for the group. `lag` (messages) and `oldest_ms` (age of the oldest unfinished
+    message) are the values at the end of the interval. `handled` is a histogram of run times, which
+    maps an index in `scoreboard.BUCKETS` to a number of runs. `delays` is a histogram of the delays
+    before the first run, which maps an index in `scoreboard.DELAY_BUCKETS` to a number of runs. It
+    is None for a group, and in an entry that an older version has written.
     """
 
     topic: str
@@ -57,19 +60,22 @@ class HistoryRow:
 
     @property
     def idle(self) -> bool:
-        """True if nothing happened and nothing waits."""
+        """True if nothing happened in the interval and no message is waiting."""
         runs = self.handled or self.delays
         return not (any(self.counts.values()) or self.lag or self.oldest_ms or runs)
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An entry of one instance, for the `seconds` seconds before `until_unix_ms`.
+    """An entry of the history, in which one instance reports its figures for an interval.
 
-    `rows` are sums of groups, and `assignments` the figures of assignments. `measured` maps a topic
-    and group to the number of partitions that the instance owned at the end and whose lag it
-    measured, including idle ones without a row. Entries of older versions have neither
-    `assignments` nor `measured`. An invalid entry has only `bad`, the error.
+    The interval is the `seconds` seconds before `until_unix_ms`. `rows` holds the totals of groups,
+    and `assignments` the figures of single assignments. `measured` maps a topic and group to the
+    number of partitions that the instance owned at the end of the interval and whose lag it
+    measured. Idle partitions are included, even though they have no row.
+
+    Entries that older versions have written have no `assignments` and no `measured`. For an invalid
+    entry, `bad` is the error, and all other fields except `id` have their default values.
     """
 
     id: str
@@ -83,11 +89,11 @@ class Interval:
 
     @property
     def minutes(self) -> range:
-        """The minutes since 1970 to which the figures belong, at least one.
+        """The minutes to which the figures belong, counted from 1970. There is at least one.
 
-        An entry is written just after its minute. A housekeeper that starts or exits during a
-        minute writes an entry for a part of the minute. After an outage, an entry covers several
-        minutes.
+        An entry is usually written just after the end of its minute. A housekeeper that starts or
+        exits during a minute writes an entry for only a part of it. After an outage, an entry may
+        cover several minutes.
         """
         spread = max(1, round(self.seconds / 60))
         middle = self.until_unix_ms - min(self.seconds, 60.0) * 500
@@ -98,12 +104,16 @@ class Interval:
     def reaches_end(self) -> bool:
         """True if the interval includes the end of its last minute.
 
-        Its lag is then the minute's lag.
+        Only then is the lag in this entry also the lag at the end of the minute.
         """
         return self.until_unix_ms >= self.minutes.stop * _MINUTE_MS
 
     def by_assignment(self) -> list[HistoryRow]:
-        """Return the figures of assignments, and a row per group for the rest of its figures."""
+        """Return the rows of assignments, and for each group a row with its remaining figures.
+
+        The remaining figures are those of assignments that have no row of their own. A group
+        without any gets no row.
+        """
         rest = {
             (row.topic, row.group): replace(row, counts=dict(row.counts), handled=dict(row.handled))
             for row in self.rows
@@ -115,14 +125,17 @@ class Interval:
 
 
 def share(count: int, at: int, parts: int) -> int:
-    """Split a count evenly into `parts`, and return the part with index `at`."""
+    """Split a count into `parts` parts that are as equal as possible, and return part number `at`.
+
+    Parts are numbered from 0.
+    """
     return count * (at + 1) // parts - count * at // parts
 
 
 def append(store: Store, fleet: str, interval: Interval, keep_seconds: float) -> None:
-    """Add an entry, and remove the entries that are older than `keep_seconds`.
+    """Add an entry to the history, and remove entries that are older than `keep_seconds`.
 
-    If there are more than ROWS_MAX rows or ASSIGNMENTS_MAX assignments, only the busiest are
+    If there are more than ROWS_MAX rows or ASSIGNMENTS_MAX assignments, only the busiest ones are
     written. Raises RedisResponseError, RedisUnavailableError.
     """
     rows, assignments = (
@@ -143,10 +156,11 @@ def append(store: Store, fleet: str, interval: Interval, keep_seconds: float) ->
 
 
 def read(store: Store, fleet: str, since_unix_ms: int, after: str = "") -> Iterator[Interval]:
-    """Yield entries, oldest first. They are read in pages of ENTRIES_AT_ONCE.
+    """Yield the entries of the history, oldest first. Each round trip reads ENTRIES_AT_ONCE.
 
-    Start at `since_unix_ms` (the server's clock), or after the entry with the ID `after` if that is
-    later. An invalid entry has `bad` and no rows. Raises RedisResponseError, RedisUnavailableError.
+    If `after` is given, start after the entry with this ID. Otherwise, start at `since_unix_ms`
+    (server clock). An invalid entry has no rows, and `bad` contains the error. Raises
+    RedisResponseError, RedisUnavailableError.
     """
     key, start = store.keys.history(fleet), f"({after}" if after else str(since_unix_ms)
     while True:
@@ -163,7 +177,7 @@ def _select_busiest(rows: Iterable[HistoryRow], most: int) -> list[HistoryRow]:
 
 
 def _subtract(rest: HistoryRow, assignment: HistoryRow) -> None:
-    """Subtract the figures of an assignment from the sums of its group."""
+    """Subtract the figures of an assignment from the totals of its group, which are `rest`."""
     for name in COUNTS:
         rest.counts[name] = max(0, rest.counts[name] - assignment.counts[name])
     rest.lag = max(0, rest.lag - assignment.lag)
@@ -171,7 +185,7 @@ def _subtract(rest: HistoryRow, assignment: HistoryRow) -> None:
         rest.handled[index] = max(0, rest.handled.get(index, 0) - runs)
     rest.handled = {index: runs for index, runs in rest.handled.items() if runs}
     rest.handler = rest.handler or assignment.handler
-    if not rest.lag:  # no lag is left, so the oldest message belongs to an assignment
+    if not rest.lag:  # without lag, the oldest message must belong to an assignment with a row
         rest.oldest_ms = 0
 
 
@@ -185,7 +199,11 @@ def _figures(row: HistoryRow) -> list[int]:
 
 
 def _packed_assignments(assignments: Iterable[HistoryRow]) -> list[Any]:
-    """Return lists of topic, group, handler, and a list of figures for each partition."""
+    """Pack the rows of assignments for an entry.
+
+    For each topic, group and handler, there is a list of these three names and one more list, which
+    contains a list of figures for each partition.
+    """
     return _group_by_names(
         ((each.topic, each.group, each.handler), [each.partition, *_figures(each)])
         for each in assignments
@@ -193,9 +211,11 @@ def _packed_assignments(assignments: Iterable[HistoryRow]) -> list[Any]:
 
 
 def _packed_delays(assignments: Iterable[HistoryRow]) -> list[Any]:
-    """Return lists of topic, group, and a list of figures for each partition with known delays.
+    """Pack the delays of assignments for an entry, except where they are unknown.
 
-    They are written to a separate field, which older versions ignore.
+    For each topic and group, there is a list of these two names and one more list, which contains a
+    list of figures for each partition. Delays have their own field in the entry, because older
+    versions ignore an unknown field.
     """
     return _group_by_names(
         ((each.topic, each.group), [each.partition, *_flat(each.delays)])
@@ -205,7 +225,7 @@ def _packed_delays(assignments: Iterable[HistoryRow]) -> list[Any]:
 
 
 def _group_by_names(rows: Iterable[tuple[tuple[str, ...], list[Any]]]) -> list[Any]:
-    """Return a list for each combination of names: the names, and the figures of their rows."""
+    """Return one list for each combination of names, with the names and the figures of its rows."""
     found: dict[tuple[str, ...], list[Any]] = {}
     for names, figures in rows:
         found.setdefault(names, []).append(figures)
@@ -247,7 +267,11 @@ def _interval(key: str, entry_id: str, fields: Mapping[bytes, bytes]) -> Interva
 def _read(
     key: str, name: str, raw: bytes, most: int, read_one: Callable[[Any], Iterable[_Item]]
 ) -> list[_Item]:
-    """Return at most `most` parsed items. `read_one` raises ValueError for an invalid item."""
+    """Parse a JSON list, and return its parsed items.
+
+    `read_one` parses one element, and raises ValueError if it is invalid. Raises InvalidValueError
+    if an element is invalid or there are more than `most` items.
+    """
     try:
         listed = json.loads(raw) if len(raw) <= _ENTRY_BYTES_MAX else None
         if isinstance(listed, list) and len(listed) <= most:
@@ -262,7 +286,7 @@ def _read(
 
 
 def _parse_measured(raw: Any) -> list[tuple[tuple[str, str], int]]:
-    """Return a topic and group with the number of measured partitions."""
+    """Return the topic and group, and the number of their partitions that were measured."""
     if not isinstance(raw, list) or len(raw) != 3 or not _are_names(*raw[:2]):
         raise ValueError
     if not _is_count(raw[2], PARTITIONS_MAX):
@@ -271,14 +295,14 @@ def _parse_measured(raw: Any) -> list[tuple[tuple[str, str], int]]:
 
 
 def _row(raw: Any) -> list[HistoryRow]:
-    """Return the row of a group."""
+    """Parse the row of a group. Raises ValueError."""
     if not isinstance(raw, list) or len(raw) < 2 or not _are_names(*raw[:2]):
         raise ValueError
     return [HistoryRow(raw[0], raw[1], None, "", *_read_figures(raw[2:]))]
 
 
 def _assignments(raw: Any) -> list[HistoryRow]:
-    """Return the rows of the assignments of a group."""
+    """Parse the rows of a group's assignments. Raises ValueError."""
     if not isinstance(raw, list) or len(raw) != 4 or not _are_names(*raw[:2]):
         raise ValueError
     topic, group, handler, rows = raw
@@ -291,7 +315,7 @@ def _assignments(raw: Any) -> list[HistoryRow]:
 
 
 def _delays(raw: Any) -> list[tuple[tuple[str, str, int | None], dict[int, int]]]:
-    """Return the delays of the assignments of a group, by topic, group and partition."""
+    """Parse the delays of a group's assignments, and return them by topic, group and partition."""
     if not isinstance(raw, list) or len(raw) != 3 or not _are_names(*raw[:2]):
         raise ValueError
     topic, group, rows = raw
@@ -302,7 +326,7 @@ def _delays(raw: Any) -> list[tuple[tuple[str, str, int | None], dict[int, int]]
 
 
 def _by_partition(rows: Any) -> Iterator[tuple[int, list[Any]]]:
-    """Yield the partition and the remaining figures of each list. Raises ValueError."""
+    """Yield the partition number and the other figures of each list. Raises ValueError."""
     if not isinstance(rows, list):
         raise ValueError
     for row in rows:
@@ -312,14 +336,17 @@ def _by_partition(rows: Any) -> Iterator[tuple[int, list[Any]]]:
 
 
 def _are_names(topic: Any, group: Any) -> bool:
-    """Return True for a valid topic and group. The group may be one that reads dead letters."""
+    """Return True if both names are valid. The group may be one that reads dead letters."""
     if not (isinstance(topic, str) and isinstance(group, str)):
         return False
     return all(NAME.fullmatch(name) for name in (topic, group.removesuffix(DLQ_SUFFIX)))
 
 
 def _is_handler(value: Any) -> bool:
-    """Return True for a valid handler name. A JSON string may contain a lone surrogate."""
+    """Return True if the value is a valid handler name.
+
+    A JSON string may contain a lone surrogate, which cannot be encoded and is therefore rejected.
+    """
     if not isinstance(value, str) or len(value) > HANDLER_MAX:
         return False
     return not any("\ud800" <= each <= "\udfff" for each in value)
@@ -330,7 +357,7 @@ def _is_count(value: Any, most: int) -> bool:
 
 
 def _read_figures(numbers: list[Any]) -> tuple[dict[str, int], int, int, dict[int, int]]:
-    """Return counts, lag, oldest_ms and handled runs of a list of figures. Raises ValueError."""
+    """Parse a list of figures into counts, lag, `oldest_ms` and `handled`. Raises ValueError."""
     named = len(COUNTS) + 2
     if len(numbers) < named:
         raise ValueError
@@ -344,7 +371,7 @@ def _read_figures(numbers: list[Any]) -> tuple[dict[str, int], int, int, dict[in
 
 
 def _read_buckets(numbers: list[Any]) -> dict[int, int]:
-    """Return runs by bucket, from a list of alternating buckets and runs. Raises ValueError."""
+    """Parse a list of alternating bucket indexes and numbers of runs. Raises ValueError."""
     if len(numbers) % 2 or len(numbers) > 2 * BUCKETS_MAX:
         raise ValueError
     if not all(_is_count(each, untrusted.INTEGER_MAX) for each in numbers):

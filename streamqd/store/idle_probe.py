@@ -1,16 +1,17 @@
-"""Probe a silent connection to find out whether the server is slow or the connection is dead.
+"""Find out whether a silent connection is dead or the server is only slow.
 
-A proxy or a NAT can drop a connection without closing it, while new connections still work. So if a
-reply is overdue by much more time than a server needs, a probe is sent on a separate connection. If
-the server answers the probe and the first connection stays silent, that connection is dead. If the
-probe gets no answer, the server is slow, stopped or unreachable, and waiting continues, with a few
-more probes. An exchange that is answered in time has no extra cost.
+A proxy or a NAT can drop a connection without closing it, while new connections still work.
+Therefore, when a reply is overdue for much longer than a server normally needs, a probe is sent on
+a separate connection. If the server answers the probe while the first connection stays silent, the
+first connection is dead. If the probe gets no answer either, the server is slow, stopped or
+unreachable. In this case, the wait for the reply continues, with a few more probes. An exchange
+that is answered in time has no extra cost.
 
-Commands on an abandoned connection may have been executed, or may still be executed. To the caller,
-this is a lost reply (`RedisUnavailableError.sent`).
+The server may have executed the commands on an abandoned connection, or may still execute them. To
+the caller, this is a lost reply (`RedisUnavailableError.sent`).
 
-A connection that is still opening needs no probe, because no command was sent. The next attempt
-serves as the probe, and `Attempts` limits the time of each attempt.
+A connection that is still being opened needs no probe, because no command was sent. The next
+attempt to connect has the same effect as a probe, and `Attempts` limits the time of each attempt.
 """
 
 from __future__ import annotations
@@ -23,66 +24,71 @@ from random import random
 
 from streamqd.errors import SilentConnectionError
 
-# The probe also checks that the server executes scripts and writes: a server that delays these
-# (CLIENT PAUSE) delays the probe or replies BUSY. It needs only permissions that the scripts need
-# too.
+# The probe is a script, so that it also checks whether the server executes scripts and writes. If
+# the server delays these (CLIENT PAUSE), it delays the probe too, or answers BUSY. The probe needs
+# no permissions other than those of the scripts.
 PROBE = ("EVAL", "return 1", "0")
 PROBE_SECONDS = 1.0  # longest wait for the answer to a probe
-# After an answered probe, wait for the overdue answer this share of the normal silence, plus twice
-# the time of the probe. The server answers in order, but the network may reorder across
-# connections.
+# After the server has answered a probe, the overdue reply may still arrive for a short time. The
+# server answers in order, but the network can reorder packets of different connections. This time
+# is the larger of two: this share of the normal silence, and twice the duration of the probe.
 GRACE_SHARE = 0.25
 PAUSE_SECONDS = (1.0, 4.0)  # first and longest pause between two unanswered probes
-PROBE_AFTER_MAX = 2.0  # seconds, even with a server that is often slow
-SLOW_SERVER_SECONDS = 60.0  # seconds that a server counts as slow after a late answer
+PROBE_AFTER_MAX = 2.0  # longest silence before a probe, even if the server is often slow
+SLOW_SERVER_SECONDS = 60.0  # how long a server counts as slow after a late answer
 ATTEMPT_SECONDS = 1.0  # time limit of each of the first attempts to connect and log in
-ATTEMPTS_QUICK = 3  # attempts with this limit. After them, each failed attempt doubles it.
+# Number of attempts with this time limit. After these, the limit doubles with each attempt.
+ATTEMPTS_QUICK = 3
 
 
 class Attempts:
-    """Limits each attempt of one connection to connect and log in.
+    """The time limits of consecutive attempts to connect and log in.
 
-    The first attempts are short, because a connection may die during the login while another one
-    would work. Later attempts are longer, because the server may be slow.
+    The first attempts are short. If a connection dies during the login, another one may work, so it
+    is better to try again soon. Later attempts are longer, because the server may just be slow.
     """
 
     def __init__(self) -> None:
-        self._used_up = 0  # consecutive attempts that reached their limit
+        self._used_up = 0  # number of consecutive attempts that reached their time limit
 
     def limit(self) -> float:
-        """Return how many seconds the next attempt may take."""
+        """Return the time limit of the next attempt in seconds."""
         return ATTEMPT_SECONDS * float(2 ** min(10, max(0, self._used_up + 1 - ATTEMPTS_QUICK)))
 
     def record(self, seconds: float) -> None:
-        """Record the duration of an attempt, successful or not."""
+        """Record the duration of an attempt, whether it succeeded or not."""
         self._used_up = self._used_up + 1 if seconds >= self.limit() else 0
 
 
 class IdleProbe:
-    """Watches the silences of one connection to a server, across reconnects."""
+    """Decides when the connection to a server has been silent for too long.
+
+    It is kept when the connection is replaced, so that it remembers whether the server was slow.
+    """
 
     def __init__(self, seconds: float, ask: Callable[[float], bool]) -> None:
-        """`seconds` is the longest normal silence.
+        """Prepare to probe a server after `seconds` seconds of silence.
 
-        `ask` probes the server within the given seconds.
+        `ask` sends a probe, and returns True if the server answers it within the given number of
+        seconds.
         """
         self.seconds = seconds
         self.ask = ask
-        self._late = 0.0  # seconds by which the last answer after a probe was late
+        self._late = 0.0  # seconds by which the last late answer was overdue
         self._late_until = 0.0
 
     def start_wait(self, expected: float, most: float) -> ReplyWait:
-        """Start a wait for an answer.
+        """Start to wait for a reply that is expected at `expected` (monotonic).
 
-        It is due at `expected` (monotonic), with `most` seconds more.
+        The wait ends `most` seconds after that time at the latest.
         """
         return ReplyWait(self, expected, expected + most)
 
     def await_reply(self, sock: socket.socket, deadline: float) -> None:
-        """Wait for something to read, after a silence of `seconds`.
+        """Wait for data on a connection that has already been silent for `seconds` seconds.
 
-        Raises TimeoutError at `deadline` (monotonic), or SilentConnectionError earlier if the
-        server answers other connections.
+        Raises TimeoutError at `deadline` (monotonic). Raises SilentConnectionError earlier if the
+        server answers on another connection.
         """
         expected = time.monotonic() - self.seconds
         wait = self.start_wait(expected, deadline - expected)
@@ -91,20 +97,20 @@ class IdleProbe:
         wait.record_reply()
 
     def seconds_until_probe(self) -> float:
-        """Seconds of silence before a probe, more if the server was recently slow."""
+        """Return the seconds of silence before a probe. They are longer after a late answer."""
         longer = 2 * self._late if time.monotonic() < self._late_until else 0.0
-        # Vary the time, because connections that become silent together must not all probe
-        # together.
+        # Add a random part, so that connections which become silent together do not all send their
+        # probes at the same time.
         return max(self.seconds, min(longer, PROBE_AFTER_MAX)) * (1 + random() / 8)
 
     def record_late_reply(self, late: float) -> None:
-        """Record that an answer arrived after a probe, `late` seconds late."""
+        """Record that the reply arrived after a probe was sent, `late` seconds too late."""
         self._late = late
         self._late_until = time.monotonic() + SLOW_SERVER_SECONDS
 
 
 class ReplyWait:
-    """The wait for one answer: when to probe, and when to give up."""
+    """The wait for one reply. It determines when to send a probe and when to give up."""
 
     def __init__(self, probe: IdleProbe, expected: float, deadline: float) -> None:
         self._probe = probe
@@ -115,14 +121,14 @@ class ReplyWait:
         self._has_probed = False
 
     def seconds_left(self) -> float:
-        """Return the seconds until `check` must be called."""
+        """Return the number of seconds until `check` must be called."""
         return max(0.0, min(self._probe_at, self._deadline) - time.monotonic())
 
     def check(self, sock: socket.socket) -> None:
-        """Check a connection that is still silent: probe on another connection when that is due.
+        """Send a probe for a connection that is still silent, if the probe is due.
 
-        Raises TimeoutError after the deadline, SilentConnectionError if the server answers other
-        connections.
+        Raises TimeoutError after the deadline. Raises SilentConnectionError if the server answers
+        the probe, but the connection itself stays silent.
         """
         now = time.monotonic()
         if now >= self._deadline:
@@ -144,13 +150,16 @@ class ReplyWait:
         self._pause = min(2 * self._pause, PAUSE_SECONDS[1])
 
     def record_reply(self) -> None:
-        """Record that the answer arrived."""
+        """Record that the reply has arrived."""
         if self._has_probed:
             self._probe.record_late_reply(time.monotonic() - self._expected)
 
 
 def wait_readable(sock: socket.socket, seconds: float) -> bool:
-    """Wait until the socket is readable or closed by the peer. Return False after `seconds`."""
+    """Wait until the socket has data to read or the peer has closed it.
+
+    Return False if this does not happen within `seconds` seconds.
+    """
     poller = select.poll()
     poller.register(sock, select.POLLIN)
     return bool(poller.poll(seconds * 1000))
