@@ -1,6 +1,7 @@
-"""The entries of one call: their limits, and their format as arguments of scripts.
+"""Split entries into calls of a limited size, and format them as arguments of scripts.
 
-The messages of one call usually fail in the same way, so shared changes are sent once.
+The messages of one call usually fail in the same way, so changes that they share are sent only
+once.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-# Bytes of bodies that one call copies in the server, so that other clients do not wait long. A
-# single body may be larger. lua/_byte_limit.lua has the same number.
+# Limit for the bodies that one call copies inside the server, in bytes. It exists so that other
+# clients do not wait long. A single body may be larger. lua/_byte_limit.lua has the same number.
 BYTES_MAX = 512 << 10
 
 Fields = Mapping[bytes, bytes]
@@ -17,7 +18,11 @@ T = TypeVar("T")
 
 
 def portions(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """Split items into lists of at most `most` items and BYTES_MAX bytes, or one larger item."""
+    """Split items into lists that are small enough for one call.
+
+    A list has no more than `most` items and BYTES_MAX bytes, unless it consists of a single larger
+    item. `size` returns the size of an item in bytes.
+    """
     part: list[T] = []
     taken = 0
     for item in items:
@@ -32,10 +37,12 @@ def portions(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterato
 
 
 def flatten_items(entries: Sequence[tuple[tuple[Any, ...], Fields]]) -> list[Any]:
-    """Return the arguments for lua/_settle_items.lua: shared changes, then each entry's own.
+    """Return the arguments that lua/_settle_items.lua expects for these entries.
 
-    An entry consists of its leading arguments (place, and possibly a delay) and its changed fields.
-    Fields that all entries have are shared, with the values of the first entry.
+    Each entry is a pair of its leading arguments (the place, and possibly a delay) and its changed
+    fields. The result starts with the changes that all entries share. For fields that all entries
+    change, these are the values of the first entry. Each entry then adds only the fields in which
+    it differs.
     """
     shared = _shared_fields([fields for _, fields in entries])
     flat: list[Any] = [2 * len(shared)]

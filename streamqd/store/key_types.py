@@ -1,7 +1,7 @@
 """Check the types of keys without the command TYPE, which would require another permission.
 
-For each key, run the command of its type that returns the length. The daemon needs these commands
-anyway.
+Instead, each key is checked with the command that returns the length of a value of its type. The
+daemon needs permission for these commands anyway.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ HASH, SORTED_SET, SET = "a hash", "a sorted set", "a set"
 
 
 def find_mistyped(link: Connection, wanted: Mapping[str, str]) -> list[InvalidValueError]:
-    """Return the keys that exist with a type other than `wanted`. One round trip.
+    """Return an error for each key whose value has the wrong type.
 
-    A list or a module type counts as another type. So does a key for which this user may not run
-    the command.
+    `wanted` maps each key to its expected type, such as HASH. A key that does not exist has no
+    error. If the actual type is a list or the type of a module, or if this user may not run the
+    command that would show it, the error reports "another type". Takes one round trip.
     """
     commands = [(command, key) for key in wanted for command in _LENGTHS]
     replies = iter(link.pipeline(commands))
@@ -43,13 +44,14 @@ def _is_mistyped(answer: object) -> bool:
 
 
 def is_of_type(error: RedisResponseError) -> bool:
-    """Return True if a command or a script met a key of the wrong type.
+    """Return True if a command or a script failed because a key has the wrong type.
 
-    For a command inside a script, Redis 6.2 reports the code only within the text.
+    The whole text is searched, because Redis 6.2 does not start the error of a script with the code
+    of the failed command.
     """
     return "WRONGTYPE" in str(error)
 
 
 def remedy(key: str) -> str:
-    """Return the advice for a key of a wrong type."""
+    """Return the advice to show for a key of the wrong type."""
     return f"find the client that writes {key}, then run: redis-cli RENAME '{key}' '{key}:other'"

@@ -1,7 +1,8 @@
-"""Build the names of all keys. Those of one partition have the hash tag `{topic:p:i}`.
+"""Build the names of all keys in Redis.
 
-The two prefixes are configurable (`[keys]`). The defaults are `streaming:mq` for bookkeeping and
-`stream:topic` for the streams.
+All keys of a partition have the hash tag `{topic:p:i}`, so a cluster stores them in the same slot.
+The prefixes are configurable in `[keys]`. By default, they are `stream:topic` for the streams and
+`streaming:mq` for all other keys.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from streamqd.model import Assignment
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Builds key names. Cheap to build, equal when its prefixes are equal."""
+    """Builds the key names of one installation, which is identified by its two prefixes."""
 
     control: str = "streaming:mq"
     streams: str = "stream:topic"
@@ -31,19 +32,19 @@ class Keys:
         return f"{self.control}:members:{{{fleet}}}"
 
     def info(self, fleet: str) -> str:
-        """HASH: for each instance, JSON with its host, PID, weight, consumers and partitions."""
+        """HASH: for each instance, JSON with its host, PID, weight, consumers and assignments."""
         return f"{self.control}:info:{{{fleet}}}"
 
     def instance(self, fleet: str, instance: str) -> str:
-        """STRING, TTL: JSON summary of an instance, written by its housekeeper."""
+        """STRING, TTL: JSON summary of an instance, which its housekeeper writes."""
         return f"{self.control}:instance:{{{fleet}}}:{instance}"
 
     def duplicate(self, fleet: str, instance: str) -> str:
-        """STRING, TTL: JSON summary of a second daemon with the name of a live instance."""
+        """STRING, TTL: JSON summary of a second daemon that uses the ID of a live instance."""
         return f"{self.control}:instance:{{{fleet}}}:{instance}/duplicate"
 
     def history(self, fleet: str) -> str:
-        """STREAM: statistics of each instance and minute, trimmed to `daemon.history`."""
+        """STREAM: statistics of each instance for each minute, kept for `daemon.history`."""
         return f"{self.control}:history:{{{fleet}}}"
 
     def directives(self, fleet: str) -> str:
@@ -59,7 +60,7 @@ class Keys:
         return f"{self.control}:wake:{{{fleet}}}"
 
     def progress(self, run: str) -> str:
-        """HASH: approximate number of entries fetched by a pipeline run, by `topic/partition`."""
+        """HASH: approximate number of entries that a pipeline run fetched, by `topic/partition`."""
         return f"{self.control}:progress:{{{run}}}"
 
     def sink(self, query: str) -> str:
@@ -77,7 +78,7 @@ class Keys:
         return f"{self.control}:schedules:places"
 
     def outboxes(self) -> str:
-        """SET: names of all outboxes. A relay adds the name of its outbox."""
+        """SET: names of all outboxes. A relay adds the name of its outbox when it starts."""
         return f"{self.control}:outboxes"
 
     def outbox(self, outbox: str) -> str:
@@ -132,7 +133,7 @@ class Keys:
         return f"{self.control}:delayed:{{{topic}:p:{partition}}}"
 
     def delayed_send_items(self, topic: str, partition: int) -> str:
-        """HASH: packed fields of delayed sends, by send ID."""
+        """HASH: packed fields of each delayed send, by send ID."""
         return f"{self.control}:delayed:item:{{{topic}:p:{partition}}}"
 
     def schedules(self, topic: str, partition: int) -> str:
@@ -147,8 +148,8 @@ class Keys:
         return f"{self.control}:schedule:due:{{{topic}:p:{partition}}}"
 
     def schedules_last(self, topic: str, partition: int) -> str:
-        """HASH: last tick and counts of schedules. Fields: `<name>:tick`, `:id`, `:late`, `:fired`,
-        `:skipped`, `:ran`.
+        """HASH: last tick and counts of each schedule. Fields: `<name>:tick`, `:id`, `:late`,
+        `:fired`, `:skipped`, `:ran`.
         """
         return f"{self.control}:schedule:last:{{{topic}:p:{partition}}}"
 
@@ -164,7 +165,7 @@ class Keys:
         return f"{self.control}:trim:{{{topic}:p:{partition}}}"
 
     def staged_rows(self, topic: str, partition: int, query: str, attempt: str) -> str:
-        """STREAM, TTL: rows that an attempt of a Spark task staged, until they are published."""
+        """STREAM, TTL: rows that an attempt of a Spark task has staged and not published yet."""
         return f"{self.control}:sink:{{{topic}:p:{partition}}}:{query}:{attempt}"
 
     def outbox_record(self, topic: str, partition: int, outbox: str) -> str:
@@ -174,13 +175,16 @@ class Keys:
     # --- a group on a partition ---
 
     def source(self, topic: str, partition: int, group: str) -> str:
-        """STREAM that the group reads: the partition, or for `<name>@dlq` its dead letters."""
+        """Return the key of the stream that the group reads.
+
+        It is the stream of the partition or, for a `<name>@dlq` group, that of its dead letters.
+        """
         if Assignment(topic, partition, group).reads_dead_letters:
             return self.dlq(topic, partition)
         return self.stream(topic, partition)
 
     def retry_stream(self, topic: str, partition: int, group: str) -> str:
-        """STREAM: retried and replayed messages of one group. streamqd trims it."""
+        """STREAM: retried and replayed messages of a group. streamqd trims it."""
         return f"{self.streams}:{{{topic}:p:{partition}}}:retry:{group}"
 
     def lease(self, topic: str, partition: int, group: str) -> str:
@@ -199,7 +203,7 @@ class Keys:
         return f"{self.control}:retry:{{{topic}:p:{partition}}}:{group}"
 
     def retry_items(self, topic: str, partition: int, group: str) -> str:
-        """HASH: packed fields of waiting retries, by place."""
+        """HASH: packed fields of each waiting retry, by place."""
         return f"{self.control}:retry:item:{{{topic}:p:{partition}}}:{group}"
 
     def attempts(self, topic: str, partition: int, group: str) -> str:
@@ -222,10 +226,11 @@ class Keys:
         return f"{self.control}:stack:{{{topic}:p:{partition}}}:{group}"
 
 
-# An assignment, topic and partition, or a topic.
+# The object to which a call applies: an assignment, a partition (topic, number), or a topic.
 Place = Assignment | tuple[str, int] | tuple[str]
 
-# Keys by their names in script headers: for a topic, for a group, and for a partition.
+# These tables map the key names in script headers to the methods that build the keys. There is one
+# table each for a topic, for an assignment and for a partition.
 _OF_TOPIC = {"meta": Keys.meta, "partitions": Keys.partitions}
 _OF_GROUP = {
     "stream": Keys.source,
@@ -254,10 +259,11 @@ _OF_PARTITION = {
 
 
 def key_of(keys: Keys, name: str, place: Place) -> str:
-    """Return the key that script headers call `name`.
+    """Return the key that is called `name` in script headers.
 
-    `delayed`, `items` and `target` are the keys of delayed sends, unless `place` is an assignment.
-    Raises KeyError if a place has no such key.
+    Some names mean different keys. For an assignment, `delayed` and `items` are the keys of its
+    waiting retries, and `target` is its retry stream. For a partition, they are the keys of its
+    delayed sends and the partition stream. Raises KeyError if `place` has no such key.
     """
     if name in _OF_TOPIC:
         return _OF_TOPIC[name](keys, place[0])

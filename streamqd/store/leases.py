@@ -1,6 +1,6 @@
-"""Script calls for the lease of an assignment.
+"""Script calls that acquire, renew and release the lease of an assignment.
 
-The supervisor uses these calls. Durations are in seconds here and in milliseconds in the scripts.
+The supervisor uses these calls. Durations are in seconds here, but in milliseconds in the scripts.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
 _EVENTS = (b"acquired", b"inherited", b"released", b"reset")
-CHANGES_MAX = 40  # number of stored owner changes, the same as in lua/_owner_changes.lua
-FENCE = "the fence of a partition"  # label in errors if the caller passes no key
+CHANGES_MAX = 40  # number of owner changes that are stored, the same as in lua/_owner_changes.lua
+FENCE = "the fence of a partition"  # label for errors if the caller passes no key
 
 
 def acquire(
@@ -26,12 +26,15 @@ def acquire(
     owner: str,
     dead_token: str = "",
 ) -> Call:
-    """Acquire the assignment if it is free and no owner acquired it since `lease.epoch` was read.
+    """Acquire an assignment if it is free.
 
-    The token of `lease` must be new. Repeat the same call until it is answered. `dead_token` is the
-    token of a predecessor whose processes have all exited, or of an owner that was silent for
-    longer than a lease lasts. The lease of such a silent owner may still exist if a clock was set
-    back.
+    The call is refused if another owner has acquired the assignment since the caller read
+    `lease.epoch`. The token of `lease` must be new. If the reply is lost, repeat the same call
+    until it is answered.
+
+    Pass a `dead_token` if the lease of an earlier owner no longer counts. This is the case if all
+    its processes have exited, or if it was silent for longer than a lease lasts. The lease of a
+    silent owner may still exist if a clock was set back.
     """
     return scripts.build_call(
         "lease_acquire",
@@ -61,11 +64,12 @@ def refence(
     context: bytes,
     done: Sequence[bytes],
 ) -> Call:
-    """Replace the token of an exited worker by `new`, and settle its entries in the same step.
+    """Replace the token of an exited worker with the token `new` of its successor.
 
-    The call acknowledges the places in `done` (at most ENTRIES_MAX, as many as a worker can have)
-    and charges a crash to `charged`, if not None. Raises ContractError if the tokens are equal or
-    `done` is too long.
+    In the same step, the call acknowledges the places in `done`, which the worker had finished, and
+    charges a crash to the place `charged`, unless it is None. `context` describes the crash. A
+    worker has no more than ENTRIES_MAX entries. Raises ContractError if `done` is longer, or if the
+    two tokens are equal.
     """
     if lease.token == new:
         raise ContractError("lease_refence: the new token is the old one")
@@ -85,9 +89,9 @@ def refence(
 
 
 def release(keys: Keys, lease: Lease, reason: str = "") -> Call:
-    """Release the assignment. Do not use its token after sending this call.
+    """Release the assignment. The token must not be used after this call was sent.
 
-    `reason` is recorded with the change of owner, '' if it is unknown.
+    `reason` is recorded with the change of owner. Pass '' if it is unknown.
     """
     return scripts.build_call(
         "lease_release", keys, lease.assignment, token=lease.token, reason=reason
@@ -95,31 +99,34 @@ def release(keys: Keys, lease: Lease, reason: str = "") -> Call:
 
 
 class Acquired(NamedTuple):
-    """An acquired lease. `victim` is the place charged with a crash, b'' for none."""
+    """The result of acquiring a lease.
+
+    `victim` is the place that was charged with a crash, or b'' if none was charged.
+    """
 
     epoch: int
-    unclean: bool  # the last owner did not release it, so pending entries run in quarantine
+    unclean: bool  # True if the last owner did not release it, so pending entries are quarantined
     victim: bytes
 
     @classmethod
     def parse(cls, reply: Reply) -> Acquired:
         """Parse the reply OK or MINE.
 
-        MINE answers a repeated call, which charges no entry again.
+        MINE is the reply to a repeated call, which does not charge an entry again.
         """
         victim = reply.values[2] if reply.word == "OK" else b""
         return cls(epoch_of(reply), bool(reply.values[1]), victim)
 
     def log_fields(self) -> dict[str, Any]:
-        """Return the fields for log events. `suspected`: the place that was charged."""
+        """Return the fields for log events, in which `suspected` is the place that was charged."""
         suspected = untrusted.label(self.victim) or None
         return {"epoch": self.epoch, "inherited": self.unclean, "suspected": suspected}
 
 
 def epoch_of(reply: Reply) -> int:
-    """Return the epoch from the OK or MINE of an acquire, or the OK of a refence.
+    """Return the epoch from the reply OK or MINE to `acquire`, or from the reply OK to `refence`.
 
-    Raises ContractError if it is not a number, because the scripts refuse an invalid epoch.
+    Raises ContractError if it is not a valid number. The scripts never return an invalid epoch.
     """
     try:
         return untrusted.integer(reply.values[0], FENCE, "epoch")
@@ -128,21 +135,24 @@ def epoch_of(reply: Reply) -> int:
 
 
 class LeaseView(NamedTuple):
-    """The fence and lease of an assignment, read together. The view may be outdated."""
+    """The fence and the lease of an assignment, read together. They may have changed since."""
 
     token: str
-    """'' if no instance owns the assignment."""
+    """Token of the owner, or '' if no instance owns the assignment."""
     epoch: int
-    """0 if it was never owned."""
+    """Number of the last ownership, or 0 if the assignment never had an owner."""
     owner: str
     since_unix_ms: int
     quarantine: bool
     ttl: float | None
-    """Seconds until the lease expires, or None without a lease."""
+    """Seconds until the lease expires, or None if there is no lease."""
 
     @classmethod
     def parse(cls, fence: Sequence[bytes | None], ttl_ms: int, key: str = FENCE) -> LeaseView:
-        """Parse the replies to `view`. Raises InvalidValueError, which names the fence's `key`."""
+        """Parse the replies to the commands of `view_commands`.
+
+        `key` is the key of the fence, for errors. Raises InvalidValueError.
+        """
         token, epoch, owner, since, quarantine = fence
         return cls(
             token=untrusted.label(token or b""),
@@ -155,7 +165,7 @@ class LeaseView(NamedTuple):
 
 
 def view_commands(keys: Keys, assignment: Assignment) -> list[tuple[Any, ...]]:
-    """Build the two commands whose replies `LeaseView.parse` parses."""
+    """Return the two commands whose replies `LeaseView.parse` takes."""
     return [
         ("HMGET", keys.fence(*assignment), "token", "epoch", "owner", "since", "quarantine"),
         ("PTTL", keys.lease(*assignment)),
@@ -163,12 +173,15 @@ def view_commands(keys: Keys, assignment: Assignment) -> list[tuple[Any, ...]]:
 
 
 def token_command(keys: Keys, assignment: Assignment) -> tuple[Any, ...]:
-    """Build the command that returns the token of the lease, or None without a lease."""
+    """Return the command that reads the token of the lease. Its reply is None without a lease."""
     return ("GET", keys.lease(*assignment))
 
 
 class OwnerChange(NamedTuple):
-    """One change of owner. `other` is the lost owner, or the reason of a release."""
+    """One change of owner.
+
+    `other` is the previous owner if it lost the assignment, or the reason if the owner released it.
+    """
 
     at_unix_ms: int
     event: str
@@ -178,7 +191,7 @@ class OwnerChange(NamedTuple):
 
     @classmethod
     def parse(cls, raw: bytes, key: str) -> OwnerChange:
-        """Parse `unix-ms event epoch owner other`, an element of the list.
+        """Parse an element of the list, which has the form `unix-ms event epoch owner other`.
 
         Raises InvalidValueError.
         """
@@ -196,7 +209,7 @@ class OwnerChange(NamedTuple):
 
 
 def changes(keys: Keys, assignment: Assignment) -> tuple[Any, ...]:
-    """Build the command that returns the last changes of owner, oldest first."""
+    """Return the command that reads the last changes of owner, oldest first."""
     return ("LRANGE", keys.epochs(*assignment), -CHANGES_MAX, -1)
 
 

@@ -1,6 +1,6 @@
-"""The members of a fleet: send heartbeats, and read those of the other instances.
+"""Send the heartbeats of an instance, and read those of the other members of its fleet.
 
-Called by the supervisor.
+The supervisor uses these functions. Views read the heartbeats too.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-INFO = "the members of a fleet"  # label in errors if the caller passes no key
+INFO = "the members of a fleet"  # label for errors if the caller passes no key
 WEIGHT_MAX = 1_000_000
 ASSIGNMENTS_MAX = 1_000_000
-TTL_MAX = 366 * 86_400
+TTL_MAX = 366 * 86_400  # longest lifetime of a lease that a record may contain, in seconds
 
 
 def heartbeat(
@@ -33,10 +33,12 @@ def heartbeat(
     stale: float,
     silent: Sequence[str] = (),
 ) -> Call:
-    """Send a heartbeat. A heartbeat of another run with this name counts for `stale` seconds.
+    """Send a heartbeat, unless another run of the instance is using the same name.
 
-    `nonce` is a random string for each run of the instance, and becomes part of the info. `silent`
-    are members from which this instance saw no heartbeat. They are removed after a long silence.
+    `nonce` is a random string that identifies this run and is stored with `info`. The call is
+    refused if a run with another nonce has sent a heartbeat within the last `stale` seconds. Pass
+    in `silent` the members from which this instance has seen no heartbeat for some time. They are
+    removed after a long silence.
     """
     described = json.dumps({**info, "nonce": nonce}, separators=(",", ":"), sort_keys=True)
     return scripts.get("member_heartbeat").call(
@@ -50,7 +52,7 @@ def heartbeat(
 
 
 def expected_types(keys: Keys, fleet: str) -> dict[str, str]:
-    """Return the keys of a heartbeat and the types that they must have, for `mistyped`."""
+    """Return the keys that a heartbeat uses and their types, for `key_types.find_mistyped`."""
     return {
         keys.members(fleet): key_types.SORTED_SET,
         keys.info(fleet): key_types.HASH,
@@ -59,14 +61,14 @@ def expected_types(keys: Keys, fleet: str) -> dict[str, str]:
 
 
 def leave(keys: Keys, fleet: str, instance: str, nonce: str) -> Call:
-    """Remove the instance's record if it belongs to the run with this nonce."""
+    """Remove an instance from its fleet if its record belongs to the run with this nonce."""
     return scripts.get("member_leave").call(_keys(keys, fleet), id=instance, nonce=nonce)
 
 
 class Heartbeat(NamedTuple):
-    """A member and its published record.
+    """The last heartbeat of a member, and the record that it published.
 
-    If the record is invalid, `info` is empty and `bad` is the error.
+    If the heartbeat or the record is invalid, `bad` is the error. An invalid record is empty.
     """
 
     instance: str
@@ -76,9 +78,10 @@ class Heartbeat(NamedTuple):
 
 
 class Present(NamedTuple):
-    """The reply to a heartbeat: all members, including the caller, and the directives.
+    """The reply to a heartbeat, with all members of the fleet and the operators' directives.
 
-    `directives` is a list of alternating names and values, for `directives.read`.
+    The caller is one of the members. `directives` is a list of alternating names and values, which
+    `directives.read` parses.
     """
 
     now_unix_ms: int
@@ -95,7 +98,8 @@ class Present(NamedTuple):
 def seen_of(heartbeat: Heartbeat) -> MemberView:
     """Convert a member's record for the rebalancer.
 
-    An invalid record becomes one without consumers.
+    A member with an invalid record is treated as one that is leaving and has no consumers, so it
+    gets no assignments.
     """
     try:
         return parse_member(heartbeat)
@@ -106,9 +110,9 @@ def seen_of(heartbeat: Heartbeat) -> MemberView:
 
 
 def parse_member(heartbeat: Heartbeat, key: str = INFO) -> MemberView:
-    """Parse a member's record.
+    """Parse a member's record, which is stored in the hash `key`.
 
-    Raises InvalidValueError for the first bad field of the hash `key`.
+    Raises InvalidValueError for the first invalid field.
     """
     name, heartbeat_unix_ms, raw, bad = heartbeat
     if bad is not None:
@@ -151,13 +155,13 @@ def parse_member(heartbeat: Heartbeat, key: str = INFO) -> MemberView:
 
 
 def _bad(key: str, name: str, field: str, value: object, wanted: str) -> InvalidValueError:
-    # Show only the type of a list or object, which may be nested too deeply to print.
+    # For a list or an object, show only the type, because it may be nested too deeply to print.
     found = repr(value) if isinstance(value, str | int | float | bool) else type(value).__name__
     return InvalidValueError(key, f"{name}.{field}", found[: untrusted.SHOWN_BYTES], wanted)
 
 
 def process_of(heartbeat: Heartbeat) -> dict[str, Any]:
-    """Return the host and pid of a member as log fields, without invalid values."""
+    """Return the host and the PID of a member as log fields. Invalid values are left out."""
     host, pid = heartbeat.info.get("host"), heartbeat.info.get("pid")
     found: dict[str, Any] = {}
     if isinstance(host, str):
@@ -181,7 +185,7 @@ def _heartbeat(instance: bytes, heartbeat_unix_ms: bytes, described: bytes) -> H
     try:
         heartbeat = untrusted.integer(heartbeat_unix_ms, INFO, f"{name}, last beat")
     except InvalidValueError as error:
-        heartbeat, bad = 0, error  # an invalid score counts as a very old heartbeat
+        heartbeat, bad = 0, error  # treat an invalid time as a very old heartbeat
     return Heartbeat(name, heartbeat, info, bad)
 
 
@@ -190,7 +194,10 @@ def _keys(keys: Keys, fleet: str) -> dict[str, str]:
 
 
 def heartbeat_commands(keys: Keys, fleet: str) -> list[tuple[Any, ...]]:
-    """Build the two commands whose replies `heartbeats` parses, for callers outside the fleet."""
+    """Return the two commands whose replies `heartbeats` takes.
+
+    They are for clients that are not members of the fleet and therefore send no heartbeats.
+    """
     return [
         ("ZRANGE", keys.members(fleet), 0, -1, "WITHSCORES"),
         ("HGETALL", keys.info(fleet)),
@@ -198,9 +205,9 @@ def heartbeat_commands(keys: Keys, fleet: str) -> list[tuple[Any, ...]]:
 
 
 def member(store: Store, fleet: str, instance: str) -> Heartbeat | None:
-    """Return the last heartbeat of one member, or None.
+    """Return the last heartbeat of one instance, or None if it is not a member.
 
-    Raises RedisResponseError if a key has another type.
+    Raises RedisResponseError if a key has the wrong type.
     """
     found = store.pipeline(
         [

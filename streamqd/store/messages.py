@@ -1,7 +1,8 @@
-"""Script calls for the messages of an assignment: list pending entries, settle, promote.
+"""Script calls that list, settle and promote the messages of an assignment.
 
-The worker lists and settles, fenced by its token. The housekeeper promotes, which any process may
-do. Fetching is in `store.fetch`, and trimming in `store.retention`.
+A worker lists and settles its messages, fenced by its token. The housekeeper promotes due messages,
+for which no token is necessary. See `store.fetch` for the calls that fetch messages, and
+`store.retention` for those that trim streams.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.statistics import due_of
 
-PLACES_MAX = 512  # places in one call
-ITEMS_MAX = 256  # entries moved by one call
-COUNT_MAX = 1_000_000_000  # crashes, or failures, of one entry
-WAIT_MS_MAX = 366 * 86_400_000  # longer than any delay that can be configured
-ATTEMPTS = "the counters of a group on a partition"  # label in errors if the caller passes no key
+PLACES_MAX = 512  # maximum number of places in one call
+ITEMS_MAX = 256  # maximum number of entries that one call moves
+COUNT_MAX = 1_000_000_000  # largest valid number of crashes or failures of one entry
+WAIT_MS_MAX = 366 * 86_400_000  # a delay that is longer than any that can be configured
+ATTEMPTS = "the counters of a group on a partition"  # label for errors if the caller passes no key
 
-Cursor = tuple[bytes, bytes]  # another client's consumer, and one of its entries
+Cursor = tuple[bytes, bytes]  # a position in `reclaim`: another client's consumer, and an entry ID
 BEGIN: Cursor = (b"", b"")
 
 
@@ -31,9 +32,10 @@ BEGIN: Cursor = (b"", b"")
 
 
 def ensure_group(keys: Keys, assignment: Assignment, start: str) -> Call:
-    """Ensure that the group exists.
+    """Create the group on the partition and on its retry stream if it does not exist.
 
-    `start` is 0 for the first message, or $ for later ones only.
+    If `start` is "0", a new group starts at the first message. If it is "$", the group receives
+    only later messages.
     """
     if start not in ("0", "$"):
         raise ContractError(f"group_ensure: start {start!r}")
@@ -47,10 +49,12 @@ def restore_group(
     after_retry: bytes,
     places: Sequence[bytes],
 ) -> Call:
-    """Create the group again after another client destroyed it, in the state that its owner knows.
+    """Create a group again, which another client has destroyed while its owner was running.
 
-    `after_*` are the last delivered IDs, and `places` the delivered entries that are not settled.
-    The call returns the IDs after which the group continues, or b'' if the group existed.
+    The owner still knows the state of the group. `after_main` and `after_retry` are the IDs of the
+    entries last delivered to it, and `places` holds the delivered entries that are not settled yet.
+    The reply contains the IDs after which the group continues in the two streams. An ID is b'' if
+    the group still existed there.
     """
     return _fenced_call(
         "group_restore",
@@ -71,9 +75,11 @@ def recover(
     after_retry: str | bytes,
     count: int,
 ) -> Call:
-    """List a page of pending entries. `open`: this is the first page on a new connection.
+    """List one page of the owner's pending entries, with their bodies and counters.
 
-    `after_*` are the last IDs of the previous page, empty for the first page.
+    Pass `open=True` for the first page on a new connection, which opens the session. For the first
+    page, `after_main` and `after_retry` are empty. For any other page, they are the last IDs of the
+    previous one.
     """
     return _fenced_call(
         "message_recover",
@@ -88,40 +94,46 @@ def recover(
 
 
 def place_of(entry_id: bytes, *, retried: bool) -> bytes:
-    """Return the unambiguous name of a pending entry: its stream and ID."""
+    """Return the place of an entry, which identifies it by its stream and its ID.
+
+    The ID alone is not enough, because both streams may have an entry with the same ID.
+    """
     return (b"r:" if retried else b"m:") + entry_id
 
 
 class PendingEntry(NamedTuple):
-    """A pending entry. `fields` is a flat list (name, value, …), or None if the body is gone."""
+    """A pending entry with its counters.
 
-    retried: bool  # True for the retry stream, False for the partition
+    `fields` is a flat list of alternating names and values. It is None for a missing entry, whose
+    body was trimmed or deleted.
+    """
+
+    retried: bool  # True if the entry is in the retry stream, False if it is in the partition
     id: bytes
     fields: list[bytes] | None
-    crashes: int = 0  # crashes charged since the last delivery
-    context: bytes = b""  # JSON of the last charged crash, b'' for none
-    failures: int = 0  # failures in place, for a handler that keeps the order
+    crashes: int = 0  # number of crashes charged since the last delivery
+    context: bytes = b""  # JSON that describes the last charged crash, or b''
+    failures: int = 0  # number of failures in place, for a handler that keeps the order
     wait_ms: int = 0  # milliseconds until its next run in place is due
 
     @property
     def place(self) -> bytes:
-        """The unambiguous name of the entry."""
+        """The place of the entry, which identifies it by its stream and its ID."""
         return place_of(self.id, retried=self.retried)
 
     @property
     def size(self) -> int:
-        """The total bytes of its names and values."""
+        """The total size of its names and values in bytes."""
         return sum(map(len, self.fields or ()))
 
     @classmethod
     def parse(
         cls, entry: Sequence[Any], key: str, *, retried: bool
     ) -> tuple[PendingEntry, list[InvalidValueError]]:
-        """Parse an entry of `message_recover`.
+        """Parse an entry of a reply to `recover`.
 
-        Invalid counters count as 0, and are returned as errors.
-
-        `key` is the key of the counters.
+        An invalid counter is read as 0, and its error is returned along with the entry. `key` is
+        the key of the counters, for these errors.
         """
         id_, fields, crashes, failures, context, wait_ms = entry
         place = untrusted.label(place_of(id_, retried=retried))
@@ -146,10 +158,11 @@ class PendingEntry(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """A page of pending entries, each list oldest first.
+    """A page of pending entries from the partition and the retry stream, each oldest first.
 
-    `more_*`: the list may continue on the next page. `last_*` are the IDs last delivered to the
-    group, after which the long poll starts.
+    If `more_main` or `more_retry` is True, that list may continue on the next page. `last_main` and
+    `last_retry` are the IDs of the entries last delivered to the group. The long poll starts after
+    them.
     """
 
     quarantine: bool
@@ -159,12 +172,12 @@ class Recovered(NamedTuple):
     retry: list[PendingEntry]
     more_main: bool = False
     more_retry: bool = False
-    accused: frozenset[bytes] = frozenset()  # places of a round in which a host was lost
+    accused: frozenset[bytes] = frozenset()  # places of entries that ran when a host was lost
     bad: list[InvalidValueError] = []  # noqa: RUF012 - counters that cannot be read; never changed in place
 
     @classmethod
     def parse(cls, reply: Reply, key: str = ATTEMPTS) -> Recovered:
-        """Parse the reply OK. `key` is the key of the counters."""
+        """Parse the reply OK. `key` is the key of the counters, for errors."""
         quarantine, last_main, last_retry, main, retry, more_main, more_retry, accused = (
             reply.values
         )
@@ -183,10 +196,10 @@ class Recovered(NamedTuple):
         )
 
     def entries_in_order(self) -> tuple[list[PendingEntry], bool]:
-        """Merge both lists, oldest first. Also return True if both lists are complete.
+        """Return the entries of both lists, oldest first, and True if both lists are complete.
 
-        Entries beyond the last one of an incomplete list stay for the next page, because they must
-        not run before the rest of that list.
+        If a list is incomplete, all entries that are newer than its last one are left out. They are
+        part of the next page, because they must not run before the remaining entries of that list.
         """
         entries = sorted(self.main + self.retry, key=lambda entry: _order(entry.id))
         lists = ((self.main, self.more_main), (self.retry, self.more_retry))
@@ -197,7 +210,10 @@ class Recovered(NamedTuple):
 
 
 def fetch(keys: Keys, lease: Lease, session: str, count: int) -> Call:
-    """Read at most `count` entries per stream while memory is full. See `store.fetch` otherwise."""
+    """Read at most `count` entries per stream while the server's memory is full.
+
+    Otherwise, a worker reads with the `Fetcher` of `store.fetch`.
+    """
     return _fenced_call("message_fetch", keys, lease, session=session, count=_page(count))
 
 
@@ -210,10 +226,11 @@ def reclaim(
     count: int,
     page: Cursor = BEGIN,
 ) -> Call:
-    """Take over entries that other clients' consumers left pending for `idle` seconds.
+    """Take over entries that other clients have left pending for at least `idle` seconds.
 
-    `source` is m for the partition stream and r for the retry stream. One call examines one `page`
-    of their entries, and the reply contains the start of the next page.
+    `source` is "m" for the partition stream or "r" for the retry stream. Each call examines one
+    page of the other clients' pending entries, starting at `page`. The reply contains the start of
+    the next page.
     """
     stream = keys.source if source == "m" else keys.retry_stream
     return scripts.get("message_reclaim").call(
@@ -232,9 +249,10 @@ def reclaim(
 
 
 class Reclaimed(NamedTuple):
-    """The entries taken over, each (ID, flat fields), and the number of missing entries.
+    """The entries that were taken over, each as its ID and a flat list of fields.
 
-    `next` starts the next page, or is None after the last one.
+    `missing_entries` is the number of entries without a body, which were acknowledged. `next` is
+    the start of the next page, or None after the last one.
     """
 
     entries: list[tuple[bytes, list[bytes]]]
@@ -256,9 +274,10 @@ class Reclaimed(NamedTuple):
 
 
 def ack(keys: Keys, lease: Lease, places: Sequence[bytes], charged: Sequence[bytes] = ()) -> Call:
-    """Acknowledge `places` and `charged`, and remove the counters of the entries in `charged`.
+    """Acknowledge finished entries.
 
-    An entry in both lists is treated as charged.
+    List the entries that have counters in `charged`, because the call removes these counters. All
+    other entries belong in `places`. An entry in both lists is treated as charged.
     """
     every = [*charged, *(place for place in places if place not in charged)]
     if len(every) > PLACES_MAX:
@@ -276,10 +295,12 @@ def retry(
     *,
     adjacent: bool = False,
 ) -> Call:
-    """Turn failed entries, each (place, delay in seconds, changed fields), into waiting retries.
+    """Move failed entries to the waiting retries.
 
-    If the reply for an entry is MISSING, repeat the call with all its fields, including `payload`.
-    With `adjacent`, the entries of a stream are consecutive, so one range command finds all.
+    Each item consists of the place, the delay in seconds, and the fields to change. If the word for
+    an entry in the reply is MISSING, its body is gone. Repeat the call for this entry with all its
+    fields, including `payload`. Set `adjacent` if the entries of each stream are consecutive. The
+    script then reads them with one command.
     """
     _check_count("settle_retry", len(items))
     return _fenced_call(
@@ -298,10 +319,11 @@ def dead(
     *,
     adjacent: bool = False,
 ) -> Call:
-    """Dead-letter entries, each (place, changed fields). Fields and `adjacent` are as in `retry`.
+    """Dead-letter entries.
 
-    Do not call this for a group that reads dead letters, because it would read its own dead letters
-    forever.
+    Each item consists of the place and the fields to change. Missing bodies and `adjacent` are
+    handled as in `retry`. Raises ContractError for a group that reads dead letters, because it
+    would read its own dead letters again and again.
     """
     _check_count("settle_dead", len(items))
     if lease.assignment.reads_dead_letters:
@@ -316,9 +338,10 @@ def dead(
 
 
 def note(keys: Keys, lease: Lease, notes: Sequence[tuple[bytes, int, float]]) -> Call:
-    """Record the failures of entries that wait in their place, and when the entries run again.
+    """Record the failures of entries that stay pending until they run again.
 
-    A note is (place, failures, seconds until the next run).
+    Each note consists of the place, the total number of failures, and the seconds until the next
+    run.
     """
     _check_count("settle_note", len(notes))
     return _fenced_call(
@@ -330,11 +353,11 @@ def note(keys: Keys, lease: Lease, notes: Sequence[tuple[bytes, int, float]]) ->
 
 
 class SettledReply(NamedTuple):
-    """A word for each item (MOVED, GONE or MISSING), in order.
+    """The reply to `retry` or `dead`, with a word for each item, in the same order.
 
-    After `retry`, `next_due_unix_ms` is the earliest due time of the group's waiting retries. After
-    `dead`, `dead_letters` contains the ID of each item's dead letter, or b'' if the item was not
-    moved.
+    The word is MOVED, GONE or MISSING. After `retry`, `next_due_unix_ms` is the earliest due time
+    of the group's waiting retries. After `dead`, `dead_letters` contains the ID of each item's dead
+    letter, or b'' if the item was not moved.
     """
 
     words: list[str]
@@ -354,11 +377,11 @@ class SettledReply(NamedTuple):
 def quarantine_mark(
     keys: Keys, lease: Lease, session: str, places: bytes, acked: Sequence[bytes]
 ) -> Call:
-    """Mark the next inherited entries, and acknowledge the previous ones.
+    """Record which inherited entries are about to run, and acknowledge those of the last round.
 
-    `places` are separated by spaces, and b'' if no inherited entry is left.
-
-    Use `ack` to acknowledge entries with counters.
+    If these entries take down the host, the next owner can see which ones were running. `places` is
+    a list of places separated by spaces. Pass b'' if no inherited entry is left, which ends the
+    quarantine. Entries in `acked` must not have counters. Acknowledge those with `ack` instead.
     """
     return _fenced_call("quarantine_mark", keys, lease, session=session, places=places, acked=acked)
 
@@ -367,20 +390,22 @@ def quarantine_mark(
 
 
 def promote_retries(keys: Keys, assignment: Assignment, count: int) -> Call:
-    """Move due retries into the group's retry stream."""
+    """Move up to `count` due retries to the group's retry stream."""
     return scripts.build_call("message_promote", keys, assignment, count=_page(count))
 
 
 def promote_delayed(keys: Keys, topic: str, partition: int, count: int) -> Call:
-    """Move due delayed sends into the partition."""
+    """Move up to `count` due delayed sends to the partition."""
     return scripts.build_call("message_promote", keys, (topic, partition), count=_page(count))
 
 
 class Promoted(NamedTuple):
-    """The result of a promotion: moved items, members removed without an item, next due time.
+    """The result of a promotion.
 
-    `unreadable` is the number of items that stay, because their format is invalid. `more`: further
-    items are due, beyond the limit of one call.
+    `moved` is the number of items that were moved. `orphans` is the number of members that were
+    removed because they had no item. `next_due_unix_ms` is the next due time. `unreadable` is the
+    number of items that were postponed because their format is invalid. If `more` is True, further
+    items are due, but the call had reached its limit.
     """
 
     moved: int
@@ -397,12 +422,15 @@ class Promoted(NamedTuple):
 
 
 def snapshot(keys: Keys, assignment: Assignment, limit: int = 500) -> Call:
-    """Count the messages of a group on a partition by state, in one atomic step."""
+    """Count the messages of a group on a partition by their state, in one atomic step.
+
+    At most `limit` unread entries are counted in each stream.
+    """
     return scripts.build_call("partition_snapshot", keys, assignment, limit=limit)
 
 
 class Snapshot(NamedTuple):
-    """The counts that `snapshot` returns. An unread count above the limit is -1."""
+    """The counts that `snapshot` returns. A count of unread entries above its limit is -1."""
 
     length: int
     unread: int
@@ -423,7 +451,7 @@ class Snapshot(NamedTuple):
 
 
 def _fenced_call(script: str, keys: Keys, lease: Lease, **given: Any) -> Call:
-    """Call a script that acts for the owner of an assignment."""
+    """Build the call of a script that acts for the owner of an assignment."""
     return scripts.build_call(script, keys, lease.assignment, token=lease.token, **given)
 
 

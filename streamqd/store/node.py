@@ -1,8 +1,9 @@
 """The connection to one server. After a failure, it reports whether a command may have run.
 
-Nothing is repeated automatically, because a repeated XADD writes a duplicate, and a repeated
-XREADGROUP orphans messages. Instead, `RedisUnavailableError.sent` is True if the command may have
-been executed. The caller knows the command, and decides.
+No command is repeated automatically. A repeated XADD would write a duplicate, and a repeated
+XREADGROUP would leave messages pending that no worker has received. Instead,
+`RedisUnavailableError.sent` is True if the server may have executed the command. Only the caller
+knows whether the command can be repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
     from streamqd import config
 
-# After these replies, the connection is unusable, because its login or the node's role has changed.
+# After these replies, the connection is unusable, because its login is no longer valid or the role
+# of the node has changed.
 DROP_AFTER = frozenset({RefusalKind.LOGIN, RefusalKind.REPLICA})
 NEVER = float("inf")  # no time limit
 Key = TypeVar("Key", bound=str | bytes)
@@ -35,20 +37,21 @@ _NAME = re.compile(r"[!-~]{1,200}")
 
 
 def _ignore(*_: Any) -> None:
-    """Do nothing. This is the default of a finder's optional functions."""
+    """Do nothing. This is the default for the optional functions of a `Finder`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The settings of a connection that apply to all its servers."""
+    """The settings of a connection, which apply to all servers that it uses."""
 
     settings: config.Redis
-    # Time limit of one exchange in seconds. It includes connecting, which `connect_timeout` limits
-    # too, provided that `lookup` respects its limit.
+    # Time limit of one exchange in seconds. It includes the time to connect, which is also limited
+    # by `connect_timeout`. The limit is kept only if `lookup` respects its own time limit.
     timeout: float
-    name: str  # name in the output of CLIENT LIST
+    name: str  # the name that CLIENT LIST shows
     lookup: Lookup = resolve
-    probe_after: float | None = None  # seconds of silence before a probe: see `store/idle_probe.py`
+    # Seconds of silence before a probe, or None to send no probes. See `store/idle_probe.py`.
+    probe_after: float | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -57,18 +60,19 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Finder:
-    """Finds the server to connect to. It runs for each new connection."""
+    """The functions that find the server to connect to. They run for each new connection."""
 
-    label: str  # description of where it searches, for display
-    find: Callable[[float], Endpoint]  # takes a deadline (monotonic). Raises RedisUnavailableError.
+    label: str  # where the server is searched, for display
+    # Returns the server. It takes a deadline (monotonic), and may raise RedisUnavailableError.
+    find: Callable[[float], Endpoint]
     # Checks that the server is the right one. Raises RedisUnavailableError or RedisResponseError.
     verify: Callable[[Transport], None] = _ignore
     failed: Callable[[Endpoint], None] = _ignore  # called if no connection could be opened
     refused: Callable[[Endpoint, RedisResponseError], None] = (
-        _ignore  # called before the connection is closed because of such a reply
+        _ignore  # called with a reply that made the connection unusable
     )
     # Refusals which mean that the command was not executed, because the server is not the right one
-    # now.
+    # at present.
     not_executed: frozenset[RefusalKind] = frozenset()
     connect_seconds: float = (
         NEVER  # time limit for opening the connection after the server was found
@@ -76,16 +80,17 @@ class Finder:
 
 
 def fixed_finder(endpoint: Endpoint) -> Finder:
-    """Return a finder of a fixed server."""
+    """Return a finder that always returns the same server."""
     return Finder(str(endpoint), lambda _end: endpoint)
 
 
 class Node:
-    """The route to one server. Its connection is opened on first use.
+    """The route to one server. The connection is opened when it is first used.
 
-    Only one thread may use it, in the process that created it or that called `detach`. It uses
-    RESP2, returns replies as raw bytes and never retries. After a `RedisUnavailableError`, the
-    connection is closed, and the next use opens a new one. `opened` counts the connections.
+    A node belongs to one process and may be used by only one of its threads. After a fork, the
+    child must call `detach` first. A node uses RESP2, returns replies as raw bytes and never
+    repeats a command. After a RedisUnavailableError, the connection is closed, and the next use
+    opens a new one. `opened` is the number of connections opened so far.
     """
 
     def __init__(self, terms: Terms, finder: Finder) -> None:
@@ -97,7 +102,7 @@ class Node:
             None if terms.probe_after is None else IdleProbe(terms.probe_after, self._probe)
         )
         self._attempts = None if terms.probe_after is None else Attempts()
-        self.endpoint: Endpoint | None = None  # server of the last connection attempt
+        self.endpoint: Endpoint | None = None  # the server of the last attempt to connect
         self.transport: Transport | None = None  # the open connection
         self._pid = os.getpid()
         self._end = NEVER
@@ -107,7 +112,10 @@ class Node:
     # --- the interface of a route: see `Connection` ---
 
     def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run commands in one write. Error replies are elements. Raises RedisUnavailableError."""
+        """Send commands in one write, and return their replies in the same order.
+
+        An error reply is a RedisResponseError in the result. Raises RedisUnavailableError.
+        """
         self.post(commands)
         return self.collect(len(commands))
 
@@ -116,7 +124,7 @@ class Node:
     def masters(self) -> list[Node]:
         return [self]
 
-    def node_of(self, key: str) -> str:  # noqa: ARG002 - it matters to a cluster
+    def node_of(self, key: str) -> str:  # noqa: ARG002 - only a cluster uses the key
         return ""
 
     def group_by_node(self, keys: Sequence[Key]) -> list[list[Key]]:
@@ -153,7 +161,7 @@ class Node:
         self.transport = None
 
     def set_deadline(self, end: float) -> None:
-        """Set the deadline (monotonic) of all further operations."""
+        """Set the time (monotonic) by which every later operation must finish."""
         self._end = end
 
     def open(self) -> None:
@@ -174,7 +182,7 @@ class Node:
             raise RedisUnavailableError(
                 f"cannot connect to {self.address}: {reason(error.__cause__ or error)}", sent=False
             ) from error
-        # Set after the login, which has its own time limit.
+        # The probe is set only after the login, because the login has its own time limit.
         self.transport.idle_probe = self.idle_probe
         self.opened += 1
 
@@ -204,8 +212,8 @@ class Node:
                 opened.send([pack(command) for command in commands])
                 opened.receive(len(commands), replies)
             except RedisUnavailableError:
-                # A server that rejects a client sends the reason and closes the connection without
-                # reading, so look for that reason.
+                # A server that rejects a client sends the reason and closes the connection, without
+                # reading the commands. Report that reason if it has arrived.
                 with contextlib.suppress(RedisUnavailableError):
                     opened.receive(len(replies) + 1, replies)
                 check_replies(replies)
@@ -214,8 +222,8 @@ class Node:
                 isinstance(replies[-1], RedisResponseError)
                 and replies[-1].kind is RefusalKind.FORBIDDEN
             ):
-                # A restricted user may lack permission to set the name of the connection, which is
-                # optional.
+                # A restricted user may have no permission to set the name of the connection. The
+                # name is optional, so ignore the error.
                 del replies[-1]
             check_replies(replies)
             self._finder.verify(opened)
@@ -225,11 +233,10 @@ class Node:
         return opened
 
     def open_transport(self) -> Transport:
-        """Return the open connection for a custom exchange.
+        """Return the open connection, for an exchange that the caller carries out.
 
-        Close it if the exchange is interrupted.
-
-        Opens a new connection if there is none, or if the server closed the idle one. Raises
+        If there is no connection, or if the server has closed it while it was idle, a new one is
+        opened. The caller must close the connection if the exchange is interrupted. Raises
         RedisUnavailableError with `sent=False`.
         """
         check_process(self._pid, self.terms.name)
@@ -244,25 +251,25 @@ class Node:
         return self.transport
 
     def socket(self) -> socket.socket:
-        """Return the socket, which never blocks. Connects if necessary."""
+        """Return the socket, which is nonblocking. Connect first if necessary."""
         self.open()
         assert self.transport is not None
         return self.transport.sock
 
     def fileno(self) -> int | None:
-        """Return the descriptor, or None if not connected."""
+        """Return the file descriptor of the socket, or None if there is no connection."""
         return None if self.transport is None else self.transport.sock.fileno()
 
     def post(self, commands: Iterable[Sequence[Any]]) -> None:
-        """Send commands. `collect` must follow. Raises RedisUnavailableError."""
+        """Send commands. The caller must then call `collect`. Raises RedisUnavailableError."""
         self.send([pack(command) for command in commands])
 
     def execute_weighed(self, *args: Any, bytes_max: float) -> tuple[Any, int]:
-        """Run a command with a potentially large reply. Return the reply and the bytes received.
+        """Run a command whose reply may be large. Return the reply and its size in bytes.
 
-        The command may take any time while data keeps arriving at least every `timeout` seconds.
-        Raises OverweightError for a reply of more than `bytes_max`, which stays unread, so the next
-        use connects again. Raises RedisResponseError, RedisUnavailableError.
+        There is no limit on the total time as long as data arrives at least every `timeout`
+        seconds. Raises OverweightError if the reply is larger than `bytes_max`. The remaining part
+        is not read, so the connection is closed. Raises RedisResponseError, RedisUnavailableError.
         """
         self.post((args,))
         assert self.transport is not None
@@ -276,7 +283,11 @@ class Node:
     def collect(
         self, count: int, *, silence: float | None = None, bytes_max: float = NEVER
     ) -> list[Any]:
-        """Read the replies to the commands of `post`. Raises the errors of `Transport.receive`."""
+        """Read the replies to the commands that `post` has sent.
+
+        The arguments and errors are those of `Transport.receive`. RedisUnavailableError is also
+        raised if the server is not the right one any longer.
+        """
         replies: list[Any] = []
         self.receive(count, replies, silence=silence, bytes_max=bytes_max)
         if self.close_if_unusable(replies):
@@ -289,11 +300,11 @@ class Node:
     def send(
         self, packed: Sequence[bytes], needed: int = 1, *, on: Transport | None = None
     ) -> None:
-        """Send packed commands.
+        """Send packed commands. The caller must then call `receive`.
 
-        Call `receive` next. Raises RedisUnavailableError, like a Transport. Uses the current
-        connection, or opens a new one. Pass `on` to require a certain connection, such as the one
-        with a WATCH.
+        The commands are sent on the current connection, which is opened if necessary. Pass `on` to
+        require a certain connection, such as the one on which a key is watched. Raises
+        RedisUnavailableError, whose `sent` depends on `needed` as in `Transport.send`.
         """
         check_process(self._pid, self.terms.name)
         try:
@@ -313,19 +324,23 @@ class Node:
         silence: float | None = None,
         bytes_max: float = NEVER,
     ) -> None:
-        """Append the replies to `replies`, which keeps those received before an error."""
+        """Read `count` replies and append them to `replies`.
+
+        If an error occurs, `replies` contains those that arrived before it. The arguments and
+        errors are those of `Transport.receive`.
+        """
         opened = on or self.transport
         assert opened is not None
         try:
             opened.receive(count, replies, silence=silence, bytes_max=bytes_max)
         except BaseException:
-            # Drop the connection even after an exception from a signal handler. Otherwise, a late
-            # reply could be taken for the answer to the next command.
+            # Drop the connection even if the exception comes from a signal handler. Otherwise, a
+            # late reply could be mistaken for the answer to the next command.
             self._drop()
             raise
 
     def close_if_unusable(self, replies: Iterable[Any]) -> bool:
-        """Close the connection if a reply shows that it is unusable. Return True if closed."""
+        """Close the connection and return True if a reply shows that it cannot be used further."""
         for reply in replies:
             if isinstance(reply, RedisResponseError) and reply.kind in self._drop_after:
                 self._drop()
@@ -335,7 +350,10 @@ class Node:
         return False
 
     def _probe(self, seconds: float) -> bool:
-        """Return True if the server answers on a new connection in time and can run a script."""
+        """Return True if the server answers on a new connection in time and can run a script.
+
+        `seconds` is the time limit of the probe.
+        """
         seconds = min(seconds, self._end - time.monotonic())
         if seconds <= 0 or self.endpoint is None:
             return False
@@ -354,13 +372,13 @@ class Node:
         return True
 
     def seconds_left(self) -> float:
-        """Return the seconds for an exchange that starts now, at least 0.001."""
+        """Return the time limit for an exchange that starts now, in seconds (at least 0.001)."""
         return max(0.001, min(self.timeout, self._end - time.monotonic()))
 
     def _seconds_left(self, most: float) -> float:
-        """Return the seconds for the next step.
+        """Return the time limit in seconds for the next step, which is `most` or less.
 
-        Raises RedisUnavailableError after the deadline.
+        Raises RedisUnavailableError if the deadline has passed.
         """
         left = min(most, self._end - time.monotonic())
         if left <= 0:
@@ -374,7 +392,7 @@ class Node:
 
 
 def check_process(pid: int, name: str) -> None:
-    """Raise RuntimeError in a process other than `pid`, the owner of the connection."""
+    """Raise RuntimeError if this process is not `pid`, the one that owns the connection."""
     if os.getpid() != pid:
         raise RuntimeError(f"the connection {name} belongs to process {pid}; detach it")
 
