@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Event(NamedTuple):
-    """One event. Its fields do not include those that every line has, such as `ts`."""
+    """One event. Its fields do not include the fields of every line, such as `ts`."""
 
     level: str
     """The level, or two levels separated by a comma."""
@@ -116,7 +116,7 @@ SECTIONS: dict[str, dict[str, Event]] = {
         "capacity.raised": Event(
             "info",
             "The operating system allows this instance to start processes again. The fleet assigns"
-            " up to `partitions` partitions to it. Without this field, there is no limit.",
+            " up to `partitions` partitions to it, or any number if this field is absent.",
             ("partitions",),
         ),
         "capacity.reduced": Event(
@@ -165,8 +165,8 @@ SECTIONS: dict[str, dict[str, Event]] = {
         "lease.acquired": Event(
             "info",
             "This instance acquired the partition. If the previous owner did not release it"
-            " (`inherited`), messages that were in flight run again, and a crash may be counted"
-            " against one of them (`suspected`).",
+            " (`inherited`), messages that were in flight run again. If a crash is counted against"
+            " a message, `suspected` is its place.",
             (*ASSIGNMENT, "epoch", "inherited", "suspected"),
         ),
         "lease.lost": Event(

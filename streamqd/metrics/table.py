@@ -1,6 +1,6 @@
 """The table of metrics, with the name, meaning, labels and source of each.
 
-If several instances read the same partition, each of them reports the partition. Use
+If several instances read the same partition, each instance reports the partition. Use
 `max by (topic, partition)` for metrics without a `streamqd_instance` label, and `sum` for counters
 of an instance's own housekeeping.
 """
@@ -46,7 +46,7 @@ OUTBOX = ("outbox",)
 
 
 class Source(NamedTuple):
-    """The source of values, with the labels of these values."""
+    """The source of values, and their labels."""
 
     labels: Labels
     read: Callable[[MetricsView], Any]
