@@ -55,7 +55,7 @@ class Scenario:
         call = messages.retry(self.harness.keys, self.harness.leased(TOKEN), entries)
         self.harness.expect_entries("settle_retry", ["MOVED"], call)
 
-    def bury(self, number: int, **more: bytes) -> None:
+    def dead_letter(self, number: int, **more: bytes) -> None:
         fields = {b"group": self.harness.assignment.group.encode()}
         fields |= {name.encode(): value for name, value in more.items()}
         entries = [(self.places[number], fields)]
@@ -82,7 +82,7 @@ def test_conservation_check_accounts_for_all_read_only(scenario: Scenario):
     scenario.end(1)
     scenario.ack(1)
     scenario.retry(2)
-    scenario.bury(3)
+    scenario.dead_letter(3)
     scenario.send(6)
     harness.add("9-0", "payload", "7 sleep 0", "originalId", "7-0", stream=harness.retry)
     harness.fetch(1, stream=harness.retry)
@@ -182,7 +182,7 @@ def test_check_fails_when_the_group_is_missing(scenario: Scenario):
 def test_crash_counts_come_from_counters_and_fields(scenario: Scenario):
     harness, group = scenario.harness, scenario.harness.assignment.group
     harness.do("HSET", harness.attempts, "m:1-0:c", 2, "m:4-0:f", 3)
-    scenario.bury(3, crashCount=b"1", crashes=b"1")
+    scenario.dead_letter(3, crashCount=b"1", crashes=b"1")
     fields = ("originalId", "7-0", "crashCount", "4")
     harness.add("9-0", "payload", "7 sleep 0", *fields, stream=harness.retry)
     assert scenario.new_violations() == []

@@ -29,7 +29,7 @@ def count(harness: Harness, known: DeadLetterCount = NOTHING) -> DeadLetterCount
     return found
 
 
-def bury(harness: Harness, *letters: tuple[str, str]) -> None:
+def write_dead_letters(harness: Harness, *letters: tuple[str, str]) -> None:
     for original, group in letters:
         harness.do("XADD", harness.dlq, "*", "payload", "p", "originalId", original, "group", group)
 
@@ -37,7 +37,7 @@ def bury(harness: Harness, *letters: tuple[str, str]) -> None:
 def test_message_find_returns_copies_without_bodies(harness: Harness) -> None:
     """The copies of a message are found by its first id."""
     assert find(harness) == ([], "")
-    bury(harness, ("1-0", "hits"), ("2-0", "hits"), ("1-0", "agents"))
+    write_dead_letters(harness, ("1-0", "hits"), ("2-0", "hits"), ("1-0", "agents"))
     harness.do("XADD", harness.dlq, "*", "originalId", "1-0", "headers", "h", "traceback", "t")
     copies, after = find(harness)
     assert after == ""
@@ -121,11 +121,11 @@ def test_stream_page_returns_entries_within_its_bounds(harness: Harness) -> None
 
 def test_dead_letters_are_counted_per_group_incrementally(harness: Harness) -> None:
     assert count(harness).get("hits") == 0
-    bury(harness, ("1-0", "hits"), ("1-0", "agents"), ("2-0", "hits"))
+    write_dead_letters(harness, ("1-0", "hits"), ("1-0", "agents"), ("2-0", "hits"))
     harness.do("XADD", harness.dlq, "*", "payload", "of nobody")
     known = count(harness)
     assert [known.get(each) for each in ("hits", "agents", "")] == [2, 1, 1]
-    bury(harness, ("3-0", "agents"))
+    write_dead_letters(harness, ("3-0", "agents"))
     assert count(harness, known).get("agents") == 2
 
     known = count(harness, known)
@@ -151,7 +151,7 @@ def test_many_dead_letters_are_counted_over_several_calls(harness: Harness) -> N
 def test_number_of_counted_groups_is_bounded(harness: Harness) -> None:
     """Foreign entries among the dead letters cost a bounded amount of work."""
     names = [(f"{n}-0", f"g{n}") for n in range(statistics.GROUPS_MAX + 1)]
-    bury(harness, *names)
+    write_dead_letters(harness, *names)
     known = DeadLetterCount()
     for _ in range(8):
         known = count(harness, known)

@@ -27,7 +27,7 @@ from tests.support.daemon import toml
 from tests.support.handling import stop_clocks
 from tests.support.life import Life, open_lives
 from tests.support.servers import Server
-from tests.support.verbs import At, Run
+from tests.support.verbs import HarnessAt, Run
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def view(board: Scoreboard, link: Connection) -> MetricsView:
 
 
 @pytest.fixture
-def at(link: Connection, store: Store, keys: Keys) -> At:
+def harness_at(link: Connection, store: Store, keys: Keys) -> HarnessAt:
     """Return a harness for a partition of the topic access (three partitions) and a group."""
     topics.create(store, "access", config.Topic(partitions=3))
     return lambda partition, group="hits": Harness(

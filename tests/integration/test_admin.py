@@ -22,10 +22,10 @@ from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
 from tests.support.servers import Server
-from tests.support.verbs import At
+from tests.support.verbs import HarnessAt
 
 
-def bury(harness: Harness, entry_id: str, **context: str) -> str:
+def write_dead_letter(harness: Harness, entry_id: str, **context: str) -> str:
     """Dead-letter a message and return the letter's name."""
     harness.groups()
     if not harness.do("EXISTS", harness.lease):
@@ -77,20 +77,20 @@ def test_topic_create_refuses_an_invalid_name(store: Store, name: str) -> None:
     assert topics.names(store) == []
 
 
-def test_missing_topic_suggests_a_similar_name(store: Store, at: At) -> None:
+def test_missing_topic_suggests_a_similar_name(store: Store, harness_at: HarnessAt) -> None:
     with pytest.raises(TopicNotFoundError, match="did you mean access"):
         admin_topics.partition_count(store, "acces")
     with pytest.raises(TopicNotFoundError, match="topic list"):
         admin_topics.partition_count(store, "zzz")
 
 
-def test_topics_are_listed_and_described(store: Store, keys: Keys, at: At) -> None:
+def test_topics_are_listed_and_described(store: Store, keys: Keys, harness_at: HarnessAt) -> None:
     for group in ("hits", "agents"):
-        at(0, group).groups()
-    at(1).add("5-0")
-    at(1).add("6-0")
-    at(1).do("ZADD", keys.delayed_sends("access", 1), 1, "send")
-    letter = bury(at(2), "7-0")
+        harness_at(0, group).groups()
+    harness_at(1).add("5-0")
+    harness_at(1).add("6-0")
+    harness_at(1).do("ZADD", keys.delayed_sends("access", 1), 1, "send")
+    letter = write_dead_letter(harness_at(2), "7-0")
 
     [row] = admin_topics.list_topics(store)
     detail = admin_topics.describe(store, "access")
@@ -109,16 +109,16 @@ def test_topics_are_listed_and_described(store: Store, keys: Keys, at: At) -> No
 # --- partitions -----------------------------------------------------------------------------------
 
 
-def test_partitions_show_owner_lag_and_pending(store: Store, at: At) -> None:
+def test_partitions_show_owner_lag_and_pending(store: Store, harness_at: HarnessAt) -> None:
     for number in range(3):
-        at(number).groups()
-    epoch = at(0).own("t1", owner="west-1")
-    at(1).own("t2", owner="east-1")
-    at(1).do("DEL", at(1).lease)  # as if it had not been renewed
+        harness_at(number).groups()
+    epoch = harness_at(0).own("t1", owner="west-1")
+    harness_at(1).own("t2", owner="east-1")
+    harness_at(1).do("DEL", harness_at(1).lease)  # as if it had not been renewed
     for number in (1, 2, 3):
-        at(0).add(f"{number}000-0")
-    at(0).fetch(1)
-    at(0).do("ZADD", at(0).delayed, 1, "m:1-0")
+        harness_at(0).add(f"{number}000-0")
+    harness_at(0).fetch(1)
+    harness_at(0).do("ZADD", harness_at(0).delayed, 1, "m:1-0")
 
     seen = partitions.view(store)
 
@@ -133,10 +133,10 @@ def test_partitions_show_owner_lag_and_pending(store: Store, at: At) -> None:
     assert seen.idle_topics == []
 
 
-def test_partitions_can_be_filtered_by_topic_and_group(store: Store, at: At) -> None:
+def test_partitions_can_be_filtered_by_topic_and_group(store: Store, harness_at: HarnessAt) -> None:
     topics.create(store, "other", config.Topic())
     for group in ("hits", "agents"):
-        at(0, group).groups()
+        harness_at(0, group).groups()
 
     assert len(partitions.view(store).assignments) == 6
     assert partitions.view(store).idle_topics == ["other"]
@@ -145,14 +145,14 @@ def test_partitions_can_be_filtered_by_topic_and_group(store: Store, at: At) -> 
         partitions.view(store, "nope")
 
 
-def test_unknown_lag_is_counted_despite_the_byte_bound(store: Store, at: At) -> None:
-    at(0).groups()
+def test_unknown_lag_is_counted_despite_the_byte_bound(store: Store, harness_at: HarnessAt) -> None:
+    harness_at(0).groups()
     for number in range(1, 41):
         size = items.BYTES_MAX if number < 4 else 40_000
-        at(0).add(f"{number}-0", "payload", "x" * size)
-        at(0).add(f"{number}-0", "payload", "x" * size, stream=at(0).retry)
-    hide_lag(at(0), at(0).stream)
-    hide_lag(at(0), at(0).retry)
+        harness_at(0).add(f"{number}-0", "payload", "x" * size)
+        harness_at(0).add(f"{number}-0", "payload", "x" * size, stream=harness_at(0).retry)
+    hide_lag(harness_at(0), harness_at(0).stream)
+    hide_lag(harness_at(0), harness_at(0).retry)
 
     [row] = partitions.view(store, "access", "hits", 0).assignments
 
@@ -161,11 +161,13 @@ def test_unknown_lag_is_counted_despite_the_byte_bound(store: Store, at: At) -> 
 
 @pytest.mark.parametrize(("count", "lag"), [(1_000, 1_000), (1_001, None)])
 def test_unknown_lag_is_counted_exactly_or_omitted(
-    link: Connection, store: Store, at: At, count: int, lag: int | None
+    link: Connection, store: Store, harness_at: HarnessAt, count: int, lag: int | None
 ) -> None:
-    at(0).groups()
-    link.pipeline([("XADD", at(0).stream, f"{n + 1}-0", "payload", "x") for n in range(count + 3)])
-    hide_lag(at(0), at(0).stream)
+    harness_at(0).groups()
+    link.pipeline(
+        [("XADD", harness_at(0).stream, f"{n + 1}-0", "payload", "x") for n in range(count + 3)]
+    )
+    hide_lag(harness_at(0), harness_at(0).stream)
 
     [row] = partitions.view(store, "access", "hits", 0).assignments
 
@@ -204,12 +206,12 @@ def read_pending_pages(link: Connection, keys: Keys, order: str, limit: int) -> 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 def test_pending_pages_merge_partitions_by_id(
-    link: Connection, keys: Keys, at: At, limit: int
+    link: Connection, keys: Keys, harness_at: HarnessAt, limit: int
 ) -> None:
-    at(0).pending("1-0", "4-0", "4-1")
-    at(1).pending("2-0", "4-0")
-    at(2).pending("3-0")
-    at(2).pending_retry("1-0", "9-0")
+    harness_at(0).pending("1-0", "4-0", "4-1")
+    harness_at(1).pending("2-0", "4-0")
+    harness_at(2).pending("3-0")
+    harness_at(2).pending_retry("1-0", "9-0")
 
     assert read_pending_pages(link, keys, "id", limit) == [
         *("0/m:1-0", "2/r:1-0", "1/m:2-0", "2/m:3-0"),
@@ -218,17 +220,21 @@ def test_pending_pages_merge_partitions_by_id(
 
 
 def test_pending_is_sorted_by_deliveries_or_idle_time(
-    link: Connection, store: Store, keys: Keys, at: At
+    link: Connection, store: Store, keys: Keys, harness_at: HarnessAt
 ) -> None:
-    at(0).pending("1-0", "2-0")
-    at(1).pending("3-0")
-    claims = (("1-0", at(0), 5_000, 2), ("2-0", at(0), 90_000, 9), ("3-0", at(1), 30_000, 4))
+    harness_at(0).pending("1-0", "2-0")
+    harness_at(1).pending("3-0")
+    claims = (
+        ("1-0", harness_at(0), 5_000, 2),
+        ("2-0", harness_at(0), 90_000, 9),
+        ("3-0", harness_at(1), 30_000, 4),
+    )
     for entry_id, harness, idle, count in claims:
         harness.do(
             *("XCLAIM", harness.stream, "hits", "other", 0, entry_id),
             *("IDLE", idle, "RETRYCOUNT", count, "JUSTID"),
         )
-    at(0).do("HSET", at(0).attempts, "m:2-0:c", 2)
+    harness_at(0).do("HSET", harness_at(0).attempts, "m:2-0:c", 2)
 
     for limit in (1, 2, 10):
         assert read_pending_pages(link, keys, "deliveries", limit) == [
@@ -244,23 +250,25 @@ def test_pending_is_sorted_by_deliveries_or_idle_time(
 
 
 def test_pending_lists_many_entries_completely(
-    link: Connection, keys: Keys, at: At, monkeypatch
+    link: Connection, keys: Keys, harness_at: HarnessAt, monkeypatch
 ) -> None:
     monkeypatch.setattr(pending, "PAGE", 7)
     ids = [f"{number}-0" for number in range(1, 51)]
-    at(0).pending(*ids)
+    harness_at(0).pending(*ids)
     for number, entry_id in enumerate(ids):
         idle = 1000 * (len(ids) - number)
-        at(0).do("XCLAIM", at(0).stream, "hits", "w", 0, entry_id, "IDLE", idle, "JUSTID")
+        harness_at(0).do(
+            "XCLAIM", harness_at(0).stream, "hits", "w", 0, entry_id, "IDLE", idle, "JUSTID"
+        )
 
     for order in ("id", "idle"):
         assert read_pending_pages(link, keys, order, 9) == [f"0/m:{each}" for each in ids]
 
 
 def test_bounded_pending_sort_reports_that_it_is_incomplete(
-    store: Store, at: At, monkeypatch
+    store: Store, harness_at: HarnessAt, monkeypatch
 ) -> None:
-    at(0).pending(*[f"{number}-0" for number in range(1, 31)])
+    harness_at(0).pending(*[f"{number}-0" for number in range(1, 31)])
     monkeypatch.setattr(pending, "PAGE", 5)
     monkeypatch.setattr(pending, "SCAN_MAX", 10)
 
@@ -271,8 +279,8 @@ def test_bounded_pending_sort_reports_that_it_is_incomplete(
     assert pending.messages(store, "access", "hits", "id").page(limit=100).complete
 
 
-def test_pending_refuses_an_unknown_group_or_cursor(store: Store, at: At) -> None:
-    at(0).groups()
+def test_pending_refuses_an_unknown_group_or_cursor(store: Store, harness_at: HarnessAt) -> None:
+    harness_at(0).groups()
     with pytest.raises(RequestRefusedError, match="no group other"):
         pending.messages(store, "access", "other").page()
     with pytest.raises(RequestRefusedError, match="not a cursor"):
@@ -282,8 +290,8 @@ def test_pending_refuses_an_unknown_group_or_cursor(store: Store, at: At) -> Non
 # --- dead letters ---------------------------------------------------------------------------------
 
 
-def test_dead_letters_are_listed_newest_first(store: Store, at: At) -> None:
-    names = [bury(at(number % 3), f"{number + 1}-0") for number in range(7)]
+def test_dead_letters_are_listed_newest_first(store: Store, harness_at: HarnessAt) -> None:
+    names = [write_dead_letter(harness_at(number % 3), f"{number + 1}-0") for number in range(7)]
 
     whole = dead_letters.messages(store, "access").page()
     pages: list[str] = []
@@ -302,9 +310,9 @@ def test_dead_letters_are_listed_newest_first(store: Store, at: At) -> None:
     assert whole.total == 7
 
 
-def test_dead_letters_can_be_filtered_by_group(store: Store, at: At) -> None:
-    bury(at(0, "hits"), "1-0")
-    mine = bury(at(1, "agents"), "1-0")
+def test_dead_letters_can_be_filtered_by_group(store: Store, harness_at: HarnessAt) -> None:
+    write_dead_letter(harness_at(0, "hits"), "1-0")
+    mine = write_dead_letter(harness_at(1, "agents"), "1-0")
 
     seen = dead_letters.messages(store, "access").page(MessageFilter(group="agents"))
 
@@ -312,9 +320,9 @@ def test_dead_letters_can_be_filtered_by_group(store: Store, at: At) -> None:
     assert dead_letters.messages(store, "access").page(MessageFilter(group="nobody")).rows == []
 
 
-def test_dead_letter_shows_all_fields(store: Store, at: At) -> None:
-    name = bury(
-        at(1),
+def test_dead_letter_shows_all_fields(store: Store, harness_at: HarnessAt) -> None:
+    name = write_dead_letter(
+        harness_at(1),
         "1700000000000-3",
         headers='{"traceparent":"00-1"}',
         replayCount="2",
@@ -341,22 +349,24 @@ def test_dead_letter_shows_all_fields(store: Store, at: At) -> None:
 
 
 @pytest.mark.parametrize("name", ["1:9-9", "7:1-0"])
-def test_missing_dead_letter_is_refused(store: Store, at: At, name: str) -> None:
-    bury(at(1), "1-0")
+def test_missing_dead_letter_is_refused(store: Store, harness_at: HarnessAt, name: str) -> None:
+    write_dead_letter(harness_at(1), "1-0")
     with pytest.raises(RequestRefusedError, match="not found"):
         dead_letters.show(store, "access", name)
 
 
 @pytest.mark.parametrize("name", ["", "1", "x:1-0", "1:1", "1:a-b", "-1:1-0", f"1:{2**64}-0"])
-def test_invalid_dead_letter_name_is_refused(store: Store, at: At, name: str) -> None:
+def test_invalid_dead_letter_name_is_refused(
+    store: Store, harness_at: HarnessAt, name: str
+) -> None:
     with pytest.raises(RequestRefusedError, match="is not an id"):
         dead_letters.show(store, "access", name)
 
 
-def test_dead_letters_are_counted_by_cause(store: Store, at: At) -> None:
+def test_dead_letters_are_counted_by_cause(store: Store, harness_at: HarnessAt) -> None:
     for number in range(3):
-        bury(at(number), "1-0")
-    last = bury(at(0, "agents"), "2-0", reason="crashes", errorClass="")
+        write_dead_letter(harness_at(number), "1-0")
+    last = write_dead_letter(harness_at(0, "agents"), "2-0", reason="crashes", errorClass="")
 
     found = dead_letters.causes(store, "access")
     [topic] = dead_letters.overview(store)
@@ -374,55 +384,58 @@ def test_dead_letters_are_counted_by_cause(store: Store, at: At) -> None:
 
 
 def test_replay_returns_dead_letters_to_their_own_group(
-    link: Connection, store: Store, at: At
+    link: Connection, store: Store, harness_at: HarnessAt
 ) -> None:
     for number in range(3):
-        bury(at(number), "1-0")
-    other = bury(at(1, "agents"), "2-0")
+        write_dead_letter(harness_at(number), "1-0")
+    other = write_dead_letter(harness_at(1, "agents"), "2-0")
 
     done = dead_letters.replay(store, "access", MessageFilter(group="hits"))
 
     assert (done.replayed, done.missing, done.refused, done.result) == (3, 0, {}, "done")
     for number in range(3):
-        [fields] = at(number).read_stream(at(number).retry).entries.values()
+        [fields] = harness_at(number).read_stream(harness_at(number).retry).entries.values()
         assert fields["payload"] == b"body of 1-0"
         assert fields["originalId"] == b"1-0"
         assert (fields["retryCount"], fields["crashCount"]) == (b"0", b"0")
         assert fields["replayCount"] == b"1"
         assert "reason" not in fields
     assert [row.id for row in dead_letters.messages(store, "access").page().rows] == [other]
-    assert link.execute("XLEN", at(1, "agents").retry) == 0
+    assert link.execute("XLEN", harness_at(1, "agents").retry) == 0
 
 
-def test_replay_by_name_replays_one_dead_letter(store: Store, at: At) -> None:
-    names = [bury(at(0), "1-0", replayCount="4"), bury(at(0), "2-0")]
+def test_replay_by_name_replays_one_dead_letter(store: Store, harness_at: HarnessAt) -> None:
+    names = [
+        write_dead_letter(harness_at(0), "1-0", replayCount="4"),
+        write_dead_letter(harness_at(0), "2-0"),
+    ]
 
     done = dead_letters.replay(store, "access", MessageFilter((names[0], names[0])), max_replays=5)
 
     assert done.replayed == 1
-    [fields] = at(0).read_stream(at(0).retry).entries.values()
+    [fields] = harness_at(0).read_stream(harness_at(0).retry).entries.values()
     assert fields["replayCount"] == b"5"
     assert [row.id for row in dead_letters.messages(store, "access").page().rows] == [names[1]]
 
 
-def test_replay_with_one_wrong_name_replays_nothing(store: Store, at: At) -> None:
-    name = bury(at(0), "1-0")
-    before = at(0).dump()
+def test_replay_with_one_wrong_name_replays_nothing(store: Store, harness_at: HarnessAt) -> None:
+    name = write_dead_letter(harness_at(0), "1-0")
+    before = harness_at(0).dump()
 
     with pytest.raises(RequestRefusedError, match="dead letter 0:9-9 not found"):
         dead_letters.replay(store, "access", MessageFilter((name, "0:9-9")))
     with pytest.raises(RequestRefusedError, match="belongs to group hits, not agents"):
         dead_letters.replay(store, "access", MessageFilter((name,), group="agents"))
 
-    assert at(0).dump() == before
+    assert harness_at(0).dump() == before
 
 
 def test_replay_keeps_and_reports_refused_dead_letters(
-    link: Connection, store: Store, keys: Keys, at: At
+    link: Connection, store: Store, keys: Keys, harness_at: HarnessAt
 ) -> None:
-    bury(at(0), "1-0")
-    bury(at(1, "old"), "1-0")
-    link.execute("XGROUP", "DESTROY", at(1, "old").retry, "old")
+    write_dead_letter(harness_at(0), "1-0")
+    write_dead_letter(harness_at(1, "old"), "1-0")
+    link.execute("XGROUP", "DESTROY", harness_at(1, "old").retry, "old")
     link.execute("XADD", keys.dlq("access", 2), "*", "payload", "by hand")
 
     done = dead_letters.replay(store, "access", MessageFilter())
@@ -435,8 +448,10 @@ def test_replay_keeps_and_reports_refused_dead_letters(
     assert dead_letters.total(store, "access") == 2
 
 
-def test_replay_works_in_bounded_batches(link: Connection, store: Store, at: At) -> None:
-    harness = at(0)
+def test_replay_works_in_bounded_batches(
+    link: Connection, store: Store, harness_at: HarnessAt
+) -> None:
+    harness = harness_at(0)
     harness.groups()
     for number in range(250):
         harness.add(f"{number + 1}-0", "payload", "x", "group", "hits", stream=harness.dlq)
@@ -449,14 +464,14 @@ def test_replay_works_in_bounded_batches(link: Connection, store: Store, at: At)
     assert link.execute("XLEN", harness.retry) == 250
 
 
-def test_purge_deletes_the_selected_dead_letters(store: Store, at: At) -> None:
-    harness = at(0)
+def test_purge_deletes_the_selected_dead_letters(store: Store, harness_at: HarnessAt) -> None:
+    harness = harness_at(0)
     for entry_id, group in (
         *(("1000-0", "hits"), ("2000-0", "hits")),
         *(("2000-1", "agents"), ("3000-0", "hits")),
     ):
         harness.add(entry_id, "payload", "x", "group", group, stream=harness.dlq)
-    at(1).add("1500-0", "payload", "x", "group", "hits", stream=at(1).dlq)
+    harness_at(1).add("1500-0", "payload", "x", "group", "hits", stream=harness_at(1).dlq)
 
     assert dead_letters.count(store, "access", MessageFilter(until_unix_ms=2_000)) == 2
     assert dead_letters.purge(store, "access", MessageFilter(until_unix_ms=2_000)).purged == 2
@@ -470,9 +485,9 @@ def test_purge_deletes_the_selected_dead_letters(store: Store, at: At) -> None:
 # --- tail -----------------------------------------------------------------------------------------
 
 
-def test_tail_shows_the_last_messages_in_order(store: Store, at: At) -> None:
+def test_tail_shows_the_last_messages_in_order(store: Store, harness_at: HarnessAt) -> None:
     for number in range(1, 31):
-        at(number % 3).add(f"{number}-0", "payload", f"{number}", "key", "k")
+        harness_at(number % 3).add(f"{number}-0", "payload", f"{number}", "key", "k")
 
     seen = tail.Tail(store, "access").last(10)
 
@@ -483,30 +498,30 @@ def test_tail_shows_the_last_messages_in_order(store: Store, at: At) -> None:
     assert [(each.partition, each.id) for each in one] == [(1, "25-0"), (1, "28-0")]
 
 
-def test_tail_follow_misses_nothing_between_two_reads(store: Store, at: At) -> None:
-    at(0).add("1-0")
+def test_tail_follow_misses_nothing_between_two_reads(store: Store, harness_at: HarnessAt) -> None:
+    harness_at(0).add("1-0")
     watched = tail.Tail(store, "access")
-    at(0).add("2-0")
-    at(1).add("3-0")
+    harness_at(0).add("2-0")
+    harness_at(1).add("3-0")
     coming = watched.follow()
 
     assert [each.id for each in next(coming)] == ["2-0", "3-0"]
-    at(2).add("4-0")
-    at(0).add("5-0")
+    harness_at(2).add("4-0")
+    harness_at(0).add("5-0")
     assert [each.id for each in next(coming)] == ["4-0", "5-0"]
 
 
-def test_tail_follow_does_not_repeat_messages(store: Store, at: At) -> None:
+def test_tail_follow_does_not_repeat_messages(store: Store, harness_at: HarnessAt) -> None:
     watched = tail.Tail(store, "access")
-    at(0).add("1-0")
+    harness_at(0).add("1-0")
     shown = watched.last(5)
-    at(0).add("2-0")
+    harness_at(0).add("2-0")
 
     assert [each.id for each in shown] == ["1-0"]
     assert [each.id for each in next(watched.follow())] == ["2-0"]
 
 
-def test_tail_refuses_a_missing_partition(store: Store, at: At) -> None:
+def test_tail_refuses_a_missing_partition(store: Store, harness_at: HarnessAt) -> None:
     with pytest.raises(RequestRefusedError, match="partition 3 of topic access not found"):
         tail.Tail(store, "access", 3)
 
@@ -535,11 +550,13 @@ def test_status_of_an_empty_fleet_is_empty(store: Store) -> None:
     assert seen.problems == ["no instance of the fleet default is live, so no message is handled"]
 
 
-def test_status_summarizes_the_fleet(link: Connection, store: Store, keys: Keys, at: At) -> None:
+def test_status_summarizes_the_fleet(
+    link: Connection, store: Store, keys: Keys, harness_at: HarnessAt
+) -> None:
     for number in range(3):
-        at(number).groups()
-    at(0).own("t1", owner="west-1")
-    at(1).own("t2", owner="west-1")
+        harness_at(number).groups()
+    harness_at(0).own("t1", owner="west-1")
+    harness_at(1).own("t2", owner="west-1")
     heartbeat(link, keys, "west-1", version="1.2", weight=2, offers=[["access", "hits"]])
     heartbeat(link, keys, "east-1")
     link.execute("ZADD", keys.members("default"), 1000, "east-1")
@@ -558,8 +575,8 @@ def test_status_summarizes_the_fleet(link: Connection, store: Store, keys: Keys,
     # The last report of a silent instance does not show its present assignments.
     stale = {"instance": "east-1", "state": "working", "assignments": assignments}
     link.execute("SET", keys.instance("default", "east-1"), json.dumps(stale))
-    bury(at(2), "1-0")
-    link.run(leases.release(keys, Lease(at(2).assignment, "t1")))
+    write_dead_letter(harness_at(2), "1-0")
+    link.run(leases.release(keys, Lease(harness_at(2).assignment, "t1")))
 
     seen = fleet.status(Fleet(store, "default", 15))
 
@@ -654,12 +671,14 @@ def test_status_accepts_a_summary_of_another_version(
 # --- reading commands write nothing ---------------------------------------------------------------
 
 
-def test_admin_views_write_nothing(link: Connection, store: Store, keys: Keys, at: At) -> None:
-    name = bury(at(0), "1-0")
-    at(1).pending("2-0")
-    at(2).own("t3")
+def test_admin_views_write_nothing(
+    link: Connection, store: Store, keys: Keys, harness_at: HarnessAt
+) -> None:
+    name = write_dead_letter(harness_at(0), "1-0")
+    harness_at(1).pending("2-0")
+    harness_at(2).own("t3")
     heartbeat(link, keys, "west-1")
-    before = at(0).dump()
+    before = harness_at(0).dump()
 
     admin_topics.list_topics(store)
     admin_topics.describe(store, "access")
@@ -677,7 +696,7 @@ def test_admin_views_write_nothing(link: Connection, store: Store, keys: Keys, a
     fleet.status(Fleet(store, "default", 15))
     permissions.find_missing(store, "default")
 
-    assert at(0).dump() == before
+    assert harness_at(0).dump() == before
 
 
 # --- permissions ----------------------------------------------------------------------------------

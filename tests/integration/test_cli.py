@@ -27,10 +27,10 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from streamqd.words import precise_duration
-from tests.integration.test_admin import bury
+from tests.integration.test_admin import write_dead_letter
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import Server
-from tests.support.verbs import At, Run, document
+from tests.support.verbs import HarnessAt, Run, document
 from tests.support.waiting import wait_until
 
 
@@ -83,9 +83,9 @@ def test_status_reports_an_empty_server(run: Run, args: tuple[str, ...], text: s
     assert run(*args).stdout == text
 
 
-def test_empty_topic_is_reported(run: Run, at: At) -> None:
+def test_empty_topic_is_reported(run: Run, harness_at: HarnessAt) -> None:
     assert run("partitions").stdout == "no group reads access\n"
-    at(0).groups()
+    harness_at(0).groups()
     assert run("dlq", "list", "access").stdout == "no dead letters in access\n"
     assert "no group x reads topic access" in run("dlq", "list", "access", "-g", "x", code=8).stderr
     assert (
@@ -108,7 +108,7 @@ def test_empty_topic_is_reported(run: Run, at: At) -> None:
     ],
     ids=" ".join,
 )
-def test_missing_topic_exits_8(run: Run, at: At, args: tuple[str, ...]) -> None:
+def test_missing_topic_exits_8(run: Run, harness_at: HarnessAt, args: tuple[str, ...]) -> None:
     result = run(*args, code=8)
 
     assert result.stderr == "Error: topic acces does not exist; did you mean access?\n"
@@ -136,9 +136,9 @@ def test_topic_create_prints_the_partition_count(run: Run, store: Store) -> None
     ]
 
 
-def test_topic_describe_shows_its_partitions(run: Run, at: At) -> None:
-    at(1).groups()
-    at(1).add("5-0")
+def test_topic_describe_shows_its_partitions(run: Run, harness_at: HarnessAt) -> None:
+    harness_at(1).groups()
+    harness_at(1).add("5-0")
 
     detail = document(run("topic", "describe", "access", "--json"))
     shown = run("topic", "describe", "access").stdout
@@ -170,11 +170,11 @@ def test_topic_describe_shows_its_partitions(run: Run, at: At) -> None:
 # --- partitions, pending, status ------------------------------------------------------------------
 
 
-def test_partitions_are_printed_as_table_and_json(run: Run, at: At) -> None:
-    epoch = at(0).own("t1", owner="west-1")
+def test_partitions_are_printed_as_table_and_json(run: Run, harness_at: HarnessAt) -> None:
+    epoch = harness_at(0).own("t1", owner="west-1")
     for number in range(3):
-        at(number).groups()
-    at(0).pending("1-0")
+        harness_at(number).groups()
+    harness_at(0).pending("1-0")
 
     [heading, first, second, _] = run("partitions", "access").stdout.splitlines()
     seen = document(run("partitions", "access", "--json"))
@@ -191,12 +191,12 @@ def test_partitions_are_printed_as_table_and_json(run: Run, at: At) -> None:
     ]
 
 
-def test_tables_fit_into_80_columns(run: Run, at: At) -> None:
-    at(0).own("t1", owner="west-1.local")
+def test_tables_fit_into_80_columns(run: Run, harness_at: HarnessAt) -> None:
+    harness_at(0).own("t1", owner="west-1.local")
     for number in range(3):
-        at(number).groups()
-    bury(at(1), "1700000000000-0")
-    at(0).pending("1700000000000-0")
+        harness_at(number).groups()
+    write_dead_letter(harness_at(1), "1700000000000-0")
+    harness_at(0).pending("1700000000000-0")
 
     for args in (
         *(("partitions",), ("status",), ("topic", "list"), ("topic", "describe", "access")),
@@ -206,9 +206,9 @@ def test_tables_fit_into_80_columns(run: Run, at: At) -> None:
         assert max(widths) <= 80, args
 
 
-def test_pending_continues_at_the_cursor(run: Run, at: At) -> None:
-    at(0).pending("1-0", "3-0")
-    at(1).pending("2-0")
+def test_pending_continues_at_the_cursor(run: Run, harness_at: HarnessAt) -> None:
+    harness_at(0).pending("1-0", "3-0")
+    harness_at(1).pending("2-0")
 
     page = run("pending", "access", "-n", "2")
     found = re.search(r"--cursor (\S+)", page.stderr)
@@ -225,16 +225,16 @@ def test_pending_continues_at_the_cursor(run: Run, at: At) -> None:
     }
 
 
-def test_pending_requires_a_group_if_there_are_several(run: Run, at: At) -> None:
+def test_pending_requires_a_group_if_there_are_several(run: Run, harness_at: HarnessAt) -> None:
     refused = run("pending", "access", code=8)
     assert "no group reads" in refused.stderr
-    at(0, "hits").groups()
-    at(0, "agents").groups()
+    harness_at(0, "hits").groups()
+    harness_at(0, "agents").groups()
     assert "one of agents, hits" in run("pending", "access", code=8).stderr
     run("pending", "access", "--group", "hits")
 
 
-def test_status_reports_a_missing_instance(run: Run, at: At) -> None:
+def test_status_reports_a_missing_instance(run: Run, harness_at: HarnessAt) -> None:
     shown = run("status").stdout
 
     assert shown.startswith("fleet default: no instances, no groups\n")
@@ -254,7 +254,7 @@ def test_status_reports_a_missing_instance(run: Run, at: At) -> None:
 
 
 def test_status_shows_exact_totals_for_each_group(
-    run: Run, at: At, link: Connection, keys: Keys
+    run: Run, harness_at: HarnessAt, link: Connection, keys: Keys
 ) -> None:
     """`status` shows real states in a row for each group, for all topics or one.
 
@@ -263,8 +263,8 @@ def test_status_shows_exact_totals_for_each_group(
     told = []
     for group in ("agents", "hits"):
         for number in range(3):
-            at(number, group).groups()
-            at(number, group).own(f"t{number}{group}", owner="west-1")
+            harness_at(number, group).groups()
+            harness_at(number, group).own(f"t{number}{group}", owner="west-1")
             assignment = {"topic": "access", "partition": number, "group": group, "owned": True}
             assignment |= {"state": "halted", "waits_seconds": 7.0, "dead_letters": 7}
             failure = {"error": "builtins.ConnectionError", "count": 3, "seconds_ago": 2.0}
@@ -273,9 +273,11 @@ def test_status_shows_exact_totals_for_each_group(
     told[4] |= {"state": "ready", "longest_run_seconds": 0.2, "failures": []}
     told[5] |= {"state": "ready", "failures": []}
     for number in range(3):
-        at(number).add("1000-0")
+        harness_at(number).add("1000-0")
         for letter in range(number):
-            at(number).do("XADD", at(number).dlq, f"{1 + letter}-0", "group", "agents")
+            harness_at(number).do(
+                "XADD", harness_at(number).dlq, f"{1 + letter}-0", "group", "agents"
+            )
     info = {"offers": [["access", "hits"], ["access", "agents"]], "started": time.time()}
     link.run(members.heartbeat(keys, "default", "west-1", "n1", info, 15.0))
     summary = {"instance": "west-1", "state": "working", "assignments": told}
@@ -530,9 +532,9 @@ def test_produce_of_ten_thousand_lines_uses_little_cpu(
 # --- tail -----------------------------------------------------------------------------------------
 
 
-def test_tail_shows_the_last_lines(run: Run, at: At) -> None:
+def test_tail_shows_the_last_lines(run: Run, harness_at: HarnessAt) -> None:
     for number in range(1, 16):
-        at(number % 3).add(f"{number}-0", "payload", f"body\n{number}\x1b", "key", "k")
+        harness_at(number % 3).add(f"{number}-0", "payload", f"body\n{number}\x1b", "key", "k")
 
     shown = run("tail", "access", "-n", "2").stdout
     seen = [json.loads(line) for line in run("tail", "access", "--json").stdout.splitlines()]
@@ -548,12 +550,14 @@ def test_tail_shows_the_last_lines(run: Run, at: At) -> None:
     )
 
 
-def test_tail_follows_until_interrupted(file: Path, link: Connection, keys: Keys, at: At) -> None:
-    at(0).add("1-0", "payload", "before")
+def test_tail_follows_until_interrupted(
+    file: Path, link: Connection, keys: Keys, harness_at: HarnessAt
+) -> None:
+    harness_at(0).add("1-0", "payload", "before")
     with run_process(file, "tail", "access", "-f", "-n", "1") as started:
         assert started.stdout is not None
         assert started.stdout.readline() == b"0:1-0  -  before\n"
-        at(1).add("2-0", "payload", "after")
+        harness_at(1).add("2-0", "payload", "after")
         assert started.stdout.readline() == b"1:2-0  -  after\n"
         started.send_signal(signal.SIGINT)
         assert started.wait(10) == 130
@@ -561,9 +565,11 @@ def test_tail_follows_until_interrupted(file: Path, link: Connection, keys: Keys
         assert started.stderr.read().strip() == b""
 
 
-def test_tail_exits_silently_when_its_reader_closes(file: Path, link: Connection, at: At) -> None:
+def test_tail_exits_silently_when_its_reader_closes(
+    file: Path, link: Connection, harness_at: HarnessAt
+) -> None:
     for number in range(1, 2001):
-        at(0).add(f"{number}-0", "payload", "x" * 100)
+        harness_at(0).add(f"{number}-0", "payload", "x" * 100)
     with run_process(file, "tail", "access", "-n", "2000") as started:
         assert started.stdout is not None
         started.stdout.readline()
@@ -576,8 +582,8 @@ def test_tail_exits_silently_when_its_reader_closes(file: Path, link: Connection
 # --- dead letters ---------------------------------------------------------------------------------
 
 
-def test_dlq_commands_work_from_list_to_replay(run: Run, at: At) -> None:
-    names = [bury(at(number), "1700000000000-0") for number in range(3)]
+def test_dlq_commands_work_from_list_to_replay(run: Run, harness_at: HarnessAt) -> None:
+    names = [write_dead_letter(harness_at(number), "1700000000000-0") for number in range(3)]
 
     overview = run("dlq", "list").stdout
     listed = run("dlq", "list", "access", "-n", "2")
@@ -597,11 +603,11 @@ def test_dlq_commands_work_from_list_to_replay(run: Run, at: At) -> None:
     told = {"topic": "access", "replayed": 2, "missing": 0, "refused": {}, "result": "done"}
     assert told.items() <= document(rest).items()
     assert run("dlq", "list").stdout == "no dead letters\n"
-    assert [at(n).do("XLEN", at(n).retry) for n in range(3)] == [1, 1, 1]
+    assert [harness_at(n).do("XLEN", harness_at(n).retry) for n in range(3)] == [1, 1, 1]
 
 
-def test_dlq_show_masked_hides_all_user_data(run: Run, at: At) -> None:
-    name = bury(at(1), "1700000000000-0")
+def test_dlq_show_masked_hides_all_user_data(run: Run, harness_at: HarnessAt) -> None:
+    name = write_dead_letter(harness_at(1), "1700000000000-0")
     bare = run("dlq", "show", "access", name)
     masked = [run("dlq", "show", "access", name, "--mask", *more) for more in ((), ("--json",))]
 
@@ -618,8 +624,8 @@ def test_dlq_show_masked_hides_all_user_data(run: Run, at: At) -> None:
     )
 
 
-def test_dlq_show_json_is_flat(run: Run, at: At) -> None:
-    name = bury(at(1), "1700000000000-0")
+def test_dlq_show_json_is_flat(run: Run, harness_at: HarnessAt) -> None:
+    name = write_dead_letter(harness_at(1), "1700000000000-0")
 
     row = document(run("dlq", "list", "access", "--json"))["rows"][0]
     letter = document(run("dlq", "show", "access", name, "--json"))
@@ -636,9 +642,9 @@ def test_dlq_show_json_is_flat(run: Run, at: At) -> None:
     }
 
 
-def test_dlq_replay_with_refused_dead_letters_exits_8(run: Run, at: At) -> None:
-    bury(at(0, "old"), "1-0")
-    at(0).do("XGROUP", "DESTROY", at(0, "old").retry, "old")
+def test_dlq_replay_with_refused_dead_letters_exits_8(run: Run, harness_at: HarnessAt) -> None:
+    write_dead_letter(harness_at(0, "old"), "1-0")
+    harness_at(0).do("XGROUP", "DESTROY", harness_at(0, "old").retry, "old")
 
     result = run("dlq", "replay", "access", "--all", "--yes", code=8)
 
@@ -646,9 +652,9 @@ def test_dlq_replay_with_refused_dead_letters_exits_8(run: Run, at: At) -> None:
     assert "not replayed: 1 dead letter: its group no longer exists" in result.stderr
 
 
-def test_irreversible_command_needs_yes(run: Run, at: At) -> None:
-    name = bury(at(0), "1-0")
-    before = at(0).dump()
+def test_irreversible_command_needs_yes(run: Run, harness_at: HarnessAt) -> None:
+    name = write_dead_letter(harness_at(0), "1-0")
+    before = harness_at(0).dump()
 
     for args in (
         ("dlq", "replay", "access", "--all"),
@@ -659,11 +665,11 @@ def test_irreversible_command_needs_yes(run: Run, at: At) -> None:
         assert "pass --yes" in run(*args, code=8, typed="y\n").stderr
     run("dlq", "purge", "access", "--id", "0:9-9", "--yes", code=8)
 
-    assert at(0).dump() == before
+    assert harness_at(0).dump() == before
 
 
-def test_dlq_purge_selects_by_age_and_by_name(run: Run, at: At) -> None:
-    names = [bury(at(number), "1-0") for number in range(3)]
+def test_dlq_purge_selects_by_age_and_by_name(run: Run, harness_at: HarnessAt) -> None:
+    names = [write_dead_letter(harness_at(number), "1-0") for number in range(3)]
 
     assert run("dlq", "purge", "access", "--older-than", "1h").stdout == (
         "nothing matches, nothing purged\n"
@@ -676,9 +682,9 @@ def test_dlq_purge_selects_by_age_and_by_name(run: Run, at: At) -> None:
 
 @pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 0), (b"n\n", 8, 1)])
 def test_dlq_purge_asks_for_confirmation_on_a_terminal(
-    file: Path, link: Connection, at: At, answer: bytes, code: int, left: int
+    file: Path, link: Connection, harness_at: HarnessAt, answer: bytes, code: int, left: int
 ) -> None:
-    bury(at(0), "1-0")
+    write_dead_letter(harness_at(0), "1-0")
     ours, theirs = pty.openpty()
     try:
         with run_process(file, "dlq", "purge", "access", "--all", stdin=theirs) as started:
@@ -690,10 +696,10 @@ def test_dlq_purge_asks_for_confirmation_on_a_terminal(
         os.close(ours)
         os.close(theirs)
 
-    assert at(0).do("XLEN", at(0).dlq) == left
+    assert harness_at(0).do("XLEN", harness_at(0).dlq) == left
 
 
-def test_dlq_purge_without_dead_letters_is_done(run: Run, at: At) -> None:
+def test_dlq_purge_without_dead_letters_is_done(run: Run, harness_at: HarnessAt) -> None:
     done = document(run("dlq", "purge", "access", "--all", "--json"))
 
     assert (done["topic"], done["purged"], done["result"]) == ("access", 0, "done")
@@ -723,10 +729,10 @@ def test_check_reports_problems_of_the_server(
     assert ("permissions", "ok") in texts
 
 
-def test_status_counts_many_dead_letters(run: Run, at: At, link: Connection) -> None:
+def test_status_counts_many_dead_letters(run: Run, harness_at: HarnessAt, link: Connection) -> None:
     """The column DLQ shows a number, even for 31,744 dead letters."""
-    at(0, "hits").groups()
-    stream = at(0, "hits").dlq
+    harness_at(0, "hits").groups()
+    stream = harness_at(0, "hits").dlq
     letter = ("payload", "x", "group", "hits")
     for _ in range(32):
         link.pipeline([("XADD", stream, "*", *letter)] * 1_000)

@@ -54,7 +54,7 @@ def fail(_message: Message) -> None:
     raise ValueError("no")
 
 
-def bury(_message: Message) -> None:
+def dead_letter(_message: Message) -> None:
     raise Dead("no")
 
 
@@ -118,7 +118,8 @@ def test_recovery_costs_one_call_per_page(handling: Handling, harness: Harness, 
 
 
 @pytest.mark.parametrize(
-    ("work", "what"), [(fail, "Messages that fail"), (bury, "Messages that are dead-lettered")]
+    ("work", "what"),
+    [(fail, "Messages that fail"), (dead_letter, "Messages that are dead-lettered")],
 )
 def test_verdicts_of_a_batch_are_settled_together(
     handling: Handling, harness: Harness, page: Page, work: Work, what: str

@@ -28,16 +28,16 @@ from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
-from tests.integration.test_admin import bury
+from tests.integration.test_admin import write_dead_letter
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.waiting import wait_until
 
-At = Callable[..., Harness]
+HarnessAt = Callable[..., Harness]
 TOPIC = "access"
 
 
 @pytest.fixture
-def at(link: Connection, store: Store, keys: Keys) -> At:
+def harness_at(link: Connection, store: Store, keys: Keys) -> HarnessAt:
     """Return a harness for a partition of access (3 partitions) and a group. `other` has 2."""
     topics.create(store, TOPIC, config.Topic(partitions=3))
     topics.create(store, "other", config.Topic(partitions=2))
@@ -89,14 +89,14 @@ def list_dead_letters(link: Connection, keys: Keys) -> list[str]:
 
 
 def test_replay_to_all_groups_writes_to_the_partition(
-    link: Connection, store: Store, keys: Keys, at: At
+    link: Connection, store: Store, keys: Keys, harness_at: HarnessAt
 ) -> None:
-    name = bury(at(1), "7-0", headers='{"a":"b"}')
+    name = write_dead_letter(harness_at(1), "7-0", headers='{"a":"b"}')
 
     done = dead_letters.replay(store, TOPIC, MessageFilter((name,)), target=Target(all_groups=True))
 
     assert (done.replayed, done.target) == (1, "every group")
-    again = messages_in(at(1), at(1).stream)[-1]
+    again = messages_in(harness_at(1), harness_at(1).stream)[-1]
     assert again.uid == f"{TOPIC}/1/7-0"
     assert again.headers == {"a": "b", "x-replays": "1"}
     assert again.attempt == 1
@@ -105,27 +105,31 @@ def test_replay_to_all_groups_writes_to_the_partition(
 
 
 def test_replay_to_another_partition_keeps_group_and_uid(
-    link: Connection, store: Store, keys: Keys, at: At
+    link: Connection, store: Store, keys: Keys, harness_at: HarnessAt
 ) -> None:
-    name = bury(at(0), "7-0")
-    at(2).groups()
+    name = write_dead_letter(harness_at(0), "7-0")
+    harness_at(2).groups()
 
     done = dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(partition=2))
 
     assert (done.replayed, done.first_id) == (1, name)
-    [again] = messages_in(at(2), at(2).retry, retried=True)
+    [again] = messages_in(harness_at(2), harness_at(2).retry, retried=True)
     assert again.uid == f"{TOPIC}/0/7-0"
     assert (again.replay_count, again.attempt, again.key) == (1, 1, b"k1")
-    assert at(2).do("XLEN", at(2).stream) == 0
-    assert at(0).do("EXISTS", keys.moving(TOPIC, 0)) == 0
+    assert harness_at(2).do("XLEN", harness_at(2).stream) == 0
+    assert harness_at(0).do("EXISTS", keys.moving(TOPIC, 0)) == 0
     assert list_dead_letters(link, keys) == []
 
 
-def test_replay_to_another_topic_routes_by_key_or_number(store: Store, keys: Keys, at: At) -> None:
-    write_dead_letters(at(2), 1)
+def test_replay_to_another_topic_routes_by_key_or_number(
+    store: Store, keys: Keys, harness_at: HarnessAt
+) -> None:
+    write_dead_letters(harness_at(2), 1)
     for key in ("a", "b", "c"):
-        at(1).groups()
-        at(1).add(f"{ord(key)}-0", "payload", "x", "key", key, "group", "hits", stream=at(1).dlq)
+        harness_at(1).groups()
+        harness_at(1).add(
+            f"{ord(key)}-0", "payload", "x", "key", key, "group", "hits", stream=harness_at(1).dlq
+        )
 
     done = dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(topic="other"))
 
@@ -133,18 +137,18 @@ def test_replay_to_another_topic_routes_by_key_or_number(store: Store, keys: Key
     found = {
         message.key: number
         for number in range(2)
-        for message in messages_in(at(number, topic="other"), keys.stream("other", number))
+        for message in messages_in(harness_at(number, topic="other"), keys.stream("other", number))
     }
     # CRC-32 of the key modulo two. Without a key, partition 2 goes to 2 modulo 2.
     assert found == {b"a": 1, b"b": 1, b"c": 1, None: 0}
-    first = messages_in(at(0, topic="other"), keys.stream("other", 0))[0]
+    first = messages_in(harness_at(0, topic="other"), keys.stream("other", 0))[0]
     assert first.uid == f"{TOPIC}/2/1-0"
 
 
-def test_moved_message_keeps_its_uid_as_a_dead_letter(store: Store, at: At) -> None:
-    write_dead_letters(at(0), 1)
+def test_moved_message_keeps_its_uid_as_a_dead_letter(store: Store, harness_at: HarnessAt) -> None:
+    write_dead_letters(harness_at(0), 1)
     dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(topic="other"))
-    there = at(0, "audit", "other")
+    there = harness_at(0, "audit", "other")
     there.groups()
     [message] = messages_in(there, there.stream)
     topic, partition = message.origin
@@ -168,23 +172,27 @@ def test_moved_message_keeps_its_uid_as_a_dead_letter(store: Store, at: At) -> N
         (Target(topic="other", partition=2), "partition 2 of topic other not found"),
     ],
 )
-def test_replay_refuses_a_missing_target(store: Store, at: At, target: Target, words: str) -> None:
-    write_dead_letters(at(0), 1)
-    before = at(0).dump()
+def test_replay_refuses_a_missing_target(
+    store: Store, harness_at: HarnessAt, target: Target, words: str
+) -> None:
+    write_dead_letters(harness_at(0), 1)
+    before = harness_at(0).dump()
     with pytest.raises(RequestRefusedError, match=words):
         dead_letters.replay(store, TOPIC, MessageFilter(), target=target)
     with pytest.raises(TopicNotFoundError, match="did you mean other"):
         dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(topic="othr"))
-    assert at(0).dump() == before
+    assert harness_at(0).dump() == before
 
 
-def test_replay_refuses_a_partition_without_the_group(store: Store, keys: Keys, at: At) -> None:
-    write_dead_letters(at(0), 2)
+def test_replay_refuses_a_partition_without_the_group(
+    store: Store, keys: Keys, harness_at: HarnessAt
+) -> None:
+    write_dead_letters(harness_at(0), 2)
 
     done = dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(partition=1))
 
     assert done.refused == {"its group no longer exists": 2}
-    assert at(0).do("EXISTS", keys.moving(TOPIC, 0), at(1).retry) == 0
+    assert harness_at(0).do("EXISTS", keys.moving(TOPIC, 0), harness_at(1).retry) == 0
     # They can still return to their own partition.
     assert dead_letters.replay(store, TOPIC, MessageFilter()).replayed == 2
 
@@ -193,11 +201,11 @@ def test_replay_refuses_a_partition_without_the_group(store: Store, keys: Keys, 
 
 
 def test_replay_loop_stops_at_max_replays(
-    link: Connection, store: Store, keys: Keys, at: At
+    link: Connection, store: Store, keys: Keys, harness_at: HarnessAt
 ) -> None:
-    write_dead_letters(at(0), 1, replayCount="2")
-    write_dead_letters(at(1), 1, replayCount="3")
-    write_dead_letters(at(2), 1, headers='{"x-replays":"9"}')
+    write_dead_letters(harness_at(0), 1, replayCount="2")
+    write_dead_letters(harness_at(1), 1, replayCount="3")
+    write_dead_letters(harness_at(2), 1, headers='{"x-replays":"9"}')
 
     done = dead_letters.replay(store, TOPIC, MessageFilter())
 
@@ -209,14 +217,14 @@ def test_replay_loop_stops_at_max_replays(
 
 
 def test_replay_ignores_dead_letters_written_during_it(
-    link: Connection, store: Store, keys: Keys, at: At
+    link: Connection, store: Store, keys: Keys, harness_at: HarnessAt
 ) -> None:
-    write_dead_letters(at(0), 150)
+    write_dead_letters(harness_at(0), 150)
     now = server_unix_ms(link)
 
     def another(_count: int) -> None:
-        at(0).do("XADD", at(0).dlq, "*", "payload", "x", "group", "hits")
-        at(1).do("XADD", at(1).dlq, "*", "payload", "x", "group", "hits")
+        harness_at(0).do("XADD", harness_at(0).dlq, "*", "payload", "x", "group", "hits")
+        harness_at(1).do("XADD", harness_at(1).dlq, "*", "payload", "x", "group", "hits")
 
     done = dead_letters.replay(store, TOPIC, MessageFilter(), progress=another)
 
@@ -228,10 +236,10 @@ def test_replay_ignores_dead_letters_written_during_it(
 
 
 def test_replay_limit_counts_replayed_dead_letters(
-    link: Connection, store: Store, keys: Keys, at: At
+    link: Connection, store: Store, keys: Keys, harness_at: HarnessAt
 ) -> None:
-    write_dead_letters(at(0), 3, replayCount="3")
-    write_dead_letters(at(1), 120)
+    write_dead_letters(harness_at(0), 3, replayCount="3")
+    write_dead_letters(harness_at(1), 120)
 
     steps: list[int] = []
 
@@ -255,8 +263,8 @@ def test_replay_with_a_rate_is_evenly_paced() -> None:
     assert ReplayPace(None).take(100) == 0.0
 
 
-def test_replay_with_a_rate_uses_small_batches(store: Store, at: At) -> None:
-    write_dead_letters(at(0), 9)
+def test_replay_with_a_rate_uses_small_batches(store: Store, harness_at: HarnessAt) -> None:
+    write_dead_letters(harness_at(0), 9)
     steps: list[int] = []
     done = dead_letters.replay(store, TOPIC, MessageFilter(), rate=40.0, progress=steps.append)
     assert (done.replayed, steps) == (9, [4, 4, 1])
@@ -265,8 +273,10 @@ def test_replay_with_a_rate_uses_small_batches(store: Store, at: At) -> None:
 # --- choosing -------------------------------------------------------------------------------------
 
 
-def test_dead_letter_filters_select_matching_dead_letters(store: Store, at: At) -> None:
-    harness = at(0)
+def test_dead_letter_filters_select_matching_dead_letters(
+    store: Store, harness_at: HarnessAt
+) -> None:
+    harness = harness_at(0)
     harness.groups()
     base = {"payload": "x", "group": "hits", "reason": "attempts", "errorClass": "shop.BankError"}
     others: dict[str, dict[str, str]] = {
@@ -307,10 +317,10 @@ def test_dead_letter_filters_select_matching_dead_letters(store: Store, at: At) 
         dead_letters.count(store, TOPIC, MessageFilter(("0:1000-0",), reason="dead"))
 
 
-def test_filtered_list_continues_at_its_cursor(store: Store, at: At) -> None:
+def test_filtered_list_continues_at_its_cursor(store: Store, harness_at: HarnessAt) -> None:
     for number in range(3):
-        write_dead_letters(at(number), 40)
-        plain_other = at(number)
+        write_dead_letters(harness_at(number), 40)
+        plain_other = harness_at(number)
         for at_ms in range(100, 140):
             plain_other.add(f"{at_ms}-0", "group", "agents", stream=plain_other.dlq)
     choice = MessageFilter(group="hits", until_unix_ms=31)
@@ -329,12 +339,12 @@ def test_filtered_list_continues_at_its_cursor(store: Store, at: At) -> None:
 # --- interrupted ----------------------------------------------------------------------------------
 
 
-def assert_all_moved(link: Connection, keys: Keys, at: At, count: int) -> None:
+def assert_all_moved(link: Connection, keys: Keys, harness_at: HarnessAt, count: int) -> None:
     """Assert that each message is in the other topic once and that no letter is left."""
     found = [
         message.uid
         for number in range(2)
-        for message in messages_in(at(number, topic="other"), keys.stream("other", number))
+        for message in messages_in(harness_at(number, topic="other"), keys.stream("other", number))
     ]
     assert sorted(found) == sorted(f"{TOPIC}/0/{n}-0" for n in range(1, count + 1))
     assert list_dead_letters(link, keys) == []
@@ -347,21 +357,21 @@ def test_interrupted_replay_is_finished_by_the_next_one(
     link: Connection,
     store: Store,
     keys: Keys,
-    at: At,
+    harness_at: HarnessAt,
     proxy: FaultProxy,
     proxied_link: Connection,
     fault: Fault,
     nth: int,
 ) -> None:
     # Three letters: scripts 1 to 3 mark them, 4 to 6 deliver them, 7 to 9 delete them.
-    write_dead_letters(at(1), 1)
+    write_dead_letters(harness_at(1), 1)
     target = Target(topic="other")
     dead_letters.replay(
         store, TOPIC, MessageFilter(), target=target
     )  # loads the scripts into the server
     for number in range(2):
         link.execute("DEL", keys.stream("other", number))
-    write_dead_letters(at(0), 3)
+    write_dead_letters(harness_at(0), 3)
     trigger = proxy.arm(fault, command="EVALSHA", nth=nth)
 
     first = dead_letters.replay(Store(proxied_link, keys), TOPIC, MessageFilter(), target=target)
@@ -370,7 +380,7 @@ def test_interrupted_replay_is_finished_by_the_next_one(
     assert first.result == "failed"
     assert first.error
     second = dead_letters.replay(store, TOPIC, MessageFilter(), target=target)
-    assert_all_moved(link, keys, at, 3)
+    assert_all_moved(link, keys, harness_at, 3)
     assert (second.result, second.refused, second.missing) == ("done", {}, 0)
     assert first.replayed + second.replayed <= 3 <= first.unknown + second.replayed
     if nth <= 3:
@@ -379,12 +389,12 @@ def test_interrupted_replay_is_finished_by_the_next_one(
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_late_step_of_a_replay_changes_nothing(
-    link: Connection, store: Store, keys: Keys, at: At, proxy: FaultProxy, nth: int
+    link: Connection, store: Store, keys: Keys, harness_at: HarnessAt, proxy: FaultProxy, nth: int
 ) -> None:
-    write_dead_letters(at(0), 1)
+    write_dead_letters(harness_at(0), 1)
     target = Target(topic="other")
     impatient = connect(proxy.settings, timeout=1.0, name="test:impatient")
-    write_dead_letters(at(1), 1)
+    write_dead_letters(harness_at(1), 1)
     dead_letters.replay(store, TOPIC, MessageFilter(("1:1-0",)), target=target)
     for number in range(2):
         link.execute("DEL", keys.stream("other", number))
@@ -400,7 +410,7 @@ def test_late_step_of_a_replay_changes_nothing(
     wait_until(lambda: count_script_calls(link) > ran, what="the late script")
     impatient.close()
 
-    assert_all_moved(link, keys, at, 1)
+    assert_all_moved(link, keys, harness_at, 1)
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.DROP_REPLY])
@@ -409,7 +419,7 @@ def test_replay_reports_its_progress_when_redis_fails(
     link: Connection,
     store: Store,
     keys: Keys,
-    at: At,
+    harness_at: HarnessAt,
     proxy: FaultProxy,
     proxied_link: Connection,
     fault: Fault,
@@ -417,9 +427,9 @@ def test_replay_reports_its_progress_when_redis_fails(
     whole: int,
     page: int,
 ) -> None:
-    write_dead_letters(at(1), 1)
+    write_dead_letters(harness_at(1), 1)
     dead_letters.replay(store, TOPIC, MessageFilter())
-    write_dead_letters(at(0), 200)
+    write_dead_letters(harness_at(0), 200)
     proxy.arm(fault, command="EVALSHA", nth=nth)
 
     first = dead_letters.replay(Store(proxied_link, keys), TOPIC, MessageFilter())
@@ -427,15 +437,17 @@ def test_replay_reports_its_progress_when_redis_fails(
 
     assert (first.result, first.replayed, first.unknown) == ("failed", whole, page)
     assert first.replayed + second.replayed <= 200 <= whole + page + second.replayed
-    uids = [message.uid for message in messages_in(at(0), at(0).retry, retried=True)]
+    uids = [
+        message.uid for message in messages_in(harness_at(0), harness_at(0).retry, retried=True)
+    ]
     assert len(uids) == len(set(uids)) == 200
     assert list_dead_letters(link, keys) == []
 
 
 def test_replay_stops_between_two_batches(
-    link: Connection, store: Store, keys: Keys, at: At
+    link: Connection, store: Store, keys: Keys, harness_at: HarnessAt
 ) -> None:
-    write_dead_letters(at(0), 250)
+    write_dead_letters(harness_at(0), 250)
     steps: list[int] = []
 
     done = dead_letters.replay(
@@ -448,9 +460,9 @@ def test_replay_stops_between_two_batches(
 
 
 def test_dead_letter_in_transit_is_not_replayed_elsewhere(
-    link: Connection, store: Store, keys: Keys, at: At
+    link: Connection, store: Store, keys: Keys, harness_at: HarnessAt
 ) -> None:
-    [name] = write_dead_letters(at(0), 1)
+    [name] = write_dead_letters(harness_at(0), 1)
     moving = keys.moving(TOPIC, 0)
     now = server_unix_ms(link)
     link.execute("HSET", moving, "1-0", f"{now} other/1")
@@ -466,7 +478,7 @@ def test_dead_letter_in_transit_is_not_replayed_elsewhere(
     )
     assert link.execute("XLEN", keys.stream("other", 1)) == 1
 
-    write_dead_letters(at(0), 1) if link.execute("DEL", at(0).dlq) else None
+    write_dead_letters(harness_at(0), 1) if link.execute("DEL", harness_at(0).dlq) else None
     link.execute("HSET", moving, "1-0", f"{now - 5 * 86_400_000} other/1")
     done = dead_letters.replay(store, TOPIC, MessageFilter(), target=Target(topic="other"))
     [reason] = done.refused
@@ -476,11 +488,16 @@ def test_dead_letter_in_transit_is_not_replayed_elsewhere(
 
 
 def test_interrupted_purge_can_be_repeated(
-    link: Connection, store: Store, keys: Keys, at: At, proxy: FaultProxy, proxied_link: Connection
+    link: Connection,
+    store: Store,
+    keys: Keys,
+    harness_at: HarnessAt,
+    proxy: FaultProxy,
+    proxied_link: Connection,
 ) -> None:
-    write_dead_letters(at(1), 1)
+    write_dead_letters(harness_at(1), 1)
     dead_letters.purge(store, TOPIC, MessageFilter())
-    write_dead_letters(at(0), 250)
+    write_dead_letters(harness_at(0), 250)
     proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=4)  # the fourth call is on the second page
 
     first = dead_letters.purge(Store(proxied_link, keys), TOPIC, MessageFilter())
@@ -492,9 +509,9 @@ def test_interrupted_purge_can_be_repeated(
 
 
 def test_purge_leaves_unarchived_dead_letters_if_required(
-    link: Connection, store: Store, keys: Keys, at: At
+    link: Connection, store: Store, keys: Keys, harness_at: HarnessAt
 ) -> None:
-    write_dead_letters(at(0), 5)
+    write_dead_letters(harness_at(0), 5)
     required = config.Topic(partitions=3, archive="required")
     link.run(archives.advance(keys, TOPIC, 0, "2-0", dead=True))
 
@@ -512,11 +529,11 @@ def test_purge_leaves_unarchived_dead_letters_if_required(
 # --- causes, plan ---------------------------------------------------------------------------------
 
 
-def test_similar_dead_letters_have_one_cause(store: Store, at: At) -> None:
+def test_similar_dead_letters_have_one_cause(store: Store, harness_at: HarnessAt) -> None:
     trace = 'Traceback (most recent call last):\n  File "/srv/{}.py", line {}, in pay\nE: {}\n'
     for number, (file, line) in enumerate((("bank", 1), ("bank", 99), ("till", 1))):
-        bury(
-            at(number),
+        write_dead_letter(
+            harness_at(number),
             "1-0",
             handler="shop:pay",
             traceback=trace.format(file, line, number),
@@ -541,26 +558,30 @@ def test_similar_dead_letters_have_one_cause(store: Store, at: At) -> None:
     assert [each.frame for each in dead_letters.causes(store, TOPIC).causes] == ["till.py:pay"]
 
 
-def test_last_option_counts_only_the_newest_dead_letters(store: Store, at: At) -> None:
-    write_dead_letters(at(0), 5)
+def test_last_option_counts_only_the_newest_dead_letters(
+    store: Store, harness_at: HarnessAt
+) -> None:
+    write_dead_letters(harness_at(0), 5)
     few = dead_letters.causes(store, TOPIC, last=3)
     assert (few.looked_at, few.complete, few.total) == (3, False, 5)
     assert few.causes[0].example == "0:5-0"
     assert dead_letters.causes(store, TOPIC, last=5).complete
 
 
-def test_replay_plan_matches_the_replay(link: Connection, store: Store, keys: Keys, at: At) -> None:
+def test_replay_plan_matches_the_replay(
+    link: Connection, store: Store, keys: Keys, harness_at: HarnessAt
+) -> None:
     for number in range(3):
-        at(number).groups()
-    first = at(0)
+        harness_at(number).groups()
+    first = harness_at(0)
     first.own("t1", owner="west-1")
-    bury(first, "1-0")
-    bury(at(1), "1-0")
-    link.execute("DEL", at(1).fence, at(1).lease)
-    at(2).own("t3", owner="west-2")
-    link.execute("HDEL", at(2).fence, "since")
-    write_dead_letters(at(2), 1, replayCount="3")
-    at(1).do("XADD", at(1).dlq, "*", "payload", "x", "group", "gone")
+    write_dead_letter(first, "1-0")
+    write_dead_letter(harness_at(1), "1-0")
+    link.execute("DEL", harness_at(1).fence, harness_at(1).lease)
+    harness_at(2).own("t3", owner="west-2")
+    link.execute("HDEL", harness_at(2).fence, "since")
+    write_dead_letters(harness_at(2), 1, replayCount="3")
+    harness_at(1).do("XADD", harness_at(1).dlq, "*", "payload", "x", "group", "gone")
     link.run(directives.change(keys, "default", "pause:access/1/hits", by="me"))
     before = first.dump()
 
@@ -588,9 +609,11 @@ def test_replay_plan_matches_the_replay(link: Connection, store: Store, keys: Ke
     assert done.refused == plan.refused
 
 
-def test_replay_plan_within_a_budget_states_lower_bounds(store: Store, at: At) -> None:
-    write_dead_letters(at(0), 100)
-    write_dead_letters(at(1), 50, reason="dead")
+def test_replay_plan_within_a_budget_states_lower_bounds(
+    store: Store, harness_at: HarnessAt
+) -> None:
+    write_dead_letters(harness_at(0), 100)
+    write_dead_letters(harness_at(1), 50, reason="dead")
     dead_only = MessageFilter(reason="dead")
 
     def plan(choice: MessageFilter = EVERY, **more: object) -> tuple[object, ...]:
@@ -606,9 +629,9 @@ def test_replay_plan_within_a_budget_states_lower_bounds(store: Store, at: At) -
     assert plan(limit=10, budget=60) == (10, 60, 150, True)
 
 
-def test_count_within_a_budget_states_a_lower_bound(store: Store, at: At) -> None:
-    write_dead_letters(at(0), 100)
-    write_dead_letters(at(1), 50, reason="dead")
+def test_count_within_a_budget_states_a_lower_bound(store: Store, harness_at: HarnessAt) -> None:
+    write_dead_letters(harness_at(0), 100)
+    write_dead_letters(harness_at(1), 50, reason="dead")
     dead_only = MessageFilter(reason="dead")
 
     assert dead_letters.count_within(store, TOPIC, MessageFilter(), budget=1) == (
@@ -627,9 +650,9 @@ def test_count_within_a_budget_states_a_lower_bound(store: Store, at: At) -> Non
     )
 
 
-def test_survey_returns_causes_and_the_first_page(store: Store, at: At) -> None:
-    write_dead_letters(at(0), 100)
-    write_dead_letters(at(1), 50, reason="dead")
+def test_survey_returns_causes_and_the_first_page(store: Store, harness_at: HarnessAt) -> None:
+    write_dead_letters(harness_at(0), 100)
+    write_dead_letters(harness_at(1), 50, reason="dead")
     every = dead_letters.messages
 
     def survey(
@@ -657,9 +680,9 @@ def test_survey_returns_causes_and_the_first_page(store: Store, at: At) -> None:
 
 
 def test_partition_in_the_filter_limits_plan_purge_and_replay(
-    link: Connection, store: Store, keys: Keys, at: At
+    link: Connection, store: Store, keys: Keys, harness_at: HarnessAt
 ) -> None:
-    here, there = write_dead_letters(at(0), 2), write_dead_letters(at(1), 3)
+    here, there = write_dead_letters(harness_at(0), 2), write_dead_letters(harness_at(1), 3)
     second = MessageFilter(partition=1)
 
     assert dead_letters.plan(store, TOPIC, second, fleet="default").dead_letters == 3
@@ -674,9 +697,11 @@ def test_partition_in_the_filter_limits_plan_purge_and_replay(
     assert list_dead_letters(link, keys) == here
 
 
-def test_replay_reports_examined_dead_letters_and_can_stop(store: Store, at: At) -> None:
-    write_dead_letters(at(0), 100, reason="dead")
-    write_dead_letters(at(1), 5)
+def test_replay_reports_examined_dead_letters_and_can_stop(
+    store: Store, harness_at: HarnessAt
+) -> None:
+    write_dead_letters(harness_at(0), 100, reason="dead")
+    write_dead_letters(harness_at(1), 5)
     examined: list[int] = []
     choice = MessageFilter(reason="attempts")
 
@@ -689,10 +714,12 @@ def test_replay_reports_examined_dead_letters_and_can_stop(store: Store, at: At)
     assert sum(examined) == PAGE_MAX + 105
 
 
-def test_replay_plan_reports_workers_started_since(link: Connection, store: Store, at: At) -> None:
-    bury(at(0), "1-0")
+def test_replay_plan_reports_workers_started_since(
+    link: Connection, store: Store, harness_at: HarnessAt
+) -> None:
+    write_dead_letter(harness_at(0), "1-0")
     soon = server_unix_ms(link) + 60_000
-    link.execute("HSET", at(0).fence, "since", soon)
+    link.execute("HSET", harness_at(0).fence, "since", soon)
 
     plan = dead_letters.plan(store, TOPIC, MessageFilter(), fleet="default")
 
@@ -711,15 +738,19 @@ def test_replay_plan_reports_workers_started_since(link: Connection, store: Stor
 # --- export, audit --------------------------------------------------------------------------------
 
 
-def test_export_preserves_all_bytes(link: Connection, store: Store, keys: Keys, at: At) -> None:
+def test_export_preserves_all_bytes(
+    link: Connection, store: Store, keys: Keys, harness_at: HarnessAt
+) -> None:
     odd = {
         b"payload": b"\x00\xff\n",
         b"key": b"\xfe",
         b"\xffname": b"v",
         b"headers": b'{"a":"\\u00e9"}',
     }
-    at(2).do("XADD", at(2).dlq, "5-1", *(part for pair in odd.items() for part in pair))
-    names = write_dead_letters(at(0), 150)
+    harness_at(2).do(
+        "XADD", harness_at(2).dlq, "5-1", *(part for pair in odd.items() for part in pair)
+    )
+    names = write_dead_letters(harness_at(0), 150)
     work = dead_letters.Export(store, TOPIC, MessageFilter())
 
     lines = list(work.lines())
@@ -746,18 +777,20 @@ def read_dead_letter(
 
 
 def test_export_raises_when_redis_fails(
-    link: Connection, keys: Keys, at: At, proxy: FaultProxy, proxied_link: Connection
+    link: Connection, keys: Keys, harness_at: HarnessAt, proxy: FaultProxy, proxied_link: Connection
 ) -> None:
-    write_dead_letters(at(0), 250)
+    write_dead_letters(harness_at(0), 250)
     proxy.arm(Fault.CUT_BEFORE, command="EVALSHA", nth=2)
     work = dead_letters.Export(Store(proxied_link, keys), TOPIC, MessageFilter())
     with pytest.raises(RedisUnavailableError):
         list(work.lines())
 
 
-def test_every_command_is_in_the_audit_log(link: Connection, store: Store, at: At) -> None:
-    write_dead_letters(at(0), 3)
-    write_dead_letters(at(1), 1, replayCount="3")
+def test_every_command_is_in_the_audit_log(
+    link: Connection, store: Store, harness_at: HarnessAt
+) -> None:
+    write_dead_letters(harness_at(0), 3)
+    write_dead_letters(harness_at(1), 1, replayCount="3")
     before = server_unix_ms(link)
     dead_letters.Export(store, TOPIC, MessageFilter(key=b"\xff")).finish("to f")
     dead_letters.replay(store, TOPIC, MessageFilter(group="hits"))
@@ -797,9 +830,9 @@ def test_audit_log_is_bounded_and_reads_invalid_entries(
 
 
 def test_replay_reports_a_missing_audit_entry(
-    link: Connection, keys: Keys, at: At, proxy: FaultProxy, proxied_link: Connection
+    link: Connection, keys: Keys, harness_at: HarnessAt, proxy: FaultProxy, proxied_link: Connection
 ) -> None:
-    write_dead_letters(at(0), 1)
+    write_dead_letters(harness_at(0), 1)
     proxy.arm(Fault.CUT_BEFORE, command="XADD")
     done = dead_letters.replay(Store(proxied_link, keys), TOPIC, MessageFilter())
     assert (done.replayed, done.result, done.audited) == (1, "done", False)
@@ -814,8 +847,8 @@ def test_dead_letter_filter_lists_its_audit_arguments() -> None:
     assert not replace(some, key=None, headers=()).narrows
 
 
-def test_dead_letter_pages_are_bounded(store: Store, at: At) -> None:
-    write_dead_letters(at(0), 450)
+def test_dead_letter_pages_are_bounded(store: Store, harness_at: HarnessAt) -> None:
+    write_dead_letters(harness_at(0), 450)
     alive = [len(page.dead_letters) for page in pages(store, TOPIC, MessageFilter(group="hits"))]
     assert max(alive) == PAGE_MAX
     assert sum(alive) == 450

@@ -19,7 +19,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.support.servers import Server
-from tests.support.verbs import At, Run, document
+from tests.support.verbs import HarnessAt, Run, document
 from tests.support.waiting import wait_until
 
 HOUR = 3600.0
@@ -32,7 +32,7 @@ def verb(run: Run) -> Run:
 
 
 @pytest.fixture
-def send(server: Server, at: At) -> Callable[..., list[str]]:
+def send(server: Server, harness_at: HarnessAt) -> Callable[..., list[str]]:
     """Send messages with a delay to the topic access and return their names."""
 
     def call(*items: Outgoing) -> list[str]:
@@ -80,7 +80,7 @@ def test_delayed_list_is_sorted_by_due_time(verb: Run, send: Callable[..., list[
 
 
 def test_delayed_list_pages_within_one_millisecond(
-    verb: Run, link: Connection, keys: Keys, at: At
+    verb: Run, link: Connection, keys: Keys, harness_at: HarnessAt
 ) -> None:
     """Each of many sends that are due at the same instant is listed once."""
     wanted = set()
@@ -198,10 +198,10 @@ def test_delayed_cancel_reports_each_outcome(
 
 
 def test_producer_cancel_removes_a_delayed_send(
-    server: Server, at: At, link: Connection, keys: Keys, verb: Run
+    server: Server, harness_at: HarnessAt, link: Connection, keys: Keys, verb: Run
 ) -> None:
     """The value from `send` cancels the send. After it was sent, cancel reports that."""
-    at(0)
+    harness_at(0)
     with Producer(server.url) as producer:
         drop, sent = producer.send_many(
             "access", [delayed_message("drop"), delayed_message("sent", 0)]
@@ -225,10 +225,10 @@ def test_producer_cancel_removes_a_delayed_send(
 
 
 def test_commands_accept_the_uid_of_a_delayed_send(
-    server: Server, at: At, run: Run, verb: Run
+    server: Server, harness_at: HarnessAt, run: Run, verb: Run
 ) -> None:
     """`trace` and `delayed show`, `now` and `cancel` accept the value that `send` returned."""
-    at(0)
+    harness_at(0)
     with Producer(server.url) as producer:
         first = producer.send("access", "first", delay=HOUR, key="k")
         second = producer.send("access", "second", delay=HOUR, dedup_id="d")
@@ -326,10 +326,10 @@ def test_cancel_and_promoter_never_both_win(
     ],
 )
 def test_delayed_reports_invalid_arguments(
-    verb: Run, at: At, words: tuple[str, ...], code: int, said: str
+    verb: Run, harness_at: HarnessAt, words: tuple[str, ...], code: int, said: str
 ) -> None:
     """Malformed arguments are wrong usage, and missing items are refused."""
-    at(0)
+    harness_at(0)
     assert said in verb(*words, code=code).stderr
 
 

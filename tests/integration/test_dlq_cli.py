@@ -21,9 +21,9 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
-from tests.integration.test_admin import bury
+from tests.integration.test_admin import write_dead_letter
 from tests.support.proxy import Fault, FaultProxy
-from tests.support.verbs import At, Run, document
+from tests.support.verbs import HarnessAt, Run, document
 from tests.support.waiting import wait_until
 
 
@@ -43,12 +43,23 @@ def write(harness: Harness, count: int, **fields: str) -> None:
 TRACE = 'Traceback (most recent call last):\n  File "/srv/bank.py", line 1, in pay\nE: x\n'
 
 
-def test_dlq_stats_shows_recent_dead_letters_by_cause(dlq: Run, at: At, link: Connection) -> None:
+def test_dlq_stats_shows_recent_dead_letters_by_cause(
+    dlq: Run, harness_at: HarnessAt, link: Connection
+) -> None:
     yesterday = server_unix_ms(link) - 30 * 3_600_000
-    at(0).add(f"{yesterday}-0", "payload", "x", "group", "hits", stream=at(0).dlq)
+    harness_at(0).add(f"{yesterday}-0", "payload", "x", "group", "hits", stream=harness_at(0).dlq)
     for number in range(3):
-        bury(at(number), f"{number + 1}-0", traceback=TRACE, handler="shop:pay")
-    bury(at(1), "9-0", reason="crashes", errorClass="", errorMessage="signal SIGSEGV", traceback="")
+        write_dead_letter(
+            harness_at(number), f"{number + 1}-0", traceback=TRACE, handler="shop:pay"
+        )
+    write_dead_letter(
+        harness_at(1),
+        "9-0",
+        reason="crashes",
+        errorClass="",
+        errorMessage="signal SIGSEGV",
+        traceback="",
+    )
 
     tonight = dlq("stats", "access", "--since", "12h")
     told = document(dlq("stats", "access", "--since", "12h", "--json"))
@@ -72,17 +83,19 @@ def test_dlq_stats_shows_recent_dead_letters_by_cause(dlq: Run, at: At, link: Co
     assert "at:          bank.py:pay" in shown
 
 
-def test_dlq_replay_dry_run_shows_the_effects(dlq: Run, at: At, file: Path, store: Store) -> None:
+def test_dlq_replay_dry_run_shows_the_effects(
+    dlq: Run, harness_at: HarnessAt, file: Path, store: Store
+) -> None:
     for number in range(2):
-        at(number).own("t1", owner=f"west-{number}")
-        bury(at(number), "1-0", traceback=TRACE)
-    write(at(2), 1, replayCount="7", group="hits")
-    before = at(0).dump()
+        harness_at(number).own("t1", owner=f"west-{number}")
+        write_dead_letter(harness_at(number), "1-0", traceback=TRACE)
+    write(harness_at(2), 1, replayCount="7", group="hits")
+    before = harness_at(0).dump()
 
     told = dlq("replay", "access", "--reason", "attempts", "--dry-run")
     plain = dlq("replay", "access", "--all", "--dry-run", "--json")
 
-    assert at(0).dump() == before
+    assert harness_at(0).dump() == before
     lines = told.stdout.splitlines()
     assert lines[0] == "2 dead letters of access would be replayed to the original group"
     assert "hits  attempts: ValueError at bank.py:pay" in lines[2]
@@ -102,7 +115,7 @@ def test_dlq_replay_dry_run_shows_the_effects(dlq: Run, at: At, file: Path, stor
     assert any(line.split()[:3] == ["hits", "1", "1"] for line in few.splitlines())
     assert few.splitlines()[-1].endswith("--limit 1")
     # The printed command does what the plan showed, without letters that came later.
-    bury(at(0), "5-0")
+    write_dead_letter(harness_at(0), "5-0")
     words = lines[-1].removeprefix("to replay them, run: ").split()
     assert words[:6] == ["streamqd", "--config", str(file), "dlq", "replay", "access"]
     result = dlq(*words[4:], "--yes")
@@ -111,22 +124,22 @@ def test_dlq_replay_dry_run_shows_the_effects(dlq: Run, at: At, file: Path, stor
 
 
 def test_dlq_replay_accepts_filters_and_a_target(
-    dlq: Run, at: At, link: Connection, store: Store, keys: Keys
+    dlq: Run, harness_at: HarnessAt, link: Connection, store: Store, keys: Keys
 ) -> None:
     topics.create(store, "other", config.Topic(partitions=1))
-    write(at(0), 2, key="a")
-    write(at(1), 2, headers='{"tenant":"x"}')
-    write(at(2), 2)
-    at(1).groups()
+    write(harness_at(0), 2, key="a")
+    write(harness_at(1), 2, headers='{"tenant":"x"}')
+    write(harness_at(2), 2)
+    harness_at(1).groups()
 
     by_key = dlq("replay", "access", "--key", "a", "--to-partition", "1", "--yes", "--json")
     assert (document(by_key)["replayed"], document(by_key)["target"]) == (
         *(2, "the original group, on partition 1"),
     )
-    assert link.execute("XLEN", at(1).retry) == 2
+    assert link.execute("XLEN", harness_at(1).retry) == 2
     header = dlq("replay", "access", "-H", "tenant=x", "--all-groups", "--yes")
     assert header.stdout == "2 dead letters of access replayed to every group\n"
-    assert link.execute("XLEN", at(1).stream) == 2
+    assert link.execute("XLEN", harness_at(1).stream) == 2
     rest = dlq("replay", "access", "--all", "--to-topic", "other", "--rate", "1000/s", "--yes")
     assert rest.stdout == "2 dead letters of access replayed to topic other\n"
     assert link.execute("XLEN", keys.stream("other", 0)) == 2
@@ -151,7 +164,9 @@ def test_dlq_replay_accepts_filters_and_a_target(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_dlq_reports_invalid_arguments(dlq: Run, at: At, args: tuple[str, ...], words: str) -> None:
+def test_dlq_reports_invalid_arguments(
+    dlq: Run, harness_at: HarnessAt, args: tuple[str, ...], words: str
+) -> None:
     assert words in " ".join(dlq(*args, code=2).stderr.split())
 
 
@@ -163,33 +178,33 @@ def test_dlq_reports_invalid_arguments(dlq: Run, at: At, args: tuple[str, ...], 
     ],
 )
 def test_dlq_accepts_times_in_each_spelling(
-    dlq: Run, at: At, link: Connection, since: str, found: int
+    dlq: Run, harness_at: HarnessAt, link: Connection, since: str, found: int
 ) -> None:
     if since == "2026-11-21":
         since = str(server_unix_ms(link) + 10_000)  # unix milliseconds
     yesterday = server_unix_ms(link) - 24 * 3_600_000
-    at(0).add(f"{yesterday}-0", "payload", "x", stream=at(0).dlq)
-    write(at(0), 1)
+    harness_at(0).add(f"{yesterday}-0", "payload", "x", stream=harness_at(0).dlq)
+    write(harness_at(0), 1)
     assert len(document(dlq("list", "access", "--since", since, "--json"))["rows"]) == found
     purged = dlq("purge", "access", "--since", since, "--yes", "--json")
     assert document(purged)["purged"] == found
 
 
-def test_dlq_replay_refuses_a_missing_target_before_asking(dlq: Run, at: At) -> None:
-    write(at(0), 1)
-    before = at(0).dump()
+def test_dlq_replay_refuses_a_missing_target_before_asking(dlq: Run, harness_at: HarnessAt) -> None:
+    write(harness_at(0), 1)
+    before = harness_at(0).dump()
     for args, words in (
         (("--to-topic", "access"), "is the topic of the dead letters"),
         (("--to-topic", "acces"), "did you mean access"),
         (("--to-partition", "7"), "partition 7 of topic access not found"),
     ):
         assert words in dlq("replay", "access", "--all", *args, code=8).stderr
-    assert at(0).dump() == before
+    assert harness_at(0).dump() == before
 
 
-def test_dlq_replay_prints_why_dead_letters_remain(dlq: Run, at: At) -> None:
-    write(at(0), 1)
-    write(at(1), 2, replayCount="1")
+def test_dlq_replay_prints_why_dead_letters_remain(dlq: Run, harness_at: HarnessAt) -> None:
+    write(harness_at(0), 1)
+    write(harness_at(1), 2, replayCount="1")
     result = dlq("replay", "access", "--all", "--yes", "--max-replays", "1", code=8)
     assert result.stdout == "1 dead letter of access replayed\n"
     assert (
@@ -198,21 +213,21 @@ def test_dlq_replay_prints_why_dead_letters_remain(dlq: Run, at: At) -> None:
     )
 
 
-def test_dlq_purge_has_a_dry_run(dlq: Run, at: At) -> None:
-    write(at(0), 2, reason="dead")
-    write(at(0), 1, reason="decode")
-    before = at(0).dump()
+def test_dlq_purge_has_a_dry_run(dlq: Run, harness_at: HarnessAt) -> None:
+    write(harness_at(0), 2, reason="dead")
+    write(harness_at(0), 1, reason="decode")
+    before = harness_at(0).dump()
     tried = dlq("purge", "access", "--reason", "dead", "--dry-run")
     assert tried.stdout.startswith("2 dead letters of access would be deleted permanently\n\n2  ")
     assert document(dlq("purge", "access", "--all", "--dry-run", "--json"))["looked_at"] == 3
-    assert at(0).dump() == before
+    assert harness_at(0).dump() == before
     assert dlq("purge", "access", "--reason", "dead", "--yes").stdout == (
         "2 dead letters of access purged\n"
     )
 
 
-def test_dlq_purge_keeps_unarchived_dead_letters(dlq: Run, run: Run, at: At) -> None:
-    write(at(0), 2)
+def test_dlq_purge_keeps_unarchived_dead_letters(dlq: Run, run: Run, harness_at: HarnessAt) -> None:
+    write(harness_at(0), 2)
     run("topic", "settings", "access", "archive=required")
     kept = dlq("purge", "access", "--all", "--yes", code=8)
     assert kept.stdout == "no dead letters of access purged\n"
@@ -224,9 +239,11 @@ def test_dlq_purge_keeps_unarchived_dead_letters(dlq: Run, run: Run, at: At) -> 
     assert forced.stdout == "2 dead letters of access purged\n"
 
 
-def test_dlq_export_writes_a_file(dlq: Run, at: At, tmp_path: Path, store: Store) -> None:
-    write(at(0), 2, key="a")
-    write(at(1), 1)
+def test_dlq_export_writes_a_file(
+    dlq: Run, harness_at: HarnessAt, tmp_path: Path, store: Store
+) -> None:
+    write(harness_at(0), 2, key="a")
+    write(harness_at(1), 1)
     file = tmp_path / "dead_letters.jsonl"
 
     lines = dlq("export", "access")
@@ -247,9 +264,9 @@ def test_dlq_export_writes_a_file(dlq: Run, at: At, tmp_path: Path, store: Store
 
 
 def test_dlq_export_failing_keeps_the_old_file(
-    dlq: Run, at: At, file: Path, tmp_path: Path, proxy: FaultProxy
+    dlq: Run, harness_at: HarnessAt, file: Path, tmp_path: Path, proxy: FaultProxy
 ) -> None:
-    write(at(0), 250)
+    write(harness_at(0), 250)
     out = tmp_path / "dead_letters.jsonl"
     out.write_text("old\n")
     file.write_text(f'[redis]\nurl = "{proxy.url}"\n')
@@ -263,11 +280,11 @@ def test_dlq_export_failing_keeps_the_old_file(
 
 
 def test_dlq_replay_reports_its_progress_after_an_outage(
-    dlq: Run, at: At, file: Path, proxy: FaultProxy, link: Connection, store: Store
+    dlq: Run, harness_at: HarnessAt, file: Path, proxy: FaultProxy, link: Connection, store: Store
 ) -> None:
-    write(at(1), 1)
+    write(harness_at(1), 1)
     dlq("replay", "access", "--all", "--yes")
-    write(at(0), 250)
+    write(harness_at(0), 250)
     file.write_text(f'[redis]\nurl = "{proxy.url}"\n')
     proxy.arm(Fault.DROP_REPLY, command="EVALSHA", nth=150)
     result = dlq("replay", "access", "--all", "--yes", code=4)
@@ -279,14 +296,14 @@ def test_dlq_replay_reports_its_progress_after_an_outage(
     rest = dlq(*words[4:], "--yes")
     left = int(rest.stdout.split()[0])
     assert 50 <= left <= 150
-    assert link.execute("XLEN", at(0).retry) == 250
+    assert link.execute("XLEN", harness_at(0).retry) == 250
     assert dead_letters.total(store, "access") == 0
 
 
 def test_dlq_replay_stops_cleanly_on_ctrl_c(
-    file: Path, at: At, link: Connection, store: Store
+    file: Path, harness_at: HarnessAt, link: Connection, store: Store
 ) -> None:
-    write(at(0), 60)
+    write(harness_at(0), 60)
     command = [sys.executable, "-m", "streamqd", "--config", str(file), "dlq", "replay", "access"]
     ours, theirs = pty.openpty()
     try:
@@ -295,7 +312,7 @@ def test_dlq_replay_stops_cleanly_on_ctrl_c(
             stdout=subprocess.PIPE,
             stderr=theirs,
         ) as started:
-            wait_until(lambda: link.execute("XLEN", at(0).retry) >= 8, what="some letters")
+            wait_until(lambda: link.execute("XLEN", harness_at(0).retry) >= 8, what="some letters")
             started.send_signal(signal.SIGINT)
             out, _ = started.communicate(timeout=20)
         err = os.read(ours, 65536)
@@ -306,7 +323,7 @@ def test_dlq_replay_stops_cleanly_on_ctrl_c(
     done = json.loads(out)
     assert started.returncode == 130
     assert (done["result"], done["unknown"]) == ("stopped", 0)
-    assert done["replayed"] == link.execute("XLEN", at(0).retry) < 60
+    assert done["replayed"] == link.execute("XLEN", harness_at(0).retry) < 60
     assert "dead letters …" in err.decode()
     assert b"stopping after this batch" in err
     assert b"continue with: streamqd" in err
@@ -314,10 +331,10 @@ def test_dlq_replay_stops_cleanly_on_ctrl_c(
     assert dead_letters.total(store, "access") == 60 - done["replayed"]
 
 
-def test_dlq_audit_names_user_and_command(dlq: Run, at: At) -> None:
+def test_dlq_audit_names_user_and_command(dlq: Run, harness_at: HarnessAt) -> None:
     assert dlq("audit", "access").stdout == "nothing in the audit log of access\n"
     assert "did you mean access" in dlq("audit", "acces", code=8).stderr
-    write(at(0), 2)
+    write(harness_at(0), 2)
     dlq("export", "access")
     dlq("replay", "access", "--all", "--limit", "1", "--yes")
     dlq("purge", "access", "--all", "--yes")
@@ -348,12 +365,16 @@ def test_dlq_audit_names_user_and_command(dlq: Run, at: At) -> None:
     ],
     ids=" ".join,
 )
-def test_dlq_refuses_an_unknown_group(dlq: Run, at: At, words: tuple[str, ...]) -> None:
-    at(0).groups()
-    bury(at(0), "1-0")
+def test_dlq_refuses_an_unknown_group(
+    dlq: Run, harness_at: HarnessAt, words: tuple[str, ...]
+) -> None:
+    harness_at(0).groups()
+    write_dead_letter(harness_at(0), "1-0")
     verb, *rest = words
     refused = dlq(verb, "access", "--group", "hist", *rest, code=8)
     assert refused.stderr == ("Error: no group hist reads topic access; did you mean hits?\n")
     # Letters of a deleted group can still be listed and exported.
-    at(0).do("XADD", at(0).dlq, "*", "group", "gone", "reason", "dead", "originalId", "1-0")
+    harness_at(0).do(
+        "XADD", harness_at(0).dlq, "*", "group", "gone", "reason", "dead", "originalId", "1-0"
+    )
     assert document(dlq("list", "access", "--group", "gone", "--json"))["rows"]

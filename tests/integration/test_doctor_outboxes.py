@@ -66,7 +66,7 @@ class Clinic(DoctorCase):
             )
             application.commit()
 
-    def bury(self, error: str) -> None:
+    def dead_letter_row(self, error: str) -> None:
         self.send()
         with connect(self.url_of_database) as made:
             made.move_to_dead_table(made.oldest(1)[0], error)
@@ -157,8 +157,8 @@ def test_doctor_warns_about_old_rows_of_a_working_relay(clinic: Clinic) -> None:
 def test_doctor_counts_dead_rows_and_shows_the_last_error(clinic: Clinic) -> None:
     clinic.relay(dead=7)
     clinic.silent("outboxes.dead-rows")
-    clinic.bury("first")
-    clinic.bury("topic nowhere does not exist")
+    clinic.dead_letter_row("first")
+    clinic.dead_letter_row("topic nowhere does not exist")
     found = clinic.finding("outboxes.dead-rows")
     assert found["text"] == (
         "2 rows of outbox shop could not be sent; the newest: topic nowhere does not exist"
@@ -268,7 +268,7 @@ def test_doctor_reads_the_table_size_in_each_database(
     clinic.offer(database_server)
     clinic.relay()
     clinic.send(1)
-    clinic.bury("x")
+    clinic.dead_letter_row("x")
     report = clinic.run("--only", "outboxes")
     assert report["unseen"] == []
     [found] = report["findings"]
@@ -276,7 +276,7 @@ def test_doctor_reads_the_table_size_in_each_database(
 
 
 def test_console_connects_to_no_database(clinic: Clinic) -> None:
-    clinic.bury("x")
+    clinic.dead_letter_row("x")
     clinic.relay(dead=1)
     loaded = config.load(clinic.path)
     report = diagnosis.examine(clinic.link, loaded, diagnosis.select_checks(["outboxes"]))

@@ -16,7 +16,7 @@ from streamqd.store.store import Store
 from tests.contract.harness import Harness
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.servers import ProcessServer
-from tests.support.verbs import At, Run, document
+from tests.support.verbs import HarnessAt, Run, document
 
 
 def delay_retries(
@@ -39,16 +39,16 @@ def delay_retries(
 # --- list, describe -------------------------------------------------------------------------------
 
 
-def test_groups_are_listed_and_described(run: Run, at: At) -> None:
+def test_groups_are_listed_and_described(run: Run, harness_at: HarnessAt) -> None:
     assert run("group", "list").stdout == "no group reads any topic\n"
     for number in (0, 1):
-        at(number).groups()
-    at(0).own("t1", owner="west-1")
+        harness_at(number).groups()
+    harness_at(0).own("t1", owner="west-1")
     for entry_id in ("1000-0", "2000-0", "3000-0"):
-        at(0).add(entry_id)
-    at(0).fetch(1)
-    at(0).do("ZADD", at(0).delayed, 9e12, "m:1-0")
-    at(1).add("5-0", stream=at(1).retry)
+        harness_at(0).add(entry_id)
+    harness_at(0).fetch(1)
+    harness_at(0).do("ZADD", harness_at(0).delayed, 9e12, "m:1-0")
+    harness_at(1).add("5-0", stream=harness_at(1).retry)
 
     [row] = document(run("group", "list", "access", "--json"))["rows"]
     detail = document(run("group", "describe", "access", "hits", "--json"))
@@ -81,10 +81,14 @@ def test_groups_are_listed_and_described(run: Run, at: At) -> None:
 
 @pytest.mark.parametrize("bound", [None, 3000])
 def test_group_lag_is_counted_if_the_server_has_none(
-    at: At, link: Connection, store: Store, monkeypatch: pytest.MonkeyPatch, bound: int | None
+    harness_at: HarnessAt,
+    link: Connection,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    bound: int | None,
 ) -> None:
     """A group created in the middle of a stream has no count, and Redis 6.2 never has one."""
-    harness = at(0)
+    harness = harness_at(0)
     for first in range(1, 5001, 500):
         link.pipeline(
             [("XADD", harness.stream, f"{n}-0", "f", "v") for n in range(first, first + 500)]
@@ -136,9 +140,9 @@ def test_group_reset_refuses_a_future_position(text: str) -> None:
         groups.position(text, NOW)
 
 
-def test_group_reset_dry_run_matches_the_reset(run: Run, at: At) -> None:
+def test_group_reset_dry_run_matches_the_reset(run: Run, harness_at: HarnessAt) -> None:
     for number in range(3):
-        harness = at(number)
+        harness = harness_at(number)
         delay_retries(harness, "1-0")
         for entry_id in ("2-0", "3-0"):
             harness.add(entry_id)
@@ -163,16 +167,16 @@ def test_group_reset_dry_run_matches_the_reset(run: Run, at: At) -> None:
         "waiting_retries": 1,
         "retried": 0,
     }
-    assert at(2).fetch() == [b"2-0", b"3-0"]
+    assert harness_at(2).fetch() == [b"2-0", b"3-0"]
 
 
-def test_group_reset_dry_run_works_on_an_owned_group(run: Run, at: At) -> None:
+def test_group_reset_dry_run_works_on_an_owned_group(run: Run, harness_at: HarnessAt) -> None:
     """`group reset --dry-run` works on a live group, and reports that the reset would not."""
     for number in range(3):
-        at(number).groups()
-        at(number).add("1000-0")
-    at(1).own("t1", owner="west-1")
-    before = at(0).dump()
+        harness_at(number).groups()
+        harness_at(number).add("1000-0")
+    harness_at(1).own("t1", owner="west-1")
+    before = harness_at(0).dump()
     words = ("group", "reset", "access", "hits", "--to", "earliest")
 
     shown = run(*words, "--dry-run").stdout
@@ -183,16 +187,16 @@ def test_group_reset_dry_run_works_on_an_owned_group(run: Run, at: At) -> None:
     assert foretold["obstacle"].startswith("access/1/hits is owned by west-1")
     assert len(foretold["partitions"]) == 3
     assert "streamqd group stop access hits --wait" in refused
-    assert at(0).dump() == before
+    assert harness_at(0).dump() == before
     assert document(run(*words, "--dry-run", "--force", "--json"))["obstacle"] == ""
 
 
-def test_group_commands_print_special_positions_as_words(run: Run, at: At) -> None:
+def test_group_commands_print_special_positions_as_words(run: Run, harness_at: HarnessAt) -> None:
     """The largest id, 18446744073709551615, is not printed as a number."""
     for number in range(3):
-        at(number).groups()
-        at(number).add("1000-0")
-        at(number).add("2000-0")
+        harness_at(number).groups()
+        harness_at(number).add("1000-0")
+        harness_at(number).add("2000-0")
     reset = ("group", "reset", "access", "hits")
     first = run(*reset, "--to", "2000-0", "--yes").stdout
     last = run(*reset, "--to", "latest", "--yes").stdout
@@ -207,38 +211,38 @@ def test_group_commands_print_special_positions_as_words(run: Run, at: At) -> No
     assert not any(str(SEQ) in text for text in (first, last, described, between))
 
 
-def test_group_reset_accepts_some_partitions(run: Run, at: At) -> None:
+def test_group_reset_accepts_some_partitions(run: Run, harness_at: HarnessAt) -> None:
     for number in range(3):
-        at(number).groups()
-        at(number).add("1-0")
-        at(number).fetch()
-    at(0).own("t1")
+        harness_at(number).groups()
+        harness_at(number).add("1-0")
+        harness_at(number).fetch()
+    harness_at(0).own("t1")
     run("group", "reset", "access", "hits", "--to", "earliest", "--yes", code=8)
     run("group", "reset", "access", "hits", "--to", "earliest", "--yes", "-p", "3", code=8)
 
     run("group", "reset", "access", "hits", "--to", "earliest", "--yes", "-p", "1", "-p", "2")
 
-    assert [at(number).fetch() for number in range(3)] == [[], [b"1-0"], [b"1-0"]]
+    assert [harness_at(number).fetch() for number in range(3)] == [[], [b"1-0"], [b"1-0"]]
 
 
-def begin_growth(at: At, link: Connection, keys: Keys) -> None:
+def begin_growth(harness_at: HarnessAt, link: Connection, keys: Keys) -> None:
     """Start the growth of the topic, which waits for one message of each partition."""
     for number in range(3):
-        at(number).groups()
-        at(number).add("1-0")
+        harness_at(number).groups()
+        harness_at(number).add("1-0")
     assert not growth.grow(Store(link, keys), "access", 6).done
 
 
 def test_group_reset_with_force_respects_a_growing_topic(
-    run: Run, at: At, link: Connection, keys: Keys
+    run: Run, harness_at: HarnessAt, link: Connection, keys: Keys
 ) -> None:
-    begin_growth(at, link, keys)
-    before = at(4).dump()
+    begin_growth(harness_at, link, keys)
+    before = harness_at(4).dump()
 
     refused = run("group", "reset", "access", "hits", "--to", "latest", "--force", "--yes", code=8)
 
     assert "topic grow" in refused.stderr
-    assert at(4).dump() == before
+    assert harness_at(4).dump() == before
     run("group", "reset", "access", "hits", "--to", "latest", "--yes", "-p", "0")
 
 
@@ -266,16 +270,16 @@ def test_group_reset_makes_a_running_owner_read_again(
 
 
 def test_group_delete_removes_a_group(
-    run: Run, at: At, link: Connection, store: Store, keys: Keys
+    run: Run, harness_at: HarnessAt, link: Connection, store: Store, keys: Keys
 ) -> None:
     for number in range(3):
-        at(number).groups()
-        at(number, "agents").groups()
+        harness_at(number).groups()
+        harness_at(number, "agents").groups()
     link.execute("HSET", keys.meta("access"), "group:hits", 3, "group:agents", 3)
-    at(1).own("t1")
+    harness_at(1).own("t1")
     run("group", "delete", "access", "hits", "--yes", code=8)
-    at(1).do("DEL", at(1).lease)
-    at(2).pending("1-0")
+    harness_at(1).do("DEL", harness_at(1).lease)
+    harness_at(2).pending("1-0")
     result = run("group", "delete", "access", "hits", "--yes", code=8)
     assert "--force" in result.stderr
     assert "hits" in run("group", "list").stdout
@@ -288,21 +292,21 @@ def test_group_delete_removes_a_group(
 
 
 def test_interrupted_group_delete_can_be_repeated(
-    run: Run, at: At, link: Connection, store: Store, keys: Keys
+    run: Run, harness_at: HarnessAt, link: Connection, store: Store, keys: Keys
 ) -> None:
     for number in range(3):
-        at(number).groups()
+        harness_at(number).groups()
     link.execute("HSET", keys.meta("access"), "group:hits", 3)
-    at(0).do("XGROUP", "DESTROY", at(0).stream, "hits")
+    harness_at(0).do("XGROUP", "DESTROY", harness_at(0).stream, "hits")
     run("group", "delete", "access", "hits", "--yes")
     assert topics.groups_seen(store, "access") == []
 
 
 def test_group_delete_in_a_growing_topic_needs_force(
-    run: Run, at: At, link: Connection, store: Store, keys: Keys
+    run: Run, harness_at: HarnessAt, link: Connection, store: Store, keys: Keys
 ) -> None:
     """The group may never settle its messages. The growth continues after its deletion."""
-    begin_growth(at, link, keys)
+    begin_growth(harness_at, link, keys)
 
     refused = run("group", "delete", "access", "hits", "--yes", code=8)
     assert "access is growing, and hits has not acknowledged 3 messages" in refused.stderr
@@ -313,17 +317,19 @@ def test_group_delete_in_a_growing_topic_needs_force(
     (deed,) = document(run("dlq", "audit", "access", "--json"))["entries"]
     assert deed["arguments"]["growing"] is True
     assert growth.grow(store, "access", 6).done
-    at(0).groups()
+    harness_at(0).groups()
     run("group", "delete", "access", "hits", "--yes")
 
 
 # --- retries --------------------------------------------------------------------------------------
 
 
-def test_retries_are_listed_by_due_time_over_all_partitions(run: Run, at: At) -> None:
-    delay_retries(at(0), "1-0", delay=90, key="a")
-    delay_retries(at(1), "1-0", delay=30, key="b", count=3)
-    delay_retries(at(2), "1-0", "2-0", delay=60, key="a")
+def test_retries_are_listed_by_due_time_over_all_partitions(
+    run: Run, harness_at: HarnessAt
+) -> None:
+    delay_retries(harness_at(0), "1-0", delay=90, key="a")
+    delay_retries(harness_at(1), "1-0", delay=30, key="b", count=3)
+    delay_retries(harness_at(2), "1-0", "2-0", delay=60, key="a")
 
     seen = document(run("retry", "list", "access", "hits", "--json"))
 
@@ -352,10 +358,10 @@ def test_retries_are_listed_by_due_time_over_all_partitions(run: Run, at: At) ->
     assert run("retry", "list", "access", "hits", "--cursor", "x", code=2)
 
 
-def test_retry_now_runs_retries_immediately(run: Run, at: At) -> None:
+def test_retry_now_runs_retries_immediately(run: Run, harness_at: HarnessAt) -> None:
     """`retry now` accepts --yes, as `retry cancel` does."""
-    delay_retries(at(0), "1-0", "2-0")
-    delay_retries(at(1), "1-0", key="other")
+    delay_retries(harness_at(0), "1-0", "2-0")
+    delay_retries(harness_at(1), "1-0", key="other")
     run("retry", "now", "access", "hits", code=2)
     run("retry", "now", "access", "hits", "0:m:1-0", "--all", code=2)
     run("retry", "now", "access", "hits", "0:m:7-0", code=8)
@@ -369,14 +375,14 @@ def test_retry_now_runs_retries_immediately(run: Run, at: At) -> None:
 
     assert one.stdout == "1 retry due now\n"
     assert (rest["due"], rest["missing"]) == (1, 0)
-    call = messages.promote_retries(at(0).keys, at(0).assignment, 10)
-    assert at(0).link.run(call).values[0] == 1
-    assert at(0).state()["delayed"].keys() == {"m:2-0"}
+    call = messages.promote_retries(harness_at(0).keys, harness_at(0).assignment, 10)
+    assert harness_at(0).link.run(call).values[0] == 1
+    assert harness_at(0).state()["delayed"].keys() == {"m:2-0"}
 
 
-def test_retry_cancel_dead_letters_the_retries(run: Run, at: At) -> None:
-    delay_retries(at(0), "1-0", "2-0", count=2)
-    delay_retries(at(1), "1-0")
+def test_retry_cancel_dead_letters_the_retries(run: Run, harness_at: HarnessAt) -> None:
+    delay_retries(harness_at(0), "1-0", "2-0", count=2)
+    delay_retries(harness_at(1), "1-0")
     run("retry", "cancel", "access", "hits", "--all", code=8)  # no terminal for the question
 
     done = document(run("retry", "cancel", "access", "hits", "0:m:1-0", "--yes", "--json"))
@@ -389,7 +395,10 @@ def test_retry_cancel_dead_letters_the_retries(run: Run, at: At) -> None:
     assert (letter["reason"], letter["attempts"], letter["group"]) == ("canceled", 2, "hits")
     assert letter["uid"] == "access/0/1-0"
     run("dlq", "replay", "access", "--id", letter["id"], "--yes")
-    assert at(0).read_stream(at(0).retry).entries.popitem()[1]["payload"] == b"body of 1-0"
+    assert (
+        harness_at(0).read_stream(harness_at(0).retry).entries.popitem()[1]["payload"]
+        == b"body of 1-0"
+    )
     assert [
         row["id"] for row in document(run("retry", "list", "access", "hits", "--json"))["rows"]
     ] == ["0:m:2-0"]
@@ -400,9 +409,9 @@ def test_retry_cancel_dead_letters_the_retries(run: Run, at: At) -> None:
     ]
 
 
-def test_group_reset_and_delete_are_in_the_audit_log(run: Run, at: At) -> None:
-    at(0).groups()
-    at(0).pending("1-0", "2-0")
+def test_group_reset_and_delete_are_in_the_audit_log(run: Run, harness_at: HarnessAt) -> None:
+    harness_at(0).groups()
+    harness_at(0).pending("1-0", "2-0")
     reset = ("group", "reset", "access", "hits", "--to", "earliest", "-p", "0")
     run(*reset, "--dry-run")
     run(*reset, code=8)  # no terminal for the question
@@ -438,8 +447,10 @@ def test_group_reset_and_delete_are_in_the_audit_log(run: Run, at: At) -> None:
     ],
     ids=" ".join,
 )
-def test_group_commands_reject_invalid_arguments(run: Run, at: At, words: tuple[str, ...]) -> None:
-    at(0).groups()
+def test_group_commands_reject_invalid_arguments(
+    run: Run, harness_at: HarnessAt, words: tuple[str, ...]
+) -> None:
+    harness_at(0).groups()
     assert run(*words, code=2).stderr.startswith("Error: ")
 
 
@@ -455,13 +466,13 @@ def test_produce_reports_a_missing_file_in_json(run: Run, tmp_path: Path) -> Non
 
 
 def test_group_list_shows_a_spark_query_as_unowned_group(
-    run: Run, at: At, link: Connection, keys: Keys
+    run: Run, harness_at: HarnessAt, link: Connection, keys: Keys
 ) -> None:
     """The query has a lag, causes no finding, and can be deleted like any other group."""
-    at(0).groups()
-    at(0).own("t1", owner="west-1")
+    harness_at(0).groups()
+    harness_at(0).own("t1", owner="west-1")
     for entry_id in ("1000-0", "2000-0", "3000-0"):
-        at(0).add(entry_id)
+        harness_at(0).add(entry_id)
     link.run(spark.query_position(keys, "access", 0, "etl", "1000-0", 1, hold=True))
 
     assert re.search(r"access +spark:etl +- +2 ", run("group", "list").stdout)

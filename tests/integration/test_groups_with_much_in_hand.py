@@ -9,7 +9,7 @@ from streamqd.errors import RequestRefusedError
 from streamqd.store import groups as store
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
-from tests.support.verbs import At, Run, document
+from tests.support.verbs import HarnessAt, Run, document
 
 MANY = store.AT_ONCE_MAX + 2 * store.PART_MAX
 
@@ -22,10 +22,10 @@ def add_many_pending(harness: Harness) -> None:
     assert len(harness.fetch(MANY)) == MANY
 
 
-def test_group_reset_repeats_until_all_entries_are_dropped(run: Run, at: At) -> None:
-    add_many_pending(at(0))
+def test_group_reset_repeats_until_all_entries_are_dropped(run: Run, harness_at: HarnessAt) -> None:
+    add_many_pending(harness_at(0))
     for number in (1, 2):
-        at(number).groups()
+        harness_at(number).groups()
     arguments = ("group", "reset", "access", "hits", "--to", "3-0", "--json")
     foretold = document(run(*arguments, "--dry-run"))
 
@@ -35,34 +35,40 @@ def test_group_reset_repeats_until_all_entries_are_dropped(run: Run, at: At) -> 
     row = done["partitions"][0]
     assert (row["before"], row["pending"]) == (f"{MANY}-0", MANY)
     assert row["unread"] == MANY - 2
-    assert "lease" not in at(0).state()
-    assert at(0).fetch(2) == [b"3-0", b"4-0"]
+    assert "lease" not in harness_at(0).state()
+    assert harness_at(0).fetch(2) == [b"3-0", b"4-0"]
 
 
-def test_group_reset_keeps_the_first_calls_latest_position(at: At, store: Store) -> None:
-    add_many_pending(at(0))
+def test_group_reset_keeps_the_first_calls_latest_position(
+    harness_at: HarnessAt, store: Store
+) -> None:
+    add_many_pending(harness_at(0))
     for number in (1, 2):
-        at(number).groups()
+        harness_at(number).groups()
     row = groups.reset(store, "access", "hits", "latest").partitions[0]
     assert (row.after, row.pending, row.unread) == (f"{MANY}-0", MANY, 0)
 
 
-def test_group_delete_repeats_until_all_entries_are_dropped(at: At, store: Store) -> None:
-    add_many_pending(at(0))
+def test_group_delete_repeats_until_all_entries_are_dropped(
+    harness_at: HarnessAt, store: Store
+) -> None:
+    add_many_pending(harness_at(0))
     for number in (1, 2):
-        at(number).groups()
+        harness_at(number).groups()
     with pytest.raises(RequestRefusedError, match=f"has {MANY} messages"):
         groups.delete(store, "access", "hits", force=False)
 
     groups.delete(store, "access", "hits", force=True)
 
-    assert {"retry", "fence", "lease"}.isdisjoint(at(0).state())
-    assert at(0).state()["stream"].groups == {}
+    assert {"retry", "fence", "lease"}.isdisjoint(harness_at(0).state())
+    assert harness_at(0).state()["stream"].groups == {}
 
 
-def test_concurrent_group_reset_is_refused_with_a_reason(at: At, store: Store) -> None:
+def test_concurrent_group_reset_is_refused_with_a_reason(
+    harness_at: HarnessAt, store: Store
+) -> None:
     for number in range(3):
-        at(number).groups()
-    at(1).own("t1", owner="group-reset")
+        harness_at(number).groups()
+    harness_at(1).own("t1", owner="group-reset")
     with pytest.raises(RequestRefusedError, match="a group reset is changing access/1/hits, or"):
         groups.reset(store, "access", "hits", "latest")

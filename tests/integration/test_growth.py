@@ -35,13 +35,13 @@ from tests.support.daemon import TOPIC, Daemon
 from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
 
-At = Callable[..., Harness]
+HarnessAt = Callable[..., Harness]
 MOVES = next(f"k{n}" for n in range(100) if crc32_partition(b"k%d" % n, 4) == 2)
 STAYS = next(f"k{n}" for n in range(100) if crc32_partition(b"k%d" % n, 4) == 0)
 
 
 @pytest.fixture
-def at(link: Connection, store: Store, keys: Keys) -> At:
+def harness_at(link: Connection, store: Store, keys: Keys) -> HarnessAt:
     """Return a harness for a partition of the topic access (two partitions) and a group."""
     topics.create(store, "access", config.Topic(partitions=2))
     return lambda partition, group="hits": Harness(
@@ -59,10 +59,10 @@ def lengths(link: Connection, keys: Keys, count: int = 4) -> list[int]:
     return [link.execute("XLEN", keys.stream("access", number)) for number in range(count)]
 
 
-def write_backlog(at: At, group: str, *, fetched: int = 1) -> None:
+def write_backlog(harness_at: HarnessAt, group: str, *, fetched: int = 1) -> None:
     """Write three messages to each old partition and deliver some."""
     for number in range(2):
-        harness = at(number, group)
+        harness = harness_at(number, group)
         harness.groups()
         if not harness.do("XLEN", harness.stream):
             for entry_id in ("1-0", "2-0", "3-0"):
@@ -70,9 +70,9 @@ def write_backlog(at: At, group: str, *, fetched: int = 1) -> None:
         harness.fetch(fetched)
 
 
-def settle(at: At, group: str) -> None:
+def settle(harness_at: HarnessAt, group: str) -> None:
     for number in range(2):
-        harness = at(number, group)
+        harness = harness_at(number, group)
         harness.fetch(10)
         harness.do("XACK", harness.stream, group, "1-0", "2-0", "3-0")
 
@@ -85,36 +85,38 @@ def settle(at: At, group: str) -> None:
     [(1, "cannot shrink"), (3, "choose 4"), (5, "choose 4 or 6"), (8192, "4096")],
 )
 def test_growth_refuses_an_invalid_partition_count(
-    store: Store, at: At, count: int, why: str
+    store: Store, harness_at: HarnessAt, count: int, why: str
 ) -> None:
-    write_backlog(at, "hits")
-    before = at(0).dump()
+    write_backlog(harness_at, "hits")
+    before = harness_at(0).dump()
     with pytest.raises(RequestRefusedError, match=why):
         growth.grow(store, "access", count)
-    assert at(0).dump() == before
+    assert harness_at(0).dump() == before
 
 
-def test_growth_without_groups_finishes_immediately(store: Store, at: At) -> None:
+def test_growth_without_groups_finishes_immediately(store: Store, harness_at: HarnessAt) -> None:
     assert growth.grow(store, "access", 4) == growth.Progress("access", 2, 4, True, [])
     assert topics.partition_count(store, "access") == 4
-    before = at(0).dump()
+    before = harness_at(0).dump()
     assert growth.grow(store, "access", 4).done
-    assert at(0).dump() == before
+    assert harness_at(0).dump() == before
     with pytest.raises(TopicNotFoundError):
         growth.grow(store, "acces", 4)
 
 
-def test_growth_does_not_wait_for_a_spark_query(store: Store, at: At) -> None:
+def test_growth_does_not_wait_for_a_spark_query(store: Store, harness_at: HarnessAt) -> None:
     """The query's position is shown. Order by key is the responsibility of the query."""
     for number in range(2):
-        at(number).add("1-0")
+        harness_at(number).add("1-0")
         store.run(spark.query_position(store.keys, "access", number, "etl", "0-0", 0, hold=True))
     assert growth.grow(store, "access", 4) == growth.Progress("access", 2, 4, True, [])
 
 
-def test_groups_get_new_partitions_after_settling_the_old(store: Store, at: At) -> None:
-    write_backlog(at, "hits")
-    write_backlog(at, "agents", fetched=3)
+def test_groups_get_new_partitions_after_settling_the_old(
+    store: Store, harness_at: HarnessAt
+) -> None:
+    write_backlog(harness_at, "hits")
+    write_backlog(harness_at, "agents", fetched=3)
 
     first = growth.grow(store, "access", 4)
 
@@ -127,13 +129,15 @@ def test_groups_get_new_partitions_after_settling_the_old(store: Store, at: At) 
     owners = {(row.partition, row.group): row.owner for row in partitions.view(store).assignments}
     assert {owners[number, "hits"] for number in (2, 3)} == {growth.OWNER}
     with pytest.raises(AssertionError, match="HELD"):
-        at(2).own("t1", seen_epoch=int(at(2).do("HGET", at(2).fence, "epoch")))
+        harness_at(2).own(
+            "t1", seen_epoch=int(harness_at(2).do("HGET", harness_at(2).fence, "epoch"))
+        )
     assert admin_topics.describe(store, "access").growing_to == 4
     with pytest.raises(RequestRefusedError, match="growing to 4"):
         growth.grow(store, "access", 8)
 
-    at(0).add("9-0")  # later messages do not delay it
-    settle(at, "agents")
+    harness_at(0).add("9-0")  # later messages do not delay it
+    settle(harness_at, "agents")
     second = growth.grow(store, "access", 4)
 
     assert [(row.group, row.done) for row in second.groups] == [("agents", True), ("hits", False)]
@@ -141,24 +145,28 @@ def test_groups_get_new_partitions_after_settling_the_old(store: Store, at: At) 
         "access", 2, 4, False, [growth.GroupSettling("hits", 6, True, False)]
     )
     for number in (2, 3):
-        agents = at(number, "agents")
+        agents = harness_at(number, "agents")
         assert agents.own("t1", seen_epoch=int(agents.do("HGET", agents.fence, "epoch")))
-    settle(at, "hits")
+    settle(harness_at, "hits")
     assert growth.grow(store, "access", 4).done
-    assert at(2).own("t1", seen_epoch=int(at(2).do("HGET", at(2).fence, "epoch")))
+    assert harness_at(2).own(
+        "t1", seen_epoch=int(harness_at(2).do("HGET", harness_at(2).fence, "epoch"))
+    )
     assert phases.in_progress(store, "access") is None
     assert growth.read_progress(store, "access") is None
 
 
-def test_growth_waits_for_pending_messages_of_existing_groups(store: Store, at: At) -> None:
-    write_backlog(at, "hits", fetched=3)
-    at(0).do("XACK", at(0).stream, "hits", "1-0", "2-0")
-    at(1).do("XACK", at(1).stream, "hits", "1-0", "2-0", "3-0")
+def test_growth_waits_for_pending_messages_of_existing_groups(
+    store: Store, harness_at: HarnessAt
+) -> None:
+    write_backlog(harness_at, "hits", fetched=3)
+    harness_at(0).do("XACK", harness_at(0).stream, "hits", "1-0", "2-0")
+    harness_at(1).do("XACK", harness_at(1).stream, "hits", "1-0", "2-0", "3-0")
 
     assert [row.left for row in growth.grow(store, "access", 4).groups] == [1]
 
     for number in range(2):
-        at(number).do("XGROUP", "DESTROY", at(number).stream, "hits")
+        harness_at(number).do("XGROUP", "DESTROY", harness_at(number).stream, "hits")
     assert growth.grow(store, "access", 4).done
 
 
@@ -191,7 +199,7 @@ def test_growth_continues_after_any_interruption(
     link: Connection,
     store: Store,
     keys: Keys,
-    at: At,
+    harness_at: HarnessAt,
     behind: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -199,23 +207,25 @@ def test_growth_continues_after_any_interruption(
     cut, cut_off = Cut(lost.node), Store(lost, keys)
     monkeypatch.setattr(lost.node, "exchange", cut.exchange)
     monkeypatch.setattr(lost.node, "exchange_each", cut.exchange)
-    write_backlog(at, "hits")
+    write_backlog(harness_at, "hits")
     exchanges, over = 0, False
     while not over:
         link.execute("FLUSHALL")
         topics.create(store, "access", config.Topic(partitions=2))
-        write_backlog(at, "hits")
+        write_backlog(harness_at, "hits")
         cut.left, cut.behind = exchanges, behind
         with contextlib.suppress(CutError):
             over = not growth.grow(cut_off, "access", 4).done
         assert [row.left for row in growth.grow(store, "access", 4).groups] == [6]
-        settle(at, "hits")
+        settle(harness_at, "hits")
         cut.left = exchanges
         with contextlib.suppress(CutError):
             growth.grow(cut_off, "access", 4)
         assert growth.grow(store, "access", 4).done
         assert topics.partition_count(store, "access") == 4
-        assert at(2).own("t1", seen_epoch=int(at(2).do("HGET", at(2).fence, "epoch")))
+        assert harness_at(2).own(
+            "t1", seen_epoch=int(harness_at(2).do("HGET", harness_at(2).fence, "epoch"))
+        )
         exchanges += 1
     lost.close()
     assert exchanges > 8
@@ -229,7 +239,7 @@ def grow_now(link: Connection, keys: Keys) -> None:
 
 
 def test_producer_with_the_old_count_uses_the_new_one(
-    link: Connection, keys: Keys, at: At, producer: Producer
+    link: Connection, keys: Keys, harness_at: HarnessAt, producer: Producer
 ) -> None:
     producer.send("access", b"1", key=MOVES)
     assert lengths(link, keys) == [1, 0, 0, 0]
@@ -242,7 +252,7 @@ def test_producer_with_the_old_count_uses_the_new_one(
 
 @pytest.mark.parametrize("kind", ["dedup", "delay"])
 def test_growth_reroutes_scripted_sends(
-    link: Connection, keys: Keys, at: At, producer: Producer, kind: str
+    link: Connection, keys: Keys, harness_at: HarnessAt, producer: Producer, kind: str
 ) -> None:
     options: dict[str, Any] = {"dedup_id": "d1"} if kind == "dedup" else {"delay": 60}
     producer.send("access", b"1", key=STAYS, **options)
@@ -259,7 +269,7 @@ def test_growth_reroutes_scripted_sends(
 
 
 def test_growth_reroutes_a_prepared_chunk(
-    link: Connection, keys: Keys, at: At, producer: Producer
+    link: Connection, keys: Keys, harness_at: HarnessAt, producer: Producer
 ) -> None:
     def items() -> Iterator[Outgoing]:
         yield Outgoing(b"1", MOVES)
@@ -281,7 +291,7 @@ def test_growth_reroutes_a_prepared_chunk(
 
 
 def test_producer_notices_a_growth_after_a_reconnect(
-    link: Connection, keys: Keys, at: At, producer: Producer
+    link: Connection, keys: Keys, harness_at: HarnessAt, producer: Producer
 ) -> None:
     producer.send("access", b"1", key=MOVES)
     link.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -293,7 +303,7 @@ def test_producer_notices_a_growth_after_a_reconnect(
 
 
 def test_producer_of_several_topics_notices_a_growth(
-    link: Connection, keys: Keys, at: At, producer: Producer
+    link: Connection, keys: Keys, harness_at: HarnessAt, producer: Producer
 ) -> None:
     for number in range(12):
         producer.send(f"other{number % 3}", b"x")

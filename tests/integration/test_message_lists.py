@@ -14,7 +14,7 @@ from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.support.verbs import At, Run, document
+from tests.support.verbs import HarnessAt, Run, document
 
 COUNT = 12  # messages on three partitions
 
@@ -29,10 +29,10 @@ KINDS: dict[str, Listed] = {
 
 
 @pytest.fixture
-def store(link: Connection, keys: Keys, at: At) -> Store:
+def store(link: Connection, keys: Keys, harness_at: HarnessAt) -> Store:
     """A topic with 12 messages of each kind, whose IDs and due times are 1 to 12."""
     for number in range(1, COUNT + 1):
-        harness = at(number % 3)
+        harness = harness_at(number % 3)
         assignment, name = harness.assignment, f"{number}-0"
         place = assignment.topic, assignment.partition
         harness.pending(name)

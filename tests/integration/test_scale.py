@@ -20,7 +20,7 @@ from streamqd.store.keys import Keys
 from tests.contract.harness import Harness
 from tests.support.daemon import toml
 from tests.support.servers import Server
-from tests.support.verbs import At, Run, document
+from tests.support.verbs import HarnessAt, Run, document
 
 Scale = Callable[..., dict[str, Any]]
 
@@ -44,9 +44,11 @@ def add_due(harness: Harness, key: str, seconds: float, number: int = 1) -> None
         harness.do("ZADD", key, int(harness.now_unix_ms() + seconds * 1000), f"0-{at}-{seconds}")
 
 
-def test_scale_wants_one_worker_per_partition_with_backlog(at: At, scale: Scale) -> None:
+def test_scale_wants_one_worker_per_partition_with_backlog(
+    harness_at: HarnessAt, scale: Scale
+) -> None:
     for partition, number in enumerate((300, 0, 40)):
-        write(at(partition), number)
+        write(harness_at(partition), number)
 
     assert scale()["groups"] == {
         "access/hits": {
@@ -60,17 +62,19 @@ def test_scale_wants_one_worker_per_partition_with_backlog(at: At, scale: Scale)
     }
 
 
-def test_scale_target_sets_the_backlog_per_worker(at: At, scale: Scale) -> None:
+def test_scale_target_sets_the_backlog_per_worker(harness_at: HarnessAt, scale: Scale) -> None:
     for partition in range(3):
-        write(at(partition), 2)
+        write(harness_at(partition), 2)
 
     wanted = {target: scale("--target", target)["total"]["wanted"] for target in ("1", "3", "100")}
 
     assert wanted == {"1": 3, "3": 2, "100": 1}, "one message is enough for one worker"
 
 
-def test_scale_counts_delivered_messages_until_finished(at: At, scale: Scale) -> None:
-    harness = at(1)
+def test_scale_counts_delivered_messages_until_finished(
+    harness_at: HarnessAt, scale: Scale
+) -> None:
+    harness = harness_at(1)
     write(harness, 3)
     [first, *_] = harness.fetch()
     total = scale()["total"]
@@ -81,9 +85,11 @@ def test_scale_counts_delivered_messages_until_finished(at: At, scale: Scale) ->
     assert scale()["total"]["backlog"] == 2
 
 
-def test_scale_counts_work_before_its_due_time(at: At, keys: Keys, scale: Scale) -> None:
+def test_scale_counts_work_before_its_due_time(
+    harness_at: HarnessAt, keys: Keys, scale: Scale
+) -> None:
     """Instances are started ahead of a retry, a delayed send and a schedule."""
-    harness = at(0)
+    harness = harness_at(0)
     write(harness, 0)
     assert scale()["total"]["wanted"] == 0
     place = ("access", 0)
@@ -100,10 +106,12 @@ def test_scale_counts_work_before_its_due_time(at: At, keys: Keys, scale: Scale)
     assert scale("--within", "2h")["total"]["backlog"] == 6
 
 
-def test_scale_counts_a_delayed_send_for_each_group(at: At, keys: Keys, scale: Scale) -> None:
+def test_scale_counts_a_delayed_send_for_each_group(
+    harness_at: HarnessAt, keys: Keys, scale: Scale
+) -> None:
     for group in ("hits", "bills"):
-        write(at(0, group), 0)
-    add_due(at(0), keys.delayed_sends("access", 0), 5)
+        write(harness_at(0, group), 0)
+    add_due(harness_at(0), keys.delayed_sends("access", 0), 5)
 
     found = scale()
 
@@ -114,10 +122,12 @@ def test_scale_counts_a_delayed_send_for_each_group(at: At, keys: Keys, scale: S
     assert found["total"]["wanted"] == 2
 
 
-def test_scale_wants_no_worker_for_a_paused_group(at: At, scale: Scale, run: Run) -> None:
+def test_scale_wants_no_worker_for_a_paused_group(
+    harness_at: HarnessAt, scale: Scale, run: Run
+) -> None:
     for group in ("hits", "bills"):
-        write(at(0, group), 5)
-    write(at(1), 5)
+        write(harness_at(0, group), 5)
+    write(harness_at(1), 5)
     run("pause", "access/0/hits")
     run("group", "stop", "access", "bills")
 
@@ -129,9 +139,9 @@ def test_scale_wants_no_worker_for_a_paused_group(at: At, scale: Scale, run: Run
     }
 
 
-def test_scale_selects_groups_by_name(at: At, scale: Scale, run: Run) -> None:
+def test_scale_selects_groups_by_name(harness_at: HarnessAt, scale: Scale, run: Run) -> None:
     for group in ("hits", "bills"):
-        write(at(0, group), 1)
+        write(harness_at(0, group), 1)
 
     assert list(scale("access/bills")["groups"]) == ["access/bills"]
     assert set(scale("access")["groups"]) == {"access/hits", "access/bills"}
@@ -141,10 +151,10 @@ def test_scale_selects_groups_by_name(at: At, scale: Scale, run: Run) -> None:
     assert "topic nowhere does not exist" in run("scale", "nowhere", code=8).stderr
 
 
-def test_scale_table_has_a_total(at: At, run: Run) -> None:
+def test_scale_table_has_a_total(harness_at: HarnessAt, run: Run) -> None:
     assert run("scale").stdout == "no groups\n"
     for group in ("hits", "bills"):
-        write(at(0, group), 1)
+        write(harness_at(0, group), 1)
 
     lines = run("scale").stdout.splitlines()
 
@@ -153,10 +163,10 @@ def test_scale_table_has_a_total(at: At, run: Run) -> None:
 
 
 def test_scale_reports_an_unreadable_key(
-    at: At, keys: Keys, link: Connection, scale: Scale
+    harness_at: HarnessAt, keys: Keys, link: Connection, scale: Scale
 ) -> None:
     for partition in (0, 1):
-        write(at(partition), 1)
+        write(harness_at(partition), 1)
     link.execute("SET", keys.delayed_sends("access", 0), "frog")
 
     found = scale()
@@ -195,8 +205,8 @@ def get(place: str, path: str = "/scale", token: str = "") -> tuple[int, str]:
     return response.status, body
 
 
-def test_scale_endpoint_equals_the_command(at: At, file: Path, scale: Scale) -> None:
-    write(at(0), 3)
+def test_scale_endpoint_equals_the_command(harness_at: HarnessAt, file: Path, scale: Scale) -> None:
+    write(harness_at(0), 3)
 
     with serve_scale(file) as (place, process):
         status, body = get(place)
@@ -228,9 +238,9 @@ def test_scale_endpoint_returns_503_without_redis(tmp_path: Path) -> None:
 
 
 def test_scale_endpoint_for_other_hosts_needs_a_token(
-    at: At, file: Path, tmp_path: Path, server: Server
+    harness_at: HarnessAt, file: Path, tmp_path: Path, server: Server
 ) -> None:
-    write(at(0), 1)
+    write(harness_at(0), 1)
     run = [sys.executable, "-m", "streamqd", "-c", str(file), "scale", "--bind", "0.0.0.0:0"]
     refused = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 3
@@ -246,8 +256,10 @@ def test_scale_endpoint_for_other_hosts_needs_a_token(
         assert get(place, token="secret")[0] == 200
 
 
-def test_scale_refuses_a_used_address_and_a_wrong_name(at: At, file: Path, run: Run) -> None:
-    write(at(0), 1)
+def test_scale_refuses_a_used_address_and_a_wrong_name(
+    harness_at: HarnessAt, file: Path, run: Run
+) -> None:
+    write(harness_at(0), 1)
     with serve_scale(file) as (place, _):
         refused = run("scale", "--bind", place, code=8)
     assert "is in use by another process" in refused.stderr

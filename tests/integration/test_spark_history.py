@@ -69,7 +69,9 @@ class HistoryCase:
         self.minutes: Counter[tuple[str, str, str, int | None, int]] = Counter()
         self._next = START
 
-    def bury(self, topic: str, partition: int, count: int, **fields: str) -> list[str]:
+    def write_dead_letters(
+        self, topic: str, partition: int, count: int, **fields: str
+    ) -> list[str]:
         """Write dead letters. Return their IDs."""
         made = []
         for _ in range(count):
@@ -178,8 +180,8 @@ def assignment(partition: int, acked: int, **figures: Any) -> HistoryRow:
 
 def test_dead_letters_are_archived_once_and_survive_removal(case: HistoryCase) -> None:
     topics.create(case.store, "orders", Topic(partitions=1))
-    first = case.bury("access", 0, 7)  # across midnight
-    case.bury("access", 1, 2, fingerprint="told")
+    first = case.write_dead_letters("access", 0, 7)  # across midnight
+    case.write_dead_letters("access", 1, 2, fingerprint="told")
     done = case.run()
     assert {name: each.dead_letters for name, each in done.items()} == {"access": 9, "orders": 0}
     assert case.archived_letters() == case.letters
@@ -188,7 +190,7 @@ def test_dead_letters_are_archived_once_and_survive_removal(case: HistoryCase) -
 
     case.link.execute("XDEL", case.keys.dlq("access", 0), *first)
     assert case.run()["access"].dead_letters == 0
-    case.bury("access", 0, 1)
+    case.write_dead_letters("access", 0, 1)
     assert case.run("access")["access"].dead_letters == 1
     assert case.archived_letters() == case.letters
     assert len({str(row["date"]) for row in case.rows(DEAD, "access")}) == 2
@@ -204,7 +206,7 @@ def test_dead_letter_row_has_its_failure(case: HistoryCase) -> None:
         "traceback": 'Traceback\n  File "/srv/weblog.py", line 9, in count\nValueError: no',
         "other": "x",
     }
-    case.bury("access", 1, 1, **fields)
+    case.write_dead_letters("access", 1, 1, **fields)
     case.run()
     [row] = case.rows(DEAD, "access")
     assert (row["error_class"], row["error_message"], row["handler"]) == (
@@ -221,7 +223,7 @@ def test_dead_letter_row_has_its_failure(case: HistoryCase) -> None:
 
 
 def test_damaged_file_of_dead_letters_is_not_reported_to_redis(case: HistoryCase) -> None:
-    case.bury("access", 0, 2)
+    case.write_dead_letters("access", 0, 2)
 
     case.break_off("committed")
     [file] = (Path(case.folder) / "dead_letters" / "access").rglob("*.parquet")
@@ -238,7 +240,7 @@ def test_damaged_file_of_dead_letters_is_not_reported_to_redis(case: HistoryCase
 def test_invalid_dead_letters_and_history_affect_no_others(case: HistoryCase) -> None:
     topics.create(case.store, "orders", Topic(partitions=1))
     for topic in ("access", "orders"):
-        case.bury(topic, 0, 3)
+        case.write_dead_letters(topic, 0, 3)
     case.minute("web-1", 0, assignment(0, 1))
     Archive(case.folder, create=True)
     for table in (f"history/{FLEET}", "dead_letters/access"):
@@ -267,10 +269,10 @@ def test_invalid_dead_letters_and_history_affect_no_others(case: HistoryCase) ->
 
 @pytest.mark.parametrize("point", LETTER_POINTS)
 def test_dead_letters_are_exact_after_an_error_at(case: HistoryCase, point: str) -> None:
-    case.bury("access", 0, 2)
+    case.write_dead_letters("access", 0, 2)
     case.run()
-    case.bury("access", 0, 3)
-    case.bury("access", 1, 2)
+    case.write_dead_letters("access", 0, 3)
+    case.write_dead_letters("access", 1, 2)
 
     case.break_off(point)
     seen = case.archived_letters()
@@ -278,7 +280,7 @@ def test_dead_letters_are_exact_after_an_error_at(case: HistoryCase, point: str)
     told = case.mark("access", 0)
     assert told is not None
     assert seen["access", 0, told] == 1
-    case.bury("access", 1, 1)
+    case.write_dead_letters("access", 1, 1)
     case.run()
     assert case.archived_letters() == case.letters
     assert case.mark("access", 1) == max(entry for _, number, entry in case.letters if number)
@@ -289,7 +291,7 @@ def test_dead_letters_and_minutes_are_exact_after_kills(case: HistoryCase, tmp_p
     (tmp_path / "streamq.toml").write_text(f'[redis]\nurl = "{case.server.url}"\n', "utf-8")
     command = [sys.executable, "-m", "tests.support.killed_archive"]
     for number, (point, batch) in enumerate((p, b) for b in (1, 2) for p in LETTER_POINTS):
-        case.bury("access", number % 2, 3)
+        case.write_dead_letters("access", number % 2, 3)
         case.minute("web-1", number, assignment(0, 5 + number), assignment(1, number))
         if point == "told_dead" and batch == 2:
             continue  # a run reports dead letters once after its start
@@ -317,8 +319,8 @@ def test_dead_letters_are_committed_in_portions(
     """A portion may end within a partition. A kill loses only what was not committed."""
     monkeypatch.setattr(dead_letters, "PORTION_ROWS", 1)
     monkeypatch.setattr(reader, "BATCH_ROWS", 1)
-    first = case.bury("access", 0, 40)  # the first page has 32
-    case.bury("access", 1, 2)
+    first = case.write_dead_letters("access", 0, 40)  # the first page has 32
+    case.write_dead_letters("access", 1, 2)
 
     case.break_off("committed")
     assert case.archived_letters() == Counter({("access", 0, entry): 1 for entry in first[:32]})
@@ -330,7 +332,7 @@ def test_dead_letters_are_committed_in_portions(
 @pytest.mark.parametrize("later", [False, True])
 def test_dead_letters_after_a_failover_are_archived(case: HistoryCase, later: bool) -> None:
     """The replica had one of three. Its clock is slow, so the next ID is before the position."""
-    kept, lost, last = case.bury("access", 0, 3)
+    kept, lost, last = case.write_dead_letters("access", 0, 3)
     case.run()
     dlq, trim = case.keys.dlq("access", 0), case.keys.trim("access", 0)
     [[_, fields]] = case.link.execute("XRANGE", dlq, kept, kept)
@@ -341,7 +343,7 @@ def test_dead_letters_after_a_failover_are_archived(case: HistoryCase, later: bo
     case.link.execute("XADD", dlq, new, *fields)
     case.letters["access", 0, new] += 1
     if later:
-        case.bury("access", 0, 1)  # the IDs reach the position before the next run
+        case.write_dead_letters("access", 0, 1)  # the IDs reach the position before the next run
 
     case.break_off("committed")
     case.run()
@@ -355,8 +357,8 @@ def test_dead_letters_after_a_failover_are_archived(case: HistoryCase, later: bo
 def test_dead_letter_key_of_a_wrong_type_affects_no_history(case: HistoryCase, field: str) -> None:
     """Another client wrote a key of another type, or a field that is not an ID."""
     topics.create(case.store, "orders", Topic(partitions=1))
-    case.bury("orders", 0, 2)
-    case.bury("access", 0, 1)
+    case.write_dead_letters("orders", 0, 2)
+    case.write_dead_letters("access", 0, 1)
     case.run()
     if field == "dlq":
         if case.server.version < (7,):
@@ -365,7 +367,7 @@ def test_dead_letter_key_of_a_wrong_type_affects_no_history(case: HistoryCase, f
         case.link.execute("SET", case.keys.dlq("access", 0), "x")
     else:
         case.link.execute("HSET", case.keys.trim("access", 0), "dead_archived", "x")
-    case.bury("orders", 0, 1)
+    case.write_dead_letters("orders", 0, 1)
     with closing(Archiver(case.settings, case.folder, fail_if_started, lambda _: None)) as archiver:
         done = {each.topic: each.dead_letters for each in archiver.run()}
     assert done == {"access": 0, "orders": 1}
@@ -374,7 +376,7 @@ def test_dead_letter_key_of_a_wrong_type_affects_no_history(case: HistoryCase, f
 
 
 def test_two_archives_do_not_share_positions(case: HistoryCase, tmp_path: Path) -> None:
-    case.bury("access", 0, 2)
+    case.write_dead_letters("access", 0, 2)
     case.run()
     other = HistoryCase(case.link, case.keys, case.server, tmp_path / "other")
     assert other.run()["access"].dead_letters == 2
@@ -382,10 +384,10 @@ def test_two_archives_do_not_share_positions(case: HistoryCase, tmp_path: Path) 
 
 
 def test_dead_letters_of_a_recreated_topic_are_archived(case: HistoryCase) -> None:
-    case.bury("access", 0, 2)
+    case.write_dead_letters("access", 0, 2)
     case.run()
     case.link.execute("DEL", case.keys.dlq("access", 0), case.keys.trim("access", 0))
-    case.bury("access", 0, 1)
+    case.write_dead_letters("access", 0, 1)
     assert case.run()["access"].dead_letters == 1
     assert case.archived_letters() == case.letters
 
@@ -399,7 +401,7 @@ def test_archive_in_a_bucket_is_exact_after_errors(case: HistoryCase) -> None:
         stored = config.ArchiveStore(json.dumps(case.options))
         case.settings = replace(case.settings, archive=stored)
         for number, point in enumerate(LETTER_POINTS):
-            case.bury("access", number % 2, 2)
+            case.write_dead_letters("access", number % 2, 2)
             case.minute("web-1", number, assignment(0, 3))
             case.break_off(point)
             assert case.archived_letters() <= case.letters
@@ -415,7 +417,7 @@ def test_archive_in_a_bucket_is_exact_after_errors(case: HistoryCase) -> None:
 
 def test_compact_merges_dead_letters_and_minutes(case: HistoryCase) -> None:
     for number in range(3):
-        case.bury("access", 1, 2)
+        case.write_dead_letters("access", 1, 2)
         case.minute("web-1", number, assignment(0, 1))
         case.run()
     done, problems = compact.compact(case.settings, case.folder)
@@ -584,7 +586,7 @@ def test_concurrent_runs_archive_the_history_once(case: HistoryCase) -> None:
 def test_command_prints_dead_letters_and_minutes(
     case: HistoryCase, run: Run, tmp_path: Path
 ) -> None:
-    case.bury("access", 0, 2)
+    case.write_dead_letters("access", 0, 2)
     case.minute("web-1", 0, assignment(0, 1))
     command = ("pipeline", "archive", "--archive", str(tmp_path / "made"))
     found = json.loads(run(*command, "--json").stdout)

@@ -18,16 +18,16 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
-from tests.integration.test_admin import bury
+from tests.integration.test_admin import write_dead_letter
 from tests.support.servers import Server
-from tests.support.verbs import At, Run, document
+from tests.support.verbs import HarnessAt, Run, document
 
 
-def fill(at: At, *, everywhere: bool = True) -> None:
+def fill(harness_at: HarnessAt, *, everywhere: bool = True) -> None:
     """Write a value to every key that a topic can have."""
     for number in range(3 if everywhere else 1):
-        harness = at(number)
-        bury(harness, "1-0")
+        harness = harness_at(number)
+        write_dead_letter(harness, "1-0")
         harness.add("2-0")
         harness.fetch()
         harness.add("3-0")
@@ -43,13 +43,13 @@ def fill(at: At, *, everywhere: bool = True) -> None:
             "XADD", harness.keys.staged_rows("access", number, "q", "a"), "0-1", "payload", "x"
         )
         harness.do("HSET", harness.keys.meta("access"), "group:hits", "3")
-    at(0).do("SET", at(0).keys.pipeline("access", "archive"), "t", "PX", 60_000)
+    harness_at(0).do("SET", harness_at(0).keys.pipeline("access", "archive"), "t", "PX", 60_000)
 
 
 # --- settings -------------------------------------------------------------------------------------
 
 
-def test_topic_settings_accepts_configuration_syntax(run: Run, at: At) -> None:
+def test_topic_settings_accepts_configuration_syntax(run: Run, harness_at: HarnessAt) -> None:
     changed = document(
         run("topic", "settings", "access", "retention.max_age=24h", "archive=required", "--json")
     )
@@ -81,19 +81,23 @@ def test_topic_settings_accepts_configuration_syntax(run: Run, at: At) -> None:
         ("retention=5", "is not a table"),
     ],
 )
-def test_topic_settings_refuses_invalid_values(run: Run, at: At, assignment: str, why: str) -> None:
-    before = at(0).dump()
+def test_topic_settings_refuses_invalid_values(
+    run: Run, harness_at: HarnessAt, assignment: str, why: str
+) -> None:
+    before = harness_at(0).dump()
     assert why in run("topic", "settings", "access", assignment, code=2).stderr
-    assert at(0).dump() == before
+    assert harness_at(0).dump() == before
 
 
-def test_topic_settings_checks_combinations(run: Run, at: At) -> None:
+def test_topic_settings_checks_combinations(run: Run, harness_at: HarnessAt) -> None:
     run("topic", "settings", "access", "retention.max_age=2h")
     result = run("topic", "settings", "access", "retention.drop_unacked_after=1h", code=2)
     assert "at least max_age" in result.stderr
 
 
-def test_topic_shows_registered_and_configured_settings(run: Run, at: At, file: Path) -> None:
+def test_topic_shows_registered_and_configured_settings(
+    run: Run, harness_at: HarnessAt, file: Path
+) -> None:
     run("topic", "settings", "access", "retention.max_age=24h", "retention.max_length=5")
     with file.open("a") as opened:
         opened.write('[topics.access]\nretention = { max_age = "1h" }\n')
@@ -107,11 +111,13 @@ def test_topic_shows_registered_and_configured_settings(run: Run, at: At, file: 
     assert line in run("topic", "describe", "access").stdout
 
 
-def test_topic_settings_keeps_unknown_fields(run: Run, at: At) -> None:
+def test_topic_settings_keeps_unknown_fields(run: Run, harness_at: HarnessAt) -> None:
     stored = '{"later":1,"archive":"off","retention":{"newer":2}}'
-    at(0).do("HSET", at(0).keys.meta("access"), "settings", stored)
+    harness_at(0).do("HSET", harness_at(0).keys.meta("access"), "settings", stored)
     run("topic", "settings", "access", "archive=required")
-    assert json.loads(topics.read_settings(Store(at(0).link, at(0).keys), "access")) == {
+    assert json.loads(
+        topics.read_settings(Store(harness_at(0).link, harness_at(0).keys), "access")
+    ) == {
         "later": 1,
         "archive": "required",
         "retention": {"newer": 2},
@@ -122,7 +128,7 @@ def test_topic_settings_keeps_unknown_fields(run: Run, at: At) -> None:
 
 
 def test_topic_delete_leaves_no_key(
-    run: Run, at: At, link: Connection, store: Store, keys: Keys
+    run: Run, harness_at: HarnessAt, link: Connection, store: Store, keys: Keys
 ) -> None:
     topics.create(store, "access.p", config.Topic())
     neighbour = Harness(link, keys, Assignment("access.p", 0, "hits"))
@@ -130,7 +136,7 @@ def test_topic_delete_leaves_no_key(
     neighbour.add("1-0")
     link.execute("SET", "foreign:{access:p:0}:hits", "x")
     before = neighbour.dump()
-    fill(at)
+    fill(harness_at)
 
     run("topic", "delete", "access", "--yes", code=8)  # owned
     done = document(run("topic", "delete", "access", "--yes", "--force", "--json"))
@@ -153,9 +159,9 @@ def test_topic_delete_leaves_no_key(
 
 
 def test_topic_delete_refuses_a_topic_in_use(
-    run: Run, at: At, link: Connection, store: Store, keys: Keys
+    run: Run, harness_at: HarnessAt, link: Connection, store: Store, keys: Keys
 ) -> None:
-    fill(at)
+    fill(harness_at)
     info = {"offers": [["access", "hits"]], "weight": 1, "cap": 0}
     link.run(members.heartbeat(keys, "default", "west-1", "n1", info, 15.0))
     link.run(
@@ -227,9 +233,9 @@ class HaltError(Exception):
 
 
 def test_interrupted_topic_delete_can_be_repeated(
-    run: Run, at: At, store: Store, keys: Keys
+    run: Run, harness_at: HarnessAt, store: Store, keys: Keys
 ) -> None:
-    fill(at)
+    fill(harness_at)
 
     def stop(_removed: int) -> None:
         raise HaltError
@@ -243,11 +249,11 @@ def test_interrupted_topic_delete_can_be_repeated(
         admin_topics.partition_count(store, "access")
     assert "partly deleted" in run("topic", "delete", "access", "--dry-run").stdout
     run("topic", "delete", "access", "--yes", "--force")
-    assert at(0).dump().keys() == {keys.audit("access").encode()}
+    assert harness_at(0).dump().keys() == {keys.audit("access").encode()}
 
 
 def test_producers_leave_no_partial_topic_after_a_delete(
-    run: Run, at: At, link: Connection, store: Store, keys: Keys, server: Server
+    run: Run, harness_at: HarnessAt, link: Connection, store: Store, keys: Keys, server: Server
 ) -> None:
     """One producer recreates the whole topic, and the other reports that it is gone."""
     with Producer(server.url) as first, Producer(server.url, create=False) as second:
@@ -258,7 +264,7 @@ def test_producers_leave_no_partial_topic_after_a_delete(
 
         with pytest.raises(TopicNotFoundError):
             second.send("access", b"x", key="k")
-        assert at(0).dump().keys() == {keys.audit("access").encode()}
+        assert harness_at(0).dump().keys() == {keys.audit("access").encode()}
         first.send("access", b"x", key="k")
 
     assert topics.names(store) == ["access"]
@@ -301,29 +307,29 @@ LOOKS = (
 @pytest.mark.parametrize("args", LOOKS, ids=" ".join)
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
 def test_topic_views_write_nothing(
-    run: Run, at: At, link: Connection, args: tuple[str, ...], form: tuple[str, ...]
+    run: Run, harness_at: HarnessAt, link: Connection, args: tuple[str, ...], form: tuple[str, ...]
 ) -> None:
-    fill(at)
-    letter = "0:" + link.execute("XRANGE", at(0).dlq, "-", "+")[0][0].decode()
-    before = at(0).dump()
+    fill(harness_at)
+    letter = "0:" + link.execute("XRANGE", harness_at(0).dlq, "-", "+")[0][0].decode()
+    before = harness_at(0).dump()
     command = [letter if each == "DEAD_LETTER" else each for each in args]
 
     run(*command, *form, code=8 if "nope" in args else 0)
 
-    assert at(0).dump() == before
+    assert harness_at(0).dump() == before
 
 
-def test_growth_to_the_current_count_changes_nothing(run: Run, at: At) -> None:
+def test_growth_to_the_current_count_changes_nothing(run: Run, harness_at: HarnessAt) -> None:
     """The command must not ask for confirmation or warn that a topic cannot shrink."""
-    at(0)
+    harness_at(0)
     said = run("topic", "grow", "access", "3").stdout
     assert said == "access already has 3 partitions, so nothing was changed\n"
 
 
 def test_growth_to_an_invalid_count_gives_no_advice_for_the_file(
-    run: Run, at: At, file: Path
+    run: Run, harness_at: HarnessAt, file: Path
 ) -> None:
-    at(0)
+    harness_at(0)
     with file.open("a") as opened:
         opened.write("[topics.access]\npartitions = 3\n")
 

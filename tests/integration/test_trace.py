@@ -17,7 +17,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.harness import Harness
 from tests.support.optional import need
-from tests.support.verbs import At, Run, document
+from tests.support.verbs import HarnessAt, Run, document
 
 UID = "access/0/1000-0"
 FAILED = {
@@ -30,9 +30,9 @@ FAILED = {
 
 
 @pytest.fixture
-def delivered_message(at: At) -> Harness:
+def delivered_message(harness_at: HarnessAt) -> Harness:
     """Deliver the message to an owner, with others around it."""
-    harness = at(0)
+    harness = harness_at(0)
     harness.groups()
     for entry_id in ("999-0", "1000-0", "1001-0"):
         harness.add(entry_id, "payload", f"body of {entry_id}", "key", "alice")
@@ -47,9 +47,9 @@ def trace_group(run: Run, uid: str = UID, group: str = "hits") -> dict[str, Any]
     return {**row, "trace": found}
 
 
-def test_trace_shows_unread_pending_and_acknowledged(run: Run, at: At) -> None:
+def test_trace_shows_unread_pending_and_acknowledged(run: Run, harness_at: HarnessAt) -> None:
     """`trace` shows the state of a message in the partition for each group."""
-    harness, other = at(0), at(0, "agents")
+    harness, other = harness_at(0), harness_at(0, "agents")
     harness.groups()
     other.groups()
     harness.add("1000-0", "payload", "hello", "key", "alice")
@@ -248,12 +248,12 @@ def test_trace_counts_crashed_runs(run: Run, delivered_message: Harness) -> None
 
 
 def test_trace_finds_a_delayed_send_by_its_send_id(
-    run: Run, at: At, link: Connection, keys: Keys
+    run: Run, harness_at: HarnessAt, link: Connection, keys: Keys
 ) -> None:
     """A message that is still to be written is found by its send id."""
-    at(0).groups()
+    harness_at(0).groups()
     link.execute("HSET", keys.delayed_send_items("access", 0), "abc123", "x")
-    due = at(0).now_unix_ms() + 3_600_000
+    due = harness_at(0).now_unix_ms() + 3_600_000
     link.execute("ZADD", keys.delayed_sends("access", 0), due, "abc123")
     found = document(run("trace", "access/0/abc123", "--json"))
     assert (found["where"], found["due_unix_ms"]) == ("delayed", due)
@@ -262,9 +262,9 @@ def test_trace_finds_a_delayed_send_by_its_send_id(
     assert "access/0/abc124 not found" in run("trace", "access/0/abc124", code=8).stderr
 
 
-def test_trace_finds_a_promoted_delayed_send_by_its_uid(run: Run, at: At) -> None:
+def test_trace_finds_a_promoted_delayed_send_by_its_uid(run: Run, harness_at: HarnessAt) -> None:
     """The value from the send always identifies the message."""
-    harness = at(0)
+    harness = harness_at(0)
     harness.groups()
     harness.add("1000-0", "payload", "hello", "sendId", "abc123")
     found = document(run("trace", "access/0/abc123", "--json"))
@@ -272,10 +272,10 @@ def test_trace_finds_a_promoted_delayed_send_by_its_uid(run: Run, at: At) -> Non
     assert "a delayed send until then: access/0/abc123" in run("trace", "access/0/abc123").stdout
 
 
-def test_trace_finds_a_row_of_an_outbox_in_any_partition(run: Run, at: At) -> None:
+def test_trace_finds_a_row_of_an_outbox_in_any_partition(run: Run, harness_at: HarnessAt) -> None:
     """The relay routes the row, so the search looks in every partition."""
-    at(0).groups()
-    harness = at(1)
+    harness_at(0).groups()
+    harness = harness_at(1)
     harness.groups()
     unix_ms = harness.now_unix_ms()
     uid = new_uid(unix_ms)
@@ -293,8 +293,10 @@ def test_trace_finds_a_row_of_an_outbox_in_any_partition(run: Run, at: At) -> No
     assert "hits: unread" in said
 
 
-def test_trace_finds_a_delayed_row_of_an_outbox(run: Run, at: At, link: Connection) -> None:
-    harness = at(2)
+def test_trace_finds_a_delayed_row_of_an_outbox(
+    run: Run, harness_at: HarnessAt, link: Connection
+) -> None:
+    harness = harness_at(2)
     harness.groups()
     uid, due = new_uid(harness.now_unix_ms()), harness.now_unix_ms() + 3_600_000
     link.execute("ZADD", harness.keys.delayed_sends("access", 2), due, uid)
@@ -304,12 +306,12 @@ def test_trace_finds_a_delayed_row_of_an_outbox(run: Run, at: At, link: Connecti
 
 
 def test_trace_of_an_outbox_reports_its_limit(
-    run: Run, at: At, monkeypatch: pytest.MonkeyPatch
+    run: Run, harness_at: HarnessAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that was due late is found among the newest entries."""
     monkeypatch.setattr(outbox_messages, "CALLS_MAX", 1)
     monkeypatch.setattr(outbox_messages, "NEWEST", 1)
-    harness = at(0)
+    harness = harness_at(0)
     harness.groups()
     unix_ms = harness.now_unix_ms()
     uid = new_uid(unix_ms)
@@ -323,9 +325,9 @@ def test_trace_of_an_outbox_reports_its_limit(
 
 
 def test_trace_of_an_outbox_isolates_an_unreadable_partition(
-    run: Run, at: At, link: Connection
+    run: Run, harness_at: HarnessAt, link: Connection
 ) -> None:
-    broken, harness = at(0), at(1)
+    broken, harness = harness_at(0), harness_at(1)
     harness.groups()
     uid = new_uid(harness.now_unix_ms())
     link.execute("SET", broken.stream, "x")
@@ -336,8 +338,8 @@ def test_trace_of_an_outbox_isolates_an_unreadable_partition(
     assert document(run("trace", f"access/outbox/{uid}", "--json"))["partition"] == 1
 
 
-def test_trace_reports_a_topic_trimmed_after_a_row(run: Run, at: At) -> None:
-    harness = at(0)
+def test_trace_reports_a_topic_trimmed_after_a_row(run: Run, harness_at: HarnessAt) -> None:
+    harness = harness_at(0)
     harness.groups()
     unix_ms = harness.now_unix_ms()
     harness.do("HSET", harness.keys.trim("access", 0), "first", f"{unix_ms + 5}-0")
@@ -359,9 +361,9 @@ def test_trace_reports_a_topic_trimmed_after_a_row(run: Run, at: At) -> None:
     ],
 )
 def test_trace_shows_the_schedule_of_a_message(
-    run: Run, at: At, headers: str, schedule: str, line: str
+    run: Run, harness_at: HarnessAt, headers: str, schedule: str, line: str
 ) -> None:
-    harness = at(0)
+    harness = harness_at(0)
     harness.add("1000-0", "payload", "x", "headers", headers)
 
     assert document(run("trace", UID, "--json"))["entry"]["schedule"] == schedule
@@ -384,19 +386,19 @@ def test_trace_shows_the_schedule_of_a_message(
     ],
 )
 def test_trace_without_a_result_exits_with_its_code(
-    run: Run, at: At, uid: str, code: int, text: str
+    run: Run, harness_at: HarnessAt, uid: str, code: int, text: str
 ) -> None:
     """`trace` prints one sentence and exits with the documented code."""
     assert text in run("trace", uid, code=code).stderr
 
 
-def test_trace_isolates_a_group_with_a_wrong_key_type(run: Run, at: At) -> None:
+def test_trace_isolates_a_group_with_a_wrong_key_type(run: Run, harness_at: HarnessAt) -> None:
     """One group that cannot be read does not hide the others."""
-    at(0).groups()
-    at(0, "agents").groups()
-    at(0).add("1000-0")
-    at(0).do("DEL", at(0).retry)
-    at(0).do("SET", at(0).retry, "x")
+    harness_at(0).groups()
+    harness_at(0, "agents").groups()
+    harness_at(0).add("1000-0")
+    harness_at(0).do("DEL", harness_at(0).retry)
+    harness_at(0).do("SET", harness_at(0).retry, "x")
     assert trace_group(run)["state"] == "unreadable"
     assert trace_group(run, group="agents")["state"] == "unread"
     said = run("trace", UID).stdout
@@ -405,11 +407,11 @@ def test_trace_isolates_a_group_with_a_wrong_key_type(run: Run, at: At) -> None:
 
 
 def test_trace_reports_when_its_search_was_bounded(
-    run: Run, at: At, monkeypatch: pytest.MonkeyPatch
+    run: Run, harness_at: HarnessAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long stream is not read to its end."""
     monkeypatch.setattr(admin, "CALLS_MAX", 1)
-    harness = at(0)
+    harness = harness_at(0)
     harness.groups()
     for number in range(7):
         harness.link.pipeline(
@@ -452,9 +454,9 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
     ],
 )
 def test_trace_shows_the_origin_from_the_headers(
-    run: Run, at: At, headers: str, field: str, value: str, line: str
+    run: Run, harness_at: HarnessAt, headers: str, field: str, value: str, line: str
 ) -> None:
-    harness = at(0)
+    harness = harness_at(0)
     harness.add("1000-0", "payload", "x", "headers", headers)
 
     assert document(run("trace", UID, "--json"))["entry"][field] == value
@@ -463,8 +465,8 @@ def test_trace_shows_the_origin_from_the_headers(
     assert value or "sent" not in said
 
 
-def test_trace_of_a_copy_names_the_message_and_its_send(run: Run, at: At) -> None:
-    harness = at(0)
+def test_trace_of_a_copy_names_the_message_and_its_send(run: Run, harness_at: HarnessAt) -> None:
+    harness = harness_at(0)
     harness.add("1000-0", "payload", "x", "originalId", "900-0", "sendId", "0f3e")
 
     entry = document(run("trace", UID, "--json"))["entry"]

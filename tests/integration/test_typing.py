@@ -23,11 +23,11 @@ from streamqd.store import messages, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.integration.test_admin import bury
+from tests.integration.test_admin import write_dead_letter
 from tests.support.daemon import toml
 from tests.support.servers import Server
 from tests.support.terminal import Terminal
-from tests.support.verbs import At, Run
+from tests.support.verbs import HarnessAt, Run
 
 ROOT = Path(__file__).parents[2]
 Typed = Callable[..., Terminal]
@@ -66,16 +66,16 @@ def run_in_terminal(file: Path, tmp_path: Path) -> Typed:
     ],
 )
 def test_dlq_refuses_a_reason_that_does_not_exist(
-    run: Run, at: At, verb: str, words: tuple[str, ...], told: list[str]
+    run: Run, harness_at: HarnessAt, verb: str, words: tuple[str, ...], told: list[str]
 ) -> None:
     """A word that can match no dead letter is wrong usage, and the right words are named."""
-    bury(at(0), "1-0")
+    write_dead_letter(harness_at(0), "1-0")
     result = run("dlq", verb, "access", *words, code=2)
     assert all(word in result.stderr for word in told)
     assert not result.stdout
 
 
-def test_every_reason_is_documented_and_can_be_filtered(run: Run, at: At) -> None:
+def test_every_reason_is_documented_and_can_be_filtered(run: Run, harness_at: HarnessAt) -> None:
     """`--reason` accepts exactly the words of the wire format."""
     page = (ROOT / "docs" / "reference" / "wire-format.md").read_text()
     table = page.partition("| Reason |")[2].partition("\n\n")[0]
@@ -84,11 +84,23 @@ def test_every_reason_is_documented_and_can_be_filtered(run: Run, at: At) -> Non
         assert run("dlq", "list", "access", "--reason", reason).stdout == "nothing matches\n"
 
 
-def test_dlq_list_at_80_columns_shows_the_error(run_in_terminal: Typed, at: At) -> None:
+def test_dlq_list_at_80_columns_shows_the_error(
+    run_in_terminal: Typed, harness_at: HarnessAt
+) -> None:
     """At 80 columns, the message of the error is shown, without the module of its class."""
     text = "the invoice 4711 of customer 17 has no positions, so there is no sum"
-    bury(at(1), "1763640000000-0", errorClass="shop.billing.errors.InvoiceError", errorMessage=text)
-    bury(at(1), "1763640000001-0", errorClass="shop.billing.errors.Short", errorMessage="no sum")
+    write_dead_letter(
+        harness_at(1),
+        "1763640000000-0",
+        errorClass="shop.billing.errors.InvoiceError",
+        errorMessage=text,
+    )
+    write_dead_letter(
+        harness_at(1),
+        "1763640000001-0",
+        errorClass="shop.billing.errors.Short",
+        errorMessage="no sum",
+    )
 
     shown = ANSI_COLOR.sub("", run_in_terminal("dlq", "list", "access").raw).replace("\r\n", "\n")
 
@@ -97,17 +109,24 @@ def test_dlq_list_at_80_columns_shows_the_error(run_in_terminal: Typed, at: At) 
     assert all(len(line) <= 80 for line in shown.split("\n"))
 
 
-def test_dlq_tries_include_crashed_runs(run: Run, at: At) -> None:
+def test_dlq_tries_include_crashed_runs(run: Run, harness_at: HarnessAt) -> None:
     """A dead letter that killed two processes and failed once has three tries."""
-    bury(at(0), "1-0", reason="crashes", attempts="1", crashes="2", errorMessage="signal SIGSEGV")
+    write_dead_letter(
+        harness_at(0),
+        "1-0",
+        reason="crashes",
+        attempts="1",
+        crashes="2",
+        errorMessage="signal SIGSEGV",
+    )
     head, row = run("dlq", "list", "access").stdout.splitlines()
     at_ = head.index("TRIES")
     assert row[at_ : at_ + 5].strip() == "3"
 
 
-def test_error_of_a_retry_fits_80_columns(run_in_terminal: Typed, at: At) -> None:
+def test_error_of_a_retry_fits_80_columns(run_in_terminal: Typed, harness_at: HarnessAt) -> None:
     """A terminal shows the whole error of a retry, not only its class."""
-    harness = at(0)
+    harness = harness_at(0)
     harness.groups()
     harness.add("1795379457027-0", "payload", "x", "key", "customer-4711")
     harness.own("t1")
@@ -122,9 +141,9 @@ def test_error_of_a_retry_fits_80_columns(run_in_terminal: Typed, at: At) -> Non
     assert error in run_in_terminal("retry", "list", "access", "hits").shown
 
 
-def test_group_state_fits_80_columns(run_in_terminal: Typed, at: At) -> None:
+def test_group_state_fits_80_columns(run_in_terminal: Typed, harness_at: HarnessAt) -> None:
     """A narrow terminal always shows the state of a group."""
-    at(0, "invoices-of-the-north").groups()
+    harness_at(0, "invoices-of-the-north").groups()
     shown = run_in_terminal("status").shown
     assert re.search(r"access/invoices-of-the-north .* no owner", shown.replace("\n", " ")), shown
     assert "…" not in shown
@@ -149,16 +168,18 @@ def test_group_state_fits_80_columns(run_in_terminal: Typed, at: At) -> None:
         ("move", "nope", "x"),
     ],
 )
-def test_malformed_input_exits_2_everywhere(run: Run, at: At, words: tuple[str, ...]) -> None:
+def test_malformed_input_exits_2_everywhere(
+    run: Run, harness_at: HarnessAt, words: tuple[str, ...]
+) -> None:
     """Malformed input is wrong usage (exit code 2) for every command."""
-    at(0).groups()
+    harness_at(0).groups()
     result = run(*words, code=2)
     assert "Error: " in result.stderr
 
 
-def test_every_command_refuses_a_missing_partition(run: Run, at: At) -> None:
+def test_every_command_refuses_a_missing_partition(run: Run, harness_at: HarnessAt) -> None:
     """Every command rejects a partition beyond the last."""
-    at(0).groups()
+    harness_at(0).groups()
     for words in (
         ("tail", "access"),
         ("partitions", "access"),
@@ -171,11 +192,13 @@ def test_every_command_refuses_a_missing_partition(run: Run, at: At) -> None:
     assert run("retry", "list", "access", "hits", "-k", "x").stdout == "nothing matches\n"
 
 
-def test_error_without_a_terminal_names_the_option(run: Run, at: At, link: Connection) -> None:
+def test_error_without_a_terminal_names_the_option(
+    run: Run, harness_at: HarnessAt, link: Connection
+) -> None:
     """A command that would ask names the option that answers."""
-    bury(at(0), "1-0")
+    write_dead_letter(harness_at(0), "1-0")
     assert "not a terminal; pass --yes" in run("dlq", "purge", "access", "--all", code=8).stderr
-    assert link.execute("XLEN", at(0).dlq) == 1
+    assert link.execute("XLEN", harness_at(0).dlq) == 1
 
 
 # --- produce --------------------------------------------------------------------------------------
@@ -189,9 +212,11 @@ def payloads(
     return sorted(flat[flat.index(b"payload") + 1] for page in found for _, flat in page)
 
 
-def test_produce_accepts_a_payload_argument(run: Run, at: At, link: Connection, keys: Keys) -> None:
+def test_produce_accepts_a_payload_argument(
+    run: Run, harness_at: HarnessAt, link: Connection, keys: Keys
+) -> None:
     """`produce TOPIC PAYLOAD` sends one message with any content."""
-    at(0)
+    harness_at(0)
     run("produce", "access", '{"id": 1}\n\nend', "--key", "k", "--format", "lines")
     run("produce", "access", "")
     assert payloads(link, keys) == [b"", b'{"id": 1}\n\nend']
@@ -200,20 +225,20 @@ def test_produce_accepts_a_payload_argument(run: Run, at: At, link: Connection, 
 
 
 def test_produce_reads_standard_input_by_default(
-    run: Run, at: At, link: Connection, keys: Keys
+    run: Run, harness_at: HarnessAt, link: Connection, keys: Keys
 ) -> None:
     """Without a payload and --from, lines come from standard input."""
-    at(0)
+    harness_at(0)
     run("produce", "access", typed="one\ntwo\n")
     run("produce", "access", "--from", "-", typed="three\n")
     assert payloads(link, keys) == [b"one", b"three", b"two"]
 
 
 def test_produce_does_not_create_a_misspelled_topic(
-    run: Run, at: At, link: Connection, store: Store, keys: Keys
+    run: Run, harness_at: HarnessAt, link: Connection, store: Store, keys: Keys
 ) -> None:
     """Without a terminal, a new topic needs `--create`, and a similar name is suggested."""
-    at(0)
+    harness_at(0)
     told = run("produce", "acess", "x", code=8).stderr
     assert "acess does not exist (did you mean access?); not a terminal: pass --create" in told
     assert topics.names(store) == ["access"]
@@ -253,10 +278,10 @@ def test_produce_on_a_terminal_confirms_a_new_topic(
 
 
 def test_produce_reads_lines_typed_into_a_terminal(
-    run_in_terminal: Typed, at: At, link: Connection, keys: Keys
+    run_in_terminal: Typed, harness_at: HarnessAt, link: Connection, keys: Keys
 ) -> None:
     """In a terminal, lines are read until Ctrl-D."""
-    at(0)
+    harness_at(0)
     run_in_terminal("produce", "access", until="finish with Ctrl-D", keys="one\ntwo\n\x04")
     assert payloads(link, keys) == [b"one", b"two"]
 
@@ -264,11 +289,13 @@ def test_produce_reads_lines_typed_into_a_terminal(
 # --- tail -----------------------------------------------------------------------------------------
 
 
-def test_tail_since_shows_messages_from_that_time(run: Run, at: At, link: Connection) -> None:
+def test_tail_since_shows_messages_from_that_time(
+    run: Run, harness_at: HarnessAt, link: Connection
+) -> None:
     """`tail --since` shows all messages written since then, the oldest first."""
     now = server_unix_ms(link)
     for number in range(250):
-        at(number % 3).add(f"{now - 1_000_000 + number}-0", "payload", f"new {number}")
+        harness_at(number % 3).add(f"{now - 1_000_000 + number}-0", "payload", f"new {number}")
     every = run("tail", "access", "--since", "30m").stdout.splitlines()
     assert [line.split("  ")[2] for line in every] == [f"new {number}" for number in range(250)]
     assert run("tail", "access", "--since", "10m").stdout == ""
@@ -281,11 +308,11 @@ def test_tail_since_shows_messages_from_that_time(run: Run, at: At, link: Connec
 
 
 def test_tail_since_can_be_combined_with_follow(
-    run_in_terminal: Typed, at: At, link: Connection
+    run_in_terminal: Typed, harness_at: HarnessAt, link: Connection
 ) -> None:
     """--since and --follow together miss nothing and show nothing twice."""
     now = server_unix_ms(link)
-    at(0).add(f"{now - 5000}-0", "payload", "before")
+    harness_at(0).add(f"{now - 5000}-0", "payload", "before")
     terminal = run_in_terminal(
         "tail", "access", "--since", "1h", "--follow", until="before", keys="\x03", code=130
     )
@@ -295,8 +322,8 @@ def test_tail_since_can_be_combined_with_follow(
 # --- moving and draining --------------------------------------------------------------------------
 
 
-def test_move_and_drain_check_the_instance_equally(run: Run, at: At) -> None:
-    at(0).groups()
+def test_move_and_drain_check_the_instance_equally(run: Run, harness_at: HarnessAt) -> None:
+    harness_at(0).groups()
     assignment = "access/0/hits"
     refused = run("move", assignment, "web-9", code=8).stderr
     assert "web-9" in refused
@@ -318,10 +345,14 @@ def test_move_and_drain_check_the_instance_equally(run: Run, at: At) -> None:
     ],
 )
 def test_terminal_output_has_colors(
-    run_in_terminal: Typed, at: At, options: tuple[str, ...], env: dict[str, str], colored: bool
+    run_in_terminal: Typed,
+    harness_at: HarnessAt,
+    options: tuple[str, ...],
+    env: dict[str, str],
+    colored: bool,
 ) -> None:
     """A terminal gets colors, unless NO_COLOR or `--no-color` is set."""
-    at(0)
+    harness_at(0)
     assert bool(ANSI_COLOR.search(run_in_terminal(*options, "topic", "list", **env).raw)) == colored
     refused = run_in_terminal(*options, "topic", "describe", "nope", code=8, **env).raw
     assert bool(ANSI_COLOR.search(refused)) == colored
@@ -329,10 +360,10 @@ def test_terminal_output_has_colors(
 
 @pytest.mark.parametrize("options", [(), ("--color",)])
 def test_pipes_and_json_have_no_colors(
-    run: Run, run_in_terminal: Typed, at: At, options: tuple[str, ...]
+    run: Run, run_in_terminal: Typed, harness_at: HarnessAt, options: tuple[str, ...]
 ) -> None:
     """Pipes and JSON never have colors."""
-    at(0)
+    harness_at(0)
     assert "\x1b" not in run(*options, "topic", "list").stdout
     assert "\x1b" not in run(*options, "topic", "describe", "nope", code=8).stderr
     assert "\x1b" not in run_in_terminal(*options, "topic", "list", "--json").raw
@@ -368,19 +399,21 @@ def complete(file: Path, tmp_path: Path) -> Callable[..., list[str]]:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shell_completion_answers_each_shell(
-    complete: Callable[..., list[str]], at: At, shell: str
+    complete: Callable[..., list[str]], harness_at: HarnessAt, shell: str
 ) -> None:
     """Topics complete in bash, zsh and fish, through the process that the shell starts."""
-    at(0)
+    harness_at(0)
     assert complete("tail", "ac", shell=shell) == ["access"]
 
 
-def test_shell_completion_completes_names(file: Path, at: At, link: Connection, keys: Keys) -> None:
+def test_shell_completion_completes_names(
+    file: Path, harness_at: HarnessAt, link: Connection, keys: Keys
+) -> None:
     """Topics, groups and instances complete. Invalid names never reach the shell.
 
     The arguments of `why` complete like those of other commands.
     """
-    at(0).groups()
+    harness_at(0).groups()
     link.execute("HSET", keys.meta("access"), "group:hits", 3)
     link.execute("SADD", keys.registry(), "bad name", "../x", b"\xff", "audit")
     link.execute("ZADD", keys.members("default"), 1, "web-1", 2, "web\n2")

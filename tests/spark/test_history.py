@@ -44,7 +44,7 @@ def figures(topic: str, handler: str, partition: int = 0, **given: Any) -> Histo
     return HistoryRow(topic, "hits", partition, handler, counts, **given)
 
 
-def bury(shop: Shop, topic: str, partition: int, *ids: str) -> None:
+def write_dead_letters(shop: Shop, topic: str, partition: int, *ids: str) -> None:
     for each in ids:
         letter = ("payload", "p", "group", "hits", "handler", "weblog:count", "errorClass", "E")
         shop.link.execute("XADD", shop.keys.dlq(topic, partition), each, *letter)
@@ -65,8 +65,8 @@ def test_views_have_each_row_once_archived_or_not(
     folder = tmp_path / "archive"
     for step in range(2):
         one, two = f"{AT + step}-0", f"{AT + step}-1"
-        bury(shop, "access", step, one, two)
-        bury(shop, "orders", 0, one)
+        write_dead_letters(shop, "access", step, one, two)
+        write_dead_letters(shop, "orders", 0, one)
         minute(shop, AT + step * HOUR + 60_100, figures("access", "weblog:count", step, lag=1))
         if step < steps:
             archive_history(settings, folder, shop)
@@ -142,9 +142,9 @@ def test_view_has_concurrently_archived_rows_once(
     """A run archives them after the table is opened, and they leave Redis before it is read."""
     shop.topic("access", 1)
     folder = tmp_path / "archive"
-    bury(shop, "access", 0, f"{AT}-0")
+    write_dead_letters(shop, "access", 0, f"{AT}-0")
     archive_history(settings, folder, shop)
-    bury(shop, "access", 0, f"{AT}-1")
+    write_dead_letters(shop, "access", 0, f"{AT}-1")
     find, runs = overviews._dead_letter_places, []
 
     def late(given: config.Settings) -> Any:
@@ -166,14 +166,14 @@ def test_views_skip_unreadable_rows(
 ) -> None:
     for topic in ("access", "orders", "mail"):
         shop.topic(topic, 1)
-        bury(shop, topic, 0, f"{AT}-0")
+        write_dead_letters(shop, topic, 0, f"{AT}-0")
     minute(shop, AT + 60_100, figures("access", "weblog:count"))
     folder = tmp_path / "archive"
     archive_history(settings, folder, shop)
     for table in ("dead_letters/orders", "history/default"):
         for file in (folder / table / "_delta_log").glob("*.json"):
             file.write_text("x", "utf-8")
-    bury(shop, "access", 0, f"{AT}-1")
+    write_dead_letters(shop, "access", 0, f"{AT}-1")
     shop.link.execute("DEL", shop.keys.dlq("mail", 0))
     shop.link.execute("SET", shop.keys.dlq("mail", 0), "x")
     shop.link.execute("SADD", shop.keys.registry(), "gone")

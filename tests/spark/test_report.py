@@ -98,7 +98,7 @@ def write_other(shop: Shop) -> None:
     shop.link.execute("ZADD", shop.keys.retry("next", 0, "mail"), now + 60_000, "m:1-0")
 
 
-def bury(shop: Shop) -> list[dict[str, Any]]:
+def write_dead_letters(shop: Shop) -> list[dict[str, Any]]:
     """Write dead letters of two hours: with and without fingerprint, retried and not."""
     written = []
     for number in range(12):
@@ -141,7 +141,7 @@ def test_report_of_a_real_log_has_exact_figures(
         shop.link.execute("XTRIM", shop.keys.stream("access", number), "MAXLEN", 0)
     write(shop, sent[400:])
     write_other(shop)
-    letters = bury(shop)
+    letters = write_dead_letters(shop)
     archive, out = Archive(tmp_path / "archive"), tmp_path / "out"
     asked = ReportScope(archive=archive, schemas={"next": "id long, who string"})
 

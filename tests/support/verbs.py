@@ -11,7 +11,7 @@ from click.testing import Result
 from tests.contract.harness import Harness
 
 Run = Callable[..., Result]
-At = Callable[..., Harness]
+HarnessAt = Callable[..., Harness]
 
 
 def document(result: Result) -> Any:
