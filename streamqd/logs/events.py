@@ -645,13 +645,13 @@ SECTIONS: dict[str, dict[str, Event]] = {
             "info", "The outbox relay can use Redis again.", ("outbox", *_DURATION)
         ),
         "outbox.release_failed": Event(
-            "info",
+            "warning",
             "A relay stopped, but could not release its outbox. Another relay takes over when the"
             " lease expires.",
             ("outbox", "error"),
         ),
         "outbox.row_dead_lettered": Event(
-            "info",
+            "warning",
             "A row of an outbox cannot be sent (`error`). The relay moved it to the dead-letter"
             " table, and sends other rows.",
             ("outbox", "row", "topic", "uid", "error"),

@@ -9,6 +9,7 @@ sent. See decision 0035.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import re
@@ -305,7 +306,12 @@ class Relay:
                 self._store.run(self._renew_call())
                 self._store.run(outbox.release(self._store.keys, self._options.name, self._token))
         except (RedisUnavailableError, RedisResponseError, DatabaseUnavailableError) as error:
-            logs.event("outbox.release_failed", outbox=self._options.name, error=str(error))
+            logs.event(
+                "outbox.release_failed",
+                logging.WARNING,
+                outbox=self._options.name,
+                error=str(error),
+            )
         self._database.close()
         self._store.connection.close()
 
@@ -640,6 +646,7 @@ class Relay:
         self._figures.dead += 1
         logs.event(
             "outbox.row_dead_lettered",
+            logging.WARNING,
             outbox=self._options.name,
             row=row.id,
             topic=row.topic or None,
