@@ -1,4 +1,4 @@
-"""Build a worker: import the user's code, create the connections and one object of each part."""
+"""Build a worker: import the user's code, create the connections, and create all its parts."""
 
 from __future__ import annotations
 
@@ -31,11 +31,14 @@ from streamqd.worker.turns import Turns
 from streamqd.worker.verdicts import Verdicts
 from streamqd.worker.worker import WorkerLoop
 
-PROBE_AFTER_SECONDS = 1.0  # silence after which a connection is probed: `store/idle_probe.py`
+PROBE_AFTER_SECONDS = 1.0  # silence after which a connection is probed, see `store/idle_probe.py`
 
 
 def new_link(settings: Settings, assignment: Assignment, suffix: str = "") -> Connection:
-    """Return a new connection for a worker. It is not open yet."""
+    """Return a new connection for a worker, which is not open yet.
+
+    `suffix` is appended to the name of the connection.
+    """
     fence = Keys(settings.keys.control, settings.keys.streams).fence(*assignment)
     name = f"streamqd:{assignment}{suffix}"
     return connect(
@@ -53,7 +56,7 @@ def assemble(
 ) -> WorkerLoop:
     """Import the handler and build its worker. Raises HandlerLoadError.
 
-    `booted` holds the resources and the connection that a standby prepared.
+    `booted` holds the loaded handler and the connection that a standby has prepared.
     """
     slot.state = WorkerState.BOOTING
     lease = grant.lease
@@ -64,7 +67,7 @@ def assemble(
     check_form(consumer, hooks)
     hooks.show_loop(slot)
     keys = Keys(settings.keys.control, settings.keys.streams)
-    # With several lanes, settle over a second connection, so that a pending read never delays a
+    # With several lanes, use a second connection to settle, so that a waiting read never delays a
     # settlement.
     apart = consumer.lanes > 1
     settling = new_link(settings, lease.assignment, ":settle") if apart else link

@@ -1,7 +1,7 @@
-"""Batches: one call of the handler gets many messages, and each message is settled separately.
+"""Run batches: one call of the handler gets many messages, each of which is settled separately.
 
-While a batch runs, all its entries are RUNNING. If the process dies, every entry is a suspect and
-none is charged. The next process runs them in smaller batches (`policy/rounds.py`).
+While a batch is running, all its entries are RUNNING. If the process dies, all of them are suspects
+and none is charged. The next process runs them in smaller batches (`policy/rounds.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streamqd.worker.gates import Gates
 from streamqd.worker.runs import RunPace
 from streamqd.worker.verdicts import Verdicts
 
-BATCH = 100  # messages in one call, unless the consumer sets `batch`
+BATCH = 100  # number of messages in one call, unless the consumer sets `batch`
 
 
 def batch_size(consumer: Consumer) -> int:
@@ -29,7 +29,7 @@ def batch_size(consumer: Consumer) -> int:
 
 
 class BatchRunner:
-    """Collects messages, and runs the handler when the batch is full or no message is left."""
+    """Collects messages, and calls the handler when the batch is full or no message is left."""
 
     def __init__(
         self,
@@ -39,7 +39,10 @@ class BatchRunner:
         gates: Gates,
         size: int,
     ) -> None:
-        """Start empty. `size` is the largest batch that `batch_size` and the rate allow."""
+        """Start with an empty batch.
+
+        `size` is the size of the largest batch that `batch_size` and the rate limit allow.
+        """
         self._context = context
         self._function = function
         self._verdicts = verdicts
@@ -65,7 +68,7 @@ class BatchRunner:
         _first: int,
         _retried: bool,
     ) -> int:
-        """Run no message, because each one is collected. Return 0."""
+        """Return 0 without running any message, because `handle` must collect each of them."""
         return 0
 
     def drop_collected(self) -> None:
@@ -73,7 +76,10 @@ class BatchRunner:
         self._taken = []
 
     def run_collected(self) -> None:
-        """Run the handler for the collected entries."""
+        """Call the handler for the collected entries, and record the result of each.
+
+        Raises Stop if this process has then handled `max_messages`.
+        """
         batch, self._taken = self._taken, []
         if not batch:
             return
@@ -89,7 +95,7 @@ class BatchRunner:
             self._size = min(self._size, limit - handled)
 
     def _run(self, batch: list[FetchedEntry], now: int) -> list[BaseException | None]:
-        """Call the handler. Return the error of each message, or None for a handled message."""
+        """Call the handler. For each message, return its error, or None if it was handled."""
         slot, soft = self._context.slot, self._context.limit
         states, words, lanes = slot.states, slot.words, slot.lanes
         lanes[0], lanes[1] = batch[0].index, now
@@ -113,7 +119,7 @@ class BatchRunner:
         if isinstance(errors, BaseException):
             errors = [errors] * len(batch)
         for taken, error in zip(batch, errors, strict=True):
-            # While the verdict on a failed entry is found, that entry alone is RUNNING again.
+            # Later, while the verdict on a failed entry is determined, only this entry is RUNNING.
             states[taken.index] = DONE if error is None else FAILED
         self._last_run_ns = now_ns() - now
         self._context.counts.note_time(self._last_run_ns, len(batch))
@@ -122,7 +128,7 @@ class BatchRunner:
     def _note(self, batch: list[FetchedEntry], errors: list[BaseException | None]) -> None:
         ended, settler = now_ns(), self._context.settler
         for entry, error in zip(batch, errors, strict=True):
-            # The id comes from the fetch, because the handler may have changed the message.
+            # Use the ID that was fetched, because the handler may have changed the message.
             entry_id = entry.id
             self._context.counts.handled += 1
             if error is None:
@@ -133,14 +139,15 @@ class BatchRunner:
 
 
 def errors_of(end: object, batch: list[Message]) -> list[BaseException | None]:
-    """Return the error of each message of a batch from the result of its run, None if handled.
+    """Return the error of each message in a batch, or None if the message was handled.
 
-    If the handler names a message outside the batch, the whole batch fails.
+    `end` is the handler's return value or its exception. If the handler names a message that is not
+    in the batch, the whole batch fails.
     """
     error = handlers.error_of(end)
     if not isinstance(error, handlers.Failures):
         return [error] * len(batch)
-    failed = getattr(error, "failed", None)  # a subclass may not have called `super().__init__()`
+    failed = getattr(error, "failed", None)  # unset if a subclass skipped `super().__init__()`
     if not isinstance(failed, dict):
         return [error] * len(batch)
     if not set(failed) <= set(batch):

@@ -1,9 +1,9 @@
-"""`on_error = "block"`: a failed message runs again in place, ahead of all later messages.
+"""`on_error = "block"`: a failed message runs again in its place, ahead of all later messages.
 
 While it waits, its state byte is WAITING, as before its first run. Time limits therefore do not
-count the wait, and if the process exits during the wait, no message is charged. The failure count
-and the due time are written to Redis before the wait. The next owner starts with this message,
-waits for the remaining time and continues the count.
+count the wait, and no message is charged if the process exits during the wait. The failure count
+and the due time are written to Redis before the wait, so that the next owner starts with this
+message, waits only for the remaining time, and continues the count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streamqd.worker.quarantine import Quarantine
 
 
 class BlockedPartition:
-    """Each message runs until it is handled or dead-lettered. Later messages wait."""
+    """Makes later messages wait until a failed message is handled or dead-lettered."""
 
     def __init__(self, context: WorkerContext, quarantine: Quarantine) -> None:
         self._slot = context.slot
@@ -26,26 +26,27 @@ class BlockedPartition:
         self._quarantine = quarantine
 
     def count_free(self, _messages: list[Message], _start: int) -> int:
-        """Return 0, because each message may have to wait."""
+        """Return 0, because each message may have to run again before the next one."""
         return 0
 
     def may_run(self, entry: FetchedEntry) -> bool:
-        """Wait until a message that has failed before is due. Then it may run."""
+        """Return True, after waiting until the message is due if it has failed before."""
         if entry.due_ns:
             self._wait(entry)
         return True
 
     def keep(self, entry: FetchedEntry) -> None:
-        """Make a failed message wait until it is admitted again."""
+        """Mark a failed message as waiting. `may_run` waits until it is due."""
         self._slot.states[entry.index] = WAITING
 
     def forget(self, _entry: FetchedEntry) -> None:
-        """Do nothing, because nothing is stored for a message here."""
+        """Do nothing, because this class stores nothing about a message."""
 
     def _wait(self, entry: FetchedEntry) -> None:
         self._settler.flush()
         self._quarantine.clear_mark_if_idle()
-        # Check even if the message is due: one that always fails immediately must not delay a stop.
+        # Check for a stop even if the message is due, because a message that always fails
+        # immediately must not delay it.
         self._channel.check(self._slot.unfinished)
         waits = self._slot.waits
         waits.begin(Wait.BLOCKED, entry.due_ns)

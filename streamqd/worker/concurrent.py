@@ -1,8 +1,9 @@
-"""Several messages at a time: fetched entries wait for a lane, and each finished run is settled.
+"""Run several messages at a time. Fetched entries wait for a free lane.
 
-This executor uses the slot's batch as a table. An entry keeps its index until it is settled. Only
-the main thread changes the table and uses Redis. The lanes run the handler. Finished runs are
-settled over a separate connection, so a read that waits for new entries never delays them.
+This executor uses the slot's batch as a table, in which an entry keeps its index until it is
+settled. The lanes run the handler, and only the main thread changes the table and uses Redis.
+Finished runs are settled over a separate connection, so that a read that waits for new entries
+never delays them.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from streamqd.worker.runs import QUICK_RUN_NS
 from streamqd.worker.verdicts import Verdicts
 
 _IS_FREE = bytes(state == CLEARED for state in range(256))
-RUN_DECAY = 7 / 8  # weight of the old mean when another run is added
+RUN_DECAY = 7 / 8  # weight of the old mean run time when another run is added
 
 
 class ConcurrentExecutor:
-    """Keeps all fetched entries, waiting or running. The lanes run them."""
+    """Holds all fetched entries, both waiting and running. The lanes run them."""
 
     def __init__(
         self,
@@ -61,8 +62,8 @@ class ConcurrentExecutor:
         self._ack_each = context.consumer.ack == EACH
         self._running: set[FetchedEntry] = set()
         self._bytes_in_flight = 0
-        self._run_ns = 0.0  # moving mean
-        self._may_expire = False  # a fetched message may have an expiry
+        self._run_ns = 0.0  # moving mean of the run time
+        self._may_expire = False  # True once a fetched message may have an expiry
         self._free = list(range(context.consumer.lanes))
         self._indexes: list[int] = []  # some free indexes
         self._inspected: FetchedEntry | None = None  # the entry whose verdict is being determined
@@ -74,7 +75,7 @@ class ConcurrentExecutor:
     # --- intake ---
 
     def drop_unstarted(self) -> None:
-        """Drop the entries that have not started, before a listing. They stay pending."""
+        """Drop the entries that have not started. They stay pending, and are then listed again."""
         self.collect_finished()
         for entry in self._ordering.drop():
             self._slot.states[entry.index] = CLEARED
@@ -83,7 +84,7 @@ class ConcurrentExecutor:
             self._held.restart(self._running)
 
     def admit(self, listed: list[FetchedEntry], read: FetchResult | None = None) -> None:
-        """Accept `listed` entries and those of a `read`, and queue them."""
+        """Accept listed and newly read entries, and queue them for the lanes."""
         if listed:
             self._may_expire |= any(entry.message.expires_at is not None for entry in listed)
             self._index(listed)
@@ -97,7 +98,7 @@ class ConcurrentExecutor:
         total = len(retried) + len(main)
         self._slot.add("fetched", total)
         self._slot.add("bytes", size)
-        # Estimated from the mean run time.
+        # The duration is an estimate from the mean run time.
         took_ns = int(self._run_ns * total / self._consumer.lanes)
         self._prefetch.observe(total, size, took_ns, fetched.received)
 
@@ -108,8 +109,8 @@ class ConcurrentExecutor:
         found, may_expire = entries_of_read(self._context.delivery, entries, retried)
         self._may_expire |= may_expire
         sizes, bytes_max = [entry.size for entry in found], self._bytes_max
-        # If the read has an oversized entry, accept one entry at a time: settling such an entry can
-        # raise, and later entries must not be accepted before that.
+        # If the read contains an oversized entry, accept one entry at a time, because settling such
+        # an entry can raise, and later entries must not be accepted before that.
         step = 1 if max(sizes) > bytes_max else len(found)
         for start in range(0, len(found), step):
             taken = found[start : start + step]
@@ -120,7 +121,7 @@ class ConcurrentExecutor:
         return sum(sizes)
 
     def _index(self, entries: list[FetchedEntry]) -> None:
-        """Write entries into the slot. There must be room for them."""
+        """Write entries into free places of the slot's table, which must have room for them."""
         count = len(entries)
         if count > len(self._indexes):
             free = bytes(self._table).translate(_IS_FREE)
@@ -128,7 +129,7 @@ class ConcurrentExecutor:
         indexes, self._indexes = self._indexes[:count], self._indexes[count:]
         for entry, index in zip(entries, indexes, strict=True):
             entry.index = index
-        # The indexes are consecutive, as in most reads.
+        # If the indexes are consecutive, as in most reads, one call writes all entries.
         if entries and indexes[-1] - indexes[0] < count:
             self._slot.put(indexes[0], *[entry.place for entry in entries])
         else:
@@ -136,7 +137,7 @@ class ConcurrentExecutor:
                 self._slot.put(entry.index, entry.place)
 
     def _queue(self, entries: list[FetchedEntry]) -> None:
-        """Queue entries. Those of a held key are held with it instead."""
+        """Queue entries. If the key of an entry is held, the entry is held with it instead."""
         if self._held is None:
             self._bytes_in_flight += sum([entry.size for entry in entries])
             self._ordering.add(entries)
@@ -150,12 +151,12 @@ class ConcurrentExecutor:
 
     @property
     def in_flight(self) -> InFlight:
-        """The numbers of entries in flight."""
+        """The number of running, waiting and startable entries."""
         return InFlight(len(self._running), self._ordering.waiting, self._startable)
 
     @property
     def places(self) -> Collection[bytes]:
-        """The places of the running and the held entries."""
+        """The places of the running entries and of the held ones."""
         held = () if self._held is None else self._held.places
         return [*(entry.place for entry in self._running), *held]
 
@@ -163,44 +164,45 @@ class ConcurrentExecutor:
     def _startable(self) -> int:
         """The number of ready entries that start in this turn and therefore take no room.
 
-        For example, 8 lanes of which 3 are free, `prefetch_max` 16, and 10 ready entries: 3 are
-        startable, so 7 wait, and `room` allows 9 more. With `ready=4`, slow runs get no room,
-        because the 3 free lanes have entries, and quick runs get none, because 7 are ready.
+        For example, suppose that 3 of 8 lanes are free, `prefetch_max` is 16, and 10 entries are
+        ready. Then 3 entries are startable and 7 wait, so `room()` allows 9 more. `room(4)` returns
+        0: if runs are slow, because each free lane already has an entry, and if they are quick,
+        because 7 entries are ready.
         """
         if self._ack_each or self._held is not None or not self._starts_together:
             return 0
         return min(self._lanes_free, self._ordering.ready)
 
     def room(self, ready: int | None = None) -> int:
-        """Return how many more entries of each stream may be fetched, 0 when full.
+        """Return how many more entries may be fetched from each stream, 0 when full.
 
-        With `ready`, return 0 too while that many entries are ready to start, or while slow runs
-        occupy all lanes.
+        If `ready` is given, also return 0 while that many entries are ready to start, or while slow
+        runs occupy all lanes.
         """
         if self._is_full() or (ready is not None and not self._is_running_low(ready)):
             return 0
         waiting, held = self._ordering.waiting, self._held
-        # Halve the free indexes, because a read can return this many entries from each of two
-        # streams.
+        # Halve the free indexes, because a read can return as many entries as this from each of the
+        # two streams.
         room = min(self._consumer.prefetch_max - waiting + self._startable, self._free_indexes // 2)
         return max(1, room if held is None else min(room, held.room(waiting)))
 
     def _is_full(self) -> bool:
-        """Return True if no more entries may be fetched, by number or by bytes."""
+        """Return True if the number or the size of the fetched entries has reached its limit."""
         consumer, waiting = self._consumer, self._ordering.waiting
         full = self._held is not None and self._held.is_full(waiting)
         full |= self._bytes_in_flight >= consumer.prefetch_bytes
         return full or waiting - self._startable >= consumer.prefetch_max
 
     def _is_running_low(self, count: int) -> bool:
-        """Return True if fewer than `count` entries are ready, and lanes will soon have none.
+        """Return True if fewer than `count` entries are ready, and more will soon be needed.
 
-        For quick handlers, entries are fetched before a lane is free. For slow handlers, and beyond
-        the rate limit, entries stay in the stream until a lane is free, so that another worker can
-        fetch them.
+        If the handler is quick, entries are fetched before a lane is free. If it is slow, entries
+        stay in the stream until a lane is free, so that another worker can fetch them. Entries
+        beyond the rate limit also stay there.
         """
         if self._held is not None:
-            # Keys that become due can use the lanes for which no entry is ready.
+            # Leave some lanes without a ready entry, for keys that become due.
             return bool(self._free) and self._ordering.ready <= self._consumer.lanes // 2
         quick, begin = self._run_ns < WORK_IN_FLIGHT_NS, self._startable
         ready = self._ordering.ready - begin
@@ -212,20 +214,26 @@ class ConcurrentExecutor:
         return bytes(self._table).count(CLEARED)
 
     def next_due(self, now: int, *, held: bool = True) -> int | None:
-        """Return when an entry in flight may start, or None if only an event can start it."""
+        """Return when another entry may start (`now_ns`), or None if only an event can start one.
+
+        If `held` is false, held entries are ignored.
+        """
         due = None
         if held and self._held is not None and self._may_take_due(self._held):
             due = self._held.next_due()
         if self._free and self._ordering.ready:
             gated = self._gates.held_ns(now)
-            if gated or self._may_start():  # the gate that delayed it may be open by now
+            if gated or self._may_start():  # the gate that delayed the entry may be open by now
                 due = min(due or now + gated, now + gated)
         return due
 
     # --- running ---
 
     def start(self, *, held: bool = True) -> None:
-        """Start one entry per free lane. With `held`, include held entries that are due."""
+        """Start one entry per free lane.
+
+        If `held` is true, this includes held entries that are due.
+        """
         if self._ack_each and self._settler.since_ns:
             self._settler.flush()  # settle each finished run before its lane starts another
         if held and self._held is not None:
@@ -242,7 +250,7 @@ class ConcurrentExecutor:
             self._lanes.start(begun)
 
     def _take_due(self, held: HeldKeys) -> None:
-        """Queue the first entry of each held key that is due."""
+        """Queue the first entry of each held key that is due, as long as lanes are free."""
         while self._may_take_due(held) and self._free_indexes and (found := held.take(1)):
             entry = found[0]
             held.mark_for_rerun(entry)
@@ -258,7 +266,10 @@ class ConcurrentExecutor:
 
     @property
     def _starts_together(self) -> bool:
-        """True if only the number of free lanes limits how many entries start."""
+        """True if entries can start together, because no expiry or gate must be checked for each.
+
+        Only `_lanes_free` then limits how many start.
+        """
         return not (self._may_expire or self._gates.has_gates)
 
     def _start_each(self) -> list[FetchedEntry]:
@@ -275,11 +286,11 @@ class ConcurrentExecutor:
 
     @property
     def _lanes_free(self) -> int:
-        """Return how many runs may start, limited by free lanes and `max_messages`."""
+        """The number of runs that the free lanes and `max_messages` allow to start now."""
         free, limit = len(self._free), self._consumer.max_messages
         if not limit:
             return free
-        # The process exits when the running messages have finished.
+        # At this limit, the process exits as soon as the running messages have finished.
         return min(free, max(0, limit - self._context.counts.handled - len(self._running)))
 
     def _may_start(self) -> bool:
@@ -288,9 +299,9 @@ class ConcurrentExecutor:
         return self._gates.admits(len(self._running))
 
     def _mark_running(self, entries: list[FetchedEntry]) -> None:
-        """Assign lanes to entries.
+        """Assign lanes to entries, and mark the entries as RUNNING.
 
-        An entry is RUNNING before it starts, so a crash is charged to it.
+        This happens before the lanes start them, so that a crash is charged to them.
         """
         slot, free = self._slot, self._free
         words, lanes, sequences, states = slot.words, slot.lanes, slot.sequences, slot.states
@@ -309,7 +320,7 @@ class ConcurrentExecutor:
     # --- finished runs ---
 
     def collect_finished(self) -> None:
-        """Collect the verdicts of finished runs."""
+        """Find the verdicts of the runs that have finished since the last call."""
         if ended := self._lanes.ends.take():
             self._collect(ended)
 
@@ -323,8 +334,8 @@ class ConcurrentExecutor:
             if entry.end is None:
                 handled.append(entry)
             else:
-                # Flush the handled entries first: the guards count runs in the order in which they
-                # finished.
+                # Count the handled entries first, because the guards count runs in the order in
+                # which they finished.
                 self._note_handled(handled)
                 handled = []
                 self._note_failed(entry, entry.end)
@@ -344,20 +355,20 @@ class ConcurrentExecutor:
             self._settler.ack_all(entries)
 
     def _remove_finished(self, entries: list[FetchedEntry]) -> None:
-        """Remove entries, whether they ran or not. The next entries of their keys may run."""
+        """Remove entries that are finished, with or without a run, to free their keys."""
         self._bytes_in_flight -= sum([entry.size for entry in entries])
         self._ordering.mark_finished(entries)
         if self._held is not None:
             self._held.finish_runs(entries)
 
     def _note_failed(self, entry: FetchedEntry, error: BaseException) -> None:
-        """Record the verdict on a failed run."""
+        """Find and record the verdict on a failed run."""
         self._running.discard(entry)
         self._context.counts.handled += 1
         entry.end = None  # break the reference cycle traceback -> entry
         entry.restore()
         self._inspected = entry
-        # Failures of quick runs are settled together, others immediately, as with one lane.
+        # As with one lane, failures of quick runs are settled together, and others immediately.
         if entry.ended_ns - entry.started_ns > QUICK_RUN_NS:
             self._settler.make_failures_due()
         if self._verdicts.settle_failure(entry, error):
@@ -368,7 +379,7 @@ class ConcurrentExecutor:
         self._inspected = None
 
     def _on_soft_limit(self, _number: int, _frame: object) -> None:
-        # All runs have the same limit, so every run that started earlier exceeds it too.
+        # All runs have the same limit, so every run that started before the chosen one exceeds it.
         limit, last = self._context.limit, self._slot.soft_kill_seq
         for entry in list(self._running):
             if entry.sequence <= last and not entry.interrupted:
@@ -380,12 +391,12 @@ class ConcurrentExecutor:
             raise limit.error()
 
     def close(self) -> None:
-        """Close the lanes.
+        """Close the lanes, unless handlers are still running.
 
-        Handlers are still running only if an error of the worker itself ends the process. Their
-        entries are marked as not started, so the exit is not charged to them. An entry whose
-        verdict is being found stays RUNNING, because the user's code that inspects its error may
-        have caused the exit.
+        Handlers are still running only if an error in the worker itself is ending the process.
+        Their entries are marked as not started, so that the exit is not charged to them. An entry
+        whose verdict is being determined stays RUNNING, because the user's code that inspects its
+        error may have caused the exit.
         """
         if not self._running:
             self._lanes.close()

@@ -16,17 +16,19 @@ from streamqd.worker.soft_limit import SoftLimit
 
 
 class RunCounts:
-    """Counts in the worker's memory. `publish` moves times and delays into the slot's histograms.
+    """The counts of a worker's runs, kept in its memory.
 
-    The hot loop adds to `times` itself.
+    `publish` moves the times and delays into the histograms of the slot. For speed, the hot loop
+    adds to `times` itself.
     """
 
     def __init__(self, clock: ServerClock) -> None:
         self.delays = StartDelays(clock)
         self.handled = 0
         self.failed = 0
-        self.times = [0] * 64  # runs since `publish`, by the bits of their microseconds
-        self.times_ns = 0  # sum of these run times
+        # Runs since `publish`, by the bit length of their run time in units of 1,024 ns.
+        self.times = [0] * 64
+        self.times_ns = 0  # sum of the run times since `publish`
 
     @property
     def succeeded(self) -> int:
@@ -34,12 +36,12 @@ class RunCounts:
         return self.handled - self.failed
 
     def note_time(self, elapsed_ns: int, runs: int) -> None:
-        """Record the duration of a handler call for this many messages."""
+        """Record the duration of a handler call that handled this many messages."""
         self.times[(elapsed_ns >> 10).bit_length()] += runs
         self.times_ns += elapsed_ns * runs
 
     def publish(self, slot: WorkerSlot) -> None:
-        """Add the run times and delays since the last call to the assignment's histograms."""
+        """Add the run times and delays since the last call to the histograms of the assignment."""
         shared, longest = slot.handle_histogram, len(BUCKETS)
         for bits, count in enumerate(self.times):
             if count:
@@ -52,7 +54,7 @@ class RunCounts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """The assignment of one worker, its settings, and objects such as clock and counters."""
+    """The objects that the parts of one worker share, such as its settings, clock and counts."""
 
     settings: Settings
     consumer: Consumer

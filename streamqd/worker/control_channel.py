@@ -1,7 +1,7 @@
-"""Receive the supervisor's commands between two messages: continue, wait or stop.
+"""Receive the supervisor's commands between two messages: continue, pause or stop.
 
-The command is a word in the scoreboard, read at every message. The control socket only wakes a
-waiting worker. Its end of file means that the supervisor has exited.
+The command is a word in the scoreboard that the worker reads before every message. The control
+socket only wakes a waiting worker. When the socket reaches its end, the supervisor has exited.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from streamqd.worker.forks import fork_role
 
 TRUST_POLL_SECONDS = 0.05
 BREATH_SECONDS = 5.0  # interval at which a waiting worker publishes that it is alive
-MESSAGE_BYTES_MAX = 160_000  # packed size of an assignment with ENTRIES_MAX suspects
+MESSAGE_BYTES_MAX = 160_000  # packed size of a grant with ENTRIES_MAX suspects
 
 
 class ExitCode(enum.IntEnum):
-    """The exit code of a worker. The supervisor reads the reason for the exit from it."""
+    """The exit code of a worker, which shows the supervisor why the worker exited."""
 
     STOPPED = 0
     BOOT_FAILED = 3
@@ -41,7 +41,7 @@ class ExitCode(enum.IntEnum):
 
 
 class Stop(Exception):  # noqa: N818 - leaves all loops, it is not an error
-    """The worker must exit now, with this code. Messages not yet started stay pending."""
+    """Raised when the worker must exit now. Messages that have not started stay pending."""
 
     def __init__(self, code: ExitCode) -> None:
         super().__init__(code.name)
@@ -49,12 +49,12 @@ class Stop(Exception):  # noqa: N818 - leaves all loops, it is not an error
 
 
 class ControlChannel:
-    """Receives the commands of the supervisor in its worker."""
+    """Receives the supervisor's commands in a worker."""
 
     def __init__(
         self, slot: WorkerSlot, control: socket.socket, before_pause: Callable[[], None]
     ) -> None:
-        """Listen on `control`. `before_pause` settles all verdicts that Redis accepts."""
+        """Listen on a control socket. `before_pause` settles all verdicts that Redis accepts."""
         self.slot = slot
         self.control = control
         self._before_pause = before_pause
@@ -63,7 +63,8 @@ class ControlChannel:
     def check(self, unstarted: int = 0) -> None:
         """Follow the current command: return, wait while paused, or raise Stop.
 
-        `unstarted` is the number of fetched entries that have not started, which a stop releases.
+        `unstarted` is the number of fetched entries that have not started. A stop counts them as
+        released.
         """
         command = self.slot.words[WORD_COMMAND]
         if command == WorkerCommand.NONE:
@@ -82,9 +83,10 @@ class ControlChannel:
         self.check(unstarted)
 
     def await_trust(self) -> int:
-        """Wait until the supervisor has renewed the lease. No message starts during the wait.
+        """Wait until the supervisor has renewed the lease. Return the time after the wait.
 
-        Finished messages are settled first: another worker may own the assignment after the wait.
+        Finished messages are settled before the wait, because another worker may own the assignment
+        after it.
         """
         settled = False
         while (now := now_ns()) > self.slot.words[WORD_TRUSTED_UNTIL]:
@@ -96,16 +98,16 @@ class ControlChannel:
         return now
 
     def sleep(self, seconds: float, unstarted: int = 0) -> None:
-        """Wait, and follow the supervisor's commands. `unstarted` is passed to `check`."""
+        """Wait while following the supervisor's commands. `unstarted` is passed to `check`."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self.check(unstarted)
             self._wait(min(left, BREATH_SECONDS))
 
     def await_any(self, descriptors: list[int], seconds: float) -> set[int]:
-        """Wait for a readable descriptor or a wake-up by the supervisor. Return the readable ones.
+        """Wait until a descriptor is readable or the supervisor wakes the worker.
 
-        The supervisor's command, if any, is then in the slot.
+        Return the readable descriptors. If the supervisor has sent a command, it is in the slot.
         """
         self.slot.progress_ns = now_ns()
         poller = select.poll()
@@ -117,7 +119,7 @@ class ControlChannel:
         return ready
 
     def await_assignment(self) -> bytes:
-        """Wait, as a standby, for the supervisor's next message, and return it."""
+        """Wait in a standby for the supervisor's next message, and return it."""
         while True:
             process.wait_readable([self.control.fileno()], BREATH_SECONDS)
             message = self._read()
@@ -150,5 +152,5 @@ class ControlChannel:
         except OSError:
             message = b""
         if not message:
-            os._exit(1)  # the supervisor has exited. All fetched entries stay pending.
+            os._exit(1)  # the supervisor has exited, and all fetched entries stay pending
         return message

@@ -1,4 +1,4 @@
-"""Build the fields that a dead letter or a retry has in addition to those of its message."""
+"""Build the fields that a dead letter or retry has in addition to the fields of its message."""
 
 from __future__ import annotations
 
@@ -21,16 +21,14 @@ from streamqd.message import (
 )
 from streamqd.policy.fingerprint import fingerprint
 
-BOOKKEEPING = 2048  # allowance in bytes for names and for streamqd's own fields
+BOOKKEEPING = 2048  # bytes allowed for the names of fields and for streamqd's own fields
 ERROR_BYTES_MAX = 500  # bytes of error text in a waiting retry
 PLACE_BYTES_MAX = 200
 
 # A script cannot pass 8,000 values to one command. If an entry has more names and values than this
 # limit, only the fields that streamqd knows are kept. No producer writes such an entry.
 BODY_VALUES_MAX = 7000
-ADDED_VALUES_MAX = (
-    100  # names and values that `bookkeeping_fields`, `build_fields` and `crash_fields` add at most
-)
+ADDED_VALUES_MAX = 100  # upper bound for names and values that the functions below add to an entry
 KNOWN = (
     b"payload",
     b"key",
@@ -44,14 +42,17 @@ KNOWN = (
 
 
 def within_limit(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return the fields, or only the KNOWN fields if a script cannot write every field."""
+    """Return the fields, or only the KNOWN ones if a script cannot write all of them."""
     if 2 * len(fields) <= BODY_VALUES_MAX:
         return fields
     return {name: fields[name] for name in KNOWN if name in fields}
 
 
 def bookkeeping_fields(message: Message, *, retries: int, crashes: int) -> dict[bytes, bytes]:
-    """Return the bookkeeping fields that an entry takes to the retry or dead-letter stream."""
+    """Return the counters and the original ID that an entry keeps when it is moved.
+
+    The entry moves to the waiting retries or to a dead-letter stream.
+    """
     fields = {
         b"originalId": (
             message.original_id.encode() if has_field(message, ORIGINAL_ID) else message.id_bytes
@@ -60,8 +61,8 @@ def bookkeeping_fields(message: Message, *, retries: int, crashes: int) -> dict[
         b"crashCount": b"%d" % crashes,
     }
     if has_field(message, REPLAY_COUNT):
-        # Overwrite a value that a producer may have written, because readers of the retry stream
-        # trust this field.
+        # Overwrite the value, which a producer may have written, because readers of the retry
+        # stream trust this field.
         fields[REPLAY_COUNT] = str(message.replay_count).encode()
     if _is_forgiven(message):
         fields[FORGIVEN_AT] = str(int(message.forgiven_at * 1000)).encode()
@@ -69,9 +70,9 @@ def bookkeeping_fields(message: Message, *, retries: int, crashes: int) -> dict[
 
 
 def last_error(message: Message, error: str, place: str) -> dict[bytes, bytes]:
-    """Return the fields of a waiting retry that describe the last failure, only for display."""
+    """Return the fields that describe the last failure of a waiting retry, for display only."""
     fields = {}
-    # A producer may have written fields with these names, so overwrite them.
+    # Overwrite fields with these names, because a producer may have written them.
     if error or has_field(message, LAST_ERROR):
         fields[LAST_ERROR] = _cut(error, ERROR_BYTES_MAX)
     if place or has_field(message, LAST_ERROR_PLACE):
@@ -80,7 +81,7 @@ def last_error(message: Message, error: str, place: str) -> dict[bytes, bytes]:
 
 
 def last_run(message: Message, span: str) -> dict[bytes, bytes]:
-    """Return the field with the span of the failed run. `span` is '' without tracing."""
+    """Return the field that holds the span of the failed run. Without tracing, `span` is ''."""
     if span or has_field(message, LAST_RUN):
         return {LAST_RUN: span.encode()}
     return {}
@@ -95,7 +96,7 @@ def _cut(text: str, size: int) -> bytes:
 
 
 def _is_forgiven(message: Message) -> bool:
-    """Return True if a failure of the message was not counted as an attempt, now or earlier."""
+    """Return True if a failure of the message, now or earlier, did not count as an attempt."""
     return has_field(message, FORGIVEN_AT) or bool(vars(message).get("forgiven_at"))
 
 
@@ -112,9 +113,10 @@ def build_fields(
     crashes: int,
     fingerprint: str,
 ) -> dict[bytes, bytes]:
-    """Return the context of a dead letter. The script adds `failedAt`, from the server's clock.
+    """Return the fields that describe the failure of a dead letter.
 
-    `error` is the text of the exception. All texts may be "".
+    The script adds `failedAt`, which it reads from the server's clock. `error` is the text of the
+    exception. Any text may be ''.
     """
     topic, partition = message.origin
     fields = {
@@ -140,9 +142,10 @@ def build_fields(
 def build_fields_without_run(
     message: Message, delivery: Delivery, handler: str, why: tuple[str, str, str], *, crashes: int
 ) -> dict[bytes, bytes]:
-    """Return the fields of a dead letter whose message did not run.
+    """Return the fields of a dead letter whose message was given up without a run.
 
-    `why` contains the reason code, the input of the fingerprint, and a sentence.
+    `why` contains the reason code, the text from which the fingerprint is computed, and a sentence
+    for people.
     """
     reason, what, text = why
     retries = message.attempt - 1
@@ -161,7 +164,7 @@ def build_fields_without_run(
 
 
 def find_oversize(message: Message, bytes_max: int) -> str:
-    """Return a description if a message exceeds `max_message_bytes` for producers, else ''."""
+    """Return a description of the excess if a message exceeds `max_message_bytes`, else ''."""
     size = len(message.payload)
     beside = sum(len(name) + len(value) for name, value in message.fields.items()) - size
     if max(size, beside - BOOKKEEPING) <= bytes_max:
@@ -172,9 +175,10 @@ def find_oversize(message: Message, bytes_max: int) -> str:
 
 
 def replacement_fields(message: Message, policy: str) -> dict[bytes, bytes]:
-    """Return the fields that replace the body in a dead letter, as the setting `dlq_body` requires.
+    """Return the fields that replace the body of a dead letter, as the setting `dlq_body` requires.
 
-    All other fields of the message are included, because the entry may have been trimmed away.
+    `policy` is the value of that setting. All other fields of the message are included, because the
+    entry itself may have been trimmed.
     """
     if policy == "full":
         return {}
@@ -186,14 +190,14 @@ def replacement_fields(message: Message, policy: str) -> dict[bytes, bytes]:
 
 
 def crash_fields(context: bytes) -> tuple[str, dict[bytes, bytes]]:
-    """Return how the process exited, and the dead letter's fields.
+    """Return how the process exited, and the fields of the dead letter that describe the exit.
 
-    `context` is the supervisor's record.
+    `context` is the supervisor's record of the crash.
     """
     try:
         found: dict[str, Any] = dict(json.loads(context or b"{}"))
     except (ValueError, TypeError, RecursionError):
-        # The record is not from a supervisor. Dead-letter the message anyway.
+        # No supervisor wrote this record. Dead-letter the message anyway.
         found = {}
     fields = {
         name.encode(): str(found[name]).encode()

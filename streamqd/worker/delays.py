@@ -1,4 +1,4 @@
-"""Delays: the time from the write of an entry to the start of its first run.
+"""Measure delays: the time from the write of an entry to the start of its first run.
 
 An entry ID contains the server's time in milliseconds. The start of the run is also expressed in
 the server's time, which the worker estimates. A negative delay counts as 0. A delayed send gets its
@@ -17,16 +17,17 @@ from streamqd.worker.server_clock import ServerClock
 
 _MS = 1_000_000  # ns in a millisecond
 _LAST = len(DELAY_BUCKETS)  # index of the bucket for all longer delays
-_MOST_MS = 1 << _LAST  # milliseconds that the sum uses for every longer delay
+_MOST_MS = 1 << _LAST  # milliseconds that the sum counts for any longer delay
 _WORD = (1 << 64) - 1
 
 
 class StartDelays:
-    """The delays of the first runs that one worker started since `publish`. Main thread only.
+    """The delays of the first runs that a worker has started since `publish`. Main thread only.
 
-    Runs are counted together if the delays of the oldest and the newest entry are in one bucket. A
-    backlog therefore costs nothing per message. Otherwise, runs that start in one millisecond are
-    divided by a binary search of their ordered IDs.
+    The delays are counted in the buckets of a histogram. If the delays of the oldest and the newest
+    entry belong to the same bucket, all entries between them are counted together. A backlog
+    therefore costs nothing per message. Otherwise, runs that start in the same millisecond are
+    assigned to buckets with a binary search in their ordered IDs.
     """
 
     def __init__(self, clock: ServerClock) -> None:
@@ -35,7 +36,7 @@ class StartDelays:
         self._sum_ms = 0
 
     def note_all(self, entries: Iterable[FetchedEntry], now: int) -> None:
-        """Count first runs that started together at `now` (`now_ns`). Other runs are skipped."""
+        """Count the first runs among runs that all started at `now` (`now_ns`)."""
         ids = [entry.id for entry in entries if not entry.has_run]
         if ids:
             ms = (now + self._clock.ahead_ns) // _MS
@@ -44,10 +45,10 @@ class StartDelays:
                 self._add(ids, ms)
 
     def note_each(self, entries: Sequence[RawEntry], start: int, starts: Sequence[int]) -> None:
-        """Count the entries of one stream from index `start` on.
+        """Count the runs of one stream's entries, the first of which is `entries[start]`.
 
-        `starts` are their start times (`now_ns`), in the order of the stream. Entries beyond them
-        did not run.
+        `starts` holds their start times (`now_ns`), in the order of the stream. Entries that have
+        no start time did not run.
         """
         ahead, count, first = self._clock.ahead_ns, len(starts), 0
         if not count:
@@ -77,7 +78,10 @@ class StartDelays:
         return (_written_ms(oldest) + (1 << bucket)) * _MS - ahead
 
     def _add(self, ids: Sequence[bytes], ms: int) -> None:
-        """Count runs that started in one millisecond (server, unix), by their ordered IDs."""
+        """Count runs that started in millisecond `ms` of the server's unix time.
+
+        `ids` holds the IDs of their entries, in order.
+        """
         first, count = 0, len(ids)
         while first < count:
             bucket = _delay_ms(ids[first], ms).bit_length()
@@ -86,17 +90,18 @@ class StartDelays:
             beyond = b"%d" % (ms + 1 - (1 << bucket >> 1)) if bucket else b":"
             end = max(first + 1, bisect_left(ids, beyond, first))
             if not self._add_if_same_bucket(end - first, ids[first], ids[end - 1], ms, ms):
-                end = first + 1  # not in time order: a client chose IDs of another length
+                end = first + 1  # IDs are not in time order, because a client chose other lengths
                 self._add_if_same_bucket(1, ids[first], ids[first], ms, ms)
             first = end
 
     def _add_if_same_bucket(
         self, count: int, oldest: bytes, newest: bytes, low: int, high: int
     ) -> bool:
-        """Count runs that started from `low` to `high`, if all delays are in one bucket.
+        """Count this many runs, which started from `low` to `high`, if they share one bucket.
 
-        Return False, and count nothing, if the delays are in different buckets. Comparing IDs as
-        bytes orders them by time, because times have 13 digits until the year 2286.
+        `low` and `high` are milliseconds of the server's unix time. If the delays belong to
+        different buckets, count nothing and return False. Comparing IDs as bytes orders them by
+        time, because the times have 13 digits until the year 2286.
         """
         longest, shortest = _delay_ms(oldest, high), _delay_ms(newest, low)
         bucket = longest.bit_length()
@@ -108,7 +113,7 @@ class StartDelays:
         return True
 
     def publish(self, slot: WorkerSlot) -> None:
-        """Add the delays since the last call to the assignment's histogram."""
+        """Add the delays since the last call to the histogram of the assignment."""
         if not any(self._runs):
             return
         shared = slot.delay_histogram
@@ -121,10 +126,10 @@ class StartDelays:
 
 
 def _written_ms(entry_id: bytes) -> int:
-    """Return the time of an entry ID (server, unix)."""
+    """Return the time in an entry ID (unix ms, server's clock)."""
     return int(entry_id.partition(b"-")[0])
 
 
 def _delay_ms(entry_id: bytes, ms: int) -> int:
-    """Return the delay of a run that started at `ms` (server, unix)."""
+    """Return the delay in ms of a run that started at `ms` (unix ms, server's clock)."""
     return max(0, ms - _written_ms(entry_id))

@@ -1,4 +1,4 @@
-"""The data of a fetched or listed entry, until the entry is settled."""
+"""The data that a worker keeps about a fetched or listed entry until the entry is settled."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from streamqd.model import RawEntry
 from streamqd.worker.eventloop import CoroutineRun
 
 _NAMES_BYTES = len(b"payload" + b"key")
-NOWHERE = -1  # the index of an entry that is not in the slot's batch
+NOWHERE = -1  # index of an entry that is not in the slot's batch
 
 
 class FetchedEntry:
-    """The data for a run of one message, recorded before its handler gets the message.
+    """The data for a run of one message, recorded before the handler receives the message.
 
-    `index` is its place in the slot's batch. `id` is the entry ID: the handler may have changed the
-    ID of its message. `has_run` is True if an earlier run is known, because the message is a retry,
-    was charged with a crash, or waits in its place. `crashes` are the crashes charged to the entry
-    itself, in addition to the crashes in its fields. `lane`, `sequence` and `started_ns` are set
-    once it runs in a lane. `end` (None or the exception with which it failed) and `ended_ns` are
-    set after that run.
+    `index` is the index of the entry in the slot's batch. `id` is the entry ID as it was fetched,
+    because the handler may change the ID in its message. `has_run` is True if an earlier run is
+    known, because the message is a retry, was charged with a crash, or waits in its place.
+    `crashes` is the number of crashes charged to the entry itself, in addition to those in its
+    fields. `lane`, `sequence` and `started_ns` are set when the entry starts to run in a lane.
+    After that run, `ended_ns` is set, and `end` is the exception with which the run failed, or
+    None.
     """
 
     __slots__ = (
@@ -57,23 +58,23 @@ class FetchedEntry:
         self.message = message
         self.retried = retried
         self.crashes = crashes
-        # Counters that are stored in Redis.
+        # True if Redis stores counters for the entry.
         self.has_counters = crashes > 0 or message.failures_in_place > 0
         self.has_run = retried or self.has_counters
         self.noted = notes_of(message) if message.failures_in_place else None
-        self.size = size or sum(map(len, message._fields))  # approximate bytes
+        self.size = size or sum(map(len, message._fields))  # approximate size in bytes
         self.key = message.key
         self.interrupted = False
-        self.run: CoroutineRun | Task[None] | None = None  # its run, if the handler is a coroutine
+        self.run: CoroutineRun | Task[None] | None = None  # set while a coroutine handles it
 
     @property
     def due_ns(self) -> int:
-        """The time of the next run (`now_ns`) of an entry that waits in its place after a run."""
+        """The time (`now_ns`) at which an entry that waits in its place runs again, or 0."""
         return self.message.due_in_place_ns
 
     @property
     def crash_count(self) -> int:
-        """The number of crashes charged so far, including those at earlier places."""
+        """The number of crashes charged to the message so far, also at its earlier places."""
         return self.crashes + self.message.crash_count
 
     def restore(self) -> None:
@@ -83,9 +84,9 @@ class FetchedEntry:
         )
 
     def keep(self, attempts: int, due_ns: int) -> None:
-        """Record that the entry runs again in its place, at `due_ns`. Its last run cost `attempts`.
+        """Record that the entry runs again in its place at `due_ns` (`now_ns`).
 
-        Its message must be restored.
+        `attempts` is 1 if the last run counts as an attempt, else 0. Call `restore` first.
         """
         self.message.failures_in_place += attempts
         self.message.due_in_place_ns = due_ns
@@ -95,10 +96,10 @@ class FetchedEntry:
 
 
 class InFlight(NamedTuple):
-    """The entries in flight of an executor, without held entries.
+    """The numbers of an executor's entries in flight, without held entries.
 
-    `startable` is the number of `waiting` entries that would start now. It is 0 if starting one may
-    need I/O or a wait.
+    `startable` is the number of waiting entries that would start now. It is 0 if starting one may
+    require I/O or a wait.
     """
 
     running: int
@@ -107,22 +108,22 @@ class InFlight(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """The number of all entries."""
+        """The number of all entries in flight."""
         return self.running + self.waiting
 
 
 def entries_of_read(
     delivery: Delivery, entries: list[RawEntry], retried: bool
 ) -> tuple[list[FetchedEntry], bool]:
-    """Return the entries that were read from one stream, and True if any message may expire.
+    """Return the entries that were read from one stream, and True if any of them may expire.
 
-    Their index is NOWHERE.
+    The entries do not have an index in the slot yet, so it is NOWHERE.
     """
     new_message, new_entry = Message.__new__, FetchedEntry.__new__
     found, may_expire, prefix = [], False, b"r:" if retried else b"m:"
     for entry_id, fields in entries:
-        # This repeats the code of `messages_of_read` and the constructor, because one loop costs a
-        # fifth less than two.
+        # This repeats the code of `messages_of_read` and of the constructor, because one loop takes
+        # a fifth less time than two.
         message = new_message(Message)
         message._delivery = delivery  # noqa: SLF001 - it is ours
         message.id_bytes = entry_id
@@ -137,7 +138,7 @@ def entries_of_read(
         entry.crashes = 0
         entry.has_counters = entry.interrupted = False
         entry.noted = entry.run = None
-        # The fields of an ordinary message.
+        # An ordinary message has only these two fields.
         if len(fields) == 4 and fields[2] == b"key" and fields[0] == b"payload":
             key = entry.key = fields[3]
             entry.size = _NAMES_BYTES + len(fields[1]) + len(key)

@@ -1,8 +1,8 @@
-"""The event loop of a worker: one for its whole life, in a thread of its own.
+"""The event loop of a worker, which has one for its whole life, in a thread of its own.
 
-The loop keeps running while the worker waits for Redis, so the timers, keep-alives and pools of a
-handler's clients work between two messages. The main thread passes coroutines in and receives their
-results.
+The loop keeps running while the worker waits for Redis, so that the timers, keep-alives and
+connection pools of a handler's clients also work between two messages. The main thread passes
+coroutines to the loop and receives their results.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from streamqd.scoreboard import WorkerSlot
 from streamqd.worker.forks import fork_role
 from streamqd.worker.loop_heartbeat import LoopHeartbeat
 
-CLOSE_SECONDS = 5.0  # seconds to cancel the tasks that a handler left running
+CLOSE_SECONDS = 5.0  # longest wait for canceled tasks that a handler left running
 
 _libc = ctypes.CDLL(None)
 
-Work = Callable[[], object]  # returns the coroutine. Called in the loop's thread
+Work = Callable[[], object]  # called in the loop's thread, returns the coroutine
 
 
 class CoroutineRun:
     """A coroutine of a handler, from its start until its result is passed to `ended`.
 
-    The result is the returned value or the raised exception. A run wraps the coroutine that its
-    task drives, and forwards every step. It can therefore raise an exception at the point where the
-    handler waits.
+    The result is the returned value or the raised exception. A run takes the place of the coroutine
+    in its task, and forwards every step to the coroutine. It can therefore raise an exception at
+    the point where the handler is waiting.
     """
 
     __slots__ = ("_coroutine", "_ended", "_limit", "_message", "_task", "_work")
@@ -55,11 +55,11 @@ class CoroutineRun:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the coroutine. Call it, and all methods below, in the loop's thread."""
+        """Start the coroutine. Call this and all methods below in the loop's thread."""
         try:
             self._task = loop.create_task(self)  # type: ignore[arg-type]
         except BaseException as raised:  # noqa: BLE001 - the handler's module may make the tasks
-            if self._coroutine is None:  # otherwise it has started and finishes normally
+            if self._coroutine is None:  # otherwise, it has started and finishes normally
                 ended, self._work, self._ended = self._ended, _raise_withdrawn, _drop_end
                 ended(raised)
 
@@ -98,7 +98,7 @@ class CoroutineRun:
 
     def __getattr__(self, name: str) -> Any:
         # Tools that inspect the task read attributes such as `cr_frame`, so return those of the
-        # handler's coroutine.
+        # coroutine itself.
         return getattr(self._coroutine, name)
 
     def _ensure_started(self) -> Any:
@@ -112,7 +112,7 @@ class CoroutineRun:
     def _end(self, raised: BaseException) -> object:
         fork_role.end_child()
         self._task = None  # breaks the reference cycle run -> task -> run
-        # Compare the class: `isinstance` can call user code of the exception.
+        # Check the class, because `isinstance` can call user code of the exception.
         returned = issubclass(type(raised), StopIteration)
         self._ended(getattr(raised, "value", None) if returned else raised)
         raise StopIteration
@@ -133,13 +133,14 @@ def _start(runs: list[CoroutineRun]) -> None:
 
 
 def maker_of_tasks(name: str) -> Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]:
-    """Return the fastest function that makes a named task on the running loop.
+    """Return the fastest function that creates a named task on the running loop.
 
-    On Python 3.12 and later, tasks start immediately, so a task that never waits is never queued.
+    On Python 3.12 and later, tasks start immediately, so that a task that never waits is never
+    queued.
     """
     loop = asyncio.get_running_loop()
     if loop.get_task_factory() is not None:
-        return loop.create_task  # without a name, which Python 3.14 passes on to a task factory
+        return loop.create_task  # without a name, which Python 3.14 would pass to the task factory
     if sys.version_info >= (3, 12):
         return partial(asyncio.Task, loop=loop, name=name, eager_start=True)
     return partial(asyncio.Task, loop=loop, name=name)
@@ -158,9 +159,10 @@ class _TimeSpec(ctypes.Structure):
 
 
 class PreciseSelector(selectors.EpollSelector):
-    """Waits no longer than its timeout. `epoll` itself rounds up to whole milliseconds.
+    """A selector that waits no longer than its timeout.
 
-    It may return without events, less than a millisecond early. The loop then waits for the rest.
+    `epoll` rounds the timeout up to whole milliseconds. This selector may instead return without
+    events, less than a millisecond early. The loop then waits for the remaining time.
     """
 
     def __init__(self) -> None:
@@ -171,7 +173,7 @@ class PreciseSelector(selectors.EpollSelector):
         self._polled = _PollDescriptor(self.fileno(), select.POLLIN, 0)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for events, at most `timeout` seconds, and return the ready keys."""
+        """Wait for events, for `timeout` seconds at most, and return the keys that are ready."""
         if timeout and timeout > 0:
             if milliseconds := int(timeout * 1000):
                 self._poll.poll(milliseconds)
@@ -183,9 +185,9 @@ class PreciseSelector(selectors.EpollSelector):
 
 
 def new_loop(kind: str = "asyncio") -> asyncio.AbstractEventLoop:
-    """Return a new event loop. The loop of asyncio gets precise timers.
+    """Return a new event loop of the given kind, which is the setting `daemon.event_loop`.
 
-    `kind` is `daemon.event_loop`. Raises HandlerLoadError if uvloop cannot be imported.
+    A loop of asyncio gets precise timers. Raises HandlerLoadError if uvloop cannot be imported.
     """
     if kind == "uvloop":
         try:
@@ -204,10 +206,10 @@ def new_loop(kind: str = "asyncio") -> asyncio.AbstractEventLoop:
 
 
 class EventLoop:
-    """The loop and its thread. Its methods are called by the main thread."""
+    """The loop and its thread. Call the methods in the main thread, except where noted."""
 
     def __init__(self, kind: str = "asyncio") -> None:
-        """Start a loop. `kind` is `daemon.event_loop`. Raises HandlerLoadError."""
+        """Start a loop as `new_loop` creates it. Raises HandlerLoadError."""
         self._loop = new_loop(kind)
         self._thread = threading.Thread(target=self._turn, name="event loop", daemon=True)
         self._thread.start()
@@ -216,15 +218,15 @@ class EventLoop:
         fork_role.loops.add(self)
 
     def halt(self) -> None:
-        """Stop the loop in a forked child of a coroutine, and start no more callbacks."""
-        # Asyncio's queue of callbacks. Other loops finish the current turn.
+        """Stop the loop in a child that a coroutine forked, without running more callbacks."""
+        # This is asyncio's queue of callbacks. Other loops finish their current turn.
         ready = getattr(self._loop, "_ready", None)
         if isinstance(ready, deque):
             ready.clear()
         self._loop.stop()
 
     def record_turns(self, slot: WorkerSlot | None) -> None:
-        """Start to record the loop's turns in a worker's slot. None stops the recording."""
+        """Start to publish the loop's heartbeat in a worker's slot. None stops it."""
         if self._heartbeat is not None:
             self._heartbeat.close()
         self._heartbeat = (
@@ -244,15 +246,15 @@ class EventLoop:
         self._loop.call_soon_threadsafe(function, *given)
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Call a function after the callbacks that are ready to run. In the loop's thread."""
+        """Call a function after all callbacks that are ready. Call this in the loop's thread."""
         self._loop.call_soon(call)
 
     def interrupt(self, run: CoroutineRun, limit: BaseException) -> None:
-        """Raise an exception in a coroutine at its current wait. A signal handler may call this."""
+        """Raise an exception in a run at its current wait. A signal handler may call this."""
         self._loop.call_soon_threadsafe(run.interrupt, limit)
 
     def wait(self, work: Work) -> object:
-        """Run a coroutine and wait for it. Return its result, or the exception that it raised."""
+        """Run a coroutine and wait for it. Return its result or the exception that it raised."""
         ends: SimpleQueue[object] = SimpleQueue()
         run = self._waited = CoroutineRun(work, None, ends.put)
         self.begin([run])
@@ -261,12 +263,12 @@ class EventLoop:
         return end
 
     def interrupt_waited(self, limit: BaseException) -> None:
-        """Raise an exception in the coroutine of `wait`. A signal handler may call this."""
+        """Raise an exception in the coroutine that `wait` runs. A signal handler may call this."""
         if self._waited is not None:
             self.interrupt(self._waited, limit)
 
     def close(self) -> None:
-        """Cancel the remaining tasks and stop the thread. Waits at most CLOSE_SECONDS."""
+        """Cancel the remaining tasks and stop the thread. Waits for CLOSE_SECONDS at most."""
         with contextlib.suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_SECONDS)

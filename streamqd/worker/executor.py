@@ -28,9 +28,10 @@ from streamqd.worker.verdicts import Verdicts
 
 
 class Executor(Protocol):
-    """Holds the fetched entries and runs the handler for them. Main thread only.
+    """Holds the fetched entries and runs the handler for them.
 
-    The result of a run goes to the verdicts, and from there to the settler.
+    It passes the result of each run to the verdicts, which pass it on to the settler. Only the main
+    thread calls the methods.
     """
 
     @property
@@ -40,41 +41,53 @@ class Executor(Protocol):
     # --- intake ---
 
     def admit(self, listed: list[FetchedEntry], read: FetchResult | None = None) -> None:
-        """Accept `listed` entries, which were already pending, and those of a `read`."""
+        """Accept entries.
+
+        Entries in `listed` were already pending, and `read` contains newly read entries.
+        """
 
     def drop_unstarted(self) -> None:
-        """Drop the entries that have not started, before a listing. They stay pending."""
+        """Drop the entries that have not started. They stay pending, and are then listed again."""
 
     # --- running ---
 
     def start(self, *, held: bool = True) -> None:
-        """Start the entries that can start. With `held`, include held entries that are due."""
+        """Start the entries that can start.
+
+        If `held` is true, this includes held entries that are due.
+        """
 
     def collect_finished(self) -> None:
-        """Collect the verdicts of finished runs."""
+        """Find the verdicts of the runs that have finished since the last call."""
 
     # --- entries in flight, and room for more ---
 
     @property
     def in_flight(self) -> InFlight:
-        """The numbers of entries in flight."""
+        """The number of running, waiting and startable entries."""
 
     @property
     def places(self) -> Collection[bytes]:
         """The places of the entries that the executor keeps after a lost connection."""
 
     def room(self, ready: int | None = None) -> int:
-        """Return how many more entries of each stream may be fetched, 0 when full.
+        """Return how many more entries may be fetched from each stream, 0 when full.
 
-        With `ready`, return 0 too while that many entries are ready to start, or while slow runs
-        occupy all lanes.
+        If `ready` is given, also return 0 while that many entries are ready to start, or while slow
+        runs occupy all lanes.
         """
 
     def next_due(self, now: int, *, held: bool = True) -> int | None:
-        """Return when an entry in flight may start, or None if only an event can start it."""
+        """Return when another entry may start (`now_ns`), or None if only an event can start one.
+
+        If `held` is false, held entries are ignored.
+        """
 
     def close(self) -> None:
-        """Release the executor's resources. No handler runs, unless an error ends the process."""
+        """Release the executor's resources.
+
+        Handlers may still be running only if an error is ending the process.
+        """
 
 
 def executor_for(
@@ -85,7 +98,7 @@ def executor_for(
     quarantine: Quarantine,
     prefetch: PrefetchController,
 ) -> Executor:
-    """Return the executor for a consumer."""
+    """Return the executor that the consumer's settings and its handler require."""
     consumer, on_error = context.consumer, context.consumer.on_error
     held = HeldKeys(context, quarantine) if on_error == HOLD_KEY else None
     if consumer.lanes > 1:

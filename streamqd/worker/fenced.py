@@ -1,4 +1,4 @@
-"""Run the scripts of an owner. After a change of ownership, Redis rejects them."""
+"""Run the scripts of an owner, which Redis rejects once the assignment has another owner."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from streamqd.store.scripts import Call, Reply
 
 
 class Fenced(Exception):  # noqa: N818 - a signal to the worker's loop
-    """Another instance owns the assignment. The worker drops all entries and exits."""
+    """Raised when the assignment has a newer owner. The worker drops all entries and exits."""
 
 
 class FencedCalls:
-    """Runs the scripts of one worker over one connection, and checks the fence in each reply."""
+    """Runs a worker's scripts over one connection, and checks each reply for a lost lease."""
 
     def __init__(self, link: Connection, slot: WorkerSlot) -> None:
         self.link = link
@@ -25,7 +25,8 @@ class FencedCalls:
         self._slot.add("round_trips")
         _check(reply)
         if reply.word == "SESSION":
-            # A late copy of an earlier recovery replaced the session. The assignment is still ours.
+            # A late copy of an earlier recovery call has replaced the session, but this worker
+            # still owns the assignment.
             raise RedisUnavailableError("the session is not the last one opened", sent=True)
         return reply
 

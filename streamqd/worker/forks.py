@@ -1,12 +1,13 @@
 """Prevent a process that a handler forks from acting as a worker.
 
-A handler may fork, for example through `multiprocessing`. Such a child usually runs its own
-function and exits. A child that returns from the handler instead would continue the worker's loop
+A handler may fork, for example through `multiprocessing`. Such a child usually runs a function of
+its own and exits. However, a child that returns from the handler would continue the worker's loop
 with the worker's token and connections. To prevent this, a hook runs in each child before any other
 Python code. It closes the connections to Redis and the supervisor's socket, and replaces the slot
-by private memory that contains a stop command. The child exits at its next check of that command.
+with private memory that contains a stop command. The child exits when it next checks that command.
 
-The worker itself is not slowed down, and programs started through `subprocess` are not affected.
+This does not slow down the worker itself, and does not affect programs that are started through
+`subprocess`.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from streamqd.model import Assignment
 from streamqd.scoreboard import WORD_COMMAND, WorkerCommand, WorkerSlot
 from streamqd.store.client import Connection
 
-EXIT_CODE = 70  # exit code of such a child, reported to the process that waits for it
+EXIT_CODE = 70  # exit code of a child that returns, for the process that waits for it
 ADVICE = "a handler forked and its child returned; exit from such a child with os._exit"
 
 
 class Loop(Protocol):
-    """An event loop that must stop in a child."""
+    """An event loop that must stop in a forked child."""
 
     def halt(self) -> None: ...
 
 
 class ForkingWorker:
-    """The parts of a worker process that its children must not use."""
+    """The parts of a worker process that its forked children must not use."""
 
     def __init__(self, assignment: Assignment, slot: WorkerSlot, control: socket.socket) -> None:
         self.assignment = assignment
@@ -46,20 +47,23 @@ class ForkingWorker:
 
 
 class ForkRole:
-    """The role of this process: a worker or a child of one. Each process has one instance."""
+    """The role of this process, which may be a worker or a worker's forked child.
+
+    Each process has one instance.
+    """
 
     def __init__(self) -> None:
-        self.child = False  # this process was forked by a worker
+        self.child = False  # True if a worker forked this process
         self.loops: weakref.WeakSet[Loop] = weakref.WeakSet()
         self._assignment: Assignment | None = None
         self._worker: Callable[[], ForkingWorker | None] = lambda: None
 
     def enter_worker(self, worker: ForkingWorker) -> None:
-        """Mark this process as a worker, as long as `worker` is referenced."""
+        """Mark this process as a worker for as long as the object is referenced."""
         self._worker = weakref.ref(worker)
 
     def enter_child(self) -> None:
-        """Release the worker's resources. Runs in a child before all other Python code."""
+        """Release the worker's resources in a child, before it runs any other Python code."""
         worker = self._worker()
         if worker is None:
             return
@@ -78,7 +82,7 @@ class ForkRole:
             loop.halt()
 
     def end_child(self) -> None:
-        """End this process if it is a child that returned from a handler."""
+        """Exit if this process is a child that returned from a handler."""
         if not self.child:
             return
         logs.event(

@@ -1,8 +1,9 @@
-"""Gates: conditions that delay the start of a run. Each start checks them in order.
+"""Gates are conditions that delay the start of a run. Each start checks them in order.
 
 A gate delays all runs of a worker. Examples are the circuit breaker (`guards`) and the rate limit
 (`throttle`). Conditions of a single entry are checked elsewhere: `verdicts` handles entries that
-expired, are too large or crashed too often, and `blocking` and `held_keys` keep the order.
+have expired, are too large or have crashed too often, and `blocking` and `held_keys` keep the
+order.
 """
 
 from __future__ import annotations
@@ -14,47 +15,54 @@ from streamqd.worker.context import WorkerContext
 
 
 class Gate(Protocol):
-    """A condition that can delay the start of a run. Times are `now_ns`. Main thread only."""
+    """A condition that can delay the start of a run.
+
+    All times are on the `now_ns` clock. Only the main thread may use a gate.
+    """
 
     def held_ns(self, now: int, runs: int = 1) -> int:
-        """Return the nanoseconds until `runs` may start, 0 if they may start now. No I/O."""
+        """Return the number of nanoseconds until this many runs may start, 0 for now. No I/O."""
 
     def admits(self, running: int) -> bool:
-        """Return True if a run may start next to `running` others."""
+        """Return True if another run may start while this many are running."""
 
     @property
     def one_by_one(self) -> bool:
         """True while only one message may run at a time."""
 
     def await_open(self, now: int, runs: int = 1) -> int:
-        """Wait until `runs` may start, and return that time. No handler runs during the wait.
+        """Wait until this many runs may start, and return that time.
 
-        Raises Stop, Fenced, RedisUnavailableError, RedisResponseError.
+        No handler runs during the wait. Raises Stop, Fenced, RedisUnavailableError,
+        RedisResponseError.
         """
 
     def note_start(self, now: int, runs: int = 1) -> None:
-        """Note that `runs` start now."""
+        """Record that this many runs start now."""
 
 
 class Gates:
-    """The gates of one worker, and the check for a trusted lease, which every run needs."""
+    """The gates of one worker, together with the check for a trusted lease that every run needs."""
 
     def __init__(self, context: WorkerContext, *gates: Gate | None) -> None:
-        """Set the gates in order. The rate is last, because nothing may delay a run after it."""
+        """Set the gates, in the order in which they are checked.
+
+        The rate limit must be last, because nothing may delay a run after it.
+        """
         self._words = context.slot.words
         self._channel = context.channel
         self._gates = [gate for gate in gates if gate is not None]
         self.has_gates = bool(self._gates)
 
     def held_ns(self, now: int, runs: int = 1) -> int:
-        """Return the nanoseconds for which a gate delays the next `runs`, 0 if none does."""
+        """Return the number of nanoseconds for which a gate delays this many runs, 0 for none."""
         for gate in self._gates:
             if left := gate.held_ns(now, runs):
                 return left
         return 0
 
     def admits(self, running: int) -> bool:
-        """Return True if a run may start next to `running` others."""
+        """Return True if another run may start while this many are running."""
         if self.held_ns(now_ns()):
             return False
         return all(gate.admits(running) for gate in self._gates)
@@ -65,7 +73,7 @@ class Gates:
         return any(gate.one_by_one for gate in self._gates)
 
     def are_open(self, now: int, runs: int = 1) -> bool:
-        """Return True if `runs` would start without waiting while no other run is active."""
+        """Return True if this many runs could start without a wait while no other run is active."""
         return self._is_trusted(now) and not self.held_ns(now, runs) and self.admits(0)
 
     def _is_trusted(self, now: int) -> bool:
@@ -73,9 +81,9 @@ class Gates:
         return now <= self._words[WORD_TRUSTED_UNTIL]
 
     def await_trust(self, now: int) -> int:
-        """Wait until the lease is trusted.
+        """Wait until the lease is trusted, and return the time after the wait.
 
-        Return the time after the wait, `now` if there was none.
+        If no wait is necessary, this is `now`.
         """
         return now if self._is_trusted(now) else self._channel.await_trust()
 
@@ -92,13 +100,13 @@ class Gates:
                 return now
 
     def await_start(self, now: int, runs: int = 1) -> int:
-        """Wait like `await_open`, then note that `runs` start."""
+        """Wait as `await_open` does, then record that this many runs start."""
         now = self.await_open(now, runs)
         for gate in self._gates:
             gate.note_start(now, runs)
         return now
 
     def note_start(self, now: int) -> None:
-        """Note that a run starts after `admits` has allowed it."""
+        """Record that a run starts, after `admits` has allowed it."""
         for gate in self._gates:
             gate.note_start(now)

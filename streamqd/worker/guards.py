@@ -1,8 +1,9 @@
-"""The circuit breaker and the flood guard. They stop a worker while its messages would fail.
+"""The circuit breaker and the flood guard, which stop a worker while its messages would fail.
 
-`policy.circuit` and `policy.dead_letter_rate` decide. This module reports failures to both, and
-waits when they require it. A consumer without guards has no extra cost. The state of the guards is
-in words of the slot, so the next worker continues with it, even after a crash.
+`policy.circuit` and `policy.dead_letter_rate` make the decisions. This module reports failures to
+both, and waits when they require it. A consumer without guards has no extra cost. The state of the
+guards is stored in words of the slot, so that the next worker continues with it, even after a
+crash.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from streamqd.scoreboard import now_ns
 from streamqd.store import directives
 from streamqd.worker.context import WorkerContext
 
-# Allowance in seconds: estimates of the server's clock in two workers differ by up to a round trip.
+# Seconds allowed for a difference between two workers' estimates of the server's clock, which may
+# differ by up to a round trip.
 CLOCK_SECONDS = 0.1
-SHORTEST_NS = 1_000_000  # wait that `held_ns` reports until the pause has started
-RESUME_SECONDS = 1.0  # interval of the checks for a `resume` during a pause
+SHORTEST_NS = 1_000_000  # the wait that `held_ns` reports until a required pause has started
+RESUME_SECONDS = 1.0  # interval at which a paused worker checks for a `resume`
 
 
 class Guards:
-    """The guards of one worker. They read the number of its runs from its counts."""
+    """The guards of one worker. They read the number of successful runs from its counts."""
 
     def __init__(self, context: WorkerContext) -> None:
         consumer, slot = context.consumer, context.slot
@@ -58,18 +60,18 @@ class Guards:
         self._flood = DeadLetterRate(guard.dead_letters, guard.window, guard.share, flood)
         (self._settled_before,) = self._waits.previous_values(SETTLED_SO_FAR)
         self._deaths = 0
-        self._probe_from = 0  # successes when the probe started
+        self._probe_from = 0  # number of successes when the probe started
         self.must_pause = False
-        self._paused = False  # the pause is in Redis until an operator removes it
+        self._paused = False  # True while the pause is in Redis, where an operator removes it
         self._unsaid = self.is_probing
 
     # --- reports of failures ---
 
     def exempts(self, outcome: Outcome, message: Message) -> bool:
-        """Return True if a dependency caused the failure, so it does not count as an attempt.
+        """Return True if the failure does not count as an attempt, because a dependency caused it.
 
-        A failure that the policy does not retry counts, even if the breaker lists its error. If a
-        failure is exempt, the message stores the time of the exemption.
+        A failure that the policy does not retry always counts, even if the breaker lists its error.
+        If a failure is exempt, the time of the exemption is stored in the message.
         """
         if not self._breaker.failures or not isinstance(outcome, Failed):
             return False
@@ -78,7 +80,7 @@ class Guards:
         if of_message or (
             self._breaker_errors and self._breaker_errors.isdisjoint(outcome.lineage)
         ):
-            # This failure is not evidence of a failing dependency.
+            # This failure is no evidence that a dependency is failing.
             return False
         now, unix = _now(), self._clock.time()
         forgiven = None
@@ -107,12 +109,12 @@ class Guards:
         if self._guard.dead_letters:
             self.must_pause |= self._flood.record_dead_letter(_now(), self._settled)
             if not self.must_pause:
-                # `pause_partition` stores a count that has reached the limit. If the process exits
-                # before, the next worker starts just below the limit.
+                # A count that has reached the limit is stored only by `pause_partition`. If the
+                # process exits before that, the next worker starts just below the limit.
                 self._store_flood()
 
     def record_settled(self) -> None:
-        """Record settled messages. Close the circuit after a successful probe."""
+        """Store the number of settled messages, and close the circuit after a successful probe."""
         self._waits.store(SETTLED_SO_FAR, self._settled)
         if self._unsaid:
             self._unsaid = False
@@ -147,25 +149,25 @@ class Guards:
     # --- checks before a run ---
 
     def held_ns(self, _now: int, _runs: int = 1) -> int:
-        """Return the nanoseconds for which no run may start, 0 if it may now."""
+        """Return the number of nanoseconds for which no run may start, 0 if one may start now."""
         return SHORTEST_NS if self.must_pause else int(self._seconds_until_start() * 1e9)
 
     def _seconds_until_start(self) -> float:
         if self._circuit.state is not CircuitState.OPEN:
             return 0.0
         left = self._circuit.seconds_until_start(_now())
-        # Publish the wait even if no time is left, because a worker without a message to try must
-        # show an open circuit.
+        # Publish the wait even if no time is left, because a worker that has no message to try must
+        # still show an open circuit.
         self._waits.begin(Wait.OPEN, now_ns() + int(left * 1e9))
         return left
 
     @property
     def is_probing(self) -> bool:
-        """True if at most one message may be tried at a time."""
+        """True while the circuit is not closed, so that only one message at a time may be tried."""
         return self._circuit.state is not CircuitState.CLOSED
 
     def admits(self, running: int) -> bool:
-        """Return True if a run may start next to `running` others."""
+        """Return True if another run may start while this many are running."""
         if not running:
             self.record_settled()
         if not self.is_probing:
@@ -174,7 +176,7 @@ class Guards:
 
     @property
     def one_by_one(self) -> bool:
-        """True while the circuit is not closed."""
+        """True while only one message may run at a time, because the circuit is not closed."""
         self.record_settled()
         return self.is_probing
 
@@ -194,7 +196,7 @@ class Guards:
         return now_ns()
 
     def note_start(self, _at: int, _runs: int = 1) -> None:
-        """Record the run that starts as a probe, unless the circuit is closed or about to close."""
+        """Record that a run starts as a probe, unless the circuit is closed or about to close."""
         if not self.is_probing or self._probe_succeeded:
             return
         self._circuit.start_probe(_now())
@@ -205,7 +207,8 @@ class Guards:
     def pause_partition(self) -> None:
         """Pause the partition as an operator would, and wait until an operator resumes it.
 
-        May be called again after a lost connection: a confirmed pause is not written again.
+        It may be called again after a lost connection. It does not repeat a pause that Redis has
+        confirmed.
         """
         self._settler.flush()
         self._waits.begin(Wait.FLOODED)
@@ -224,13 +227,14 @@ class Guards:
                 error=problem or None,
             )
             if problem:
-                # No operator can resume a pause that is not in Redis, so wait only for the window.
+                # No operator could resume a pause that is not in Redis, so wait only for the
+                # length of the window.
                 self._channel.sleep(self._guard.window, self._slot.unfinished)
             else:
                 with contextlib.suppress(RedisResponseError):
                     link.pipeline([("PUBLISH", keys.wake(self._fleet), "order")])
-        # After its next heartbeat, the supervisor also commands the pause. Until then, or if it
-        # cannot read the directive, this loop keeps the worker waiting.
+        # After its next heartbeat, the supervisor commands the pause too. Until then, or if the
+        # supervisor cannot read the directive, this loop makes the worker wait.
         key = keys.directives(self._fleet)
         while self._paused and link.execute("HEXISTS", key, name):
             self._channel.sleep(RESUME_SECONDS, self._slot.unfinished)
@@ -238,9 +242,9 @@ class Guards:
         self._waits.end()
 
     def _pause(self, name: str, why: str) -> str:
-        """Write the pause to Redis. Return the reason if that failed, or ''.
+        """Write the pause to Redis. Return the reason if Redis refuses it, else ''.
 
-        If the connection is lost before the answer, the pause is written a second time.
+        If the connection is lost before the answer arrives, a later call writes the pause again.
         """
         link, keys = self._settler.link, self._settler.keys
         by = f"the flood guard of {self._instance}"
@@ -253,7 +257,7 @@ class Guards:
 
 
 def guards_of(context: WorkerContext) -> Guards | None:
-    """Return the guards that a consumer configures, or None."""
+    """Return the guards that the consumer configures, or None."""
     consumer, slot = context.consumer, context.slot
     waits = slot.waits
     if not consumer.breaker.failures:

@@ -1,9 +1,9 @@
-"""`on_error = "hold-key"`: a failed message delays all messages of its key, and no others.
+"""`on_error = "hold-key"`: a failed message delays the other messages with its key, and no others.
 
-Held messages stay pending, and in the memory of this process. They do not become waiting retries,
-so the messages of a key stay in order. The failure count and due time of a key's first message are
-written to Redis, so a new owner waits only for the remaining time. A message without a key is
-retried as with `on_error = "requeue"`.
+Held messages stay pending, and this process keeps them in memory. They do not become waiting
+retries, so that the messages of a key stay in order. The failure count and the due time of a key's
+first message are written to Redis, so that a new owner waits only for the remaining time. A message
+without a key is retried as with `on_error = "requeue"`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Kept = TypeVar("Kept", bound=HasSize)
 
 
 class KeyBlocker(Generic[Kept]):
-    """Keys whose first message waits for a retry, with their later messages.
+    """The keys whose first message waits for another run, with their later messages.
 
-    While the first message runs again, it stays here, so later messages of its key wait. It is
-    removed when it has finished. All times come from one clock, which the caller chooses.
+    While the first message of a key runs again, it stays in the queue, so that the later messages
+    keep waiting. It is removed when it has finished. The caller chooses the clock for all times.
     """
 
     def __init__(self) -> None:
         self._queues: dict[Hashable, deque[Kept]] = {}
-        self._due: dict[Hashable, float] = {}  # due times, only of keys whose first message waits
-        # May contain due times that no longer apply.
+        self._due: dict[Hashable, float] = {}  # only contains keys whose first message waits
+        # The heap may also contain due times that no longer apply.
         self._heap: list[tuple[float, int, Hashable]] = []
         self._pushed = 0
         self.entries = 0
@@ -51,7 +51,7 @@ class KeyBlocker(Generic[Kept]):
         return key in self._queues
 
     def __iter__(self) -> Iterator[Kept]:
-        """Yield all entries, key by key, each in its order."""
+        """Yield all entries, key by key. The entries of a key are in order."""
         for queue in self._queues.values():
             yield from queue
 
@@ -63,7 +63,10 @@ class KeyBlocker(Generic[Kept]):
     # --- add ---
 
     def hold(self, key: Hashable, entry: Kept, due: float) -> None:
-        """Hold an entry until it is due: a new one, or the first of its key after another run."""
+        """Hold an entry until it is due.
+
+        It is either a new entry, or the first one of its key after another failed run.
+        """
         queue = self._queues.setdefault(key, deque())
         if queue:
             self._count(queue.popleft(), -1)
@@ -72,14 +75,14 @@ class KeyBlocker(Generic[Kept]):
         self._wait(key, due)
 
     def append(self, key: Hashable, entry: Kept) -> None:
-        """Append an entry to the queue of its held key."""
+        """Append an entry to the queue of its key, which is held."""
         self._queues[key].append(entry)
         self._count(entry, 1)
 
     # --- take and remove ---
 
     def next_due(self) -> float | None:
-        """Return the due time of the next key, None if no key waits."""
+        """Return the earliest due time of a waiting key, or None if no key waits."""
         while self._heap:
             due, _, key = self._heap[0]
             if self._due.get(key) == due:
@@ -88,7 +91,10 @@ class KeyBlocker(Generic[Kept]):
         return None
 
     def take(self, now: float) -> Hashable | None:
-        """Return a due key, None if there is none. The key no longer waits, but is still held."""
+        """Return a key that is due, or None if there is none.
+
+        The key no longer waits for a due time, but it is still held.
+        """
         due = self.next_due()
         if due is None or due > now:
             return None
@@ -97,12 +103,12 @@ class KeyBlocker(Generic[Kept]):
         return key
 
     def first_entries(self, key: Hashable, longest: int) -> list[Kept]:
-        """Return the first entries of a key, at most `longest` entries."""
+        """Return up to this many of the key's first entries."""
         queue = self._queues[key]
         return [queue[index] for index in range(min(longest, len(queue)))]
 
     def first(self, key: Hashable) -> Kept | None:
-        """Return the first entry of a key, None if it has no entry."""
+        """Return the first entry of a key, or None if the key has no entries."""
         queue = self._queues.get(key)
         return queue[0] if queue else None
 
@@ -111,11 +117,14 @@ class KeyBlocker(Generic[Kept]):
         return key in self._due
 
     def remove_first(self, key: Hashable) -> None:
-        """Remove the first entry of a key after it finished, successfully or not."""
+        """Remove the first entry of a key, because it was handled or dead-lettered."""
         self._count(self._queues[key].popleft(), -1)
 
     def reschedule(self, key: Hashable, now: float) -> None:
-        """After a run, make the key due. If it has no more entries, release it."""
+        """Make a key due if it still has entries after a run, or release it otherwise.
+
+        Does nothing if the key waits for its due time.
+        """
         if key in self._due:
             return
         if self._queues[key]:
@@ -124,9 +133,9 @@ class KeyBlocker(Generic[Kept]):
             del self._queues[key]
 
     def restart(self, now: float, busy: Collection[Hashable] = ()) -> None:
-        """Make the keys due that were taken and whose runs did not start.
+        """Make the keys due that were taken but whose runs have not started.
 
-        `busy` keys are running.
+        `busy` contains the keys whose messages are running, which are left unchanged.
         """
         for key in list(self._queues):
             if key not in self._due and key not in busy:
@@ -143,7 +152,7 @@ class KeyBlocker(Generic[Kept]):
 
 
 class HeldKeys:
-    """The held keys of one worker. Each executor consults it before a run and after the run.
+    """The held keys of one worker. The executors consult it before and after each run.
 
     | Entry       | Before the run           | After a failed run              | After any     |
     | serial, new | `count_free`, `may_run`  | `keep` if it waits, or `forget` | -             |
@@ -151,7 +160,7 @@ class HeldKeys:
     | lanes, new  | `may_run` with `queued`  | `keep` if it waits              | `finish_runs` |
     | lanes, due  | `take`, `mark_for_rerun` | the same                        | `finish_runs` |
 
-    While entries are held, they are in no batch, so a crash is never charged to them.
+    Held entries are not in the slot's batch, so no crash is charged to them.
     """
 
     def __init__(self, context: WorkerContext, quarantine: Quarantine) -> None:
@@ -163,7 +172,7 @@ class HeldKeys:
     # --- before a run ---
 
     def count_free(self, messages: list[Message], start: int) -> int:
-        """Return how many new messages, from `start` on, may run one after the other."""
+        """Return how many of the new messages from index `start` on may run one after another."""
         blocker = self._blocker
         if blocker.keys:
             for position in range(start, len(messages)):
@@ -172,9 +181,9 @@ class HeldKeys:
         return len(messages) - start
 
     def may_run(self, entry: FetchedEntry, *, queued: bool = False) -> bool:
-        """Return True if a message may run now. Otherwise it waits with its key.
+        """Return True if a message may run now. Otherwise, it is held with its key.
 
-        `queued`: another message of the key waits for a lane or is running.
+        `queued` is true if another message with the key is running or waiting for a lane.
         """
         key, blocker = entry.key, self._blocker
         if key is None:
@@ -194,46 +203,49 @@ class HeldKeys:
 
     @property
     def one_by_one(self) -> bool:
-        """True while each run needs its own mark, so only one message may run at a time."""
+        """True while only one message may run at a time, because each run needs its own mark."""
         return self._quarantine.is_open
 
     def mark_for_rerun(self, entry: FetchedEntry) -> None:
-        """Wait for the turn of a message that has a lane, and write its mark before it starts.
+        """Wait for a turn for a message that will run in a lane, and write its mark.
 
-        Raises Stop, Fenced, RedisUnavailableError, RedisResponseError. After an error, the message
-        has not started: call `restart`.
+        Raises Stop, Fenced, RedisUnavailableError, RedisResponseError. After an error, call
+        `restart`, because the message has not started.
         """
         self._quarantine.begin_rerun(entry.place)
 
     # --- after a run ---
 
     def keep(self, entry: FetchedEntry, followers: Iterable[FetchedEntry] = ()) -> None:
-        """Hold a failed message until it is due, and the later messages of its key."""
+        """Hold a failed message until it is due, together with the later messages of its key."""
         self._blocker.hold(entry.key, entry, entry.due_ns)
         for other in followers:
             self._blocker.append(entry.key, other)
         self._remove_from_batch(entry, *followers)
 
     def forget(self, entry: FetchedEntry) -> None:
-        """Remove a finished message, successful or not, if it was held."""
+        """Remove a message that was handled or dead-lettered, if it is the first of a held key."""
         if self._blocker.first(entry.key) is entry:
             self._blocker.remove_first(entry.key)
 
     def is_done(self, entry: FetchedEntry) -> bool:
-        """Remove the first message of a held key after its run. Return False if it waits again."""
+        """Remove the first message of a held key after a run, unless it waits for another run.
+
+        Return False if it waits.
+        """
         if self._blocker.is_waiting(entry.key):
             return False
         self.forget(entry)
         return True
 
     def reschedule(self, key: bytes | None) -> None:
-        """Reschedule or release a taken key after its messages have run."""
+        """Make a taken key due after its messages have run, or release it if none is left."""
         self._blocker.reschedule(key, now_ns())
         self._report()
         self._quarantine.clear_mark_if_idle()
 
     def finish_runs(self, entries: Iterable[FetchedEntry]) -> None:
-        """Remove or reschedule the messages of concurrent runs that belong to held keys."""
+        """Update the held keys after concurrent runs of their messages have finished."""
         held = False
         for entry in entries:
             if entry.key in self._blocker:
@@ -257,34 +269,37 @@ class HeldKeys:
         return [entry.place for entry in self._blocker]
 
     def room(self, queued: int = 0) -> int:
-        """Return how many more entries of each stream may be fetched.
+        """Return how many more entries may be fetched from each stream.
 
-        `queued` is the number of entries that wait for a lane. If their key fails, they are held
-        too.
+        `queued` is the number of entries that wait for a lane. They count too, because they would
+        be held if a message with their key failed.
         """
         return (self._consumer.held_max - self._blocker.entries - queued) // 2
 
     def is_full(self, queued: int = 0) -> bool:
-        """Return True if too many entries are held or queued to fetch more."""
+        """Return True if no more entries may be fetched, because too many are held or queued.
+
+        Publishes in the slot whether the held entries alone are too many.
+        """
         blocker, consumer = self._blocker, self._consumer
         full = blocker.entries >= consumer.held_max or blocker.size >= consumer.prefetch_bytes
         report_full(self._slot.waits, (blocker.next_due() or 0) if full else None)
         return full or blocker.entries + queued >= consumer.held_max
 
     def restart(self, running: Iterable[FetchedEntry] = ()) -> None:
-        """Make all keys due whose entries were taken but did not start."""
+        """Make the keys due whose entries were taken but have not started."""
         self._blocker.restart(now_ns(), {entry.key for entry in running})
         self._report()
 
     # --- due entries ---
 
     def take(self, longest: int) -> list[FetchedEntry]:
-        """Take a due key and return its first messages, [] if no key is due."""
+        """Take a due key and return up to `longest` of its messages, or [] if no key is due."""
         key = self._blocker.take(now_ns())
         return [] if key is None else self._blocker.first_entries(key, longest)
 
     def next_due(self) -> int | None:
-        """Return the due time of the next key (`now_ns`), None if no key waits."""
+        """Return the earliest due time of a waiting key (`now_ns`), or None if no key waits."""
         due = self._blocker.next_due()
         return None if due is None else int(due)
 
@@ -296,14 +311,15 @@ class HeldKeys:
         self._report()
 
     def _report(self) -> None:
-        """Show the held entries in the slot."""
+        """Publish the number of held entries and keys in the slot."""
         self._slot.waits.hold(self._blocker.entries, self._blocker.keys)
 
 
 def report_full(waits: IdleReason, due_ns: float | None) -> None:
-    """Publish in the slot that no entry is read until a held key is due. None ends this state.
+    """Publish in the slot that no entries are read before a held key is due at `due_ns`.
 
-    A different reason for waiting stays published, because it delays held entries too.
+    None withdraws this. Any other published reason for a wait is kept, because it delays held
+    entries too.
     """
     kind = waits.read().kind
     if due_ns is not None and kind is Wait.NOTHING:

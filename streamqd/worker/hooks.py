@@ -1,4 +1,4 @@
-"""The user's code in a worker: the handler as the runner calls it, and the hooks of its module."""
+"""The user's code in a worker: the handler and the hooks of its module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamqd.worker.eventloop import EventLoop
 
 
 def boot(settings: Settings, consumer: Consumer, assignment: Assignment) -> Hooks:
-    """Import the handler, run its `on_start`, set up its logging. Raises HandlerLoadError."""
+    """Import the handler, run `on_start`, and set up logging. Raises HandlerLoadError."""
     output = logs.output_of_handlers()
     if output is not None:
         output.stand_by()
@@ -41,7 +41,7 @@ def boot(settings: Settings, consumer: Consumer, assignment: Assignment) -> Hook
 
 
 class Hooks:
-    """The loaded handler, with the event loop that it needs, if any."""
+    """The loaded handler, with an event loop if it needs one."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Hooks:
         event_loop: str = "asyncio",
         observer: RunTelemetry | None = None,
     ) -> None:
-        """Start the event loop, if the handler or a hook is async. Raises HandlerLoadError."""
+        """Start the event loop if the handler or a hook is async. Raises HandlerLoadError."""
         self._reference = consumer.handler
         self._assignment = assignment
         self.observer = observer
@@ -71,21 +71,21 @@ class Hooks:
 
     @property
     def interrupt(self) -> Callable[[BaseException], None] | None:
-        """A function that interrupts `function`.
+        """The function that interrupts a run of `function`.
 
-        None if a signal handler can raise in it directly.
+        It is None if a signal handler can interrupt the run by raising an exception itself.
         """
         if self.loop is None or not self.loaded.form.asynchronous:
             return None
         return self.loop.interrupt_waited
 
     def show_loop(self, slot: WorkerSlot | None) -> None:
-        """Publish the heartbeat of the event loop, if any, in a slot. None stops it."""
+        """Publish the heartbeat of the event loop, if there is one, in a slot. None stops it."""
         if self.loop is not None:
             self.loop.record_turns(slot)
 
     def start(self, context: handlers.Context) -> None:
-        """Run `on_start`. Raises HandlerLoadError when it fails."""
+        """Run `on_start`. Raises HandlerLoadError if it fails."""
         error = self._run(self.loaded.on_start, context)
         if error is None:
             return
@@ -95,13 +95,13 @@ class Hooks:
         ) from error
 
     def stop(self) -> None:
-        """Run `on_stop`, and end the event loop. Never raises."""
+        """Run `on_stop`, then stop the event loop. Never raises, even if the hook fails."""
         error = self._run(self.loaded.on_stop)
         if error is not None and self.loaded.redact is None:
             logs.event("worker.hook_failed", logging.ERROR, assignment=self._assignment, exc=error)
         elif error is not None:
-            # Do not log a traceback: it includes chained errors, whose texts `redact_error` has not
-            # filtered.
+            # Do not log a traceback, because it includes chained errors, whose texts `redact_error`
+            # has not filtered.
             described = self._error_text(error)
             logs.event(
                 "worker.hook_failed", logging.ERROR, assignment=self._assignment, error=described

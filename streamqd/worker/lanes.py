@@ -1,9 +1,9 @@
 """Lanes: run several messages of one partition at a time, in coroutines or threads.
 
-A lane writes the state byte of its entry when the handler has finished, and reports the entry. The
-main thread does everything else, because only it uses Redis. A failed entry is RUNNING again while
-the main thread finds its verdict. Before that, the entry only waits, and a crash cannot be charged
-to it.
+When the handler has finished, its lane writes the state byte of the entry and reports the entry.
+The main thread does everything else, because only it uses Redis. While the main thread determines
+the verdict on a failed entry, the entry is RUNNING again. Until then, it only waits, and no crash
+is charged to it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ from streamqd.worker.eventloop import CoroutineRun, EventLoop, maker_of_tasks
 from streamqd.worker.forks import fork_role
 
 CLOSE_SECONDS = 1.0
-INTERRUPT_SECONDS = 1.0  # longest wait for the lock of a thread whose run is finishing
+INTERRUPT_SECONDS = 1.0  # longest wait for the lock of a thread that finishes its run
 
 
 class RunEnds:
-    """Collects finished runs for the main thread. `wake_fd` is readable while it has some."""
+    """Collects finished runs for the main thread. `wake_fd` becomes readable when it has any."""
 
     def __init__(
         self, slot: WorkerSlot, soon: Callable[[Callable[[], None]], object] | None = None
     ) -> None:
-        """Start empty. `soon` calls a function slightly later, so many runs cause one wake-up."""
+        """Start with no finished runs.
+
+        `soon` schedules a call for slightly later, so that many finished runs cause only one
+        wake-up. Without it, the wake-up is immediate.
+        """
         self._states = slot.states
         self._soon = soon
         self._ended: list[FetchedEntry] = []
@@ -44,7 +48,10 @@ class RunEnds:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def add(self, entry: FetchedEntry, end: object) -> None:
-        """Record that a run finished. Wakes the main thread, unless a wake-up is outstanding."""
+        """Record that a run finished, and wake the main thread unless it is already being woken.
+
+        `end` is the handler's return value or its exception.
+        """
         if fork_role.child:
             fork_role.end_child()
         error = None if end is None else handlers.error_of(end)
@@ -69,34 +76,34 @@ class RunEnds:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.wake_fd)
         self._woken = False  # cleared first, so that a later run wakes the main thread again
-        count = len(self._ended)  # another thread may append meanwhile
+        count = len(self._ended)  # another thread may append entries at the same time
         found = self._ended[:count]
         del self._ended[:count]
         return found
 
     def close(self) -> None:
-        """Close the descriptor. No run may be active."""
+        """Close the file descriptor. No run may be active."""
         os.close(self.wake_fd)
 
 
 class Lanes(Protocol):
-    """The lanes of the concurrent executor. Finished runs are in `ends`."""
+    """The lanes of the concurrent executor. They report finished runs to `ends`."""
 
     @property
     def ends(self) -> RunEnds: ...
 
     def start(self, entries: list[FetchedEntry]) -> None:
-        """Start to handle entries. Their number is at most the number of free lanes."""
+        """Start to handle entries. There must be no more of them than free lanes."""
 
     def interrupt(self, entry: FetchedEntry, limit: handlers.SoftTimeout) -> None:
-        """Raise an exception in a run. A signal handler may call this."""
+        """Raise an exception in the entry's run. A signal handler may call this."""
 
     def close(self) -> None:
-        """Release the lanes' resources. No handler is running."""
+        """Release the lanes' resources. No handler may be running."""
 
 
 class TaskLanes:
-    """Coroutines on the worker's event loop, each in its own task."""
+    """Lanes that run coroutines on the worker's event loop, each in a task of its own."""
 
     def __init__(
         self,
@@ -106,14 +113,17 @@ class TaskLanes:
         *,
         limited: bool,
     ) -> None:
-        """Create the lanes. `limited`: runs have a soft limit and may be interrupted."""
-        # Wake the main thread only after all callbacks that can run now, because each wake-up
-        # interrupts the loop's thread.
+        """Create the lanes.
+
+        `limited` is true if runs have a soft limit, so that they may have to be interrupted.
+        """
+        # Wake the main thread only after all callbacks that are ready have run, because each
+        # wake-up interrupts the loop's thread.
         self.ends = RunEnds(slot, loop.call_soon)
         self._function = function
         self._loop = loop
         self._limited = limited
-        self._name = getattr(function, "__name__", "handler")  # name of its tasks
+        self._name = getattr(function, "__name__", "handler")  # the name of its tasks
 
     def start(self, entries: list[FetchedEntry]) -> None:
         """Start to handle entries."""
@@ -145,7 +155,7 @@ class TaskLanes:
     def _report_canceled(self, entries: list[FetchedEntry]) -> None:
         """Report tasks that were canceled before they ran.
 
-        Called after the first steps of all tasks.
+        Called after every task has run its first step.
         """
         for entry in entries:
             if isinstance(entry.run, Task) and entry.run.done():
@@ -170,12 +180,12 @@ class TaskLanes:
             self._loop.interrupt(run, limit)
 
     def close(self) -> None:
-        """Release the lanes' resources. No handler is running."""
+        """Release the lanes' resources. No handler may be running."""
         self.ends.close()
 
 
 class ThreadLanes:
-    """Threads, as many as there are lanes."""
+    """Lanes that run the handler in threads, one thread per lane."""
 
     def __init__(self, slot: WorkerSlot, function: Callable[..., object], lanes: int) -> None:
         self.ends = RunEnds(slot)
@@ -223,16 +233,16 @@ class ThreadLanes:
                     window.close()
             except BaseException as raised:  # noqa: BLE001 - user code may raise anything
                 end = raised
-            window.close()  # the exception may have interrupted the first call
+            window.close()  # repeated, because the exception may have interrupted the first call
             if window.limit is not None and type(end) is handlers.SoftTimeout and not end.args:
-                end.args = window.limit.args  # only the asynchronous exception has no text
+                end.args = window.limit.args  # an asynchronous exception is raised without a text
             self._open.pop(entry, None)
             logs.running.set(None)
             self.ends.add(entry, end)
 
 
 class _Window:
-    """The period in which one thread may be interrupted."""
+    """The period in which a thread may be interrupted, created when its run starts."""
 
     def __init__(self) -> None:
         self._thread = ctypes.c_ulong(threading.get_ident())
@@ -241,8 +251,8 @@ class _Window:
         self.limit: handlers.SoftTimeout | None = None
 
     def interrupt(self, limit: handlers.SoftTimeout) -> None:
-        # The thread holds the lock for a few instructions only, but an exception can interrupt even
-        # these, so limit the wait.
+        # The thread holds the lock for only a few instructions. An exception can interrupt even
+        # those, so limit the wait.
         if not self._lock.acquire(timeout=INTERRUPT_SECONDS):
             return
         try:
@@ -254,16 +264,16 @@ class _Window:
             self._lock.release()
 
     def close(self) -> None:
-        """Accept no more exceptions, and revoke a scheduled one. Call it in the thread itself."""
+        """Accept no more exceptions, and clear a scheduled one. Call this in the thread itself."""
         with self._lock:
             self._open = False
         if self.limit is not None:
             self._clear_exception()
 
     def _clear_exception(self) -> None:
-        # CPython can revoke a scheduled exception. But up to 3.12, all threads then keep checking
-        # for an exception at every call and loop iteration, and with a tracer they never finish. A
-        # raised exception has no such effect, so schedule it again and catch it here.
+        # CPython can revoke a scheduled exception. Up to version 3.12, however, all threads then
+        # keep checking for one at every call and loop iteration, and never finish under a tracer.
+        # An exception that is raised has no such effect, so schedule it again and catch it here.
         with contextlib.suppress(handlers.SoftTimeout):
             kind = ctypes.py_object(handlers.SoftTimeout)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(self._thread, kind)

@@ -1,8 +1,8 @@
-"""The heartbeat of a worker's event loop: a time in the slot that shows that the loop turns.
+"""The heartbeat of a worker's event loop: a time in the slot that shows that the loop is running.
 
-The supervisor watches it (`supervisor/loop_watch.py`), because a thread of this process could not:
-C code that blocks the loop may hold the interpreter. While runs are open, a timer of the loop
-writes the time. Messages therefore have no extra cost, and an idle worker is not woken.
+The supervisor watches it (`supervisor/loop_watch.py`). A thread of this process could not, because
+C code that blocks the loop may hold the interpreter lock. While messages are running, a timer of
+the loop writes the time. Messages therefore cause no extra cost, and an idle worker is not woken.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from streamqd.scoreboard import LOOP_HEARTBEAT_SECONDS, RUNNING, WorkerSlot, now
 
 
 class LoopHeartbeat:
-    """The heartbeat of a loop in a slot. The main thread calls `start` and `close`."""
+    """The heartbeat of one loop. The main thread calls `start` and `close`."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, slot: WorkerSlot, thread: int | None
     ) -> None:
-        """`thread` is the thread ID of the loop."""
+        """Prepare the slot. `thread` is the ID of the loop's thread."""
         self._loop = loop
         self._slot: WorkerSlot | None = slot
         self._timer: asyncio.TimerHandle | None = None
@@ -42,7 +42,7 @@ class LoopHeartbeat:
     def _turn(self) -> None:
         """Write a heartbeat, and schedule the next one. Called in the loop's thread."""
         if self._timer is not None:
-            self._timer.cancel()  # `start` scheduled this turn just as the last one set a timer
+            self._timer.cancel()  # the last turn set it just when `start` scheduled this turn
             self._timer = None
         slot = self._slot
         if slot is None:
@@ -50,7 +50,7 @@ class LoopHeartbeat:
         if not _runs(slot):
             slot.loop_heartbeat_ns = 0
             self._active = False
-            if not _runs(slot):  # a run may have opened before `_active` was cleared
+            if not _runs(slot):  # a run may have started before `_active` was cleared
                 return
             self._active = True
         slot.loop_heartbeat_ns = now_ns()

@@ -1,4 +1,4 @@
-"""The order in which fetched entries start if several run at a time. No I/O."""
+"""The order in which fetched entries start if several run at a time. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streamqd.worker.entry import FetchedEntry
 
 
 class HasKey(Protocol):
-    """An entry with a key, or None."""
+    """An entry that may have a key."""
 
     @property
     def key(self) -> bytes | None: ...
@@ -31,26 +31,26 @@ class Ordering(Protocol[KeyedEntry]):
         """The number of waiting entries that could start now."""
 
     def add(self, entries: Iterable[KeyedEntry]) -> None:
-        """Append entries, in their order."""
+        """Append entries, which are in order."""
 
     def take(self, count: int) -> list[KeyedEntry]:
-        """Remove and return the oldest entries that may start, at most `count`."""
+        """Remove and return the oldest entries that may start, `count` at most."""
 
     def mark_finished(self, entries: Iterable[KeyedEntry]) -> None:
-        """Note that taken entries finished, with any result."""
+        """Record that taken entries have finished, with any result."""
 
     def is_key_taken(self, key: bytes | None) -> bool:
-        """Return True if another entry of this key would have to wait."""
+        """Return True if a new entry with this key would have to wait for another entry."""
 
     def take_waiting(self, entry: KeyedEntry) -> list[KeyedEntry]:
-        """Remove and return the entries that wait for the key of a taken entry."""
+        """Remove and return the entries that wait for a taken entry with the same key."""
 
     def drop(self) -> list[KeyedEntry]:
         """Remove and return all waiting entries. Taken entries stay taken until `mark_finished`."""
 
 
 class Unordered(Generic[KeyedEntry]):
-    """Every entry may start at any time."""
+    """An order in which every entry may start at any time."""
 
     def __init__(self) -> None:
         self._ready: deque[KeyedEntry] = deque()
@@ -69,7 +69,7 @@ class Unordered(Generic[KeyedEntry]):
         return [ready.popleft() for _ in range(min(count, len(ready)))]
 
     def mark_finished(self, _entries: Iterable[KeyedEntry]) -> None:
-        """Do nothing: no entry waits for another."""
+        """Do nothing, because no entry waits for another."""
 
     def is_key_taken(self, _key: bytes | None) -> bool:
         return False
@@ -88,7 +88,7 @@ class ByKey(Generic[KeyedEntry]):
 
     def __init__(self) -> None:
         self._ready: deque[KeyedEntry] = deque()
-        # Maps each key with a ready or taken entry to its waiting entries. Usually None.
+        # Maps each key that has a ready or taken entry to its waiting entries, usually None.
         self._queued: dict[bytes, deque[KeyedEntry] | None] = {}
         self.waiting = 0
 
@@ -153,6 +153,6 @@ class ByKey(Generic[KeyedEntry]):
         return dropped
 
 
-# The class for each value of `order`. With "partition", there is only one lane and nothing to
-# choose.
+# The class for each value of `order`. With "partition", there is only one lane, so that no class is
+# needed.
 ORDERINGS: dict[str, Callable[[], Ordering[FetchedEntry]]] = {"key": ByKey, "none": Unordered}

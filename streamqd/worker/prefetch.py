@@ -1,6 +1,6 @@
-"""Choose the number of entries of a read, limited by number, by bytes and by work in flight.
+"""Choose how many entries to read at a time, limited by number, by bytes and by work in flight.
 
-Redis limits a read by number and not by size, so the number is computed from the mean size of
+Redis can limit a read by number but not by size, so the number is computed from the mean size of
 earlier entries. The first read, and a read after an oversized batch, do not use the mean. They stay
 within the limit even if every entry is as large as `max_message_bytes` allows.
 """
@@ -11,14 +11,14 @@ from typing import Any
 
 from streamqd.config import Consumer
 
-WORK_IN_FLIGHT_NS = 1_000_000_000  # target for the total run time of the entries of one read
+WORK_IN_FLIGHT_NS = 1_000_000_000  # target for the total run time of the entries in one read
 FIRST_COUNT = 16
 COUNT_MAX = 1 << 20  # larger than any `prefetch_max`
 CAUTIOUS_ENTRIES = 100  # entries that a cautious worker handles before it fetches more
 
 
 class PrefetchController:
-    """Computes the number of entries per stream for the next read, from earlier entries."""
+    """Computes from earlier entries how many entries per stream the next read may fetch."""
 
     def __init__(
         self,
@@ -28,28 +28,29 @@ class PrefetchController:
         later_max: int = 0,
         per_second: float = 0.0,
     ) -> None:
-        """Limit a read to `batch_max`, and to `later_max` after CAUTIOUS_ENTRIES.
+        """Limit a read to `batch_max` entries, or to `later_max` after CAUTIOUS_ENTRIES entries.
 
-        `per_second` is the rate limit of the partition, 0 for none. With a rate limit, a read
-        fetches the entries of at most one second.
+        `per_second` is the rate limit of the partition, or 0 if it has none. With a rate limit, a
+        read fetches no more entries than may start within a second.
         """
         self._bytes_max = consumer.prefetch_bytes
-        # Entries for one batch call, or for all lanes.
+        # The number of entries for one batch call, or for all lanes.
         self._count_min = max(consumer.batch or 1, consumer.lanes)
         self.batch_max = batch_max
         self._later_max = later_max or batch_max
-        # More entries stay in the stream, where another worker may fetch them.
+        # Entries beyond this number stay in the stream, where another worker may fetch them.
         self.rated = max(consumer.batch or 1, int(per_second)) if per_second else COUNT_MAX
         self._fetched = 0
         self._safe_count = max(1, consumer.prefetch_bytes // max(1, max_message_bytes))
-        self._entry_bytes = 0.0  # moving mean
-        self._run_ns = 0.0  # moving mean
+        self._entry_bytes = 0.0  # moving mean of the size of an entry
+        self._run_ns = 0.0  # moving mean of the run time
         self.count = min(FIRST_COUNT, batch_max, self._safe_count, self.rated)
 
     def observe(self, entries: int, size: int, took_ns: int, received: int = 0) -> None:
-        """Record `entries` entries of approximately `size` bytes, handled in `took_ns`.
+        """Record how many entries were handled, and choose the number for the next read.
 
-        `received` is the exact number of bytes of the read, protocol included.
+        `size` is their approximate total size in bytes, and `took_ns` is the time that their runs
+        took. `received` is the exact size of the read in bytes, including the protocol.
         """
         self._fetched += entries
         if self._fetched >= CAUTIOUS_ENTRIES:
@@ -60,14 +61,14 @@ class PrefetchController:
         by_bytes = self._bytes_max / max(1.0, self._entry_bytes)
         by_work = max(self._count_min, WORK_IN_FLIGHT_NS / max(1.0, self._run_ns))
         count = max(1, int(min(self.batch_max, by_bytes, by_work, self.count * 2, self.rated)))
-        # When entries suddenly become large, the mean is too low, so use the safe number.
+        # If entries suddenly become large, the mean is too low, so use the safe number.
         self.count = (
             min(count, self._safe_count) if max(size, received) > self._bytes_max else count
         )
 
 
 def bytes_of(entries: list[Any], total: int) -> int:
-    """Estimate the size in bytes of a batch of `total` entries from a sample of them."""
+    """Estimate the size in bytes of `total` entries from a sample of the given ones."""
     if total == 1:
         return sum(map(len, entries[0][1]))
     sample = entries[:: max(1, len(entries) // 8)]

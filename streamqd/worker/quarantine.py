@@ -1,20 +1,21 @@
 """Quarantine: run the entries of a lost owner so that a message that kills hosts is found.
 
 - A *round* is a set of inherited entries that run together.
-- A *mark* is the list of the entries of a round. It is written to Redis before they run, and
-  survives the loss of the host.
-- A *turn* is the right to run inherited entries: a lock that the workers of the instance share.
+- A *mark* lists the entries of a round. It is written to Redis before they run, so that it survives
+  the loss of the host.
+- A *turn* is the right to run inherited entries. It is a lock that the workers of an instance
+  share.
 
-For example, a host with three partitions is lost while each of them runs a round. At most one of
-the three marks contains the message that killed the host. All messages of the marks are therefore
-*accused*, and none is charged. An accused or charged message runs alone: at that time, no other
-worker of the instance runs an inherited entry. If the next host is lost too, only this message is
-charged.
+For example, suppose that a host with three partitions is lost while each of them is running a
+round. At most one of the three marks contains the message that killed the host. All messages in the
+marks are therefore *accused*, and none is charged. An accused or charged message runs alone, which
+means that no other worker of the instance runs an inherited entry at the same time. If the next
+host is lost too, only this message is charged.
 
-A worker has a mark and a turn only while one of its messages runs. It first waits for every
-condition that delays the run, and then for its turn. A rate limit or a guard may delay the rest of
-a round while no message of the round runs. The worker then gives up the turn, and its next mark
-lists only the rest.
+A worker holds a turn, and its mark lists entries, only while one of its messages is running. It
+first waits for every condition that delays the run, and then for its turn. A rate limit or a guard
+may delay the rest of a round while no message of the round is running. The worker then gives up its
+turn, and its next mark lists only the remaining entries.
 """
 
 from __future__ import annotations
@@ -36,16 +37,17 @@ from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.fenced import FencedCalls
 from streamqd.worker.gates import Gates
 
-# Interval of attempts to get a turn, because a blocking wait could not be aborted.
+# Interval between attempts to get a turn. They are repeated because a blocking wait could not be
+# aborted.
 POLL_SECONDS = 0.05
 SHARE_SECONDS = 1.0  # total length of turns after which the worker pauses for other workers
 
-# The mark while no message runs. No entry has this ID, so no message becomes a suspect.
+# The mark while no message is running. No entry has this ID, so no message becomes a suspect.
 NO_MESSAGE = b"m:0-0"
 
 
 class Quarantine:
-    """Marks and turns of one worker. Turns are a lock that all workers of the instance share."""
+    """The marks and turns of one worker. All workers of the instance share the lock for turns."""
 
     def __init__(
         self,
@@ -56,57 +58,61 @@ class Quarantine:
         width: int,
         batches: bool,
     ) -> None:
-        """Start without marking.
+        """Create the quarantine, which marks no runs until `open` is called.
 
-        `width` is the largest round. `batches`: a round is one handler call.
+        `width` is the size of the largest round. `batches` is true if the handler receives a whole
+        round in one call.
         """
         self.width, self._batches = width, batches
         self._context = context
         self._calls = calls
         self._gates = gates
-        self.accused: frozenset[bytes] = frozenset()  # members of a round in which a host was lost
-        self._session = ""  # set while entries of a lost owner are handled
+        self.accused: frozenset[bytes] = frozenset()  # entries marked when a host was lost
+        self._session = ""  # set while entries of a lost owner are being handled
         self._lock: int | None = None
-        self._since = 0.0  # start of the current turn
+        self._since = 0.0  # start of the current turn (`time.monotonic`)
         self._had_seconds = 0.0  # total length of the turns since the last pause for other workers
         self._suspects: set[bytes] = set()  # places, including entries that wait in this process
         self._marked = NO_MESSAGE
-        self._logged_unlocked = False  # the missing lock was logged
+        self._logged_unlocked = False  # True once the missing lock was logged
         context.channel.before_wait = self._before_wait
         _instances.add(self)
 
     def open(self, session: str) -> None:
-        """Start to mark every run of this session. With '', no run is marked."""
+        """Start to mark every run of a session. If `session` is '', no run is marked."""
         self._session = session
 
     @property
     def is_open(self) -> bool:
-        """True if every run is marked."""
+        """True while every run is marked."""
         return self._session != ""
 
     def begin(self, *entries: FetchedEntry) -> None:
-        """Settle finished runs, wait for the turn of a round, and write its mark.
+        """Settle finished runs, wait for a turn for the round, and write its mark.
 
-        Raises Stop, Fenced, RedisUnavailableError.
+        Raises Stop, Fenced, RedisUnavailableError, RedisResponseError.
         """
         self._context.settler.flush()
         self._suspects.update(entry.place for entry in entries if self._is_suspect(entry))
         self._begin(*[entry.place for entry in entries])
 
     def begin_rerun(self, place: bytes) -> None:
-        """Wait for a turn, and mark a kept entry that runs again. Raises the errors of `begin`."""
+        """Wait for a turn, and mark an entry that runs again after it was kept.
+
+        Does nothing while runs are not marked. Raises the errors of `begin`.
+        """
         if self._session:
             self._context.settler.flush()
             self._begin(place)
 
     def clear_mark_if_idle(self) -> None:
-        """Clear the mark if no message runs now. Called when an entry is kept for a later run."""
+        """Clear the mark if no message is running. Called when an entry is kept for a later run."""
         if self._session and not self._runs:
             self.end_turn()
             self._mark(NO_MESSAGE)
 
     def end(self) -> None:
-        """Stop marking runs. Called when all entries of a lost owner are settled."""
+        """Stop marking runs, because all entries of the lost owner are settled."""
         if self._session:
             self._mark(b"")
             self._suspects.clear()
@@ -117,14 +123,15 @@ class Quarantine:
         """Give up the turn, so that other workers can run."""
         if self._lock is None:
             return
-        # Unlock explicitly, because a process that the handler left running may have the file open.
+        # Unlock explicitly, because a process that the handler left running may still have the file
+        # open.
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_UN)
         self.release_in_child()
         self._had_seconds += time.monotonic() - self._since
 
     def _before_wait(self) -> None:
-        """End the turn when the worker starts to wait, unless messages of the round still run."""
+        """End the turn when the worker starts to wait, unless messages are still running."""
         if self._lock is not None and not self._runs:
             self.end_turn()
 
@@ -133,23 +140,23 @@ class Quarantine:
         return RUNNING in bytes(self._context.slot.states)
 
     def release_in_child(self) -> None:
-        """Release the lock in a forked process. The turn belongs to its parent."""
+        """Close the lock's file in a forked process, because the turn belongs to its parent."""
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
 
     def _is_suspect(self, entry: FetchedEntry) -> bool:
-        """Return True if the entry was charged or accused."""
+        """Return True if the entry was charged with a crash or is accused."""
         return entry.crash_count > 0 or entry.place in self.accused
 
     def _begin(self, *places: bytes) -> None:
-        """Wait until no condition delays a round, then take its turn and mark it.
+        """Wait until no condition delays a round, then take a turn and mark the round.
 
-        | State                                  | Mark       | Turn | Then                     |
-        | a condition delays the round           | no message | no   | wait for it, look again  |
-        | another worker has the turn            | no message | no   | POLL_SECONDS, look again |
-        | the turn is taken                      | the round  | yes  | the round starts         |
-        | delayed again while the mark was sent  | the round  | no   | look again               |
+        | State                                 | Mark       | Turn | Next step            |
+        | a condition delays the round          | no message | no   | wait, then try again |
+        | another worker prevents the turn      | no message | no   | wait, then try again |
+        | the turn is taken                     | the round  | yes  | start the round      |
+        | delayed again while the mark was sent | the round  | no   | try again            |
         """
         channel = self._context.channel
         if self._had_seconds > SHARE_SECONDS:
@@ -171,17 +178,20 @@ class Quarantine:
                 self.end_turn()
 
     def _is_held_back(self, runs: int) -> bool:
-        """Return True if a command, an untrusted lease or a gate delays `runs`."""
+        """Return True if a command, an untrusted lease or a gate delays this many runs."""
         words = self._context.slot.words
         return bool(words[WORD_COMMAND]) or not self._gates.are_open(now_ns(), runs)
 
     def _await_conditions(self, runs: int) -> None:
-        """Wait for every condition that delays a run. No handler runs during the wait."""
+        """Wait until no condition delays this many runs. No handler runs during the wait."""
         self._context.channel.check(self._context.slot.unfinished)
         self._gates.await_open(now_ns(), runs)
 
     def _mark(self, places: bytes) -> None:
-        """Write the next entries to Redis, so that they are accused if this host is lost."""
+        """Write the places of the next entries to Redis, so that they are accused if the host dies.
+
+        The places are separated by spaces.
+        """
         settler = self._context.settler
         self._marked = b""  # unknown until Redis answers
         call = messages.quarantine_mark(settler.keys, settler.lease, self._session, places, [])
@@ -189,15 +199,15 @@ class Quarantine:
         self._marked = places
 
     def _unmark(self) -> None:
-        """Clear the mark, because a kept entry stays pending although it does not run."""
+        """Clear the mark, because a marked entry that is kept stays pending but is not running."""
         if self._marked != NO_MESSAGE:
             self._mark(NO_MESSAGE)
 
     def _take_turn(self, *, alone: bool) -> bool:
         """Try to start a turn. Return False while another worker prevents it.
 
-        During a turn, no other worker of the instance runs a suspect. With `alone`, none runs any
-        inherited entry. The turn lasts until `end_turn` or the exit of the process.
+        During a turn, no other worker of the instance runs a suspect. If `alone` is true, no other
+        worker runs any inherited entry. The turn lasts until `end_turn` or until the process exits.
         """
         self.end_turn()
         daemon = self._context.settings.daemon
@@ -212,8 +222,8 @@ class Quarantine:
             self.release_in_child()
             return False
         except (OSError, RequestRefusedError) as error:
-            # Without a lock there are no turns, but the marks still identify the message that kills
-            # hosts.
+            # Without the lock, all workers may run at the same time, but the marks still identify
+            # the message that kills hosts.
             self.release_in_child()
             if not self._logged_unlocked:
                 self._logged_unlocked = True

@@ -2,7 +2,8 @@
 
 A read is one round trip (`store.fetch`) that sends acknowledgments, fetches entries, and checks
 that the fence still contains the worker's token. After a read without entries, a long poll is sent
-ahead of the next read and waits at the server. The worker's loop decides when to read and how much.
+ahead of the next read, which it delays at the server until there is a new entry. The worker's loop
+decides when to read, and how much.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from streamqd.store.idle_probe import ReplyWait
 from streamqd.store.keys import Keys
 from streamqd.worker.fenced import Fenced, FencedCalls
 
-REPLY_SECONDS = 10.0  # longest wait for an answer that does not block
+REPLY_SECONDS = 10.0  # longest wait for the answer to a command that does not block
 
 
 class LongPoll:
-    """A long poll and the read that the server runs after it, until the answer.
+    """A long poll, and the read that the server runs after it.
 
-    The poll occupies the connection for that time. Entries that the read returns are pending for
-    this worker.
+    Until the answer arrives, the poll occupies the connection. Entries that the read returns are
+    pending for this worker.
     """
 
     def __init__(self, link: Connection, fetcher: Fetcher, words: PollWords) -> None:
@@ -35,7 +36,7 @@ class LongPoll:
         self._fetcher = fetcher
         self._words = words
         self._wait: ReplyWait | None = None
-        self.count = 0  # entries per stream that the read may return
+        self.count = 0  # number of entries per stream that the read may return
 
     @property
     def is_waiting(self) -> bool:
@@ -45,7 +46,7 @@ class LongPoll:
     def start(self, count: int, retry: bytes, main: bytes, seconds: float) -> None:
         """Send a poll for entries after these IDs, and a read of `count` entries per stream.
 
-        The server answers within `seconds`. No acknowledgments travel with a poll.
+        The server answers within `seconds`. A poll never carries acknowledgments.
         """
         poll = self._fetcher.long_poll(retry, main, seconds)
         self._fetcher.send_round([], [], count, poll)
@@ -55,18 +56,18 @@ class LongPoll:
         self._wait = self._idle_probe.start_wait(time.monotonic() + seconds, REPLY_SECONDS)
 
     def fileno(self) -> int:
-        """Return the file descriptor that is readable once the answer arrives."""
+        """Return the file descriptor that becomes readable when the answer arrives."""
         return self._fetcher.sock.fileno()
 
     def seconds_left(self) -> float:
-        """Return the seconds until `check` must be called."""
+        """Return the number of seconds until `check` must be called."""
         return 0.0 if self._wait is None else self._wait.seconds_left()
 
     def check(self) -> None:
-        """Check a connection that has not answered yet.
+        """Check whether the connection still works, because the poll has not answered yet.
 
-        Raises RedisUnavailableError when the connection is dead, and SilentConnectionError when the
-        housekeeper saw an entry that the poll did not report.
+        Raises RedisUnavailableError if the connection is dead, and SilentConnectionError if the
+        housekeeper has seen an entry that the poll did not report.
         """
         if self._words.is_missed:
             raise SilentConnectionError(
@@ -80,7 +81,10 @@ class LongPoll:
             raise RedisUnavailableError(f"no answer from Redis: {error}", sent=True) from error
 
     def answer(self) -> FetchResult:
-        """Return the answer, after the descriptor became readable. Raises RedisUnavailableError."""
+        """Return the answer. Call this when the file descriptor is readable.
+
+        Raises RedisUnavailableError.
+        """
         fetched = self._fetcher.receive_round(polled=True)
         if self._wait is not None:
             self._wait.record_reply()
@@ -94,7 +98,7 @@ class LongPoll:
 
 
 class Reader:
-    """Reads the entries of one assignment. Starts no handler and settles nothing.
+    """Reads the entries of one assignment. It starts no handlers and settles no messages.
 
     It stores the last IDs that the group has read, and the session of the current connection.
     """
@@ -112,7 +116,7 @@ class Reader:
         self.last_retry = b"0-0"
 
     def watch(self) -> bool:
-        """Watch the fence for the next read. Return False if it contains a different token."""
+        """Watch the fence for the next read. Return False if it contains another token."""
         return self.fetcher.watch()
 
     def record_last_ids(self, retry: bytes, main: bytes) -> None:
@@ -120,9 +124,9 @@ class Reader:
         self.last_retry, self.last_main = retry or self.last_retry, main or self.last_main
 
     def send(self, main_acks: list[bytes], retry_acks: list[bytes], count: int) -> None:
-        """Request `count` entries of each stream. The acknowledgments travel with the read.
+        """Request up to `count` entries from each stream. The read also carries acknowledgments.
 
-        `receive` must follow.
+        Call `receive` next.
         """
         self.fetcher.send_round(main_acks, retry_acks, count)
         self._slot.add("round_trips")
@@ -137,9 +141,10 @@ class Reader:
         self.poll.start(count, self.last_retry, self.last_main, seconds)
 
     def accept(self, fetched: FetchResult) -> FetchResult | None:
-        """Check a read's answer. Return None if the server's memory was too full to read.
+        """Check the answer to a read. Return None if the server's memory was too full to read.
 
-        Raises Fenced if another instance owns the assignment, and RedisResponseError.
+        Raises Fenced if the fence contains another token, and RedisResponseError if Redis refused
+        the read.
         """
         if not fetched.owned:
             raise Fenced
@@ -153,9 +158,10 @@ class Reader:
         return fetched
 
     def read_by_script(self, count: int) -> FetchResult:
-        """Read `count` entries per stream with a script, which most servers run with full memory.
+        """Read up to `count` entries per stream with a script.
 
-        Raises Fenced, RedisResponseError, RedisUnavailableError.
+        Most servers run the script even if their memory is full. Raises Fenced, RedisResponseError,
+        RedisUnavailableError.
         """
         call = messages.fetch(self.keys, self.lease, self.session, count)
         retried, main = self.calls.run(call).values

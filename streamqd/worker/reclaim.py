@@ -1,7 +1,8 @@
-"""Take over entries that other clients of the group read and left pending.
+"""Take over entries that other clients of the group have read and left pending.
 
 The housekeeper sets a flag when it finds an idle entry. Other clients can have many pending
-entries, most of them not idle, so the worker examines them page by page, with reads in between.
+entries, most of which are not idle, so the worker examines them page by page, with reads in
+between.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class Reclaim:
         self._context = context
         self._slot = context.slot
         self._calls = calls
-        self._pages: dict[bool, messages.Cursor] = {}  # the next page of each stream, by `retried`
-        self._looked = False  # a page was taken, and no read was sent since
+        self._pages: dict[bool, messages.Cursor] = {}  # next page of each stream, by `retried`
+        self._looked = False  # True if a page was taken and no read was sent since then
 
     @property
     def is_requested(self) -> bool:
@@ -31,17 +32,20 @@ class Reclaim:
         return slot.reclaim_requested != slot.reclaim_done
 
     def is_turn(self, *, reading: bool) -> bool:
-        """Return True if a page is next. With `reading`, pages and reads alternate."""
+        """Return True if a page must be taken next.
+
+        If `reading` is true because the worker also wants new entries, pages and reads alternate.
+        """
         return self.is_requested and not (self._looked and reading)
 
     def record_read(self) -> None:
-        """Record that a read is sent ahead of the next page."""
+        """Record that a read is sent, so that the next page may be taken after it."""
         self._looked = False
 
     def pages(self) -> Iterator[bool]:
-        """Yield each stream (as `retried`) whose next page must be taken.
+        """Yield each stream whose next page must be taken: True for the retry stream, else False.
 
-        Clears the flag when all pages of both streams were taken.
+        Clears the flag when all pages of both streams have been taken.
         """
         wanted, self._looked = self._slot.reclaim_requested, False
         self._pages = self._pages or {False: messages.BEGIN, True: messages.BEGIN}
@@ -51,7 +55,7 @@ class Reclaim:
             self._slot.reclaim_done = wanted
 
     def take_page(self, retried: bool, session: str, count: int) -> list[messages.PendingEntry]:
-        """Take over at most `count` entries of the next page.
+        """Take over idle entries from the next page of a stream, `count` at most, and return them.
 
         Raises Fenced, RedisResponseError, RedisUnavailableError.
         """

@@ -1,7 +1,7 @@
-"""Recovery: pending entries run first, oldest first, before any new entry is read.
+"""Recovery: run the pending entries, oldest first, before any new entry is read.
 
 Entries are pending because an owner died, a connection was lost, a handler released them, or
-another client left them. Suspects of a crash, and entries of a lost owner, run in rounds.
+another client left them. Suspects of a crash and entries of a lost owner run in rounds.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from streamqd.worker.quarantine import Quarantine
 from streamqd.worker.reclaim import Reclaim
 from streamqd.worker.turns import Turns
 
-RECOVER_PAGE = 64  # pending entries listed at a time, at most
+RECOVER_PAGE = 64  # largest number of pending entries that are listed at a time
 _size = attrgetter("size")
 
 
 class Recovery:
-    """Runs the pending entries of one assignment. Main thread only."""
+    """Runs the pending entries of one assignment. Only the main thread may use it."""
 
     def __init__(
         self, turns: Turns, quarantine: Quarantine, suspects: Suspects, *, complete: bool
     ) -> None:
-        """`suspects` of earlier crashes run before all other entries.
+        """Create the recovery of one worker.
 
-        With `complete`, no other inherited entry is a suspect, so only the suspects need marks.
+        The suspects of earlier crashes run before all other entries. If `complete` is true, no
+        other inherited entry is a suspect, so only the suspects need marks.
         """
         context = self._context = turns.context
         self._slot, self._settler, self._consumer = context.slot, context.settler, context.consumer
@@ -47,8 +48,9 @@ class Recovery:
     def run_all(self) -> None:
         """Open a session, and run every pending entry. Raises the errors of a read.
 
-        A late read of an older connection does no harm. If Redis runs it after the session is in
-        the fence, Redis refuses it. If Redis runs it earlier, this method lists its entries.
+        A late read from an older connection does no harm. If Redis executes it after the session is
+        in the fence, the read is refused. If Redis executes it earlier, this method lists its
+        entries.
         """
         self._quarantine.open("")
         self._executor.drop_unstarted()
@@ -62,11 +64,11 @@ class Recovery:
         self._slot.suspects_left = 0
 
     def end_turn(self) -> None:
-        """Give up the turn of the running entry, because the worker exits."""
+        """Give up the worker's turn, because the worker exits."""
         self._quarantine.end_turn()
 
     def take_over(self, reclaim: Reclaim) -> None:
-        """Take over entries of other clients, one page of each stream."""
+        """Take over and run entries of other clients, up to one page from each stream."""
         self._settler.flush()
         for retried in reclaim.pages():
             found = reclaim.take_page(retried, self._reader.session, self._page())
@@ -75,7 +77,10 @@ class Recovery:
                 self._settler.flush()
 
     def _pages(self, *, opened: bool = False) -> Iterator[list[messages.PendingEntry]]:
-        """List the pending entries, oldest first. `opened`: the session is already in the fence."""
+        """List the pending entries page by page, oldest first.
+
+        `opened` is true if the session is already in the fence.
+        """
         reader, session = self._reader, self._reader.session
         after = {False: b"", True: b""}
         over = False
@@ -104,7 +109,7 @@ class Recovery:
             yield pending
 
     def _run_others(self, *, opened: bool) -> None:
-        """Handle all pending entries. In quarantine, they run in rounds that grow."""
+        """Run all pending entries. In quarantine, they run in rounds of growing size."""
         ready: list[messages.PendingEntry] = []
         listed, most = 0, min(self._quarantine.width, 2)
         for pending in self._pages(opened=opened):
@@ -121,20 +126,20 @@ class Recovery:
     def _run_suspects(self) -> bool:
         """Run the suspects of earlier crashes in rounds, before all other pending entries.
 
-        Returns True if a session was opened.
+        Return True, because the first page has opened the session.
         """
         ready: list[messages.PendingEntry] = []
         missing = len(self._suspects)
         for pending in self._pages():
-            # If an entry is accused, the cause of an earlier host loss is still unknown. Then
-            # entries that have waited since that loss are suspects too.
+            # If an entry is accused, the cause of an earlier host loss is still unknown, so entries
+            # that have been waiting since that loss are suspects too.
             if self._quarantine.is_open and (self._quarantine.accused or not self._complete):
-                return True  # all inherited entries run under marks
+                return True  # all inherited entries must run under marks
             found = [entry for entry in pending if entry.place in self._suspects]
             missing -= len(found)
             ready, _ = self._run_rounds([*ready, *found])
             if not missing:
-                break  # the other pages are listed when their entries run
+                break  # the other pages are listed later, when their entries run
         self._run_rounds(ready, last=True)
         self._quarantine.end()
         return True
@@ -142,11 +147,11 @@ class Recovery:
     def _run_rounds(
         self, ready: list[messages.PendingEntry], most: int = 0, *, last: bool = False
     ) -> tuple[list[messages.PendingEntry], int]:
-        """Run the listed entries in rounds. Return the entries that are left, and the next `most`.
+        """Run listed entries in rounds. Return the entries that are left, and the next `most`.
 
-        A round starts when `most` entries or `prefetch_bytes` bytes are ready. With `last`, it
-        starts with any number of entries. `most` is the size of the largest round of inherited
-        entries that are not suspects. It grows with each round. With 0, all of `ready` are
+        A round starts when `most` entries or `prefetch_bytes` bytes are ready. If `last` is true,
+        it starts with any number of entries. `most` is the largest round that an inherited entry
+        may join if it is not a suspect, and it grows with each round. It is 0 if all entries are
         suspects.
         """
         while ready and (
@@ -161,7 +166,7 @@ class Recovery:
     def _run_round(
         self, ready: list[messages.PendingEntry], most: int
     ) -> list[messages.PendingEntry]:
-        """Run the first entries together, while no other message runs. Return the rest."""
+        """Run the next round while no other message runs. Return the entries that are left."""
         alone = self._quarantine.accused
         largest = [
             1 if each.crashes or each.place in alone else self._suspects.get(each.place, most)
@@ -184,9 +189,10 @@ class Recovery:
         return ready[count:]
 
     def _run_pending(self, found: list[messages.PendingEntry]) -> None:
-        """Handle pending entries. Those that must run alone run alone.
+        """Run pending entries together, except those that must run alone.
 
-        In quarantine, each inherited entry gets a durable mark and a turn.
+        An entry that was charged with a crash runs alone. In quarantine, every entry runs alone,
+        with a mark in Redis and a turn.
         """
         executor, together = self._executor, list[FetchedEntry]()
         for entry in self._runnable(found):
@@ -212,7 +218,10 @@ class Recovery:
             self._turns.run_alone()
 
     def _runnable(self, found: list[messages.PendingEntry]) -> list[FetchedEntry]:
-        """Return the entries that must run and are not in the executor. Settles the others."""
+        """Return the entries that must run, and settle those that cannot run.
+
+        Entries that the executor or the settler already holds are left out.
+        """
         known = {*self._settler.deferred_places, *self._executor.places}
         runnable = []
         for entry in found:
@@ -240,10 +249,10 @@ class Recovery:
         return message
 
     def _run_marked(self, entries: list[FetchedEntry]) -> None:
-        """Run entries under one mark that lists them all, while no other message runs.
+        """Run entries under one mark that lists all of them, while no other message runs.
 
-        The turn lasts as long as one of them runs. If a gate then delays the remaining entries,
-        they get a new turn and a new mark.
+        The turn lasts as long as one of them is running. If a gate then delays the remaining
+        entries, they get a new turn and a new mark.
         """
         executor, states = self._executor, self._slot.states
         self._turns.run_alone()
@@ -262,5 +271,8 @@ class Recovery:
         self._turns.run_alone()
 
     def _page(self) -> int:
-        """Return how many pending entries may be listed at a time. Waits like `await_room`."""
+        """Return how many pending entries may be listed at a time.
+
+        Waits under the same conditions as `Turns.await_room`.
+        """
         return min(RECOVER_PAGE, self._turns.prefetch.count, self._turns.await_room())

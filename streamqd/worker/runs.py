@@ -1,9 +1,9 @@
-"""Run the handler for one message, and turn the result into a verdict.
+"""Run the handler for one message at a time, and turn the result into a verdict.
 
-The state byte of the entry is RUNNING before the message is decoded. If the handler returns, the
-run is finished. If it raises, the run lasts until its verdict is written, because getting the text
-of the error runs user code. The state byte determines which message is charged for a crash, and
-which time counts towards the limits.
+The state byte of the entry becomes RUNNING before the message is decoded. If the handler returns,
+the run is finished. If the handler raises, the run lasts until its verdict is recorded, because
+getting the text of the error runs user code. The state byte determines which message is charged for
+a crash, and which time counts towards the limits.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from streamqd.worker.entry import FetchedEntry
 from streamqd.worker.gates import Gates
 from streamqd.worker.verdicts import Verdicts
 
-ACK_DELAY_NS = 20_000_000  # before each run, settle finished runs that are older than this
-ACK_SHARE = 20  # settle immediately if settling takes less than this part of the run (1/20)
-QUICK_RUN_NS = 2_000_000  # run time below which settling can wait for the next run
-# Longest time for which a pass may not check its delays.
+ACK_DELAY_NS = 20_000_000  # settle before the next run if an unsettled run is older than this
+ACK_SHARE = 20  # settle before the next run if settling takes less than 1/20 of the last run
+QUICK_RUN_NS = 2_000_000  # run time up to which settling can wait for the next run
+# The longest time for which a pass may run without checking its delays.
 UNSEEN_NS = ACK_DELAY_NS + 3 * QUICK_RUN_NS
 
 
 class RunPace:
-    """Settles finished runs between two runs, when they must not wait longer."""
+    """Settles finished runs between two runs, if they must not wait any longer."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._settler = context.settler
@@ -49,9 +49,10 @@ class RunPace:
         self._settling_ns = QUICK_RUN_NS // ACK_SHARE  # duration of the last settlement
 
     def settle_first(self, now: int, ran_ns: int) -> int:
-        """Settle failures and due verdicts first, because the next run may take hours.
+        """Settle failures and due verdicts before the next run, because that run may take hours.
 
-        `ran_ns` is the duration of the last run. Returns the time after settling (`now_ns`).
+        `now` is the current time (`now_ns`), and `ran_ns` is the duration of the last run. Returns
+        the time after settling.
         """
         settler = self._settler
         due = self._ack_each or must_settle_first(ran_ns, now - settler.since_ns, self._settling_ns)
@@ -64,43 +65,46 @@ class RunPace:
 
 
 class InPlace(Protocol):
-    """Runs a failed message again in its place, before the messages that must not pass it."""
+    """Runs a failed message again in its place, before the messages that must not overtake it."""
 
     def count_free(self, messages: list[Message], start: int) -> int:
-        """Return how many new messages, from `start` on, may run one after the other."""
+        """Return how many of the new messages from index `start` on may run one after another."""
 
     def may_run(self, entry: FetchedEntry) -> bool:
-        """Wait if needed, and return True if an entry may run now.
+        """Return True if an entry may run now, after waiting for it if necessary.
 
-        Otherwise, store it for later.
+        If it returns False, it has stored the entry for later.
         """
 
     def keep(self, entry: FetchedEntry) -> None:
-        """Make a failed entry wait until it is due. Then `may_run` is called for it again."""
+        """Make a failed entry wait until it is due. `may_run` is then called for it again."""
 
     def forget(self, entry: FetchedEntry) -> None:
-        """Drop an entry whose run failed and that does not run again in its place."""
+        """Drop an entry whose run failed and that will not run again in its place."""
 
 
 class RunStarts:
-    """The starts of runs whose delays are not counted yet.
+    """The start times of runs whose delays have not been counted yet.
 
-    A pass runs the new entries of one read. While all its delays are in one bucket, only the first
-    and the last start are kept. After each settlement, the pass compares the time with the end of
-    that bucket. Near its end, the pass starts to record every start.
+    A pass runs the new entries of one read. As long as all its delays belong to the same bucket of
+    the delay histogram, only the first and the last start are kept. After each settlement, the pass
+    checks the time, and when a delay is about to leave that bucket, it starts to record each start.
     """
 
     def __init__(self, slot: WorkerSlot, delays: StartDelays) -> None:
         self._slot = slot
         self._delays = delays
         self._recorded: list[int] = []
-        self._unrecorded = 0  # runs before the recorded ones
+        self._unrecorded = 0  # number of runs before the recorded ones
         self._first = self._last = 0  # starts of the first and the last unrecorded run (`now_ns`)
         self._sequence = self._same_bucket_until = 0
         self.note: Callable[[int], None] = self._recorded.append
 
     def look_ahead(self, oldest: bytes, newest: bytes, now: int) -> None:
-        """Record no starts while the delays from `oldest` to `newest` stay in one bucket."""
+        """Stop recording starts while the delays of these entries stay in one histogram bucket.
+
+        `oldest` and `newest` are the IDs of the first and the last entry of the pass.
+        """
         until = self._delays.same_bucket_until(oldest, newest, now) - UNSEEN_NS
         if until > now:
             self._first, self._same_bucket_until = now, until
@@ -108,11 +112,14 @@ class RunStarts:
             self.note = _forget
 
     def choose_note(self, now: int) -> Callable[[int], None]:
-        """Check the time, and return the function to call with each start from now on."""
+        """Check the time, and return the function to call with each start from now on.
+
+        It is called after each settlement.
+        """
         return self.record() if now > self._same_bucket_until else self.note
 
     def record(self) -> Callable[[int], None]:
-        """Record the starts from now on. Return the function to call with each."""
+        """Record each start from now on. Return the function to call with each of them."""
         if self.note is _forget:
             self.note = self._recorded.append
             self._last = self._slot.lanes[1]
@@ -120,9 +127,10 @@ class RunStarts:
         return self.note
 
     def count(self, entries: Sequence[RawEntry], start: int) -> None:
-        """Count the delays of the runs that started, from index `start` of the new entries.
+        """Count the delays of the runs that have started. The first one ran `entries[start]`.
 
-        The IDs come from the fetch, because a handler may have changed its message.
+        The IDs come from the fetched entries, because a handler may have changed its message. If
+        `entries` is empty, nothing is counted.
         """
         self.record()
         count, self._unrecorded = self._unrecorded, 0
@@ -155,11 +163,11 @@ class SingleRunner:
         self._pace = RunPace(context)
         self._last_run_ns = 0
         self._starts = RunStarts(context.slot, context.counts.delays)
-        self._kept = False  # True if the last failed message waits in its place
+        self._kept = False  # True if the last message failed and now waits in its place
         self._ack_each = context.consumer.ack == EACH
 
     def handle(self, entry: FetchedEntry) -> None:
-        """Run the handler for an entry of the batch, and again while it may rerun in its place."""
+        """Run the handler for an entry of the batch, and again as long as it runs in its place."""
         if self._in_place is None:
             self._run(entry)
             return
@@ -167,7 +175,7 @@ class SingleRunner:
             pass
 
     def _run(self, entry: FetchedEntry) -> bool:
-        """Run the handler for an entry. Return True if the entry waits in its place."""
+        """Run the handler for an entry. Return True if the entry now waits in its place."""
         message, self._kept = entry.message, False
         if message.expires_at is None or not self._verdicts.skip_expired(entry):
             entries: list[RawEntry] = [] if entry.has_run else [[entry.id, []]]
@@ -185,10 +193,10 @@ class SingleRunner:
         first: int,
         retried: bool,
     ) -> int:
-        """Run the handler for new messages, from index `start` on. `entries` match `messages`.
+        """Run the handler for new messages from `messages[start]` on. Return how many ran.
 
-        `first` is the index of the list's first message in the batch. Return the number of messages
-        that ran. The next message has to wait, or needs `handle`.
+        `entries` holds the entries of the same messages, and `first` is the index of `messages[0]`
+        in the batch. The next message has to wait, or must be passed to `handle`.
         """
         in_place = self._in_place
         count = len(messages) - start if in_place is None else in_place.count_free(messages, start)
@@ -211,10 +219,11 @@ class SingleRunner:
     ) -> int:
         """Run the handler for messages whose entries are in the batch from index `first` on.
 
-        Return the number of messages that ran. The pass ends early after a message that waits in
-        its place, because others may have to wait too. `entry` is set only for a single message.
+        Return the number of messages that ran. The pass stops early at a message that waits in its
+        place, because other messages may then have to wait too. `entry` is set only for a single
+        message that `handle` passes on.
 
-        This is the hot path, so values that are the same for all messages are looked up once.
+        This is the hot path, so values that are the same for all messages are looked up only once.
         """
         context, function, current, pace = self._context, self._function, logs.current, self._pace
         gates, gated = self._gates, self._gates.has_gates
@@ -224,7 +233,7 @@ class SingleRunner:
         sequence, elapsed, note_start = words[WORD_RUN_SEQ], self._last_run_ns, self._starts.note
         counters = entry is not None and entry.has_counters
         for index, message in enumerate(messages, first):
-            # Before the run: follow a command, settle what must not wait, and wait for the gates.
+            # Before the run, follow a command, settle runs that must not wait, and await the gates.
             if words[WORD_COMMAND] and index > first:
                 context.channel.check(slot.unfinished)
             now = clock_gettime_ns(CLOCK_BOOTTIME)
@@ -234,7 +243,7 @@ class SingleRunner:
             if gated or now > words[WORD_TRUSTED_UNTIL]:
                 note_start = self._starts.record()
                 now = gates.await_start(now)
-            # The run. RUNNING comes before anything that the message could influence.
+            # Mark the run as RUNNING before anything happens that the message could influence.
             lanes[1] = now
             note_start(now)
             words[WORD_RUN_SEQ] = sequence = sequence + 1
@@ -251,7 +260,7 @@ class SingleRunner:
                 end = raised
             if end is None:
                 states[index] = DONE
-            # After the run: count it, then acknowledge it or find its verdict.
+            # After the run, count it. Then acknowledge the message, or find its verdict.
             ended = clock_gettime_ns(CLOCK_BOOTTIME)
             current.message = None
             self._last_run_ns = elapsed = ended - now
@@ -274,7 +283,7 @@ class SingleRunner:
         return len(messages)
 
     def _settle_failure(self, entry: FetchedEntry, error: BaseException) -> bool:
-        """Record the verdict on a failed run. Return True if the message waits for another run."""
+        """Record the verdict on a failed run. Return True if the entry runs again in its place."""
         self._kept = self._verdicts.settle_failure(entry, error)
         if self._kept:
             assert self._in_place is not None
@@ -284,7 +293,7 @@ class SingleRunner:
         return self._kept
 
     def run_collected(self) -> None:
-        """Do nothing: `handle` runs each message immediately."""
+        """Do nothing, because `handle` runs each message immediately."""
 
     drop_collected = run_collected
 
@@ -297,9 +306,9 @@ def _entry_of(message: Message, entry_id: bytes, index: int, retried: bool) -> F
 def must_settle_first(ran: int, waited: int, settling: int) -> bool:
     """Return True if finished runs must be settled before the next run.
 
-    All arguments are in nanoseconds: `ran` is the duration of the last run, `waited` the age of the
-    oldest unsettled run, and `settling` the duration of the last settlement. The slower a
-    settlement is, the longer a run may be and still count as quick.
+    All arguments are in nanoseconds. `ran` is the duration of the last run, `waited` is the age of
+    the oldest unsettled run, and `settling` is the duration of the last settlement. The slower a
+    settlement is, the longer a run may last and still count as quick.
     """
     worth = max(QUICK_RUN_NS, min(ACK_SHARE * settling, ACK_DELAY_NS))
     return ran > worth or waited > ACK_DELAY_NS

@@ -1,7 +1,8 @@
-"""Run messages one after the other, in the main thread.
+"""Run messages one after another, in the main thread.
 
-The slot's batch contains the entries of the last read or listing. The next read is sent when all
-these entries have finished or wait for an earlier message. It also carries their acknowledgments.
+The slot's batch contains the entries of the last read or listing. The next read is sent when each
+of these entries has finished or is waiting for an earlier message. That read also carries their
+acknowledgments.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ DUE_MAX = 128  # held messages taken at a time, both in total and per key
 
 
 class Runner(Protocol):
-    """Calls the handler for the entries of the batch: one by one, or many at a time."""
+    """Calls the handler for the entries of the batch, either one by one or many at a time."""
 
     def run_many(
         self,
@@ -34,24 +35,24 @@ class Runner(Protocol):
         first: int,
         retried: bool,
     ) -> int:
-        """Run the handler for new messages, from index `start` on. `entries` match `messages`.
+        """Run the handler for new messages from `messages[start]` on. Return how many ran.
 
-        `first` is the index of the list's first message in the batch. Return the number of messages
-        that ran. The next message needs `handle`.
+        `entries` holds the entries of the same messages, and `first` is the index of `messages[0]`
+        in the batch. The next message must be passed to `handle`.
         """
 
     def handle(self, entry: FetchedEntry) -> None:
         """Run the handler for an entry of the batch, or collect it."""
 
     def run_collected(self) -> None:
-        """Run the messages that `handle` has collected. Called when no more messages are ready."""
+        """Run the messages that `handle` has collected, because no more messages are ready."""
 
     def drop_collected(self) -> None:
         """Drop the messages that `handle` has collected. They stay pending."""
 
 
 class SerialExecutor:
-    """Runs messages one after the other, over the one connection of its worker."""
+    """Runs messages one after another. Its worker uses a single connection to Redis."""
 
     wake_fds: tuple[int, ...] = ()
 
@@ -77,16 +78,16 @@ class SerialExecutor:
     # --- intake ---
 
     def drop_unstarted(self) -> None:
-        """Drop the entries that have not started, before a listing. They stay pending."""
+        """Drop the entries that have not started. They stay pending, and are then listed again."""
         self._listed, self._read = [], None
         self._runner.drop_collected()
         if self._held is not None:
             self._held.restart()
 
     def admit(self, listed: list[FetchedEntry], read: FetchResult | None = None) -> None:
-        """Accept `listed` entries or those of a `read`. No other entry may be in flight.
+        """Accept either listed or newly read entries. No other entry may be in flight.
 
-        A read returns the entries of the retry stream first, then those of the partition.
+        In the batch, entries of the retry stream come before those of the partition.
         """
         if read is None:
             self._settler.begin_batch([entry.place for entry in listed])
@@ -103,25 +104,32 @@ class SerialExecutor:
 
     @property
     def in_flight(self) -> InFlight:
-        """The numbers of entries in flight. No entry is startable, because `start` does I/O."""
+        """The number of running and waiting entries.
+
+        No entry counts as startable, because `start` does I/O.
+        """
         return InFlight(0, self._slot.unfinished if self._listed or self._read else 0, 0)
 
     @property
     def places(self) -> Collection[bytes]:
-        """The places of the entries that the executor keeps when the connection is lost."""
+        """The places of the held entries, which the executor keeps after a lost connection."""
         return () if self._held is None else self._held.places
 
     def room(self, _ready: int | None = None) -> int:
-        """Return how many more entries of each stream may be fetched, 0 when full.
+        """Return how many more entries may be fetched from each stream, 0 when full.
 
-        Every fetched entry has run or is held, so none is ready.
+        `_ready` is ignored: fetched entries have either run already or are being held, so none of
+        them can be ready.
         """
         if self._held is None:
             return self._context.consumer.prefetch_max
         return 0 if self._held.is_full() else max(1, self._held.room())
 
     def next_due(self, _now: int, *, held: bool = True) -> int | None:
-        """Return when a `held` entry is due, or None if only an event can start one."""
+        """Return when the next held entry is due (`now_ns`), or None if there is none.
+
+        If `held` is false, held entries are ignored, so the result is None.
+        """
         return None if self._held is None or not held else self._held.next_due()
 
     # --- running ---
@@ -130,16 +138,16 @@ class SerialExecutor:
         """Do nothing: `start` returns after all its runs have finished."""
 
     def start(self, *, held: bool = True) -> None:
-        """Run all fetched entries. With `held`, run the held messages that are due too.
+        """Run all fetched entries, and if `held` is true, also the held messages that are due.
 
-        Raises Stop, Fenced, RedisUnavailableError, RedisResponseError. Entries that did not run
-        stay pending.
+        Raises Stop, Fenced, RedisUnavailableError, RedisResponseError. Entries that have not run by
+        then stay pending.
         """
         listed, self._listed = self._listed, []
         if listed:
             began = now_ns()
             for entry in listed:
-                # The first entry must run right after its mark was written, without a check.
+                # The first entry must run right after its mark is written, with no check between.
                 if entry.index:
                     self._context.channel.check(self._slot.unfinished)
                 self._runner.handle(entry)
@@ -167,7 +175,7 @@ class SerialExecutor:
     def _run_stream(
         self, entries: list[RawEntry], first: int, retried: bool, received: int
     ) -> None:
-        """Run the entries of one stream, which are in the batch from index `first` on."""
+        """Run the entries of one stream. `first` is the index of the first one in the batch."""
         context, slot, runner = self._context, self._slot, self._runner
         messages, may_expire = messages_of_read(context.delivery, entries, retried)
         oversized = received > self._bytes_max  # the read may contain oversized entries
@@ -188,10 +196,10 @@ class SerialExecutor:
             position += ran or 1
 
     def _run_due(self, held: HeldKeys) -> None:
-        """Run the due held messages, for each key up to the first that fails.
+        """Run the held messages that are due. For each key, stop at the first one that fails.
 
-        Keys that become due meanwhile wait for the next read, so that they cannot starve other
-        keys.
+        Keys that become due in the meantime wait until after the next read, so that they cannot
+        starve other keys.
         """
         lines: list[list[FetchedEntry]] = []
         count = 0
@@ -209,7 +217,10 @@ class SerialExecutor:
         self._settler.flush()
 
     def _run_key(self, held: HeldKeys, line: list[FetchedEntry], first: int) -> None:
-        """Run the messages of a held key, from index `first` of the batch, until one fails."""
+        """Run the messages of a held key until one fails.
+
+        `first` is the index of the first message in the batch.
+        """
         for index, kept in enumerate(line, first):
             self._context.channel.check(self._slot.unfinished)
             kept.index = index
@@ -221,4 +232,4 @@ class SerialExecutor:
         held.reschedule(line[0].key)
 
     def close(self) -> None:
-        """Do nothing, because it has no resources."""
+        """Do nothing, because there are no resources to release."""

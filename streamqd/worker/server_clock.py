@@ -5,26 +5,29 @@ from __future__ import annotations
 from streamqd.scoreboard import now_ns
 from streamqd.store.client import Connection
 
-AGE_NS = 60_000_000_000  # age at which the server's clock is read again
+AGE_NS = 60_000_000_000  # age of a reading after which the server's clock is read again
 
 
 class ServerClock:
-    """The server's clock, which is also in the IDs of messages. Clocks of hosts can differ."""
+    """The server's clock, from which the IDs of messages come.
+
+    The worker does not use its own clock instead, because the clocks of hosts can differ.
+    """
 
     def __init__(self) -> None:
         self.ahead_ns = 0  # the server's unix time minus `now_ns`
         self._read_ns = 0  # 0 = not read yet
 
     def read(self, link: Connection) -> None:
-        """Ask the server. Raises RedisUnavailableError, RedisResponseError."""
+        """Read the server's clock. Raises RedisUnavailableError, RedisResponseError."""
         seconds, micros = link.execute("TIME")
         self._read_ns = now_ns()
         self.ahead_ns = (int(seconds) * 1_000_000 + int(micros)) * 1000 - self._read_ns
 
     def is_old(self, now: int) -> bool:
-        """Return True if `read` should be called again."""
+        """Return True if the last reading is so old that `read` should be called again."""
         return bool(self._read_ns) and now - self._read_ns > AGE_NS
 
     def time(self) -> float:
-        """Return the server's unix time, computed from the last reading."""
+        """Return the server's unix time in seconds, computed from the last reading."""
         return (now_ns() + self.ahead_ns) / 1e9

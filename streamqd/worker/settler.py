@@ -1,8 +1,8 @@
-"""Settling: acknowledgments, retries, dead letters and failure counts, sent to Redis in parts.
+"""Send acknowledgments, retries, dead letters and failure counts to Redis, in parts.
 
-`policy.settlement` decides, and `Settler` executes the decision. The settler alone stores the
-verdicts that are not settled yet, with each entry's index in the slot. It determines when they are
-due, and splits them into calls of a bounded length.
+`policy.settlement` makes the decisions, and `Settler` executes them. Only the settler stores the
+verdicts that are not settled yet, together with each entry's index in the slot. It determines when
+they are due, and splits them into calls of bounded length.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from streamqd.worker.dead_letters import within_limit
 from streamqd.worker.entry import NOWHERE, FetchedEntry
 from streamqd.worker.fenced import FencedCalls
 
-BATCH_MAX = 128  # entries per script, which limits the time that one call occupies the server
+BATCH_MAX = 128  # entries per call, which limits how long one call occupies the server
 GRACE_NS = 1_000_000  # time by which a wait for events may exceed the due time of an acknowledgment
 DEFER_SECONDS = 1.0  # pause between attempts to settle entries that the server refused
 
-# The server accepts no writes at the moment. Any other refusal may be caused by one entry or key.
+# These refusals mean that the server accepts no writes now. A single entry or key may cause others.
 _NO_WRITES = (RefusalKind.FULL, RefusalKind.NO_REPLICAS)
 
 
 class FailedEntry(NamedTuple):
     """A failed entry that becomes a retry or a dead letter.
 
-    `fields` are the changed fields. `body` contains all fields as a flat list, as they were read.
-    It is sent only if the server cannot copy the entry, because the entry was trimmed or has too
-    many fields. `size` is the approximate size of the body in bytes. `number` is the position of
-    the entry among all entries that the worker has read. It is 0 for an entry that was listed or
-    handled alone.
+    `fields` holds only the fields that change. `body` contains all fields as they were read, as a
+    flat list of names and values. It is sent only if the server cannot copy the entry, because the
+    entry was trimmed or has too many fields. `size` is the approximate size of the body in bytes.
+    `number` is the position of the entry among all entries that the worker has read, or 0 if the
+    entry was listed or handled alone.
     """
 
     place: bytes
@@ -55,27 +55,28 @@ class FailedEntry(NamedTuple):
     number: int = 0
 
     def bytes_moved(self) -> int:
-        """Return the approximate number of bytes that the entry will use in its next stream."""
+        """Return the approximate size in bytes that the entry will have in its next stream."""
         return self.size + sum(map(len, self.fields.values()))
 
     def with_body(self) -> FailedEntry:
-        """Return the entry with its complete fields, for a server that cannot copy its body."""
+        """Return the entry with all its fields, because the server cannot copy its body."""
         body = within_limit(dict(zip(self.body[::2], self.body[1::2], strict=False)))
         return self._replace(fields={b"payload": b"", **body, **self.fields})
 
 
 @dataclass
 class Settler:
-    """Collects verdicts and settles them. Each worker has one, which is kept across reconnects.
+    """Collects verdicts and settles them. Each worker has one settler, also across reconnects.
 
-    A state byte stays DONE or FAILED until Redis confirms its settlement. Main thread only.
+    The state byte of an entry stays DONE or FAILED until Redis confirms its settlement. Only the
+    main thread may use the settler.
     """
 
     link: Connection
     keys: Keys
     lease: Lease
     slot: WorkerSlot
-    linger_ns: int = 0  # longest time that an acknowledgment waits to travel with a read
+    linger_ns: int = 0  # longest time for which an acknowledgment waits to travel with a read
 
     def __post_init__(self) -> None:
         self._calls = FencedCalls(self.link, self.slot)
@@ -85,12 +86,12 @@ class Settler:
         # Acknowledgments that also clear counters in Redis need a script, so no read carries them.
         self._with_counters: list[tuple[bytes, int]] = []
         self.items: list[FailedEntry] = []
-        self._numbered = 0  # entries read so far
-        # `number` of the first entry of the batch, 0 if the batch is not from a read.
+        self._numbered = 0  # number of entries read so far
+        # The `number` of the first entry in the batch, 0 if the batch does not come from a read.
         self._first = 0
         self.since_ns = 0  # time of the oldest unsettled verdict (`now_ns`), or 0
-        self._failures_due = False  # a failure must not wait for `linger_ns`
-        # For each entry that waits in its place: its failure count, and when it runs again.
+        self._failures_due = False  # True if a failure must not wait for `linger_ns`
+        # Maps each entry that waits in its place to its failure count and its due time.
         self._notes: dict[bytes, tuple[int, int]] = {}
         self._deferred: set[bytes] = set()  # places of refused entries
         self._deferred_until_ns = 0
@@ -98,7 +99,7 @@ class Settler:
     # --- record ---
 
     def ack(self, entry_id: bytes, index: int, now: int, retried: bool, has_counters: bool) -> None:
-        """Record that an entry was handled. Its run finished at `now` (`now_ns`)."""
+        """Record that an entry was handled, in a run that finished at `now` (`now_ns`)."""
         if has_counters:
             self._with_counters.append((place_of(entry_id, retried=retried), index))
         else:
@@ -120,11 +121,11 @@ class Settler:
             self.since_ns = entries[0].ended_ns
 
     def number(self, index: int) -> int:
-        """Return the `FailedEntry.number` of an entry of the batch."""
+        """Return the `FailedEntry.number` of the entry at an index of the batch."""
         return self._first + index if self._first and index != NOWHERE else 0
 
     def fail(self, item: FailedEntry, now: int) -> None:
-        """Record that an entry is retried or dead-lettered.
+        """Record that an entry must be retried or dead-lettered.
 
         From now on, no crash is charged to it.
         """
@@ -134,7 +135,7 @@ class Settler:
             self.since_ns = now
 
     def skip(self, entry: FetchedEntry) -> None:
-        """Record that an entry is acknowledged without a run."""
+        """Record that an entry must be acknowledged without a run."""
         self._mark(entry.index, DONE)
         self.ack(entry.id, entry.index, now_ns(), entry.retried, entry.has_counters)
 
@@ -143,35 +144,35 @@ class Settler:
             self.slot.states[index] = state
 
     def note(self, place: bytes, failures: int, due: int, now: int) -> None:
-        """Record the failure count and the due time of an entry that waits in place."""
+        """Record the failure count and the due time of an entry that waits in its place."""
         self._notes[place] = failures, due
         if not self.since_ns:
             self.since_ns = now
 
     @property
     def unsettled_count(self) -> int:
-        """The number of entries that are not settled."""
+        """The number of entries whose verdicts are not settled yet."""
         return len(self._ack_indexes) + len(self._with_counters) + len(self.items)
 
     @property
     def has_unconfirmed_acks(self) -> bool:
-        """True if acknowledgments are not confirmed yet."""
+        """True if Redis has not confirmed every recorded acknowledgment yet."""
         return bool(self._ack_indexes or self._with_counters)
 
     @property
     def only_plain_acks(self) -> bool:
-        """True if the next read can carry everything that is unsettled."""
+        """True if only plain acknowledgments are unsettled, which the next read can carry."""
         return not (self._with_counters or self.items or self._notes)
 
     @property
     def deferred_places(self) -> list[bytes]:
-        """The places of failed entries that are not settled, such as entries that Redis refused."""
+        """The places of failed entries that are not settled yet, such as refused entries."""
         return [item.place for item in self.items]
 
     def begin_batch(self, places: list[bytes], *, read: bool = False) -> None:
-        """Write a new batch to the slot: `places`, followed by the entries that are not settled.
+        """Write a new batch to the slot, followed by the failed entries that are not settled yet.
 
-        `read`: all of `places` come from one read, in its order.
+        Set `read` if all places come from one read, in the order of that read.
         """
         self.slot.post_batch(places + self.deferred_places)
         self._first = self._numbered + 1 if read else 0
@@ -188,19 +189,19 @@ class Settler:
     # | a failure of a longer run       | of the oldest | yes             | immediately       |
     # | only entries that Redis refused | 0             | no              | at each `settle`  |
     #
-    # Refused entries are sent at most every DEFER_SECONDS, which `_deferred_until_ns` limits.
+    # Because of `_deferred_until_ns`, refused entries are sent once per DEFER_SECONDS at most.
 
     def make_failures_due(self) -> None:
-        """Make the recorded failures due, because their runs were not quick."""
+        """Make failures due immediately, because one of their runs was not quick."""
         self._failures_due = True
 
     def is_due(self, now: int) -> bool:
-        """Return True if a settlement is due now, with a read or without."""
+        """Return True if verdicts must be settled now, with a read or by scripts."""
         since = self.since_ns
         return since > 0 and (self._has_due_failure or now - since >= self.linger_ns)
 
     def next_due(self, now: int) -> int | None:
-        """Return when the next settlement is due (`now_ns`), None if all is settled."""
+        """Return when the next settlement is due (`now_ns`), or None if none is planned."""
         if not self.since_ns:
             return None
         return now if self._has_due_failure else self.since_ns + self.linger_ns + GRACE_NS
@@ -210,9 +211,9 @@ class Settler:
         return self._failures_due and not self.only_plain_acks
 
     def settle(self, *, read_follows: bool) -> None:
-        """Settle due verdicts. Plain acknowledgments travel with the read, if one follows.
+        """Settle due verdicts.
 
-        Raises the errors of `flush`.
+        If a read follows, it carries the plain acknowledgments. Raises the errors of `flush`.
         """
         due, self._failures_due = self.is_due(now_ns()), False
         if due and not read_follows:
@@ -223,7 +224,7 @@ class Settler:
     # --- settling ---
 
     def confirm_acks(self, now: int) -> None:
-        """Record that Redis executed all plain acknowledgments, by script or with a read."""
+        """Record that Redis has executed all plain acknowledgments, by script or with a read."""
         count = len(self._ack_indexes)
         if not count:
             return
@@ -236,9 +237,9 @@ class Settler:
     def flush(self) -> None:
         """Settle everything by scripts, acknowledgments first, because they may free memory.
 
-        Defers retries and dead letters that Redis refuses. Raises Fenced and RedisUnavailableError,
-        and RedisResponseError if an acknowledgment is refused. Verdicts that Redis confirmed before
-        the error are settled.
+        Retries and dead letters that Redis refuses are deferred, and failure counts are kept while
+        it accepts no writes. Raises Fenced and RedisUnavailableError, and RedisResponseError if
+        another call is refused. Verdicts that Redis confirmed before the error are settled.
         """
         self._flush_acks()
         self.flush_verdicts()
@@ -246,8 +247,8 @@ class Settler:
     def flush_last(self) -> None:
         """Settle everything before the worker exits, including deferred entries.
 
-        The next owner would run an unsettled failure again. So after a lost connection or answer,
-        try a second time on a new connection. Raises the errors of `flush`.
+        If the connection or an answer is lost, try a second time on a new connection, because the
+        next owner would run unsettled failures again. Raises the errors of `flush`.
         """
         self._deferred_until_ns = min(self._deferred_until_ns, now_ns())
         connected = self.link.connected
@@ -259,7 +260,7 @@ class Settler:
             self.flush()
 
     def try_to_flush(self) -> None:
-        """Settle as much as Redis accepts now, and keep the rest. Raises Fenced."""
+        """Settle the verdicts that Redis accepts now, and keep the others. Raises Fenced."""
         with contextlib.suppress(RedisUnavailableError, RedisResponseError):
             self.flush()
 
@@ -273,7 +274,10 @@ class Settler:
         self.confirm_acks(now_ns())
 
     def flush_verdicts(self) -> None:
-        """Settle all but plain acknowledgments, which a read can carry. Raises like `flush`."""
+        """Settle all verdicts except plain acknowledgments, which a read can carry.
+
+        Raises the errors of `flush`.
+        """
         self._flush_counted_acks()
         if self._notes:
             self._write_notes()
@@ -292,9 +296,9 @@ class Settler:
             del self._with_counters[: len(part)]
 
     def _write_notes(self) -> None:
-        """Write the failures of entries that wait in place.
+        """Write the failure counts and due times of entries that wait in their places.
 
-        While Redis is full, a later call retries.
+        If Redis accepts no writes, a later call tries again.
         """
         now = now_ns()
         notes = [
@@ -311,7 +315,7 @@ class Settler:
         self._notes.clear()
 
     def _settle_items(self) -> None:
-        """Send retries and dead letters. Entries that Redis refuses stay, and are deferred."""
+        """Send retries and dead letters, and defer the entries that Redis refuses."""
         deferred: list[FailedEntry] = []
         batches = _batches(self.items)
         while batches:
@@ -322,7 +326,7 @@ class Settler:
                 if not isinstance(reply, RedisResponseError):
                     again += _batches(self._record_moved(reply, items, dead=dead))
                 elif len(items) > 1 and reply.kind not in _NO_WRITES:
-                    # A single item may be the cause, so send each item alone in the next attempt.
+                    # A single item may be the cause, so send each item in a call of its own.
                     again += [(dead, [item]) for item in items]
                 else:
                     deferred += items
@@ -348,7 +352,7 @@ class Settler:
     def _record_moved(
         self, reply: Reply, items: list[FailedEntry], *, dead: bool
     ) -> list[FailedEntry]:
-        """Process the reply. Return the entries that must be sent again with their bodies."""
+        """Mark the entries that Redis has moved. Return the others, with the bodies it needs."""
         again = []
         moved = 0
         settled = messages.SettledReply.parse(reply)
@@ -356,18 +360,19 @@ class Settler:
             if word == "MISSING":
                 again.append(item.with_body())
                 continue
-            # GONE: an earlier copy of this call moved the entry, or a client acknowledged it.
+            # GONE means that an earlier copy of this call moved the entry, or that a client has
+            # acknowledged it.
             moved += word == "MOVED"
             self._mark(item.at, CLEARED)
         self.slot.add("dead_lettered" if dead else "retried", moved)
         due = settled.next_due_unix_ms
         if due is not None:
-            # The earliest due time of all waiting retries of the group.
+            # This is the earliest due time among all waiting retries of the group.
             self.slot.next_due_unix_ms = due
         return again
 
     def _defer(self, error: RedisResponseError, items: list[FailedEntry]) -> None:
-        """Defer refused entries for DEFER_SECONDS. They stay pending, and others are settled."""
+        """Defer refused entries for DEFER_SECONDS. They stay pending while others are settled."""
         if not self._deferred_until_ns:
             logs.event(
                 "message.deferred",
@@ -382,7 +387,11 @@ class Settler:
         self._deferred_until_ns = now_ns() + int(DEFER_SECONDS * 1e9)
 
     def pending_differs(self, kept: int) -> bool:
-        """Return True if the server's pending count is not `kept` plus the unsettled entries."""
+        """Return True if the server's pending count differs from the entries known to the worker.
+
+        The worker knows the unsettled entries and those that its executor keeps, of which there are
+        `kept`.
+        """
         assignment = self.lease.assignment
         commands = [
             ("XPENDING", self.keys.source(*assignment), assignment.group),
@@ -400,7 +409,7 @@ class Settler:
         states, indexes = self.slot.states, self._ack_indexes
         first, end = min(indexes), max(indexes) + 1
         if end - first == len(indexes) == bytes(states[first:end]).count(DONE):
-            # The indexes are consecutive, as in most batches.
+            # The indexes are consecutive, as in most batches, so one assignment clears all of them.
             states[first:end] = bytes([CLEARED]) * len(indexes)
         else:
             for index in indexes:
@@ -421,27 +430,27 @@ class Settler:
             self.since_ns = 0
 
     def _observe_ack(self, now: int, count: int) -> None:
-        # To read the clock once per batch, each entry is counted with the wait of the oldest. The
-        # histogram is therefore an upper bound.
+        # To read the clock only once per batch, count each entry with the wait of the oldest one.
+        # The histogram is therefore an upper bound.
         waited = max(0, now - self.since_ns) if self.since_ns else 0
         histogram = self.slot.ack_histogram
         histogram[min((waited >> 10).bit_length(), len(BUCKETS))] += count
         histogram[len(BUCKETS) + 1] += waited * count
 
 
-# True for dead letters and False for retries, and the entries of one call.
+# The entries of one call, after True if they become dead letters or False if they are retried.
 _Batch = tuple[bool, list[FailedEntry]]
 
 T = TypeVar("T")
 
 
 def _parts(owed: list[T]) -> list[list[T]]:
-    """Split a list into parts for one call each."""
+    """Split a list into parts of up to BATCH_MAX, one for each call."""
     return [owed[start : start + BATCH_MAX] for start in range(0, len(owed), BATCH_MAX)]
 
 
 def _batches(items: list[FailedEntry]) -> list[_Batch]:
-    """Split failed entries into parts for one call each, by number and by bytes."""
+    """Split failed entries into calls, each limited by the number of entries and their bytes."""
     batches: list[_Batch] = []
     for dead in (False, True):
         alike = [item for item in items if (item.delay is None) is dead]
@@ -450,6 +459,6 @@ def _batches(items: list[FailedEntry]) -> list[_Batch]:
 
 
 def _are_adjacent(items: list[FailedEntry]) -> bool:
-    """Return True if the entries were read consecutively, so they are adjacent in their streams."""
+    """Return True if the entries were read one after another, so they are adjacent in Redis."""
     first = items[0].number
     return first > 0 and all(item.number == at for at, item in enumerate(items, first))

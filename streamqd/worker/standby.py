@@ -1,8 +1,8 @@
-"""A standby: a worker that boots next to the worker that it will replace, and waits for its turn.
+"""A standby is a worker that boots next to the worker that it will replace, and waits to take over.
 
 It imports the handler, runs `on_start` and connects to Redis. It has no token, so it can neither
-read nor settle. The slot still belongs to the active worker. The standby writes only one word of
-it, to report that it is warm.
+read nor settle. The slot still belongs to the active worker, so the standby writes only one word,
+which reports that it has booted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from streamqd.worker.hooks import Hooks, boot
 
 
 class StandbyResult(NamedTuple):
-    """The standby's grant, and the resources that it has prepared."""
+    """The grant that a standby received, and the resources that it has prepared."""
 
     grant: Grant
     booted: tuple[Hooks, Connection]
@@ -38,16 +38,16 @@ def prepare(
     slot: WorkerSlot,
     control: socket.socket,
 ) -> StandbyResult | ExitCode:
-    """Boot, report that, and wait for the grant. Return an exit code if no grant will come.
+    """Boot, report this to the supervisor, and wait for the grant.
 
-    Raises HandlerLoadError.
+    Return an exit code if the standby must stop instead. Raises HandlerLoadError.
     """
     channel = ControlChannel(slot, control, lambda: None)
     hooks = boot(settings, consumer, grant.lease.assignment)
     fork_role.end_child()
     link = new_link(settings, grant.lease.assignment)
     with contextlib.suppress(RedisUnavailableError):
-        link.open()  # after a failure, the worker loop connects again
+        link.open()  # if this fails, the worker's loop connects again later
     slot.warm_pid = os.getpid()
     channel.wake_supervisor()
     word = channel.await_assignment()

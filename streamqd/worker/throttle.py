@@ -1,8 +1,8 @@
 """Limit the runs of one partition to the rate of its consumer.
 
-`policy.rate` decides. This module waits between two runs. A stop, a pause or a hand-over ends the
-wait early, like every wait of a worker. The state is in a word of the slot, so the next worker
-continues with it, even after a crash.
+`policy.rate` makes the decisions, and this module waits between two runs. Like every wait of a
+worker, the wait ends early if the worker must stop, pause or hand over. The state is stored in a
+word of the slot, so that the next worker continues with it, even after a crash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RateLimiter:
     """A gate that limits one worker to its rate."""
 
     def __init__(self, context: WorkerContext, burst: int) -> None:
-        """`burst` is the minimum burst if `rate_burst` is not set."""
+        """Create the rate limiter. If `rate_burst` is not set, the burst is at least `burst`."""
         slot = self._slot = context.slot
         self._consumer = context.consumer
         self._burst_min = burst
@@ -30,10 +30,10 @@ class RateLimiter:
         self._channel = context.channel
         self._settler = context.settler
         self._waits = slot.waits
-        self._since_ns = 0  # start of the current wait, 0 = no wait
+        self._since_ns = 0  # start of the current wait, 0 if there is none
 
     def _use(self, partitions: int) -> None:
-        """Compute the rate of this partition. With `rate_per = "group"`, it is an equal share."""
+        """Compute the rate of this partition, an equal share if `rate_per` is "group"."""
         self._partitions = partitions
         per_second = self._consumer.rate_per_second(partitions)
         least = max(self._burst_min, int(per_second * BURST_SECONDS))
@@ -48,9 +48,9 @@ class RateLimiter:
         return self._rate.burst
 
     def await_open(self, now: int, runs: int = 1) -> int:
-        """Wait until `runs` may start, and return that time.
+        """Wait until this many runs may start, and return that time.
 
-        The caller must start the runs immediately, because the rate counts from the return.
+        The caller must start the runs immediately, because the rate counts from that time.
         """
         while left := self.held_ns(now, runs):
             self._settler.flush()
@@ -63,7 +63,10 @@ class RateLimiter:
         return now
 
     def held_ns(self, now: int, runs: int = 1) -> int:
-        """Return the nanoseconds until `runs` may start, 0 for now. Publishes the wait."""
+        """Return the number of nanoseconds until this many runs may start, 0 for now.
+
+        A wait is published in the slot.
+        """
         if self._slot.partitions != self._partitions:  # the topic has grown
             self._use(self._slot.partitions)
         left = self._rate.wait(self._slot.rate_due_ns, now, runs)
@@ -82,7 +85,7 @@ class RateLimiter:
         return False
 
     def note_start(self, now: int, runs: int = 1) -> None:
-        """Note that `runs` start now."""
+        """Record that this many runs start now."""
         self._slot.rate_due_ns = self._rate.next_due(self._slot.rate_due_ns, now, runs)
         if self._since_ns:
             self._slot.add("throttled_ns", now - self._since_ns)
@@ -91,10 +94,10 @@ class RateLimiter:
 
 
 def rate_limiter_of(context: WorkerContext, burst: int) -> RateLimiter | None:
-    """Return the rate limiter that a consumer configures, or None.
+    """Return the rate limiter that the consumer configures, or None.
 
-    If the consumer does not set `rate_burst`, the burst is the larger of `burst` and the number of
-    runs within BURST_SECONDS, because wake-ups are not precise.
+    If the consumer does not set `rate_burst`, the burst is either `burst` or the number of runs in
+    BURST_SECONDS, whichever is larger, because wake-ups are not precise.
     """
     if context.consumer.rate:
         return RateLimiter(context, burst)

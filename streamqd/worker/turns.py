@@ -1,7 +1,7 @@
 """One turn of a worker's loop and its waits for events, shared by serving and recovery.
 
 A turn follows the supervisor's command, collects finished runs, starts ready entries, and settles
-due verdicts. `worker` adds the reads, `recovery` the pending entries.
+due verdicts. `worker` adds the reads, and `recovery` adds the pending entries.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PUBLISH_NS = 1_000_000_000
 
 
 class Reconnect(Exception):  # noqa: N818 - nothing is wrong
-    """Raised to continue with a new connection, after the old one was closed on purpose."""
+    """Raised to continue with a new connection, because the old one is abandoned on purpose."""
 
 
 @dataclass
 class Turns:
-    """Runs the turns of one worker with its parts. Main thread only."""
+    """Runs the turns of one worker. Only the main thread may use it."""
 
     context: WorkerContext
     reader: Reader
@@ -59,14 +59,17 @@ class Turns:
             self.publish()
 
     def follow_command(self) -> None:
-        """If the supervisor commands a stop or a pause, start nothing and wait for the runs."""
+        """If the supervisor commands a stop or a pause, wait for the active runs and follow it.
+
+        Raises Stop, or Reconnect if a long poll had to be abandoned.
+        """
         if not self._slot.words[WORD_COMMAND]:
             return
         self.finish_running()
         waited = self.reader.poll.is_waiting
         if waited:
-            # The poll may already have fetched entries. The next listing of pending entries finds
-            # them.
+            # The poll may already have fetched entries. They are found when the pending entries are
+            # listed next.
             self.reader.poll.abandon()
             self._link.close()
         self._channel.check(self.executor.in_flight.entries)
@@ -74,17 +77,20 @@ class Turns:
             raise Reconnect
 
     def check_message_limit(self) -> None:
-        """Raise Stop after `max_messages`."""
+        """Raise Stop if this process has handled `max_messages`."""
         if 0 < self._consumer.max_messages <= self.context.counts.handled:
             raise Stop(ExitCode.RECYCLE)
 
     def has_command(self) -> bool:
-        """Return True if a command must be followed before the next read. A run can take hours."""
+        """Return True if the worker must stop or pause before the next read.
+
+        The command may have come during a run, which can take hours.
+        """
         must_pause = self.guards is not None and self.guards.must_pause
         return must_pause or self._slot.words[WORD_COMMAND] != 0
 
     def publish(self) -> None:
-        """Publish the current figures of the runs."""
+        """Publish the counts and durations of runs in the slot, and log suppressed lines."""
         if self.guards is not None:
             self.guards.record_settled()
         now = self._published_ns = now_ns()
@@ -99,36 +105,36 @@ class Turns:
         self._settler.settle(read_follows=due and self.may_read_for_acks())
 
     def advance(self) -> None:
-        """Run one turn: follow the command, collect finished runs, start entries, settle."""
+        """Run one turn: follow the command, collect finished runs, start entries, and settle."""
         self.follow_and_collect()
         self.start_and_settle()
 
     # --- waiting ---
 
     def await_capacity(self) -> None:
-        """Run fetched messages, including held ones, until there is room for more."""
+        """Run fetched messages, including held ones, until more may be fetched."""
         while not self.executor.room():
             self.advance()
             if not self.executor.room():
                 self.wait()
 
     def finish_running(self, *, commanded: bool = True) -> None:
-        """Wait until no handler runs.
+        """Wait until no handler is running.
 
-        With `commanded`, stop waiting when the command is withdrawn.
+        If `commanded` is true, also stop waiting when the supervisor withdraws its command.
         """
         while self.executor.in_flight.running and (self._slot.words[WORD_COMMAND] or not commanded):
             self.settle_next_finished()
 
     def settle_next_finished(self, *, held: bool = True) -> None:
-        """Wait like `wait`, then settle the runs that have finished."""
+        """Wait for an event as `wait` does, then settle the runs that have finished."""
         self.wait(held=held)
         self.executor.collect_finished()
         with contextlib.suppress(Fenced):
             self._settler.try_to_flush()
 
     def run_alone(self) -> None:
-        """Run all entries in flight while no other message runs, then settle them."""
+        """Run all entries in flight while no other messages run, then settle them."""
         executor = self.executor
         while executor.in_flight.entries:
             self.follow_and_collect()
@@ -140,24 +146,24 @@ class Turns:
         self._settler.flush()
 
     def wait(self, *descriptors: int, held: bool = True) -> set[int]:
-        """Wait for the end of a run, for a descriptor, or for `wait_seconds`.
+        """Wait until a run finishes or a descriptor is readable, for `wait_seconds` at most.
 
-        Returns the descriptors that are readable.
+        Return the descriptors that are readable.
         """
         seconds = self.wait_seconds(held=held)
         return self._channel.await_any([*self.executor.wake_fds, *descriptors], seconds)
 
     def wait_seconds(self, *, held: bool = True) -> float:
-        """Return the seconds that the loop may wait for an event.
+        """Return the number of seconds for which the loop may wait for an event.
 
-        The wait ends when a settlement or a check is due, or an entry could start. With `held`,
-        held entries count too.
+        The wait ends when a settlement or a check is due, or when an entry could start. If `held`
+        is true, this may also be a held entry.
         """
         seconds, poll, now = self.longest_wait, self.reader.poll, now_ns()
         if poll.is_waiting:
             seconds = min(seconds, poll.seconds_left() + 0.001)
         if not self.is_link_taken:
-            # While a command is active, no run starts.
+            # No run starts while a command is active.
             start = (
                 None if self._slot.words[WORD_COMMAND] else self.executor.next_due(now, held=held)
             )
@@ -173,7 +179,7 @@ class Turns:
 
     @property
     def is_link_taken(self) -> bool:
-        """True while a long poll has the connection that settling needs.
+        """True while a long poll occupies the connection that is needed to settle.
 
         Such a poll returns in time for the next due verdict.
         """
@@ -182,27 +188,28 @@ class Turns:
     # --- room for more ---
 
     def wants_entries(self, count: int = 0) -> bool:
-        """Return True if entries may be fetched: there is room, and fewer than `count` are ready.
+        """Return True if there is room for more entries, and fewer than `count` are ready.
 
-        `count` 0 stands for the number of lanes. False while a long poll waits.
+        If `count` is 0, the number of lanes is used instead. While a long poll is waiting, the
+        result is False.
         """
         if self.reader.poll.is_waiting:
             return False
         return self.executor.room(count or self._consumer.lanes) > 0
 
     def may_read_for_acks(self) -> bool:
-        """Return True if a read may be sent only to carry acknowledgments.
+        """Return True if a read may be sent just to carry acknowledgments.
 
-        No lane needs the entries that this read returns. So it is sent only while fewer entries are
-        ready than one read fetches.
+        No lane needs the entries that such a read returns. It is therefore sent only while fewer
+        entries are ready than one read fetches.
         """
         return self.wants_entries(max(self.prefetch.count, self._consumer.lanes))
 
     def await_room(self) -> int:
-        """Return the number of entries of each stream that may be fetched (at least 1).
+        """Return how many entries may be fetched from each stream (at least 1).
 
-        Waits while Redis refuses retries and dead letters. Acknowledgments are still sent, because
-        they free memory.
+        Waits while too many retries and dead letters are unsettled because Redis refuses them.
+        Acknowledgments are still sent during the wait, because they free memory.
         """
         settler, most = self._settler, self._consumer.prefetch_max
         while (room := most - len(settler.items)) <= 0:

@@ -1,8 +1,8 @@
 """Turn the result of a run into a settlement, and settle messages that do not run at all.
 
-`policy.settlement` decides about a message. This module passes the decision to the settler: an
-acknowledgment, a retry or a dead letter. A message that runs again in its place stays in the
-executor. Its due time and failure count are written to Redis for the next owner.
+`policy.settlement` decides what happens to a message. This module passes the decision to the
+settler as an acknowledgment, a retry or a dead letter. A message that runs again in its place stays
+in the executor, and its due time and failure count are written to Redis for the next owner.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ from streamqd.worker.guards import Guards
 from streamqd.worker.settler import FailedEntry
 
 RELEASE_SECONDS = 1.0  # pause after a handler's Release before pending entries are listed
-TOO_LARGE = "too-large"  # the reason of a dead letter
+TOO_LARGE = "too-large"  # reason code of a dead letter
 TEXT_TIMED_OUT = "<its text took longer than the time limit of the run>"
 # The values of `dlq_error` that store the text of the exception.
 KEEPS_TEXT = ("message", "traceback")
 
 
 class FailureDetails:
-    """The facts about a failed run, collected step by step until done or out of time."""
+    """The facts about a failed run, collected step by step.
+
+    If collecting them takes too long, the facts found so far are used.
+    """
 
     __slots__ = (
         *("described", "error", "fingerprint", "outcome", "place", "span", "text", "traceback"),
@@ -49,18 +52,18 @@ class FailureDetails:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
-        self.outcome: Outcome | None = None  # without text and traceback
+        self.outcome: Outcome | None = None  # contains no text or traceback
         self.described: handlers.Description | None = None
         # The texts below may be stored in Redis.
         self.text = ""
-        self.place = ""  # such as shop.py:41, '' if unknown
+        self.place = ""  # place of the error, such as shop.py:41, or '' if it is unknown
         self.traceback = ""
         self.fingerprint = ""
-        self.span = ""  # span of the run, as a traceparent, '' without one
+        self.span = ""  # span of the run as a traceparent, or '' if the run has none
 
 
 class Verdicts:
-    """Settles messages, with or without a run, and counts the outcomes."""
+    """Settles messages that failed or did not run, and counts the outcomes."""
 
     def __init__(
         self,
@@ -69,7 +72,11 @@ class Verdicts:
         redact: Callable[[str], str] | None,
         observer: RunTelemetry | None = None,
     ) -> None:
-        """`redact` filters the texts that a dead letter stores. `observer` gets failed runs."""
+        """Create the verdicts of one worker.
+
+        `redact` filters the texts that are logged or stored in Redis. `observer` receives failed
+        runs.
+        """
         self._observer = observer
         self._context = context
         self._consumer = context.consumer
@@ -83,7 +90,7 @@ class Verdicts:
         self._guards = guards
         self._redact = redact
         self._bytes_max = context.settings.daemon.max_message_bytes
-        self.released = 0  # number of released entries that the worker has not listed again
+        self.released = 0  # number of released entries that have not been listed again yet
         self._dead_lines = logs.Limit("message.dead_lettered", logging.WARNING)
         self._given_up_lines = logs.Limit("dead_letter.given_up", logging.WARNING)
         self._retry_lines = logs.Limit("message.retried", logging.INFO)
@@ -92,7 +99,7 @@ class Verdicts:
     # --- without a run ---
 
     def skip_expired(self, entry: FetchedEntry) -> bool:
-        """Acknowledge an expired message without a run. Return False if it has not expired."""
+        """Acknowledge a message without a run if it has expired. Return False if it has not."""
         message = entry.message
         expires_at = message.expires_at
         if expires_at is None or self._clock.time() < expires_at:
@@ -105,7 +112,7 @@ class Verdicts:
         return True
 
     def acknowledge_missing(self, entry: PendingEntry) -> None:
-        """Acknowledge a listed entry that was trimmed away."""
+        """Acknowledge a pending entry that has been trimmed from its stream."""
         self._slot.add("missing_entries")
         place = entry.place.decode()
         logs.event(
@@ -117,9 +124,9 @@ class Verdicts:
         self._settler.ack(entry.id, NOWHERE, now_ns(), entry.retried, has_counters=True)
 
     def dead_letter_unrunnable(self, entry: FetchedEntry, context: bytes) -> bool:
-        """Dead-letter a message that crashed its process too often, or that is too large.
+        """Dead-letter a message if it has crashed its process too often or is too large.
 
-        Return False for other messages. `context` describes the last crash.
+        Return False for other messages. `context` is the supervisor's record of the last crash.
         """
         if self.dead_letter_oversized(entry):
             return True
@@ -136,7 +143,7 @@ class Verdicts:
         return True
 
     def dead_letter_oversized(self, entry: FetchedEntry) -> bool:
-        """Dead-letter a message that is too large for any producer. Return False for others."""
+        """Dead-letter a message if it is larger than producers may write. Return False if not."""
         text = dead_letters.find_oversize(entry.message, self._bytes_max)
         if not text or self._delivery.assignment.reads_dead_letters:
             return False
@@ -148,7 +155,8 @@ class Verdicts:
     ) -> None:
         """Dead-letter a message without a run.
 
-        `why` contains the reason code, the input of the fingerprint, and a sentence.
+        `why` contains the reason code, the text from which the fingerprint is computed, and a
+        sentence for people.
         """
         message, handler = entry.message, self._consumer.handler
         fields = dead_letters.build_fields_without_run(
@@ -163,7 +171,10 @@ class Verdicts:
     # --- after a failed run ---
 
     def error_of(self, end: object) -> BaseException | None:
-        """Return the error of a finished run, or None if its message is handled."""
+        """Return the error of a finished run, or None if its message was handled.
+
+        `end` is the handler's return value or its exception.
+        """
         if issubclass(type(end), BaseException):  # `isinstance` can call user code
             assert isinstance(end, BaseException)
             return end
@@ -172,8 +183,8 @@ class Verdicts:
     def settle_failure(self, entry: FetchedEntry, error: BaseException) -> bool:
         """Settle a message whose run failed. Return True if it waits in its place instead.
 
-        Its message must be restored. Until its verdict is found, its state byte is RUNNING, and a
-        crash here is charged to it.
+        Call `entry.restore()` first. Until the verdict is determined, the state byte of the entry
+        is RUNNING, so that a crash in this method is charged to it.
         """
         self._slot.states[entry.index] = RUNNING
         message, crashes = entry.message, entry.crash_count
@@ -255,7 +266,7 @@ class Verdicts:
         *,
         stays: bool = False,
     ) -> None:
-        """Pass a failed run to the observer, and note its span."""
+        """Pass a failed run to the observer, if there is one, and store the span of the run."""
         observer = self._observer
         if observer is None:
             return
@@ -279,7 +290,10 @@ class Verdicts:
         details.span = observer.note_failure(run)
 
     def _inspect(self, details: FailureDetails) -> None:
-        """Collect data for the decision and the log, as `dlq_error` and `redact_error` allow."""
+        """Collect the facts for the decision and the log, as far as `dlq_error` allows.
+
+        `redact_error` filters the text.
+        """
         error, detail = details.error, self._consumer.dlq_error
         details.outcome = outcome = handlers.brief_of(error, detail)
         if type(outcome) is ReleaseAsked:
@@ -288,15 +302,15 @@ class Verdicts:
         if detail != "none":
             details.place = described.place()
         if detail in KEEPS_TEXT:
-            details.text = TEXT_TIMED_OUT  # replaced when the text is known
+            details.text = TEXT_TIMED_OUT  # replaced by the next line, unless that times out
             details.text = handlers.redact_text(described.text(), self._redact)
         details.described = described
 
     def _inspect_fully(self, details: FailureDetails) -> None:
-        """Collect the data for a dead letter or a report: the traceback and the fingerprint."""
+        """Collect the fingerprint and the traceback, which only a dead letter or report needs."""
         described = details.described
         if described is None:
-            return  # no time is left
+            return  # `_inspect` timed out
         details.fingerprint = described.fingerprint(self._consumer.handler)
         if details.text == handlers.TOO_SLOW:
             details.traceback = details.text  # formatting the traceback would time out too
@@ -304,7 +318,7 @@ class Verdicts:
             details.traceback = handlers.redact_text(described.traceback(), self._redact)
 
     def _keep_in_place(self, entry: FetchedEntry, delay: float, attempts: int) -> None:
-        """Make a message wait in its place. Its failure count is written first."""
+        """Make a message wait in its place, and record its failure count for the next owner."""
         now = now_ns()
         entry.keep(attempts, now + int(delay * 1e9))
         if attempts:
@@ -312,10 +326,11 @@ class Verdicts:
             self._settler.note(entry.place, failures, entry.due_ns, now)
 
     def _age(self, message: Message) -> float:
-        # Compare times of the server's clock, because the clocks of hosts can differ.
+        # Compare times on the server's clock, because the clocks of hosts can differ.
         if self._policy.max_age is None:
             return 0.0
-        # The age of a replayed dead letter counts from its failure, because its message may be old.
+        # For a replayed dead letter, the age counts from its failure, because the message itself
+        # may be old.
         since = message.timestamp if message.dead_letter is None else message.dead_letter.failed_at
         return max(0.0, self._clock.time() - since)
 
@@ -332,13 +347,16 @@ class Verdicts:
     def _give_up(
         self, entry: FetchedEntry, reason: str, error: str, details: FailureDetails | None = None
     ) -> None:
-        """Acknowledge an entry of a dead-letter group, which would read a new dead letter again."""
+        """Acknowledge an entry that was read from a dead-letter stream.
+
+        It is not dead-lettered, because its group would read the new dead letter again.
+        """
         self._slot.add("given_up")
         self._settler.skip(entry)
         self._log_dead_letter(self._given_up_lines, entry.message, reason, error, details)
 
     def catch_up(self) -> None:
-        """Log the number of suppressed lines if the interval is over."""
+        """Log how many lines were suppressed, for each kind of line whose interval is over."""
         for lines in (
             self._dead_lines,
             self._given_up_lines,
@@ -371,7 +389,10 @@ class Verdicts:
         error: str,
         details: FailureDetails | None = None,
     ) -> None:
-        """Log why a message was dead-lettered. `details` is set if it failed in a run."""
+        """Log why a message was dead-lettered or given up.
+
+        `details` is set if it failed in a run.
+        """
         if not lines.held():
             lines.event(
                 trace=details.traceback if details and logs.verbose() else "",
@@ -386,7 +407,7 @@ class Verdicts:
 
 
 def _trace_fields(span: str) -> dict[str, str]:
-    """Return the log fields of a span, given as a traceparent. For '', there are none."""
+    """Return the log fields of a span, which is a traceparent, or no fields for ''."""
     if not span:
         return {}
     _, trace_id, span_id, _ = span.split("-")
@@ -394,13 +415,13 @@ def _trace_fields(span: str) -> dict[str, str]:
 
 
 def _failure_without_text(error: BaseException, detail: str) -> Failed:
-    """Return an outcome for an error whose inspection timed out."""
+    """Return the outcome of an error whose inspection timed out. It contains only the class."""
     name = type(error).__name__
     return Failed("" if detail == "none" else name, "", "", (name,))
 
 
 def _error_text(name: str, text: str) -> str:
-    """Return class and text as one string, such as `ValueError: the card was declined`."""
+    """Return the class and the text as one string: `ValueError: the card was declined`."""
     return f"{name}: {text}" if name and text else name or text
 
 

@@ -1,7 +1,7 @@
-"""A worker's lifecycle: boot, attach (pending entries run first), serve, leave.
+"""The lifecycle of a worker: it attaches, runs pending entries first, serves, and leaves.
 
-`WorkerLoop._serve` is the serving loop, the same for all executors. It shows the life of a
-message: read, WAITING, RUNNING, DONE or FAILED, settled.
+`WorkerLoop._serve` is the serving loop, which is the same for all executors. It shows the life of
+a message, which is read, becomes WAITING, RUNNING, then DONE or FAILED, and is finally settled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RECONNECT_SECONDS = (0.05, 2.0)  # first and longest wait between two connection
 
 
 class Step(enum.Enum):
-    """A step of a worker's loop, chosen by `WorkerLoop._next_step`."""
+    """A step of the serving loop. `WorkerLoop._next_step` chooses the next one."""
 
     LIST_PENDING = enum.auto()
     RECLAIM = enum.auto()
@@ -45,9 +45,9 @@ class Step(enum.Enum):
 
 
 class WorkerLoop:
-    """Handles one assignment from its first connection to its exit.
+    """Handles one assignment, from the worker's first connection to its exit.
 
-    See `assembly` for the parts.
+    `assembly` builds its parts.
     """
 
     def __init__(self, hooks: Hooks, turns: Turns, recovery: Recovery) -> None:
@@ -64,14 +64,14 @@ class WorkerLoop:
         self._recovery = recovery
         self._reclaim = Reclaim(context, self.reader.calls)
         self._trouble = logs.Episode("worker.stalled", "worker.resumed")
-        self.reconnect_wait = 0.0  # seconds, 0 after a successful read
-        self._listed = False  # all pending entries were listed since the connection was opened
+        self.reconnect_wait = 0.0  # seconds until the next attempt, 0 after a successful read
+        self._listed = False  # True if all pending entries were listed on this connection
         self._idle_since = 0
 
     def run(self) -> ExitCode:
-        """Run until stopped. Return the exit code.
+        """Run until the worker must stop, and return the exit code.
 
-        After an unexpected error, such as an invalid reply of a script, the process exits.
+        An unexpected error, such as an invalid reply from a script, ends the process. In that case,
         `Executor.close` records that the running handlers did not cause the error.
         """
         try:
@@ -104,14 +104,14 @@ class WorkerLoop:
             self.slot.add("recycled")
         self._turns.publish()
         self._hooks.show_loop(None)
-        # From this state on, the slot may belong to a successor, so do not write to it.
+        # Once this state is set, the slot may belong to a successor, so do not write to it again.
         self.slot.state = WorkerState.QUIET
         self.channel.wake_supervisor()
         self._hooks.stop()
         return code
 
     def _serve_until_stop(self) -> ExitCode:
-        """Serve until a Stop. After a connection problem, start again with `_attach`."""
+        """Serve until Stop is raised. After a connection problem, start again with `_attach`."""
         self.slot.waits.reset()
         while True:
             try:
@@ -133,7 +133,7 @@ class WorkerLoop:
                 self.reader.poll.abandon()
 
     def _back_off(self, error: RedisUnavailableError | RedisResponseError) -> None:
-        """Start again with a new connection, after a wait that grows."""
+        """Close the connection, and lengthen the wait before the next attempt to connect."""
         self.slot.add("redis_errors")
         self._trouble.log_failure(assignment=self.assignment, error=str(error))
         self.link.close()
@@ -145,12 +145,12 @@ class WorkerLoop:
         self.reconnect_wait = min(max(first, self.reconnect_wait * 2), longest)
 
     def _restore_group(self) -> bool:
-        """Create a destroyed group again at its old position. Return False if that is unknown.
+        """Re-create a destroyed group at its old position. Return False if this is not possible.
 
-        The position is unknown if pending entries were released or not yet listed. The group is
-        then created at its oldest needed entry elsewhere, so that no entry is skipped. A call
-        without an answer is repeated: if it never arrived, acknowledged entries would be handled
-        again.
+        The position is unknown if pending entries were released or have not been listed yet. The
+        supervisor then creates the group at the oldest entry that it still needs, so that no entry
+        is skipped. A call that gets no answer is repeated, because acknowledged entries would be
+        handled again if the call never arrived.
         """
         if not self._listed or self._turns.verdicts.released:
             return False
@@ -189,7 +189,7 @@ class WorkerLoop:
         return True
 
     def _exit_superseded(self) -> ExitCode:
-        """Log that a newer owner exists, which handles all fetched entries."""
+        """Log that the assignment has a newer owner, which handles all entries fetched here."""
         self.slot.add("fenced")
         logs.event(
             "request.fenced", logging.WARNING, assignment=self.assignment, epoch=self.lease.epoch
@@ -197,7 +197,7 @@ class WorkerLoop:
         return ExitCode.FENCED
 
     def _attach(self) -> None:
-        """Handle the pending entries. Called first on each new connection."""
+        """Run the pending entries, and watch the fence. Called first on each new connection."""
         self._listed = False
         self.reader.poll.abandon()
         self._recovery.run_all()
@@ -208,13 +208,13 @@ class WorkerLoop:
     # --- serve ---
 
     def _serve(self) -> None:
-        """Loop through the life of a message: read, WAITING, RUNNING, DONE or FAILED, settled.
+        """Read, run and settle messages in a loop.
 
-        Each comment names the call in which the state changes. Runs of the serial executor start
-        and finish within `Executor.start`.
+        The comments name the call in which the state of a message changes. In the serial executor,
+        runs start and finish within `Executor.start`.
         """
         turns = self._turns
-        empty = False  # the last read returned no entry
+        empty = False  # True if the last read returned no entry
         while True:
             turns.follow_and_collect()  # DONE, or FAILED with its verdict
             ahead = self._reads_ahead(empty)
@@ -228,12 +228,12 @@ class WorkerLoop:
                 self._admit(fetched)  # `Executor.admit`: WAITING
 
     def _step(self, step: Step) -> FetchResult | None:
-        """Run a step. Returns the answer of a read, or None."""
+        """Execute a step. Return the answer if it received one to a read, else None."""
         match step:
             case Step.LIST_PENDING:
                 self._list_released()
             case Step.RECLAIM if self.reader.poll.is_waiting:
-                raise Reconnect  # the poll would occupy the connection for seconds
+                raise Reconnect  # otherwise the poll would occupy the connection for seconds
             case Step.RECLAIM:
                 self._idle_since = 0
                 self._recovery.take_over(self._reclaim)
@@ -249,7 +249,7 @@ class WorkerLoop:
         return None
 
     def _reads_ahead(self, empty: bool) -> bool:
-        """Return True if the read is sent first, so that entries start while Redis answers."""
+        """Return True if the next read is sent first, so that entries start while Redis answers."""
         if empty or self._turns.verdicts.released or self._reclaim.is_requested:
             return False
         return bool(
@@ -259,7 +259,7 @@ class WorkerLoop:
         )
 
     def _next_step(self, empty: bool) -> Step:
-        """Choose the next step, by the first line of this table that applies.
+        """Choose the next step from the first line of this table that applies.
 
         | State                                                | Step         |
         | a handler released a message                         | LIST_PENDING |
@@ -284,7 +284,7 @@ class WorkerLoop:
         return Step.POLL if empty and not (due or self._reclaim.is_requested) else Step.READ
 
     def _list_released(self) -> None:
-        """Wait RELEASE_SECONDS, and list the pending entries again, because some were released."""
+        """Run released entries again: wait RELEASE_SECONDS, then list all pending entries."""
         self._turns.run_alone()
         self.settler.flush()
         self._turns.verdicts.released = 0
@@ -296,12 +296,12 @@ class WorkerLoop:
     # --- reading ---
 
     def _read(self) -> FetchResult:
-        """Read once. Acknowledgments travel with the read. Entries start while Redis answers."""
+        """Send one read, which carries acknowledgments, and start entries while Redis answers."""
         settler, executor, reader = self.settler, self.executor, self.reader
         count = min(self._turns.prefetch.count, self._turns.await_room())
         reader.send(settler.main_acks, settler.retry_acks, count)
         if executor.in_flight.startable:
-            executor.start()  # this must not change the acknowledgments that were sent
+            executor.start()  # must not change the acknowledgments that were just sent
         fetched = reader.receive()
         if fetched.executed and settler.has_unconfirmed_acks:
             settler.confirm_acks(now_ns())
@@ -314,14 +314,14 @@ class WorkerLoop:
         return self.reader.read_by_script(min(count, share))
 
     def _start_poll(self) -> None:
-        """Send a read that waits at the server for new entries."""
+        """Send a long poll: a read that waits at the server for new entries."""
         seconds = self._turns.longest_wait
         if self.settler.link is self.link:
             seconds = max(0.001, self._turns.wait_seconds())
         self.reader.start_poll(min(self._turns.prefetch.count, self._turns.await_room()), seconds)
 
     def _await_poll(self) -> FetchResult | None:
-        """Wait for the long poll or another event. Returns None when it has not answered."""
+        """Wait for the long poll's answer or another event. Return None without an answer."""
         poll = self.reader.poll
         if poll.fileno() in self._turns.wait(poll.fileno()):
             return self.reader.accept(poll.answer()) or self._read_when_full(poll.count)
@@ -329,7 +329,7 @@ class WorkerLoop:
         return None
 
     def _admit(self, fetched: FetchResult) -> None:
-        """Accept the entries of a read. After an empty read, do periodic work."""
+        """Pass the entries of a read to the executor. After an empty read, do periodic work."""
         if self.reconnect_wait:
             self.reconnect_wait = 0.0
             self._trouble.log_recovery(assignment=self.assignment)
@@ -346,7 +346,7 @@ class WorkerLoop:
             self.context.clock.read(self.link)
 
     def _check_pending(self) -> None:
-        """Check at intervals that this worker has fetched all pending entries."""
+        """While idle, check every IDLE_CHECK_SECONDS that no pending entry was missed."""
         now = now_ns()
         # Entries that wait for a rate limit, a circuit or a held key are pending too.
         if self.executor.in_flight.entries or self.settler.unsettled_count:
