@@ -1,7 +1,7 @@
-"""Pipelines on Spark: archive, compact, replay, sql, and custom jobs.
+"""Spark pipelines: archive, compact, replay, sql, and custom jobs.
 
-`streamqd pipeline` calls these functions. Each acquires a lease if two runs could conflict, and
-returns its result as a plain value. Importing this package requires pyarrow.
+`streamqd pipeline` calls these functions. Each of them returns its result as a plain value. If two
+runs could conflict, it first acquires a lease. pyarrow is required to import this package.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write topics into Delta tables, each entry exactly once, and advance the watermark in Redis.
 
-The table is the source of truth: each run starts at its end. The stream's own checkpoint exists
-only during the run, so no checkpoint can contradict the table.
+The table is the source of truth, so each run starts at the end of the table. Spark's checkpoint
+exists only during the run, which means that no checkpoint can contradict the table.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TIMEOUT = 10.0  # seconds that one round trip to Redis may take
-BATCH_ROWS = 4_000_000  # large, because each batch costs Java almost a second of CPU
-FETCH_ROWS = 5_000  # entries of one page. `fetchBytes` is the limit if entries are large.
+BATCH_ROWS = 4_000_000  # rows in a batch, many because each batch costs almost 1 s of Java CPU
+FETCH_ROWS = 5_000  # entries in one page, unless `fetchBytes` limits large entries to fewer
 
 
 @dataclass
@@ -61,30 +61,31 @@ class Done:
     rows: int = 0
     size: int = 0
     files: int = 0
-    missing: int = 0  # entries of the range that were trimmed, or deleted by another client
-    parsed: int = 0  # rows of entries that fit the topic's schema
+    missing: int = 0  # entries in the range that were trimmed, or deleted by another client
+    parsed: int = 0  # entries whose payload fits the topic's schema
     quarantined: int = 0
     dead_letters: int = 0
     seconds: float = 0.0
-    archived: dict[str, str] = field(default_factory=dict)  # partition -> ID
-    problem: str = ""  # reason for which no more payloads are parsed
+    archived: dict[str, str] = field(default_factory=dict)  # last archived ID by partition
+    problem: str = ""  # reason why no more payloads are parsed
 
 
 class Archiver:
     """Archives topics into one directory.
 
-    `run` processes the topics one after the other, each under its lease:
+    `run` processes one topic after another. For each topic, it acquires the lease and takes these
+    steps:
 
-    1. Report committed entries to Redis, because a killed run may not have done so. A stream that
-       was created again is excluded.
-    2. Archive all entries present at the start, batch by batch. Spark's tasks write the files of a
-       batch, a commit adds them to the table, and the archived position is sent to Redis.
+    1. Report entries that are already committed to Redis, because a killed run may not have done
+       so. Streams that were recreated are left out.
+    2. Archive all entries that exist at the start, batch by batch. For each batch, Spark's tasks
+       write the files, a commit adds them to the table, and the archived position is sent to Redis.
     3. Merge small files, and delete files that no reader needs any longer.
     4. Archive dead letters, without Spark.
     5. Parse payloads if the configuration has a schema.
 
-    After the topics, `run` archives the history. Problems with dead letters, payloads and the
-    history never prevent entries from being archived.
+    After all topics, `run` archives the history. A problem with dead letters, payloads or the
+    history never prevents entries from being archived.
     """
 
     def __init__(
@@ -98,9 +99,10 @@ class Archiver:
         batch_rows: int = BATCH_ROWS,
         allow_loss: bool = False,
     ) -> None:
-        """Prepare. `spark` is called only if there are entries to archive.
+        """Connect to Redis, and open or create the archive.
 
-        `warn` gets each problem of `[pipelines.TOPIC]` once, as soon as it is found.
+        `spark` returns a session. It is called only if a topic has entries to archive or to parse.
+        `warn` is called once for each problem with `[pipelines.TOPIC]`, as soon as it is found.
         """
         self.settings = config.resolve_url(settings)
         self.keys = Keys(settings.keys.control, settings.keys.streams)
@@ -121,9 +123,10 @@ class Archiver:
         self._unread: list[str] = []  # topics whose schemas have not been read in this run
 
     def run(self, wanted: Sequence[str] = ()) -> list[Done]:
-        """Archive all entries present now, for the given topics or for all. Raises the first error.
+        """Archive all entries that exist now, in the given topics or in all topics.
 
-        Problems of parsed payloads, dead letters and the history do not stop it: see `problems`.
+        Raises the first error. Problems with payloads, dead letters or the history do not stop the
+        run, and are collected in `problems` instead.
         """
         known = topic_names(Store(self.link, self.keys))
         missing = [name for name in wanted if name not in known]
@@ -143,7 +146,10 @@ class Archiver:
         return done
 
     def _history(self) -> int:
-        """Archive the figures of the fleet. Return the number of rows, 0 if another run does so."""
+        """Archive the history of the fleet. Return the number of new rows.
+
+        It is 0 if another run is already archiving the history.
+        """
         store, fleet = Store(self.link, self.keys), self.settings.daemon.fleet
         name = f"history:{self.archive.id[:12]}"
         with ExitStack() as held:
@@ -164,9 +170,9 @@ class Archiver:
         return self.settings.pipelines.get(topic, config.Pipeline())
 
     def _start_session(self) -> SparkSession:
-        """Return the session.
+        """Return the Spark session, after all schemas of this run were checked.
 
-        Check all schemas first, because one may be needed only hours later.
+        The schemas are checked now, because some of them may not be needed until hours later.
         """
         spark = self._spark()
         for topic in self._unread:
@@ -184,7 +190,7 @@ class Archiver:
 
     @contextmanager
     def _isolate(self, about: str, text: str) -> Iterator[None]:
-        """Record an error of one table or key, and continue the run with the others."""
+        """Record an error about one table or key, so that the run continues with the others."""
         try:
             yield
         except (RequestRefusedError, SparkError) as error:
@@ -203,7 +209,7 @@ class Archiver:
             self._warn(text)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to Redis."""
         self.link.close()
         self.meter_link.close()
 
@@ -263,10 +269,10 @@ class Archiver:
             )
 
     def _verify_new(self, table: ArchiveTable, field: str) -> dict[TopicPartition, Id]:
-        """Check the files not yet reported to Redis, because Redis deletes reported entries.
+        """Verify the files that were not yet reported to Redis, and return the reported positions.
 
-        `field` is the field of the trimming record with the reported position. Return these
-        positions.
+        The files must be intact, because entries can be deleted from Redis once they are reported.
+        `field` is the field of a partition's trimming record that holds the reported position.
         """
         reported: dict[TopicPartition, Id] = {}
         for place, end in table.positions.items():
@@ -296,7 +302,7 @@ class Archiver:
 
 
 class _Run:
-    """One topic's run: batch after batch, until all entries present at the start are archived."""
+    """A run for one topic. It archives batches until all entries present at the start are done."""
 
     def __init__(self, archiver: Archiver, table: ArchiveTable, lease: PipelineLease) -> None:
         self._of = archiver
@@ -313,23 +319,26 @@ class _Run:
         }
 
     def facts(self) -> dict[TopicPartition, StreamFacts]:
-        """Return the facts about each stream of the topic."""
+        """Return the facts about the stream of each partition."""
         catalog = Catalog(read_options(self._given, {}))
         return catalog.facts(catalog.places())
 
     def backlog(self, facts: Mapping[TopicPartition, StreamFacts]) -> int:
-        """Return the approximate number of entries to archive. Raises DataLossError for a loss."""
+        """Return the approximate number of entries to archive.
+
+        Raises DataLossError if entries are lost, unless the run allows that.
+        """
         targets = {place: each.latest for place, each in facts.items()}
         starts = batches.incomplete_partitions(self._table.positions, targets, facts)
         for place, start in starts.items():
             loss = offsets.find_loss(start, facts[place])
             if loss is not None and not self._of.allow_loss:
                 report_loss(place, start.id, loss, fail=True)
-        # Count at least 1 for each partition, so that the run also reports entries that were lost.
+        # Each partition counts as at least 1, so that the run also reports entries that were lost.
         return sum(max(1, offsets.backlog(start, facts[place])) for place, start in starts.items())
 
     def run(self, spark: SparkSession, meter: ProgressMeter) -> None:
-        """Archive the topic. Raises the error that stopped it, as a sentence."""
+        """Archive the topic. Raises the error that stopped it, with a message of one sentence."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
@@ -352,7 +361,10 @@ class _Run:
                 raise (self._failures or [to_streamqd_error(error)])[0] from error
 
     def _store(self, frame: DataFrame, _: int) -> None:
-        """Commit one batch. Store errors for `run`, because Spark passes on only their texts."""
+        """Commit one batch.
+
+        An error is stored for `run`, because Spark passes on only its text.
+        """
         from pyspark.errors import PySparkException
 
         try:
@@ -379,7 +391,10 @@ class _Run:
         self.done.files += len(files)
 
     def _count_missing(self, files: Sequence[WrittenFile], ends: Offsets) -> None:
-        """Compare the rows with the number of entries that the streams issued in this range."""
+        """Count the missing entries, by comparing rows with the entries that the streams issued.
+
+        Raises ArchiveError if there are more rows than entries, unless the run allows losses.
+        """
         found = Counter[int]()
         for each in files:
             found[each.partition] += each.rows
@@ -388,7 +403,7 @@ class _Run:
             if start.passed is None or end.passed is None:
                 continue
             missing = end.passed - start.passed - found[place[1]]
-            # The counts of a recreated stream start at zero.
+            # In a recreated stream, counts start at zero again, so `missing` may be negative.
             if missing < 0 and not self._of.allow_loss:
                 raise ArchiveError(
                     f"{place[0]}: the archive has {-missing} more rows than the topic had entries"

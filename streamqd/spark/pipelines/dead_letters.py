@@ -1,14 +1,14 @@
-"""Archive dead letters in a Delta table per topic, each exactly once. Needs no Spark.
+"""Archive dead letters in a Delta table per topic, each exactly once and without Spark.
 
-A row is a dead letter, identified by its topic, partition and ID. The IDs of a dead-letter stream
-only increase, so a table contains all dead letters up to its position that existed during a run.
-After the commit, the position is reported to Redis, and retention can then delete these dead
-letters.
+Each row is a dead letter, which is identified by its topic, partition and ID. The IDs of a
+dead-letter stream only increase. A table therefore contains all dead letters up to its position
+that existed during a run. After the commit, the position is reported to Redis, so that retention
+can delete these dead letters.
 
-If Redis has an older position than the table, a run was killed before the report, or a failover
-lost the newest dead letters. After a failover, new dead letters may have IDs before the table's
-position. A run therefore first archives the dead letters between the two positions that are not in
-the table.
+If the position in Redis is older than the table's, either a run was killed before the report, or a
+failover lost the newest dead letters. After a failover, new dead letters may have IDs before the
+table's position. Each run therefore starts with the dead letters between the two positions, and
+archives those that are not in the table.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from streamqd.spark.pipelines.parts import WrittenFile
 
-FETCH_ROWS = 1_000  # dead letters of one page. `fetchBytes` is the limit if they are large.
-PORTION_ROWS = 200_000  # dead letters of one commit, approximately
+FETCH_ROWS = 1_000  # dead letters in one page, unless `fetchBytes` limits large ones to fewer
+PORTION_ROWS = 200_000  # approximate number of dead letters in one commit
 COLUMNS = rows.columns(dead=True, headers=True, fields=True)
 STORED = tuple(column for column in COLUMNS if column.name not in ("topic", "partition"))
 
@@ -67,12 +67,15 @@ class DeadLetterArchiver:
         reported: Callable[[ArchiveTable], Mapping[TopicPartition, Id]],
         advance: Callable[[Offsets], None],
     ) -> int:
-        """Archive all dead letters present now. Return their number.
+        """Archive all dead letters that exist now. Return the number of archived dead letters.
 
-        `check` raises an error if the lease is lost. `reported` returns the positions in Redis, and
-        raises an error if files after these positions are damaged. `advance` reports positions to
-        Redis. Raises ArchiveError, RequestRefusedError, RedisUnavailableError, RedisResponseError,
-        OSError.
+        - `check` must raise an error if the lease is lost.
+        - `reported` must return the positions that were reported to Redis, and raise an error if
+          files after these positions are damaged.
+        - `advance` must report positions to Redis.
+
+        Raises ArchiveError, RequestRefusedError, RedisUnavailableError, RedisResponseError or
+        OSError. Dead letters whose positions were already reported remain archived.
         """
         facts = self._facts()
         table = self._archive.derived_table(self._topic, DEAD)
@@ -108,7 +111,7 @@ class DeadLetterArchiver:
         return total
 
     def _facts(self) -> dict[TopicPartition, StreamFacts]:
-        """Return the facts about the dead letters of each partition, by topic and partition."""
+        """Return the facts about the dead letters of each partition."""
         catalog = Catalog(self._options)
         found = catalog.facts(catalog.places(strict=False))
         return {(self._topic, number): each for (_, number), each in found.items()}
@@ -123,8 +126,8 @@ class DeadLetterArchiver:
     ) -> Iterator[tuple[list[WrittenFile], Offsets]]:
         """Write about PORTION_ROWS dead letters at a time. Yield the files and their positions.
 
-        Unless they are `new`, dead letters are written only if they are not in the table. After an
-        error, the files that were not yielded are removed.
+        If `new` is False, the table may already contain some of the dead letters, so only the
+        missing ones are written. If an error occurs, files that were not yielded yet are removed.
         """
         from streamqd.spark.pipelines.parts import PartWriter
 
@@ -145,7 +148,8 @@ class DeadLetterArchiver:
                     if count >= PORTION_ROWS:
                         files += writer.finish()
                         check()
-                        # The table may contain the commit despite an error, so keep the files.
+                        # Even if the caller fails, its commit may be in the table, so the files are
+                        # kept.
                         unfinished.pop_all()
                         yield files, reached
                         files, reached, count = [], {}, 0
@@ -171,7 +175,7 @@ class DeadLetterArchiver:
 
 
 def _missing(table: ArchiveTable, partition: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows of a batch whose IDs are not in a table, in the order of their IDs."""
+    """Return the rows of a batch whose IDs are not in the table."""
     import pyarrow as pa
     from pyarrow import compute, parquet
 
@@ -188,7 +192,7 @@ def _missing(table: ArchiveTable, partition: int, batch: pa.RecordBatch) -> pa.R
 
 
 def _add_fingerprints(batch: pa.RecordBatch, entries: list[RawEntry]) -> pa.RecordBatch:
-    """Return a batch in which each dead letter has the fingerprint that `dlq stats` shows."""
+    """Add the fingerprint that `dlq stats` shows to each dead letter that lacks one."""
     import pyarrow as pa
 
     at = batch.schema.get_field_index("fingerprint")

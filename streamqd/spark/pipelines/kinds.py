@@ -1,4 +1,4 @@
-"""The tables of an archive for dead letters and the history."""
+"""Describe the tables of an archive that contain dead letters and the history."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 COUNTS = {"handled": "acked"} | {
     name: name for name in ("added", "failed", "retried", "dead_lettered", "expired")
-}  # column of the history -> count of an entry in Redis
+}  # maps a column of the history to the name of the count in an entry in Redis
 QUANTILES = {"handling_p50": 0.5, "handling_p95": 0.95, "handling_p99": 0.99}
 DELAY_QUANTILES = {"delay_p50": 0.5, "delay_p95": 0.95, "delay_p99": 0.99}
 
 
 def minute_columns() -> pa.Schema:
-    """Return the columns of a table of the history."""
+    """Return the columns of a history table."""
     import pyarrow as pa
 
     return pa.schema(
@@ -31,7 +31,7 @@ def minute_columns() -> pa.Schema:
 
 
 def first_minute_columns() -> pa.Schema:
-    """Return the columns that tables of older versions have too."""
+    """Return the columns that history tables from older versions have, too."""
     import pyarrow as pa
 
     return pa.schema(

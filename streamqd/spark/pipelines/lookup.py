@@ -1,4 +1,4 @@
-"""Find a message in an archive without Spark: the table lists the files, and pyarrow reads them."""
+"""Find a message in an archive without Spark, by reading the table's files with pyarrow."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _MS, _SEQ = compute.field("id_ms"), compute.field("id_seq")
 
 @dataclass(frozen=True, slots=True)
 class FoundInArchive:
-    """The place of a message in an archive. `file` is '' when no file covers its ID.
+    """The result of a search for a message in an archive.
 
-    `found` is True if the message is in the file.
+    `file` is the path or the URL of the file that covers the message's ID, or '' if there is none.
+    `found` is True if this file contains the message.
     """
 
     file: str
@@ -35,10 +36,10 @@ def find_entry(
     entry_id: str,
     options: Mapping[str, str] | None = None,
 ) -> FoundInArchive:
-    """Find an entry.
+    """Find an entry in an archive.
 
-    Raises RequestRefusedError without an archive, and ArchiveError for a damaged one. `options` are
-    those of `[archive]`, for object stores.
+    For an object store, `options` contains the options in `[archive]`. Raises RequestRefusedError
+    if there is no archive, and ArchiveError if it is damaged.
     """
     table = Archive(folder, options=options).table(topic)
     wanted = read_id(entry_id)
@@ -53,18 +54,21 @@ def find_entry(
 
 
 def _contains(table: ArchiveTable, file: WrittenFile, wanted: Id) -> bool:
-    # The columns contain halves of IDs up to 63 bits.
+    # The columns contain no more than 63 bits of each half of an ID.
     ms, seq = (min(half, LONG_MAX) for half in wanted)
     return bool(_count(table, file, (ms == _MS) & (seq == _SEQ)))
 
 
 def rows_up_to(table: ArchiveTable, file: WrittenFile, end: Id) -> int:
-    """Return the number of rows of a file with IDs up to `end`. Raises ArchiveError."""
+    """Return the number of rows in a file with IDs up to `end`.
+
+    Raises ArchiveError if the file cannot be read.
+    """
     ms, seq = (min(half, LONG_MAX) for half in end)
     return _count(table, file, (ms > _MS) | ((ms == _MS) & (seq >= _SEQ)))
 
 
 def _count(table: ArchiveTable, file: WrittenFile, wanted: compute.Expression) -> int:
-    """Return the number of rows of a file that match a condition on the ID."""
+    """Return the number of rows in a file that match a condition on the ID."""
     with opened_alone(table.folder, file.path) as raw:
         return int(parquet.read_table(raw, columns=["id_ms"], filters=wanted).num_rows)

@@ -1,7 +1,8 @@
-"""Write Parquet files from Arrow batches, in Spark's tasks. Uses neither Spark nor Redis.
+"""Write Parquet files from Arrow batches in Spark's tasks.
 
-A file gets a unique name in the directory of the table. It becomes part of the table with a commit
-that lists it. Without a commit, vacuum removes it eventually.
+Each file gets a unique name in the directory of the table. It becomes part of the table when a
+commit lists it. If no commit does, vacuum eventually removes the file. This module uses neither
+Spark nor Redis.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from streamqd.spark.offsets import PART_MAX, Id
 FILE_ROWS_MAX = 5_000_000
 GROUP_BYTES = 32 << 20  # bytes that are buffered before a row group is written
 GROUP_ROWS = 1 << 17
-_BOUNDED_COLUMNS = 32  # columns with statistics, the default of Delta's own writers
+_BOUNDED_COLUMNS = 32  # columns with bounds, as in the default of Delta's own writers
 _BOUND_CHARACTERS = 32
 _DAY_MS = 86_400_000
-_LAST_DAY = 253_402_300_799 // 86_400  # IDs beyond the calendar belong to its last day
-# Readers search for IDs and not for contents, so statistics of bodies would be useless.
+_LAST_DAY = 253_402_300_799 // 86_400  # last day of the calendar, also used for all later IDs
+# Readers search for IDs and not for contents, so statistics about payloads would be useless.
 _STATISTICS = ("key", "id", "id_ms", "id_seq", "timestamp")
 _ENCODINGS = {
     "id": "DELTA_BYTE_ARRAY",
@@ -40,7 +41,11 @@ _ENCODINGS = {
 
 
 class WrittenFile(NamedTuple):
-    """A file of a table: `path` is relative to it, `date` that of its entries (UTC)."""
+    """A file of a table.
+
+    `path` is relative to the table's directory. `date` is the date (UTC) of the file's entries.
+    `first` and `last` are the bounds of their IDs.
+    """
 
     path: str
     date: str
@@ -49,14 +54,14 @@ class WrittenFile(NamedTuple):
     size: int
     first: Id
     last: Id
-    bounds: str = ""  # bounds of its columns, as JSON in the form of Delta's statistics
+    bounds: str = ""  # bounds of the file's columns, as JSON in the format of Delta's statistics
 
 
 class OpenFile:
-    """A Parquet file being written. Its buffer is bounded, for any number of rows."""
+    """A Parquet file that is being written. Its buffer is bounded, however many rows it gets."""
 
     def __init__(self, folder: Location, within: str, schema: pa.Schema, **options: Any) -> None:
-        """Create the file in a directory of the table. `options` are those of pyarrow."""
+        """Create the file in `within`, a directory of the table. pyarrow gets the options."""
         self.path = str(PurePosixPath(within, f"{uuid.uuid4().hex}.zstd.parquet"))
         self.rows = 0
         self._sink = folder.open_output(self.path)
@@ -72,7 +77,7 @@ class OpenFile:
         self._held_bytes = self._held_rows = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Add rows."""
+        """Add rows to the file."""
         self.rows += rows.num_rows
         self._held.append(rows)
         self._held_rows += rows.num_rows
@@ -81,13 +86,13 @@ class OpenFile:
             self._write_group()
 
     def close(self) -> int:
-        """Write the rest and store the file durably. Return its size in bytes."""
+        """Write the buffered rows and make the file durable. Return its size in bytes."""
         self._write_group()
         self._writer.close()
         return self._sink.close()
 
     def abandon(self) -> None:
-        """Close the file without its buffered rows, whose writing may fail again."""
+        """Close the file without the buffered rows, because writing them might fail again."""
         with suppress(Exception):
             self._writer.close()
         with suppress(Exception):
@@ -101,7 +106,7 @@ class OpenFile:
 
 @dataclass
 class _Part:
-    """A file being written, and the IDs in it."""
+    """A file that is being written, and the first and last ID in it."""
 
     file: OpenFile
     date: str
@@ -112,8 +117,8 @@ class _Part:
 class PartWriter:
     """Writes rows of one partition, in the order of their IDs, into one file for each date (UTC).
 
-    A date with many rows gets several files. The buffer is limited in bytes, for any number of
-    rows.
+    A date with many rows gets several files. The buffer is limited in bytes, however many rows
+    there are.
     """
 
     def __init__(self, folder: Location, partition: int, *, rows_max: int = FILE_ROWS_MAX) -> None:
@@ -126,9 +131,9 @@ class PartWriter:
         self._done: list[WrittenFile] = []
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Add rows without the partition columns.
+        """Add rows, which must not have the partition columns.
 
-        Raises ValueError for rows that are out of order.
+        Raises ValueError if an ID is smaller than that of an earlier row.
         """
         if not rows.num_rows:
             return
@@ -150,13 +155,13 @@ class PartWriter:
             self._part.file.add(piece)
 
     def finish(self) -> list[WrittenFile]:
-        """Close all files. Return the description of each."""
+        """Close all files and return their descriptions."""
         if self._part is not None:
             self._close()
         return self._done
 
     def discard(self) -> None:
-        """Remove the written files: no table will name them."""
+        """Remove the written files, because no table will list them."""
         part, self._part = self._part, None
         if part is not None:
             part.file.abandon()
@@ -186,7 +191,7 @@ class PartWriter:
 
 
 class DateWriter:
-    """Writes rows in their order, into a new file whenever the date changes."""
+    """Writes rows in their given order, and starts a new file whenever the date changes."""
 
     def __init__(
         self,
@@ -196,9 +201,10 @@ class DateWriter:
         *,
         bounded: Sequence[str] | None = None,
     ) -> None:
-        """`column` is the partition column of the table, "" for none.
+        """Prepare to write files with this schema.
 
-        `bounded` are the columns with bounds in the files. The default is all.
+        `column` is the partition column of the table, or "" if it has none. `bounded` contains the
+        columns that have bounds in the files. By default, all columns have bounds.
         """
         self._folder = folder
         self._column = column
@@ -209,7 +215,7 @@ class DateWriter:
         self._done: list[WrittenFile] = []
 
     def write(self, date: str, rows: pa.RecordBatch) -> None:
-        """Add rows of a date, without that column."""
+        """Add rows with this date. They must not have the partition column."""
         if not rows.num_rows:
             return
         if self._file is not None and (date != self.date or self._file.rows >= FILE_ROWS_MAX):
@@ -223,13 +229,13 @@ class DateWriter:
         self._file.add(rows)
 
     def finish(self) -> list[WrittenFile]:
-        """Close all files. Return the description of each."""
+        """Close all files and return their descriptions."""
         if self._file is not None:
             self._close()
         return self._done
 
     def discard(self) -> None:
-        """Remove the written files: no table will name them."""
+        """Remove the written files, because no table will list them."""
         file, self._file = self._file, None
         if file is not None:
             file.abandon()
@@ -246,17 +252,17 @@ class DateWriter:
 
 
 def remove(folder: Location, files: Sequence[WrittenFile], begun: OpenFile | None = None) -> None:
-    """Remove files that belong to no table."""
+    """Remove files that no table lists, and a file that was not finished."""
     for path in [each.path for each in files] + ([] if begun is None else [begun.path]):
-        with suppress(OSError):  # a purge removes it later
+        with suppress(OSError):  # a purge removes the file later
             folder.remove(path)
 
 
 def bounded_with_nan(schema: pa.Schema) -> list[str]:
-    """Return the columns that may have bounds in a table that may contain NaN.
+    """Return the columns that may have bounds, in a table that may contain NaN.
 
-    The bounds of a column exclude NaN, which is the largest value for Spark. A reader that uses the
-    bounds would not find these rows.
+    Bounds of a column leave out NaN, although it is the largest value in Spark. A reader that uses
+    such bounds would miss these rows, so columns of floats and nested columns have no bounds.
     """
     kinds = pa.types
     return [
@@ -267,9 +273,10 @@ def bounded_with_nan(schema: pa.Schema) -> list[str]:
 
 
 def bounds_of(files: Sequence[parquet.FileMetaData]) -> str:
-    """Return the bounds of the first columns of files, with which readers can skip files.
+    """Return the bounds of the first columns in these files, so that readers can skip files.
 
-    The format is Delta's: `minValues`, `maxValues` and `nullCount`. Nested columns have no bounds.
+    They are JSON in Delta's format: `minValues`, `maxValues` and `nullCount`. Nested columns have
+    no bounds.
     """
     found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
     for file in files:
@@ -288,7 +295,7 @@ def bounds_of(files: Sequence[parquet.FileMetaData]) -> str:
             try:
                 low = _lower(min(one.min for one in known))
                 high = _upper(max(one.max for one in known))
-            except OverflowError:  # a time outside of Python's calendar, or in its last millisecond
+            except OverflowError:  # a time outside Python's calendar, or in its last millisecond
                 continue
             if low is not None and high is not None:
                 found["minValues"][name], found["maxValues"][name] = low, high
@@ -296,7 +303,7 @@ def bounds_of(files: Sequence[parquet.FileMetaData]) -> str:
 
 
 def _lower(value: Any) -> Any:
-    """Return a lower bound as Delta writes it, None for a type without bounds."""
+    """Return a lower bound as Delta writes it, or None for a value that has no bound."""
     if isinstance(value, dt.datetime):
         return (
             f"{value.astimezone(dt.UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
@@ -305,13 +312,16 @@ def _lower(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, str):
         return value[:_BOUND_CHARACTERS]
-    # JSON has no infinity. With an infinity, readers of the log would ignore the bounds of all
-    # files.
+    # JSON has no infinity. If a bound were infinite, readers of the log would ignore the bounds of
+    # all files.
     return value if type(value) is int or (type(value) is float and math.isfinite(value)) else None
 
 
 def _upper(value: Any) -> Any:
-    """Return an upper bound, with times rounded up to milliseconds. None for a long string."""
+    """Return an upper bound as Delta writes it, or None for a value that has no bound.
+
+    Times are rounded up to milliseconds. A long string has no upper bound.
+    """
     if isinstance(value, dt.datetime) and value.microsecond % 1000:
         value += dt.timedelta(microseconds=1000 - value.microsecond % 1000)
     if isinstance(value, str) and len(value) > _BOUND_CHARACTERS:
@@ -320,12 +330,12 @@ def _upper(value: Any) -> Any:
 
 
 def file_folder(date: str, partition: int) -> str:
-    """Return the directory of a file in its table."""
+    """Return the directory, relative to the table, for files of this date and partition."""
     return f"date={date}/partition={partition}"
 
 
 def date_of(unix_ms: int) -> str:
-    """Return the date (UTC) of an entry."""
+    """Return the date (UTC) of an entry with this time, which is at most 9999-12-31."""
     day = min(unix_ms // _DAY_MS, _LAST_DAY)
     return dt.datetime.fromtimestamp(day * 86_400, dt.UTC).strftime("%Y-%m-%d")
 
@@ -337,7 +347,7 @@ def last_id(date: str) -> Id:
 
 
 def _by_day(rows: pa.RecordBatch, first: Id, last: Id) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Return the rows by the day of their IDs, in order."""
+    """Divide rows by the day of their IDs. Yield each day and its rows, in order."""
     if first[0] // _DAY_MS == last[0] // _DAY_MS:
         yield first[0] // _DAY_MS, rows
         return

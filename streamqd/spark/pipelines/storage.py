@@ -1,16 +1,17 @@
-"""An archive: a directory of Delta tables, with the entries of each topic and derived tables.
+"""Read and write an archive, a directory of Delta tables with the entries of topics.
 
-    <archive>/_archive.json                                      names the archive
-    <archive>/tables/<topic>/_delta_log/                         the files that count, the position
+    <archive>/_archive.json                                      the ID of the archive
+    <archive>/tables/<topic>/_delta_log/                         the list of files, the position
     <archive>/tables/<topic>/date=<d>/partition=<p>/….parquet    entries
     <archive>/parsed/<topic>/                                    payloads of the entries as columns
     <archive>/quarantine/<topic>/                                payloads that do not fit the schema
     <archive>/dead_letters/<topic>/                              dead letters
-    <archive>/history/<fleet>/                                   figures of each minute
+    <archive>/history/<fleet>/                                   figures for each minute
     <archive>/results/<name>/                                    rows of standing queries
 
-A commit adds the files of a batch and a note with the archived position of each partition. The next
-batch starts at the newest note. A file that no commit lists is not part of the archive.
+A commit adds the files of a batch, and a note with the archived position of each partition. The
+next batch starts at the position in the newest note. A file that no commit lists is not part of the
+archive.
 """
 
 from __future__ import annotations
@@ -41,41 +42,42 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 NOTE = "streamqd"  # key of the note in a commit's metadata
-# Key that marks a compaction of streamqd, unlike commits of other programs.
+# Key that distinguishes a compaction by streamqd from the commits of other programs.
 MARK = "streamqd.compaction"
-COMMIT = "streamqd.commit"  # key of a random string with which a writer recognizes its own commit
-_SIGN = "_archive.json"  # file that marks the directory as an archive and contains its ID
-_APP = "streamqd"  # ID of the application transaction, whose version is the batch number
+COMMIT = "streamqd.commit"  # key of a random string by which a writer recognizes its own commit
+_SIGN = "_archive.json"  # name of the file that marks an archive and contains its ID
+_APP = "streamqd"  # ID of the application transaction whose version is the batch number
 _CHECKPOINT = 50  # commits between two checkpoints of the log
 _CONFIGURATION = {
     "delta.checkpointInterval": str(_CHECKPOINT),
-    # Disable automatic cleanup. Only a commit with a note cleans the log, so the newest note always
-    # stays.
+    # Automatic cleanup is disabled. Only a commit that contains a note cleans the log, so the
+    # newest note is always kept.
     "delta.enableExpiredLogCleanup": "false",
     "delta.logRetentionDuration": "interval 7 days",
 }
 _MAPPING = "delta.columnMapping.mode"
 _LONG_MAX = (1 << 63) - 1
-# Features that do not change the files.
+# Table features that do not change the data files.
 _HARMLESS = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
 _AMBIGUOUS = re.compile(r"[%#?*\[\]{}\\]")  # characters with a meaning in URLs or name patterns
 
 
 class ArchiveError(SparkError):
-    """The archive does not match its tables, or cannot be written.
+    """The archive is inconsistent, or cannot be read or written.
 
     The message contains the path.
     """
 
 
 class ArchiveDamagedError(ArchiveError):
-    """Rows that the archive has reported as stored are missing."""
+    """Rows are missing that the archive has already reported as stored."""
 
 
 class UnparsedFiles(NamedTuple):
-    """Files that must be committed to a second table, whose last batch was `derived_batch`.
+    """Files that were written for a second table but still have to be committed to it.
 
-    If the files replace those of the table, all its other files are removed.
+    `derived_batch` is the number of the second table's last batch before that commit. If `replaces`
+    is True, the commit also removes all other files from that table.
     """
 
     derived_batch: int
@@ -85,7 +87,10 @@ class UnparsedFiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchNote:
-    """The archived position of each partition, after `batch` commits of entries."""
+    """The note in a commit: the batch number, and the archived position of each partition.
+
+    `owed` contains the files that must be committed to a second table next, if there are any.
+    """
 
     batch: int
     positions: Offsets
@@ -102,26 +107,26 @@ NOTHING = BatchNote(0, {})
 
 
 class TableKind(NamedTuple):
-    """The properties of a kind of tables."""
+    """The properties that all tables of one kind share."""
 
-    # Must not contain `=`, because Polars reads every `NAME=VALUE` in a path as a column.
+    # The name must not contain `=`, because Polars reads each `NAME=VALUE` in a path as a column.
     folder: str
     partitioned: tuple[str, ...]  # partition columns: none, a date, or a date and a partition
-    columns: Callable[[], pa.Schema]  # columns that each table has at least
-    stats: str  # columns with bounds that let readers skip files, "" for the first columns
+    columns: Callable[[], pa.Schema]  # columns that every table must have
+    stats: str  # columns whose bounds readers use to skip files, or "" for the first columns
 
     @property
     def has_ids(self) -> bool:
-        """True if the rows are entries or dead letters, with the IDs of a stream."""
+        """True if the rows have stream IDs, which means that they are entries or dead letters."""
         return "id_ms" in self.stats
 
     def properties(self) -> dict[str, str]:
-        """Return the properties of its tables."""
+        """Return the Delta properties of tables of this kind."""
         return {"delta.dataSkippingStatsColumns": self.stats} if self.stats else {}
 
 
 def arrow_schema(*, dead: bool = False) -> pa.Schema:
-    """Return the Arrow schema of a table of entries, or of dead letters."""
+    """Return the Arrow schema of a table with entries, or with dead letters if `dead` is True."""
     import pyarrow as pa
 
     columns = rows.columns(dead=dead, headers=True, fields=True)
@@ -132,9 +137,10 @@ def arrow_schema(*, dead: bool = False) -> pa.Schema:
 
 @contextmanager
 def opened_alone(folder: Location, path: str) -> Iterator[Any]:
-    """Open a file of a table alone, so that the names of its directories add no columns.
+    """Open a single file of a table, so that the names of its directories do not add columns.
 
-    Converts errors inside to one sentence without credentials.
+    Within the block, errors of pyarrow and of the file system become an ArchiveError, whose message
+    is one sentence without credentials.
     """
     import pyarrow as pa
 
@@ -151,10 +157,10 @@ RAW = TableKind("tables", ("date", "partition"), arrow_schema, "id_ms,timestamp"
 
 
 class Archive:
-    """An archive directory. A writer to one of its topics must hold the lease on that topic.
+    """An archive directory. To write to one of its topics, hold the lease on that topic.
 
-    Every write goes through `paths.below`, which raises RequestRefusedError if a topic's name would
-    lead out of the directory.
+    Each path of a table is checked. If a topic's name would lead out of the directory,
+    RequestRefusedError is raised.
     """
 
     def __init__(
@@ -164,12 +170,12 @@ class Archive:
         create: bool = False,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """Open the directory.
+        """Open the directory, and make it an archive if `create` is True and it is empty.
 
-        Raises RequestRefusedError if it is not an archive and may not be created, and
-        InvalidRequestError. Raises SparkError if an object store rejects a request.
+        For an object store, `options` contains the options in `[archive]`.
 
-        `options` are those of `[archive]`, for object stores.
+        Raises RequestRefusedError if the directory is not an archive, InvalidRequestError if the
+        options are invalid, and SparkError if an object store rejects a request.
         """
         need("deltalake", "msgspec", "pyarrow")
         self.root = location(root, options)
@@ -191,9 +197,9 @@ class Archive:
             ) from self.root.cause(error)
 
     def _read_or_create_id(self, *, create: bool) -> str:
-        """Return the ID of the archive, created if there is none.
+        """Return the ID of the archive. If there is none, create it or raise FileNotFoundError.
 
-        Raises RequestRefusedError, OSError.
+        Raises RequestRefusedError or OSError if the ID cannot be read or created.
         """
         try:
             content = self.root.read(_SIGN)
@@ -205,9 +211,9 @@ class Archive:
                 raise RequestRefusedError(f"{self.root} is neither empty nor an archive") from None
             sign = json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}) + "\n"
             self.root.write(_SIGN, sign.encode())
-            # Read the file again, because another run may have replaced it. If that run replaces it
-            # later, the two runs have different leases, and the first commit of one of them is
-            # refused.
+            # The file is read again, because another run may have replaced it. If that run replaces
+            # it only later, the two runs have different leases, but the first commit of one of them
+            # is then refused.
             content = self.root.read(_SIGN)
         try:
             return str(json.loads(content)["id"])
@@ -216,23 +222,23 @@ class Archive:
 
     @property
     def lease_name(self) -> str:
-        """The name of the lease for writing to one of its topics."""
+        """The name of the lease that a writer to a topic in this archive must hold."""
         return f"archive:{self.id[:12]}"
 
     def topics(self) -> list[str]:
-        """Return the topics with archived entries."""
+        """Return the names of the topics that have a table of entries."""
         return self.names(RAW)
 
     def names(self, kind: TableKind) -> list[str]:
-        """Return the names of the tables of a kind, which are usually names of topics."""
+        """Return the names of all tables of one kind. They are usually names of topics."""
         with _translate_errors(self.root, "read"):
             found = self.root.subfolder(kind.folder).tables()
         return sorted(each for each in found if NAME.fullmatch(each))
 
     def folder(self, topic: str, kind: TableKind = RAW) -> Location:
-        """Return the directory of a topic's table.
+        """Return the directory of a topic's table. Raises RequestRefusedError for an invalid name.
 
-        Raises RequestRefusedError for an invalid name.
+        The directory may not exist yet.
         """
         if not NAME.fullmatch(topic):
             raise RequestRefusedError(
@@ -242,9 +248,10 @@ class Archive:
         return self.root.subfolder(kind.folder, topic)
 
     def table(self, topic: str, *, create: bool = False) -> ArchiveTable | None:
-        """Return the table of a topic, None when there is none.
+        """Return the table with the entries of a topic, or None if there is none.
 
-        Raises RequestRefusedError, ArchiveError.
+        With `create`, a missing table is created. Raises RequestRefusedError or ArchiveError if the
+        table cannot be opened or created.
         """
         folder = self.folder(topic)
         if not create:
@@ -258,9 +265,10 @@ class Archive:
     def derived_table(
         self, name: str, kind: TableKind, columns: pa.Schema | None = None
     ) -> ArchiveTable | None:
-        """Return a derived table, None if it does not exist. With `columns`, create a missing one.
+        """Return a derived table, or None if there is none.
 
-        Raises RequestRefusedError, ArchiveError.
+        If `columns` is given, a missing table is created with these columns. Raises
+        RequestRefusedError or ArchiveError if the table cannot be opened or created.
         """
         folder = self.folder(name, kind)
         if columns is not None and not _is_made(folder):
@@ -271,9 +279,10 @@ class Archive:
 
 
 class ArchiveTable:
-    """The Delta table of a topic, in the version that was opened or last written.
+    """The Delta table of a topic, in the version that was opened or that was written last.
 
-    `append` protects against concurrent runs: if two start at the same version, one is refused.
+    Concurrent runs cannot overwrite each other's batches: if two runs start at the same version,
+    `append` refuses the later one.
     """
 
     def __init__(self, folder: Location, topic: str, kind: TableKind = RAW) -> None:
@@ -288,7 +297,7 @@ class ArchiveTable:
             fields = _columns(self.delta.schema())
             metadata = self.delta.metadata()
             features = set(self.delta.protocol().reader_features or ()) - _HARMLESS
-        # The property of older protocol versions.
+        # In older protocol versions, column mapping is a property and not a feature.
         if metadata.configuration.get(_MAPPING, "none") != "none":
             features.add("columnMapping")
         if features:
@@ -313,10 +322,10 @@ class ArchiveTable:
         return self.delta.version()
 
     def files(self, partition: int | None = None) -> list[WrittenFile]:
-        """Return the files of the table, with bounds of the IDs of entries and dead letters.
+        """Return the files of the table.
 
-        Only the first halves of the IDs are known. Raises ArchiveError, for example for a file
-        outside the layout.
+        For entries and dead letters, the files contain bounds of their IDs. Only the milliseconds
+        of these IDs are known. Raises ArchiveError, for example if a file is outside the directory.
         """
         import pyarrow as pa
 
@@ -331,7 +340,7 @@ class ArchiveTable:
                     " directory; restore an earlier version"
                 )
             least = most = None
-            if self.kind.has_ids:  # in other tables, it is a column of the schema or the query
+            if self.kind.has_ids:  # in other tables, `id_ms` is a column of the schema or the query
                 least, most = each.get("min.id_ms"), each.get("max.id_ms")
             files.append(
                 WrittenFile(
@@ -349,16 +358,22 @@ class ArchiveTable:
 
     @property
     def partitioned(self) -> tuple[str, ...]:
-        """The partition columns."""
+        """The names of the partition columns."""
         return self.kind.partitioned
 
     def parse_partition(self, values: Mapping[str, Any]) -> tuple[str, int]:
-        """Return the date and partition of a file with these values, "" and 0 if it has none."""
+        """Return the date and the partition from the partition values of a file.
+
+        If the table has no such partition column, the date is "" and the partition is 0.
+        """
         date, partition = (*(values[name] for name in self.partitioned), "", 0)[:2]
         return str(date), int(partition or 0)
 
     def values(self, date: str, partition: int) -> dict[str, str]:
-        """Return the values of a file of this date and partition, for `parse_partition`."""
+        """Return the partition values of a file with this date and partition.
+
+        This is the reverse of `parse_partition`.
+        """
         return dict(zip(self.partitioned, (date, str(partition)), strict=False))
 
     def locate(self, file: WrittenFile) -> str:
@@ -366,7 +381,7 @@ class ArchiveTable:
         return f"{self.folder}/{file.path}"
 
     def verify(self, files: Iterable[WrittenFile]) -> None:
-        """Check that every file exists with its rows. Raises ArchiveDamagedError."""
+        """Raise ArchiveDamagedError unless each file exists and has its number of rows."""
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -385,13 +400,13 @@ class ArchiveTable:
                 raise ArchiveDamagedError(f"{path} has {found} rows, not {file.rows}")
 
     def settle(self, files: Iterable[WrittenFile]) -> None:
-        """Verify files, and flush them to the disk."""
+        """Verify files and flush them to the disk. Raises ArchiveDamagedError."""
         listed = list(files)
         self.verify(listed)
         self.folder.settle(each.path for each in listed)
 
     def find_unnamed(self, grace: float) -> list[str]:
-        """Return the names of all files that no version of the last `grace` seconds uses."""
+        """Return the names of all files that no version of the last `grace` seconds contains."""
         self.reload()
         with _translate_errors(self.folder, "read"):
             return self.delta.vacuum(
@@ -402,7 +417,7 @@ class ArchiveTable:
             )
 
     def commits(self, first: int = 0) -> Iterator[list[dict[str, Any]]]:
-        """Yield the actions of each commit from version `first` on that is still in the log."""
+        """Yield the actions of each commit that is still in the log, from version `first` on."""
         for number in range(first, self.version + 1):
             name = f"{LOG}/{number:020d}.json"
             try:
@@ -430,12 +445,16 @@ class ArchiveTable:
     ) -> None:
         """Commit a batch: add these files, and set the archived positions.
 
-        `owed` are files that must be committed to the second table next. `batch` is the number, by
-        default one more than the last. `of` is a query and its batch number, for `last_batch_of`.
-        With `replace`, all other files are removed from the table. With `columns`, the table is
-        reset to these columns, without other files and positions. When this function returns, the
-        commit has reached the disk. Raises RequestRefusedError if another run has committed a batch
-        since the table was opened, ArchiveError.
+        When this method returns, the commit has reached the disk.
+
+        - `owed` contains files that must be committed to a second table next.
+        - `batch` is the batch number. It defaults to the next number.
+        - `of` contains a query and its batch number, which `last_batch_of` then returns.
+        - `replace` removes all other files from the table.
+        - `columns` resets the table to these columns, and removes all other files and positions.
+
+        Raises RequestRefusedError if another run has committed a batch since the table was opened,
+        and ArchiveError if the table cannot be written.
         """
         from deltalake import PostCommitHookProperties
 
@@ -463,9 +482,10 @@ class ArchiveTable:
 
     @contextmanager
     def _ignore_lost_reply(self, mark: str) -> Iterator[None]:
-        """Ignore an error if the commit is in the table, which can happen with an object store.
+        """Ignore an error if the table contains the commit anyway.
 
-        If the reply is lost, the client sends the commit again, and finds that the version exists.
+        This can happen with an object store. If the reply is lost, the client sends the commit
+        again, and then finds that the version already exists.
         """
         try:
             yield
@@ -482,11 +502,11 @@ class ArchiveTable:
 
     @property
     def next_batch(self) -> int:
-        """The number of the next batch. No earlier batch had it, not even one that was undone."""
+        """The number of the next batch. No earlier batch had this number, even if it was undone."""
         return max(self.note.batch, self.last_batch_of(_APP)) + 1
 
     def last_batch_of(self, query: str) -> int:
-        """Return the number of a query's last batch in the table, -1 for none."""
+        """Return the number of a query's last batch in the table, or -1 if there is none."""
         with _translate_errors(self.folder, "read"):
             found = self.delta.transaction_version(query)
         return -1 if found is None else found
@@ -496,9 +516,10 @@ class ArchiveTable:
         return _columns(self.delta.schema()) == _columns(_delta_schema(columns))
 
     def grow(self, columns: pa.Schema) -> None:
-        """Add the columns that the table lacks, and set new comments.
+        """Add the columns that the table lacks, and update the comments of columns.
 
-        Raises RequestRefusedError for a column of another type.
+        Raises RequestRefusedError if the table has a column with another type, or with a name that
+        differs in case.
         """
         from deltalake import Schema
 
@@ -524,7 +545,7 @@ class ArchiveTable:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Commit within this block. At its end, the commit is flushed to the disk and checked."""
+        """Wrap the commits of a block. When the block exits, reload the table and flush them."""
         before = self.version
         with _translate_errors(self.folder, "written"):
             yield
@@ -534,7 +555,7 @@ class ArchiveTable:
                 self.folder.settle_commit(number)
 
     def reload(self) -> None:
-        """Read the current version of the table."""
+        """Switch to the current version of the table. Raises ArchiveError if it is not readable."""
         with _translate_errors(self.folder, "read"):
             self.delta.update_incremental()
         self.note = self._newest_note()
@@ -550,7 +571,11 @@ class ArchiveTable:
         )
 
     def _newest_note(self) -> BatchNote:
-        """Return the valid note. After a restore, that is the note of the restored version."""
+        """Return the note that is in effect.
+
+        After a restore, this is the note of the restored version. Raises ArchiveError if there is
+        none.
+        """
         with _translate_errors(self.folder, "read"):
             for commit in self._effective_commits():
                 if NOTE in commit:
@@ -577,8 +602,8 @@ class ArchiveTable:
 def _parse_restore(commit: dict[str, Any]) -> tuple[int, int]:
     """Return the version and the time (unix ms) up to which commits are in effect after a restore.
 
-    delta-rs writes a `version` or a `datetime` (unix ms). Spark writes a `version` or a `timestamp`
-    (a string), and null for the other. Raises ArchiveError for anything else.
+    delta-rs writes either a `version` or a `datetime` (unix ms). Spark writes either a `version` or
+    a `timestamp` (a string), and sets the other one to null. Raises ArchiveError for anything else.
     """
     try:
         given = commit["operationParameters"]
@@ -601,7 +626,7 @@ def _parse_restore(commit: dict[str, Any]) -> tuple[int, int]:
 
 
 def _check_free(folder: Location) -> None:
-    """Raise RequestRefusedError for a directory in which a table cannot be created."""
+    """Raise RequestRefusedError for a directory that is neither empty nor a table."""
     with _translate_errors(folder, "read"):
         free = folder.has_table() or not _holds_more_than(folder, LOG)
     if not free:
@@ -621,14 +646,14 @@ def _create_table(folder: Location, topic: str, kind: TableKind, columns: pa.Sch
             name=topic,
             configuration=_CONFIGURATION | kind.properties(),
             storage_options=_options(folder),
-            # The later of two creations must fail. Otherwise, its note without positions would be
-            # the newest.
+            # If two runs create the table, the later creation must fail. Otherwise, its note, which
+            # has no positions, would be the newest one.
             commit_properties=CommitProperties(
                 max_commit_retries=0, custom_metadata={NOTE: NOTHING.text(topic)}
             ),
         )
     except DeltaError:
-        if not folder.has_table():  # no other run created it meanwhile
+        if not folder.has_table():  # no other run created it at the same time
             raise
     folder.settle_commit(0)
     folder.settle_new()
@@ -642,7 +667,7 @@ def _make_folder(folder: Location) -> None:
 
 
 def _is_made(folder: Location) -> bool:
-    """Return True if there is a table. A run killed while creating one leaves an empty log."""
+    """Return True if there is a table. An empty log is left by a run that was killed too early."""
     with _translate_errors(folder, "read"):
         return folder.has_table()
 
@@ -656,12 +681,12 @@ def _options(folder: Location) -> dict[str, str] | None:
 
 
 def _format_type(field: Any) -> str:
-    """Return the type of a column in words."""
+    """Return the type of a column as text for an error message."""
     return str(field.type.to_json()).strip('"')
 
 
 def _columns(schema: Any) -> set[str]:
-    """Return the names and types as strings, for comparison."""
+    """Return the names and types of columns as strings that can be compared."""
     return {f"{each.name} {each.type.to_json()}" for each in schema.fields}
 
 
@@ -721,7 +746,10 @@ def _parse_owed(found: Any) -> UnparsedFiles | None:
 
 @contextmanager
 def _translate_errors(folder: Location, verb: str) -> Iterator[None]:
-    """Convert exceptions of deltalake to one sentence, without credentials."""
+    """Convert exceptions of deltalake to ArchiveError or RequestRefusedError.
+
+    The message is one sentence without credentials.
+    """
     from deltalake.exceptions import CommitFailedError, DeltaError
 
     try:
