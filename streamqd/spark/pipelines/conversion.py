@@ -1,9 +1,9 @@
-"""Convert JSON values to Arrow columns, if the result of Spark's conversion is certain.
+"""Convert JSON values to Arrow columns without Spark, where the result is certain to be the same.
 
-Spark accepts many more formats than this module, for example a hundred formats of a time. A row
-with a value in another format is undecided, and Spark converts it. This module may leave any row
-undecided, but must never differ from Spark: its values are equal to Spark's, and Spark rejects each
-row that it rejects.
+Spark accepts many more formats than this module, for example a hundred formats of a time. If a row
+has a value in another format, it is left undecided, so that Spark converts it. This module may
+leave any row undecided, but it must never contradict Spark: its values are equal to Spark's, and it
+rejects a row only if Spark does, too.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _DAY = (
 _MOMENT = _DAY + r"[T ](?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
 _ZONE = "(?:Z|[+-](?:0[0-9]|1[0-7]):[0-5][0-9])"
 _DATE, _LOCAL, _ZONED = f"^{_DAY}$", f"^{_MOMENT}$", f"^{_MOMENT}{_ZONE}$"
-_NANOSECONDS = r"(:[0-9]{2}\.[0-9]{6})[0-9]{1,3}(Z|[+-][0-9:]{5})?$"  # digits that Spark drops
+_NANOSECONDS = r"(:[0-9]{2}\.[0-9]{6})[0-9]{1,3}(Z|[+-][0-9:]{5})?$"  # Spark drops these digits
 _LOW_BITS, _MIDPOINT = (1 << 29) - 1, 1 << 28  # bits of a double between two floats
 _FLOAT_MIN, _FLOAT_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 class Converted(NamedTuple):
-    """A column: its values, the rows that do not fit, and the undecided rows.
+    """A converted column, with the rows whose values are wrong or undecided.
 
-    In both kinds of rows, the values have no meaning.
+    In these rows, the values of `column` have no meaning.
     """
 
     column: pa.Array
@@ -47,7 +47,7 @@ class Converted(NamedTuple):
 
 
 def convert(kind: pa.DataType, values: Sequence[Any]) -> Converted:
-    """Return a column of JSON values, which have the types of `strict.decode`."""
+    """Convert JSON values, whose types must be those that `strict.decode` returns, to a column."""
     for applies, converter in _CONVERTERS:
         if applies(kind):
             return converter(kind, values)
@@ -63,7 +63,7 @@ def _kinds(values: Iterable[Any]) -> set[type]:
 
 
 def _find_other_types(values: Sequence[Any], *kinds: type) -> dict[int, Any]:
-    """Return the values by row that are not null and have other types."""
+    """Return the values, by row, that are not null and have a type other than these."""
     return {
         at: value
         for at, value in enumerate(values)
@@ -72,7 +72,7 @@ def _find_other_types(values: Sequence[Any], *kinds: type) -> dict[int, Any]:
 
 
 def _with_nulls(values: Sequence[Any], rows: Iterable[int]) -> Sequence[Any]:
-    """Return the values, with null in these rows."""
+    """Return a copy of the values in which these rows are null."""
     kept = list(values)
     for at in rows:
         kept[at] = None
@@ -80,9 +80,10 @@ def _with_nulls(values: Sequence[Any], rows: Iterable[int]) -> Sequence[Any]:
 
 
 def _begins_with_letter(text: Any) -> bool:
-    """Return True for a string that is neither a number nor a date.
+    """Return True if a value is a string whose first letter rules out a date or a time.
 
-    A time may be `T10:00`, and Spark removes `GMT` from dates and times, even at their start.
+    `T` does not rule it out, because a time may be `T10:00`. `GMT` does not either, because Spark
+    removes it from dates and times, even at the start.
     """
     return (
         type(text) is str
@@ -94,7 +95,7 @@ def _begins_with_letter(text: Any) -> bool:
 
 
 def _is_no_number(text: Any) -> bool:
-    """Return True for a string that Spark cannot read as a number."""
+    """Return True if a value is a string that Spark cannot read as a number."""
     return _begins_with_letter(text) and not is_huge(text)
 
 
@@ -124,7 +125,7 @@ def _doubles(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     undecided: set[int] = set()
     if _kinds(values) - {Number, int}:
         others = _find_other_types(values, Number, int)
-        # `NaN`, `+INF` and others, and the empty string.
+        # Undecided strings are `NaN`, `+INF` and similar ones, and the empty string.
         undecided = {at for at, each in others.items() if type(each) is str and each[:1] in "NI+-"}
         wrong = others.keys() - undecided
         values = _with_nulls(values, others)
@@ -138,9 +139,9 @@ def _doubles(kind: pa.DataType, values: Sequence[Any]) -> Converted:
 
 
 def _floats(kind: pa.DataType, values: Sequence[Any]) -> Converted:
-    """Convert through doubles.
+    """Convert values to doubles first, and then to floats.
 
-    Values halfway between two floats or near the bounds are undecided.
+    Values that are halfway between two floats, or near the bounds of floats, are undecided.
     """
     doubles, wrong, undecided = _doubles(pa.float64(), values)
     size = compute.abs(doubles)
@@ -154,8 +155,8 @@ def _floats(kind: pa.DataType, values: Sequence[Any]) -> Converted:
 def _strings(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     if _kinds(values) <= {str}:
         return Converted(pa.array(values, kind), set(), set())
-    # An integer 0 may have been written as -0. Only Spark can convert floats, arrays and objects to
-    # its strings.
+    # An integer 0 is undecided, because it may have been written as -0. Floats, arrays and objects
+    # are undecided, because only Spark can convert them to its own strings.
     undecided = {
         at for at, value in _find_other_types(values, str, bool).items() if not _is_plain(value)
     }
@@ -168,7 +169,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    """Return the string that Spark returns for a string, an integer or a Boolean."""
+    """Convert a string, an integer or a Boolean to the string that Spark would return."""
     if value is None or type(value) is str:
         return value
     return str(value).lower() if type(value) is bool else str(value)
@@ -184,7 +185,7 @@ def _decimals(kind: pa.DataType, values: Sequence[Any]) -> Converted:
     texts = pa.array(values, pa.string())
     whole = kind.precision - kind.scale
     fraction = rf"(?:\.[0-9]{{1,{kind.scale}}})?" if kind.scale else ""
-    # Other numbers must be rounded or have too many digits.
+    # Numbers that do not match must be rounded, or have too many digits.
     pattern = rf"^-?[0-9]{{1,{whole}}}{fraction}$" if whole else "^-?0$"
     certain, open_rows = _filter_matching(texts, pattern)
     wrong = {at for at in open_rows if _is_no_number(values[at])}
@@ -192,7 +193,7 @@ def _decimals(kind: pa.DataType, values: Sequence[Any]) -> Converted:
 
 
 def _filter_matching(texts: pa.Array, pattern: str) -> tuple[pa.Array, set[int]]:
-    """Return the strings, with null for those that do not match, and the rows of these nulls."""
+    """Replace strings that do not match by null. Return the result and the rows of these nulls."""
     matches = compute.match_substring_regex(texts, pattern)
     if not matches.false_count:
         return texts, set()
@@ -232,7 +233,10 @@ _OF_UNIT = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,9})?")
 
 
 def convert_unit(kind: pa.DataType, values: Sequence[Any], factor: int) -> Converted:
-    """Return a column of numbers, or strings of numbers, in a unit of `factor` microseconds."""
+    """Convert numbers, or strings that contain numbers, to times.
+
+    The numbers are in a unit of `factor` microseconds.
+    """
     limit = BEYOND_US // factor
     micros: list[int | None] = [None] * len(values)
     wrong: set[int] = set()
@@ -255,12 +259,15 @@ def convert_unit(kind: pa.DataType, values: Sequence[Any], factor: int) -> Conve
 
 
 def leave_to_spark(kind: pa.DataType, values: Sequence[Any]) -> Converted:
-    """Return a column in which all rows with a value are undecided."""
+    """Return a column in which every row that has a value is undecided."""
     return Converted(pa.nulls(len(values), kind), set(), set(_rows_with_value(values)))
 
 
 def _moments(kind: pa.DataType, texts: pa.Array) -> tuple[pa.Array, set[int]]:
-    """Return the times of strings, in UTC if without a zone, and the rows of other strings."""
+    """Convert strings to times. Return these, and the rows of strings that are not certain.
+
+    Times without a time zone are in UTC.
+    """
     zoned, rest = _filter_matching(texts, _ZONED)
     if rest:
         texts = compute.replace_substring_regex(texts, _NANOSECONDS, r"\1\2")
@@ -298,7 +305,7 @@ def _structs(kind: pa.DataType, values: Sequence[Any]) -> Converted:
 
 
 def by_name(objects: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterator[Sequence[Any]]:
-    """Return the values of each name in JSON objects, null where an object lacks it."""
+    """Yield the values of each name in JSON objects, with None for objects that lack the name."""
     if len(names) > 1 and objects:
         try:
             yield from zip(*map(itemgetter(*names), objects), strict=True)

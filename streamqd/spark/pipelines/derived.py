@@ -1,4 +1,4 @@
-"""Derived tables: their columns, and the consistency of a parsed table and its quarantine."""
+"""Define derived tables, and keep a topic's parsed table and quarantine consistent."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from streamqd.spark.pipelines.storage import Archive, ArchiveTable, TableKind
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OWN = ("event_date", "entry_partition", "entry_id", "entry_time")  # columns besides the schema's
+OWN = ("event_date", "entry_partition", "entry_id", "entry_time")  # columns before the schema's
 
 
-# Columns that the configuration may add.
+# Columns that the configuration can add.
 KEY, HEADERS, RESCUED = "entry_key", "entry_headers", "_rescued"
 
 
 def extra_columns(names: Sequence[str]) -> pa.Schema:
-    """Return the additional columns of these names."""
+    """Return the additional columns that have these names."""
     import pyarrow as pa
 
     headers = rows.arrow_schema([rows.HEADERS]).types[0]
@@ -29,15 +29,16 @@ def extra_columns(names: Sequence[str]) -> pa.Schema:
 
 
 def quarantine_extra(names: Sequence[str]) -> pa.Schema:
-    """Return the quarantine's additional columns, given those of the parsed table.
+    """Return the additional columns of the quarantine, given those of the parsed table.
 
-    A row of the quarantine may fit a later schema, and then its headers are needed.
+    If the parsed table has headers, the quarantine needs them, too, because a row in quarantine may
+    fit a later schema.
     """
     return rows.arrow_schema([rows.HEADERS] if HEADERS in names else [])
 
 
 def parsed_columns() -> pa.Schema:
-    """Return the columns of each parsed table: the event's date, and the place of the raw entry."""
+    """Return the columns of every parsed table: the event's date, and the raw entry's place."""
     import pyarrow as pa
 
     kinds = (pa.date32(), pa.int32(), pa.string(), pa.timestamp("us", tz="UTC"))
@@ -45,7 +46,7 @@ def parsed_columns() -> pa.Schema:
 
 
 def quarantine_columns() -> pa.Schema:
-    """Return the columns of each quarantine: the raw entry, and the reason."""
+    """Return the columns that every quarantine has: the raw entry, and the reason."""
     import pyarrow as pa
 
     return pa.schema(
@@ -70,17 +71,18 @@ RESULTS = TableKind("results", (), result_columns, "")
 
 
 class Pair(NamedTuple):
-    """The two tables of a topic in a consistent state."""
+    """A topic's parsed table and quarantine, in a consistent state."""
 
     parsed: ArchiveTable
     quarantine: ArchiveTable
 
 
 def open_pair(archive: Archive, topic: str) -> Pair | None:
-    """Return the tables of a topic, None without tables. First commit files owed to the quarantine.
+    """Open the parsed table and the quarantine of a topic. Return None if there are no tables.
 
-    The caller holds the lease on the topic. Raises RequestRefusedError if one table was restored or
-    removed without the other.
+    If a run was killed between its two commits, the files that are missing in the quarantine are
+    committed first. The caller must hold the lease on the topic. Raises RequestRefusedError if one
+    table was restored or removed without the other.
     """
     parsed = archive.derived_table(topic, PARSED)
     quarantine = archive.derived_table(topic, QUARANTINE)
@@ -112,9 +114,9 @@ def open_pair(archive: Archive, topic: str) -> Pair | None:
 
 
 def open_pair_to_replace(archive: Archive, topic: str, columns: pa.Schema) -> Pair:
-    """Return the tables of a topic whose rows are to be replaced. Creates missing ones.
+    """Open the tables of a topic whose rows will all be replaced, and create missing tables.
 
-    The parsed table gets `columns` only if it is missing.
+    `columns` is used only to create the parsed table.
     """
     parsed = archive.derived_table(topic, PARSED) or archive.derived_table(topic, PARSED, columns)
     quarantine = archive.derived_table(topic, QUARANTINE, quarantine_columns())

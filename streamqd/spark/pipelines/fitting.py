@@ -1,4 +1,4 @@
-"""Convert payloads to columns, and write rows that fit, or rejected rows with their reasons."""
+"""Convert payloads to columns. Write the rows that fit, and the rejected rows with the reasons."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructField, StructType
 
-REASON_MAX = 1000  # characters
-# A row describes a file, and `rows_are` is FIT, UNFIT or UNDECIDED. With ALIKE, it describes a name
-# in payloads (`path`) that differs from a column (`date`) only in case.
+REASON_MAX = 1000  # maximum characters of a reason
+# A task returns a row for each file, in which `rows_are` is FIT, UNFIT or UNDECIDED. If it is
+# ALIKE, the row describes a name in payloads (`path`) that differs from a column (`date`) only in
+# case.
 FILE_DDL = "path string, date string, rows bigint, size bigint, bounds string, rows_are string"
 FIT, UNFIT, UNDECIDED, ALIKE = "fit", "unfit", "undecided", "alike"
 _OPTIONS = {
@@ -32,14 +33,15 @@ _OPTIONS = {
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
 }
-KEPT = ("partition", "id", "timestamp", "date", "key", "value")  # columns of the raw table
-LATE_BYTES = 32 << 20  # limit of buffered bytes of other dates in one task
+KEPT = ("partition", "id", "timestamp", "date", "key", "value")  # columns of the raw table to keep
+LATE_BYTES = 32 << 20  # maximum bytes of rows with other dates that one task buffers
 
 
 class PairFolders(NamedTuple):
-    """Directories of the two tables of a topic, with the columns of their files.
+    """The directories of a topic's parsed table and quarantine, and the columns of their files.
 
-    `read` returns the rows of files in the directory of the quarantine.
+    `read` returns the rows of files that are in the directory of the quarantine. `extra` contains
+    the names of additional columns of the parsed table.
     """
 
     parsed: tuple[Location, pa.Schema]
@@ -56,10 +58,11 @@ def fit_rows(
     into: PairFolders,
     read: Reader = json_texts,
 ) -> FittedFiles:
-    """Write new files with the rows that fit and with the rows that do not.
+    """Write new files with the rows that fit, and with those that do not.
 
-    Files of undecided rows are temporary. After a kill, they are purged like all files without a
-    commit.
+    A first pass decides most rows without Spark's JSON reader. It writes the undecided rows to
+    temporary files, which a second pass decides with that reader. If the process is killed, the
+    temporary files are purged like all files that no commit lists.
     """
     begin = partial(Fitter, into.parsed, into.quarantine, extra=into.extra, read=read)
     prover = Prover(kind, event_time, now_us, read)
@@ -83,11 +86,14 @@ def check_rows(
     kept: Sequence[str] = KEPT,
     read: Reader = json_texts,
 ) -> DataFrame:
-    """Return converted rows of a raw table, ordered by the dates of rows that fit.
+    """Convert rows of a raw table. Return them in the order of their dates, for `Reasons` to check.
 
-    `kept` are the columns of the raw table to return. `Reasons` finds the values that do not fit.
-    `alone` contains columns that can make Spark misread later columns, such as maps. A row that
-    does not fit is converted again, once without these columns, and once with each of them alone.
+    The result has the columns of the raw table in `kept`, the date, and the columns of
+    `convert_rows`.
+
+    Some columns, such as maps, can make Spark misread later columns. If the schema has any, a row
+    that does not fit is converted again, once without these columns and once with each of them
+    alone. The column `alone` contains these conversions.
     """
     from pyspark.sql import functions as f
 
@@ -110,16 +116,19 @@ def check_rows(
         )
         dated = dated.withColumn("alone", f.when(f.col("wrong") & f.col("fault").isNull(), alone))
         found.append("alone")
-    # Sort, so that a task has one open file at a time for any number of dates.
+    # Rows are sorted so that a task has only one open file at a time, however many dates there are.
     return dated.select(*found).sortWithinPartitions("event_date", "date")
 
 
 def convert_rows(rows: DataFrame, kind: StructType, read: Reader = json_texts) -> DataFrame:
-    """Convert the payloads (`value`) of rows to the columns of the schema (`row`).
+    """Convert the payloads in the column `value` to the columns of the schema.
 
-    `fault` is the reason why Spark must not convert a payload. If it is set, `text` is null.
-    Otherwise, `text` is the JSON to convert. `wrong` rows do not match the schema, with or without
-    a fault.
+    These columns are added to the rows:
+
+    - `fault` is the reason why Spark must not convert a payload, or null.
+    - `text` is the JSON to convert, or null if there is a fault.
+    - `row` contains the columns of the schema.
+    - `wrong` is true if the row does not match the schema, with or without a fault.
     """
     from pyspark.sql import functions as f
 
@@ -136,7 +145,7 @@ def convert_rows(rows: DataFrame, kind: StructType, read: Reader = json_texts) -
 
 
 def _from_json(text: str, fields: Sequence[StructField]) -> Column:
-    """Return the columns of a text, and BAD, which is null if all of them fit."""
+    """Read the columns from a JSON text. Add the column BAD, which is null if all of them fit."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import DecimalType, StringType, StructField, StructType
 
@@ -167,10 +176,10 @@ def _from_json(text: str, fields: Sequence[StructField]) -> Column:
 
 
 def _parse_pattern(text: Column, pattern: str, kind: DataType) -> Column:
-    """Return the time of a string in the format of a pattern, null for other strings.
+    """Return the time in a string that has the format of a pattern, or null for other strings.
 
-    Use the JSON reader, which has an option for the zone. Other functions use the zone of the
-    session.
+    The string is read with Spark's JSON reader because that has an option for the time zone. Other
+    functions use the time zone of the session.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructField, StructType, TimestampType
@@ -184,9 +193,9 @@ def _parse_pattern(text: Column, pattern: str, kind: DataType) -> Column:
 
 
 def _parse_unit(number: Column, factor: int) -> Column:
-    """Return the time of a number of a unit.
+    """Return the time for a number in a unit of `factor` microseconds.
 
-    Numbers out of range become times beyond the calendar.
+    A number that is out of range becomes a time beyond the calendar.
     """
     from pyspark.sql import functions as f
 
@@ -197,43 +206,44 @@ def _parse_unit(number: Column, factor: int) -> Column:
 
 
 def _day(value: Column, kind: DataType) -> Column:
-    """Return the number of a value's day (UTC), in any time zone of the session."""
+    """Return the day (UTC) of a value as a number, whatever the time zone of the session is."""
     from pyspark.sql import functions as f
 
     if kind.typeName() == "date":
         return f.unix_date(value)
-    # For times before the first year, any day will do. Near the smallest bigint, subtraction would
-    # overflow.
+    # Times before the first year are raised to one day, because any day before it will do. Without
+    # that, the subtraction would overflow for times near the smallest bigint.
     us, floor = f.unix_micros(value), f.lit((FIRST_DAY - 1) * DAY_US)
     us = f.when(us < floor, floor).otherwise(us)
     return ((us - f.pmod(us, f.lit(DAY_US))) / DAY_US).cast("int")
 
 
 class Plain:
-    """Writes rows of a frame into files of a table without partition columns."""
+    """Writes the rows of a DataFrame to files of a table without partition columns."""
 
     def __init__(self, folder: Location, schema: pa.Schema) -> None:
-        """Open the writer. `schema` has the frame's columns."""
+        """Prepare to write files. `schema` contains the columns of the DataFrame."""
         self._schema = schema
         self._files = DateWriter(folder, "", schema, bounded=bounded_with_nan(schema))
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows."""
+        """Add rows to the files."""
         self._files.write("", _to_batch(self._schema, batch.columns))
 
     def finish(self) -> pa.RecordBatch:
-        """Close the files. Return a row for each file."""
+        """Close the files, and return a row for each file."""
         return _listing((self._files.finish(), FIT))
 
     def discard(self) -> None:
-        """Remove them."""
+        """Remove the written files."""
         self._files.discard()
 
 
 class Fitter:
-    """Writes validated rows into files of the parsed table and the quarantine.
+    """Checks rows, and writes them to files of the parsed table or of the quarantine.
 
-    Undecided rows are written like those of the quarantine, but without a reason and a commit.
+    Undecided rows are written to files like those of the quarantine, but without a reason. These
+    files are never committed.
     """
 
     def __init__(
@@ -244,9 +254,11 @@ class Fitter:
         extra: Sequence[str] = (),
         read: Reader = json_texts,
     ) -> None:
-        """Open the writer. The schemas are those of the files, without the partition column.
+        """Prepare to write files.
 
-        `extra` are the additional columns of the parsed table, of `derived.extra_columns`.
+        Each table is given as its directory and the schema of its files, which does not have the
+        partition column. `extra` contains the names of additional columns of the parsed table, as
+        in `derived.extra_columns`.
         """
         self._extra, self._read = extra, read
         self._good = _ByDate(DateWriter(parsed[0], OWN[0], parsed[1]))
@@ -258,7 +270,7 @@ class Fitter:
         self._case_variants: dict[str, str] = {}  # column -> name that differs only in case
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows."""
+        """Check rows, and add each of them to the files of its table."""
         import pyarrow as pa
 
         rows, reasons, undecided, case_variants = self._check(batch)
@@ -322,15 +334,15 @@ class Fitter:
         return _listing(*files, (names, ALIKE))
 
     def discard(self) -> None:
-        """Remove them."""
+        """Remove the written files."""
         for writer in (self._good, self._bad, self._undecided):
             writer.discard()
 
 
 class _ByDate:
-    """Writes rows into one file for each date, if they arrive in the order of their dates.
+    """Writes rows to one file for each date, if they arrive in the order of their dates.
 
-    Other rows are buffered, up to LATE_BYTES, and then written date by date.
+    Rows that arrive out of order are buffered, up to LATE_BYTES, and then written date by date.
     """
 
     def __init__(self, files: DateWriter) -> None:
@@ -339,7 +351,7 @@ class _ByDate:
         self._bytes = 0
 
     def add(self, dates: pa.Array, rows: pa.RecordBatch) -> None:
-        """Add rows of these dates."""
+        """Add rows. `dates` contains the date of each row."""
         if not len(rows):
             return
         date = str(dates[0].as_py())
@@ -356,7 +368,7 @@ class _ByDate:
 
         held, self._held, self._bytes = self._held, [], 0
         every = {date for dates, _ in held for date in dates.unique().to_pylist()}
-        # Start with the date of the open file.
+        # The date of the open file comes first.
         for date in sorted(every, key=lambda each: (str(each) != self._files.date, each)):
             for dates, rows in held:
                 of_date = compute.equal(dates, date)
@@ -370,14 +382,14 @@ class _ByDate:
         return self._files.finish()
 
     def discard(self) -> None:
-        """Remove them."""
+        """Remove the written files."""
         self._files.discard()
 
 
 class FittedFiles(NamedTuple):
-    """Files of the parsed table, of the quarantine, and of undecided rows.
+    """The new files of the parsed table and the quarantine, and the files with undecided rows.
 
-    `case_variants` are pairs of a name in payloads and the column from which it differs only in
+    `case_variants` contains pairs: a name in payloads, and the column from which it differs only in
     case.
     """
 
@@ -388,9 +400,9 @@ class FittedFiles(NamedTuple):
 
 
 def write_frame(frame: DataFrame, begin: Callable[[], Plain | Fitter]) -> FittedFiles:
-    """Make Spark's tasks write a frame. Return the files.
+    """Write a DataFrame to files in Spark's tasks, and return the files.
 
-    A table function needs only pyarrow, while `mapInArrow` needs pandas too.
+    A table function is used because it needs only pyarrow, whereas `mapInArrow` also needs pandas.
     """
     from pyspark.sql.functions import arrow_udtf
 
@@ -434,7 +446,7 @@ def _listing(*written: tuple[Sequence[WrittenFile], str]) -> pa.RecordBatch:
 
 
 def _to_batch(schema: pa.Schema, arrays: Sequence[pa.Array]) -> pa.RecordBatch:
-    """Return arrays with a file's column types, which can differ from Spark's in the time zone."""
+    """Return a batch with the column types of a file, whose time zone may differ from Spark's."""
     import pyarrow as pa
 
     cast = [

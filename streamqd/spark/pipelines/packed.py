@@ -1,7 +1,8 @@
-"""Convert msgpack payloads to JSON text, so that the same validation serves both encodings.
+"""Convert msgpack payloads to JSON text, so that the same validation works for both encodings.
 
-A fast reader handles most payloads. Encoding its values again must return the same bytes, which
-shows that no name occurs twice. An exact reader handles the rest and produces the error sentences.
+A fast reader handles most payloads. When its result is encoded again, the bytes must be the same,
+which shows that no name occurs twice. An exact reader handles the other payloads, and finds the
+reasons why they are invalid.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType, StructType
 
-DEPTH_MAX = 200  # levels of maps and arrays. Each takes three of Python's 1,000 frames.
+DEPTH_MAX = 200  # levels of maps and arrays, each of which takes 3 of Python's 1,000 frames
 _LEAVES = frozenset({str, int, float, bool, type(None), datetime, bytes})
 _INFINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # a double that is NaN or infinite
 _NANOSECONDS = 1_000_000_000
-_TIMESTAMP = -1  # the extension type
-_FIRST, _LAST = -62_135_596_800, 253_402_300_799  # seconds of the years 1 to 9999
+_TIMESTAMP = -1  # number of the extension type for timestamps
+_FIRST, _LAST = -62_135_596_800, 253_402_300_799  # first and last second of the years 1 to 9999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _BROKEN = "it is not msgpack"
@@ -33,7 +34,7 @@ _DEEP = f"it is nested more than {DEPTH_MAX} levels deep"
 
 
 class Texts(NamedTuple):
-    """JSON texts of payloads, and for each text that is missing, the reason."""
+    """The JSON texts of payloads, and the reason for each text that is missing."""
 
     texts: Sequence[bytes | None]
     faults: Sequence[str | None]
@@ -43,18 +44,18 @@ Reader = Callable[[Sequence[bytes | None]], Texts]
 
 
 def json_texts(payloads: Sequence[bytes | None]) -> Texts:
-    """Return payloads that are JSON already."""
+    """Return the payloads unchanged, because they are already JSON."""
     return Texts(payloads, [None] * len(payloads))
 
 
 class MsgpackTexts:
-    """The function that returns msgpack payloads as JSON. Each task gets a copy of the instance."""
+    """Converts msgpack payloads to JSON texts. Each task gets a copy of the instance."""
 
     def __init__(self, kind: StructType) -> None:
         self._kind = kind
 
     def __call__(self, payloads: Sequence[bytes | None]) -> Texts:
-        """Return the texts of payloads."""
+        """Convert payloads to JSON texts."""
         found = [self._text(each) for each in payloads]
         return Texts([text for text, _ in found], [why for _, why in found])
 
@@ -68,17 +69,20 @@ class MsgpackTexts:
             return _encode(found), None
         except _UnreadableError as error:
             return None, str(error)
-        except RecursionError:  # the frames of the callers count too
+        except RecursionError:  # possible within DEPTH_MAX, because the callers' frames count, too
             return None, _DEEP
 
 
 def reader(codec: str, kind: StructType) -> Reader:
-    """Return the function that returns the JSON of payloads: `codec` is json or msgpack."""
+    """Return the function that converts payloads to JSON texts. `codec` is json or msgpack."""
     return MsgpackTexts(kind) if codec == "msgpack" else json_texts
 
 
 def texts(value: Column, read: Reader) -> Column:
-    """Return `text` and `fault` of each payload, one of them null."""
+    """Return a column of structs with the `text` and the `fault` of each payload.
+
+    One of the two is always null.
+    """
     import pyarrow as pa
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 
@@ -87,8 +91,8 @@ def texts(value: Column, read: Reader) -> Column:
         columns = [pa.array(found.texts, pa.binary()), pa.array(found.faults, pa.string())]
         return pa.StructArray.from_arrays(columns, ["text", "fault"])
 
-    # Set the annotations here, because Spark evaluates them and cannot find a module that is
-    # imported in this function.
+    # The annotations are set here because Spark evaluates them, and cannot find a module that is
+    # imported inside this function.
     to_texts.__annotations__ = {"payloads": pa.Array, "return": pa.Array}
     function: Any = arrow_udf(to_texts, "text binary, fault string")
     found: Column = function(value)
@@ -96,17 +100,20 @@ def texts(value: Column, read: Reader) -> Column:
 
 
 class _UnreadableError(ValueError):
-    """A payload has no JSON. The text is the reason."""
+    """A payload cannot be converted to JSON. The message is the reason."""
 
 
 def _encode(found: dict[str, Any]) -> bytes:
     import msgspec
 
-    return msgspec.json.encode(found)  # binary as base64, timestamps as ISO 8601 in UTC
+    return msgspec.json.encode(found)  # binary becomes base64, timestamps ISO 8601 in UTC
 
 
 def _read(payload: bytes) -> tuple[dict[str, Any], bool]:
-    """Return the map of a payload, and True if it contains binary. Raises _UnreadableError."""
+    """Return the map in a payload, and True if it contains binary values.
+
+    Raises _UnreadableError if the payload cannot be converted to JSON.
+    """
     unpack, pack = _fast()
     try:
         found = unpack(payload)
@@ -128,7 +135,7 @@ def _fast() -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
 
 
 def _kinds(found: dict[str, Any]) -> set[type] | None:
-    """Return the types of all values, None if one has no JSON form or is nested too deeply."""
+    """Return the types of all values, or None if one has no JSON form or is nested too deeply."""
     kinds: set[type] = set()
     level: list[Any] = [found]
     for _ in range(DEPTH_MAX):
@@ -150,15 +157,18 @@ def _kinds(found: dict[str, Any]) -> set[type] | None:
 
 
 def _find_misplaced(kind: StructType, found: dict[str, Any]) -> str:
-    """Return the reasons for columns with binary values whose type is not binary, or ""."""
+    """Return the reasons to reject columns with binary values that the schema does not allow.
+
+    The result is "" if there are none.
+    """
     wrong = [field for field in kind.fields if _is_misplaced(field.dataType, found.get(field.name))]
     return "; ".join(map(type_mismatch, wrong))
 
 
 def _is_misplaced(kind: DataType, value: Any) -> bool:
-    """Return True if a value contains binary where the type does not.
+    """Return True if a value is or contains binary where its type does not allow binary.
 
-    A string accepts any value.
+    An array or a map in a string column is always accepted, because such a column takes any JSON.
     """
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
 
@@ -191,14 +201,14 @@ _FIXED_EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}  # bytes of t
 
 
 class _ExactReader:
-    """Reads one payload, value by value, as the specification of msgpack defines it."""
+    """Reads one payload, value by value, as msgpack's specification defines it."""
 
     def __init__(self, payload: bytes) -> None:
         self._payload, self._at = payload, 0
-        self.binary = False  # True once binary was read
+        self.binary = False  # True after a binary value was read
 
     def document(self) -> dict[str, Any]:
-        """Return the map that is the whole payload. Raises _UnreadableError."""
+        """Return the map that the payload consists of. Raises _UnreadableError."""
         found = self._value(0)
         if self._at != len(self._payload):
             raise _UnreadableError(_BROKEN)
@@ -274,9 +284,9 @@ class _ExactReader:
 
 
 def _time(value: bytes) -> str:
-    """Return a timestamp as ISO 8601, with nine digits of a second or none.
+    """Return a timestamp as ISO 8601, with nine decimals or none.
 
-    Raises _UnreadableError.
+    Raises _UnreadableError if the timestamp is invalid or outside the years 1 to 9999.
     """
     seconds, nanoseconds = 0, 0
     if len(value) == 4:

@@ -1,8 +1,8 @@
-"""Parsed tables: payloads of a topic as columns, and the payloads that do not fit, with the reason.
+"""Parse the payloads of a topic into a table with columns, and a quarantine for those that fail.
 
-Both tables are derived from the raw table, which stays the source of truth. The commit to the
-parsed table also records its position, and the files that must be added to the quarantine next. A
-kill between the two commits therefore neither loses nor duplicates a file.
+Both tables are derived from the raw table, which remains the source of truth. The commit to the
+parsed table also records its position, and the files that must be added to the quarantine next. If
+the process is killed between the two commits, no file is therefore lost or duplicated.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-CHUNK = 1 << 30  # bytes of raw files that are parsed between two commits, but at least one date
+CHUNK = 1 << 30  # bytes of raw files after which parsed rows are committed, at the end of a date
 _LONG_MAX = (1 << 63) - 1
 
 
 @dataclass
 class Fitted:
-    """The number of rows that a run has parsed, and that it has put into quarantine."""
+    """The numbers of rows that a run has parsed and has put into quarantine."""
 
     batches: int = 0
     rows: int = 0
     quarantined: int = 0
     case_variants: set[tuple[str, str]] = field(
         default_factory=set
-    )  # names, and the columns from which they differ only in case
+    )  # pairs of a name in payloads and the column from which it differs only in case
 
 
 def parse(
@@ -52,10 +52,13 @@ def parse(
     spark: Callable[[], SparkSession],
     check: Callable[[], None],
 ) -> Fitted:
-    """Parse the entries of the raw table that are not parsed. `check` raises for a lost lease.
+    """Parse those entries of the raw table that were not parsed yet.
 
-    `spark` is called only if there are entries to parse. Raises InvalidRequestError,
-    RequestRefusedError, ArchiveError, PipelineError.
+    `spark` returns a session, and is called only if there are entries to parse. `check` is called
+    before each commit, and raises an error if the lease is lost.
+
+    Raises InvalidRequestError or RequestRefusedError if the schema or the tables cannot be used,
+    ArchiveError if a table is damaged, and PipelineError if Spark fails.
     """
     pair, done = derived.open_pair(archive, raw.topic), Fitted()
     if not any(True for _ in _chunks(raw, pair and pair.parsed)):
@@ -91,9 +94,10 @@ def parse_quarantine(
     spark: Callable[[], SparkSession],
     check: Callable[[], None],
 ) -> Fitted:
-    """Validate the rows of a quarantine against the current schema. Move the rows that fit.
+    """Validate the rows in quarantine against the current schema, and move those that fit.
 
-    Returns the numbers of rows that moved and that stay. Raises the errors of `parse`.
+    Returns the number of rows that were moved, and of those that remain. Raises the same errors as
+    `parse`.
     """
     pair = derived.open_pair(archive, topic)
     files = [] if pair is None else pair.quarantine.files()
@@ -119,11 +123,12 @@ def parse_again(
     spark: Callable[[], SparkSession],
     check: Callable[[], None],
 ) -> Fitted:
-    """Parse all entries of the raw table with the current schema.
+    """Parse all entries of the raw table again, with the current schema.
 
     The first commit to the parsed table replaces its rows, columns and position. It also records
-    the files that replace the rows of the quarantine. Before this commit, both tables are
-    unchanged. After a kill, `parse` continues. Raises the errors of `parse`.
+    the files that will replace the rows of the quarantine. Both tables are unchanged until this
+    commit. If the process is killed after it, `parse` can continue. Raises the same errors as
+    `parse`.
     """
     session = spark()
     kind, columns = read_columns(pipeline)
@@ -154,9 +159,9 @@ def _fit_rows(
     pipeline: config.Pipeline,
     columns: pa.Schema | None = None,
 ) -> fitting.FittedFiles:
-    """Return new files of the two tables. Raises PipelineError.
+    """Write new files for the two tables, and return them. Raises PipelineError if Spark fails.
 
-    `columns` are those of the parsed table, by default those that it has.
+    The files of the parsed table get `columns`, or by default the columns that the table has.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -180,9 +185,9 @@ def _without_bounds(files: Sequence[WrittenFile]) -> tuple[WrittenFile, ...]:
 
 
 def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
-    """Return the schema of a topic, and the columns of its table.
+    """Return the schema of a topic's payloads, and the columns of its parsed table.
 
-    Raises InvalidRequestError, RequestRefusedError.
+    Raises InvalidRequestError or RequestRefusedError if the configuration cannot be used.
     """
     import pyarrow as pa
 
@@ -209,14 +214,16 @@ def read_columns(pipeline: config.Pipeline) -> tuple[StructType, pa.Schema]:
 def _chunks(
     raw: ArchiveTable, parsed: ArchiveTable | None
 ) -> Iterator[tuple[list[WrittenFile], Offsets]]:
-    """Return files of the raw table with entries to parse, by dates, and the end positions.
+    """Yield the files of the raw table with entries to parse, in chunks, and the end of each chunk.
 
-    An ID belongs to one date, so a position between two dates also divides the files. Raises
-    RequestRefusedError.
+    A chunk consists of whole dates. Each ID belongs to one date, so a position between two dates
+    also divides the files. Raises RequestRefusedError if the raw table was restored to a version
+    that is older than its parsed rows.
     """
     known = {} if parsed is None else parsed.positions
     for place, end in raw.positions.items():
-        # A recreated stream that is still empty has position zero, and nothing to parse.
+        # The position of a recreated stream that is still empty is zero, so it has nothing to
+        # parse.
         if place in known and offsets.ZERO < end.id < known[place].id:
             raise RequestRefusedError(
                 f"{raw.folder} was restored to a version older than its parsed rows; remove the"
@@ -247,7 +254,7 @@ def _chunks(
 def _read_after(
     spark: SparkSession, raw: ArchiveTable, files: list[WrittenFile], starts: Offsets
 ) -> DataFrame:
-    """Return the rows of raw files that come after these positions."""
+    """Return the rows of raw files that are after these positions."""
     from pyspark.sql import functions as f
 
     frame = tables.read_files(spark, raw, files)
@@ -263,6 +270,6 @@ def _read_after(
 
 
 def _folder_and_columns(table: ArchiveTable, columns: pa.Schema | None = None) -> tuple[Any, Any]:
-    """Return the folder of a table, and the columns that its files have."""
+    """Return the directory of a table, and the columns that its files have."""
     schema = tables.arrow_columns(table) if columns is None else columns
     return table.folder, schema.remove(schema.get_field_index(table.partitioned[0]))

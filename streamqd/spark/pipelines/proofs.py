@@ -1,4 +1,4 @@
-"""Validate payloads without Spark, if the result is certain to be the same."""
+"""Validate payloads without Spark where the result is certain to be the same."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from streamqd.spark.pipelines.strict import decode, is_ordinary
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_SAMPLED = 64  # one in this many payloads is checked for names that differ in case
-# Maximum number of dates in a batch. Spark sorts rows with more, so that each date gets one file.
+_SAMPLED = 64  # payloads per one that is checked for names that differ in case
+# Maximum number of dates in a batch. If there are more, Spark sorts the rows, so that each date
+# still gets one file.
 DATES_MAX = 16
 
 
 class Prover:
-    """The function that validates rows of a raw table. Each task gets a copy of the instance.
+    """Validates rows of a raw table. Each task gets a copy of the instance.
 
-    Most payloads are decoded once, and their values are converted column by column. If only Spark
-    can convert a value, its row stays undecided.
+    Each payload is decoded, and the values are then converted column by column. If only Spark can
+    convert a value, the row remains undecided.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Prover:
         self._forms = {each.name: form for each in kind.fields if (form := schemas.form_of(each))}
 
     def __call__(self, batch: pa.RecordBatch) -> CheckedRows:
-        """Return the rows of a batch with their verdicts."""
+        """Validate a batch, and return its rows with the verdicts."""
         objects, faults, undecided = _objects(*self._read(batch["value"].to_pylist()))
         fields = self._columns
         columns: dict[str, pa.Array] = {}
@@ -68,9 +69,10 @@ class Prover:
         return CheckedRows(rows, reasons, sorted(undecided), self._find_case_variants(objects))
 
     def _find_case_variants(self, objects: Sequence[dict[str, Any]]) -> frozenset[tuple[str, str]]:
-        """Return names in a sample of the objects, each with a column that differs only in case.
+        """Return names that differ from a column only in case, each together with the column.
 
-        At most one name per column is returned, because a payload can have thousands.
+        Only a sample of the objects is checked. No more than one name per column is returned,
+        because a payload can have thousands of such names.
         """
         names = set[str]().union(*objects[::_SAMPLED]).difference(self._kind.names)
         columns = {each.lower(): each for each in self._kind.names}
@@ -78,7 +80,7 @@ class Prover:
         return frozenset((name, column) for column, name in found.items())
 
     def _dates(self, columns: dict[str, pa.Array], dates: pa.Array) -> pa.Array:
-        """Return the date under which each row is stored if it fits."""
+        """Return the date under which each row is stored if it fits the schema."""
         if not self._event_time:
             return dates
         found = days_of(self._kind[self._event_time].dataType, columns[self._event_time])
@@ -91,9 +93,10 @@ class Prover:
 def _objects(
     texts: Sequence[bytes | None], unread: Sequence[str | None]
 ) -> tuple[list[dict[str, Any]], list[str | None], set[int]]:
-    """Return the objects of JSON texts, the faults of the others, and the rows that are undecided.
+    """Decode JSON texts. Return an object and a fault for each, and the rows that are undecided.
 
-    `unread` are the faults of payloads without a text.
+    The fault is None if the text is valid. Payloads that have no JSON text already have a fault,
+    which is passed in `unread`.
     """
     objects: list[dict[str, Any]] = []
     faults: list[str | None] = []

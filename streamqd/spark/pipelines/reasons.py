@@ -1,7 +1,7 @@
-"""Find the reasons why converted rows do not fit their schema: one sentence per wrong column.
+"""Find the reasons why converted rows do not fit their schema, as one sentence per wrong column.
 
-Whole columns are checked, so a row that fits takes almost no time. If a value does not fit its
-type, Spark returns null for it. For a wrong row, the payload is therefore read again, to find
+Whole columns are checked at a time, so rows that fit take almost no time. If a value does not fit
+its type, Spark returns null for it. The payload of a wrong row is therefore read again, to find the
 values that are null only in the column.
 """
 
@@ -21,24 +21,26 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
 
 DAY_US = 86_400_000_000
-FIRST_DAY, LAST_DAY = -719_162, 2_932_896  # days from 1970 to 0001 and to 9999
+FIRST_DAY, LAST_DAY = -719_162, 2_932_896  # first day of the year 1, last day of 9999, since 1970
 _NUMBER_MAX = 1000
 _LONG_NUMBER = re.compile(rb"[:,\[\s]-?\d[\d.eE+-]{1000}")
 _OTHER = "it does not fit the schema"
 
 
 def last_day(now_us: int) -> int:
-    """Return the last day (from 1970) of valid event times, which is tomorrow."""
+    """Return the last day (since 1970) that an event time may have, which is tomorrow."""
     return now_us // DAY_US + 1
 
 
 class CheckedRows(NamedTuple):
     """Rows of a raw table with their verdicts.
 
-    `rows` have the columns of the quarantine, `event_date`, and the columns of the schema in `row`.
-    `reasons` are null for rows that fit. Spark must decide about the `undecided` rows.
-    `case_variants` are names in payloads, one for a column, and the columns from which they differ
-    only in case.
+    - `rows` contains the columns of the quarantine, `event_date`, and `row` with the columns of the
+      schema.
+    - `reasons` contains the reason why each row does not fit, or null if it fits.
+    - `undecided` contains the indexes of rows that only Spark can decide.
+    - `case_variants` contains pairs of a name in payloads and the column from which it differs only
+      in case, at most one for each column.
     """
 
     rows: pa.RecordBatch
@@ -48,7 +50,7 @@ class CheckedRows(NamedTuple):
 
 
 class Reasons:
-    """Finds the reasons why rows of `fitting.check_rows` do not fit. Each task gets a copy."""
+    """Finds the reasons why rows from `fitting.check_rows` do not fit. Each task gets a copy."""
 
     def __init__(
         self, kind: StructType, event_time: str, now_us: int, read: Reader = json_texts
@@ -60,7 +62,7 @@ class Reasons:
         self._misaligned = [each.name for each in kind.fields if misaligns_columns(each.dataType)]
 
     def __call__(self, batch: pa.RecordBatch) -> CheckedRows:
-        """Return the rows of a batch with their reasons."""
+        """Check a batch, and return its rows with the reasons."""
         columns, wrong = partial(_field, batch["row"]), _true(batch["wrong"])
         return CheckedRows(
             batch, self.find_reasons(batch["fault"], columns, self._find_unfit(batch), wrong)
@@ -73,10 +75,10 @@ class Reasons:
         unfit: Mapping[str, set[int]],
         wrong_rows: Sequence[int] = (),
     ) -> pa.Array:
-        """Return the reason of each row, null for a row that fits.
+        """Return the reason why each row does not fit, or null for a row that fits.
 
-        `unfit` are the rows of each column with values of another type. `wrong_rows` do not fit,
-        even without any other reason.
+        `unfit` contains, for each column, the rows in which the value has the wrong type. The rows
+        in `wrong_rows` do not fit, even if no other reason is found.
         """
         import pyarrow as pa
 
@@ -97,7 +99,7 @@ class Reasons:
         return pa.array(found, pa.string())
 
     def _find_unfit(self, batch: pa.RecordBatch) -> dict[str, set[int]]:
-        """Return the wrong rows of each column with values of another type."""
+        """Return, for each column, the rows in which the value has the wrong type."""
         import pyarrow as pa
         from pyarrow import compute
 
@@ -126,7 +128,7 @@ class Reasons:
         return found
 
     def _values(self, field: StructField, column: pa.Array) -> Iterable[tuple[int, str]]:
-        """Yield rows with an invalid value of the right type, and the first reason for each row."""
+        """Yield rows whose value has the right type but is invalid, each with a reason."""
         from pyarrow import compute
 
         timed = field.name == self._event_time
@@ -144,15 +146,15 @@ class Reasons:
 
 
 def _has_long_number(payload: bytes) -> bool:
-    """Return True if a payload has a number of over 1,000 characters, which Spark rejects.
+    """Return True if a payload contains a number of over 1,000 characters, which Spark rejects.
 
-    Strings of digits count too, so call this only for wrong rows.
+    Strings of digits can also match, so call this only for wrong rows.
     """
     return len(payload) > _NUMBER_MAX and _LONG_NUMBER.search(payload) is not None
 
 
 class _Values(Sequence[Any]):
-    """The values of a name in JSON objects, looked up on demand."""
+    """The values of one name in JSON objects, which are looked up on demand."""
 
     def __init__(self, objects: Sequence[Any], name: str) -> None:
         self._objects, self._name = objects, name
@@ -166,7 +168,7 @@ class _Values(Sequence[Any]):
 
 
 def _field(column: pa.Array, name: str | int) -> pa.Array:
-    """Return a field of structs, null where the struct is null."""
+    """Return a field of a column of structs, with null where the struct is null."""
     from pyarrow import compute
 
     field = column.field(name)
@@ -176,7 +178,7 @@ def _field(column: pa.Array, name: str | int) -> pa.Array:
 
 
 def _true(mask: pa.Array) -> list[int]:
-    """Return the indexes at which a mask is true."""
+    """Return the indexes at which a mask is True."""
     from pyarrow import compute
 
     found: list[int] = compute.indices_nonzero(mask).to_pylist()
@@ -184,9 +186,9 @@ def _true(mask: pa.Array) -> list[int]:
 
 
 def _find_lost(kind: DataType, column: pa.Array, values: Sequence[Any]) -> set[int]:
-    """Return rows whose JSON value was partly or fully lost.
+    """Return the rows in which the JSON value, or a part of it, was lost in the conversion.
 
-    Not for types for which `misaligns_columns` returns True.
+    Do not call this for types for which `misaligns_columns` returns True.
     """
     from pyspark.sql.types import ArrayType, StructType
 
@@ -216,7 +218,10 @@ def _find_lost(kind: DataType, column: pa.Array, values: Sequence[Any]) -> set[i
 
 
 def _outside(kind: DataType, column: pa.Array) -> set[int]:
-    """Return rows with an infinity or time, at any depth, that JSON or readers cannot represent."""
+    """Return the rows that contain, at any depth, an infinity or a time out of range.
+
+    JSON or readers of the table cannot represent such values.
+    """
     from pyarrow import compute
     from pyspark.sql.types import (
         ArrayType,
@@ -260,7 +265,7 @@ def _as_list(kind: pa.MapType) -> pa.ListType:
 
 
 def _rows_of(lists: pa.Array, inside: set[int]) -> set[int]:
-    """Return the rows of a column of lists that contain these items."""
+    """Return the rows whose lists contain these items, given as indexes of the flat column."""
     from pyarrow import compute
 
     if not inside:
@@ -270,14 +275,14 @@ def _rows_of(lists: pa.Array, inside: set[int]) -> set[int]:
 
 
 def days_of(kind: DataType, column: pa.Array) -> pa.Array:
-    """Return the days (from 1970) of dates or timestamps (UTC)."""
+    """Return the days (UTC, since 1970) of dates or timestamps."""
     import pyarrow as pa
     from pyarrow import compute
 
     if kind.typeName() == "date":
         return column.cast(pa.int32()).cast(pa.int64())
     us = column.cast(pa.int64())
-    # Integer division rounds towards zero, so times before 1970 belong to the previous day.
+    # Integer division rounds toward zero, so one day is subtracted for times before 1970.
     whole = compute.divide(us, DAY_US)
     below = compute.less(us, compute.multiply(whole, DAY_US))
     return compute.subtract(whole, below.cast(pa.int64()))

@@ -1,4 +1,4 @@
-"""Read and check the schema of a topic's payloads, and convert it for tables."""
+"""Parse and check the schema of a topic's payloads, and convert it to the columns of a table."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructField, StructType
 
-UNITS = {"seconds": 1_000_000, "milliseconds": 1_000, "microseconds": 1}  # microseconds
+UNITS = {"seconds": 1_000_000, "milliseconds": 1_000, "microseconds": 1}  # size in microseconds
 BAD = "__does_not_fit"  # column into which Spark writes a payload that does not fit the schema
-_FORM = "streamqd.form"  # metadata key: the unit or pattern of a column's times
+_FORM = "streamqd.form"  # metadata key of the unit or the pattern of a column's times
 _NAME = re.compile(r"\w[\w-]{0,254}")
 _TIMES = ("date", "timestamp")
 _SIMPLE = (
     *("boolean", "smallint", "int", "bigint", "float", "double"),
     *("decimal", "string", "binary", "date", "timestamp"),
 )
-_OTHERWISE = {"short", "integer", "long"}  # names of PySpark
-_OF_QUERIES = "byte"  # tinyint, which rows of a query may have, but payloads may not
+_OTHERWISE = {"short", "integer", "long"}  # PySpark's other names for some of these types
+_OF_QUERIES = "byte"  # tinyint, which is allowed in rows of a query but not in payloads
 
 
 def type_mismatch(field: StructField) -> str:
-    """Return the reason for a value whose type is not that of its column."""
+    """Return the reason to reject a value whose type is not the type of its column."""
     return f"{field.name} is not {field.dataType.simpleString()[:200]}"
 
 
 def out_of_range(field: StructField) -> str:
-    """Return the reason for a value (or a nested one) that JSON or readers cannot represent."""
+    """Return the reason to reject a value that is, or contains, a value out of range.
+
+    Such a value cannot be represented in JSON, or by readers of the table.
+    """
     if field.dataType.typeName() in _TIMES:
         return f"{field.name} is outside the years 1 to 9999"
     return f"{field.name} has a value out of range"
@@ -40,7 +43,7 @@ def out_of_range(field: StructField) -> str:
 def misaligns_columns(kind: DataType) -> bool:
     """Return True if an invalid value of this type can make Spark misread later columns.
 
-    The cause is that Spark stops in the middle of a map, or of a string that is not base64.
+    This happens because Spark stops in the middle of such a map, or of a string that is not base64.
     """
     from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
 
@@ -54,8 +57,9 @@ def misaligns_columns(kind: DataType) -> bool:
 def read_schema(schema: str, times: Sequence[str] = ()) -> StructType:
     """Parse the schema of JSON payloads, such as `id long, amount decimal(10,2)`.
 
-    `times` maps columns to the unit or the pattern of their times. Raises InvalidRequestError, and
-    RequestRefusedError for types that Spark reads wrongly.
+    Each string in `times` consists of a column and the unit or the pattern of its times. Raises
+    InvalidRequestError if the schema is not valid, and RequestRefusedError for types that Spark
+    does not read correctly.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -90,12 +94,12 @@ def read_schema(schema: str, times: Sequence[str] = ()) -> StructType:
 
 
 def form_of(field: StructField) -> str:
-    """Return the unit or the pattern of a column's times, "" for the default formats."""
+    """Return the unit or the pattern of a column's times, or "" for the default formats."""
     return str((field.metadata or {}).get(_FORM, ""))
 
 
 def _check_forms(kind: StructType) -> None:
-    """Reject units for dates, and patterns that Spark cannot parse."""
+    """Raise RequestRefusedError for a date with a unit, or a pattern that Spark cannot parse."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as f
@@ -120,7 +124,7 @@ def _check_forms(kind: StructType) -> None:
 
 
 def _check_json(kind: DataType, path: str) -> None:
-    """Reject types that Spark's JSON reader accepts but does not read."""
+    """Raise RequestRefusedError for a type that Spark's JSON reader accepts but misreads."""
     from pyspark.sql.types import ArrayType, ByteType, MapType, StringType, StructType
 
     if isinstance(kind, ByteType):
@@ -147,10 +151,10 @@ def _check_json(kind: DataType, path: str) -> None:
 
 
 def table_columns(kind: StructType) -> pa.Schema:
-    """Return the columns of a Delta table, all nullable.
+    """Return the columns of a Delta table for this schema. All of them are nullable.
 
-    Raises RequestRefusedError for unsupported columns. Names that differ only in case are
-    duplicates, as in Spark.
+    Raises RequestRefusedError for columns that are not supported. As in Spark, names that differ
+    only in case are duplicates.
     """
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -162,7 +166,7 @@ def table_columns(kind: StructType) -> pa.Schema:
 
 
 def _with_comment(column: pa.Field, field: StructField) -> pa.Field:
-    """Return a column with its comment as Delta has it, and without other metadata."""
+    """Return a column with its comment in Delta's form, and without any other metadata."""
     comment = (field.metadata or {}).get("comment")
     return column.with_metadata({"comment": str(comment)}) if comment else column.remove_metadata()
 

@@ -1,9 +1,9 @@
 """Check that a payload is one JSON object that Spark may convert.
 
-Spark's JSON reader is lenient: it accepts the first of two documents and the last of two equal
-names, and replaces bytes that are not UTF-8. It also takes hours to round 1e500000000. Each payload
-is therefore checked before Spark reads it. A fast reader accepts most valid payloads. An exact
-reader checks the rest and produces the error sentences.
+Spark's JSON reader is lenient: it reads only the first of two documents, takes the last of two
+equal names, and replaces bytes that are not UTF-8. It also takes hours to round 1e500000000. Each
+payload is therefore checked before Spark reads it. A fast reader accepts most valid payloads. An
+exact reader checks the other payloads, and finds the reasons why they are invalid.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType, StructType
 
-# For larger numbers, Spark's multiplication overflows to an arbitrary time.
+# For larger numbers of seconds, Spark's multiplication overflows, and the result is a wrong time.
 SECONDS_MAX = (1 << 63) // 1_000_000 - 1
 _DIGITS_MAX = 1000
 _HUGE = 10**_DIGITS_MAX
-# Exponents of more than three digits. Spark ignores commas and accepts digits of all scripts.
+# Exponents of more than three digits. Commas are allowed, because Spark ignores them. Digits of all
+# scripts are allowed, because Spark accepts them.
 _EXPONENT = re.compile(r"[eE][-+,]*\d[-+,\d]{3}")
 
 
-# Limits of Spark's JSON reader, which rejects a payload that exceeds one in any column.
+# Limits of Spark's JSON reader. If any part of a payload exceeds one, Spark rejects the payload.
 _NAME_MAX = 50_000
 _DEPTH_MAX = 900  # Python's recursion limit is 1,000
 _LONG_NUMBER = b"0" * 1000
@@ -55,8 +56,8 @@ def _reject_constant(constant: str) -> None:
     raise ValueError(constant)  # NaN and Infinity are not JSON
 
 
-# Keep the text of a float, whose digits and exponent show whether Spark can round it. Use bytes to
-# distinguish it from strings.
+# A float is kept as its text, because the digits and the exponent show whether Spark can round it.
+# The text is stored as bytes, which distinguishes it from a string.
 Number = bytes
 _number = str.encode
 _decoder = json.JSONDecoder(
@@ -65,11 +66,11 @@ _decoder = json.JSONDecoder(
 
 _Check = Callable[[Any], bool]
 _Fields = Sequence[tuple[str, _Check]]
-_Checks = Sequence[tuple[str, str, _Check]]  # for each column: name, error, check for bad values
+_Checks = Sequence[tuple[str, str, _Check]]  # name of a column, reason, check for bad values
 
 
 def faults(value: Column, kind: StructType) -> Column:
-    """Return the result of `find_fault` for each payload and this schema, null for a valid one."""
+    """Return the reason why each payload is invalid, as in `find_fault`, or null if it is valid."""
     import pyarrow as pa
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 
@@ -78,8 +79,8 @@ def faults(value: Column, kind: StructType) -> Column:
     def find_faults(payloads: pa.Array) -> pa.Array:
         return pa.array([find_fault(each, checks) for each in payloads.to_pylist()], pa.string())
 
-    # Set the annotations here, because Spark evaluates them and cannot find a module that is
-    # imported in this function.
+    # The annotations are set here because Spark evaluates them, and cannot find a module that is
+    # imported inside this function.
     find_faults.__annotations__ = {"payloads": pa.Array, "return": pa.Array}
     function: Any = arrow_udf(find_faults, "string")
     found: Column = function(value)
@@ -87,7 +88,7 @@ def faults(value: Column, kind: StructType) -> Column:
 
 
 def forbidden_checks(kind: StructType) -> _Checks:
-    """Return the checks of `find_fault` for values in columns of this schema."""
+    """Return the checks that `find_fault` applies to the columns of this schema."""
     from pyspark.sql.types import DecimalType, TimestampType
 
     found: list[tuple[str, str, _Check]] = []
@@ -104,7 +105,10 @@ def forbidden_checks(kind: StructType) -> _Checks:
 
 
 def _check_leaves(kind: DataType, leaf: type[DataType], check: _Check) -> _Check | None:
-    """Return a check of all values of type `leaf` in a JSON value, None if there are none."""
+    """Return a check that applies `check` to all values of a type inside a JSON value.
+
+    Returns None if a value of this kind contains no values of the type.
+    """
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(kind, leaf):
@@ -138,7 +142,7 @@ def _any_value(check: _Check, value: Any) -> bool:
 
 
 def is_huge(value: Any) -> bool:
-    """Return True if a number or string has so many digits that Spark would compute for hours."""
+    """Return True if a number or a string is so large that Spark would compute for hours."""
     if isinstance(value, Number):
         value = value.decode()
     if isinstance(value, str):
@@ -152,7 +156,7 @@ def _is_beyond(value: Any) -> bool:
 
 
 def find_fault(payload: bytes | None, checks: _Checks = ()) -> str | None:
-    """Return why a payload is not a JSON object, or fails the checks. None if it is valid."""
+    """Return the reason why a payload is not a JSON object or fails a check, or None if valid."""
     found, why = decode(payload)
     if why is not None:
         return why
@@ -161,7 +165,10 @@ def find_fault(payload: bytes | None, checks: _Checks = ()) -> str | None:
 
 
 def decode(payload: bytes | None) -> tuple[dict[str, Any], str | None]:
-    """Return the object of a payload, and the reason if it is not one. Floats are `Number`."""
+    """Decode a payload. Return its object, and None or the reason why it is not a valid object.
+
+    Floats are returned as `Number`.
+    """
     if not payload:
         return {}, "it has no payload"
     found = decode_strict(payload)
@@ -169,7 +176,7 @@ def decode(payload: bytes | None) -> tuple[dict[str, Any], str | None]:
 
 
 def is_ordinary(payload: bytes, found: dict[str, Any]) -> bool:
-    """Return True if an object is certainly within the limits of Spark's JSON reader."""
+    """Return True if an object is certain to be within the limits of Spark's JSON reader."""
     if len(payload) <= len(_LONG_NUMBER):
         return True
     if len(payload) > _NAME_MAX or _LONG_NUMBER in payload.translate(_AS_ZEROS):
@@ -188,13 +195,14 @@ def _depth(found: dict[str, Any]) -> int:
 
 
 def rescue_fields(payload: bytes, known: Collection[str]) -> str | None:
-    """Return the unknown fields of a valid payload, unchanged. None without any.
+    """Return the unknown fields of a valid payload as JSON, or None if all fields are known.
 
-    Return the whole payload if it is nested so deeply that it cannot be divided here.
+    The values are unchanged. If the payload is nested too deeply to be divided, it is returned as a
+    whole.
     """
     try:
         fields: dict[str, bytes] = _raw()(payload)
-    # The limit includes the frames of the callers, which are not the same as in `faults`
+    # The recursion limit includes the callers' frames, whose number is not the same as in `faults`.
     except RecursionError:
         return payload.decode()
     found = [
@@ -221,14 +229,15 @@ _SPACE = b" \t\r\n"
 def _fast() -> Callable[[bytes], Any]:
     import msgspec
 
-    return msgspec.json.Decoder(float_hook=_number).decode  # return floats like the exact reader
+    return msgspec.json.Decoder(float_hook=_number).decode  # floats are as in the exact reader
 
 
 def decode_strict(payload: bytes) -> dict[str, Any] | None:
-    """Return the object of a payload that is certainly strict JSON, None for any other.
+    """Decode a payload that is certain to be strict JSON. Return None for any other payload.
 
-    The reader is strict except for repeated names, of which it returns the last. Counting detects
-    repetitions, because a payload has at most as many names as colons after a quote.
+    The reader is strict, except that it accepts repeated names and returns the last value. Such
+    repetitions are detected by counting: every name in the payload is followed by a colon after a
+    quote, so if there are more of these than names in the object, a name may be repeated.
     """
     try:
         found = _fast()(payload)
@@ -243,7 +252,7 @@ def decode_strict(payload: bytes) -> dict[str, Any] | None:
 
 
 def _names(found: dict[str, Any]) -> int:
-    """Return the number of names in an object and everything inside it."""
+    """Return the number of names in an object and in all objects inside it."""
     names = 0
     held: list[Any] = [found]
     while held:
@@ -258,7 +267,7 @@ def _names(found: dict[str, Any]) -> int:
 
 
 def _exact(payload: bytes) -> tuple[dict[str, Any], str | None]:
-    """Return the object of a payload, and the reason if it is not one."""
+    """Decode a payload exactly. Return its object, and None or the reason why it is not valid."""
     try:
         found = _decoder.decode(payload.decode())
         if b"\\ud" in payload or b"\\uD" in payload:
