@@ -1,6 +1,7 @@
-"""Script calls of an outbox relay: lease the outbox, fence partitions, and publish each row once.
+"""Script calls with which a relay leases an outbox, fences partitions, and publishes rows.
 
-`streamqd.outbox.relay` uses the calls. Views read the state that a relay publishes.
+Each row is published once. `streamqd.outbox.relay` uses these calls, and views read the state that
+a relay publishes.
 """
 
 from __future__ import annotations
@@ -15,31 +16,37 @@ from streamqd.store.publishing import FIELDS_MAX
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-UID_DIGITS, ID_DIGITS = 32, 16  # hex digits of a row in a record
+UID_DIGITS, ID_DIGITS = 32, 16  # number of hex digits of the uid and the ID of a row in a record
 _ROW_DIGITS = UID_DIGITS + ID_DIGITS
 _ID_RANGE = 1 << 4 * ID_DIGITS
-ROWS_MAX = 4096  # limit of rows in one call
-OUTBOXES_MAX = 1000  # limit of outboxes that one check reads
-# Fields that a relay publishes.
+ROWS_MAX = 4096  # maximum number of rows in one call
+OUTBOXES_MAX = 1000  # maximum number of outboxes that `find_conflict` reads
+# The fields that a relay publishes with its lease.
 FIGURES = (
     *("rows", "more", "oldest_ms", "sent", "dead"),
     *("error", "cause", "topic", "failing_ms", "table"),
 )
-# The reasons for which rows wait: the database is unavailable or returned an error, Redis is
-# unavailable, another outbox has the same table, or a topic or partition cannot be written or has
-# no room.
+# The kinds of obstacle that keep rows from being published. In this order: the database is
+# unavailable, the database returned an error, Redis is unavailable, another outbox uses the same
+# table, a topic cannot be written, a partition cannot be written, or a partition has no room.
 CAUSES = ("database", "refused", "redis", "shared", "topic", "partition", "backlog")
 
 
 class RecordedRow(NamedTuple):
-    """A row that is in its topic. `id` is its 64-bit ID in the table."""
+    """A row that was published according to the record of a partition.
+
+    `id` is the 64-bit ID of the row in its table.
+    """
 
     id: int
     uid: str
 
 
 class OutgoingRow(NamedTuple):
-    """A row to write. `fields` is a flat list: name, value, name, value …"""
+    """A row to publish. `fields` is a flat list of alternating names and values.
+
+    `due_unix_ms` is None for a message that is not delayed.
+    """
 
     id: int
     uid: str
@@ -52,7 +59,8 @@ def acquire(
 ) -> Call:
     """Acquire the lease of an outbox for `ttl` seconds, with a new epoch greater than `above`.
 
-    `dead` is the token of a relay whose process has exited, or ''.
+    If the process of an earlier relay has exited, pass its token as `dead`. Its lease then counts
+    as free. Otherwise, pass ''.
     """
     return scripts.get("outbox_acquire").call(
         _lease_keys(keys, name), token=token, ttl_ms=_ms(ttl), owner=owner, above=above, dead=dead
@@ -60,7 +68,10 @@ def acquire(
 
 
 def renew(keys: Keys, name: str, token: str, ttl: float, figures: Mapping[str, Any]) -> Call:
-    """Extend the lease to `ttl` seconds from now, and publish figures (some of FIGURES)."""
+    """Extend the lease to `ttl` seconds from now, and publish figures for views.
+
+    The keys of `figures` must be names in FIGURES.
+    """
     if not {*figures} <= {*FIGURES}:
         raise ContractError(f"outbox_renew: figures {sorted(figures)}")
     flat = [str(part) for pair in figures.items() for part in pair]
@@ -70,14 +81,18 @@ def renew(keys: Keys, name: str, token: str, ttl: float, figures: Mapping[str, A
 
 
 def release(keys: Keys, name: str, token: str) -> Call:
-    """Release an outbox. Do not use its token after sending this call."""
+    """Release the lease of an outbox. The token must not be used after this call was sent."""
     return scripts.get("outbox_release").call(_lease_keys(keys, name), token=token)
 
 
 def fence(
     keys: Keys, name: str, topic: str, partition: int, epoch: int, partitions: int, meta: str | None
 ) -> Call:
-    """Close a partition to earlier epochs. `meta` is the topic's key, None on a cluster."""
+    """Close a partition to relays with an earlier epoch.
+
+    The call is refused unless the topic has `partitions` partitions. `meta` is the topic's meta
+    key, or None on a cluster, where the count cannot be compared.
+    """
     named = {"record": keys.outbox_record(topic, partition, name)}
     if meta is not None:
         named["meta"] = meta
@@ -95,7 +110,12 @@ def publish(
     meta: str | None,
     max_backlog: int | None = None,
 ) -> Call:
-    """Write at most ROWS_MAX rows in order, and record them. Recorded rows are skipped."""
+    """Write up to ROWS_MAX rows to a partition in order, and record them.
+
+    Rows that are already in the record of the partition are skipped. The call is refused unless the
+    topic has `partitions` partitions. `meta` is the topic's meta key, or None on a cluster. With
+    `max_backlog`, a row is written only while the backlog of the partition is smaller.
+    """
     if not 1 <= len(rows) <= ROWS_MAX:
         raise ContractError(f"outbox_publish: {len(rows)} rows")
     named = {
@@ -127,16 +147,16 @@ def publish(
 
 
 class Published(NamedTuple):
-    """The result of a call that publishes rows of one partition."""
+    """The result of publishing rows to one partition."""
 
     settled: int
-    """Number of first rows that are in the topic."""
+    """Number of rows, counted from the first one, that are now in the topic."""
     written: int
     """Number of rows that this call wrote."""
     refusal: Exception | None
-    """The error of the row after them."""
+    """The error with which the server rejected the next row, or None."""
     full: bool
-    """True if the backlog left no room for the row after them."""
+    """True if the limit on the backlog left no room for the next row."""
 
     @classmethod
     def parse(cls, reply: Reply) -> Published:
@@ -149,7 +169,7 @@ class Published(NamedTuple):
 
 
 def rows_of(raw: bytes, key: str) -> list[RecordedRow]:
-    """Parse the rows of a record. Raises InvalidValueError."""
+    """Parse the rows in the record of a partition. Raises InvalidValueError."""
     found = untrusted.label(raw)
     if len(found) % _ROW_DIGITS or found.strip("0123456789abcdef"):
         raise InvalidValueError(key, "rows", untrusted.format_value(raw), "rows of 48 hex digits")
@@ -170,47 +190,48 @@ def _parse_signed(digits: str) -> int:
 
 
 class OutboxView(NamedTuple):
-    """The state of an outbox that its relay published, for views only."""
+    """The state that the relay of an outbox published. It is used only for views."""
 
     name: str
     epoch: int
-    """0 if no relay ever held it."""
+    """Epoch of the current or last relay, or 0 if the outbox never had one."""
     owner: str
-    """'' if no relay holds it."""
+    """Host and process of the relay, or '' if no relay owns the outbox."""
     since_unix_ms: int
     ttl: float | None
-    """Seconds until the lease expires, or None without a lease."""
+    """Seconds until the lease expires, or None if there is no lease."""
     at_unix_ms: int
-    """When the figures were published, 0 for never."""
+    """Time at which the figures were published, or 0 if they never were."""
     rows: int
+    """Number of rows in the table when the figures were published."""
     more: bool
     """True if the table has more rows than `rows`."""
     oldest_seconds: float
-    """Age of the oldest row when the figures were published, 0 without rows."""
+    """Age of the oldest row when the figures were published, or 0 if there were no rows."""
     sent: int
-    """Rows written by this relay since it started."""
+    """Number of rows that this relay has published since it started."""
     dead: int
-    """Rows that this relay has moved to the dead table since it started."""
+    """Number of rows that this relay has moved to the dead table since it started."""
     error: str
-    """The obstacle that the relay last met and that lasts, '' for none."""
+    """Description of the obstacle that keeps rows from being published, or ''."""
     cause: str
-    """The kind of the obstacle, one of CAUSES. '' for none, or if another release published it."""
+    """Kind of the obstacle, one of CAUSES. It is '' if there is none or another release set it."""
     topic: str
-    """The topic whose rows wait for the obstacle, '' for all rows."""
+    """Topic whose rows are waiting because of the obstacle, or '' if all rows are waiting."""
     failing_seconds: float
-    """How long the obstacle had lasted when the figures were published."""
+    """How long the obstacle had existed when the figures were published."""
     table: str
-    """Identity of the table, '' when it is unknown. Equal for two outboxes of one table."""
+    """Identity of the table, the same for all outboxes that use it, or '' if it is unknown."""
 
     @property
     def relayed(self) -> bool:
-        """Return True if a relay holds the outbox."""
+        """True if a relay owns the outbox."""
         return self.ttl is not None
 
     def oldest_age(self, now_unix_ms: int) -> float:
-        """Return the age of the oldest row in seconds, 0 without rows.
+        """Return the age of the oldest row in seconds, or 0 if there are no rows.
 
-        Without a relay, it is computed from the last published figures.
+        If no relay owns the outbox, the time since the last figures were published is added.
         """
         if self.relayed or not self.rows or not self.at_unix_ms:
             return self.oldest_seconds
@@ -218,7 +239,7 @@ class OutboxView(NamedTuple):
 
     @classmethod
     def parse(cls, name: str, found: Sequence[bytes | None], ttl_ms: int, key: str) -> OutboxView:
-        """Parse the replies to the commands of `view`. Raises InvalidValueError."""
+        """Parse the replies to the commands of `view_commands`. Raises InvalidValueError."""
 
         def number(at: int) -> int:
             return untrusted.integer(found[at], key, _FIELDS[at], default=0)
@@ -247,14 +268,17 @@ _FIELDS = ("epoch", "owner", "since", "at", *FIGURES)
 
 
 def view_commands(keys: Keys, name: str) -> list[tuple[Any, ...]]:
-    """Build the two commands whose replies `OutboxView.parse` takes."""
+    """Return the two commands whose replies `OutboxView.parse` takes."""
     return [("HMGET", keys.outbox(name), *_FIELDS), ("PTTL", keys.outbox_lease(name))]
 
 
 def read_views(
     store: Store, names: Sequence[str]
 ) -> list[OutboxView | InvalidValueError | RedisResponseError]:
-    """Return the state of each outbox, or its error if it is invalid. One round trip."""
+    """Return the state of each outbox, or an error if its state cannot be read.
+
+    Takes one round trip.
+    """
     replies = store.pipeline(
         [command for name in names for command in view_commands(store.keys, name)]
     )
@@ -278,12 +302,12 @@ def read_view(store: Store, name: str) -> OutboxView:
 
 
 def register(store: Store, name: str) -> None:
-    """Add the name to the set of all outboxes. Every relay does this at its start."""
+    """Add a name to the set of all outboxes. Every relay does this when it starts."""
     store.execute("SADD", store.keys.outboxes(), name)
 
 
 def registry(store: Store) -> tuple[list[str], list[InvalidValueError]]:
-    """Return the names of all outboxes, sorted, and the invalid names.
+    """Return the sorted names of all outboxes, and an error for each invalid name.
 
     Raises RedisResponseError.
     """
@@ -297,9 +321,9 @@ def registry(store: Store) -> tuple[list[str], list[InvalidValueError]]:
 
 
 def find_conflict(store: Store, name: str, table: str) -> OutboxView | None:
-    """Return another outbox whose relay uses the same table, or None. '' matches no table.
+    """Return another outbox whose relay currently uses the same table, or None.
 
-    Outboxes with an invalid state are skipped.
+    Outboxes whose state cannot be read are skipped. If `table` is '', the result is None.
     """
     if not table:
         return None

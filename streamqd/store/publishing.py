@@ -1,13 +1,13 @@
-"""Write messages: the script calls, and the one connection that sends them.
+"""Script calls that write messages, and the connection of a producer that sends them.
 
-After a topic has grown, a message in the former partition of its key would break the order of the
-key. Each script that writes therefore gets the topic's meta key and the partition count that the
-sender used, and compares the two in the same step. If the topic has grown or was deleted, the
-script writes nothing and returns MOVED with the current count, and the caller routes the message
-again. A write takes one round trip, regardless of the number of topics, because no state is kept
-between writes.
+After a topic has grown, a message must not be written to the former partition of its key, because
+this would break the order of messages with that key. Each script that writes therefore receives the
+topic's meta key and the partition count by which the message was routed, and compares the counts in
+the same step. If the topic has grown or was deleted, the script writes nothing and returns MOVED
+with the current count. The caller then routes the message again. A write takes only one round trip,
+regardless of the number of topics, because no state has to be set up before it.
 
-`fields` is a flat list: name, value, name, value …
+In all functions, `fields` is a flat list of alternating names and values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from streamqd.store.scripts import Call
 from streamqd.store.store import Store
 from streamqd.store.transport import Transport, pack
 
-FIELDS_MAX = 128  # names and values of one message
+FIELDS_MAX = 128  # maximum number of names and values in one message
 
 _GIVEN_UP = RedisUnavailableError("the connection was given up", sent=True)
 _MULTI = pack(("MULTI",))
@@ -40,16 +40,16 @@ _EXEC = pack(("EXEC",))
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """Calls on one topic that are sent together, and their replies after these were read.
+    """Calls on one topic that are sent together, and the replies to them.
 
-    `replies` is None if the count has changed and nothing was done. `lost` is the error if the
-    reply was lost, so that the outcome is unknown. That is also the case if the reply is never
-    read.
+    `replies` is None if the partition count has changed, in which case nothing was written. If the
+    reply was lost, `lost` is the error, and the outcome is unknown. The same applies as long as the
+    reply has not been read.
     """
 
     topic: str
     calls: int
-    transport: Transport | None = None  # the connection on which it was sent
+    transport: Transport | None = None  # the connection on which the calls were sent
     replies: list[Any] | None = field(default_factory=list)
     lost: RedisUnavailableError | None = _GIVEN_UP
 
@@ -58,37 +58,39 @@ class Transaction:
 
 
 class MessageWriter:
-    """Writes to topics over one connection, and caches their partition counts.
+    """Writes messages to topics over one connection, and caches their partition counts.
 
-    On one server the calls of a transaction run in one step, all or none. At most one transaction
-    awaits its reply. Before the reply, the connection may be used, lost or forked.
+    On a single server, the calls of a transaction run in one step, so either all are executed or
+    none is. Only one transaction at a time can wait for its reply. Until the reply is read, the
+    connection may be used otherwise, lost or inherited by a forked child.
 
-    On a cluster, no script can compare the count, because the meta key and the partitions are in
-    different slots. The count is therefore read together with each write, and one write may still
-    use an old count. This happens only if a topic is deleted and created again, because no topic
-    grows on a cluster.
+    On a cluster, a script cannot compare the count, because the meta key and the partitions are in
+    different slots. The count is therefore read together with each write. As a result, one write
+    may still use an outdated count. This happens only if a topic is deleted and created again,
+    because topics cannot grow on a cluster.
     """
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self.connection = connection
-        # True if keys may be on several nodes.
+        # True if the keys can be on different nodes, as on a cluster.
         self.spread = len(connection.group_by_node(("{a}", "{b}"))) > 1
         self._keys = keys
         self._counts: dict[str, int | None] = {}
         self._sent: Transaction | None = None  # the transaction that awaits its reply
 
     def meta(self, topic: str) -> str | None:
-        """Return the key that the scripts compare with, or None on a cluster."""
+        """Return the key with the count that scripts compare, or None on a cluster."""
         return None if self.spread else self._keys.meta(topic)
 
     def cached_count(self, topic: str) -> int | None:
-        """Return the partition count of the last reply, or None if it must be read from Redis."""
+        """Return the cached partition count of a topic, or None if it must be read from Redis."""
         return self._counts.get(topic)
 
     def count(self, topic: str) -> int | None:
-        """Return the partition count, read from Redis if unknown, or None for an unknown topic.
+        """Return the partition count of a topic, or None if the topic does not exist.
 
-        Raises RedisResponseError, RedisUnavailableError, InvalidValueError.
+        The count is read from Redis if it is not cached. Raises RedisResponseError,
+        RedisUnavailableError, InvalidValueError.
         """
         found = self._counts.get(topic)
         if found is None:
@@ -98,16 +100,19 @@ class MessageWriter:
         return found
 
     def pack_calls(self, calls: Sequence[Call], *, by_source: bool = False) -> list[Any]:
-        """Return calls in the format of `post`: packed commands, or on a cluster the calls."""
+        """Return calls in the format that `post` expects.
+
+        On a single server, these are packed commands. On a cluster, they are the calls themselves.
+        """
         if self.spread:
             return [*calls]
         return [pack(scripts.command(call, by_source=by_source)) for call in calls]
 
     def post(self, topic: str, expected: int, commands: Sequence[Any]) -> Transaction:
-        """Send calls on a topic. `collect` reads the replies.
+        """Send calls on a topic, whose replies are read later with `collect`.
 
-        Sends nothing if the topic's count is known to differ from `expected`. Raises
-        RedisUnavailableError if nothing was written.
+        If the topic's count is known to differ from `expected`, nothing is sent. Raises
+        RedisUnavailableError if it is certain that nothing was written.
         """
         if self._sent is not None:
             self.settle()
@@ -121,10 +126,10 @@ class MessageWriter:
         return transaction
 
     def write(self, topic: str, command: bytes) -> bytes | Transaction | None:
-        """Append one message with one call, on one server, and return the ID of the entry.
+        """Send one packed call that writes one message, and return the ID of the new entry.
 
-        For any other reply, return the transaction in the state after `collect`. Return None if
-        nothing was sent.
+        This works only on a single server. For any other reply, or if the reply is lost, return a
+        transaction that is in the same state as after `collect`. Return None if nothing was sent.
         """
         if self._sent is not None:
             self.settle()
@@ -163,7 +168,7 @@ class MessageWriter:
         self._sent = transaction
 
     def _post_each(self, transaction: Transaction, calls: Sequence[Call]) -> None:
-        """Send each call to the node of its key, and read the replies immediately."""
+        """Send each call to the node that serves its key, and read the replies immediately."""
         topic = transaction.topic
         look = ("HGET", self._keys.meta(topic), "partitionCount")
         try:
@@ -185,10 +190,11 @@ class MessageWriter:
             transaction.answer(replies)
 
     def _repeat_by_source(self, calls: Sequence[Call], replies: list[Any]) -> None:
-        """Repeat the calls that were answered NOSCRIPT, and replace their `replies`.
+        """Repeat the calls for which a node replied NOSCRIPT, and replace their `replies`.
 
-        The server may load or forget the script between two calls, so the other calls may have been
-        executed. A reply stays NOSCRIPT if this user may not load the script.
+        Only these calls are repeated. Since a node may load or drop the script between two calls,
+        the others may already have run. The reply remains NOSCRIPT if this user may not load
+        scripts.
         """
         missing = [at for at, reply in enumerate(replies) if is_unknown_script(reply)]
         if not missing:
@@ -203,12 +209,12 @@ class MessageWriter:
                 replies[at] = reply
 
     def collect(self, transaction: Transaction) -> None:
-        """Read the reply of a transaction, unless already done, and update the known count."""
+        """Read the replies to a transaction if they are outstanding, and update the known count."""
         if transaction is not self._sent:
             return
         self._sent, lost = None, None
         calls, node = transaction.calls, self.connection.node
-        wanted = calls + 2 if calls > 1 else 1  # plus the replies to MULTI and EXEC
+        wanted = calls + 2 if calls > 1 else 1  # a transaction also has replies to MULTI and EXEC
         replies: list[Any] = []
         assert transaction.transport is not None
         transaction.transport.begin(node.seconds_left())
@@ -221,7 +227,7 @@ class MessageWriter:
     def _record_reply(
         self, transaction: Transaction, replies: list[Any], lost: RedisUnavailableError | None
     ) -> None:
-        """Record the reply of a transaction, and update the known count."""
+        """Store the replies to a transaction, and update the cached count."""
         if lost is not None:
             transaction.answer([], lost)
             return
@@ -237,23 +243,29 @@ class MessageWriter:
                 break
 
     def settle(self) -> None:
-        """Read the outstanding reply, if any, so that the connection is free."""
+        """Read the outstanding reply, if there is one, so that the connection is free again."""
         if self._sent is not None:
             self.collect(self._sent)
 
     def abandon(self, transaction: Transaction) -> None:
-        """Close the connection if the reply of a transaction was not read."""
+        """Give up a transaction. If its reply is still outstanding, the connection is closed."""
         if self._sent is transaction:
             self._sent = None
             self.connection.close()
 
     def detach(self) -> None:
-        """Drop the connection and its reply in a forked child. They belong to the parent."""
+        """Abandon the connection and any outstanding reply, which belong to the parent process.
+
+        Call this in a forked child.
+        """
         self.connection.detach()
         self._sent = None
 
     def _cache_count(self, topic: str, raw: bytes | None) -> None:
-        """Cache a topic's count. An invalid count is not cached, so `count` reads it and raises."""
+        """Cache the partition count of a topic.
+
+        An invalid count is not cached. The next call of `count` then reads it and raises the error.
+        """
         try:
             self._counts[topic] = None if raw is None else topics.count_of(topic, raw)
         except InvalidValueError:
@@ -261,24 +273,24 @@ class MessageWriter:
 
 
 def is_unknown_script(reply: Any) -> bool:
-    """Return True if a reply means that the server does not have the script."""
+    """Return True if a reply means that the server has not loaded the script."""
     return isinstance(reply, RedisResponseError) and reply.kind is RefusalKind.NO_SCRIPT
 
 
 def may_not_load(reply: Any) -> bool:
-    """Return True if a reply to EVAL means that this user has no permission for it.
+    """Return True if a reply means that this user has no permission for EVAL itself.
 
-    The error of a command within the script has a different code.
+    If the user may not run a command within the script, the error starts differently.
     """
     return isinstance(reply, RedisResponseError) and str(reply).startswith("NOPERM ")
 
 
 def _read_transaction(replies: list[Any]) -> list[Any]:
-    """Return the replies to the calls, from those to MULTI, the calls and EXEC."""
+    """Return the replies to the calls, from the replies to MULTI, the queued calls and EXEC."""
     *queued, executed = replies
     if isinstance(executed, list):
         return executed
-    # Nothing was executed, because a command was refused while queueing. The reply to that command
+    # Nothing was executed, because the server refused to queue a command. The reply to that command
     # contains the reason.
     refused = next((each for each in queued if isinstance(each, RedisResponseError)), executed)
     return [refused] * (len(queued) - 1)
@@ -294,11 +306,12 @@ def append(
     *,
     alone: bool,
 ) -> Call:
-    """Build a call that writes messages. The caller appends the messages, see `flat`.
+    """Build a call that writes messages, without the messages themselves.
 
-    `meta` is the topic's key whose count is compared with `partitions`. `alone`: each message is a
-    single argument, its payload. With `max_backlog`, messages are written only while the backlog is
-    smaller.
+    The caller appends the messages to the arguments. With `alone`, each message is a single
+    argument, its payload. Otherwise, `flatten_messages` returns the arguments. `meta` is the
+    topic's meta key, whose count is compared with `partitions`, or None on a cluster. With
+    `max_backlog`, a message is written only while the backlog is smaller.
     """
     named = {"stream": keys.stream(topic, partition)}
     if meta is not None:
@@ -312,7 +325,10 @@ def append(
 
 
 def flatten_messages(messages: Sequence[Sequence[bytes | str]]) -> list[bytes | str]:
-    """Return messages as script arguments: the length of each field list, then its elements."""
+    """Return the script arguments for messages.
+
+    For each message, these are the length of its field list, followed by the elements of the list.
+    """
     found: list[bytes | str] = []
     for fields in messages:
         found.append(str(len(_check_fields(fields))))
@@ -332,11 +348,11 @@ def publish(
     partitions: int = 0,
     meta: str | None = None,
 ) -> Call:
-    """Write a message unless its dedup ID was used within `window` seconds.
+    """Build a call that writes one message. Use `append` to write several messages.
 
-    With `max_backlog`, it is written only while the backlog is smaller. With `meta`, the topic's
-    key, it is written only if the topic has `partitions` partitions. `append` writes several
-    messages.
+    The message is not written if its deduplication ID was used within the last `window` seconds.
+    With `max_backlog`, it is written only if the backlog is smaller. With `meta`, the topic's meta
+    key, it is written only if the topic has `partitions` partitions.
     """
     if max_backlog is not None and max_backlog < 1:
         raise ContractError(f"message_publish: a limit of {max_backlog}")
@@ -369,10 +385,11 @@ def schedule(
     partitions: int = 0,
     meta: str | None = None,
 ) -> Call:
-    """Store a delayed send that is due after `delay` seconds or at `at_unix_ms`.
+    """Build a call that stores a delayed send.
 
-    `send_id` must be new, unless the same send is repeated. With `meta`, the topic's key, the send
-    is stored only if the topic has `partitions` partitions.
+    The message is due after `delay` seconds, or at `at_unix_ms`. Exactly one of the two must be
+    given. `send_id` must be new, unless the same call is repeated. With `meta`, the topic's meta
+    key, the send is stored only if the topic has `partitions` partitions.
     """
     one_time = (delay is None) != (at_unix_ms is None)
     if not send_id or not one_time or min(delay or 0, at_unix_ms or 0) < 0:

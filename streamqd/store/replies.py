@@ -1,4 +1,4 @@
-"""Evaluate several replies together."""
+"""Check replies for errors, and combine the errors of several replies into one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 def check_replies(replies: Sequence[Any]) -> Sequence[Any]:
-    """Return the replies. Raises the first RedisResponseError among them."""
+    """Return the replies if none is an error. Raises the first RedisResponseError among them."""
     for reply in replies:
         if isinstance(reply, RedisResponseError):
             raise reply
@@ -30,14 +30,14 @@ def check_valid(
 
 
 def check_valid(answer: Reply | RedisResponseError | ContractError) -> Reply | RedisResponseError:
-    """Return an answer. Raises it if it is a ContractError."""
+    """Return an answer, unless it is a ContractError, which is raised."""
     if isinstance(answer, ContractError):
         raise answer
     return answer
 
 
 def require_all(answers: Sequence[_T | RedisUnavailableError]) -> list[_T]:
-    """Return the answers if none is missing. Raises the RedisUnavailableError of a missing one."""
+    """Return the answers if none is missing. Otherwise, raise the error of `missing_of`."""
     there = [each for each in answers if not isinstance(each, RedisUnavailableError)]
     if len(there) < len(answers):
         raise missing_of(answers)
@@ -45,12 +45,15 @@ def require_all(answers: Sequence[_T | RedisUnavailableError]) -> list[_T]:
 
 
 def missing_of(answers: Sequence[Any]) -> RedisUnavailableError:
-    """Return one error for missing answers. `sent` is True if any command may have run."""
+    """Return one error for all missing answers.
+
+    Its `sent` is True if any of the commands may have run, including those that were answered.
+    """
     lost = [each for each in answers if isinstance(each, RedisUnavailableError)]
     sent = len(lost) < len(answers) or any(each.sent for each in lost)
     return RedisUnavailableError(str(lost[0]), sent=sent)
 
 
 def kind_of(reply: Any) -> RefusalKind | None:
-    """Return the kind of a refusal, or None for any other reply."""
+    """Return the kind of refusal if the reply is an error, or None for any other reply."""
     return reply.kind if isinstance(reply, RedisResponseError) else None

@@ -1,7 +1,7 @@
-"""Script calls that trim partitions and retry streams, and report the entries that must stay.
+"""Script calls that trim partitions and retry streams, and report which entries must stay.
 
-The housekeeper and the administration use these calls. Any process may run the scripts, because
-each script computes the oldest needed entry.
+The housekeeper and the administration use these calls. Any process may call the scripts, because
+each script itself determines the oldest entry that is still needed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.statistics import TRIM
 
-REMOVED_MAX = 1_000_000  # entries removed by one call
-SAMPLES = 1_000  # nodes sampled to estimate the size of a stream, the same as in the scripts
-MISSING_MAX = 5_000  # pending entries settled by one call
+REMOVED_MAX = 1_000_000  # maximum number of entries that one call removes
+# Number of nodes that are sampled to estimate the size of a stream, the same as in the scripts.
+SAMPLES = 1_000
+MISSING_MAX = 5_000  # maximum number of pending entries that one call settles
 
 
 def trim(
@@ -35,10 +36,12 @@ def trim(
     shrink_every: float | None = None,
     without_groups: bool = False,
 ) -> Call:
-    """Remove entries that are acknowledged by all groups and no longer retained.
+    """Build a call that removes entries which all groups have acknowledged and no limit retains.
 
-    `keep_from` is the first ID that is retained by age, '' if no entry is, or '0-0' if all are.
-    `shrink_every` is in seconds. `expected` are groups that must exist.
+    `keep_from` is the ID from which entries are retained because of their age. Pass '' if age does
+    not matter, or '0-0' to retain all entries. `shrink_every` is the length of the shrink interval
+    in seconds. If a group in `expected` does not exist, nothing is removed. The call removes up to
+    `limit` entries.
     """
     return scripts.build_call(
         "stream_trim",
@@ -57,7 +60,7 @@ def trim(
 
 
 def trim_retry(keys: Keys, assignment: Assignment, limit: int) -> Call:
-    """Remove the acknowledged entries from the start of a group's retry stream."""
+    """Build a call that removes up to `limit` acknowledged entries from a group's retry stream."""
     return scripts.get("stream_trim").call(
         {"stream": keys.retry_stream(*assignment)},
         keep_from="",
@@ -72,10 +75,12 @@ def trim_retry(keys: Keys, assignment: Assignment, limit: int) -> Call:
 
 
 class Trimmed(NamedTuple):
-    """The number of removed entries, the smallest ID that must stay, and its holder.
+    """The result of trimming a stream.
 
-    `holder` is the group, or @archive, that needs this entry, or ''. `held` is the first entry that
-    would be trimmed but for the holder, or ''. With `more`, another call may remove more.
+    `removed` is the number of entries that were removed, and `floor` the smallest ID that must
+    stay. `holder` is the group that needs this entry, '@archive' if the archive needs it, or '' if
+    no entry is needed. `held` is the first entry that would have been trimmed if the holder did not
+    need it, or ''. If `more` is True, another call may remove more entries.
     """
 
     removed: int
@@ -103,9 +108,11 @@ def drop(
     limit: int,
     expected: Sequence[str],
 ) -> Call:
-    """Remove entries beyond limits, even unacknowledged ones, if the topic explicitly allows it.
+    """Build a call that removes entries beyond the limits, even if they are not acknowledged.
 
-    Entries before `drop_before` are removed because of their age. With '0-0', there are none.
+    Use it only for a topic whose settings explicitly allow this loss. Entries before `drop_before`
+    are removed because of their age. Pass '0-0' to remove none for their age. If a group in
+    `expected` does not exist, nothing is removed.
     """
     return scripts.build_call(
         "stream_drop",
@@ -120,7 +127,7 @@ def drop(
 
 
 class Dropped(NamedTuple):
-    """The number of removed entries, and for each group the number of unread ones among them."""
+    """The number of removed entries, and for each group, how many of them it had not read."""
 
     removed: int
     unread: dict[str, int]
@@ -134,7 +141,7 @@ class Dropped(NamedTuple):
 
 
 def settle_missing(keys: Keys, assignment: Assignment, count: int) -> Call:
-    """Settle the group's pending entries that `drop` removed."""
+    """Build a call that settles up to `count` pending entries of a group which `drop` removed."""
     return scripts.get("missing_settle").call(
         {
             "stream": keys.stream(assignment.topic, assignment.partition),
@@ -150,9 +157,9 @@ class GroupPosition(NamedTuple):
     """The position of a group in a partition.
 
     `needs` is the first entry that the group has not settled, or ''. `unread` is None if the server
-    cannot count it. `idle_ms` is the time since a consumer of the group was active, or None if it
-    never had one. `dropped_*` count all entries that were dropped before the group acknowledged
-    them.
+    cannot count the unread entries. `idle_ms` is the time since a consumer of the group was last
+    active, or None if the group never had a consumer. `dropped_unread` and `dropped_pending` are
+    the total numbers of entries that were dropped while they were unread or pending.
     """
 
     name: str
@@ -165,9 +172,10 @@ class GroupPosition(NamedTuple):
 
 
 class PartitionPositions(NamedTuple):
-    """The memory use of a partition, and the positions that limit its trimming.
+    """The memory use of a partition, and the positions that limit how far it can be trimmed.
 
-    Missing IDs are ''. `bytes` is approximate, or None if the Redis user may not read it.
+    An ID is '' if there is no such entry. `bytes` is approximate, or None if the Redis user has no
+    permission to measure it.
     """
 
     length: int
@@ -183,7 +191,7 @@ class PartitionPositions(NamedTuple):
     def parse(cls, reply: Reply, key: str = TRIM) -> PartitionPositions:
         """Parse the reply OK of `measure`.
 
-        Raises InvalidValueError, naming the trim record `key`.
+        `key` is the key of the trimming record, for errors. Raises InvalidValueError.
         """
         length, size, first, last, archived, shrink_from, groups, unarchived = reply.values
         return cls(
@@ -210,7 +218,7 @@ class PartitionPositions(NamedTuple):
 
 
 def measure(keys: Keys, topic: str, partition: int) -> Call:
-    """Build the call that returns the size of a partition and each group's position."""
+    """Build a call that returns the memory use of a partition and the position of each group."""
     return scripts.build_call("retention_measure", keys, (topic, partition))
 
 

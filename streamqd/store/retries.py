@@ -1,7 +1,7 @@
-"""Script calls of the administration for waiting retries and delayed sends.
+"""Script calls with which operators list, change and cancel waiting retries and delayed sends.
 
-Both are stored in the same format. The place of a retry is that of its failed entry, and the place
-of a delayed send is its send ID.
+Both kinds are stored in the same format. The place of a retry is that of its failed entry. The
+place of a delayed send is its send ID.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ Holder = (
 
 
 class Delayed(NamedTuple):
-    """A waiting retry or send. `payload_bytes` is -1 if its item cannot be read.
+    """A waiting retry or a delayed send.
 
-    `fields` are the fields of the message without payload and headers.
+    `fields` contains the fields of the message except its payload and headers. `payload_bytes` is
+    the size of the payload, or -1 if the stored item cannot be read.
     """
 
     place: str
@@ -34,9 +35,10 @@ class Delayed(NamedTuple):
 
 
 def page(keys: Keys, holder: Holder, after: tuple[int, str], count: int) -> Call:
-    """Build the call for the messages after (due, place), by due time. Start with (0, '').
+    """Build a call that lists up to `count` delayed messages by due time.
 
-    The message at that position may have been removed.
+    The page starts after the position `after`, which is the due time and place of the last row of
+    the previous page. That message need not exist any longer. For the first page, pass (0, '').
     """
     due, place = after
     return scripts.build_call(
@@ -45,7 +47,10 @@ def page(keys: Keys, holder: Holder, after: tuple[int, str], count: int) -> Call
 
 
 def rows(reply: Reply) -> tuple[list[Delayed], bool]:
-    """Parse the reply to `page`: rows (fewer if they are large), and True if more may follow."""
+    """Parse the reply to `page`. Return the rows, and True if there may be more.
+
+    There may be more even if the page has fewer rows than requested, because its size is limited.
+    """
     return [row(each) for each in reply.values[0]], bool(reply.values[1])
 
 
@@ -63,12 +68,16 @@ def row(raw: Sequence[Any], key: str = "due times") -> Delayed:
 
 
 def _texts(parts: Sequence[bytes | int]) -> list[bytes]:
-    # Other clients may pack numbers as such, and not as strings.
+    # Other clients may have packed numbers as integers instead of strings.
     return [part if isinstance(part, bytes) else b"%d" % part for part in parts]
 
 
 def make_due(keys: Keys, holder: Holder, places: Sequence[str]) -> Call:
-    """Make messages due now. The reply has two counts: made due, and not delayed any longer."""
+    """Build a call that makes delayed messages due immediately.
+
+    The reply has the number of messages that are due now, and the number of those that were no
+    longer waiting.
+    """
     _check_count(len(places))
     return scripts.build_call("retry_make_due", keys, holder, places=places)
 
@@ -80,10 +89,12 @@ def cancel(
     *,
     drop: bool,
 ) -> Call:
-    """Dead-letter retries, each (place, changed fields). With `drop`, remove the retries.
+    """Build a call that cancels waiting retries or delayed sends.
 
-    Delayed sends are always removed. The reply has a word for each item: MOVED, or GONE if it is
-    not delayed.
+    Each item consists of the place and the fields to change. Retries are dead-lettered. With
+    `drop`, they are removed without a dead letter. Delayed sends can only be canceled with `drop`.
+    For each item, the reply has one of these words: MOVED, GONE if the message was not waiting, or
+    UNREADABLE if it cannot become a dead letter.
     """
     _check_count(len(items))
     flat: list[object] = []

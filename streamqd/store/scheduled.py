@@ -1,6 +1,6 @@
-"""Delayed sends of a partition: cancel one without a script, and read its item.
+"""Cancel a delayed send without a script, and read the stored item of one.
 
-`store.retries` has the calls that also apply to waiting retries.
+See `store.retries` for the calls that apply to delayed sends and waiting retries alike.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from streamqd.store.untrusted import format_value
 
 
 def withdraw(keys: Keys, topic: str, partition: int, send_id: str) -> list[tuple[str, ...]]:
-    """Build the transaction that cancels one delayed send, for a user without scripts.
+    """Build a transaction that cancels one delayed send.
 
-    The first reply of EXEC is 1 if the send was waiting, else 0.
+    It is for users who have no permission to run scripts. The first reply in the result of EXEC is
+    1 if the send was still waiting, and 0 otherwise.
     """
     return [
         ("MULTI",),
@@ -24,7 +25,10 @@ def withdraw(keys: Keys, topic: str, partition: int, send_id: str) -> list[tuple
 
 
 def fields_of(raw: bytes | None, key: str, send_id: str) -> dict[bytes, bytes]:
-    """Read an item: the fields of a message, packed by a script. Raises InvalidValueError."""
+    """Return the fields of a message from an item that a script has packed.
+
+    Raises InvalidValueError.
+    """
     try:
         texts = _texts(raw or b"")
     except (IndexError, ValueError):
@@ -35,7 +39,7 @@ def fields_of(raw: bytes | None, key: str, send_id: str) -> dict[bytes, bytes]:
 
 
 def _texts(raw: bytes) -> list[bytes]:
-    """Decode a MessagePack list of strings, the only types that the scripts pack."""
+    """Decode a MessagePack list of strings. The scripts pack no other types."""
     count, at = _length(raw, 0, {0xDC: 2, 0xDD: 4}, short=(0x90, 0x0F))
     found = []
     for _ in range(count):
@@ -48,7 +52,11 @@ def _texts(raw: bytes) -> list[bytes]:
 
 
 def _length(raw: bytes, at: int, wide: dict[int, int], short: tuple[int, int]) -> tuple[int, int]:
-    """Return the length at a position, and the position after it."""
+    """Decode the length at a position. Return it together with the position after it.
+
+    `wide` maps each tag that is followed by a length to the number of bytes of that length. `short`
+    is the tag, and the mask of the length, for a length that is part of the tag byte.
+    """
     head, (tag, mask) = raw[at], short
     if head & ~mask == tag:
         return head & mask, at + 1

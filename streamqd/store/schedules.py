@@ -1,7 +1,8 @@
-"""Schedules in Redis: the calls that store, fire and pause them, and the index of their names.
+"""Script calls that store, fire and pause schedules, and the index that maps names to partitions.
 
-A schedule is stored in the slot of the partition to which it sends. The index maps its name to that
-partition. The index is in a different slot and is written first.
+A schedule is stored in the slot of the partition to which it sends. The index contains the
+partition of each schedule, so that a schedule can be found by its name. The index is in a different
+slot, and is written before the schedule itself.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from streamqd.store.topics import PARTITIONS_MAX
 FILE, OPERATOR = "file", "operator"
 PAUSED, ORPHANED, UNREADABLE, MOVING = "paused", "orphaned", "unreadable", "moving"
 REASONS = (PAUSED, ORPHANED, UNREADABLE, MOVING)
-ORPHAN_MS = 600_000  # time after which a file's schedule that no instance declares is not fired
-TAKEOVER_MS = 60_000  # time after which a specification that no instance declares can be replaced
-TICKS_MAX = 64  # ticks in one call
-LINE_BYTES_MAX = 512  # longest valid index line
-STAMPS_MAX = 256  # declared schedules in one call
-FIELDS_MAX = 8  # names and values of one message
+ORPHAN_MS = 600_000  # a schedule from a file that no instance declares for this time does not fire
+TAKEOVER_MS = 60_000  # a specification that no instance declares for this time can be replaced
+TICKS_MAX = 64  # maximum number of ticks in one call
+LINE_BYTES_MAX = 512  # maximum length of a line in the index
+STAMPS_MAX = 256  # maximum number of declared schedules in one call
+FIELDS_MAX = 8  # maximum number of names and values in one message
 _TEXTS_MAX = 128 << 10
 
 
 class DueSchedule(NamedTuple):
-    """A due schedule. `hash` is '' without a specification."""
+    """A schedule that is due. `hash` is that of its specification, or '' if it has none."""
 
     name: bytes
     due_unix_ms: int
@@ -41,7 +42,10 @@ class DueSchedule(NamedTuple):
 
 
 class DuePage(NamedTuple):
-    """The reply of `page`. `following_unix_ms` is the due time of the next schedule, or None."""
+    """The schedules of a partition that are due, and the server time.
+
+    `following_unix_ms` is the due time of the next schedule that is not due yet, or None.
+    """
 
     now_unix_ms: int
     rows: list[DueSchedule]
@@ -62,9 +66,11 @@ class DuePage(NamedTuple):
 
 
 class DueTick(NamedTuple):
-    """A due tick for `fire`.
+    """A due tick to pass to `fire`.
 
-    If `tick` is None, nothing is sent. `following` is None after the last tick.
+    If `tick` is None, the schedule advances without sending a message. `following_unix_ms` is the
+    next due time, or None after the last tick. `skipped` is the number of ticks before this one
+    that are skipped.
     """
 
     name: str
@@ -77,7 +83,10 @@ class DueTick(NamedTuple):
 
 
 class IndexLine(NamedTuple):
-    """A line of the index. `origin_place` is the old place of a schedule that is moving."""
+    """A line of the index, which contains the place of one schedule.
+
+    While a schedule is moving to another partition, `origin_place` is its old place.
+    """
 
     fleet: str
     origin: str
@@ -86,7 +95,7 @@ class IndexLine(NamedTuple):
 
     @classmethod
     def parse(cls, raw: bytes, key: str, name: str) -> IndexLine:
-        """Parse a line. Raises InvalidValueError."""
+        """Parse the line for the schedule `name`. Raises InvalidValueError."""
         found = _line(raw) if len(raw) <= LINE_BYTES_MAX else None
         if found is None:
             raise InvalidValueError(
@@ -95,12 +104,12 @@ class IndexLine(NamedTuple):
         return found
 
     def text(self) -> str:
-        """Return the stored form of the line."""
+        """Return the line in the form in which it is stored."""
         places = [self.place] if self.origin_place is None else [self.place, self.origin_place]
         return " ".join([self.fleet, self.origin, *(f"{topic} {at}" for topic, at in places)])
 
 
-@functools.lru_cache(maxsize=1024)  # all schedules of a place may have the same line
+@functools.lru_cache(maxsize=1024)  # many schedules may have the same line
 def _line(raw: bytes) -> IndexLine | None:
     parts = _label(raw).split(" ")
     places = [
@@ -115,17 +124,17 @@ def _line(raw: bytes) -> IndexLine | None:
 
 
 def page(keys: Keys, place: TopicPartition, count: int) -> Call:
-    """Build the call that lists due schedules."""
+    """Build a call that lists up to `count` due schedules of a partition."""
     return scripts.build_call("schedule_page", keys, place, count=count)
 
 
 def find_due(
     store: Store, place: TopicPartition, after: int, until: int, skip: int, count: int
 ) -> list[DueSchedule]:
-    """Return schedules that are due after `after` and up to `until` (unix ms), by due time.
+    """Return the schedules that are due later than `after` and no later than `until` (unix ms).
 
-    Skip the first `skip`, and return at most `count`. Raises InvalidValueError, RedisResponseError,
-    RedisUnavailableError.
+    The schedules are sorted by due time. The first `skip` schedules are left out, and at most
+    `count` are returned. Raises InvalidValueError, RedisResponseError, RedisUnavailableError.
     """
     key = store.keys.schedules_due(*place)
     limits = (f"({after}", until, "WITHSCORES", "LIMIT", skip, count)
@@ -150,10 +159,11 @@ def fire(
     partitions: int | None = None,
     orphan_ms: int = ORPHAN_MS,
 ) -> Call:
-    """Write the messages of due ticks and advance their schedules.
+    """Build a call that sends the messages of due ticks and advances their schedules.
 
-    With `partitions`, nothing is done unless the topic has this partition count. Pass None on a
-    cluster. With `group`, a tick is skipped while the group has not finished the previous message.
+    If `partitions` is given, the call does nothing unless the topic has this partition count. Pass
+    None on a cluster, where the count cannot be compared. If `group` is given, no message is sent
+    for a tick while the group has not finished the previous message of the schedule.
     """
     if not 1 <= len(ticks) <= TICKS_MAX:
         raise ContractError(f"{len(ticks)} ticks in one call, not 1 to {TICKS_MAX}")
@@ -188,7 +198,11 @@ def run(
     fields: Sequence[str | bytes],
     partitions: int | None = None,
 ) -> Call:
-    """Write one message of a schedule now."""
+    """Build a call that sends one message of a schedule immediately.
+
+    `digest` is the hash of the specification, and `instant_unix_ms` the time in the message's
+    headers. `partitions` is as in `fire`.
+    """
     if len(fields) > FIELDS_MAX:
         raise ContractError(f"a message of {len(fields)} names and values")
     return scripts.build_call(
@@ -217,7 +231,11 @@ def declare(
     force: bool = False,
     takeover_ms: int = TAKEOVER_MS,
 ) -> Call:
-    """Store a schedule, unless its specification is unchanged."""
+    """Build a call that stores a schedule, or replaces its specification if it has changed.
+
+    `digest` is the hash of the specification `text`. `since_unix_ms` is the time at which the file
+    was read or the operator edited the schedule. With `force`, any existing schedule is replaced.
+    """
     return scripts.build_call(
         "schedule_declare",
         keys,
@@ -234,7 +252,10 @@ def declare(
 
 
 def stamp(keys: Keys, place: TopicPartition, declared: Sequence[tuple[str, str]]) -> Call:
-    """Record that an instance declares these schedules, each (name, hash of specification)."""
+    """Build a call which records that an instance declares these schedules.
+
+    Each schedule is given as its name and the hash of its specification.
+    """
     if not 1 <= len(declared) <= STAMPS_MAX:
         raise ContractError(f"{len(declared)} schedules in one call, not 1 to {STAMPS_MAX}")
     flat = [part for pair in declared for part in pair]
@@ -242,24 +263,27 @@ def stamp(keys: Keys, place: TopicPartition, declared: Sequence[tuple[str, str]]
 
 
 def hold(keys: Keys, place: TopicPartition, name: str | bytes, reason: str) -> Call:
-    """Stop a schedule and keep its due time."""
+    """Build a call that stops a schedule and keeps its due time for later.
+
+    `reason` must be one of REASONS.
+    """
     if reason not in REASONS:
         raise ContractError(f"schedule_hold: reason {reason!r}")
     return scripts.build_call("schedule_hold", keys, place, name=name, reason=reason)
 
 
 def release(keys: Keys, place: TopicPartition, name: str) -> Call:
-    """Make a held schedule due again."""
+    """Build a call that makes a held schedule due again at its stored due time."""
     return scripts.build_call("schedule_release", keys, place, name=name)
 
 
 def drop(keys: Keys, place: TopicPartition, name: str) -> Call:
-    """Remove a schedule."""
+    """Build a call that removes a schedule with all its state."""
     return scripts.build_call("schedule_drop", keys, place, name=name)
 
 
 def _count_keys(partitions: int | None) -> tuple[str, ...]:
-    """Return the optional keys of a script that compares the partition count."""
+    """Return the optional keys that a script needs to compare the partition count."""
     return () if partitions is None else ("meta",)
 
 
@@ -267,7 +291,10 @@ def _count_keys(partitions: int | None) -> tuple[str, ...]:
 
 
 def index(store: Store, names: Sequence[str]) -> dict[str, IndexLine | InvalidValueError]:
-    """Return the index lines of schedules. Names without a line are missing."""
+    """Return the index lines of these schedules by name. Unknown names are left out.
+
+    If a line is invalid, the value is an error.
+    """
     key = store.keys.schedule_index()
     raws = store.execute("HMGET", key, *names) if names else []
     pairs = zip(names, raws, strict=True)
@@ -275,7 +302,7 @@ def index(store: Store, names: Sequence[str]) -> dict[str, IndexLine | InvalidVa
 
 
 def read_index(store: Store) -> dict[str, IndexLine | InvalidValueError]:
-    """Return all index lines."""
+    """Return all lines of the index by name. If a line is invalid, the value is an error."""
     key = store.keys.schedule_index()
     flat: list[Any] = store.execute("HGETALL", key)
     pairs = zip(flat[::2], flat[1::2], strict=True)
@@ -285,9 +312,10 @@ def read_index(store: Store) -> dict[str, IndexLine | InvalidValueError]:
 def write_index(
     store: Store, name: str, entry: IndexLine, *, new: bool
 ) -> IndexLine | InvalidValueError:
-    """Write a line of the index. With `new`, keep an existing line. Return the resulting line.
+    """Write a line of the index, and return the line that it now contains.
 
-    The place is recorded first, so that housekeepers search it before the line exists.
+    With `new`, an existing line is kept. The place is added to the set of places first, so that
+    housekeepers already search it when the line appears.
     """
     keys = store.keys
     topic, partition = entry.place
@@ -301,14 +329,15 @@ def write_index(
 
 
 def remove_index(store: Store, name: str) -> None:
-    """Remove a line of the index."""
+    """Remove a schedule from the index."""
     store.execute("HDEL", store.keys.schedule_index(), name)
 
 
 def forget_topic(store: Store, topic: str, partitions: int) -> None:
-    """Remove the names and places of schedules whose keys were deleted with their topic.
+    """Remove the schedules of a deleted topic from the index and from the set of places.
 
-    The name of a schedule that is moving from or to another topic stays until that move finishes.
+    A schedule that is moving from or to another topic remains in the index until the move is
+    finished.
     """
     for name, line in read_index(store).items():
         if isinstance(line, IndexLine):
@@ -320,7 +349,7 @@ def forget_topic(store: Store, topic: str, partitions: int) -> None:
 
 
 def places(store: Store) -> list[TopicPartition]:
-    """Return the places that may have schedules. Invalid entries are skipped."""
+    """Return all places that may have schedules, sorted. Invalid entries are skipped."""
     found = []
     for raw in store.execute("SMEMBERS", store.keys.schedule_places()):
         topic, _, number = _label(raw).partition("/")
@@ -344,7 +373,10 @@ def _label(raw: bytes) -> str:
 
 
 class StoredSchedule(NamedTuple):
-    """The stored state of one schedule. Missing parts are None. `held` is a reason, or ''."""
+    """The stored state of one schedule. A missing part is None, 0 or ''.
+
+    `held` is the reason why the schedule is held, or '' if it is not held.
+    """
 
     text: str | None
     hash: str
@@ -366,7 +398,7 @@ _LAST = ("tick", "id", "late", "fired", "skipped", "ran")
 
 
 def read_commands(keys: Keys, place: TopicPartition, name: str) -> list[tuple[Any, ...]]:
-    """Build the commands whose three replies `parse_schedule` parses."""
+    """Return the three commands whose replies `parse_schedule` takes."""
     return [
         ("HMGET", keys.schedules(*place), name, *(f"{name}:{part}" for part in _PARTS)),
         ("HMGET", keys.schedules_last(*place), *(f"{name}:{part}" for part in _LAST)),
@@ -377,10 +409,10 @@ def read_commands(keys: Keys, place: TopicPartition, name: str) -> list[tuple[An
 def copy_commands(
     keys: Keys, place: TopicPartition, name: str, from_: StoredSchedule
 ) -> list[tuple[Any, ...]]:
-    """Build the commands that copy counts and the last tick to another place, for a move.
+    """Return the commands that copy the counts and the last tick of a moving schedule to `place`.
 
-    The commands may be repeated, because existing values stay. The ID of the last message is not
-    copied, because it belongs to another stream.
+    The commands may be repeated, because they do not replace existing values. The ID of the last
+    message is not copied, because it belongs to another stream.
     """
     values = {
         "tick": from_.tick,
@@ -394,7 +426,10 @@ def copy_commands(
 
 
 def parse_schedule(key: str, name: str, replies: Sequence[Any]) -> StoredSchedule | None:
-    """Parse the stored state of a schedule, None if it does not exist. Raises InvalidValueError."""
+    """Parse the stored state of a schedule. Return None if it does not exist.
+
+    Raises InvalidValueError.
+    """
     (raw, digest, origin, since, seen, held), last, score = replies
     if digest is None and score is None:
         return None

@@ -1,8 +1,9 @@
-"""The Lua scripts by name, with their contracts.
+"""Load the Lua scripts, and build calls and parse replies according to their contracts.
 
-Each `lua/*.lua` starts with a header that declares the keys, the arguments and the words that the
-script may return. Callers pass names, which the header maps to positions. A file whose name starts
-with an underscore is a shared block, inserted where a header has `@include`.
+Each file in `lua/` starts with a header that declares the keys, the arguments and the words that
+the script may return. Callers pass keys and arguments by name, and the header determines their
+positions. A file whose name starts with an underscore is a shared block, which is inserted into the
+scripts whose headers have an `@include` for it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ GUARDS_END = "-- No writes above this line"
 
 @dataclass(frozen=True, slots=True)
 class KeySpec:
-    """A key of a script. If an optional key is omitted, the first key is passed instead."""
+    """A key that a script declares.
+
+    If the caller omits an optional key, the first key of the script is passed in its place.
+    """
 
     name: str
     type: str
@@ -36,7 +40,10 @@ class KeySpec:
 
 @dataclass(frozen=True, slots=True)
 class ArgSpec:
-    """An argument of a script. A token is never empty. A list takes all remaining arguments."""
+    """An argument that a script declares.
+
+    An argument of type `token` must not be empty. A `list` takes all remaining arguments.
+    """
 
     name: str
     type: str
@@ -45,7 +52,7 @@ class ArgSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Script:
-    """A script: its contract, and its source."""
+    """A script with its contract and its source."""
 
     name: str
     summary: str
@@ -60,10 +67,13 @@ class Script:
     body: str
     source: bytes
     sha: str
-    values: Mapping[str, int]  # for each word, the minimum number of values after it
+    values: Mapping[str, int]  # the minimum number of values after each word
 
     def call(self, keys: Mapping[str, str], **args: object) -> Call:
-        """Order keys and arguments as in the header. Raises ContractError for a wrong name."""
+        """Build a call, with keys and arguments in the order that the header declares.
+
+        Raises ContractError if a name is missing or unknown, or if an argument has the wrong type.
+        """
         first = keys.get(self.keys[0].name)
         argv: list[Any] = []
         for key in self.keys:
@@ -88,7 +98,11 @@ class Script:
 
 
 class Call(NamedTuple):
-    """A call of a script with EVALSHA or EVAL. On a cluster, `key` determines the node."""
+    """A call of a script.
+
+    `key` is the first key, which determines the node on a cluster. `argv` contains all keys and
+    arguments in order.
+    """
 
     script: Script
     key: str
@@ -96,28 +110,33 @@ class Call(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The reply of a script: a word of its contract, and the values after it."""
+    """The reply of a script, which consists of a word from its contract and the values after it."""
 
     word: str
     values: list[Any]
 
 
-# The answer to one of several calls: a reply or an error.
+# The result of one of several calls, which is a reply or an error.
 Answer = Reply | RedisResponseError | RedisUnavailableError | ContractError
 
 
 def command(call: Call, *, by_source: bool = False) -> tuple[Any, ...]:
-    """Return the command of a call. With `by_source`, it contains the source of the script."""
+    """Return the command that executes a call.
+
+    By default, it is EVALSHA with the hash of the script. With `by_source`, it is EVAL with the
+    source, for a server that has not loaded the script.
+    """
     if by_source:
         return ("EVAL", call.script.source, len(call.script.keys), *call.argv)
     return ("EVALSHA", call.script.sha, len(call.script.keys), *call.argv)
 
 
 def reply(call: Call, raw: object) -> Reply:
-    """Parse the server's reply to a call. Raises ContractError if the header does not allow it.
+    """Parse the server's reply to a call.
 
-    A reply is a list that starts with the word, or a string of the word and values, separated by
-    spaces. The types of the values are not checked.
+    A reply is either a list that starts with a word, or a string in which the word and the values
+    are separated by spaces. The types of the values are not checked. Raises ContractError if the
+    contract does not list the word, or if there are too few values.
     """
     name = call.script.name
     if isinstance(raw, bytes):
@@ -135,7 +154,10 @@ def reply(call: Call, raw: object) -> Reply:
 
 @lru_cache(maxsize=1)
 def load() -> dict[str, Script]:
-    """Return all scripts by name. Raises ContractError if a header is invalid."""
+    """Return all scripts by name. The files are read only once per process.
+
+    Raises ContractError if a header is invalid.
+    """
     directory = _directory()
     return {
         path.stem: parse(path.stem, path.read_text("utf-8"), directory)
@@ -144,7 +166,7 @@ def load() -> dict[str, Script]:
 
 
 def get(name: str) -> Script:
-    """Return one script. Raises ContractError if no script has that name."""
+    """Return the script with this name. Raises ContractError if there is none."""
     try:
         return load()[name]
     except KeyError:
@@ -160,10 +182,11 @@ def build_call(
     optional: Collection[str] = (),
     **args: object,
 ) -> Call:
-    """Build a call on the keys of an assignment, a partition or a topic that the header names.
+    """Build a call whose keys all belong to one assignment, partition or topic.
 
-    `optional` lists the optional keys to pass. The group of an assignment is passed if the header
-    has an argument `group`. Raises ContractError if an argument is missing or unknown.
+    The names in the header determine which keys these are. An optional key is passed only if its
+    name is in `optional`. If the script has an argument `group`, the group of the assignment is
+    passed automatically. Raises ContractError if an argument is missing or unknown.
     """
     script = get(name)
     wanted = [key.name for key in script.keys if not key.optional or key.name in optional]
@@ -176,12 +199,16 @@ _FIRST = re.compile(r"-- (\w+): (.+)")
 _KEY = re.compile(r"KEYS\[(\d+)\](\??)\s+(\w+)\s+(\w+)\s+(.+)")
 _ARG = re.compile(r"ARGV\[(\d+)(?:\.\.)?\]\s+(\w+)\s+(\w+)\s+(.+)")
 _WORD = re.compile(r"(?:Returns|Entry)\s+([A-Z][A-Z_]*)\s+(.+)")
-_VALUE = re.compile(r"\[(\d+)\]")  # position of a value in a reply
+_VALUE = re.compile(r"\[(\d+)\]")  # the position of a value in a reply
 _FIELD = re.compile(r"-- (KEYS\[|ARGV\[|Returns |Entry |Cost |Repeat |@include )")
 
 
 def parse(name: str, text: str, directory: Path) -> Script:
-    """Parse one script. Raises ContractError, which contains the invalid line of the header."""
+    """Parse one script, including its shared blocks.
+
+    Raises ContractError if the header is invalid. The error contains the invalid line, if there is
+    one.
+    """
     lines = text.split("\n")
     first = _FIRST.fullmatch(lines[0])
     if first is None or first[1] != name:
@@ -220,7 +247,10 @@ def parse(name: str, text: str, directory: Path) -> Script:
 
 
 def _header_fields(lines: Sequence[str]) -> tuple[str, dict[str, list[str]]]:
-    """Sort header lines by kind. An indented line continues the previous one."""
+    """Divide the lines of a header into prose and fields. Return the fields by kind.
+
+    An indented line continues the field before it.
+    """
     kinds = ("KEYS[", "ARGV[", "Returns ", "Entry ", "Cost ", "Repeat ", "@include ")
     fields: dict[str, list[str]] = {kind: [] for kind in kinds}
     prose: list[str] = []
@@ -262,12 +292,18 @@ def _word(name: str, line: str) -> tuple[str, str]:
 
 
 def _values_in(meaning: str) -> int:
-    """Return the number of values that the header lists for a word. The word has position 1."""
+    """Return the number of values that the header lists for a word.
+
+    The word itself has position 1, so a value at position `[2]` is the first one.
+    """
     return max((int(at) for at in _VALUE.findall(meaning)), default=1) - 1
 
 
 def _argument(name: str, arg: ArgSpec, value: object) -> object:
-    """Check a value against its declared type and convert it for the wire."""
+    """Return an argument in the form in which it is sent.
+
+    Raises ContractError if the value does not have the declared type.
+    """
     match arg.type, value:
         case "flag", bool():
             return int(value)
@@ -281,21 +317,21 @@ def _argument(name: str, arg: ArgSpec, value: object) -> object:
 
 
 def _directory() -> Path:
-    """Return the directory of the scripts, in the installed package or the working copy."""
+    """Return the directory of the scripts, either in the installed package or in a working copy."""
     package = Path(__file__).resolve().parent.parent
     packed = package / "_lua"
     return packed if packed.is_dir() else package.parent / "lua"
 
 
-# --- lint: the rules that a test checks for every script ----------------------------------------
+# --- lint: rules that every script must follow, which a test checks ------------------------------
 
 _CALL = re.compile(r"(?:\bredis\.p?|(?<![.\w]))call\(\s*'(\w+)'(?:,\s*'([^']*)')?")
 _RETURNED = re.compile(r"return\s*\{\s*'([A-Z_]+)'")
 _ASSIGNED_WORD = re.compile(r"\.word = (?:body and )?'([A-Z]+)'(?: or '([A-Z]+)')?")
-# Commands with a word before the key.
+# In these commands, another word comes before the key.
 _WORD_FIRST = frozenset({"MEMORY", "XGROUP", "XINFO", "XREADGROUP"})
 _LONGEST = 100
-# Commands that change nothing. Any other command counts as a write.
+# These commands do not change anything. Any other command counts as a write.
 _READS = re.compile(
     r"EXISTS|GET|HEXISTS|HGET|HGETALL|HLEN|HMGET|MEMORY|PTTL|SCARD|STRLEN|TIME|XINFO|XLEN|XPENDING"
     r"|XRANGE|XREVRANGE|ZCARD|ZCOUNT|ZRANGE|ZRANGEBYSCORE|ZRANK|ZSCORE"
@@ -303,7 +339,7 @@ _READS = re.compile(
 
 
 def lint(script: Script) -> list[str]:
-    """Return the violated rules of a script, [] if there are none."""
+    """Return a description of each rule that a script violates."""
     code = _without_comments(script.body)
     whole = _without_comments(script.source.decode())
     guards, line, effects = script.body.partition(f"\n{GUARDS_END}\n")
@@ -333,7 +369,10 @@ def lint(script: Script) -> list[str]:
 
 
 def _lint_names(script: Script, code: str) -> list[str]:
-    """Return unused or undeclared positions, and header names without a local."""
+    """Check that a script uses each declared key and argument, and names a local variable after it.
+
+    Return the problems found.
+    """
     problems = []
     keys = [(key.name, False) for key in script.keys]
     args = [(arg.name, arg.type == "list") for arg in script.args]
@@ -350,7 +389,7 @@ def _lint_names(script: Script, code: str) -> list[str]:
 
 
 def _writers(code: str) -> list[str]:
-    """Return the names of the shared functions that write."""
+    """Return the names of the local functions that execute a write command."""
     blocks = re.findall(r"^local function (\w+)(.*?)^end$", code, re.MULTILINE | re.DOTALL)
     return [name for name, block in blocks if _writes(block, [])]
 

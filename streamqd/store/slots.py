@@ -1,4 +1,4 @@
-"""Map commands to the nodes of a Redis Cluster. No I/O happens here."""
+"""Determine which node of a Redis Cluster serves a command. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamqd.config.topology import Address
 
 SLOTS = 16_384
 
-# Position of the key in a command, 1 if not listed here.
+# The position of the key in a command. For a command that is not listed here, it is 1.
 _KEY_AT = {"EVAL": 3, "EVALSHA": 3, "MEMORY": 2, "OBJECT": 2, "XGROUP": 2, "XINFO": 2}
 _BEHIND_STREAMS = frozenset({"XREAD", "XREADGROUP"})
 _NO_KEY = (
@@ -22,7 +22,7 @@ _KEYLESS = frozenset(_NO_KEY.split())
 
 
 def slot_of(key: str | bytes) -> int:
-    """Return the slot of a key, which its hash tag determines if it has one."""
+    """Return the slot of a key. If the key has a hash tag, the slot depends only on the tag."""
     name = key.encode() if isinstance(key, str) else key
     _, brace, rest = name.partition(b"{")
     tag, end, _ = rest.partition(b"}")
@@ -30,7 +30,7 @@ def slot_of(key: str | bytes) -> int:
 
 
 def key_of(command: Sequence[Any]) -> str | bytes | None:
-    """Return the key by which a command is routed, or None if any node may answer it."""
+    """Return the key by which a command is routed, or None if any node may run the command."""
     name = str(command[0]).upper()
     if name in _KEYLESS:
         return None
@@ -42,16 +42,20 @@ def key_of(command: Sequence[Any]) -> str | bytes | None:
 
 
 class Redirect(NamedTuple):
-    """The target of a redirect. `asking`: it applies only to this command, sent after ASKING."""
+    """The node to which a command is redirected.
+
+    If `asking` is True, the redirect applies only to this command, which must be sent after ASKING.
+    """
 
     address: Address
     asking: bool
 
 
 def redirect_of(text: str, asked: Address) -> Redirect | None:
-    """Parse `MOVED slot host:port` or `ASK …`. Return None for any other text.
+    """Parse an error of the form `MOVED slot host:port` or `ASK slot host:port`.
 
-    A node that does not know its own name omits the host. The target is then `asked`.
+    Return None for any other error. If the error contains no host, because the node does not know
+    its own name, the target has the host of `asked`, the node that returned the error.
     """
     parts = text.split()
     if len(parts) < 3 or parts[0] not in ("MOVED", "ASK"):
@@ -61,16 +65,16 @@ def redirect_of(text: str, asked: Address) -> Redirect | None:
 
 
 class SlotMap:
-    """The master of each slot, as one node of the cluster reports it."""
+    """The master of each slot, according to one node of the cluster."""
 
     def __init__(self, ranges: Iterable[tuple[int, int, Address]]) -> None:
-        """Build the map from tuples (first slot, last slot, master)."""
+        """Build the map from tuples of a first slot, a last slot and their master."""
         self.ranges = sorted(ranges)
         self._firsts = [first for first, _, _ in self.ranges]
 
     @classmethod
     def parse(cls, reply: Sequence[Any], asked: Address) -> SlotMap:
-        """Parse the reply of the node at `asked` to CLUSTER SLOTS."""
+        """Parse the reply to CLUSTER SLOTS from the node at `asked`."""
         ranges = []
         for first, last, master, *_ in reply:
             host = (master[0] or b"").decode()
@@ -80,18 +84,18 @@ class SlotMap:
 
     @property
     def masters(self) -> list[Address]:
-        """All masters that serve slots, in the order of their slots."""
+        """All masters that serve slots, ordered by their first slot."""
         return list(dict.fromkeys(address for _, _, address in self.ranges))
 
     def master_of(self, slot: int) -> Address | None:
-        """Return the master of a slot, or None if it has none."""
+        """Return the master of a slot, or None if no node serves the slot."""
         at = bisect_right(self._firsts, slot) - 1
         if at < 0 or slot > self.ranges[at][1]:
             return None
         return self.ranges[at][2]
 
     def with_moved(self, slot: int, to: Address) -> SlotMap:
-        """Return the map with one slot moved to another node."""
+        """Return a copy of the map in which one slot belongs to another node."""
         ranges = []
         for first, last, address in self.ranges:
             if not first <= slot <= last:

@@ -1,4 +1,4 @@
-"""Spark's calls: count entries, and publish each row of a batch once.
+"""Script calls with which Spark counts entries, and publishes each row of a batch once.
 
 Only `streamqd.spark` uses these calls.
 """
@@ -15,23 +15,30 @@ from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
-STEP_MAX = 500  # entries per step
-ROWS_MAX = 250  # rows per call
-FIELDS_MAX = 4000  # names and values of one row. Lua's `unpack` fails near 8,000.
+STEP_MAX = 500  # maximum number of entries in one step
+ROWS_MAX = 250  # maximum number of rows in one call
+# Maximum number of names and values in one row, because `unpack` in Lua fails near 8,000.
+FIELDS_MAX = 4000
 PLAN_BYTES_MAX = untrusted.OBJECT_BYTES_MAX
 
-Plan = Mapping[str, Mapping[str, Sequence[int]]]  # attempt -> topic -> partitions
+Plan = Mapping[str, Mapping[str, Sequence[int]]]  # partitions by task attempt and topic
 
 
 def step(stream: str, after: str, upto: str, count: int) -> Call:
-    """Advance `count` entries from `after`, at most to `upto`. `StreamStep` parses the reply."""
+    """Build a call that returns the position `count` entries after the ID `after`.
+
+    The position is never later than `upto`. `StreamStep` parses the reply.
+    """
     if not 1 <= count <= STEP_MAX:
         raise ContractError(f"stream_step: {count} entries, not 1 to {STEP_MAX}")
     return scripts.get("stream_step").call({"stream": stream}, after=after, upto=upto, count=count)
 
 
 class StreamStep(NamedTuple):
-    """A step over `passed` entries up to `last`. `more`: there may be entries after it."""
+    """A step that passed `passed` entries, of which the last has the ID `last`.
+
+    If `more` is True, there may be further entries before the end of the range.
+    """
 
     passed: int
     last: str
@@ -54,7 +61,12 @@ def query_position(
     *,
     hold: bool,
 ) -> Call:
-    """Publish the position of a query on a partition. `read` is the number of entries before it."""
+    """Build a call that publishes how far a query has read a partition.
+
+    `entry_id` is the last entry that the query has read, and `read` the number of entries up to and
+    including it, or None if it is unknown. With `hold`, entries that the query has not read stay,
+    even beyond the limits of retention.
+    """
     return scripts.build_call(
         "query_position",
         keys,
@@ -67,7 +79,11 @@ def query_position(
 
 
 def begin(keys: Keys, query: str, batch: int, plan: Plan, ttl: float, rows: int) -> Call:
-    """Record the task attempts that form a batch, unless recorded already. `ttl` is in seconds."""
+    """Build a call that decides which task attempts make up a batch.
+
+    The first decision stays, so a later call gets the plan that is already recorded. The record is
+    kept for `ttl` seconds.
+    """
     names = {name for topics in plan.values() for name in topics}
     return scripts.get("sink_start").call(
         {"record": keys.sink(query)},
@@ -80,7 +96,11 @@ def begin(keys: Keys, query: str, batch: int, plan: Plan, ttl: float, rows: int)
 
 
 def publish(keys: Keys, topic: str, partition: int, query: str, attempt: str, ttl: float) -> Call:
-    """Move up to ROWS_MAX rows of an attempt. The reply has the moved and the remaining number."""
+    """Build a call that moves up to ROWS_MAX staged rows of an attempt to the partition.
+
+    The reply contains the number of rows moved and the number of rows left, which are kept for
+    `ttl` seconds.
+    """
     return scripts.get("sink_publish").call(
         {
             "stream": keys.stream(topic, partition),
@@ -92,19 +112,22 @@ def publish(keys: Keys, topic: str, partition: int, query: str, attempt: str, tt
 
 
 def end(keys: Keys, query: str, batch: int, ttl: float) -> Call:
-    """Record that a batch is published."""
+    """Build a call which records that a batch is completely published."""
     return scripts.get("sink_finish").call(
         {"record": keys.sink(query)}, batch=batch, ttl_ms=round(ttl * 1000)
     )
 
 
 def write_plan(plan: Plan) -> str:
-    """Return the JSON of a plan for the record of a query."""
+    """Return a plan as JSON, the form in which the record of a query contains it."""
     return json.dumps(plan, separators=(",", ":"))
 
 
 def read_plan(raw: bytes | None, key: str = "the record of a query") -> Plan:
-    """Parse the plan of a record, with the attempts in order. Raises InvalidValueError."""
+    """Parse the plan in the record of a query. Raises InvalidValueError.
+
+    The attempts keep their order.
+    """
     found = untrusted.json_object(raw, key, "plan")
     for topics in found.values():
         if not isinstance(topics, dict) or not all(map(_are_partitions, topics.values())):

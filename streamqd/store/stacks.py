@@ -1,6 +1,7 @@
-"""The requested stack of a worker: a STRING with a TTL for each assignment.
+"""Publish and read the stack of a worker that an operator has requested.
 
-The owner's supervisor writes the stack after a directive `stack:TOPIC/PARTITION/GROUP`.
+After a directive `stack:TOPIC/PARTITION/GROUP`, the owner's supervisor writes the stack to a key
+that expires. There is one key for each assignment.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from streamqd.model import Assignment
 from streamqd.store import untrusted
 from streamqd.store.keys import Keys
 
-KEPT_SECONDS = 300  # lifetime of a published stack
-BYTES_MAX = 32 * 1024  # longest text of a published stack, in bytes
+KEPT_SECONDS = 300  # how long a published stack is kept
+BYTES_MAX = 32 * 1024  # maximum size of a published stack in bytes
 _TEXTS = ("instance", "stack", "problem")
 _INTEGERS = ("requested_unix_ms", "at_unix_ms", "epoch", "pid", "lines_left_out")
 
 
 class PublishedStack(NamedTuple):
-    """The answer to a request: a stack, or the reason why there is none.
+    """The answer to a request for a stack.
 
-    `requested_unix_ms` is the time of the directive, and `at_unix_ms` the time of the stack (Redis
-    time). `pid` is 0 without a process. `lines_left_out` is the number of lines that were cut from
+    It contains either a stack, or in `problem` the reason why there is none. `requested_unix_ms` is
+    the time of the directive, and `at_unix_ms` the time of the stack, both by the clock of Redis.
+    `pid` is 0 if there is no process. `lines_left_out` is the number of lines that were cut from
     the end of the stack.
     """
 
@@ -37,19 +39,19 @@ class PublishedStack(NamedTuple):
     problem: str = ""
 
     def shorten(self) -> PublishedStack:
-        """Return a copy with at most BYTES_MAX bytes of the stack, in whole lines."""
+        """Return a copy whose stack is cut after a whole line, so that it fits in BYTES_MAX."""
         kept, left_out = _shorten(self.stack)
         return self._replace(stack=kept, lines_left_out=self.lines_left_out + left_out)
 
 
 def publish(keys: Keys, assignment: Assignment, found: PublishedStack) -> tuple[Any, ...]:
-    """Build the command that publishes a stack for KEPT_SECONDS and replaces an earlier stack."""
+    """Return the command that publishes a stack for KEPT_SECONDS, replacing an earlier one."""
     body = json.dumps(found.shorten()._asdict(), separators=(",", ":"))
     return ("SET", keys.stack(*assignment), body, "PX", KEPT_SECONDS * 1000)
 
 
 def parse(raw: bytes | None, key: str) -> PublishedStack | None:
-    """Parse a published stack, None for a missing key. Raises InvalidValueError."""
+    """Parse a published stack. Return None if there is no such key. Raises InvalidValueError."""
     if raw is None:
         return None
     found = untrusted.json_object(raw, key)
@@ -64,7 +66,7 @@ def parse(raw: bytes | None, key: str) -> PublishedStack | None:
 
 
 def _shorten(text: str) -> tuple[str, int]:
-    """Return the first lines of a text, and the number of lines that are left out."""
+    """Return the first lines of a text that fit in BYTES_MAX, and the number of other lines."""
     lines = text.splitlines()
     kept, size = 0, 0
     for line in lines:

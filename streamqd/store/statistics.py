@@ -1,6 +1,7 @@
-"""Read the figures for metrics, status and health. Writes nothing.
+"""Read the figures that metrics, status and health show. This module writes nothing.
 
-The housekeeper uses it for the assignments of its instance, and the command line for its views.
+The housekeeper reads the figures of its own instance's assignments, and the command line those for
+its views.
 """
 
 from __future__ import annotations
@@ -18,53 +19,57 @@ from streamqd.store import scripts, untrusted
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
 
-QUERIES_MAX = 100  # limit of queries per partition. Those with the latest reports are shown.
+QUERIES_MAX = 100  # maximum number of queries of a partition that are shown
 _QUERY = re.compile((QUERY_PREFIX + NAME.pattern).encode())
-TRIM = "the record of trimming of a partition"  # label in errors if the caller passes no key
-RETRIES = "the retries of a group on a partition"  # likewise
+# Labels for errors if the caller passes no key.
+TRIM = "the record of trimming of a partition"
+RETRIES = "the retries of a group on a partition"
 
 
 class QueryFigures(NamedTuple):
-    """The position of a Spark query on a partition."""
+    """The position of a Spark query on a partition, as the query last reported it."""
 
-    group: str  # spark:NAME
+    group: str  # name of the group that shows the position, `spark:NAME`
     lag: int | None  # None if the server cannot count it
     idle_ms: int | None  # milliseconds since its last report
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionFigures:
-    """The figures of one partition. Missing IDs are ''.
+    """The figures of one partition. An ID is '' if there is no such entry.
 
-    `bad` is the error of an invalid figure, which then counts as missing.
+    If a figure cannot be read, it is treated as missing, and `bad` is the error.
     """
 
     length: int
-    added: int  # total number of entries added
+    added: int  # number of entries ever added
     first_id: str
     last_id: str
     dead: int
     delayed_sends: int
-    trimmed_to: str  # first ID that trimming kept
+    trimmed_to: str  # the first ID that trimming kept
     next_due_unix_ms: int | None = None  # due time of the next delayed send
     queries: tuple[QueryFigures, ...] = ()
     bad: InvalidValueError | None = None
-    counted: bool = True  # False if `added` excludes entries that other clients removed
+    counted: bool = True  # False if `added` does not include entries that other clients removed
 
 
 class Backlog(NamedTuple):
-    """The unfinished entries of a group in one stream. Missing ids are ''."""
+    """The unfinished entries of a group in one stream. An ID is '' if there is no such entry."""
 
     pending: int
     oldest_pending_id: str
-    unread: int | None  # None if the server does not count them
+    unread: int | None  # None if the server cannot count them
     oldest_unread_id: str
     length: int
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentFigures:
-    """The figures of one group on one partition: the partition and the group's retry stream."""
+    """The figures of one group on one partition.
+
+    They cover both the partition stream (`main`) and the group's retry stream (`retry`).
+    """
 
     main: Backlog
     retry: Backlog
@@ -73,48 +78,51 @@ class AssignmentFigures:
 
     @property
     def pending(self) -> int:
-        """Entries delivered and not settled."""
+        """The number of entries that are delivered but not settled."""
         return self.main.pending + self.retry.pending
 
     @property
     def lag(self) -> int | None:
-        """Entries not yet delivered, or None if the server does not count them."""
+        """The number of entries not delivered yet, or None if the server cannot count them."""
         if self.main.unread is None or self.retry.unread is None:
             return None
         return self.main.unread + self.retry.unread
 
     def oldest_unread_unix_ms(self) -> int | None:
-        """Return the time of the oldest unread entry, from its id, or None if all are read."""
+        """Return the time in the ID of the oldest unread entry, or None if all are read."""
         ids = (self.main.oldest_unread_id, self.retry.oldest_unread_id)
         return min((unix_ms(each) for each in ids if each), default=None)
 
     def oldest_pending_unix_ms(self) -> int | None:
-        """Return the time of the oldest pending entry, from its id, or None without one."""
+        """Return the time in the ID of the oldest pending entry, or None if none is pending."""
         ids = (self.main.oldest_pending_id, self.retry.oldest_pending_id)
         return min((unix_ms(each) for each in ids if each), default=None)
 
     def oldest_unix_ms(self) -> int | None:
-        """Return the time of the oldest unsettled entry, or None if all are settled."""
+        """Return the time in the ID of the oldest unsettled entry, or None if all are settled."""
         ids = (*self.main[1::2], *self.retry[1::2])
         return min((unix_ms(str(each)) for each in ids if each), default=None)
 
 
 def unix_ms(entry_id: str) -> int:
-    """Return the time part of an entry ID.
+    """Return the time in an entry ID (unix ms).
 
-    A client may choose any ID, up to 2^64. The time is limited to the largest integer that readers
-    of the figures accept.
+    Because a client may choose any ID up to 2^64, the result is limited to the largest integer that
+    readers of the figures accept.
     """
     return min(int(entry_id.partition("-")[0]), untrusted.INTEGER_MAX)
 
 
 def measure_partition(keys: Keys, topic: str, partition: int) -> Call:
-    """Build the call for the figures of one partition."""
+    """Build a call that returns the figures of one partition."""
     return scripts.build_call("partition_measure", keys, (topic, partition))
 
 
 def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
-    """Parse the reply to `measure_partition`. `key` is the key of the trimming record."""
+    """Parse the reply to `measure_partition`.
+
+    `key` is the key of the trimming record, for errors.
+    """
     length, added, first, last, dead, delayed, kept, due, queries, counted = reply.values
     trimmed_to, bad = "", None
     try:
@@ -137,9 +145,10 @@ def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
 
 
 def _queries(raw: list[Any]) -> tuple[QueryFigures, ...]:
-    """Return the figures of groups that are named like queries.
+    """Return the figures of the groups whose names are those of queries.
 
-    Limited, because any client can create such groups.
+    Because any client can create such groups, at most QUERIES_MAX are returned. These are the ones
+    that reported last.
     """
     found = [
         QueryFigures(
@@ -155,14 +164,15 @@ def _queries(raw: list[Any]) -> tuple[QueryFigures, ...]:
 
 
 def measure_assignment(keys: Keys, assignment: Assignment) -> Call:
-    """Build the call for the figures of one group on one partition."""
+    """Build a call that returns the figures of one group on one partition."""
     return scripts.build_call("assignment_measure", keys, assignment)
 
 
 def assignment_figures(reply: Reply, key: str = RETRIES) -> AssignmentFigures | None:
-    """Parse the reply to `measure_assignment`. Return None if the group does not exist there.
+    """Parse the reply to `measure_assignment`.
 
-    `key` is the key of the due times of retries.
+    Return None if the group does not exist on the partition. `key` is the key that holds the due
+    times of retries, for errors.
     """
     if reply.word == "NOGROUP":
         return None
@@ -175,16 +185,17 @@ def assignment_figures(reply: Reply, key: str = RETRIES) -> AssignmentFigures | 
     )
 
 
-DEAD_LETTERS_AT_ONCE = 500  # dead letters counted by one call
-GROUP_BYTES_MAX = 256  # bytes of a group's name in a dead letter
-GROUPS_MAX = 1_000  # limit of groups in dead letters. With more, all counts are unknown.
+DEAD_LETTERS_AT_ONCE = 500  # maximum number of dead letters that one call counts
+GROUP_BYTES_MAX = 256  # number of bytes to which the name of a group in a dead letter is cut
+GROUPS_MAX = 1_000  # if the dead letters belong to more groups than this, all counts are unknown
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterCount:
-    """The dead letters of one partition by group, counted up to the ID `after`.
+    """The numbers of dead letters of one partition by group.
 
-    `whole` is True if all dead letters are counted.
+    Dead letters are counted in several calls. `after` is the ID of the last one counted so far.
+    `whole` is True if all are counted.
     """
 
     by_group: Mapping[str, int] = field(default_factory=dict)
@@ -192,12 +203,12 @@ class DeadLetterCount:
     whole: bool = False
 
     def get(self, group: str) -> int | None:
-        """Return the number of a group's dead letters, or None until all are counted."""
+        """Return the number of a group's dead letters, or None if not all are counted yet."""
         return self.by_group.get(group, 0) if self.whole else None
 
 
 def count_dead_letters(keys: Keys, topic: str, partition: int, known: DeadLetterCount) -> Call:
-    """Build the call that counts the next dead letters."""
+    """Build a call that counts the next dead letters after the `known` ones."""
     place = topic, partition
     return scripts.build_call(
         "dead_letters_measure", keys, place, after=known.after, count=DEAD_LETTERS_AT_ONCE
@@ -205,11 +216,14 @@ def count_dead_letters(keys: Keys, topic: str, partition: int, known: DeadLetter
 
 
 def dead_letters_counted(known: DeadLetterCount, reply: Reply) -> DeadLetterCount:
-    """Add the counts of the reply. If dead letters were removed, the count restarts."""
+    """Add the counts in the reply to the `known` ones.
+
+    If dead letters were removed in the meantime, the count starts again from the first one.
+    """
     counted, last, more, there = reply.values
     found = Counter(known.by_group)
     for name, count in zip(counted[::2], counted[1::2], strict=True):
-        # Count an invalid name under its printable form.
+        # A name may be invalid, so use a printable form of it.
         found[name[:GROUP_BYTES_MAX].decode("utf-8", "replace")] += int(count)
     if more:
         return DeadLetterCount(found, last.decode())
@@ -230,9 +244,10 @@ def _backlog(raw: list[Any]) -> Backlog:
 
 
 def due_of(raw: bytes, key: str = "a due time", field: str = "") -> int | None:
-    """Return the earliest due time (unix ms), or None if nothing is delayed.
+    """Parse a due time (unix ms). Return None for an empty reply, which means nothing is delayed.
 
-    A score may be any number, even negative. The script limits it to the range of exact integers.
+    Another client may have set any score, even a negative one. The script limits it to the integers
+    that can be represented exactly. `key` and `field` are for errors.
     """
     if not raw:
         return None

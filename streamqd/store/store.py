@@ -1,4 +1,4 @@
-"""A connection, and the key names of one installation."""
+"""A connection together with the key names of one installation."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from streamqd.store.scripts import Answer, Call, Reply
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The installation's data in Redis.
+    """The data of an installation in Redis.
 
-    Its methods are those of `Connection`, with their errors.
+    The methods do the same as those of `Connection`, and raise the same errors.
     """
 
     connection: Connection
@@ -33,7 +33,7 @@ class Store:
     def run_each(self, calls: Sequence[Call]) -> list[Answer]:
         """Run scripts in one write.
 
-        For a silent node or an invalid reply, the element is an error.
+        The result of a call is an error if its node did not answer or its reply is invalid.
         """
         return self.connection.run_each(calls)
 
@@ -42,5 +42,5 @@ class Store:
         return self.connection.execute(*args)
 
     def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run commands in one write. Error replies are elements of the result."""
+        """Run commands in one write. The result of a command may be an error."""
         return self.connection.pipeline(commands)

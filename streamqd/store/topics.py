@@ -1,8 +1,8 @@
-"""Topics: their partition count, set once, and the registry of their names.
+"""Create and read topics, and maintain the registry of their names.
 
-The callers are producers (which create the topics to which they write), the supervisor and the
-administration. These functions do their own I/O, because meta and registry are in different slots,
-and no caller has other commands to send with them.
+Producers use these functions to create the topics to which they write. The supervisor and the
+administration use them too. Most of the functions do their own I/O. The metadata of a topic and the
+registry are in different slots, and no caller has other commands to send together with them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
 
-PARTITIONS_MAX = 65_536  # a larger number is a mistake or from another program
+PARTITIONS_MAX = 65_536  # a larger count must be a mistake, or another program has written it
 
 
 class TopicMeta(NamedTuple):
-    """The registered data of a topic. `settings` are the registered settings."""
+    """The metadata of a topic that is registered in Redis."""
 
     partitions: int
     created_unix_ms: int
@@ -34,9 +34,9 @@ class TopicMeta(NamedTuple):
 def create(store: Store, name: str, topic: Topic) -> int:
     """Create a topic unless it exists, and register its name. Return its partition count.
 
-    If the topic exists, its count may differ from the requested count. Raises RedisResponseError
-    with the code DELETING while the topic is being deleted, and InvalidValueError if the count is
-    invalid.
+    If the topic already exists, its count may differ from the requested one. Raises
+    RedisResponseError with the code DELETING while the topic is being deleted, and
+    InvalidValueError if the stored count is invalid.
     """
     reply = store.run(creation(store.keys, name, topic))
     if reply.word == "DELETING":
@@ -52,7 +52,10 @@ def create(store: Store, name: str, topic: Topic) -> int:
 
 
 def creation(keys: Keys, name: str, topic: Topic) -> Call:
-    """Build the call that creates a topic. Replies OK, EXISTS (count, settings) or DELETING."""
+    """Build a call that creates a topic.
+
+    The reply is OK, EXISTS with the existing count and settings, or DELETING.
+    """
     return scripts.build_call(
         "topic_create",
         keys,
@@ -64,9 +67,10 @@ def creation(keys: Keys, name: str, topic: Topic) -> Call:
 
 
 def configuration(keys: Keys, name: str, seen: str, settings: Mapping[str, Any]) -> Call:
-    """Build the call that replaces the settings, if they still equal `seen`.
+    """Build a call that replaces the registered settings of a topic.
 
-    `seen` is the reply of `read_settings`.
+    `seen` is the result of `read_settings`. Nothing is changed if the settings are no longer equal
+    to it.
     """
     return scripts.build_call(
         "topic_configure", keys, (name,), seen=seen, settings=_to_json(settings)
@@ -74,37 +78,40 @@ def configuration(keys: Keys, name: str, seen: str, settings: Mapping[str, Any])
 
 
 def retirement(keys: Keys, name: str) -> Call:
-    """Build the call that starts a deletion. Replies OK (count), even if repeated, or MISSING."""
+    """Build a call that starts the deletion of a topic.
+
+    The reply is OK with the partition count, even if the call is repeated, or MISSING.
+    """
     return scripts.build_call("topic_retire", keys, (name,))
 
 
 def read_settings(store: Store, name: str) -> str:
-    """Return the registered settings as stored, '' if there are none."""
+    """Return the registered settings in the form in which they are stored, or ''."""
     key = store.keys.meta(name)
     return untrusted.text(store.execute("HGET", key, "settings"), key, "settings", default="")
 
 
 def groups_seen(store: Store, name: str) -> list[str]:
-    """Return all groups that daemons have created on the topic so far, sorted."""
+    """Return the sorted names of all groups that daemons have created on the topic so far."""
     fields = [untrusted.label(field) for field in store.execute("HKEYS", store.keys.meta(name))]
     return sorted(each.removeprefix("group:") for each in fields if each.startswith("group:"))
 
 
 def register(store: Store, name: str) -> None:
-    """Add the name to the registry. Every producer does this at its start."""
+    """Add a topic's name to the registry. Every producer does this when it starts."""
     store.execute("SADD", store.keys.registry(), name)
 
 
 def names(store: Store) -> list[str]:
-    """Return the names of all topics, sorted, without the invalid names that `registry` returns.
+    """Return the sorted names of all topics. Invalid entries of the registry are skipped.
 
-    Raises InvalidValueError if the registry's key has another type.
+    Raises InvalidValueError if the key of the registry has the wrong type.
     """
     return _names(store)[0]
 
 
 def registry(store: Store) -> tuple[list[str], list[InvalidValueError]]:
-    """Return the names of all topics, sorted, and the registry's invalid entries."""
+    """Return the sorted names of all topics, and an error for each invalid entry."""
     try:
         return _names(store)
     except InvalidValueError as error:
@@ -122,7 +129,7 @@ def _names(store: Store) -> tuple[list[str], list[InvalidValueError]]:
 
 
 def no_partition_text(topic: str, partition: int, count: int) -> str:
-    """Return the error text for a partition that a topic of `count` partitions does not have."""
+    """Return the error text for a partition number that a topic of `count` partitions lacks."""
     return (
         f"partition {partition} of topic {topic} not found; partitions are numbered 0 to"
         f" {count - 1}"
@@ -136,13 +143,14 @@ def partition_count(store: Store, name: str) -> int | None:
 
 
 def presence(keys: Keys, name: str) -> tuple[Any, ...]:
-    """Build the command whose reply `present` parses."""
+    """Return the command whose reply `present` takes."""
     return ("HMGET", keys.meta(name), "partitionCount", "deleting")
 
 
 def present(keys: Keys, name: str, reply: Sequence[bytes | None]) -> int | None:
-    """Return the partition count, 0 while the topic is being deleted, None if it is gone.
+    """Parse the reply to the command of `presence`.
 
+    Return the partition count, 0 if the topic is being deleted, or None if it does not exist.
     Raises InvalidValueError.
     """
     count, deleting = reply
@@ -152,7 +160,10 @@ def present(keys: Keys, name: str, reply: Sequence[bytes | None]) -> int | None:
 
 
 def count_streams(store: Store, name: str) -> int:
-    """Return the number of consecutive partitions from 0 in the set of partition streams."""
+    """Count the partitions in the set of partition streams.
+
+    Counting starts at partition 0 and stops before the first number that is missing.
+    """
     streams = set(store.execute("SMEMBERS", store.keys.partitions(name)))
     count = 0
     while count < PARTITIONS_MAX and store.keys.stream(name, count).encode() in streams:
@@ -161,7 +172,7 @@ def count_streams(store: Store, name: str) -> int:
 
 
 def meta(store: Store, name: str) -> TopicMeta | None:
-    """Return the registered data of a topic, or None if it does not exist.
+    """Return the metadata of a topic, or None if the topic does not exist.
 
     Raises InvalidValueError.
     """
@@ -171,7 +182,10 @@ def meta(store: Store, name: str) -> TopicMeta | None:
 
 
 def _read(link: Connection, wanted: str, command: str, key: str, *fields: str) -> Any:
-    """Run a reading command. Raises InvalidValueError if the key has a type other than `wanted`."""
+    """Run a command that reads a key.
+
+    Raises InvalidValueError if the type of the key is not `wanted`.
+    """
     try:
         return link.execute(command, key, *fields)
     except RedisResponseError as error:
@@ -181,7 +195,10 @@ def _read(link: Connection, wanted: str, command: str, key: str, *fields: str) -
 
 
 def metas(store: Store, names: Sequence[str]) -> list[TopicMeta | StreamqdError | None]:
-    """Return the registered data of each topic, or its error. One round trip."""
+    """Return the metadata of each topic, in the same order. Takes one round trip.
+
+    The element is None for a topic that does not exist, or an error if the metadata cannot be read.
+    """
     replies = store.pipeline([("HMGET", store.keys.meta(name), *_META) for name in names])
     found: list[TopicMeta | StreamqdError | None] = []
     for name, reply in zip(names, replies, strict=True):
@@ -214,17 +231,17 @@ def _meta(keys: Keys, name: str, reply: Sequence[bytes | None]) -> TopicMeta | N
 
 
 def missing_count_error(key: str) -> InvalidValueError:
-    """Return the error for the meta `key` of a topic without a partition count."""
+    """Return the error for a topic whose meta key contains no partition count."""
     return InvalidValueError(
         key, "partitionCount", "missing", f"an integer from 1 to {PARTITIONS_MAX}"
     )
 
 
 def count_of(name: str, raw: bytes, key: str = "") -> int:
-    """Parse a partition count.
+    """Parse the partition count of the topic `name`.
 
-    Raises InvalidValueError if it is invalid, because a count is never guessed.
+    Raises InvalidValueError if the count is invalid. No other count is assumed in its place,
+    because messages could then be sent to partitions that no group reads.
     """
-    # A wrong count would send messages to partitions that no group reads.
     key = key or f"the meta of topic {name}"
     return untrusted.integer(raw, key, "partitionCount", low=1, high=PARTITIONS_MAX)

@@ -1,4 +1,4 @@
-"""Read streams: pages with bodies, and the copies of one message. Writes nothing."""
+"""Script calls that read pages of a stream, and find the copies of one message in it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from typing import NamedTuple
 from streamqd.store import scripts
 from streamqd.store.scripts import Call, Reply
 
-FIND_AT_ONCE = 500  # entries examined by one call
+FIND_AT_ONCE = 500  # maximum number of entries that one call examines
 
 
 class Copy(NamedTuple):
-    """A copy of a message in a stream. `fields` excludes payload, headers and traceback."""
+    """A copy of a message in a stream.
+
+    `fields` contains its fields except payload, headers and traceback.
+    """
 
     id: str
     fields: dict[bytes, bytes]
 
 
 def page(stream: str, first: str, last: str, count: int, *, newest: bool) -> Call:
-    """Read at most `count` entries from `first` to `last`.
+    """Build a call that reads up to `count` entries with their bodies.
 
-    The page ends after the entry with which the bodies exceed BYTES_MAX. `first` and `last` have
-    the format of XRANGE, or with `newest` that of XREVRANGE.
+    `first` and `last` are given as in XRANGE or, with `newest`, as in XREVRANGE. If the bodies are
+    large, the page ends with the entry that takes their total size above BYTES_MAX.
     """
     return scripts.get("stream_page").call(
         {"stream": stream}, first=first, last=last, count=count, newest=newest
@@ -29,12 +32,18 @@ def page(stream: str, first: str, last: str, count: int, *, newest: bool) -> Cal
 
 
 def find(stream: str, original: str, begin: str) -> Call:
-    """Search for copies of the message with the ID `original`, from the ID `begin` on."""
+    """Build a call that searches for copies of the message whose original ID is `original`.
+
+    The search starts at the ID `begin`.
+    """
     return _find(stream, "originalId", original, begin)
 
 
 def find_send(stream: str, send_id: str, begin: str) -> Call:
-    """Search for the entries of a send, from the ID `begin` on."""
+    """Build a call that searches for the entries of a delayed send.
+
+    The search starts at the ID `begin`.
+    """
     return _find(stream, "sendId", send_id, begin)
 
 
@@ -45,7 +54,10 @@ def _find(stream: str, field: str, value: str, begin: str) -> Call:
 
 
 def parse_copies(reply: Reply) -> tuple[list[Copy], str]:
-    """Parse a reply to `find`: the copies, and the ID at which to continue, '' at the end."""
+    """Parse the reply to `find` or `find_send`.
+
+    Return the copies, and the ID at which the search must continue, or '' if it is complete.
+    """
     copies, after = reply.values
     return [
         Copy(entry_id.decode(), dict(zip(fields[::2], fields[1::2], strict=True)))

@@ -1,7 +1,7 @@
-"""Send commands and receive replies on one socket, with one deadline per exchange.
+"""Send commands and receive replies on one socket, with one deadline for each exchange.
 
-Each new connection has a new `Transport`. Commands of a WATCH or a transaction can therefore never
-be sent on a different connection.
+Each connection has its own `Transport`. A command that belongs to a WATCH or a transaction can
+therefore never be sent on a different connection by mistake.
 """
 
 from __future__ import annotations
@@ -24,45 +24,51 @@ if TYPE_CHECKING:
     from streamqd.store.idle_probe import IdleProbe
 
 # Redis 6.2 wraps an error inside a script: "ERR Error running script (call to f_<sha>):
-# @user_script:12: @user_script: 12: -OOM command not allowed …". The pattern is anchored, because
-# the rest of the text may quote user data.
+# @user_script:12: @user_script: 12: -OOM command not allowed …". The pattern only matches at the
+# start of the text, because the rest may quote user data.
 _IN_SCRIPT = r"Error running script \(call to \w+\): @\w+:\d+: (?:@\w+: ?\d+: )?"
 _WRAPPED = re.compile(rf"ERR {_IN_SCRIPT}-?([A-Z][A-Z0-9]+) ")
-# A command inside a script that the user may not run: Valkey and Redis 7.2, then Redis 6.2 and 7.0.
+# The user has no permission for a command inside a script. The first alternative is the text of
+# Valkey and Redis 7.2, and the second one that of Redis 6.2 and 7.0.
 _FORBIDDEN = re.compile(
     rf"ERR (?:ACL failure in script: |(?:{_IN_SCRIPT})?The user executing the script can't )"
 )
-# A transaction that was queued before the server's state changed: "EXECABORT Transaction discarded
-# because of: READONLY You can't write …". For an error while queueing: "of previous errors".
+# A transaction was queued before the state of the server changed: "EXECABORT Transaction discarded
+# because of: READONLY You can't write …". If a command could not be queued, the text ends with "of
+# previous errors" instead.
 _ABORTED = re.compile(r"EXECABORT Transaction discarded because of: ([A-Z]+) ")
-# Detect a node that disappears silently after 14 seconds, even without an outstanding command,
-# because an idle worker waits longer than that.
+# With these values, a node that disappears silently is noticed after 14 seconds, even if no command
+# is outstanding. An idle worker would otherwise wait longer than that.
 KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
-_RECEIVE_BYTES = (16 * 1024, 256 * 1024)  # buffer size: initial and maximum
-_LEAST_SECONDS = 0.001  # time limit of a step that is tried after the deadline
+_RECEIVE_BYTES = (16 * 1024, 256 * 1024)  # initial and maximum size of the receive buffer
+_LEAST_SECONDS = 0.001  # time limit of a step that is still tried after the deadline
 _NUMBERS = frozenset({int, float})
-_BACKLOG_SECONDS = 0.01  # pause between attempts on a unix socket whose backlog is full
+_BACKLOG_SECONDS = 0.01  # pause between attempts on a Unix socket whose backlog is full
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
-# Resolves a host and port to (address family, socket address) pairs. The third argument is the time
-# limit in seconds. Raises OSError if there is no address or no answer in time.
+# A function that resolves a host and a port to pairs of an address family and a socket address. Its
+# third argument is the time limit in seconds. It raises OSError if there is no address, or no
+# answer in time.
 Lookup = Callable[[str, int, float], list[tuple[int, tuple[Any, ...]]]]
 
 
 class OverweightError(Exception):
-    """The reply is larger than allowed."""
+    """Raised if a reply is larger than allowed."""
 
 
 def resolve(host: str, port: int, _seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
-    """Resolve with the operating system, which may take 5 seconds per silent name server."""
+    """Resolve a host with the operating system.
+
+    This does not respect the time limit. It may take 5 seconds for each name server that is silent.
+    """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [(family, address) for family, _, _, _, address in found]
 
 
 def pack(command: Sequence[Any]) -> bytes:
-    """Pack a command of strings, bytes and numbers."""
-    # Convert numbers here, because hiredis aborts the process if a signal handler raises while
-    # hiredis converts one.
+    """Pack a command, whose parts may be strings, bytes and numbers, for sending."""
+    # Numbers are converted here. If hiredis converted them, it would abort the process when a
+    # signal handler raises an exception during the conversion.
     if not _NUMBERS.isdisjoint(map(type, command)):
         command = [str(each) if type(each) in _NUMBERS else each for each in command]
     packed: bytes = hiredis.pack_command(tuple(command))
@@ -70,7 +76,10 @@ def pack(command: Sequence[Any]) -> bytes:
 
 
 def code_of(text: str) -> str:
-    """Return the code of an error reply, such as `OOM`, for every server version."""
+    """Return the code of an error reply, such as `OOM`.
+
+    The result is the same for all server versions, even if the error comes from inside a script.
+    """
     if _FORBIDDEN.match(text):
         return "NOPERM"
     wrapped = _WRAPPED.match(text) or _ABORTED.match(text)
@@ -78,7 +87,7 @@ def code_of(text: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return the text of an error, without its errno."""
+    """Return the text of an error without its error number."""
     text = isinstance(error, OSError) and error.strerror
     if text and error.filename:  # type: ignore[attr-defined]
         return f"{error.filename}: {text}"  # type: ignore[attr-defined]
@@ -86,20 +95,20 @@ def reason(error: BaseException) -> str:
 
 
 class Transport:
-    """A connected socket and the parser of its replies. A closed Transport is not reopened.
+    """A connected socket with a parser for its replies. It cannot be reopened after it is closed.
 
-    One thread calls `begin`, `send` and `receive` for an exchange. The socket never blocks. All
-    waits are done here, and end at one deadline.
+    For each exchange, one thread calls `begin`, `send` and `receive`. The socket is nonblocking. A
+    transport waits for it with a poller, and no wait continues after the deadline of the exchange.
     """
 
     def __init__(self, sock: socket.socket, address: str) -> None:
-        """`address` is for display."""
+        """Take over a connected socket. `address` is used only in messages."""
         sock.setblocking(False)
         self.sock = sock
         self.address = address
-        self.received = 0  # bytes received since the connection was opened
-        self.owes = False  # True if a reply is outstanding or was given up
-        self.idle_probe: IdleProbe | None = None  # probes a silent server before the deadline
+        self.received = 0  # number of bytes received since the connection was opened
+        self.owes = False  # True if a reply is outstanding, even if it was given up
+        self.idle_probe: IdleProbe | None = None  # sends a probe if the connection is silent
         self._deadline = 0.0
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._poller = select.poll()
@@ -108,14 +117,15 @@ class Transport:
         self._buffer = bytearray(_RECEIVE_BYTES[0])
 
     def begin(self, seconds: float) -> None:
-        """Start an exchange: sending and all its replies must finish within `seconds`."""
+        """Start an exchange, in which all sending and receiving must finish within `seconds`."""
         self._deadline = time.monotonic() + seconds
 
     def send(self, packed: Sequence[bytes], needed: int = 1) -> None:
-        """Send packed commands in one write.
+        """Send packed commands together.
 
-        Raises RedisUnavailableError. Its `sent` is False if the first `needed` commands were not
-        sent completely, because a transaction does nothing before its EXEC arrives.
+        Raises RedisUnavailableError. Its `sent` is True only if the first `needed` commands may
+        have been sent completely. For a transaction, pass the number of commands up to its EXEC,
+        because the server executes nothing before the EXEC arrives.
         """
         raw = packed[0] if len(packed) == 1 else b"".join(packed)
         done = 0
@@ -131,7 +141,8 @@ class Transport:
                 except _WOULD_BLOCK:
                     self._wait_writable()
         except OSError as error:
-            # A server executes only complete commands. TLS does not report how much was sent.
+            # A server executes only complete commands. TLS does not report how many bytes were
+            # sent, so assume that all were.
             enough = sum(map(len, packed[:needed]))
             sent = done >= enough or (self._tls and self.sock.fileno() >= 0)
             raise RedisUnavailableError(
@@ -146,12 +157,12 @@ class Transport:
         silence: float | None = None,
         bytes_max: float = float("inf"),
     ) -> None:
-        """Append replies until there are `count`.
+        """Append replies to `replies` until it contains `count`.
 
-        An error reply is appended as a RedisResponseError. With `silence`, the exchange may take
-        any time while data arrives at least every `silence` seconds. Replies received before an
-        error stay in `replies`. Raises RedisUnavailableError, or OverweightError after more than
-        `bytes_max`.
+        An error reply is appended as a RedisResponseError. With `silence`, the exchange has no
+        total time limit, as long as data arrives at least every `silence` seconds. Raises
+        RedisUnavailableError, or OverweightError if more than `bytes_max` bytes arrive. Replies
+        that were received before the error stay in `replies`.
         """
         gets, most = self._reader.gets, self.received + bytes_max
         try:
@@ -174,8 +185,8 @@ class Transport:
     def is_closed(self) -> bool:
         """Return True if the connection can no longer be used.
 
-        That is the case if the server closed it while idle, or if an exchange was given up before
-        its reply. Raises RedisUnavailableError if there is an unread reply.
+        This is the case if the server has closed it while it was idle, or if an exchange was given
+        up before its reply arrived. Raises RedisUnavailableError if there is an unread reply.
         """
         if self.owes:
             return True
@@ -186,24 +197,24 @@ class Transport:
                 if not self.sock.recv(1):
                     return True
             except _WOULD_BLOCK:
-                return False  # TLS sends its own records between replies
+                return False  # the data was a record of TLS itself
             except OSError:
                 return True
-        # Fail here, because the next read would return the reply to an earlier command.
+        # Raise an error, because the next read would return the reply to an earlier command.
         raise RedisUnavailableError("the connection holds an unread reply", sent=False)
 
     def close(self) -> None:
-        """Close the connection, even if a forked child still has its descriptor."""
+        """Close the connection, even if a forked child still has its file descriptor open."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
     def forget(self) -> int:
-        """Abandon the socket without closing it. Return its open descriptor."""
+        """Abandon the socket without closing it, and return its file descriptor."""
         return self.sock.detach()
 
     def _read(self) -> None:
-        """Feed the parser with the next data."""
+        """Wait for more data, and pass it to the parser."""
         size, again = None, False
         while size is None:
             if not again and not self._buffered():
@@ -213,7 +224,7 @@ class Transport:
                 size = self.sock.recv_into(self._buffer)
             except ssl.SSLWantWriteError:
                 self._wait_writable()
-                again = True  # the next attempt also sends data that TLS must write
+                again = True  # the next attempt also sends the data that TLS has to write
             except _WOULD_BLOCK:
                 continue
         if not size:
@@ -224,14 +235,14 @@ class Transport:
             self._buffer = bytearray(4 * size)
 
     def _buffered(self) -> bool:
-        """Return True if TLS holds decrypted data, which the operating system does not see."""
+        """Return True if TLS has buffered decrypted data, which the poller cannot see."""
         return self._tls and bool(self.sock.pending())  # type: ignore[attr-defined]
 
     def _wait_readable(self) -> None:
         if self.sock.fileno() < 0:
             raise ConnectionAbortedError("the connection was closed")
-        # Read data that has arrived even after the deadline. The process may have been stopped
-        # meanwhile, and an answer is better than a timeout.
+        # Even after the deadline, check whether data has arrived. The process may have been stopped
+        # in the meantime, and a late answer is better than a timeout.
         left = max(0.0, self._deadline - time.monotonic())
         probe = self.idle_probe
         if probe is not None and left > probe.seconds:
@@ -255,9 +266,9 @@ def _response_error(text: str) -> RedisResponseError:
 
 
 def addresses_of(endpoint: Endpoint, end: float, lookup: Lookup) -> list[tuple[int, Any]]:
-    """Return the addresses of a server, each as (address family, socket address).
+    """Return the addresses of a server, each as an address family and a socket address.
 
-    Raises OSError, or UnicodeError for some names.
+    Raises OSError if the name cannot be resolved, or UnicodeError for some invalid names.
     """
     if endpoint.path:
         return [(socket.AF_UNIX, endpoint.path)]
@@ -267,11 +278,12 @@ def addresses_of(endpoint: Endpoint, end: float, lookup: Lookup) -> list[tuple[i
 def connect(
     endpoint: Endpoint, addresses: Sequence[tuple[int, Any]], end: float, patience: float
 ) -> Transport:
-    """Connect to a server by `end` (monotonic). The TCP connection may take `patience` seconds.
+    """Connect to a server before `end` (monotonic).
 
-    Raises OSError, including for an untrusted certificate, or UnicodeError for some names.
+    Opening the TCP connection may take up to `patience` seconds of this time. Raises OSError, also
+    if the certificate is not trusted, or UnicodeError for some invalid names.
     """
-    # A Unix socket with a full backlog may have room later, so use the whole time for it.
+    # A Unix socket whose backlog is full may have room later, so use all the time for it.
     sock = _dial(addresses, end if endpoint.path else min(end, time.monotonic() + patience))
     if endpoint.tls:
         sock = _start_tls(sock, endpoint, end)
@@ -284,13 +296,14 @@ def _dial(addresses: Sequence[tuple[int, Any]], end: float) -> socket.socket:
     for follow, (family, address) in zip(range(len(addresses) - 1, -1, -1), addresses, strict=True):
         sock = None
         try:
-            sock = socket.socket(family, socket.SOCK_STREAM)  # fails where IPv6 is disabled
+            sock = socket.socket(family, socket.SOCK_STREAM)  # fails for IPv6 where it is disabled
             if family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for option, value in KEEPALIVE.items():
                     sock.setsockopt(socket.IPPROTO_TCP, option, value)
-            # Leave time for the next addresses if this one hangs.
+            # Use only half of the time, so that some is left for the other addresses if this one
+            # does not answer.
             sock.settimeout(_seconds_left(end) / 2 if follow else _seconds_left(end))
             _reach(sock, address, end)
         except BaseException as error:
@@ -305,7 +318,11 @@ def _dial(addresses: Sequence[tuple[int, Any]], end: float) -> socket.socket:
 
 
 def _reach(sock: socket.socket, address: Any, end: float) -> None:
-    """Connect. Try a Unix socket with a full backlog again, because it may have room later."""
+    """Connect a socket to an address.
+
+    If the address is a Unix socket whose backlog is full, try again until `end` (monotonic),
+    because it may have room later.
+    """
     while True:
         try:
             return sock.connect(address)
@@ -316,7 +333,10 @@ def _reach(sock: socket.socket, address: Any, end: float) -> None:
 
 
 def _start_tls(sock: socket.socket, endpoint: Endpoint, end: float) -> ssl.SSLSocket:
-    """Do the TLS handshake. Certificate files are read each time, so a new file applies at once."""
+    """Perform the TLS handshake.
+
+    The certificate files are read each time, so a new file takes effect with the next connection.
+    """
     try:
         context = ssl.create_default_context()
         context.minimum_version = ssl.TLSVersion.TLSv1_2

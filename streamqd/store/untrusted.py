@@ -1,8 +1,8 @@
-"""Check values from Redis. Each value is untrusted until one of these functions has checked it.
+"""Check values that were read from Redis, because any client can write any value to any key.
 
-Any client can write any value to streamqd's keys. Each function takes the raw reply, and returns a
-value within bounds or raises InvalidValueError with the key and field. Callers catch
-InvalidValueError per partition, group or topic, and continue with the others.
+Each function takes a raw reply. It returns a value within the given bounds, or raises
+InvalidValueError, which contains the key and the field. Callers catch this error for each
+partition, group or topic, so that one invalid value does not affect the others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streamqd.errors import InvalidValueError
 INTEGER_MAX = (1 << 53) - 1  # largest integer that Lua, JSON and sorted sets represent exactly
 TEXT_BYTES_MAX = 64 << 10
 OBJECT_BYTES_MAX = 1 << 20
-SHOWN_BYTES = 40
+SHOWN_BYTES = 40  # number of bytes of an invalid value that are shown in an error
 
 _INTEGER = re.compile(rb"-?[0-9]{1,16}")
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
@@ -33,7 +33,10 @@ def integer(
     low: int = 0,
     high: int = INTEGER_MAX,
 ) -> int:
-    """Return an integer from `low` to `high`. For None, return the default, if there is one."""
+    """Return an integer from `low` to `high`. If `raw` is None, return the default if there is one.
+
+    Raises InvalidValueError.
+    """
     if raw is None and default is not None:
         return default
     if raw is None or not _INTEGER.fullmatch(raw) or not low <= int(raw) <= high:
@@ -50,7 +53,10 @@ def number(
     low: float = 0.0,
     high: float = float(INTEGER_MAX),
 ) -> float:
-    """Return a finite number from `low` to `high`. For None, return the default, if any."""
+    """Return a number from `low` to `high`. If `raw` is None, return the default if there is one.
+
+    Raises InvalidValueError, also for NaN.
+    """
     if raw is None and default is not None:
         return default
     try:
@@ -63,7 +69,10 @@ def number(
 
 
 def text(raw: bytes | None, key: str, field: str = "", *, default: str | None = None) -> str:
-    """Return UTF-8 text of at most 64 KiB. For None, return the default, if there is one."""
+    """Return a text of up to 64 KiB in UTF-8. If `raw` is None, return the default if there is one.
+
+    Raises InvalidValueError.
+    """
     if raw is None and default is not None:
         return default
     try:
@@ -75,7 +84,10 @@ def text(raw: bytes | None, key: str, field: str = "", *, default: str | None = 
 
 
 def name(raw: bytes | None, key: str, field: str = "") -> str:
-    """Return the name of a topic, group or instance that is valid in the configuration too."""
+    """Return the name of a topic, group or instance.
+
+    Raises InvalidValueError if the name would not be valid in the configuration.
+    """
     try:
         found = (raw or b"").decode("ascii")
     except UnicodeDecodeError:
@@ -91,7 +103,10 @@ def name(raw: bytes | None, key: str, field: str = "") -> str:
 
 
 def entry_id(raw: bytes | None, key: str, field: str = "", *, default: str | None = None) -> str:
-    """Return the ID of a stream entry, `ms-seq`. For None, return the default, if there is one."""
+    """Return the ID of a stream entry, `ms-seq`.
+
+    If `raw` is None or empty, return the default if there is one. Raises InvalidValueError.
+    """
     if not raw and default is not None:
         return default
     if raw is None or not _ENTRY_ID.fullmatch(raw):
@@ -102,16 +117,16 @@ def entry_id(raw: bytes | None, key: str, field: str = "", *, default: str | Non
 
 
 def label(raw: bytes) -> str:
-    """Return a name that another client chose, which may be any bytes, in printable form."""
+    """Return a name that another client chose. It may be any bytes, so invalid ones are escaped."""
     return raw.decode("utf-8", "backslashreplace")
 
 
 def json_object(
     raw: bytes | None, key: str, field: str = "", *, default: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return a JSON object of at most 1 MiB. For None, return the default, if there is one.
+    """Return a JSON object of up to 1 MiB. If `raw` is None, return the default if there is one.
 
-    The values in the object are still untrusted.
+    The values in the object are not checked. Raises InvalidValueError.
     """
     if raw is None and default is not None:
         return default
@@ -126,7 +141,7 @@ def json_object(
 
 
 def format_value(raw: bytes | None) -> str:
-    """Return the start of a value in printable form, without escapes and line breaks."""
+    """Return the start of a value in a printable form for an error, on a single line."""
     if raw is None:
         return "nothing"
     return repr(raw[:SHOWN_BYTES])[1:] + ("..." if len(raw) > SHOWN_BYTES else "")
