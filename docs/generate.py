@@ -186,8 +186,8 @@ by `streamqd drain` is on standby, so `/readyz` stays ready.
 
 The `streamqd_instance` label is the name of the instance. Most metrics without that label describe
 Redis, and every instance that reads them reports the same value. Aggregate these with `max`, such
-as `max by (topic, partition)`. A counter whose meaning names *this instance* counts only the work
-of that instance. Aggregate these counters with `sum`.
+as `max by (topic, partition)`. If the meaning of a counter says *this instance*, each instance
+counts only its own work, so aggregate the counter with `sum`.
 
 The counters of an instance start at 0 when its supervisor restarts. A crash of a worker does not
 reset them.
@@ -222,9 +222,9 @@ def log_events() -> str:
         """
 The daemon writes to standard error: text on a terminal, JSON lines otherwise (`log.format`). Each
 line starts with an event from this list (in JSON, the `event` field). The names of events and
-fields are [documented interfaces](stability.md#documented-interfaces). State changes are logged.
-Repeated steps and payloads are not. [Logging](../how-to/logging.md) describes log records of
-handlers.
+fields are [documented interfaces](stability.md#documented-interfaces). The daemon logs changes of
+state, but neither repeated steps nor payloads. [Logging](../how-to/logging.md) describes the
+records that your handlers log.
 
 Events of the levels `error` and `critical` need an operator. Events of level `warning` usually mean
 that messages are delayed, handled again or dead-lettered. `log.level` sets the lowest level that is

@@ -20,9 +20,9 @@ TEXT = """\
 
 # Cost by size
 
-This page answers two questions for capacity planning: how much does a further assignment cost, and
-do stored messages cost anything while they wait? `make bench NAME=growth` starts a real daemon on a
-private server for each shape and each kind of message below. It measures the CPU time that all
+This page answers two questions of capacity planning: what each additional assignment costs, and
+whether stored messages cost anything while they wait. `make bench NAME=growth` starts a real daemon
+on a private server for each shape and each kind of message below. It measures the CPU time that all
 processes and the server use, first while they are idle for {seconds:g} seconds, and then while they
 handle a backlog.
 
