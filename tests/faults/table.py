@@ -123,9 +123,9 @@ ROWS = (
     Row(
         "F12",
         "A command is executed and its reply is lost: the outcome is unknown.",
-        "Every script is safe to repeat, and every caller copes with a missing reply, so no message is"
-        " lost and no effect is applied twice. After a read, the worker lists its pending entries. A send"
-        " reports an unknown outcome, unless its dedup ID makes it safe to repeat.",
+        "Every script is safe to repeat, and every caller copes with a missing reply, so no message"
+        " is lost and no effect is applied twice. After a read, the worker lists its pending"
+        " entries. A send reports an unknown outcome, unless its dedup ID makes it safe to repeat.",
         no_speed="as F13: the call is repeated on a new connection",
     ),
     Row(
