@@ -509,17 +509,18 @@ def cli() -> str:
         "Command line",
         "streamqd/cli",
         """
-Global options come before the command. Only `--config` can also follow it. Every command that
-prints a result accepts `--json`, and every command accepts `--help`. [Exit codes](exit-codes.md)
-lists their meaning. A short option has the same meaning in every command: `-n` is `--limit`, `-p`
-is `--partition`, `-g` is `--group`, and `-k` is `--key`.
+Write global options before the command, except for `--config`, which can also follow it. Every
+command accepts `--help`, and every command that prints a result accepts `--json`. A short option
+has the same meaning in every command: `-n` is `--limit`, `-p` is `--partition`, `-g` is `--group`,
+and `-k` is `--key`. The meaning of each exit code is listed in [Exit codes](exit-codes.md).
 
-Output on a terminal has colors. `NO_COLOR`, `TERM=dumb` and `--no-color` disable them. `--color`
-overrides `NO_COLOR`. Pipes and JSON never have colors.
+On a terminal, the output has colors. To disable them, pass `--no-color`, or set `NO_COLOR` or
+`TERM=dumb`. If you pass `--color`, `NO_COLOR` is ignored. Output to a pipe and JSON never have
+colors.
 
-With [shell completion](../how-to/install.md#shell-completion), the shell completes commands,
-options, and the names of topics, groups and instances. The names come from the Redis of the
-configuration. If it does not answer within a second, no names are offered.
+With [shell completion](../how-to/install.md#shell-completion), your shell completes commands,
+options, and the names of topics, groups and instances. It reads these names from the Redis in your
+configuration, and offers none if Redis does not answer within a second.
 """,
         *_command_parts(command, ["streamqd"]),
     )

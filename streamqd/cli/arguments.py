@@ -55,7 +55,9 @@ def retired(short: str, instead: str, *, flag: bool = False) -> Callable[[Comman
 
 def reason_option(command: Command) -> Command:
     """Add `--reason`."""
-    return click.option("-r", "--reason", default="", help="Reason, shown by `status`.")(command)
+    return click.option("-r", "--reason", default="", help="The reason, which `status` shows.")(
+        command
+    )
 
 
 def dry_run_option(command: Command) -> Command:
@@ -70,13 +72,16 @@ def wait_options(command: Command) -> Command:
     """Add `--wait` and `--timeout`."""
     command = retired("-t", "--timeout")(command)
     command = click.option(
-        "--timeout", type=DURATION, default="60s", help="Maximum time for --wait. Default: 60s."
+        "--timeout",
+        type=DURATION,
+        default="60s",
+        help="The maximum time that --wait waits. Default: 60s.",
     )(command)
     return click.option(
         "-w",
         "--wait",
         is_flag=True,
-        help="Wait until the change is applied. After --timeout, exit with code 1.",
+        help="Wait until the change is applied, or exit with code 1 after --timeout.",
     )(command)
 
 
@@ -84,7 +89,7 @@ def limit_option(default: int, *more: str, lowest: int = 1) -> Callable[[Command
     """Add `-n`, `--limit`: the rows of a page. `more` are other names of the option."""
     return click.option(
         "-n", "--limit", *more, "limit", type=click.IntRange(lowest, 10_000), default=default,
-        show_default=True, help="Rows per page.",
+        show_default=True, help="The number of rows per page.",
     )  # fmt: skip
 
 

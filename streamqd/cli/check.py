@@ -52,9 +52,9 @@ class CheckReport:
 def check(session: Session) -> CommandResult:
     """Check that the daemon can start and handle messages.
 
-    The command does not start the daemon. It checks the configuration, the handlers, Redis, the
-    permissions and the HTTP address. The exit code is 1 if the daemon could not start or handle
-    messages.
+    The command checks the configuration, the handlers, Redis, the permissions and the HTTP address,
+    without starting the daemon. The exit code is 1 if the daemon could not start or could not
+    handle messages.
     """
     findings = [CheckFinding("config", "ok", _source(session))]
     prepared = startup.prepare(session.settings, slow=session.note)

@@ -39,7 +39,7 @@ def show(session: Session) -> CommandResult:
 def schema(as_json: bool) -> None:  # noqa: ARG001 - accepted as in other commands, but always JSON
     """Print the JSON schema of the configuration file.
 
-    Editors use it to complete and check TOML.
+    Editors use the schema to complete and check the file.
     """
     emit(configuration.json_schema())
 

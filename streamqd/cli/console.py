@@ -18,33 +18,33 @@ ROLES = ("viewer", "operator", "admin")
 
 
 @click.command(short_help="Serve the web console.")
-@click.option("--bind", metavar="HOST:PORT", help="Override console.bind.")
+@click.option("--bind", metavar="HOST:PORT", help="Override the setting console.bind.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65_535),
-    help="Override the port of console.bind. 0 selects a free port.",
+    help="Override the port in the setting console.bind. 0 selects a free port.",
 )
 @click.option("--read-only", is_flag=True, help="Treat every user as a viewer.")
 @click.option(
     "--users",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Override console.users_file.",
+    help="Override the setting console.users_file.",
 )
-@click.option("--proxy-header", metavar="NAME", help="Override console.proxy_header.")
+@click.option("--proxy-header", metavar="NAME", help="Override the setting console.proxy_header.")
 @click.option(
     "--proxy-from",
     metavar="PEER",
     multiple=True,
-    help="Override console.proxy_from. May be repeated.",
+    help="Override the setting console.proxy_from. May be repeated.",
 )
-@click.option("--prefix", metavar="PATH", help="Override console.prefix, such as /q/.")
-@click.option("--trace-url", metavar="URL", help="Override console.trace_url.")
-@click.option("-a", "--archive", type=DIRECTORY, help="Override console.archive.")
+@click.option("--prefix", metavar="PATH", help="Override the setting console.prefix, such as /q/.")
+@click.option("--trace-url", metavar="URL", help="Override the setting console.trace_url.")
+@click.option("-a", "--archive", type=DIRECTORY, help="Override the setting console.archive.")
 @click.option("--add-user", metavar="NAME", help="Add a user to the users file, and exit.")
 @click.option(
     "--role", type=click.Choice(ROLES), default="viewer", show_default=True,
-    help="Role of the user that --add-user adds.",
+    help="The role of the user that --add-user adds.",
 )  # fmt: skip
 @pass_session
 def console(
@@ -64,9 +64,10 @@ def console(
 ) -> int:
     """Serve the web console until SIGTERM.
 
-    The first line on standard output is the address. Without a users file or a proxy, it contains a
-    one-time token that logs you in as admin. After its use, the console prints a new link. An
-    address that other hosts can reach requires a users file or an authenticating proxy.
+    The first line on standard output is the address of the console. Without a users file or a
+    proxy, the address contains a one-time token that logs you in as an admin. After you have used
+    the token, the console prints a new link. An address that other hosts can reach requires a users
+    file or an authenticating proxy.
 
     \b
     Examples:

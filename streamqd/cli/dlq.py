@@ -115,14 +115,14 @@ def _overview(session: Session) -> CommandResult:
 @filter_options
 @click.option(
     "-n", "--limit", "--newest", "newest", type=click.IntRange(1), metavar="N",
-    help="Count only the newest N.",
+    help="Count only the newest N dead letters.",
 )  # fmt: skip
 @answering
 def stats(session: Session, *, topic: str, newest: int | None, **filters: Any) -> CommandResult:
     """Count the dead letters of a topic by cause.
 
-    Dead letters with the same exception, at the same place in your code, in the same handler, have
-    the same fingerprint.
+    Dead letters have the same fingerprint if the same handler raised the same exception at the same
+    place in your code.
     """
     choice = build_filter(session, topic, filters)
     found = dead_letters.causes(session.store, topic, choice, last=newest)
@@ -163,10 +163,10 @@ def show(session: Session, *, topic: str, dead_letter_id: str, mask: bool) -> Co
 def audit_(session: Session, *, topic: str, limit: int, cursor: str) -> CommandResult:
     """Show the audit log of a topic, the latest entry first.
 
-    The log records replays, purges and exports of dead letters, canceled retries and delayed
-    sends, groups that were reset or deleted, growths of the topic, changes of its schedules,
-    forgotten instances, and every change in the web console. Deleting a topic deletes its log.
-    The deletion becomes the first entry of a new log.
+    The log records replays, purges and exports of dead letters, canceled retries and delayed sends,
+    groups that were reset or deleted, growths of the topic, changes of its schedules, forgotten
+    instances, and every change in the web console. When a topic is deleted, its log is deleted too,
+    and the deletion becomes the first entry of a new log.
     """
     seen = audit.page(session.store, topic, limit=limit, cursor=cursor)
     if not seen.entries:
@@ -200,13 +200,28 @@ def _describe_nothing(topic: str, filters: dict[str, Any], no: str = "no") -> st
 @IDS
 @filter_options
 @click.option(
-    "--all-groups", is_flag=True, help="Send to every group of the topic, not only to its own."
+    "--all-groups",
+    is_flag=True,
+    help="Send each message to every group of the topic, not only to its original group.",
 )
-@click.option("--to-partition", type=click.IntRange(0), metavar="N", help="Send to partition N.")
-@click.option("--to-topic", metavar="TOPIC", help="Send to all groups of another topic.")
-@click.option("--rate", type=RATE, metavar="N/s", help="Maximum rate, evenly spread, such as 50/s.")
 @click.option(
-    "-n", "--limit", type=click.IntRange(1), metavar="N", help="Replay at most this many."
+    "--to-partition", type=click.IntRange(0), metavar="N", help="Send the messages to partition N."
+)
+@click.option(
+    "--to-topic", metavar="TOPIC", help="Send the messages to all groups of another topic."
+)
+@click.option(
+    "--rate",
+    type=RATE,
+    metavar="N/s",
+    help="The maximum rate, such as 50/s. The messages are spread evenly.",
+)
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1),
+    metavar="N",
+    help="The maximum number of dead letters to replay.",
 )
 @click.option(
     "--max-replays", type=click.IntRange(1), default=dead_letters.MAX_REPLAYS, show_default=True,
@@ -237,9 +252,10 @@ def replay(
 ) -> CommandResult | int:
     """Replay dead letters to their original groups.
 
-    The attempts of a replayed message start again at 1. No other group receives it. Each dead
-    letter is moved atomically and cannot be replayed twice. Messages that are dead-lettered during
-    the replay are not included. If a replay is interrupted, run it again.
+    By default, only the group that dead-lettered a message receives it again, and its attempts
+    start again at 1. Each dead letter is moved atomically, so it cannot be replayed twice. If a
+    replay is interrupted, run it again. Messages that are dead-lettered during the replay are not
+    included.
     """
     require_choice(ids, all_, any_set(filters), "--id PARTITION:MS-SEQ, a filter, or --all")
     if all_groups and to_topic is not None:
@@ -362,12 +378,12 @@ def _show_plan(plan: ReplayPlan, again: str, limit: int | None) -> None:
     "--older-than",
     type=DURATION,
     metavar="DURATION",
-    help="Only dead letters older than this, such as 7d.",
+    help="Select only dead letters that are older than this, such as 7d.",
 )
 @filter_options
 @click.option(
     "--unarchived", is_flag=True,
-    help='With archive = "required": also delete dead letters that are not archived yet.',
+    help='Delete dead letters even if archive = "required" is set and they are not archived yet.',
 )  # fmt: skip
 @click.option(
     "--dry-run", is_flag=True, help="Count the dead letters by cause, but delete nothing."
@@ -446,7 +462,8 @@ def purge(
 @filter_options
 @click.option(
     "-o", "--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-    help="Output file, replaced only when the export is complete. Default: standard output.",
+    help="The output file, which is replaced only when the export is complete. Default: standard"
+    " output.",
 )  # fmt: skip
 @yes_option
 @answering
@@ -461,9 +478,10 @@ def export(
 ) -> CommandResult | int:
     """Write dead letters with all fields as JSON lines.
 
-    Without a filter, the command writes all dead letters of the topic. It removes none. A field
-    that is not UTF-8 becomes {"base64": …}. With --out, --json prints the result of the command.
-    Without --out, standard output contains only the lines.
+    Without a filter, the command writes all dead letters of the topic. None of them is removed. A
+    field that is not valid UTF-8 is written as {"base64": …}. Without --out, standard output
+    contains only the exported lines. With --out, you can pass --json to print the result of the
+    command.
     """
     if out is not None and out.exists():
         confirm(f"{out} exists. Replace it?", yes)

@@ -26,41 +26,43 @@ from streamqd.dead_letter import REASONS
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 _METER_SECONDS = 0.5
 
-ALL = click.option("--all", "all_", is_flag=True, help="All dead letters that exist now.")
+ALL = click.option("--all", "all_", is_flag=True, help="Select all dead letters that exist now.")
 IDS = click.option(
     "--id",
     "ids",
     metavar="PARTITION:MS-SEQ",
     multiple=True,
-    help="Only this dead letter. May be repeated.",
+    help="Select only this dead letter. May be repeated.",
 )
 
 
 _FILTERS = (
-    click.option("-g", "--group", help="Only dead letters of this group."),
+    click.option("-g", "--group", help="Select only dead letters of this group."),
     click.option(
         "--fingerprint", metavar="HEX", type=FINGERPRINT,
-        help="Only dead letters with this cause, as shown by `dlq stats`.",
+        help="Select only dead letters with this fingerprint, which `dlq stats` shows.",
     ),
     click.option(
         "--class", "error_class", metavar="NAME",
-        help="Only dead letters of this exception class.",
+        help="Select only dead letters with this exception class.",
     ),
     click.option(
         "--reason", type=click.Choice(REASONS), metavar="WORD",
-        help="Only dead letters with this reason.",
+        help="Select only dead letters with this reason.",
     ),
-    click.option("-k", "--key", help="Only messages with this key."),
+    click.option("-k", "--key", help="Select only messages with this key."),
     click.option(
         "-H", "--header", "headers", metavar="NAME=VALUE", type=HEADER, multiple=True,
-        help="Only messages with this header. May be repeated.",
+        help="Select only messages with this header. May be repeated.",
     ),
     click.option(
         "--since", type=MOMENT, metavar="TIME",
-        help="Only dead letters since this time: 12h (ago), or 2026-11-21T08:30 (UTC).",
+        help="Select only dead letters since this time, such as 12h (12 hours ago) or"
+        " 2026-11-21T08:30 (UTC).",
     ),
-    click.option("--until", type=MOMENT, metavar="TIME", help=("Only dead letters before this"
-                                                               " time.")),
+    click.option(
+        "--until", type=MOMENT, metavar="TIME", help="Select only dead letters before this time."
+    ),
 )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ _NEEDED_BY = {
     "--only",
     metavar="CHECK",
     multiple=True,
-    help="Run only this check, or all checks of this area. May be repeated.",
+    help="Run only this check, or all checks in this area. May be repeated.",
 )
 @click.option(
     "--unit",
@@ -64,9 +64,9 @@ def doctor(
 ) -> int | None:
     """Find problems and print their fixes.
 
-    Without a subcommand, doctor runs all checks. To list them, pass --list. The checks also connect
-    to the databases of the configured outboxes. They change nothing. The exit code is 1 if doctor
-    finds a problem or a warning, and 4 if Redis does not reply.
+    Without a subcommand, doctor runs all checks. To list them, pass --list. The checks change
+    nothing, but they also connect to the databases of the configured outboxes. The exit code is 1
+    if doctor finds a problem or a warning, and 4 if Redis does not reply.
     """
     if ctx.invoked_subcommand is not None:
         if only or unit or as_list or as_json:
@@ -151,16 +151,17 @@ def _finding(found: Finding) -> None:
     type=DURATION,
     default="10m",
     show_default=True,
-    help="Report a group with messages that had no owner and no reader for this long.",
+    help="The time after which a group with messages, but without an owner and a reader, is"
+    " reported.",
 )
 @answering
 def stream(session: Session, *, topic: str, abandoned_after: float) -> CommandResult:
     """Show why messages of TOPIC are still in memory.
 
-    NEEDED BY is the group (or @archive) that still needs messages beyond the retention limits. It
-    is `retention` if only the limits keep messages. NEEDED counts the oldest needed message and all
-    later ones. SINCE is the age of the oldest needed message. The exit code is 1 if there is a
-    problem.
+    NEEDED BY is the group (or @archive) that still needs messages that retention would otherwise
+    trim. It is `retention` if only the retention limits keep messages. NEEDED is the number of
+    messages from the oldest needed one on, and SINCE is the age of that message. The exit code is 1
+    if there is a problem.
     """
     stated = session.settings.topics.get(topic)
     expected = session.settings.groups_of(topic)

@@ -48,10 +48,12 @@ def scoped(command: Callable[..., int]) -> Callable[..., int]:
 
     for decorate in (
         click.option(
-            "--all", "everything", is_flag=True, help="All topics and groups of the fleet."
+            "--all", "everything", is_flag=True, help="Select all topics and groups of the fleet."
         ),
-        click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition."),
-        click.option("-g", "--group", help="Only this group."),
+        click.option(
+            "-p", "--partition", type=click.IntRange(0), help="Select only this partition."
+        ),
+        click.option("-g", "--group", help="Select only this group."),
         click.argument("name", metavar="[TOPIC[/GROUP] | TOPIC/PARTITION/GROUP]", required=False),
     ):
         run = decorate(run)
@@ -66,8 +68,8 @@ def pause(session: Session, *, scope: Scope, reason: str, dry_run: bool) -> Dire
     """Stop fetching messages of a topic, group or partition.
 
     Workers finish their current messages, and the partitions keep their owners. The pause is stored
-    in Redis until `streamqd resume`. It survives restarts and applies to instances that start
-    later. `status` shows it at the top.
+    in Redis until you run `streamqd resume`, so it survives restarts and also applies to instances
+    that start later. `status` shows it at the top.
     """
     fleet = session.fleet
     done = directives.pause(fleet, scope, reason, dry_run=dry_run)
@@ -161,9 +163,9 @@ def move(
     \b
       streamqd move orders/3/bill web-2 --wait
 
-    The owner finishes its current message and hands the partition over. The partition stays with
-    the new instance until it is moved again, or until `streamqd rebalance` discards the move. While
-    the instance cannot own it, any other instance may own it.
+    The current owner finishes its message and hands the partition over. The partition stays with
+    INSTANCE until you move it again, or until `streamqd rebalance` discards the move. While
+    INSTANCE cannot own the partition, any other instance may own it.
     """
     assignment = read_assignment(name)
     fleet = session.fleet
@@ -180,9 +182,8 @@ def move(
 def rebalance(session: Session, *, reason: str, dry_run: bool) -> DirectiveResult:
     """Rebalance the fleet now and discard manual moves.
 
-    The command ignores rebalance_delay and rebalance_hold.
-
-    --dry-run shows which partitions would move. At most rebalance_moves partitions move at a time.
+    The command ignores the settings rebalance_delay and rebalance_hold, but at most rebalance_moves
+    partitions move at a time. To see which partitions would move, pass --dry-run.
     """
     fleet = session.fleet
     done = directives.rebalance(fleet, reason, dry_run=dry_run)
@@ -209,7 +210,9 @@ def _show_rebalanced(done: directives.Rebalanced, _waited: bool) -> None:
 
 @click.command(short_help="Move all partitions off an instance.")
 @click.argument("instance")
-@click.option("--undo", is_flag=True, help="Undo the drain. The instance can own partitions again.")
+@click.option(
+    "--undo", is_flag=True, help="Undo the drain, so that the instance can own partitions again."
+)
 @reason_option
 @directing
 def drain(
@@ -217,12 +220,12 @@ def drain(
 ) -> DirectiveResult:
     """Move all partitions off an instance.
 
-    The instance finishes its current messages and releases its partitions. It then stays on standby
-    until --undo, even after a restart.
-    If no other instance has a consumer for a partition, the partition waits until the drain is
-    undone. --dry-run shows the new owner of each partition, and the partitions without one.
+    The instance finishes its current messages and releases its partitions. It then stays on
+    standby, even after a restart, until you run the command with --undo. If no other instance has a
+    consumer for a partition, the partition waits until the drain is undone. To see the new owner of
+    each partition, and the partitions that would have no owner, pass --dry-run.
 
-    To stop a daemon, you do not need a drain: SIGTERM also releases its partitions.
+    To stop a daemon, you do not need to drain it, because SIGTERM also releases its partitions.
     """
     fleet = session.fleet
     if undo:
@@ -291,10 +294,11 @@ def show_departure(departure: Departure) -> None:
 def forget(session: Session, *, instance: str, dry_run: bool, yes: bool) -> CommandResult:
     """Remove a dead instance from the fleet.
 
-    `status` shows a dead instance as silent, until this command or another instance removes it
-    (after 20 * lease_ttl). The command waits for a heartbeat for half of lease_ttl. It rejects an
-    instance that is live, or whose leases have not expired. Unfinished messages are handled by the
-    next owners of the partitions. If the instance starts again, it rejoins the fleet.
+    `status` shows a dead instance as silent until you run this command, or until another instance
+    removes it after 20 * lease_ttl. The command first waits for half of lease_ttl, in case the
+    instance sends a heartbeat. It fails if the instance is live or its leases have not expired. The
+    next owners of the partitions handle the unfinished messages. If the instance starts again, it
+    rejoins the fleet.
 
     \b
     Example:
@@ -342,8 +346,8 @@ def reload(
     """Reload configuration and handlers.
 
     Without INSTANCE, all instances reload, one after the other. The effect is the same as SIGHUP.
-    An instance replaces its workers one by one, after their current messages. An instance that
-    finds an error in the new files changes nothing. With --wait, the exit code is 1 if an instance
+    An instance replaces its workers one by one, each after its current message. If it finds an
+    error in the new files, it changes nothing. With --wait, the exit code is 1 if an instance
     rejected the reload.
     """
     fleet = session.fleet
@@ -382,13 +386,14 @@ def control() -> None:
 
 
 @control.command("list")
-@click.option("--all", "everything", is_flag=True, help="Include finished directives.")
+@click.option("--all", "everything", is_flag=True, help="Show finished directives too.")
 @answering
 def list_(session: Session, *, everything: bool) -> CommandResult:
     """Show the directives in effect.
 
-    `missing` marks a directive to an instance that is not live. A reload or rebalance is finished
-    when every live instance has applied it. Only --all shows finished directives, as `done`.
+    A directive for an instance that is not live is marked `missing`. A reload or rebalance is
+    finished when every live instance has applied it. Finished directives are shown only with --all,
+    and are marked `done`.
 
     \b
     Example:
@@ -431,7 +436,7 @@ def clear(
 ) -> CommandResult:
     """Clear directives by name.
 
-    `streamqd control list` shows the names.
+    To list the names, run `streamqd control list`.
     """
     if not names and not missing:
         raise click.UsageError("pass the names of the directives, or --missing")

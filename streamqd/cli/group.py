@@ -70,10 +70,10 @@ def _show_groups(rows: Sequence[groups.GroupRow], now: int) -> None:
 def describe(session: Session, *, topic: str, name: str) -> CommandResult:
     """Show one group, partition by partition.
 
-    POSITION is the ID of the last delivered message. `start` means that none was delivered yet, and
-    `before ID` that an operator set the position. LAG counts the messages after the position. A `+`
-    after a number means at least that many. OLDEST UNREAD and OLDEST PENDING are the ages of the
-    oldest unread and the oldest pending message.
+    POSITION is the ID of the last delivered message. `start` means that no message was delivered
+    yet, and `before ID` means that an operator set the position. LAG is the number of messages
+    after the position. A `+` after a number means at least that many. OLDEST UNREAD and OLDEST
+    PENDING are the ages of the oldest unread and the oldest pending message.
     """
     detail = groups.describe(session.store, topic, name)
     return CommandResult(detail, lambda: _show_group(detail))
@@ -109,11 +109,11 @@ def _show_group(detail: groups.GroupDetail) -> None:
 @click.argument("name", metavar="GROUP")
 @click.option(
     "--to", required=True, metavar="earliest|latest|ID|TIME",
-    help="First message to read: an ID, a time (RFC 3339), or a time ago, such as 2h.",
+    help="The first message to read: an ID, a time (RFC 3339), or an age such as 2h.",
 )  # fmt: skip
 @click.option(
     "-p", "--partition", "partitions", type=click.IntRange(0), multiple=True,
-    help="Only this partition. May be repeated.",
+    help="Select only this partition. May be repeated.",
 )  # fmt: skip
 @click.option(
     "--keep-retries/--drop-retries", default=True, show_default=True,
@@ -146,9 +146,9 @@ def reset(
     group, so run `streamqd group stop` first. With --force, the owner loses the partition, and its
     worker can no longer record results. --dry-run works at any time.
 
-    BEFORE and NOW are the old and the new position, as the ID of the last message read. `start`
-    means that no message was read, `end` means all messages, and `before ID` means all messages
-    before this one.
+    BEFORE and NOW are the old and the new position, as the ID of the last message that was read.
+    `start` means that no message was read, `end` that all messages were read, and `before ID` that
+    all messages before this ID were read.
 
     \b
     Example:
@@ -196,16 +196,17 @@ def _show_reset(session: Session, done: groups.GroupReset, dry_run: bool) -> Non
 @click.option(
     "--force",
     is_flag=True,
-    help="Delete the group even if it is owned, has unfinished messages, or its topic is growing.",
+    help="Delete the group even if its partitions are owned, it has unfinished messages, or its"
+    " topic is growing.",
 )
 @yes_option
 @answering
 def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -> CommandResult:
     """Delete a group with its position, retries and counters.
 
-    Its dead letters are kept. A daemon whose configuration still names the group creates it again,
-    at the `start` of its consumer. If the topic is growing, the growth no longer waits for the
-    group.
+    The group's dead letters are kept. A daemon whose configuration still contains the group creates
+    it again, at the position that the consumer's `start` setting defines. If the topic is growing,
+    the growth no longer waits for the group.
     """
     if name not in groups.names(session.store, topic):
         # Raises RequestRefusedError for an unknown group.
@@ -232,9 +233,9 @@ def delete(session: Session, *, topic: str, name: str, force: bool, yes: bool) -
 def adopt(session: Session, *, topic: str, name: str, dry_run: bool, yes: bool) -> CommandResult:
     """Take over a group's pending messages from other clients.
 
-    Stop those clients first. Otherwise, messages that they are handling are handled twice. The
-    command fails if an instance of streamqd owns a partition of the group. The first owner of a
-    partition handles the adopted messages before all others.
+    Stop those clients first, because messages that they are handling would otherwise be handled
+    twice. The command fails if an instance of streamqd owns a partition of the group. When an
+    instance later acquires a partition, it handles the adopted messages before all others.
     """
     done = adoption.survey(session.store, topic, name)
     if not dry_run and done.entries:
@@ -265,11 +266,11 @@ def adopt(session: Session, *, topic: str, name: str, dry_run: bool, yes: bool) 
 def stop(session: Session, *, topic: str, name: str, reason: str, dry_run: bool) -> DirectiveResult:
     """Stop handling for one group on all instances.
 
-    The group stays stopped until `streamqd group start`. Workers finish their current messages and
-    exit, and their partitions are released. You can then run `group reset` and `group delete`. New
-    messages wait in the topic. The directive is stored in Redis. It survives restarts and applies
-    to instances that start later. With --wait, the command returns when no instance owns a
-    partition of the group. After --timeout, it exits with code 1.
+    The workers of the group finish their current messages and exit, and their partitions are
+    released, so that you can run `group reset` or `group delete`. New messages wait in the topic
+    until you run `streamqd group start`. The directive is stored in Redis, so it survives restarts
+    and also applies to instances that start later. With --wait, the command returns when no
+    instance owns a partition of the group, or exits with code 1 after --timeout.
 
     \b
     Examples:
@@ -293,7 +294,7 @@ def start(session: Session, *, topic: str, name: str, dry_run: bool) -> Directiv
     """Start a stopped group.
 
     Instances acquire its partitions within seconds. With --wait, the command returns when every
-    partition has an owner. After --timeout, it exits with code 1.
+    partition has an owner, or exits with code 1 after --timeout.
 
     \b
     Example:

@@ -220,7 +220,8 @@ class InitResult:
 def init(session: Session, directory: Path, example: str | None, as_json: bool) -> None:
     """Create a project in DIR.
 
-    Writes a configuration, a handler and a systemd unit. Existing files are never overwritten.
+    The command writes a configuration, a handler and a systemd unit. It never overwrites existing
+    files.
     """
     files = _files(example) | {"streamqd.service": _unit(directory.absolute())}
     existing = [name for name in files if (directory / name).exists()]

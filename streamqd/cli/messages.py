@@ -51,14 +51,15 @@ ERROR_CHARS = 80  # characters of an error in the table. --json prints the whole
 @click.argument("topic")
 @click.option(
     "-n", "--limit", "--lines", "limit", type=click.IntRange(0, 10_000),
-    help="Number of messages. Default: 10, or all with --since.",
+    help="The number of messages to print. Default: 10, or all with --since.",
 )  # fmt: skip
 @click.option(
     "--since", type=MOMENT, metavar="TIME",
-    help="Only messages from this time on: 10m (ago), or 2026-11-21T08:30 (UTC).",
+    help="Print only messages since this time, such as 10m (10 minutes ago) or 2026-11-21T08:30"
+    " (UTC).",
 )  # fmt: skip
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new messages until Ctrl-C.")
-@click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition.")
+@click.option("-p", "--partition", type=click.IntRange(0), help="Select only this partition.")
 @json_option
 @connected
 def tail(
@@ -76,8 +77,8 @@ def tail(
     \b
       streamqd tail orders --since 10m --follow
 
-    All partitions are merged. The command changes nothing and needs no group. Each line contains
-    PARTITION:ID, the key and the payload. With --json, each line is a JSON object.
+    The messages of all partitions are merged. The command changes nothing and needs no group. Each
+    line contains PARTITION:ID, the key and the payload. With --json, each line is a JSON object.
     """
     watched = admin_tail.Tail(session.store, topic, partition)
     if since is None:
@@ -111,14 +112,15 @@ def _print_entries(messages: Iterable[admin_tail.TailedEntry], as_json: bool) ->
 
 @click.command(short_help="Show messages delivered but not acknowledged.")
 @click.argument("topic")
-@click.option("-g", "--group", help="Group. Required if several groups read the topic.")
+@click.option("-g", "--group", help="The group. Required if several groups read the topic.")
 @click.option(
     "-s",
     "--sort",
     type=click.Choice(admin_pending.ORDERS),
     default="id",
     show_default=True,
-    help="id: oldest first. idle: longest idle first. deliveries: most deliveries first.",
+    help="The order of the rows. id: oldest first. idle: longest idle first. deliveries: most"
+    " deliveries first.",
 )
 @page_options(50)
 @answering
@@ -127,9 +129,9 @@ def pending(
 ) -> CommandResult:
     """Show the delivered, unacknowledged messages of a group.
 
-    All partitions are merged. With the sort order `id`, pages have no gaps and no overlaps. The
-    other sort orders rank the messages again for each page, so a message can appear twice or not at
-    all.
+    The messages of all partitions are merged. With the sort order `id`, pages have no gaps and no
+    overlaps. The other orders rank the messages again for each page, so a message can appear twice
+    or not at all.
     """
     name = group or _only_group(session, topic)
     listed = admin_pending.messages(session.store, topic, name, sort)
@@ -175,19 +177,21 @@ def _only_group(session: Session, topic: str) -> str:
 _DUE = "now_unix_ms total rows cursor unreadable"  # the fields of --json
 _ATTEMPT = click.option(
     "--attempt", "attempt_min", type=click.IntRange(1), default=1,
-    help="Only retries whose next attempt has this number, or a higher one.",
+    help="Select only retries whose next attempt has this number or a higher one.",
 )  # fmt: skip
 
 
 def _filters(command: Command) -> Command:
     for option in (
-        click.option("-p", "--partition", type=click.IntRange(0), help="Only this partition."),
-        click.option("-k", "--key", help="Only messages with this key."),
+        click.option(
+            "-p", "--partition", type=click.IntRange(0), help="Select only this partition."
+        ),
+        click.option("-k", "--key", help="Select only messages with this key."),
         click.option(
             "--due-within",
             type=DURATION,
             metavar="DURATION",
-            help="Only messages that are due within this time.",
+            help="Select only messages that are due within this time.",
         ),
     ):
         command = option(command)
@@ -198,7 +202,7 @@ def _id_arguments(metavar: str, noun: str) -> Callable[[Command], Command]:
     """Add ID arguments to a command, and --all for everything that passes the filters."""
 
     def add(command: Command) -> Command:
-        help_of_all = f"All {noun} that match the filters."
+        help_of_all = f"Select all {noun} that match the filters."
         for option in (
             click.option("--dry-run", is_flag=True, help="Count the messages, but change nothing."),
             click.option("--all", "every", is_flag=True, help=help_of_all),
@@ -267,8 +271,8 @@ def list_sends(
     \b
       streamqd delayed list orders --due-within 1h
 
-    An ID consists of the partition and the send ID. The send ID is the last part of the uid that
-    the producer returned. When the message is delivered, it gets another uid.
+    An ID consists of the partition and the send ID, which is the last part of the uid that the
+    producer returned. When the message is delivered, it gets another uid.
     """
     choice = _choice(session, **filters)
     seen = sends.messages(session.store, topic).page(choice, limit=limit, cursor=cursor)
@@ -345,7 +349,8 @@ def send_now(
       streamqd delayed now orders --all --key customer-7
 
     Pass the IDs of the delayed sends, or --all with optional filters. The housekeeper of a running
-    daemon delivers the messages within seconds. The exit code is 8 if a send is no longer waiting.
+    daemon then delivers the messages within seconds. The exit code is 8 if a send is no longer
+    waiting.
     """
     choice = _require_choice(session, ids, every, "delayed sends", filters)
     if dry_run:
@@ -378,9 +383,9 @@ def cancel_sends(
       streamqd delayed cancel orders 3:0f3e9ac1b2d44e58a6c7d8e9f0a1b2c3
 
     Pass the IDs of the delayed sends, or --all with optional filters. Each message is either
-    canceled or delivered, never both. For a delivered message, the command prints its uid. The exit
-    code is 8 if a send was not canceled. The dedup_id of a canceled send stays in use until it
-    expires.
+    canceled or delivered, never both. If a message was already delivered, the command prints its
+    uid. The exit code is 8 if any send was not canceled. The dedup_id of a canceled send stays in
+    use until it expires.
     """
     choice = _require_choice(session, ids, every, "delayed sends", filters)
     if dry_run:

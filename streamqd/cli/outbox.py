@@ -29,12 +29,12 @@ def outbox_options(command: Command) -> Command:
     for add in (
         click.option(
             "--table", metavar="NAME",
-            help="Table. Default: the outbox's table, or streamqd_outbox.",
+            help="The table with the messages. Default: the outbox's table, or streamqd_outbox.",
         ),
         click.option(
             "--database", metavar="URL",
-            help="Database address, instead of a configured outbox. Pass a password"
-            " as '${VARIABLE}'.",
+            help="The address of a database, instead of a configured outbox. Pass its password as"
+            " '${VARIABLE}'.",
         ),
         click.argument("name", metavar="[NAME]", required=False),
     ):  # fmt: skip
@@ -140,7 +140,8 @@ def create(
 ) -> CommandResult:
     """Create the table of an outbox and its dead-letter table.
 
-    Existing tables are checked, not changed. The exit code is 1 if the relay cannot use them.
+    Tables that already exist are checked, but not changed. The exit code is 1 if the relay cannot
+    use them.
 
     \b
     Examples:
@@ -177,8 +178,8 @@ def check(
 ) -> CommandResult:
     """Check the tables, columns and permissions of an outbox.
 
-    The command runs the statements of the relay on no rows, so it changes nothing. The exit code is
-    1 if the relay cannot use the outbox.
+    The command runs the same statements as the relay, but on no rows, so it changes nothing. The
+    exit code is 1 if the relay cannot use the outbox.
 
     \b
     Example:

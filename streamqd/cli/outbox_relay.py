@@ -55,9 +55,9 @@ def run(
 ) -> int:
     """Relay the messages of one outbox to Redis.
 
-    A daemon does the same for each outbox of its configuration. While another relay owns the
-    outbox, this relay waits, and takes over when that relay stops. While Redis or the database is
-    unavailable, the relay waits. On SIGTERM or Ctrl-C, it finishes the current batch and exits.
+    A daemon does the same for each outbox in its configuration. While another relay owns the
+    outbox, this relay waits, and takes over when the other relay stops. It also waits while Redis
+    or the database is unavailable. On SIGTERM or Ctrl-C, it finishes the current batch and exits.
 
     With --burst, the exit code is 1 if rows are left that cannot be sent now, for example because
     of max_backlog, and 4 if the database or Redis returns an error.
@@ -102,7 +102,7 @@ def status(
 ) -> CommandResult:
     """Show the rows of an outbox, its dead-lettered rows and its relay.
 
-    Without Redis, the command shows the rows, and the exit code is 4.
+    If Redis does not reply, the command shows only the rows, and the exit code is 4.
 
     \b
     Example:

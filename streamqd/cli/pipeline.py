@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 
 TOPICS = click.option(
     "-t", "--topic", "topics", metavar="TOPIC", multiple=True,
-    help="Only this topic. May be repeated. Default: all.",
+    help="Select only this topic. May be repeated. Default: all topics.",
 )  # fmt: skip
 ARCHIVE = click.option(
     "-a", "--archive", "folder", type=DIRECTORY, required=True,
-    help="Directory of the archive: a path that all Spark processes share, or an s3://, gs:// or"
-    " abfss:// URL.",
+    help="The directory of the archive: a path that all Spark processes share, or an s3://, gs://"
+    " or abfss:// URL.",
 )  # fmt: skip
 MAYBE_ARCHIVE = click.option(
     "-a", "--archive", "folder", type=DIRECTORY,
-    help="Directory or URL of the archive. Default: read Redis only.",
+    help="The directory or URL of the archive. Default: read only Redis.",
 )  # fmt: skip
 _ARCHIVED = (
     *("topic", "rows", "size", "files", "missing", "parsed", "quarantined", "dead_letters"),
@@ -58,9 +58,12 @@ _ARCHIVED = (
 )
 SINCE = click.option(
     "--since", type=MOMENT, metavar="TIME",
-    help="Only entries since this time: 12h (ago), or 2026-11-21T08:30 (UTC).",
+    help="Select only entries since this time, such as 12h (12 hours ago) or 2026-11-21T08:30"
+    " (UTC).",
 )  # fmt: skip
-UNTIL = click.option("--until", type=MOMENT, metavar="TIME", help="Only entries before this time.")
+UNTIL = click.option(
+    "--until", type=MOMENT, metavar="TIME", help="Select only entries before this time."
+)
 
 
 def _open_archive(
@@ -77,11 +80,11 @@ def spark_options(command: Command) -> Command:
     """Add `--master` and `--conf`."""
     for option in (
         click.option(
-            "--conf", metavar="NAME=VALUE", multiple=True, help="Spark setting. May be repeated."
+            "--conf", metavar="NAME=VALUE", multiple=True, help="A Spark setting. May be repeated."
         ),
         click.option(
             "--master", metavar="URL",
-            help="Spark master, such as spark://host:7077. Default: local[*].",
+            help="The Spark master, such as spark://host:7077. Default: local[*].",
         ),
     ):  # fmt: skip
         command = option(command)
@@ -99,15 +102,17 @@ def pipeline() -> None:
 @pipeline.command()
 @TOPICS
 @ARCHIVE
-@click.option("--every", type=DURATION, help="Repeat the run after this time. Default: run once.")
+@click.option(
+    "--every", type=DURATION, help="Repeat the run after this time. Default: run only once."
+)
 @click.option(
     "--batch-rows", type=click.IntRange(1, 10_000_000), default=4_000_000, show_default=True,
-    help="Maximum number of entries per batch.",
+    help="The maximum number of entries per batch.",
 )  # fmt: skip
 @click.option(
     "--allow-loss",
     is_flag=True,
-    help="Continue after entries that were trimmed before they were archived.",
+    help="Continue even if entries were trimmed before they were archived.",
 )
 @spark_options
 @json_option
@@ -126,7 +131,7 @@ def archive(
 ) -> None:
     """Archive topics as Delta tables, each entry exactly once.
 
-    The command can be killed and run again at any time. If a topic has archive = "required", no
+    You can kill the command and run it again at any time. If a topic has archive = "required", no
     entry is trimmed before it is archived.
     """
     from streamqd.spark.pipelines.archive import Archiver
@@ -192,11 +197,12 @@ def _show_archived(document: dict[str, Any], as_json: bool) -> None:
 @ARCHIVE
 @click.option(
     "--target", type=SIZE, default="256MiB", show_default=True,
-    help="Target size of the merged files.",
+    help="The target size of the merged files.",
 )  # fmt: skip
 @click.option(
     "--grace", type=DURATION, default="1h", show_default=True,
-    help="Keep replaced files this long for running readers. Full hours, at least 1h.",
+    help="The time for which replaced files are kept for running readers, in full hours and at"
+    " least 1h.",
 )  # fmt: skip
 @answering
 def compact(
@@ -229,7 +235,8 @@ def compact(
 @ARCHIVE
 @click.option(
     "--quarantine-only", is_flag=True,
-    help="Parse only entries in the quarantine. Entries that fit now move to the parsed table.",
+    help="Parse only the entries in the quarantine. Entries that now fit the schema move to the"
+    " parsed table.",
 )  # fmt: skip
 @click.option(
     "--allow-loss", is_flag=True,
@@ -249,10 +256,10 @@ def reparse(
 ) -> CommandResult:
     """Parse archived entries again with the topic's current schema.
 
-    Without --quarantine-only, the command writes the parsed table and the quarantine again. The
+    Without --quarantine-only, the command writes the parsed table and the quarantine again, and the
     types of columns can change. The first commit removes all old rows, and later commits add the
-    new ones, so readers see incomplete tables while the command runs. If the command is killed, run
-    it again.
+    new ones. Readers therefore see incomplete tables while the command runs. If the command is
+    killed, run it again.
     """
     from streamqd.spark.pipelines.reparse import reparse as run_again
 
@@ -281,7 +288,8 @@ def _show_compacted(done: Iterable[Compacted]) -> None:
 @click.option(
     "--from", "tier", type=click.Choice(["all", "hot", "cold", "dlq"]), default="all",
     show_default=True,
-    help="all: read the archive and Redis. hot: Redis. cold: the archive. dlq: dead letters.",
+    help="The source of the messages. all: the archive and Redis. hot: only Redis. cold: only the"
+    " archive. dlq: dead letters.",
 )  # fmt: skip
 @click.option(
     "--to-topic",
@@ -293,19 +301,28 @@ def _show_compacted(done: Iterable[Compacted]) -> None:
 @SINCE
 @UNTIL
 @click.option(
-    "-k", "--key", "keys", multiple=True, help="Only messages with this key. May be repeated."
+    "-k",
+    "--key",
+    "keys",
+    multiple=True,
+    help="Select only messages with this key. May be repeated.",
 )
 @click.option(
     "-H", "--header", "headers", metavar="NAME=VALUE", multiple=True,
-    help="Only messages with this header. If repeated, all headers must match.",
+    help="Select only messages with this header. If repeated, a message must have all of the"
+    " headers.",
 )  # fmt: skip
 @click.option(
-    "--where", metavar="SQL", default="", help="Only messages for which this SQL condition is true."
+    "--where",
+    metavar="SQL",
+    default="",
+    help="Select only messages for which this SQL condition is true.",
 )
-@click.option("--rate", type=RATE, metavar="N/s", help="Maximum rate, such as 50/s.")
+@click.option("--rate", type=RATE, metavar="N/s", help="The maximum rate, such as 50/s.")
 @click.option(
     "--name", default="",
-    help="Name of this replay. Replays with the same name do not send a message twice in 30 days.",
+    help="The name of this replay. Replays with the same name do not send a message twice within 30"
+    " days.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Count the messages, but send nothing.")
 @spark_options
@@ -330,7 +347,7 @@ def replay(
 ) -> CommandResult:
     """Send messages of a topic again.
 
-    The x-replay-of header contains the original entry ID.
+    The x-replay-of header of each message contains the ID of the original entry.
     """
     from streamqd.spark.pipelines import replay as replays
 
@@ -362,7 +379,7 @@ def replay(
 @MAYBE_ARCHIVE
 @click.option(
     "--checkpoints", type=FOLDER, required=True,
-    help="Directory for the checkpoints of the job's queries.",
+    help="The directory for the checkpoints of the job's queries.",
 )  # fmt: skip
 @click.option(
     "--set", "arguments", metavar="NAME=VALUE", multiple=True,
@@ -420,13 +437,14 @@ def _to_utc(moment: tuple[float, bool] | None) -> dt.datetime | None:
 @MAYBE_ARCHIVE
 @click.option(
     "-o", "--out", type=DIRECTORY, required=True,
-    help="Directory or URL of the report. An earlier report is compared and then replaced.",
+    help="The directory or URL of the report. An earlier report there is compared with the new one,"
+    " and then replaced.",
 )  # fmt: skip
 @SINCE
 @UNTIL
 @click.option(
     "--schema", "schemas", metavar="TOPIC=COLUMNS", multiple=True,
-    help="Types of the JSON fields of a topic, such as 'orders=id long, at timestamp'. May be"
+    help="The types of a topic's JSON fields, such as 'orders=id long, at timestamp'. May be"
     " repeated.",
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, hidden=True, help="No longer needed.")
@@ -448,8 +466,8 @@ def report(
     """Write an HTML report on topics.
 
     The report shows the problems of the topics, the most severe first, and the contents of the
-    topics. The output directory contains report.html, a self-contained page, and report.json with
-    the numbers.
+    topics. The command writes two files: report.html is a self-contained page, and report.json
+    contains the numbers.
     """
     from streamqd.spark import need_spark
 
@@ -496,24 +514,26 @@ def _show_report(document: dict[str, Any], out: Path | str) -> None:
 )  # fmt: skip
 @click.option(
     "--from", "start", type=click.Choice(["earliest", "latest"]), default="earliest",
-    show_default=True, help="With --stream: position at which a query without a checkpoint starts.",
+    show_default=True,
+    help="With --stream: the position at which a query without a checkpoint starts.",
 )  # fmt: skip
 @click.option(
     "--to-topic", "target", metavar="TOPIC", default="",
-    help="With --stream: send the rows to this topic, with their columns key and value.",
+    help="With --stream: send each row to this topic, as a message with the columns key and value.",
 )  # fmt: skip
 @click.option(
     "--partitions",
     type=click.IntRange(1, 4096),
-    help="Number of partitions, if --to-topic creates the topic.",
+    help="The number of partitions if --to-topic creates the topic.",
 )
 @click.option(
     "--into", metavar="TABLE", default="",
-    help="With --stream: add the rows to this table of the archive. Creates a missing table.",
+    help="With --stream: add the rows to this table of the archive, which is created if it does not"
+    " exist.",
 )  # fmt: skip
 @click.option(
     "--checkpoint", type=FOLDER,
-    help="With --stream: directory that stores the position of the query.",
+    help="With --stream: the directory that stores the position of the query.",
 )  # fmt: skip
 @spark_options
 @json_option
@@ -541,8 +561,8 @@ def sql(
     in Redis, and dlq_access contains the dead letters. With --archive, you can also query
     parsed_access, quarantine_access, and each table_NAME that --into created.
 
-    With --stream, the query reads the topics from Redis as streams, and --json prints one object
-    per row.
+    With --stream, the query reads the topics from Redis as streams. If you add --json, the command
+    prints one object per row.
     """
     from streamqd.spark import need_spark
     from streamqd.spark.pipelines.prompt import Prompt
@@ -623,7 +643,7 @@ def _run_standing_query(
 @MAYBE_ARCHIVE
 @click.option(
     "--format", "form", type=click.Choice(answers.FORMATS), default="table", show_default=True,
-    help="json: one object per row. csv: with a header.",
+    help="The format of the rows. json: one object per row. csv: one line per row, after a header.",
 )  # fmt: skip
 @spark_options
 @json_option

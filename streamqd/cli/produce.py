@@ -80,7 +80,7 @@ class Produced:
 @click.argument("payload", required=False)
 @click.option(
     "--from", "source", metavar="FILE|-",
-    help="Read lines from this file, plain or gzip. Default: - (standard input).",
+    help="Read the messages from this file, plain or gzip. Default: - (standard input).",
 )  # fmt: skip
 @click.option(
     "--format",
@@ -88,30 +88,42 @@ class Produced:
     type=click.Choice(["lines", "jsonl", "file"]),
     default="lines",
     show_default=True,
-    help="jsonl: each line must be JSON and is sent unchanged. file: the file is one message.",
+    help="The format of the input. lines: each line is a message. jsonl: each line must be JSON,"
+    " and is sent unchanged. file: the whole file is one message.",
 )
-@click.option("-k", "--key", "one_key", metavar="KEY", help="Key of every message.")
+@click.option("-k", "--key", "one_key", metavar="KEY", help="The key of every message.")
 @click.option(
-    "--key-regex", metavar="RE", help="Use the first group of the match as key, or the whole match."
+    "--key-regex",
+    metavar="RE",
+    help="Take the key of each line from the match of this regular expression: its first group, or"
+    " the whole match.",
 )
-@click.option("--key-field", metavar="FIELD", help="Use this field of the object as key (jsonl).")
-@click.option("-p", "--partition", type=click.IntRange(0), help="Send to this partition.")
-@click.option("--delay", type=DURATION, metavar="DURATION", help="Deliver after this time.")
+@click.option(
+    "--key-field",
+    metavar="FIELD",
+    help="With --format jsonl: use this field of each object as the key.",
+)
+@click.option(
+    "-p", "--partition", type=click.IntRange(0), help="Send the messages to this partition."
+)
+@click.option(
+    "--delay", type=DURATION, metavar="DURATION", help="Deliver the messages after this time."
+)
 @click.option(
     "--at", type=INSTANT, metavar="TIME",
-    help="Deliver at this time, such as 2026-12-24T18:00:00Z.",
+    help="Deliver the messages at this time, such as 2026-12-24T18:00:00Z.",
 )  # fmt: skip
 @click.option(
     "--expires", type=DURATION, metavar="DURATION",
-    help="Drop the message if it is not handled within this time after its delivery.",
+    help="Drop a message that is not handled within this time after its delivery.",
 )  # fmt: skip
 @click.option(
     "--dedup-id", metavar="ID",
-    help="Send nothing if this ID was used within 10 minutes. For one message only.",
+    help="Send nothing if this ID was used in the last 10 minutes. Only for a single message.",
 )  # fmt: skip
 @click.option(
     "-H", "--header", "headers", metavar="NAME=VALUE", multiple=True,
-    help="Header of every message. May be repeated.",
+    help="A header of every message. May be repeated.",
 )  # fmt: skip
 @click.option(
     "--create/--no-create",
@@ -146,9 +158,9 @@ def produce(
       streamqd produce access --from access.log --key-regex '^(\\S+)'
       streamqd produce images --from cat.png --format file --dedup-id cat-7
 
-    Without PAYLOAD, each line of --from or standard input is a message. Empty lines are skipped. At
-    the first line that cannot be sent, the command prints the number of sent messages and exits
-    with code 2. The command asks before it creates a topic that is not in the configuration.
+    Without PAYLOAD, the command sends each line of --from or standard input as a message, and skips
+    empty lines. At the first line that cannot be sent, it prints the number of sent messages and
+    exits with code 2. The command asks before it creates a topic that is not in the configuration.
     """
     if payload is not None and source is not None:
         raise click.UsageError("PAYLOAD cannot be used with --from")

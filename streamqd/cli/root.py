@@ -321,31 +321,39 @@ line to ~/.bashrc (zsh_source and ~/.zshrc for zsh; fish_source for fish):
     metavar="FILE",
     envvar="STREAMQ_CONFIG",
     type=click.Path(path_type=Path),
-    help="Configuration file. Also accepted after a command. Default: $STREAMQ_CONFIG, or"
+    help="The configuration file. Can also follow the command. Default: $STREAMQ_CONFIG, or"
     " ./streamq.toml if it exists.",
 )
 @click.option(
     "-l",
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Override log.level.",
+    help="Override the setting log.level.",
 )
 @click.option(
-    "--log-format", type=click.Choice(["auto", "text", "json"]), help="Override log.format."
+    "--log-format",
+    type=click.Choice(["auto", "text", "json"]),
+    help="Override the setting log.format.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Log level debug, and tracebacks.")
-@click.option("-q", "--quiet", is_flag=True, help="Log level warning. Print results only.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Set the log level to debug, and print tracebacks."
+)
+@click.option(
+    "-q", "--quiet", is_flag=True, help="Set the log level to warning, and print only results."
+)
 @click.option(
     "--color/--no-color",
     default=None,
-    help="Use colors or not. Default: colors on a terminal, unless NO_COLOR is set.",
+    help="Print with or without colors. Default: with colors on a terminal, unless NO_COLOR is"
+    " set.",
 )
 @click.option("--burst", is_flag=True, help="Daemon: exit when no messages are left.")
 @click.option(
     "--reload",
     "watch",
     is_flag=True,
-    help="Daemon: reload handlers and configuration when a file changes. For development.",
+    help="Daemon: reload the handlers and the configuration when a file changes. Intended for"
+    " development.",
 )
 @click.option(
     "--only",

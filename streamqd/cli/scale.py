@@ -38,7 +38,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
     type=click.IntRange(1),
     default=100,
     show_default=True,
-    help="Number of backlog messages per worker.",
+    help="The number of backlog messages per worker.",
 )
 @click.option(
     "--within",
@@ -58,12 +58,12 @@ def scale(
 ) -> CommandResult | int:
     """Show each group's backlog and how many workers it can use.
 
-    WANTED is the number of workers that the group can use. This is one for each partition with a
-    backlog, but at most one for each --target messages. It is 0 for a paused or stopped group. The
-    command reads all numbers from Redis, so it works even if no instance is running. With --bind,
-    it serves them over HTTP. An autoscaler can then start instances when there is a backlog, and
-    stop all of them when there is none. The settings http.token_file, http.hosts and
-    http.allow_public apply to that address.
+    WANTED is the number of workers that the group can use: one for each partition with a backlog,
+    but at most one for each --target messages. It is 0 for a paused or stopped group. The command
+    reads all numbers from Redis, so it works even if no instance is running. With --bind, it serves
+    them over HTTP, so that an autoscaler can start instances when there is a backlog, and stop all
+    of them when there is none. The settings http.token_file, http.hosts and http.allow_public apply
+    to that address.
 
     \b
     Examples:

@@ -82,7 +82,9 @@ def schedule() -> None:
 
 
 @schedule.command("list")
-@click.option("-t", "--topic", metavar="TOPIC", help="Only schedules that send to this topic.")
+@click.option(
+    "-t", "--topic", metavar="TOPIC", help="Select only schedules that send to this topic."
+)
 @page_options(50)
 @answering
 def list_(session: Session, *, topic: str | None, limit: int, cursor: str) -> CommandResult:
@@ -155,11 +157,11 @@ def show(session: Session, *, name: str) -> CommandResult:
 @click.argument("name", metavar="SCHEDULE")
 @click.option(
     "--from", "begin", type=MOMENT, metavar="TIME",
-    help="Start time, such as 2026-10-25T00:00 (UTC). Default: now.",
+    help="Show the ticks from this time on, such as 2026-10-25T00:00 (UTC). Default: now.",
 )  # fmt: skip
 @click.option(
     "--count", "number", type=click.IntRange(1, NEXT_MAX), default=10, show_default=True,
-    help="Ticks to print.",
+    help="The number of ticks to print.",
 )  # fmt: skip
 @answering
 def next_(
@@ -254,7 +256,7 @@ def edit(session: Session, *, name: str, dry_run: bool, **given: Any) -> Command
 def pause(session: Session, *, names: tuple[str, ...], dry_run: bool) -> CommandResult:
     """Pause schedules until `streamqd schedule resume`.
 
-    A pause survives deploys. Each schedule keeps its due time. If one schedule cannot be
+    A pause survives deploys, and each schedule keeps its due time. If one schedule cannot be
     paused, the command pauses none and exits with code 8.
     """
     done = schedules.pause(session.store, names, dry_run=dry_run)
@@ -284,8 +286,9 @@ def resume(session: Session, *, names: tuple[str, ...], dry_run: bool) -> Comman
 def run(session: Session, *, name: str, dry_run: bool) -> CommandResult:
     """Send a message of a schedule now.
 
-    This also works while the schedule is paused. The due time does not change. The x-scheduled-for
-    header contains the time of this command. The `overlap` setting is ignored.
+    This works even while the schedule is paused, and does not change the due time. The
+    x-scheduled-for header of the message contains the time of this command. The `overlap` setting
+    is ignored.
     """
     done = schedules.run(session.store, name, dry_run=dry_run)
     if dry_run:

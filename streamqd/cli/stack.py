@@ -24,7 +24,7 @@ EXIT_NO_STACK = 1
 @click.argument("name", metavar="TOPIC/PARTITION/GROUP")
 @click.option(
     "--timeout", type=DURATION, default=f"{ANSWER_SECONDS:.0f}s",
-    help=f"Maximum time to wait for the trace. Default: {ANSWER_SECONDS:.0f}s.",
+    help=f"The maximum time to wait for the trace. Default: {ANSWER_SECONDS:.0f}s.",
 )  # fmt: skip
 @answering
 def stack(session: Session, *, name: str, timeout: float) -> CommandResult:
@@ -34,10 +34,10 @@ def stack(session: Session, *, name: str, timeout: float) -> CommandResult:
       streamqd stack orders/3/bill
 
     The worker keeps running. The trace contains the stacks of all threads, innermost frame first.
-    It shows files, lines and functions, but no values. If C code holds the GIL, it contains only
-    the main thread and the thread of the event loop. The owner also logs the trace (`stack.dumped`)
-    and stores up to 32 KiB of it in Redis for 5 minutes. The exit code is 1 if no trace arrives,
-    for example because the owner runs an older version.
+    It shows files, lines and functions, but no values. If C code holds the GIL, the trace contains
+    only the main thread and the thread of the event loop. The owner also logs the trace
+    (`stack.dumped`) and stores up to 32 KiB of it in Redis for 5 minutes. The exit code is 1 if no
+    trace arrives, for example because the owner runs an older version.
     """
     assignment, fleet, reader = read_assignment(name), session.fleet, ViewReader(session.store)
     at = stacks.request(fleet, assignment).at_unix_ms or 0

@@ -225,8 +225,8 @@ _DIRECTIVES = {
 
 @click.command(short_help="Show the owner, lag and pending messages of partitions.")
 @click.argument("topic", required=False)
-@click.option("-g", "--group", help="Only this group.")
-@click.option("-p", "--partition", type=click.IntRange(min=0), help="Only this partition.")
+@click.option("-g", "--group", help="Select only this group.")
+@click.option("-p", "--partition", type=click.IntRange(min=0), help="Select only this partition.")
 @answering
 def partitions(
     session: Session, *, topic: str | None, group: str | None, partition: int | None

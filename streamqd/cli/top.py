@@ -49,7 +49,7 @@ WIDTH_ELSEWHERE = 132  # columns of --once without a terminal
     type=DURATION,
     default="2s",
     show_default=True,
-    help="Refresh interval. Instances publish every 2 seconds.",
+    help="The refresh interval. Instances publish new figures every 2 seconds.",
 )
 @click.option("--once", is_flag=True, help="Print all partitions once as text, and exit.")
 @json_option

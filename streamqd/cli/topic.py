@@ -33,13 +33,13 @@ def topic() -> None:
 @click.option(
     "--partitions",
     type=click.IntRange(1, 4096),
-    help="Number of partitions. Default: as configured for the topic, or 1.",
+    help="The number of partitions. Default: the number configured for the topic, or 1.",
 )
 @answering
 def create(session: Session, *, name: str, partitions: int | None) -> CommandResult:
     """Create a topic.
 
-    Its number of partitions can grow but never shrink.
+    The number of partitions can grow later, but it can never shrink.
     """
     wanted = session.settings.topics.get(name, Topic())
     if partitions is not None:
@@ -75,8 +75,8 @@ def describe(session: Session, *, name: str) -> CommandResult:
     """Show the settings, partitions and group lag of a topic.
 
     LAG is the number of unread messages of each group, in the order of the `groups` line. A `+`
-    after a number means at least that many. The settings are the effective ones with this
-    configuration.
+    after a number means at least that many. The settings are those that are in effect for a daemon
+    with this configuration.
     """
     configured = session.settings.topics.get(name)
     detail = topics.describe(session.store, name, configured)
@@ -207,7 +207,7 @@ def delete(
     a partition of the topic, or if a live instance has a consumer for it, because that instance
     would create the topic again, empty. A producer that keeps sending also creates it again, unless
     it uses `create=False`. If the deletion is interrupted, run the same command to finish it.
-    `streamqd dlq audit TOPIC` then shows one entry, with the user.
+    Afterwards, `streamqd dlq audit TOPIC` shows one entry with the user who deleted the topic.
     """
     extent = topics_deletion.measure_extent(session.store, name)
     if extent.owned and not force and not dry_run:
@@ -270,8 +270,8 @@ def grow(session: Session, *, name: str, partitions: int, wait: bool, yes: bool)
     them. N must be a multiple of the current number. Producers use the new partitions immediately.
     Each group reads them after it has handled all current messages of the old partitions, so the
     growth takes as long as the lag. Until then, the new partitions are owned by `topic-grow`. If
-    the command is interrupted, run it again to continue. After the growth is complete, it changes
-    nothing.
+    the command is interrupted, run it again to continue. Once the growth is complete, the command
+    changes nothing.
     """
     found = growth.progress(session.store, name, partitions)
     if found is not None and found.done:

@@ -24,7 +24,8 @@ from streamqd.words import age, count
 @click.argument("uid")
 @click.option(
     "-a", "--archive", "folder", type=DIRECTORY,
-    help="Also search this directory or URL of `pipeline archive`. Needs no Spark.",
+    help="Also search the archive of `pipeline archive` in this directory or at this URL. Does not"
+    " need Spark.",
 )  # fmt: skip
 @answering
 def trace(session: Session, *, uid: str, folder: Path | str | None) -> CommandResult:

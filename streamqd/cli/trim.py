@@ -19,12 +19,20 @@ from streamqd.words import count, memory
 
 @click.command(short_help="Remove acknowledged entries now.")
 @click.argument("topic")
-@click.option("-p", "--partition", type=click.IntRange(min=0), help="Only this partition.")
-@click.option("--max-age", type=DURATION, help="Keep entries younger than this, such as 24h.")
+@click.option("-p", "--partition", type=click.IntRange(min=0), help="Select only this partition.")
 @click.option(
-    "--max-length", type=click.IntRange(min=0), help="Keep this many entries per partition."
+    "--max-age", type=DURATION, help="Keep entries that are younger than this, such as 24h."
 )
-@click.option("--max-bytes", type=SIZE, help="Keep this much memory per partition, such as 64MiB.")
+@click.option(
+    "--max-length",
+    type=click.IntRange(min=0),
+    help="The number of entries to keep in each partition.",
+)
+@click.option(
+    "--max-bytes",
+    type=SIZE,
+    help="Keep entries up to this memory use per partition, such as 64MiB.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the effect, but remove nothing.")
 @yes_option
 @answering

@@ -22,8 +22,7 @@ class Retention:
     )
     max_bytes: Bytes | None = setting(
         None,
-        "The approximate memory use of a partition above which acknowledged entries are trimmed."
-        ' "none" means no limit.',
+        'The approximate memory use above which a partition is trimmed. "none" means no limit.',
         min=1,
     )
     shrink_every: Seconds | None = setting(
@@ -35,8 +34,8 @@ class Retention:
     )
     ack_policy: str = setting(
         "keep",
-        "keep: entries are trimmed at the limits of the other settings. delete: entries are"
-        " trimmed once every group has acknowledged them.",
+        "keep: entries are trimmed at the limits of the other settings. delete: they are trimmed"
+        " once every group acknowledged them.",
         choices=("keep", "delete"),
     )
     without_groups: bool = setting(
