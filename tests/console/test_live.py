@@ -22,7 +22,7 @@ from streamqd.store.directives import Scope  # noqa: E402
 BILL = "document.getElementById('g-orders-bill')"
 
 PAUSE_SECONDS = 10.0
-MORE = 1.35  # use-the-console.md names a quarter
+MORE = 1.35  # most commands of fifty pages per command of one; viewers share the refresh
 # An event may be rendered from the snapshot before the change. On a slow host, snapshots are rarer.
 EVENTS_MAX = 4
 COUNT_EVENTS = """
