@@ -28,11 +28,11 @@ WATCH_SECONDS = 0.2
 
 
 def run(settings: config.Settings, say: Callable[[str], None], find_in_archive: ArchiveLook) -> int:
-    """Serve until SIGTERM or SIGINT, then return 0. `say` prints the address.
+    """Serve the console until SIGTERM or SIGINT, then return 0.
 
-    `find_in_archive` searches the archive of the settings.
+    `say` prints the address, and `find_in_archive` searches the archive that is configured.
 
-    Raises RequestRefusedError when listening on the address is not possible or not allowed.
+    Raises RequestRefusedError if listening on the address is not possible or not allowed.
     """
     check_listening(settings.console)
     with _listening(settings.console) as listener:
@@ -49,7 +49,7 @@ def run(settings: config.Settings, say: Callable[[str], None], find_in_archive: 
 
 
 def _listening(console: config.Console) -> socket.socket:
-    """Return the listening socket. Raises RequestRefusedError."""
+    """Return a socket that listens on the configured address. Raises RequestRefusedError."""
     host, port = console.address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -107,8 +107,8 @@ async def _serve(
     def stop(*_: object) -> None:
         server.should_exit = True
 
-    # Handle signals that arrive before uvicorn handles signals, and after: when uvicorn has
-    # stopped, it raises the signals that it received again.
+    # Set these handlers before uvicorn installs its own. They also apply after uvicorn has stopped,
+    # because it then raises again the signals that it received.
     for each in STOP_SIGNALS:
         signal.signal(each, stop)
     announce()

@@ -1,7 +1,7 @@
 """Access control: roles, sessions, the users file, users named by a proxy, and CSRF protection.
 
 A person is identified by a session cookie, or by a header from a configured proxy. This module
-decides who may access what, and stores the sessions in memory. `app` calls it for each request.
+decides who may access a route, and stores the sessions in memory. `app` calls it for each request.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from streamqd import config
 from streamqd.config.secrets import is_credential
 from streamqd.errors import RequestRefusedError
 
-SESSION_SECONDS = 12 * 3_600.0  # lifetime of a session without requests
+SESSION_SECONDS = 12 * 3_600.0  # seconds without a request after which a session expires
 SESSIONS_MAX = 1_000
 NAME_CHARS = 64
-FAILURES_MAX = 10  # limit of wrong passwords per minute, for all names together
+FAILURES_MAX = 10  # limit of wrong passwords per minute, counted for all names together
 _SCRYPT = {"n": 1 << 14, "r": 8, "p": 1}
 _SECURE_SITES = ("same-origin",)
 
@@ -57,20 +57,23 @@ def role_of(word: str) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A logged-in person. `bodies` is show, masked or hidden."""
+    """A logged-in person. `bodies` is "show", "masked" or "hidden"."""
 
     name: str
     role: Role
     bodies: str
 
     def may(self, role: Role) -> bool:
-        """Return True if the role of the person includes this role."""
+        """Return True if the person has this role or a higher one."""
         return self.role >= role
 
 
 @dataclass(frozen=True, slots=True)
 class UserRecord:
-    """A line of the users file: NAME:ROLE:SALT:HASH. The hash is the scrypt of the password."""
+    """A line of the users file: NAME:ROLE:SALT:HASH.
+
+    The hash is the scrypt hash of the password.
+    """
 
     name: str
     role: Role
@@ -78,11 +81,11 @@ class UserRecord:
     digest: bytes
 
     def accepts(self, password: str) -> bool:
-        """Return True for the right password."""
+        """Return True if this is the person's password."""
         return hmac.compare_digest(_digest(password, self.salt), self.digest)
 
     def line(self) -> str:
-        """Return the line of the file."""
+        """Return the record as a line of the users file."""
         return f"{self.name}:{self.role.word}:{self.salt.hex()}:{self.digest.hex()}"
 
 
@@ -91,9 +94,9 @@ def _digest(password: str, salt: bytes) -> bytes:
 
 
 def new_user(name: str, role: Role, password: str) -> UserRecord:
-    """Return the record of a person.
+    """Return a new record for the users file.
 
-    Raises RequestRefusedError when the name or password is not allowed.
+    Raises RequestRefusedError if the name or the password is not allowed.
     """
     if not name or len(name) > NAME_CHARS or ":" in name or not name.isprintable():
         raise RequestRefusedError(
@@ -106,9 +109,10 @@ def new_user(name: str, role: Role, password: str) -> UserRecord:
 
 
 def read_users(path: Path) -> dict[str, UserRecord]:
-    """Return the persons of a users file by name.
+    """Read a users file and return its records by name.
 
-    Raises RequestRefusedError with the number of an invalid line.
+    Raises RequestRefusedError if the file cannot be read or is readable by others, and names the
+    number of an invalid line.
     """
     try:
         with path.open(encoding="utf-8") as opened:
@@ -158,7 +162,7 @@ def write_user(path: Path, user: UserRecord) -> None:
 @dataclass(slots=True)
 class _Session:
     person: Person
-    used: float  # monotonic
+    used: float  # time of the last request, monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,7 @@ class AccessRequest:
     """The parts of a request that matter for access. Header names are in lower case."""
 
     method: str
-    peer: str  # address of the client, '' for a unix socket
+    peer: str  # address of the client, or '' for a unix socket
     scheme: str
     headers: Mapping[str, str]
     cookies: Mapping[str, str]
@@ -174,10 +178,10 @@ class AccessRequest:
 
 @dataclass
 class ConsoleAccess:
-    """The persons of one console process. Used by all threads."""
+    """The users and sessions of one console process. All threads share it."""
 
     settings: config.Console
-    # The port, because browsers send the cookies of a host to all its ports.
+    # The suffix contains the port, because browsers send the cookies of a host to all its ports.
     cookie_suffix: str = ""
     users: dict[str, UserRecord] | None = None
     _sessions: dict[str, _Session] = field(default_factory=dict)
@@ -193,7 +197,7 @@ class ConsoleAccess:
         return self.users is None and self.settings.proxy_header is None
 
     def person(self, request: AccessRequest) -> Person | None:
-        """Return the person who sent a request, None without a login."""
+        """Return the person who sent a request, or None if the person is not logged in."""
         header = self.settings.proxy_header
         if header is not None and self.trusts(request.peer):
             name = request.headers.get(header.lower(), "").strip()
@@ -212,7 +216,7 @@ class ConsoleAccess:
             return session.person
 
     def trusts(self, peer: str) -> bool:
-        """Return True if a peer is a configured proxy. A unix socket ('') is not."""
+        """Return True if the peer is a configured proxy. A unix socket ('') never is."""
         try:
             address = ipaddress.ip_address(peer)
         except ValueError:
@@ -220,7 +224,7 @@ class ConsoleAccess:
         return any(address in ipaddress.ip_network(each) for each in self.settings.proxy_from)
 
     def is_secure(self, request: AccessRequest) -> bool:
-        """Return True if the browser uses https, directly or to a configured proxy."""
+        """Return True if the browser uses https, to this process or to a configured proxy."""
         forwarded = request.headers.get("x-forwarded-proto", "")
         return request.scheme == "https" or (forwarded == "https" and self.trusts(request.peer))
 
@@ -231,13 +235,16 @@ class ConsoleAccess:
     # --- logins ---
 
     def new_token(self) -> str:
-        """Return the token for a new login link. The previous token no longer works."""
+        """Return the token for a new login link. The previous token stops working."""
         with self._lock:
             self._token = secrets.token_urlsafe(24)
             return self._token
 
     def log_in_by_token(self, token: str) -> str | None:
-        """Return a new session for the right token, which then no longer works, else None."""
+        """Exchange a token for a new session. Return None if the token is wrong.
+
+        A token works only once.
+        """
         with self._lock:
             right = bool(self._token) and hmac.compare_digest(token.encode(), self._token.encode())
             if right:
@@ -245,7 +252,7 @@ class ConsoleAccess:
         return self._start_session(self._make_person(_own_name(), Role.ADMIN)) if right else None
 
     def log_in_by_password(self, name: str, password: str) -> str | None:
-        """Return a new session for the right password, None for a wrong one.
+        """Return a new session, or None if the name or the password is wrong.
 
         Raises RequestRefusedError after too many wrong passwords.
         """
@@ -255,7 +262,8 @@ class ConsoleAccess:
             if len(self._failures) >= FAILURES_MAX:
                 raise RequestRefusedError("too many wrong passwords; try again in a minute")
         user = (self.users or {}).get(name)
-        # Hash the password for an unknown name too, so that it takes as long as a wrong password.
+        # Hash the password even if the name is unknown, so that the answer takes as long as for a
+        # wrong password.
         accepted = (user or _NOBODY).accepts(password)
         if user is None or not accepted:
             with self._lock:
@@ -273,7 +281,7 @@ class ConsoleAccess:
         return value
 
     def log_out(self, request: AccessRequest) -> None:
-        """End the session of a request."""
+        """End the session that a request belongs to."""
         value = request.cookies.get(self.cookie_name(secure=self.is_secure(request)), "")
         with self._lock:
             self._sessions.pop(_key(value), None)
@@ -281,11 +289,14 @@ class ConsoleAccess:
     # --- cookies ---
 
     def cookie_name(self, *, secure: bool) -> str:
-        """Return the name of the session cookie. Over https, no other host can set this cookie."""
+        """Return the name of the session cookie.
+
+        Over https, no other host can set a cookie of this name.
+        """
         return f"{'__Host-' if secure else ''}streamqd{self.cookie_suffix}"
 
     def cookie(self, value: str, *, secure: bool) -> str:
-        """Return the Set-Cookie header for a session. '' deletes the cookie."""
+        """Return the Set-Cookie header for a session. An empty value deletes the cookie."""
         end = "" if value else "; Max-Age=0"
         safe = "; Secure" if secure else ""
         name = self.cookie_name(secure=secure)
@@ -307,10 +318,10 @@ _NOBODY = UserRecord("", Role.VIEWER, b"-" * 16, b"")
 
 
 def is_own_request(request: AccessRequest, host: str) -> bool:
-    """Return True if a request comes from a page of this console and not from another site.
+    """Return True if a request comes from a page of this console, and not from another site.
 
     Browsers send Sec-Fetch-Site only over https and to loopback addresses. Without this header, the
-    Origin must be `host`, the name and port that the browser uses.
+    Origin must match `host`, the name and port in the browser's URL.
     """
     site = request.headers.get("sec-fetch-site")
     if site is not None:
@@ -320,7 +331,7 @@ def is_own_request(request: AccessRequest, host: str) -> bool:
 
 
 def host_of(request: AccessRequest, access: ConsoleAccess) -> str:
-    """Return the name and port of the console that the browser uses."""
+    """Return the name and port of the console in the browser's URL."""
     forwarded = request.headers.get("x-forwarded-host")
     if forwarded and access.trusts(request.peer):
         return forwarded.partition(",")[0].strip()
@@ -339,7 +350,10 @@ def check_listening(console: config.Console) -> None:
 
 
 def make_access(console: config.Console, port: int) -> ConsoleAccess:
-    """Return the access of a console that listens on a port. Raises RequestRefusedError."""
+    """Return the access control for a console that listens on this port.
+
+    Raises RequestRefusedError.
+    """
     users = read_users(console.users_file) if console.users_file else None
     if users is not None and not users and console.proxy_header is None:
         raise RequestRefusedError(

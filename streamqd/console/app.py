@@ -1,4 +1,4 @@
-"""The application: the routes with their roles, the headers of responses, and error pages."""
+"""The application: the routes and their roles, the headers of responses, and error pages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from streamqd.errors import (
     StreamqdError,
 )
 
-BODY_BYTES_MAX = 8 << 20  # a form can triple a payload of 1 MiB
+BODY_BYTES_MAX = 8 << 20  # bytes, because a form can triple the size of a 1 MiB payload
 URL_CHARS_MAX = 8_000
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -67,7 +67,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A route and the role that it requires. If the role is None, no login is required."""
+    """A route and the role that it requires. A route whose role is None requires no login."""
 
     method: str
     path: str
@@ -76,7 +76,7 @@ class Rule:
 
 
 class Guard:
-    """The outermost layer: removes the prefix, checks the origin of changes, adds headers."""
+    """The outermost layer removes the prefix, checks the origin of changes, and adds headers."""
 
     def __init__(self, app: ASGIApp, access: ConsoleAccess, prefix: str) -> None:
         self._app = app
@@ -84,10 +84,10 @@ class Guard:
         self._root = prefix.rstrip("/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Respond to a request."""
         if scope["type"] != "http":
             return
-        # A proxy may keep or remove the prefix.
+        # A proxy may pass the prefix on or remove it.
         if self._root and scope["path"].startswith(f"{self._root}/"):
             scope = {**scope, "path": scope["path"].removeprefix(self._root)}
 
@@ -109,14 +109,14 @@ class Guard:
 
 
 def access_request(request: Request) -> AccessRequest:
-    """Return the parts of a request that decide about access."""
+    """Return the parts of a request that access control needs."""
     peer = request.client.host if request.client else ""
     headers = {name.lower(): value for name, value in request.headers.items()}
     return AccessRequest(request.method, peer, request.url.scheme, headers, request.cookies)
 
 
 class ConsoleApp:
-    """One console: its routes and their shared state. Use it only in the event loop."""
+    """A console: its routes and their shared state. Use it only in the event loop."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class ConsoleApp:
     # --- access ---
 
     def _guard(self, rule: Rule) -> Endpoint:
-        """Return the endpoint of a route that admits only persons with its role."""
+        """Return the endpoint of a route, which admits only persons who have its role."""
 
         async def answer(request: Request) -> Response:
             person = self._access.person(access_request(request))
@@ -193,7 +193,7 @@ class ConsoleApp:
         return answer
 
     async def _answer(self, rule: Rule, request: Request) -> Response:
-        """Run an endpoint. An error becomes a page with a sentence about it."""
+        """Run an endpoint. If it fails, respond with a page that explains the error."""
         try:
             return await rule.endpoint(request)
         except InvalidRequestError as error:
@@ -217,13 +217,13 @@ class ConsoleApp:
             return self._respond_problem(request, HTTPStatus.CONFLICT, text)
         except StreamqdError as error:
             return self._respond_problem(request, HTTPStatus.CONFLICT, str(error))
-        except Exception as error:  # noqa: BLE001 - any other error is a page too, and in the log
+        except Exception as error:  # noqa: BLE001 - other errors also become a page, and are logged
             logs.event("console.failed", logging.ERROR, path=rule.path, exc=error)
             text = "An internal error occurred. The traceback is in the console's log."
             return self._respond_problem(request, HTTPStatus.INTERNAL_SERVER_ERROR, text)
 
     def _respond_forbidden(self, request: Request, wanted: Role) -> Response:
-        """Respond to a person whose role is not sufficient."""
+        """Respond to a person whose role does not allow the request."""
         text = f"This requires role {wanted.word}; your role is {request.state.person.role.word}."
         if self._access.settings.read_only:
             text = "This console is read-only for every role."
@@ -274,7 +274,8 @@ class ConsoleApp:
     def _respond_problem(
         self, request: Request, status: HTTPStatus, text: str, *, away: bool = False
     ) -> Response:
-        # Listen to the overview, which is always live. Its next event reloads the page.
+        # The error page listens to the overview, which is always live, so its next event reloads
+        # the page.
         live_url = self._pages.url("/live", page="/") if away and request.method == "GET" else ""
         return self._respond_html(
             request,
@@ -345,7 +346,7 @@ class ConsoleApp:
     def _find_live_view(
         self, here: str
     ) -> tuple[ConsoleView, dict[str, str], dict[str, str]] | None:
-        """Return the live view at a path, with the parameters of the path and of the query."""
+        """Return the live view at a path, with the parameters from the path and from the query."""
         path, _, query = here.partition("?")
         for route, view in self._views:
             match, scope = route.matches({"type": "http", "method": "GET", "path": path})
@@ -380,9 +381,9 @@ class ConsoleApp:
         *,
         changed: bool = False,
     ) -> Response:
-        """Return the form of an act with a dry run for these values.
+        """Return the form of an act, with a dry run of these values.
 
-        `changed`: the person has not seen this dry run yet.
+        `changed` is True if the person has not seen this dry run yet.
         """
         person: Person = request.state.person
         path, here, theme = request.path_params, _current_url(request), _theme(request)
@@ -439,7 +440,7 @@ class ConsoleApp:
         target = self._pages.to(done.view or act.back, **{**place, "done": key.request})
         return RedirectResponse(target or self._pages.url("/"), HTTPStatus.SEE_OTHER)
 
-    # --- the rest ---
+    # --- other endpoints ---
 
     async def _livez(self, _request: Request) -> Response:
         return Response("ok\n", media_type="text/plain")
@@ -486,7 +487,7 @@ class ConsoleApp:
 
 
 def _current_url(request: Request) -> str:
-    """Return the path and query of a request, without the token and the result of an act."""
+    """Return the path and query of a request, without the token and the ID of a finished act."""
     pairs = [each for each in request.query_params.multi_items() if each[0] not in _ONCE]
     return f"{request.url.path}{'?' if pairs else ''}{urlencode(pairs)}"
 

@@ -1,8 +1,8 @@
 """The console's only access to Redis: a few threads, each with its own connection.
 
-Views and acts are plain functions that run in these threads with a `Desk`. A round trip takes at
-most `TRIP_SECONDS`, and a request waits for at most `CALL_SECONDS`. At most `WAITING_MAX` calls
-wait. All pages share the snapshot `Backend.fleet_now`.
+Views and acts are plain functions that run in these threads with a `Desk`. A round trip takes up to
+`TRIP_SECONDS`, and a request waits up to `CALL_SECONDS`. No more than `WAITING_MAX` calls may wait.
+All pages share the snapshot `Backend.fleet_now`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from streamqd.store.store import Store
 
 THREADS = 4
 TRIP_SECONDS = 2.0  # time limit of a round trip to Redis
-CALL_SECONDS = 15.0  # time limit of a view or an act, for which the browser waits
+CALL_SECONDS = 15.0  # time limit of a view or an act, while the browser waits
 WAITING_MAX = 128
 JOB_SECONDS = 5.0  # time limit for jobs to stop between two batches
 SNAPSHOT_SECONDS = 2.0
-# Largest share of the time that may be spent on snapshots. A large fleet is read less often.
+# Largest share of the time that may be spent on reading snapshots. Because of this limit, a large
+# fleet is read less often.
 SNAPSHOT_SHARE = 0.1
 
 P = ParamSpec("P")
@@ -42,30 +43,33 @@ T = TypeVar("T")
 
 
 class ArchivePlace(Protocol):
-    """The place of an entry in an archive. `file` is '' if no file covers its ID."""
+    """The place of an entry in an archive. `file` is '' if no file covers the entry's ID."""
 
     @property
     def file(self) -> str:
-        """The file that covers the ID."""
+        """The file that covers the entry's ID."""
 
     @property
     def found(self) -> bool:
-        """True if the entry is in the file."""
+        """True if the file contains the entry."""
 
 
-# Finds a topic, partition and ID in an archive, with the options of `[archive]`. Raises
-# RequestRefusedError. The command passes this function, because the console does not depend on the
-# packages for archives.
+# Finds an entry in an archive, by topic, partition and ID, with the options of `[archive]`. Raises
+# RequestRefusedError. The command passes this function in, because the console does not depend on
+# the packages for archives.
 ArchiveLook = Callable[[str, str, int, str, Mapping[str, str]], ArchivePlace]
 
 
 class TooBusyError(StreamqdError):
-    """Too many requests wait, or one took too long. Load the page again."""
+    """Raised if too many requests are waiting or one took too long.
+
+    Loading the page again may help.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """The resources of a view: the connection of its thread, and the fleet."""
+    """The resources of a view: the connection of its thread, and access to the fleet."""
 
     settings: config.Settings
     store: Store
@@ -76,8 +80,8 @@ class Desk:
     def now(self) -> FleetNow:
         """The shared snapshot of the fleet.
 
-        It is up to 2 s old. If reading it takes longer than 0.2 s, it can be older, up to 10 times
-        that duration. Raises RedisUnavailableError.
+        It is up to 2 s old. If reading the snapshot takes longer than 0.2 s, it may be older, up to
+        10 times as old as the reading takes. Raises RedisUnavailableError.
         """
         return self.backend.fleet_now(self)
 
@@ -99,7 +103,7 @@ class Backend:
         self._fresh_until = 0.0  # monotonic
 
     def close(self) -> None:
-        """Wait for the running calls and close the connections."""
+        """Stop the jobs, wait for running calls, and close the connections."""
         self.jobs.close(JOB_SECONDS)
         self._pool.shutdown(wait=True, cancel_futures=True)
         for desk in self._desks:
@@ -110,7 +114,10 @@ class Backend:
     async def call(
         self, function: Callable[Concatenate[Desk, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `function(desk, …)` in a thread. Raises its errors, and TooBusyError."""
+        """Run `function(desk, …)` in a thread.
+
+        Raises the errors of the function, and TooBusyError.
+        """
         if self._waiting >= WAITING_MAX:
             raise TooBusyError("too many requests are waiting for Redis; reload the page")
         self._waiting += 1
@@ -141,7 +148,7 @@ class Backend:
 
     @contextlib.contextmanager
     def own_desk(self) -> Iterator[Desk]:
-        """Yield a desk with a separate connection, for a job."""
+        """Yield a desk that has its own connection, for a job."""
         desk = self._new_desk()
         try:
             yield desk
@@ -149,9 +156,9 @@ class Backend:
             desk.store.connection.close()
 
     def start_job(self, job: ConsoleJob, work: Callable[[Desk, ConsoleJob], str]) -> str:
-        """Start a job in the name of the acting person, and return its ID.
+        """Start a job on behalf of the acting person, and return its ID.
 
-        Raises RequestRefusedError when too many jobs run.
+        Raises RequestRefusedError if too many jobs are already running.
         """
         acting = audit.acting_person()
 
@@ -164,7 +171,10 @@ class Backend:
     # --- the snapshot ---
 
     def fleet_now(self, desk: Desk) -> FleetNow:
-        """Return the shared snapshot, after reading it again if it is too old. For `Desk.now`."""
+        """Return the shared snapshot, which is read again if it is too old.
+
+        Called by `Desk.now`.
+        """
         if self._snapshot is not None and time.monotonic() < self._fresh_until:
             return self._snapshot
         with self._lock:
@@ -177,7 +187,7 @@ class Backend:
 
 
 def run_as(person: str, function: Callable[[], T]) -> T:
-    """Run a function, with a person's name in the audit entries of its changes."""
+    """Run a function, and record its changes in the audit log under this person's name."""
     with audit.acting_as(f"{person} (console)"):
         return function()
 
@@ -189,7 +199,7 @@ def record(
     arguments: Mapping[str, object],
     counts: Mapping[str, int],
 ) -> bool:
-    """Write an entry to the audit log of each topic. Return False if that failed."""
+    """Write an entry to each topic's audit log. Return False if Redis did not accept an entry."""
     try:
         for topic in topics:
             audit.record(desk.store, topic, command, arguments=arguments, counts=counts)
@@ -199,7 +209,7 @@ def record(
 
 
 def explain(error: StreamqdError) -> str:
-    """Return a sentence about an error of Redis for the banner."""
+    """Return a sentence that explains an error of Redis in the banner."""
     if isinstance(error, RedisUnavailableError):
         return "Redis does not answer. Numbers are missing or out of date. Retrying automatically."
     return str(error)

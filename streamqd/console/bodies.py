@@ -1,7 +1,7 @@
-"""Show keys, headers and payloads to a person: unchanged, with masked parts, or not at all.
+"""Shows keys, headers and payloads to a person: unchanged, partly masked, or not at all.
 
-The settings determine this for each role. Numbers in JSON are printed exactly as written. All input
-is untrusted and only converted to text.
+The settings determine this for each role. Numbers in JSON are shown exactly as they were written.
+All input is untrusted and is only ever converted to text.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from dataclasses import dataclass
 from typing import Any
 
 MASK = "***"
-SHOWN_BYTES = 64 << 10  # bytes of a payload that a page shows. The download contains all.
-CUT_CHARS = 160  # characters of a payload in a row of a list
+SHOWN_BYTES = 64 << 10  # limit of payload bytes on a page, while a download contains all
+CUT_CHARS = 160  # limit of payload characters in a row of a list
 _HEADER = "header:"
 
 
 class _Digits(str):
-    """A JSON number as written, even if no float can represent it."""
+    """A JSON number exactly as it was written, even if no float can represent it."""
 
     __slots__ = ()
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON object with its members in order, including those with equal names."""
+    """A JSON object whose members keep their order and may share a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownBody:
     """A payload as text. `kind` is json, msgpack, text, binary or hidden.
 
-    `cut` is the number of bytes that are not shown. `whole`: the person may download the payload.
+    `cut` is the number of bytes that are not shown. `whole` is True if the person may download the
+    payload.
     """
 
     kind: str
@@ -44,22 +45,22 @@ class ShownBody:
 
 @dataclass(frozen=True, slots=True)
 class BodyReader:
-    """Returns the parts of messages as one person may see them.
+    """Returns the parts of messages in the form that one person may see.
 
-    `masks` are JSON pointers, or `header:NAME` for headers.
+    `masks` holds JSON pointers, and `header:NAME` for headers.
     """
 
     bodies: str
     masks: Sequence[str] = ()
 
     def key(self, key: bytes | None) -> str | None:
-        """Return a key as text, None for a message without one."""
+        """Return a key as text, or None if the message has no key."""
         if key is None:
             return None
         return MASK if self.bodies != "show" else key.decode("utf-8", "backslashreplace")
 
     def headers(self, headers: Mapping[str, str] | None) -> dict[str, str]:
-        """Return headers. Masked headers keep their names."""
+        """Return the headers. A masked header keeps its name."""
         if self.bodies == "hidden":
             return {}
         hidden = {
@@ -72,11 +73,14 @@ class BodyReader:
         }
 
     def text(self, text: str) -> str:
-        """Return a text from user code, such as an error, masked if the person may not see it."""
+        """Return text from user code, such as an error.
+
+        It is masked if the person may not see it.
+        """
         return text if self.bodies == "show" or not text else MASK
 
     def body(self, payload: bytes) -> ShownBody:
-        """Return a payload for its own page."""
+        """Return a payload for the page of its message."""
         size = len(payload)
         if self.bodies == "hidden":
             return ShownBody("hidden", "", size, size, whole=False)
@@ -98,14 +102,14 @@ class BodyReader:
         )
 
     def row(self, payload: bytes) -> str:
-        """Return the start of a payload on one line."""
+        """Return the start of a payload on one line, or a mask if the person may not see it."""
         if self.bodies != "show":
             return MASK if payload else ""
         text = payload[: CUT_CHARS * 4].decode("utf-8", "replace")
         return " ".join(text.split())[:CUT_CHARS]
 
     def _read(self, payload: bytes) -> tuple[str, str]:
-        """Return the kind and text of a payload, '' for a payload that is not text."""
+        """Return the kind and the text of a payload. Both are '' if it is not text."""
         try:
             text = payload.decode()
         except UnicodeDecodeError:
@@ -139,7 +143,7 @@ class BodyReader:
 
 
 def _format_json(value: Any, pointer: str, masks: set[str], indent: str) -> str:
-    """Return JSON with an indentation of two spaces. Members at `masks` are hidden."""
+    """Return JSON, indented by two spaces. The members that `masks` points to are hidden."""
     if pointer in masks:
         return f'"{MASK}"'
     if isinstance(value, _Digits):
@@ -173,7 +177,7 @@ def _escape(name: object) -> str:
 
 
 def _hex(payload: bytes) -> Iterator[str]:
-    """Yield lines of 16 bytes: offset, hex digits, and the printable characters."""
+    """Yield one line for every 16 bytes: the offset, hex digits, and the printable characters."""
     for at in range(0, len(payload), 16):
         some = payload[at : at + 16]
         text = "".join(chr(each) if 32 <= each < 127 else "." for each in some)

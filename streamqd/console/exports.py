@@ -1,6 +1,6 @@
-"""Exports of dead letters: files of any length, sent while the data is read.
+"""Exports of dead letters: files of any length, which are sent while the data is being read.
 
-An export has its own thread and connection, so that it does not delay pages. If the browser closes
+An export has its own thread and connection, so that it does not delay pages. If the browser cancels
 the download, the export stops after its current chunk. If Redis becomes unavailable, the response
 stays incomplete, and the browser reports a failed download.
 """
@@ -22,14 +22,14 @@ from streamqd.admin.messages import MessageFilter
 from streamqd.console.backend import Backend, TooBusyError
 from streamqd.errors import StreamqdError
 
-EXPORTS_MAX = 4  # at a time
-CHUNK = 256  # lines sent at a time
+EXPORTS_MAX = 4  # limit of exports at a time
+CHUNK = 256  # number of lines sent at a time
 
 _running = threading.BoundedSemaphore(EXPORTS_MAX)
 
 
 class ExportFile:
-    """The lines of one export of a topic. Used by one thread, except for `stop`."""
+    """The lines of one export from a topic. Only one thread uses it, except for `stop`."""
 
     def __init__(self, backend: Backend, topic: str, choice: MessageFilter, person: str) -> None:
         """Select the dead letters to export.
@@ -49,7 +49,7 @@ class ExportFile:
         self._lines = self._export.lines()
 
     def chunk(self) -> bytes:
-        """Return the next lines, b'' after the last one. Raises RedisUnavailableError."""
+        """Return the next lines, or b'' after the last one. Raises RedisUnavailableError."""
         some = list(itertools.islice(self._lines, CHUNK))
         self._complete = not some and not self._stopped.is_set()
         return "".join(f"{line}\n" for line in some).encode()
@@ -59,13 +59,13 @@ class ExportFile:
         self._stopped.set()
 
     def close(self) -> None:
-        """Write the audit log and close the connection."""
+        """Write the entry in the audit log, and close the connection."""
         with self._opened, audit.acting_as(self._person):
             self._export.finish("console" if self._complete else "console: interrupted")
 
 
 class ExportResponse(StreamingResponse):
-    """The response with an export, and the thread that reads the dead letters."""
+    """The response that contains an export, and the thread that reads the dead letters."""
 
     def __init__(self, file: ExportFile, media_type: str, headers: dict[str, str]) -> None:
         self._file = file
@@ -73,7 +73,7 @@ class ExportResponse(StreamingResponse):
         super().__init__(self._chunks(), media_type=media_type, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the file. An error leaves the response incomplete."""
+        """Send the file. After an error, the response stays incomplete."""
         try:
             with contextlib.suppress(StreamqdError):
                 await super().__call__(scope, receive, send)

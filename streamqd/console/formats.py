@@ -1,4 +1,4 @@
-"""The filters of templates, which format numbers, ages and times. Pure functions."""
+"""The filters of the templates, which format numbers, ages and times. All are pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from markupsafe import Markup
 from streamqd import words
 
 NONE = "\u2013"
-# First words of clauses, which get a capital letter. Any other first word may be a name and is not
+# First words of clauses that get a capital letter. Any other first word may be a name, so it is not
 # changed.
 _STARTS = frozenset(
     {
@@ -46,12 +46,12 @@ _STARTS = frozenset(
     }
 )
 
-# English names in every locale.
+# The names are English in every locale.
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """Return a number with thousands separators, a dash for None. Integers are exact."""
+    """Return a number with thousands separators, or a dash for None. Integers are exact."""
     if value is None:
         return NONE
     if isinstance(value, int):
@@ -60,7 +60,7 @@ def number(value: float | None, digits: int = 0) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Return a number per second: two digits below 1, one below 100, none above."""
+    """Return a rate per second: with two decimals below 1, one below 100, and none above."""
     if value is None:
         return NONE
     if value == 0:
@@ -69,7 +69,7 @@ def rate(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a share as a percentage. A share above 0 never becomes 0%."""
+    """Return a share as a percentage, or a dash for None. A share above 0 never becomes 0%."""
     if share is None:
         return NONE
     if share == 0:
@@ -80,17 +80,17 @@ def percent(share: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return seconds as `850us`, `12ms`, `1.4s`, `3m10s`, a dash for None."""
+    """Return seconds in a short form, such as `850us`, `1.4s` or `3m10s`, or a dash for None."""
     return NONE if seconds is None else words.short_duration(seconds)
 
 
 def age(milliseconds: float | None) -> str:
-    """Return milliseconds in at most two units, such as `3h12m`, a dash for None."""
+    """Return milliseconds in one or two units, such as `3h12m`, or a dash for None."""
     return NONE if milliseconds is None else words.age(milliseconds)
 
 
 def ago(unix_ms: int | None, now_unix_ms: int) -> str:
-    """Return the age of a time, such as `3h12m ago`, or `in 5m` for a future time."""
+    """Return how long ago a time was, such as `3h12m ago`, or `in 5m` if it is in the future."""
     if unix_ms is None:
         return NONE
     passed = now_unix_ms - unix_ms
@@ -100,7 +100,7 @@ def ago(unix_ms: int | None, now_unix_ms: int) -> str:
 
 
 def instant(unix_ms: int | None) -> str:
-    """Return a time as `2026-11-28 01:02:03.456 UTC`."""
+    """Return a time in the form `2026-11-28 01:02:03.456 UTC`."""
     if unix_ms is None:
         return NONE
     seconds, rest = divmod(unix_ms, 1000)
@@ -111,9 +111,9 @@ def instant(unix_ms: int | None) -> str:
 
 
 def clock(unix_ms: int | None, now_unix_ms: int) -> str:
-    """Return the time of day, such as `22:41 UTC`, or '' for a time less than a minute away.
+    """Return the time of day, such as `22:41 UTC`, or '' if it is less than a minute away.
 
-    The date is added unless it is today: `Nov 27, 22:41 UTC`.
+    The date comes first unless it is today, as in `Nov 27, 22:41 UTC`.
     """
     if unix_ms is None or abs(now_unix_ms - unix_ms) < 60_000:
         return ""
@@ -134,11 +134,11 @@ def memory(size: int | None) -> str:
 
 
 def plain(text: object) -> str:
-    """Return untrusted text with control and invisible characters escaped."""
+    """Return untrusted text in which control characters and invisible characters are escaped."""
     return words.escape_unprintable(str(text))
 
 
-# Reasons of dead letters, as a sentence about the message.
+# The reason of a dead letter, as a clause about the message.
 _REASONS = {
     "attempts": "all attempts failed",
     "crashes": "it crashed its worker",
@@ -152,21 +152,21 @@ _REASONS = {
 
 
 def reason(word: str) -> str:
-    """Return the reason of a dead letter in words, an unknown reason unchanged."""
+    """Return a dead letter's reason in words. An unknown reason is returned unchanged."""
     return _REASONS.get(word, words.escape_unprintable(word))
 
 
 def sentence(clause: str) -> str:
-    """Return a clause as a sentence, with a capital letter and a period.
+    """Return a clause as a sentence that starts with a capital letter and ends with a period.
 
-    A first word that is not all letters, such as a scope, is not changed.
+    The first word stays unchanged unless it is all letters, because it may be a scope.
     """
     first = clause.partition(" ")[0].rstrip(":")
     return f"{clause[:1].upper() if first.isalpha() else clause[:1]}{clause[1:]}."
 
 
 def setting(value: object) -> str:
-    """Return a value of a schedule or an audit entry as text."""
+    """Return a value from a schedule or an audit entry as text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
@@ -177,10 +177,10 @@ def setting(value: object) -> str:
 
 
 def prose(text: str, page_of: Callable[[str], str] = lambda _command: "") -> Markup:
-    """Return a text of streamqd as HTML.
+    """Return one of streamqd's own texts as HTML.
 
-    A first word in `_STARTS` gets a capital letter, and parts in backticks become code. `page_of`
-    returns the URL of the page that does the same as a command, or ''.
+    If the first word is in `_STARTS`, it gets a capital letter. Parts in backticks become code.
+    `page_of` returns the URL of the page that does the same as a command, or '' if there is none.
     """
     first = text.partition(" ")[0]
     parts = plain(first.capitalize() + text[len(first) :] if first in _STARTS else text).split("`")
@@ -193,7 +193,7 @@ def prose(text: str, page_of: Callable[[str], str] = lambda _command: "") -> Mar
 
 
 def points(values: list[float | None], width: int = 100, height: int = 20) -> str:
-    """Return the points of a polyline for a sparkline. Missing values count as 0."""
+    """Return the points of a sparkline's polyline. Missing values count as 0."""
     known = [each or 0.0 for each in values]
     top = max(known, default=0.0) or 1.0
     step = width / max(1, len(known) - 1)

@@ -1,9 +1,9 @@
-"""Forms for changes: each shows a dry run, and its change runs only once.
+"""Forms for changes: each form shows a dry run, and its change runs only once.
 
-The form contains a digest of the values of its dry run. If different values are sent, nothing is
-changed, and their dry run is shown. A form also has a request ID. The first POST with an ID runs
-the act. Further requests with the same ID, such as from a double click, wait for the result of the
-first.
+The form contains a digest of the values in its dry run. If the form is sent with other values,
+nothing is changed, and it is shown again with their dry run. A form also has a request ID. The
+first POST with an ID runs the act. Further requests with the same ID, such as from a double click,
+wait for the result of the first.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from streamqd.errors import InvalidRequestError, RequestRefusedError
 REQUESTS_MAX = 1_000  # number of requests whose results are kept
 FIELDS_MAX = 200
 REQUEST, TYPED, DRY = "request-id", "typed-name", "dry"
-OWN = "dry-run-"  # prefix of fields that a dry run fills, and not a person
+OWN = "dry-run-"  # prefix of the fields that a dry run fills in, and not a person
 SEEN = f"{OWN}of"
-WHY = "why"  # the field with the reason of a directive, which does not affect a dry run
+WHY = "why"  # the field with the reason for a directive, which does not affect the dry run
 NOT_AUDITED = "The audit log could not be written, so it does not contain this change."
 
 
@@ -37,7 +37,10 @@ def new_request() -> str:
 
 
 def read_form(body: bytes) -> dict[str, str]:
-    """Return the fields of a form. The last value of a name counts. Raises InvalidRequestError."""
+    """Return the fields of a form. If a name repeats, its last value counts.
+
+    Raises InvalidRequestError.
+    """
     try:
         pairs = parse_qsl(
             body.decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX, errors="strict"
@@ -49,7 +52,7 @@ def read_form(body: bytes) -> dict[str, str]:
 
 
 def user_values(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the values that a person entered, without those of the form itself."""
+    """Return the values that a person entered, without the form's internal fields."""
     own = {REQUEST, TYPED, DRY}
     return {
         name: value
@@ -59,18 +62,18 @@ def user_values(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def unchanged_values(given: Mapping[str, str], fields: Sequence[FormField]) -> dict[str, str]:
-    """Return the values that an unchanged form sends: its fields and the other given values."""
+    """Return the values of a form that is sent unchanged: its fields and the other given values."""
     return user_values(given) | {each.name: each.value.replace("\r\n", "\n") for each in fields}
 
 
 def digest(values: Mapping[str, str]) -> str:
-    """Return a digest that identifies a dry run, from the values on which it depends."""
+    """Return a digest that identifies a dry run by the values on which it depends."""
     stated = sorted(each for each in values.items() if each[0] != WHY)
     return hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:32]
 
 
 def run_preview(function: Callable[[], Preview]) -> Preview:
-    """Return a dry run. It has a `refusal` if the state or a value does not allow the act."""
+    """Return a dry run. Its `refusal` is set if the state or a value does not allow the act."""
     try:
         return function()
     except RequestRefusedError as error:
@@ -78,13 +81,13 @@ def run_preview(function: Callable[[], Preview]) -> Preview:
 
 
 def check_typed(given: str, wanted: str) -> None:
-    """Raise RequestRefusedError unless the name that confirms a destructive act was typed."""
+    """Raise RequestRefusedError unless the person typed the name that the act requires."""
     if wanted and given.strip() != wanted:
         raise RequestRefusedError(f"nothing was changed: type {wanted} to confirm")
 
 
 def write_note(desk: Desk, done: ActResult) -> ActResult:
-    """Write the note of a change to the audit log of each topic. Return the result."""
+    """Write the note about a change to each topic's audit log, and return the result to show."""
     note = done.note
     if note is None or record(desk, note.topics, note.command, note.arguments, note.counts):
         return done
@@ -93,20 +96,20 @@ def write_note(desk: Desk, done: ActResult) -> ActResult:
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """A form of one person. Other persons cannot see its result."""
+    """The key of a request: one form of one person. Other persons cannot see its result."""
 
     person: str
     request: str
 
 
 class Ledger:
-    """The results of the last requests. Use it only in the event loop."""
+    """The results of the most recent requests. Use it only in the event loop."""
 
     def __init__(self) -> None:
         self._results: OrderedDict[RequestKey, asyncio.Future[ActResult]] = OrderedDict()
 
     async def run_once(self, key: RequestKey, run: Callable[[], Awaitable[ActResult]]) -> ActResult:
-        """Run a change. If the same request has run or is running, return its result."""
+        """Run a change, or return its result if the same request is running or has already run."""
         if not key.request:
             raise InvalidRequestError("the form has no request ID; reload the page")
         known = self._results.get(key)
@@ -119,7 +122,7 @@ class Ledger:
         return await asyncio.shield(task)
 
     def result(self, key: RequestKey) -> str:
-        """Return the sentence of a finished request, '' if it is not known."""
+        """Return the sentence about the result of a finished request, or '' if it is unknown."""
         known = self._results.get(key)
         if known is None or not known.done() or known.cancelled() or known.exception():
             return ""

@@ -1,7 +1,7 @@
-"""The history of the fleet for the pages: figures per group and minute, summed over instances.
+"""The fleet's history for the pages: figures per group and minute, summed over all instances.
 
-One `ConsoleHistory` serves all pages. It keeps at most the last 24 hours, and reads only new
-entries. After a restart, the console reads all of them again from Redis.
+One `ConsoleHistory` serves all pages. It keeps up to 24 hours, and reads only new entries. After a
+restart, the console reads the whole history from Redis again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from streamqd.store.store import Store
 MINUTE_MS = 60_000
 DAY_MINUTES = 1_440
 SPARK_MINUTES = 60
-FRESH_SECONDS = 5.0  # interval of the reads of new entries
-READ_SECONDS = 3.0  # time limit of reading in one call. The next call continues.
-MINUTES_MAX = 200_000  # limit of stored minutes of groups, about 300 bytes each
+FRESH_SECONDS = 5.0  # seconds between two reads of new entries
+READ_SECONDS = 3.0  # time limit for reading in one call, after which the next call continues
+MINUTES_MAX = 200_000  # limit of stored minutes, summed over groups, at about 300 bytes each
 _ADDED, _ACKED, _FAILED, _LAG, _MEASURED = range(5)
 _FIGURES = 5
 _MOST = 2**32 - 1
@@ -32,12 +32,12 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """A group in the step that starts at `at_unix_ms`. None means unknown.
+    """A group during the step that starts at `at_unix_ms`. None means unknown.
 
-    Rates are in messages per second. `lag` is the highest lag of the step, in messages. All are
-    unknown if no entry covers the step. `arriving` is also unknown while no partition of the group
-    has an owner, and `lag` while any partition has none. `p95` is the upper bound of a bucket in
-    seconds, None without runs.
+    Rates are in messages per second. `lag` is the highest lag during the step, in messages. If no
+    entry covers the step, all values are unknown. `arriving` is also unknown while no partition of
+    the group has an owner, and `lag` while any partition has none. `p95` is the upper bound of a
+    histogram bucket, in seconds, or None if there were no runs.
     """
 
     at_unix_ms: int
@@ -49,27 +49,27 @@ class HistoryPoint:
 
 
 class ConsoleHistory:
-    """The minutes of one fleet. All threads use it, each with its own store."""
+    """The minutes of one fleet. All threads share it, and each passes its own store."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._groups: dict[Pair, dict[int, array[int]]] = {}
-        self._covered: set[int] = set()  # minutes with an entry of any instance
-        self._since = 0  # unix ms, the time from which entries were read
-        self._last = ""  # ID of the newest entry that was read
-        # Earlier entries that are left to read: since, after, until.
+        self._covered: set[int] = set()  # minutes with an entry from at least one instance
+        self._since = 0  # the time from which entries have been read, unix ms
+        self._last = ""  # ID of the newest entry that has been read
+        # Older entries that are still to be read: since, after, until.
         self._earlier: tuple[int, str, int] | None = None
         self._fresh_until = 0.0  # monotonic
 
     def sparks(self, store: Store, fleet: str, now_unix_ms: int) -> dict[Pair, list[float | None]]:
         """Return the messages acknowledged per minute in the last hour, by topic and group.
 
-        Empty without history. Raises RedisResponseError, RedisUnavailableError.
+        The result is empty without a history. Raises RedisResponseError, RedisUnavailableError.
         """
         with self._lock:
             self._read(store, fleet, now_unix_ms, SPARK_MINUTES)
             last = now_unix_ms // MINUTE_MS
-            if last - 1 not in self._covered:  # the last entry may not be written yet
+            if last - 1 not in self._covered:  # the last entry may not have been written yet
                 last -= 1
             minutes = range(last - SPARK_MINUTES, last)
             return {
@@ -87,9 +87,9 @@ class ConsoleHistory:
         step: int,
         partitions: int,
     ) -> Sequence[HistoryPoint]:
-        """Return a group in the last minutes, in steps of `step` minutes, oldest first.
+        """Return the points of a group for the last `minutes`, one every `step`, oldest first.
 
-        `partitions` is the current partition count of the group. Raises RedisResponseError,
+        `partitions` is the current partition count of the topic. Raises RedisResponseError,
         RedisUnavailableError.
         """
         with self._lock:
@@ -102,7 +102,7 @@ class ConsoleHistory:
             ]
 
     def runs(self, store: Store, fleet: str, now_unix_ms: int) -> dict[Pair, dict[int, int]]:
-        """Return the runs of the last hour by topic and group, and by bucket of handling times.
+        """Return the runs of the last hour, by topic and group and then by handling-time bucket.
 
         Raises RedisResponseError, RedisUnavailableError.
         """
@@ -115,7 +115,7 @@ class ConsoleHistory:
             }
             return {pair: runs for pair, runs in found.items() if runs}
 
-    # --- reading, with the lock held ---
+    # --- reading, while the lock is held ---
 
     def _read(self, store: Store, fleet: str, now_unix_ms: int, minutes: int) -> None:
         wanted = (now_unix_ms // MINUTE_MS - minutes) * MINUTE_MS
@@ -157,8 +157,8 @@ class ConsoleHistory:
         minutes = entry.minutes
         minute = minutes[-1]
         self._covered.update(minutes)
-        # The lag of a minute is that at its end, from the owners at that time. At most one entry of
-        # each instance covers the end.
+        # The lag of a minute is the lag at its end, counted by the owners at that time. No more
+        # than one entry of each instance covers the end.
         for row in entry.rows:
             for at, each in enumerate(minutes):
                 _add_figures(self._figures((row.topic, row.group), each), row, at, len(minutes))
@@ -169,12 +169,12 @@ class ConsoleHistory:
             figures[_MEASURED] = min(_MOST, figures[_MEASURED] + measured)
 
     def _figures(self, pair: Pair, minute: int) -> array[int]:
-        """Return the figures of a group and minute, which start at zero."""
+        """Return the figures of a group in one minute, which start at zero."""
         size = 4 * (_FIGURES + len(BUCKETS))
         return self._groups.setdefault(pair, {}).setdefault(minute, array("I", bytes(size)))
 
     def _forget(self, now_unix_ms: int) -> None:
-        """Drop minutes older than a day or in the future, and more if there are too many."""
+        """Drop minutes older than a day or in the future, and more if too many are stored."""
         last = now_unix_ms // MINUTE_MS + 1
         first = last - DAY_MINUTES - 1
         kept = sum(map(len, self._groups.values()))
@@ -207,7 +207,7 @@ class ConsoleHistory:
 
 
 def _add_figures(figures: array[int], row: HistoryRow, at: int, minutes: int) -> None:
-    """Add an instance's counts to the figures of one of the minutes of its entry."""
+    """Add an instance's counts to the figures of a minute that its entry covers."""
     counts = row.counts
     added = {_ADDED: counts["added"], _ACKED: counts["acked"], _FAILED: counts["failed"]}
     for bucket, runs in row.handled.items():
@@ -218,9 +218,10 @@ def _add_figures(figures: array[int], row: HistoryRow, at: int, minutes: int) ->
 
 
 def _measured_minutes(some: Mapping[int, array[int]], partitions: int) -> frozenset[int]:
-    """Return the minutes in which the lag of all partitions that existed then was measured.
+    """Return the minutes in which the lag was measured for all partitions that existed then.
 
-    A topic only grows, so the highest number measured so far is the number that existed.
+    A topic only grows, so the highest number of partitions measured so far is the number that
+    existed.
     """
     most, found = 0, set[int]()
     for minute in sorted(some):
@@ -232,6 +233,6 @@ def _measured_minutes(some: Mapping[int, array[int]], partitions: int) -> frozen
 
 
 def _runs(rows: Sequence[array[int]]) -> dict[int, int]:
-    """Return the runs of some minutes by bucket, without empty buckets."""
+    """Return the sum of the runs in each bucket over the given minutes, without empty buckets."""
     sums = (sum(each[_FIGURES + bucket] for each in rows) for bucket in range(len(BUCKETS)))
     return {bucket: runs for bucket, runs in enumerate(sums) if runs}

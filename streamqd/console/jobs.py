@@ -1,7 +1,7 @@
-"""Changes that take longer than a request. Each job has a thread, a connection and progress.
+"""Changes that take longer than a request. Each job has its own thread and connection.
 
-A job runs in this process. If the console stops, the job stops between two batches, like a command
-after Ctrl-C. The audit log contains its counts.
+A job runs in this process. If the console stops, the job stops between two batches, as a command
+does after Ctrl-C. The audit log then contains the job's counts.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from dataclasses import dataclass, field
 
 from streamqd.errors import RequestRefusedError, StreamqdError
 
-JOBS_MAX = 4  # at a time
+JOBS_MAX = 4  # limit of jobs at a time
 KEPT_MAX = 100
 
 
 @dataclass(slots=True, eq=False)
 class ConsoleJob:
-    """One job on a topic or its dead letters. `note` describes its state, as a clause or ''.
+    """One job on a topic or its dead letters. `note` describes its state as a clause, or is ''.
 
-    `id` is '' until the job starts. `total` is the number of messages that it should change, None
-    if unknown. `done` is the number changed so far. `examined` is the number of dead letters read
-    so far, out of `dead_letters`. `result` is a sentence once the job has finished. `failed` is
-    True if the job did not do its work. `started_unix_ms` is its start by the clock of this host.
+    `id` is '' until the job starts. `total` is the number of messages that it should change, or
+    None if this is unknown, and `done` is the number changed so far. `examined` is the number of
+    dead letters read so far, out of `dead_letters`. `result` is a sentence once the job has
+    finished. `failed` is True if the job did not do its work. `started_unix_ms` is the start time
+    on this host's clock.
 
-    `replayed_since_unix_ms` is the start of a replay by the clock of Redis, None for other jobs.
-    Only later dead letters can be replayed messages that failed again. `remaining_form` contains
-    the values of the form that replays the dead letters beyond the limit of this job, None or empty
-    without a limit.
+    `replayed_since_unix_ms` is the start time of a replay on Redis's clock, or None for other jobs.
+    Only dead letters after this time can be replayed messages that failed again. If the job has a
+    limit, `remaining_form` contains the values of the form that replays the dead letters beyond the
+    limit. Otherwise it is None or empty.
     """
 
     person: str
@@ -54,20 +55,20 @@ class ConsoleJob:
 
     @property
     def running(self) -> bool:
-        """True until the job finishes."""
+        """True until the job has finished."""
         return not self.ended.is_set()
 
     @property
     def elapsed(self) -> float:
-        """Seconds since its start, or its duration once it has finished."""
+        """Seconds since the job started, or its duration once it has finished."""
         return time.monotonic() - self.started if self.running else self.seconds
 
     def progress(self, count: int) -> None:
-        """Record that `count` more are done."""
+        """Add to the number of messages that have been changed."""
         self.done += count
 
     def count_examined(self, count: int) -> None:
-        """Record that `count` more are read."""
+        """Add to the number of dead letters that have been read."""
         self.examined += count
 
     def stop(self) -> bool:
@@ -76,7 +77,7 @@ class ConsoleJob:
 
 
 class Jobs:
-    """The jobs of one console, latest last."""
+    """The jobs of one console, with the latest last."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, ConsoleJob] = {}
@@ -84,7 +85,7 @@ class Jobs:
         self._lock = threading.Lock()
 
     def recent(self, topic: str = "") -> list[ConsoleJob]:
-        """Return the jobs of one topic or of all topics, latest first."""
+        """Return the jobs of one topic, or of all topics for '', with the latest first."""
         return [job for job in reversed(self._jobs.values()) if topic in ("", job.topic)]
 
     def get(self, job_id: str) -> ConsoleJob:
@@ -98,9 +99,10 @@ class Jobs:
         return job
 
     def start(self, job: ConsoleJob, run: Callable[[ConsoleJob], str]) -> str:
-        """Start a job and return its ID. `run` does the work and returns a sentence.
+        """Start a job and return its ID.
 
-        Raises RequestRefusedError when too many jobs run.
+        `run` does the work and returns a sentence about the result. Raises RequestRefusedError if
+        too many jobs are already running.
         """
         with self._lock:
             if sum(each.running for each in self._jobs.values()) >= JOBS_MAX:
@@ -117,7 +119,7 @@ class Jobs:
         return job.id
 
     def close(self, seconds: float) -> None:
-        """Stop all jobs between two batches, and wait up to `seconds` for their end."""
+        """Stop all jobs between two batches, and wait up to `seconds` until they have finished."""
         running = [each for each in self._jobs.values() if each.running]
         for job in running:
             job.stopping.set()
@@ -130,7 +132,7 @@ class Jobs:
             job.result = run(job)
         except StreamqdError as error:
             job.result, job.failed = str(error), True
-        except Exception as error:  # noqa: BLE001 - a fault stops the job and is shown
+        except Exception as error:  # noqa: BLE001 - an unexpected error stops the job and is shown
             job.result, job.failed = f"Internal error: {type(error).__name__}: {error}", True
         finally:
             job.seconds = time.monotonic() - job.started

@@ -1,8 +1,9 @@
 """Live pages: one shared poller, and one stream of server-sent events for each open page.
 
 After each snapshot, the live parts of the open pages are rendered, once for all pages with the same
-URL, role and `bodies`. If the part has not changed, the page gets an event without data. Browsers
-close the stream while a page is hidden or paused. Nothing is read while no page listens.
+URL, role and `bodies`. If a part has not changed, its page gets an event without data. Browsers
+close the stream while a page is hidden or paused. While no page is listening, nothing is read from
+Redis.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ class PageKey:
     """The values on which the live part of a page depends. `url` is its path with the query."""
 
     url: str
-    person: Person  # without the name, so it is equal for all persons of a role
+    person: Person  # without the name, so that all persons of a role share the key
 
 
 @dataclass(slots=True, eq=False)
 class LiveStream:
-    """One open page. `pending` is the last event that was not sent to it."""
+    """One open page. `pending` is the latest event that has not been sent to it."""
 
     key: PageKey
     pending: str = ""
-    sent: str = ""  # the live part that the page shows
+    sent: str = ""  # the live part that the page is showing
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -50,7 +51,7 @@ def sse(event: str, data: str) -> str:
 class Hub:
     """The open pages. Use it only in the event loop.
 
-    `render` returns the live part of a page, and raises StreamqdError when Redis does not answer.
+    `render` returns the live part of a page, and raises StreamqdError if Redis does not answer.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The state of the fleet for all pages: its troubles, and a row for each group.
 
-`read` reads a snapshot of the fleet, and every 10 seconds the facts that take longer. The other
-functions are pure.
+`read` reads a snapshot of the fleet. Every 10 seconds, it also reads the facts that take longer.
+The other functions are pure.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from streamqd.words import age, count, plural, precise_duration, short_duration
 
 Result = TypeVar("Result")
 
-SLOW_SECONDS = 10.0  # interval of the reads of dead letters by topic and of schedules
-NAMED = 4  # limit of listed topics with dead letters
-FAILING = "failing"  # the condition of a group whose runs fail
+SLOW_SECONDS = 10.0  # seconds between two reads of schedules and of dead letters by topic
+NAMED = 4  # limit of topics with dead letters that are listed by name
+FAILING = "failing"  # the condition of a group whose runs are failing
 BEHIND = "behind"  # the condition of a group whose workers are ready but too slow
 ALARM, WARN, NOTE = "alarm", "warn", "note"
 _LEVELS = (ALARM, WARN, NOTE)
-# The level, which has a color, for each severity of `why` and `doctor`.
+# The level for each severity of `why` and `doctor`. Each level has a color.
 LEVELS: Mapping[Severity | None, str] = {
     Severity.PROBLEM: ALARM,
     Severity.WARNING: WARN,
@@ -50,7 +50,7 @@ LEVELS: Mapping[Severity | None, str] = {
 }
 OF_CHECKS = {each.id: LEVELS[each.severity] for each in diagnosis.CHECKS}  # id -> level
 _CHEAP = {Need.SERVER, Need.FLEET, Need.OUTBOXES}
-# Checks whose findings are already troubles of an instance, a directive or an assignment.
+# Checks whose findings already appear as troubles of an instance, a directive or an assignment.
 _ELSEWHERE = {each.id for each in INSTANCE_CHECKS} | {
     *("fleet.paused", "fleet.stopped", "fleet.crash-loop", "fleet.assignment-failed"),
     *("fleet.loop-blocked", "fleet.directives-unreadable", "partitions.dead-letters-growing"),
@@ -62,11 +62,11 @@ _DOCTOR_CHECKS = [
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A sentence about a problem of the fleet, and the remedy. Code is in backticks.
+    """A sentence about a problem of the fleet, and its remedy. Code is in backticks.
 
-    `level` is alarm (a problem), warn (a warning) or note. `kind` selects the page with details:
-    assignment, group, dead, dead_topics, fleet, schedules or doctor. For doctor, `area` selects the
-    checks.
+    `level` is alarm (a problem), warn (a warning) or note. `kind` selects the page that shows the
+    details: assignment, group, dead, dead_topics, fleet, schedules or doctor. For doctor, `area`
+    selects the checks.
     """
 
     level: str
@@ -81,7 +81,7 @@ class Trouble:
 
     @property
     def page(self) -> tuple[str, dict[str, object]]:
-        """The view with details, and its parameters."""
+        """The view that shows the details, and its parameters."""
         topic, group = self.topic, self.group
         if self.kind == "assignment":
             return "assignment", {"topic": topic, "partition": self.partition, "group": group}
@@ -96,12 +96,12 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class GroupNow(GroupStatus):
-    """A group over all partitions. Rates are per second, and None means unknown.
+    """A group, summed over all partitions. Rates are per second, and None means unknown.
 
-    `level` is alarm, warn or note for an unusual `condition` (in words), else ''. If the server
-    cannot count the lag, `lag` is None, and the lag is at least `least_lag`. `failed_share` is the
-    share of recent runs that failed, weighted by age. `failure` is the last failure of the last 5
-    minutes. `mean_seconds` is the mean duration of a run.
+    `level` is alarm, warn or note if the `condition` (in words) is unusual, and '' otherwise. If
+    the server cannot count the lag, `lag` is None, and `least_lag` is a lower bound. `failed_share`
+    is the share of recent runs that failed, weighted by age. `failure` is the latest failure of the
+    last 5 minutes. `mean_seconds` is the mean duration of a run.
     """
 
     level: str
@@ -123,7 +123,7 @@ class GroupNow(GroupStatus):
         return (self.arriving or 0.0) - (self.acked or 0.0) - (self.failed or 0.0)
 
     def is_behind(self, now_unix_ms: int) -> bool:
-        """Return True if its lag grows, or if a message has been unread for `why.LATE_MS`."""
+        """Return True if the lag is growing, or a message has been unread for `why.LATE_MS`."""
         since = self.oldest_unread_unix_ms
         late = since is not None and now_unix_ms - since >= why.LATE_MS
         return bool(self.least_lag) and (late or self.growth > STEADY)
@@ -133,11 +133,11 @@ class GroupNow(GroupStatus):
 class SlowFacts:
     """Facts that are read every 10 seconds. `dead` counts dead letters by topic, without zeros.
 
-    `findings` are from the cheap checks of `doctor`, which do not connect to databases. `sources`
-    are the known sources of topics.
+    `findings` come from the cheap checks of `doctor`, which do not connect to databases. `sources`
+    holds the known sources of topics.
     """
 
-    until: float  # monotonic
+    until: float  # time at which the facts are read again, monotonic
     dead: Mapping[str, int]
     schedules: ScheduleTotals
     findings: Sequence[Finding]
@@ -146,11 +146,12 @@ class SlowFacts:
 
 @dataclass(frozen=True, slots=True)
 class FleetNow:
-    """The state of the fleet at one time. `seen` is the snapshot, with a row for each assignment.
+    """The fleet's state at one point in time.
 
-    `levels` are the levels of the assignments: alarm, warn, note, or '' for a normal state. `taken`
-    is the local time of the snapshot (seconds, monotonic). `kept` caches data that live pages have
-    read for this snapshot, by key.
+    `seen` is the snapshot, with a row for each assignment. `levels` maps each assignment to its
+    level: alarm, warn, note, or '' if its state is normal. `taken` is the local time of the
+    snapshot (seconds, monotonic). `kept` caches, by key, the data that live pages have read for
+    this snapshot.
     """
 
     seen: FleetSnapshot
@@ -163,13 +164,13 @@ class FleetNow:
 
     @property
     def now_unix_ms(self) -> int:
-        """The server's current clock, estimated from the snapshot and the time since."""
+        """The current server time in unix ms, estimated from the snapshot and its age."""
         return self.seen.now_unix_ms + round((time.monotonic() - self.taken) * 1000)
 
     def read_once(self, key: Hashable, read: Callable[[], Result]) -> Result:
-        """Return the first result of `read` for a key, which all pages of a snapshot share.
+        """Return the first result of `read` for a key, which all pages of this snapshot share.
 
-        Threads that request a new key at the same time all call `read`.
+        Threads that request a new key at the same time may all call `read`.
         """
         if key not in self.kept:
             self.kept.setdefault(key, read())
@@ -177,22 +178,22 @@ class FleetNow:
         return result
 
     def count(self, level: str) -> int:
-        """Return the number of troubles of a level."""
+        """Return the number of troubles at this level."""
         return sum(each.level == level for each in self.troubles)
 
     @property
     def topics(self) -> list[str]:
-        """The topics that a group reads, by name."""
+        """The topics that at least one group reads, sorted by name."""
         return sorted({each.topic for each in self.seen.assignments})
 
     @property
     def dead(self) -> int:
-        """The number of dead letters."""
+        """The total number of dead letters."""
         return sum(self.slow.dead.values())
 
     @property
     def oldest_unix_ms(self) -> int | None:
-        """The write time of the oldest unread or pending message, None without one."""
+        """The write time of the oldest unread or pending message (unix ms), or None."""
         return _minimum(each.oldest_unix_ms for each in self.groups)
 
     def rows(self, topic: str, group: str) -> list[AssignmentRow]:
@@ -202,9 +203,10 @@ class FleetNow:
 
 
 def read(fleet: Fleet, settings: Settings, before: FleetNow | None = None) -> FleetNow:
-    """Read the fleet.
+    """Read the state of the fleet.
 
-    `before` is the previous result. Raises RedisUnavailableError, RedisResponseError.
+    `before` is the previous result, whose slow facts are used again while they are fresh enough.
+    Raises RedisUnavailableError, RedisResponseError.
     """
     taken = time.monotonic()
     seen = snapshot.read(fleet)
@@ -219,8 +221,8 @@ def _read_slow_facts(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> S
     for (topic, _), figures in topics.figures_of(reader, seen.topics).items():
         dead[topic] += figures.dead
     timed, rows = schedules.count_schedules(reader, None, seen.now_unix_ms)
-    # A read-only user of Redis may not run some commands about the server, and ACL LOG records each
-    # attempt.
+    # A read-only Redis user may not be allowed to run some commands about the server, and ACL LOG
+    # records each attempt.
     left_out = {Need.SERVER} if settings.console.read_only else set()
     checks = [each for each in _DOCTOR_CHECKS if left_out.isdisjoint(each.needs)]
     report = diagnosis.examine(fleet.store.connection, settings, checks)
@@ -231,7 +233,7 @@ def _read_slow_facts(fleet: Fleet, settings: Settings, seen: FleetSnapshot) -> S
 
 
 def derive(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
-    """Derive troubles and groups from facts."""
+    """Derive the troubles and the groups from the facts that were read."""
     slow = replace(slow, dead=_dead_by_topic(seen, slow.dead))
     first = {found.row.assignment: found for found in why.problems(seen)}
     words = {assignment: found.cause.word for assignment, found in first.items()}
@@ -265,7 +267,10 @@ def derive(seen: FleetSnapshot, slow: SlowFacts, taken: float) -> FleetNow:
 
 
 def _dead_by_topic(seen: FleetSnapshot, counted: Mapping[str, int]) -> dict[str, int]:
-    """Return dead letters by topic. If the snapshot lacks a number, use that of `counted`."""
+    """Return the number of dead letters by topic, from the snapshot if it contains the number.
+
+    For other topics, the number comes from `counted`.
+    """
     known: dict[str, dict[int, int | None]] = {}
     for row in seen.assignments:
         known.setdefault(row.topic, {})[row.partition] = row.partition_dead_letters
@@ -298,7 +303,7 @@ def _group(status: GroupStatus, rows: Sequence[AssignmentRow], level: str, cause
     failures = [each for row in rows if (each := row.last_failure) is not None]
     word = describe_condition(status.condition)
     if status.condition == "ready" and cause:
-        # The cause applies to some partitions only, or is not a condition.
+        # The cause applies only to some partitions, or it is not a condition.
         word = cause.replace("-", " ")
     if level and status.condition_partitions < status.partitions:
         word += f" {status.condition_partitions}/{status.partitions}"
@@ -348,7 +353,7 @@ def _level(finding: Finding) -> str:
 
 
 def _doctor_troubles(findings: Sequence[Finding]) -> Iterator[Trouble]:
-    """Yield each problem, each finding about an outbox, and one sentence for other warnings."""
+    """Yield all problems, all findings about outboxes, and a sentence about other warnings."""
     others: dict[str, int] = Counter()
     for each in findings:
         about = f"{each.about}: " if each.about and each.about not in each.text else ""
@@ -377,7 +382,7 @@ def _cause_trouble(found: why.AssignmentCause, text: str) -> Trouble:
 def _failure_troubles(
     groups: Sequence[GroupNow], explained: set[tuple[str, str]]
 ) -> Iterator[Trouble]:
-    """Yield groups whose last runs failed and that have not run since."""
+    """Yield each group whose most recent runs failed and that has not run since."""
     for each in groups:
         if each.condition != FAILING or (each.topic, each.group) in explained:
             continue
@@ -398,7 +403,7 @@ def _failure_troubles(
 def _lag_troubles(
     groups: Sequence[GroupNow], explained: set[tuple[str, str]], now_unix_ms: int
 ) -> Iterator[Trouble]:
-    """Yield groups that are behind, unless another trouble explains this."""
+    """Yield each group that is behind, unless another trouble already explains this."""
     for each in groups:
         pair = (each.topic, each.group)
         level = LEVELS[why.severity("lagging")]
@@ -417,7 +422,7 @@ def _lag_troubles(
 
 
 def _dead_letter_troubles(dead: Mapping[str, int]) -> Iterator[Trouble]:
-    """Yield one sentence about all dead letters."""
+    """Yield one sentence about the dead letters of all topics."""
     by_count = sorted(dead.items(), key=lambda pair: -pair[1])
     fix = "check their causes, then replay or purge them"
     level = OF_CHECKS["partitions.dead-letters-many"]
@@ -452,7 +457,7 @@ def _unreadable_troubles(rows: Iterable[Unreadable]) -> Iterator[Trouble]:
 
 
 def _directive_trouble(kind: str, scope: str, given: Directive, now_unix_ms: int) -> Trouble:
-    """Return a note about a directive, or a warning about an old pause or stop."""
+    """Return a note about a directive, or a warning if it is a pause or stop that is too old."""
     verb = {"pause": "paused", "stop": "stopped", "drain": "drained"}[kind]
     parts = [part for part in scope.split("/") if part != "*"]
     reason = f" ({given.why})" if given.why else ""
@@ -475,7 +480,7 @@ def _directive_trouble(kind: str, scope: str, given: Directive, now_unix_ms: int
 
 
 def summarize_fleet(now: FleetNow) -> str:
-    """Return a sentence about the size of the fleet and its oldest waiting message."""
+    """Return a sentence about the fleet's size and its oldest waiting message."""
     size = f"{count(len(now.seen.instances), 'instance')}, {count(len(now.groups), 'group')}"
     if now.oldest_unix_ms is None:
         return sentence(f"{size}, no messages waiting")

@@ -51,7 +51,7 @@ _COMMANDS = (
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """A file that browsers may cache without limit, because its URL contains its hash."""
+    """A file that browsers may cache forever, because its URL contains its hash."""
 
     content: bytes
     content_type: str
@@ -71,7 +71,7 @@ def static_files() -> dict[str, StaticFile]:
 
 
 class Pages:
-    """The templates of one console, with its views and acts. All threads use it."""
+    """The templates, views and acts of one console. All threads share it."""
 
     def __init__(
         self,
@@ -107,14 +107,14 @@ class Pages:
     # --- links ---
 
     def url(self, path: str, **query: object) -> str:
-        """Return the URL of a path of the console. Parameters that are None or '' are omitted."""
+        """Return the URL of a path in the console. Parameters that are None or '' are left out."""
         kept = {name: each for name, each in query.items() if each is not None and each != ""}
         return f"{self._root}{path}{'?' if kept else ''}{urlencode(kept)}"
 
     def to(self, name: str, **parameters: object) -> str:
-        """Return the URL of a view or an act, or '' for an unknown name.
+        """Return the URL of a view or an act, or '' if the name is unknown.
 
-        Parameters of the path are inserted. The others become the query.
+        Parameters that occur in the path are inserted there, and the others become the query.
         """
         path = self._paths.get(name)
         if path is None:
@@ -126,7 +126,7 @@ class Pages:
         return "" if "{" in path else self.url(path, **parameters)
 
     def page_of(self, command: str) -> str:
-        """Return the URL of the view that replaces a command, or ''."""
+        """Return the URL of the view that replaces a command, or '' if there is none."""
         for pattern, name in _COMMANDS:
             if match := pattern.fullmatch(command):
                 return self.to(name, **match.groupdict())
@@ -143,7 +143,7 @@ class Pages:
         return self._environment.get_template(template).render(values)
 
     def live(self, view: ConsoleView, person: Person, here: str, context: Mapping[str, Any]) -> str:
-        """Return the live part of a page, which depends on the role but not on the name."""
+        """Return the live part of a page, which depends on the person's role but not name."""
         values = {"view": view, "title": view.title, "only_live": True, **context}
         return self.page(f"{view.name}.html", person, here, **values).strip()
 

@@ -1,6 +1,7 @@
-"""The known sources of topics: schedules and outboxes.
+"""The known sources of topics, which are schedules and outboxes.
 
-No other sources are known, because messages do not contain the program or handler that sent them.
+No other sources can be known, because a message does not contain the program or handler that sent
+it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from streamqd.admin import outboxes
 from streamqd.admin.reading import ViewReader
 from streamqd.admin.schedules import MISSING, ScheduleRow
 
-PAIRS_MAX = 2_000  # limit of the pairs of a topic and an outbox that one read examines
+PAIRS_MAX = 2_000  # limit of topic-outbox pairs that one read examines
 SCHEDULE, OUTBOX = "schedule", "outbox"
 
 
@@ -20,9 +21,9 @@ SCHEDULE, OUTBOX = "schedule", "outbox"
 class TopicSource:
     """A schedule or an outbox that sends to a topic.
 
-    `sent` counts the messages of a schedule. For an outbox, it counts the rows for all topics since
-    its relay started. `state` is that of the schedule, or relayed or waiting for an outbox.
-    `due_unix_ms` is the next tick of a schedule, None without one.
+    `sent` is the number of messages that a schedule has sent. For an outbox, it is the number of
+    rows for all topics since its relay started. `state` is the state of the schedule, or "relayed"
+    or "waiting" for an outbox. `due_unix_ms` is the schedule's next tick, or None if there is none.
     """
 
     kind: str
@@ -35,7 +36,7 @@ class TopicSource:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The sources by topic. `left_out` is the number of outboxes that were not examined."""
+    """The sources of each topic. `left_out` is the number of outboxes that were not examined."""
 
     by_topic: dict[str, list[TopicSource]]
     left_out: int = 0
@@ -50,7 +51,10 @@ def read(
     schedules: Iterable[ScheduleRow],
     configured: Collection[str],
 ) -> Sources:
-    """Return the sources of the topics. `configured` are the names of outboxes in a file."""
+    """Return the sources of the topics.
+
+    `configured` holds the names of the outboxes in the configuration file.
+    """
     found: dict[str, list[TopicSource]] = {}
     for row in schedules:
         if row.state != MISSING:

@@ -1,4 +1,4 @@
-"""The building blocks of pages: views, acts, and a visit of either."""
+"""The building blocks of pages: views, acts, and a visit to one of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Row = TypeVar("Row")
 
 
 def integer(text: str, name: str, *, least: int = 0, most: int = _WHOLE_MAX) -> int:
-    """Return the value of parameter `name`. Raises InvalidRequestError."""
+    """Return an integer parameter, whose name is used in the error. Raises InvalidRequestError."""
     if not text.isascii() or not text.isdigit() or not least <= int(text[:20]) <= most:
         raise InvalidRequestError(f"{name} must be an integer from {least:,} to {most:,}")
     return int(text)
@@ -42,7 +42,10 @@ def integer(text: str, name: str, *, least: int = 0, most: int = _WHOLE_MAX) -> 
 
 @dataclass(frozen=True, slots=True)
 class RowPage(Generic[Row]):
-    """A page of a list in memory. `start` is the position of its first row, from 0."""
+    """A page of a list that is in memory.
+
+    `start` is the position of its first row, counted from 0.
+    """
 
     rows: Sequence[Row]
     start: int
@@ -50,14 +53,14 @@ class RowPage(Generic[Row]):
 
     @property
     def following(self) -> int | None:
-        """The position of the next page, None on the last page."""
+        """The position at which the next page starts, or None on the last page."""
         end = self.start + len(self.rows)
         return end if end < self.total else None
 
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """An input of an act: a list with `choices`, or a text of several lines with `rows`.
+    """An input of an act: a list if it has `choices`, or a text area if it has `rows`.
 
     A `folded` field is hidden below the other fields until the person opens it.
     """
@@ -73,10 +76,10 @@ class FormField:
 
 @dataclass(frozen=True)
 class Visit:
-    """One request of a page. `path` has the parameters of the route.
+    """One request for a page. `path` contains the parameters of the route.
 
-    `query` has the parameters of the URL, or the values of a form that was sent. `typed` is the
-    name that the person typed to confirm a change.
+    `query` contains the parameters of the URL, or the values of a form that was sent. `typed` is
+    the name that the person typed to confirm a change.
     """
 
     desk: Desk
@@ -87,7 +90,7 @@ class Visit:
 
     @cached_property
     def now(self) -> FleetNow:
-        """The shared snapshot of the fleet, the same for the whole visit.
+        """The shared snapshot of the fleet, which stays the same for the whole visit.
 
         Raises RedisUnavailableError.
         """
@@ -95,24 +98,25 @@ class Visit:
 
     @property
     def reader(self) -> BodyReader:
-        """A reader that returns messages as the person may see them."""
+        """A reader that returns messages in the form that the person may see."""
         return BodyReader(self.person.bodies, self.desk.settings.console.masks)
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a value of `query`, without spaces around it."""
+        """Return a value from `query`, without surrounding spaces."""
         return self.query.get(name, default).strip()
 
     @property
     def q(self) -> str:
-        """The text of the search field: `q` in the URL."""
+        """The text of the search field, which is `q` in the URL."""
         return self.text("q")
 
     def number(
         self, name: str, default: int, *, least: int = 0, most: int = _WHOLE_MAX, label: str = ""
     ) -> int:
-        """Return an integer value of `query`. Raises InvalidRequestError.
+        """Return an integer from `query`, or the default if it is missing.
 
-        `label` is the label of its field, by default the name with a capital letter.
+        Raises InvalidRequestError. `label` is the label of the field. By default, it is the name
+        with a capital letter.
         """
         text = self.text(name)
         quoted = f'"{label or name.replace("_", " ").capitalize()}"'
@@ -121,43 +125,43 @@ class Visit:
     def optional_number(
         self, name: str, *, least: int = 0, most: int = _WHOLE_MAX, label: str = ""
     ) -> int | None:
-        """Return an integer value of `query`, None without it. Raises InvalidRequestError."""
+        """Return an integer from `query`, or None if it is missing. Raises InvalidRequestError."""
         if not self.text(name):
             return None
         return self.number(name, 0, least=least, most=most, label=label)
 
     @property
     def limit(self) -> int:
-        """The number of rows of a page: `limit` in the URL."""
+        """The number of rows on a page, which is `limit` in the URL."""
         return self.number("limit", PAGE_ROWS, least=1, most=PAGE_ROWS_MAX)
 
     def field(
         self, name: str, label: str, hint: str = "", choices: Sequence[tuple[str, str]] = ()
     ) -> FormField:
-        """Return an input with its value from the URL or form."""
+        """Return an input whose value comes from the URL or the form."""
         return FormField(name, label, self.text(name), hint, choices)
 
     def trace_url(self, trace_id: str) -> str:
-        """Return the URL of a trace in the tracing backend, '' without a backend or a trace."""
+        """Return the URL of a trace in the tracing backend, or '' without a backend or trace ID."""
         url = self.desk.settings.console.trace_url if trace_id else None
         return url.replace("{trace_id}", trace_id) if url else ""
 
     def page_of(self, rows: Sequence[Row], size: int, name: str = "from") -> RowPage[Row]:
-        """Return the page that starts at the position in parameter `name`, or the last page."""
+        """Return the page that starts at the position in this parameter, or the last page."""
         start = min(self.number(name, 0), max(0, len(rows) - 1) // size * size)
         return RowPage(rows[start : start + size], start, len(rows))
 
 
 def topic_of(visit: Visit) -> str:
-    """Return the name of the topic in the path."""
+    """Return the name of the topic from the path."""
     return visit.path["topic"]
 
 
 @dataclass(frozen=True, slots=True)
 class PageEntry:
-    """A view or an act. `query` are the parameters of the URL that the acceptance tests open.
+    """A view or an act. Its name is unique, and templates link to it with `to(NAME, …)`.
 
-    `name` is unique. Templates link to it with `to(NAME, …)`.
+    `query` contains the URL parameters that the acceptance tests use.
     """
 
     name: str
@@ -175,11 +179,11 @@ class PageEntry:
 class ConsoleView(PageEntry):
     """A page that shows something and changes nothing. Its template is `NAME.html`.
 
-    `context` runs in a thread of the backend and returns variables of the template. The template
-    also gets the parameters of the path and the `visit`. A view with a `label` is in the
-    navigation, and `key` is its shortcut after `g`. With `live`, block `live` of the template is
-    rendered again after each snapshot, once for all pages with the same URL and role. If that block
-    needs less data than the page, `live_context` returns its variables.
+    `context` runs in a thread of the backend and returns variables for the template, which also
+    gets the path parameters and the `visit`. A view that has a `label` is in the navigation, and
+    `key` is its shortcut after `g`. If `live` is True, the template's `live` block is rendered
+    again after each snapshot, once for all pages with the same URL and role. If that block needs
+    less data than the page, `live_context` returns its variables.
     """
 
     context: Callable[[Visit], Context]
@@ -190,14 +194,17 @@ class ConsoleView(PageEntry):
     live_context: Callable[[Visit], Context] | None = None
 
     def variables(self, visit: Visit, *, live: bool = False) -> Context:
-        """Return all variables of the template, or of its live block, that a visit determines."""
+        """Return all variables that a visit determines, for the template or for its live block."""
         context = self.live_context if live and self.live_context else self.context
         return {**visit.path, "visit": visit, **context(visit)}
 
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A file. `content` returns its name, its media type, and its bytes or an export."""
+    """A file to download.
+
+    `content` returns its name, its media type, and its bytes or an export.
+    """
 
     name: str
     path: str
@@ -209,11 +216,11 @@ class Download:
 class Preview:
     """The dry run of an act: sentences about the effect that the act would have.
 
-    `refusal` is the reason why the act is not possible, or ''. `warnings` are reasons against the
-    act. `rows` is a table below the sentences: the head and the rows. If `typed` is set, a person
-    must type this name to confirm, because of `typed_reason`, and `run` checks it. `stated` are
-    values that the form passes to the act, such as the time of the dry run. Their names start with
-    `forms.OWN`.
+    `refusal` is the reason why the act is not possible, or ''. `warnings` holds reasons against the
+    act. `rows` is a table below the sentences: its head and its rows. If `typed` is set, a person
+    must type this name to confirm, for the reason in `typed_reason`, and `run` checks it. `stated`
+    contains values that the form passes to the act, such as the time of the dry run. Their names
+    start with `forms.OWN`.
     """
 
     sentences: Sequence[str]
@@ -237,11 +244,11 @@ class AuditNote:
 
 @dataclass(frozen=True, slots=True)
 class ActResult:
-    """The result of an act: a sentence, and the view to which the browser goes.
+    """The result of an act: a sentence, and the view to which the browser is redirected.
 
-    The sentence is '' if that view shows the result itself. `note` is written into audit logs with
-    the name of the person, None if nothing changed or a job writes its own. The default of `view`
-    is `Act.back`, that of `parameters` the path of the act.
+    The sentence is '' if that view shows the result itself. `note` is written to the audit logs
+    with the person's name. It is None if nothing changed, or if a job writes its own note. `view`
+    defaults to `Act.back`, and `parameters` to the path parameters of the act.
     """
 
     text: str
@@ -251,7 +258,10 @@ class ActResult:
 
     @classmethod
     def of_job(cls, job: str, note: AuditNote | None = None) -> ActResult:
-        """Return the result of an act that started a job, whose page shows that it runs."""
+        """Return the result of an act that started a job.
+
+        The page of the job shows its progress.
+        """
         return cls("", note, "job", {"job": job})
 
 
@@ -259,12 +269,14 @@ class ActResult:
 class Act(PageEntry):
     """A change: a form at `path`, its dry run, and the function that changes something.
 
-    GET shows the fields, filled from the URL, and their dry run. POST checks role,
-    origin, typed name and request id, then calls `run` once. `run` uses the functions of
-    `streamqd.admin` and returns the note for the audit log. `submit` is the text of the button.
-    `fields` and `preview` get the values of the URL, `run` those of the form. `typed` returns the
-    name that a person must type to confirm a destructive act, '' for other acts. It reads nothing.
-    `back` is the view to which "Back" leads, with the parameters of the path.
+    GET shows the fields, filled in from the URL, and their dry run. POST checks the role, the
+    origin, the typed name and the request ID, and then calls `run` once. `run` uses the functions
+    of `streamqd.admin` and returns the note for the audit log.
+
+    `submit` is the label of the button. `fields` and `preview` receive the values in the URL, and
+    `run` receives those of the form. `typed` returns the name that a person must type to confirm a
+    destructive act, or '' for other acts. It reads nothing from Redis. `back` is the view to which
+    "Back" leads, with the parameters of the path.
     """
 
     submit: str

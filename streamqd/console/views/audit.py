@@ -13,7 +13,7 @@ _BODY = frozenset({"key", "headers"})
 
 
 def show(visit: Visit) -> Context:
-    """Return a page of entries, latest first. `before` is the ID at which to continue."""
+    """Return a page of entries, latest first. `before` is the entry ID at which to continue."""
     store, topic, before = visit.desk.store, visit.text("topic"), visit.text("before")
     names = [topic] if topic else sorted(topics.registry(store)[0])
     rows: list[tuple[str, AuditEntry]] = []
@@ -35,9 +35,9 @@ def show(visit: Visit) -> Context:
 
 
 def _arguments(visit: Visit, entry: AuditEntry) -> dict[str, object]:
-    """Return the arguments of a command.
+    """Return the arguments of a command for display.
 
-    Keys and headers in filters are shown like those of messages.
+    Keys and headers in filters are masked in the same way as those of messages.
     """
     shown: dict[str, object] = {}
     for name, value in entry.arguments.items():

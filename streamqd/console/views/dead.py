@@ -1,4 +1,4 @@
-"""Dead letters: the topics with dead letters, the list and causes of a topic, details, files."""
+"""Dead letters: the topics that have any, a topic's list and causes, details, and downloads."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from streamqd.console.exports import ExportFile
 from streamqd.console.view import PARTITION_MAX, ConsoleView, Context, Download, Visit
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 
-BUDGET = 10_000  # dead letters that a page examines, newest first
-BUDGET_MAX = 100_000  # limit for the causes, on request
-PAINT_SECONDS = 0.6  # time limit for counting causes, so that the page appears within a second
+BUDGET = 10_000  # limit of dead letters that a page examines, newest first
+BUDGET_MAX = 100_000  # limit for counting the causes, if a person requests more
+PAINT_SECONDS = 0.6  # time limit for counting causes, so that the page loads within a second
 SECONDS = 5.0  # time limit if a person requests more
 CAUSES_SHOWN = 100
 FILTERS = (
@@ -25,7 +25,7 @@ FILTERS = (
 
 
 def read_choice(visit: Visit, now_unix_ms: int) -> MessageFilter:
-    """Return the filter in the URL or form.
+    """Return the filter from the URL or the form.
 
     Raises InvalidRequestError, RequestRefusedError.
     """
@@ -54,7 +54,10 @@ def read_choice(visit: Visit, now_unix_ms: int) -> MessageFilter:
 
 
 def _instant(visit: Visit, name: str, now_unix_ms: int) -> int | None:
-    """Return a time: an age such as 30m, 12h or 7d, an ISO 8601 time in UTC, or unix ms."""
+    """Return a time in unix ms from an age (30m, 12h, 7d), an ISO 8601 time in UTC, or unix ms.
+
+    Returns None if the parameter is empty. Raises InvalidRequestError.
+    """
     text = visit.text(name)
     if not text:
         return None
@@ -70,12 +73,15 @@ def _instant(visit: Visit, name: str, now_unix_ms: int) -> int | None:
 
 
 def read_filters(visit: Visit) -> dict[str, str]:
-    """Return the filters as written, for links and forms."""
+    """Return the filters as the person wrote them, for links and forms."""
     return {name: visit.text(name) for name in FILTERS if visit.text(name)}
 
 
 def show_topics(visit: Visit) -> Context:
-    """Return the topics that have dead letters, the topic with the newest one first."""
+    """Return the topics that have dead letters.
+
+    The topic with the newest dead letter comes first.
+    """
     rows = dead_letters.overview(visit.desk.store)
     rows.sort(key=lambda row: -(row.newest_unix_ms or 0))
     return {
@@ -87,7 +93,8 @@ def show_topics(visit: Visit) -> Context:
 def show(visit: Visit) -> Context:
     """Return the causes of a topic's dead letters, and a page of the dead letters that match.
 
-    The causes are counted on the first page only, among the newest `examine`.
+    The causes are counted only on the first page, among the newest dead letters. `examine` limits
+    how many are read.
     """
     topic, store, now = visit.path["topic"], visit.desk.store, visit.now
     choice, cursor = read_choice(visit, now.now_unix_ms), visit.text("cursor")
@@ -136,7 +143,7 @@ def show_dead_letter(visit: Visit) -> Context:
 
 
 def export(visit: Visit) -> tuple[str, str, ExportFile]:
-    """Return all dead letters that match, as JSON lines."""
+    """Return all dead letters that match the filter, as JSON lines."""
     topic = visit.path["topic"]
     if visit.person.bodies != "show":
         raise RequestRefusedError("payloads are hidden from your role, so you cannot export them")
@@ -146,7 +153,7 @@ def export(visit: Visit) -> tuple[str, str, ExportFile]:
 
 
 def payload(visit: Visit) -> tuple[str, str, bytes]:
-    """Return the payload of one dead letter."""
+    """Return the payload of one dead letter as a file."""
     if visit.person.bodies != "show":
         raise RequestRefusedError("payloads are hidden from your role")
     dead_letter = dead_letters.show(

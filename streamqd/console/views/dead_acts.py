@@ -1,8 +1,8 @@
-"""Replay and purge dead letters, each in a job of the console.
+"""Replay and purge dead letters. Each replay or purge is a job of the console.
 
-A dry run examines a limited number of dead letters and states this number. The form contains the
-time of its dry run, so the job applies to the dead letters that existed then. It reads them page by
-page.
+A dry run examines a limited number of dead letters, and states this number. The form contains the
+time of its dry run, so that the job applies only to the dead letters that existed then. The job
+reads them page by page.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from streamqd.words import plural
 
 Result = TypeVar("Result", ReplayResult, Purged)
 
-LARGE = 1_000  # limit above which the name of the topic must be typed
-EXAMINED = 10_000  # dead letters that a dry run examines by default
+LARGE = 1_000  # number of dead letters above which the topic's name must be typed
+EXAMINED = 10_000  # limit of dead letters that a dry run examines by default
 EXAMINED_MAX = 100_000
 EXAMINING_SECONDS = 5.0  # time limit of a dry run
-ROWS = 20  # causes in a dry run
-AT, COUNT = f"{OWN}at", f"{OWN}letters"  # unix ms and number of dead letters of the dry run
+ROWS = 20  # limit of causes in a dry run
+AT, COUNT = f"{OWN}at", f"{OWN}letters"  # fields: the time (unix ms) and count of the dry run
 _LIMIT, _SCAN = "Limit", "Scan at most"  # labels of the fields `canary` and `examine`
 _FILTERS = (
     ("group", "Group", "Default: all groups."),
@@ -69,7 +69,7 @@ def _filter_fields(visit: Visit) -> list[FormField]:
 
 
 def _choices(visit: Visit) -> list[tuple[str, str]]:
-    """Return the reasons of dead letters, and the reason in the URL even if it is unknown."""
+    """Return the reasons of dead letters, and also the reason in the URL if it is unknown."""
     given = visit.text("reason")
     known = [*REASONS, *([given] if given and given not in REASONS else [])]
     return [("", "any"), *((each, reason(each)) for each in known)]
@@ -93,7 +93,7 @@ def _replay_fields(visit: Visit) -> Sequence[FormField]:
 
 
 def _read_target(visit: Visit) -> Target:
-    """Return the destination that the form states. Raises InvalidRequestError."""
+    """Return the destination that was chosen in the form. Raises InvalidRequestError."""
     all_groups, topic = visit.text("to") == "all", visit.text("to_topic")
     if all_groups and topic:
         raise InvalidRequestError(
@@ -123,7 +123,7 @@ def _read_rate(visit: Visit) -> float | None:
 
 
 def _choice_until(visit: Visit, at_unix_ms: int) -> MessageFilter:
-    """Return the filter of the form, without messages that are dead-lettered after `at_unix_ms`."""
+    """Return the form's filter, without messages that were dead-lettered after `at_unix_ms`."""
     choice = read_choice(visit, at_unix_ms)
     if choice.ids:
         return choice
@@ -132,18 +132,18 @@ def _choice_until(visit: Visit, at_unix_ms: int) -> MessageFilter:
 
 
 def _now_unix_ms(visit: Visit) -> int:
-    """Return a time that is later than all existing dead letters (unix ms, Redis time)."""
+    """Return a time that is later than that of every existing dead letter (unix ms, Redis time)."""
     return server_unix_ms(visit.desk.store.connection) + 1
 
 
 def _dry_run_ms(visit: Visit) -> int:
-    """Return the time of the dry run that the person saw, or the current time."""
+    """Return the time of the dry run that the person saw, or the current time without a dry run."""
     present = _now_unix_ms(visit)
     return min(present, visit.number(AT, present))
 
 
 def _dry_run_count(visit: Visit) -> int | None:
-    """Return the exact count of the dry run that the person saw, None without one."""
+    """Return the exact count from the dry run that the person saw, or None if there is none."""
     return visit.optional_number(COUNT)
 
 
@@ -152,7 +152,7 @@ def _read_budget(visit: Visit) -> int:
 
 
 def _form_values(at_unix_ms: int, count: int, *, complete: bool) -> dict[str, str]:
-    """Return the values that the form passes on to the act."""
+    """Return the values that the form passes on to the act. An incomplete count is left out."""
     return {AT: str(at_unix_ms)} | ({COUNT: str(count)} if complete else {})
 
 
@@ -162,7 +162,7 @@ def _format_count(number: int, *, complete: bool) -> str:
 
 
 def _describe_unexamined(seen: ReplayPlan | MatchCount, act: str) -> str:
-    """Return the sentences about the dead letters that a dry run has not examined."""
+    """Return sentences about the dead letters that a dry run did not examine."""
     return (
         f"The dry run examined {seen.examined:,} of {plural(seen.total, 'dead letter')}. The {act}"
         f' examines the others too. To get the exact number, narrow the filter or raise "{_SCAN}".'
@@ -186,7 +186,7 @@ def _make_plan(visit: Visit, at_unix_ms: int) -> ReplayPlan:
 
 
 def preview_replay(visit: Visit) -> Preview:
-    """Return the plan of a replay."""
+    """Return the dry run of a replay, from its plan."""
     rate, at = _read_rate(visit), _now_unix_ms(visit)
     plan = _make_plan(visit, at)
     risks = _risks(plan, _read_target(visit))
@@ -232,7 +232,7 @@ def _sentences(plan: ReplayPlan, rate: float | None) -> list[str]:
 
 
 def _risks(plan: ReplayPlan, target: Target) -> list[str]:
-    """Return the reasons why the name of the topic must be typed before a replay."""
+    """Return the reasons why a person must type the topic's name before a replay."""
     crashed = any(each.reason == "crashes" for each in plan.causes)
     found = {
         f"more than {LARGE:,} dead letters match": plan.dead_letters > LARGE,
@@ -245,10 +245,11 @@ def _risks(plan: ReplayPlan, target: Target) -> list[str]:
 
 
 def replay(visit: Visit) -> ActResult:
-    """Start the replay of the dry run that the person saw, as a job."""
+    """Start a job that runs the replay which the person saw in the dry run."""
     topic, rate, canary = visit.path["topic"], _read_rate(visit), _read_limit(visit)
     at = _dry_run_ms(visit)
-    # Use the same budget as the dry run. Dead letters beyond it require the name of the topic.
+    # Use the same budget as the dry run. If there are more dead letters, the person must type the
+    # name of the topic.
     check_typed(visit.typed, topic if _risks(_make_plan(visit, at), _read_target(visit)) else "")
     target = _read_target(visit)
     change = functools.partial(dead_letters.replay, target=target, rate=rate, limit=canary)
@@ -264,7 +265,10 @@ def replay(visit: Visit) -> ActResult:
 
 
 def _remaining_form(visit: Visit) -> dict[str, str]:
-    """Return the form for the dead letters beyond the limit, empty without a limit or with IDs."""
+    """Return the form that replays the dead letters beyond the limit.
+
+    It is empty if the form has no limit or selects dead letters by ID.
+    """
     stated = {each.name: each.value for each in _replay_fields(visit) if each.value}
     if not stated.pop("canary", "") or "id" in stated:
         return {}
@@ -272,7 +276,7 @@ def _remaining_form(visit: Visit) -> dict[str, str]:
 
 
 def _describe_replay(done: ReplayResult) -> tuple[int, list[str]]:
-    """Return the number of replayed dead letters, and clauses about them and the others."""
+    """Return the number of replayed dead letters, and clauses about these and all others."""
     parts = [f"{plural(done.replayed, 'dead letter')} replayed to {done.target}"]
     parts += [f"{number:,} kept: {why}" for why, number in done.refused.items()]
     if done.missing:
@@ -307,7 +311,7 @@ def preview_purge(visit: Visit) -> Preview:
 
 
 def purge(visit: Visit) -> ActResult:
-    """Start the purge of the dry run that the person saw, as a job."""
+    """Start a job that runs the purge which the person saw in the dry run."""
     configured = visit.desk.settings.topics.get(visit.path["topic"])
     change = functools.partial(dead_letters.purge, configured=configured)
     return _start_job(
@@ -316,7 +320,7 @@ def purge(visit: Visit) -> ActResult:
 
 
 def _describe_purge(done: Purged) -> tuple[int, list[str]]:
-    """Return the number of purged dead letters, and clauses about them and the others."""
+    """Return the number of purged dead letters, and clauses about these and all others."""
     parts = [f"{plural(done.purged, 'dead letter')} purged"]
     if done.unarchived:
         parts.append(f"{done.unarchived:,} kept, because they are not archived yet")
@@ -336,7 +340,7 @@ def _start_job(
     replayed_since_unix_ms: int | None = None,
     rest: Mapping[str, str] | None = None,
 ) -> ActResult:
-    """Start a job on the chosen dead letters, in the name of the person.
+    """Start a job that changes the chosen dead letters, on behalf of the person.
 
     `clauses` returns the number of changed dead letters, and the result in words. Raises
     TopicNotFoundError, RequestRefusedError.
@@ -345,7 +349,7 @@ def _start_job(
     if choice.ids:
         dead_letters.count(
             store, topic, choice
-        )  # raises RequestRefusedError for a missing dead letter
+        )  # raises RequestRefusedError if a dead letter is missing
 
     def work(desk: Desk, job: ConsoleJob) -> str:
         done = change(

@@ -1,4 +1,4 @@
-"""The checks of `streamqd doctor`, except those of a daemon's host."""
+"""The checks of `streamqd doctor`, except the checks of a daemon's host."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from streamqd.console.view import ConsoleView, Context, Visit
 
 
 def show(visit: Visit) -> Context:
-    """Run the checks, or those of `area`, and return their findings by area.
+    """Run the checks, or only those in `area`, and return their findings by area.
 
-    The checks of a host are omitted, because the console may run on a different host than the
-    daemons. In a read-only console, the check of a daemon's permissions is omitted too. The console
-    does not connect to databases of outboxes, which it may not reach and for which a page must not
-    wait.
+    The checks of a host are left out, because the console may run on a different host than the
+    daemons. In a read-only console, the check of a daemon's permissions is left out too. The
+    console does not connect to the databases of outboxes. It may not be able to reach them, and a
+    page must not wait for them.
     """
     settings = visit.desk.settings
     left_out = {"host"} | ({"permissions"} if settings.console.read_only else set())

@@ -1,4 +1,4 @@
-"""The flow of messages: from known sources to topics, and from topics to groups, with rates."""
+"""The flow of messages, with rates: from known sources to topics, and from topics to groups."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ CHARACTER = 9.4  # width of a wide character in pixels
 
 @dataclass(frozen=True, slots=True)
 class FlowLayout:
-    """The positions of the boxes in a picture: left edges and widths in pixels.
+    """The positions of the boxes in a picture: their left edges and widths in pixels.
 
-    In the wide layout, a topic is between its sources and groups. In the narrow layout, it is below
-    its sources and above its groups.
+    In the wide layout, a topic is between its sources and its groups. In the narrow layout, it is
+    below its sources and above its groups.
     """
 
     name: str
@@ -42,7 +42,7 @@ class FlowLayout:
 
     @property
     def width(self) -> int:
-        """The width of the picture."""
+        """The width of the picture in pixels."""
         return max(self.group_x + self.group_width, self.topic_x + self.topic_width) + 2
 
 
@@ -53,7 +53,7 @@ NARROW = FlowLayout("narrow", 44, 280, 2, 300, 44, 280)
 
 @dataclass(frozen=True, slots=True)
 class FlowBox:
-    """A box of the picture: a source, a topic or a group. `view` is the page to which it leads."""
+    """A box in the picture: a source, a topic or a group. `view` is the page that it links to."""
 
     x: int
     y: int
@@ -66,7 +66,7 @@ class FlowBox:
 
     @property
     def characters(self) -> int:
-        """The number of characters that fit."""
+        """The number of characters that fit into the box."""
         return int((self.width - 24) / CHARACTER)
 
 
@@ -74,7 +74,7 @@ class FlowBox:
 class FlowLine:
     """A line between two boxes. `width` grows with the rate.
 
-    `kind` is `still` if nothing flows, `fed` if the rate is unknown, otherwise ''.
+    `kind` is `still` if nothing flows, `fed` if the rate is unknown, and '' otherwise.
     """
 
     path: str
@@ -84,7 +84,7 @@ class FlowLine:
 
 @dataclass(frozen=True, slots=True)
 class FlowPicture:
-    """The boxes and lines of a layout."""
+    """The boxes and lines of one layout."""
 
     layout: FlowLayout
     boxes: list[FlowBox]
@@ -94,7 +94,7 @@ class FlowPicture:
 
 @dataclass(frozen=True, slots=True)
 class FlowTopic:
-    """A topic with its known sources and its groups."""
+    """A topic, its known sources, and its groups."""
 
     name: str
     sources: Sequence[TopicSource]
@@ -170,7 +170,7 @@ _SourceText = tuple[str, str, str, str, Mapping[str, str]]
 
 
 def _source_boxes(topic: FlowTopic, now_unix_ms: int) -> list[_SourceText]:
-    """Return text, figure, level and target of each source. Many schedules share one box."""
+    """Return the text, figure, level and target of each source. All schedules share one box."""
     found: list[_SourceText] = []
     schedules = [each for each in topic.sources if each.kind == SCHEDULE]
     others = [each for each in topic.sources if each.kind != SCHEDULE]
@@ -212,7 +212,7 @@ def _center(y: int, room: int, height: int) -> int:
 
 
 def _per_second(value: float | None, direction: str = "") -> str:
-    """Return a rate as the table shows it, '' if it is unknown."""
+    """Return a rate for the table, or '' if it is unknown."""
     return "" if value is None else f"{rate(value)}/s{direction}"
 
 
@@ -225,7 +225,7 @@ def _stroke(rate: float) -> float:
 
 
 def _path_to_topic(layout: FlowLayout, source_y: int, topic_y: int) -> str:
-    """Return the path from a source to its topic."""
+    """Return the SVG path from a source to its topic."""
     if not layout.stacked:
         x = layout.source_x + layout.source_width
         return _curve(x, source_y, layout.topic_x, topic_y)
@@ -234,7 +234,7 @@ def _path_to_topic(layout: FlowLayout, source_y: int, topic_y: int) -> str:
 
 
 def _path_to_group(layout: FlowLayout, topic_y: int, group_y: int) -> str:
-    """Return the path from a topic to its group."""
+    """Return the SVG path from a topic to its group."""
     if not layout.stacked:
         return _curve(layout.topic_x + layout.topic_width, topic_y, layout.group_x, group_y)
     x, y = _rail(layout), group_y + BOX // 2

@@ -24,12 +24,12 @@ class HandlerRow:
     runs: dict[int, int] = field(default_factory=dict)
 
     def quantile(self, share: float) -> float | None:
-        """Return the upper bound of the bucket that contains a quantile."""
+        """Return the upper bound of the histogram bucket that contains the quantile."""
         return quantile(self.runs, share)
 
 
 def show(visit: Visit) -> Context:
-    """Return a row for each handler and group, the slowest first, and the recent failures."""
+    """Return the most recent failures, and a row for each handler and group, the slowest first."""
     desk, now = visit.desk, visit.now
     rows = _rows(now.seen.assignments)
     found_runs = desk.backend.history.runs(desk.store, now.seen.fleet, now.now_unix_ms)

@@ -1,4 +1,4 @@
-"""Jobs: the progress of a replay or a purge in the background, and the act that stops it."""
+"""Jobs: the progress of a replay or purge that runs in the background, and an act to stop it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from streamqd.console.access import Role
 from streamqd.console.jobs import ConsoleJob
 from streamqd.console.view import Act, ActResult, AuditNote, ConsoleView, Context, Preview, Visit
 
-BUDGET = 1_000  # dead letters that the page of a replay examines, the newest first
-SECONDS = 0.3  # time limit of this examination
+BUDGET = 1_000  # limit of dead letters that the page of a replay examines, newest first
+SECONDS = 0.3  # time limit for examining them
 
 
 def show_job(visit: Visit) -> Context:
-    """Return one job, with the number of replayed messages that became dead letters again."""
+    """Return one job, and the number of replayed messages that became dead letters again."""
     job = visit.desk.backend.jobs.get(visit.path["job"])
     again, complete = _count_dead_again(visit, job)
     return {
@@ -28,10 +28,10 @@ def show_job(visit: Visit) -> Context:
 
 
 def _remaining_form(visit: Visit, job: ConsoleJob) -> dict[str, str]:
-    """Return the form for the remaining dead letters after a limited replay, or {}.
+    """Return the form for the dead letters that a limited replay left over, or {}.
 
-    Only the person who started the replay gets it, because others may not see the key in its
-    filter.
+    Only the person who started the replay gets the form, because others may not be allowed to see
+    the key in its filter.
     """
     if job.running or not job.remaining_form or job.person != visit.person.name:
         return {}
@@ -39,7 +39,10 @@ def _remaining_form(visit: Visit, job: ConsoleJob) -> dict[str, str]:
 
 
 def _count_dead_again(visit: Visit, job: ConsoleJob) -> tuple[int | None, bool]:
-    """Return how many replayed messages are dead letters again, and True if that is exact."""
+    """Return how many replayed messages are dead letters again, and True if the count is exact.
+
+    The count is None if the job is not a replay.
+    """
     if job.replayed_since_unix_ms is None:
         return None, True
     choice = MessageFilter(since_unix_ms=job.replayed_since_unix_ms)
@@ -54,7 +57,7 @@ def _count_dead_again(visit: Visit, job: ConsoleJob) -> tuple[int | None, bool]:
 
 
 def preview_stop(visit: Visit) -> Preview:
-    """Return what stopping a job would do."""
+    """Return the effect of stopping a job."""
     job = visit.desk.backend.jobs.get(visit.path["job"])
     if not job.running:
         return Preview([], refusal=f"The job is already finished: {job.result}")
@@ -62,11 +65,11 @@ def preview_stop(visit: Visit) -> Preview:
 
 
 def stop(visit: Visit) -> ActResult:
-    """Stop a job."""
+    """Request a job to stop after its current batch."""
     job = visit.desk.backend.jobs.get(visit.path["job"])
     job.stopping.set()
     note = AuditNote([job.topic], "job stop", {"job": job.title, "started_by": job.person})
-    # No sentence, because the page of the job shows that it stops.
+    # The sentence is empty, because the page of the job shows that it is stopping.
     return ActResult("", note)
 
 

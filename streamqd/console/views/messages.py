@@ -1,4 +1,4 @@
-"""Messages: a bounded search, a live tail, and the origin, states and copies of one message."""
+"""Messages: a limited search, a live tail, and one message's origin, states and copies."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.message import REPLAY_OF
 from streamqd.policy.partitioning import crc32_partition
 
-BUDGET = 10_000  # messages that one request examines
+BUDGET = 10_000  # limit of messages that one request examines
 SECONDS = 2.0  # time limit of a search
-PIECE = 500  # messages between two checks of the time
+PIECE = 500  # number of messages between two checks of the time
 TAIL_ROWS = 50
-TAIL_BYTES = 1 << 20  # bytes of payloads after which a read of the newest messages stops
-TAIL_PARTITIONS = 64  # limit of partitions that are followed together
+TAIL_BYTES = 1 << 20  # payload bytes after which a read of the newest messages stops
+TAIL_PARTITIONS = 64  # limit of partitions that can be followed together
 _WHERE = re.compile(
     r"(header:[^\s=~]+|/(?:[^\s=~]|~[01])*|payload)\s*(=|~|exists)\s*(.*)", re.DOTALL
 )
 _FILTERS = ("key", "partition", "since", "until", "where")
-# Held by the request that reads the archive, because only one request may read it at a time.
+# Held by the request that is reading the archive, because only one request at a time may read it.
 _archive_lock = threading.Lock()
 
 Test = Callable[[TailedEntry], bool]
 
 
 def show(visit: Visit) -> Context:
-    """Return a page of messages, the newest first, and how many were examined."""
+    """Return a page of messages, newest first, and how many were examined."""
     topic, store = visit.path["topic"], visit.desk.store
     choice = read_choice(visit, visit.now.now_unix_ms)
     count = partition_count(store, topic)
     if choice.key is not None and choice.partition is None:
-        # Search only the partition of the key's hash, which is right unless a producer chose
-        # another.
+        # Search only the partition that the key's hash selects. This is the right partition unless
+        # a producer chose another one.
         choice = replace(choice, partition=crc32_partition(choice.key, count))
     test = _read_test(visit)
     rows, cursor, examined, total = _search(visit, choice, test)
@@ -65,7 +65,7 @@ def show(visit: Visit) -> Context:
 def _search(
     visit: Visit, choice: MessageFilter, test: Test | None
 ) -> tuple[list[TailedEntry], str, int, int]:
-    """Return rows, the next cursor, the examined messages, and the messages of the topic."""
+    """Return the rows, the next cursor, the number of examined messages, and the topic's total."""
     rows: list[TailedEntry] = []
     examined, total, cursor = 0, 0, visit.text("cursor")
     until = time.monotonic() + SECONDS
@@ -87,7 +87,10 @@ def _search(
 
 
 def _read_test(visit: Visit) -> Test | None:
-    """Return the test in `where`: NAME = TEXT, NAME ~ TEXT or NAME exists."""
+    """Return the test in `where`: NAME = TEXT, NAME ~ TEXT or NAME exists. None without a test.
+
+    Raises InvalidRequestError, RequestRefusedError.
+    """
     text = visit.text("where")
     if not text:
         return None
@@ -113,7 +116,7 @@ def _read_test(visit: Visit) -> Test | None:
 
 
 def _message_value(row: TailedEntry, name: str) -> str | None:
-    """Return a part of a message as text, None if it has none."""
+    """Return one part of a message as text, or None if the message does not have it."""
     if name.startswith("header:"):
         return (row.headers or {}).get(name.removeprefix("header:"))
     text = row.payload.decode("utf-8", "replace")
@@ -130,7 +133,7 @@ def _message_value(row: TailedEntry, name: str) -> str | None:
 
 
 def show_tail(visit: Visit) -> Context:
-    """Return the newest messages of a topic or partition. The live page adds new messages."""
+    """Return the newest messages of a topic or partition. The live page keeps adding new ones."""
     topic, partition = visit.path["topic"], visit.optional_number("partition", most=PARTITION_MAX)
 
     def read() -> tuple[int, bool, list[TailedEntry], list[Unreadable]]:
@@ -166,7 +169,7 @@ def _read_newest(
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The sender of a message according to its entry: a label, a name, and its page, if any."""
+    """A message's origin according to its entry: a label, a name, and its page, if any."""
 
     label: str
     text: str
@@ -176,7 +179,7 @@ class Origin:
 
 
 def show_message(visit: Visit) -> Context:
-    """Return one message: its sender, its state in each group, and its copies."""
+    """Return one message: its origins, its state in each group, and its copies."""
     topic, name = visit.path["topic"], tracing.read_name(visit.text("uid"))
     if name.topic != topic:
         raise InvalidRequestError(f"{visit.text('uid')} is not a message of {topic}")
@@ -203,7 +206,7 @@ def show_message(visit: Visit) -> Context:
 def _origins(
     entry: EntryTrace, headers: Mapping[str, str], shown: Mapping[str, str]
 ) -> list[Origin]:
-    """Return the origins of a message, without headers that the person may not see."""
+    """Return the origins of a message, without the headers that the person may not see."""
     seen = {name for name, value in headers.items() if shown.get(name) == value}
     found = []
     if entry.schedule and tracing.SCHEDULE in seen:
@@ -222,7 +225,10 @@ def _origins(
 
 
 def _origin_of_uid(label: str, text: str) -> Origin:
-    """Return an origin that may be a uid. The uid of a dead letter has `:dlq` after the topic."""
+    """Return an origin, with a link if its text is a uid.
+
+    The uid of a dead letter has `:dlq` after the topic.
+    """
     try:
         name = tracing.read_uid(text)
     except InvalidRequestError:
@@ -235,7 +241,7 @@ def _origin_of_uid(label: str, text: str) -> Origin:
 
 
 def _find_in_archive(visit: Visit, found: Trace) -> str:
-    """Return the place of a message in the archive, '' if the person did not request it."""
+    """Return the place of a message in the archive, or '' if the person did not ask for it."""
     settings = visit.desk.settings
     asked = visit.text("archive") and found.where != "delayed"
     if not asked or settings.console.archive is None:
@@ -258,9 +264,9 @@ def _find_in_archive(visit: Visit, found: Trace) -> str:
 
 
 def _read_fields(visit: Visit, partition: int, place: str) -> Mapping[bytes, bytes]:
-    """Return the fields of an entry or a delayed send, by its ID. Empty if the entry is gone.
+    """Return the fields of an entry or a delayed send by its ID, or {} if the entry is gone.
 
-    Raises RequestRefusedError for a delayed send that no longer waits.
+    Raises RequestRefusedError if a delayed send is no longer waiting.
     """
     store, topic = visit.desk.store, visit.path["topic"]
     try:
@@ -274,7 +280,7 @@ def _read_fields(visit: Visit, partition: int, place: str) -> Mapping[bytes, byt
 
 
 def payload(visit: Visit) -> tuple[str, str, bytes]:
-    """Return the payload of one message."""
+    """Return the payload of one message as a file."""
     if visit.person.bodies != "show":
         raise RequestRefusedError("payloads are hidden from your role")
     name = tracing.read_uid(visit.text("uid"))

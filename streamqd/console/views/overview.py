@@ -1,4 +1,4 @@
-"""The first page: troubles first, then every group with its figures."""
+"""The first page: first the troubles, then every group with its figures."""
 
 from __future__ import annotations
 

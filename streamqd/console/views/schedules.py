@@ -20,7 +20,7 @@ from streamqd.store.schedules import MOVING, ORPHANED, PAUSED, UNREADABLE
 
 TICKS_SHOWN = 5
 _BODY = frozenset({"key", "headers", "payload"})
-# State -> level, as `doctor` grades it.
+# State -> level, which is the severity that `doctor` gives it.
 LEVELS = {
     **{state: OF_CHECKS[f"schedules.{state}"] for state in (MISSING, ORPHANED, UNREADABLE)},
     **dict.fromkeys((PAUSED, MOVING), NOTE),
@@ -28,7 +28,7 @@ LEVELS = {
 
 
 def show(visit: Visit) -> Context:
-    """Return a page of schedules by name."""
+    """Return a page of schedules, sorted by name."""
     topic = visit.text("topic") or None
     seen = schedules.list_schedules(
         visit.desk.store, topic, limit=visit.limit, cursor=visit.text("cursor")
@@ -64,14 +64,14 @@ def _note(visit: Visit, command: str) -> AuditNote:
 
 
 def preview_pause(visit: Visit) -> Preview:
-    """Return what a pause would do."""
+    """Return the effect of pausing a schedule."""
     name = visit.path["schedule"]
     schedules.pause(visit.desk.store, [name], dry_run=True)
     return Preview([f"{name} would send no message until it is resumed. It keeps its due time."])
 
 
 def pause(visit: Visit) -> ActResult:
-    """Pause."""
+    """Pause a schedule."""
     name = visit.path["schedule"]
     note = _note(visit, "schedule pause")
     done = schedules.pause(visit.desk.store, [name])
@@ -79,14 +79,14 @@ def pause(visit: Visit) -> ActResult:
 
 
 def preview_resume(visit: Visit) -> Preview:
-    """Return what a resume would do."""
+    """Return the effect of resuming a schedule."""
     name = visit.path["schedule"]
     schedules.resume(visit.desk.store, [name], dry_run=True)
     return Preview([f"{name} would send again. Its misfire setting controls missed ticks."])
 
 
 def resume(visit: Visit) -> ActResult:
-    """Resume."""
+    """Resume a schedule."""
     name = visit.path["schedule"]
     note = _note(visit, "schedule resume")
     done = schedules.resume(visit.desk.store, [name])
@@ -105,7 +105,7 @@ def preview_run(visit: Visit) -> Preview:
 
 
 def run(visit: Visit) -> ActResult:
-    """Send a message now."""
+    """Send a schedule's message now."""
     name = visit.path["schedule"]
     done = schedules.run(visit.desk.store, name)
     note = AuditNote([done.topic], "schedule run", {"schedule": name}, {"sent": 1})

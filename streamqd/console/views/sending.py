@@ -1,4 +1,4 @@
-"""Sending: a new message, and the edited copy of a dead letter."""
+"""Send a new message, or an edited copy of a dead letter."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _read_form(visit: Visit) -> tuple[dict[str, str], float | None]:
 
 
 def preview_send(visit: Visit) -> Preview:
-    """Return what sending would do."""
+    """Return the effect of sending the message."""
     topic = visit.path["topic"]
     count = partition_count(visit.desk.store, topic)
     _, delay = _read_form(visit)
@@ -54,7 +54,7 @@ def preview_send(visit: Visit) -> Preview:
 
 
 def send_message(visit: Visit) -> ActResult:
-    """Send."""
+    """Send the message."""
     topic = visit.path["topic"]
     headers, delay = _read_form(visit)
     uid = send(visit, topic, visit.query.get("payload", ""), visit.text("key"), headers, delay)
@@ -73,7 +73,7 @@ def _edit_fields(visit: Visit) -> Sequence[FormField]:
         text, key = dead_letter.payload.decode(), (dead_letter.key or b"").decode()
     except UnicodeDecodeError:
         return ()
-    if "\0" in text + key or visit.person.bodies != "show":  # no form can hold a NUL
+    if "\0" in text + key or visit.person.bodies != "show":  # no form can contain a NUL character
         return ()
     return (
         FormField("payload", "Payload", visit.query.get("payload", text), rows=12),
@@ -88,7 +88,7 @@ def _edit_fields(visit: Visit) -> Sequence[FormField]:
 
 
 def stated_headers(visit: Visit) -> dict[str, str]:
-    """Return the headers of a form. Raises InvalidRequestError."""
+    """Return the headers that were entered in a form. Raises InvalidRequestError."""
     try:
         found = json.loads(visit.text("headers") or "{}")
     except (ValueError, RecursionError):
@@ -99,7 +99,7 @@ def stated_headers(visit: Visit) -> dict[str, str]:
 
 
 def preview_edit(visit: Visit) -> Preview:
-    """Return what sending the edited message would do."""
+    """Return the effect of sending the edited message."""
     topic, name = visit.path["topic"], visit.path["dead_letter"]
     if not _edit_fields(visit):
         return Preview([], refusal=f"Part of the dead letter {NOT_EDITABLE}.")
@@ -135,7 +135,7 @@ def send(
     headers: Mapping[str, str],
     delay: float | None = None,
 ) -> str:
-    """Send one message and return its uid. The topic must exist."""
+    """Send one message and return its uid. The topic must already exist."""
     partition_count(visit.desk.store, topic)
     with Producer(None, visit.desk.settings, create=False) as producer:
         try:

@@ -1,4 +1,4 @@
-"""Directives: for groups, partitions and instances, and for the stack of a worker."""
+"""Directives for groups, partitions and instances, and requests for a worker's stack."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ Target = TypeVar("Target", bound="Scope | Assignment | str")
 class Steering(Generic[Target]):
     """A directive that an act writes or removes. `target` is a scope, an assignment or an instance.
 
-    `steer` calls the function of `streamqd.admin.directives`, with True for a dry run. `effect` is
-    the text of the dry run, `result` the sentence of the act, and `more` are other arguments for
-    the audit log.
+    `steer` calls the function of `streamqd.admin.directives`, with True for a dry run. `effect`
+    returns the text of the dry run, `result` the sentence of the act, and `more` other arguments
+    for the audit log.
     """
 
     command: str
@@ -50,7 +50,7 @@ class Steering(Generic[Target]):
     more: Callable[[Visit], dict[str, str]] = lambda _visit: {}
 
     def preview(self, visit: Visit) -> Preview:
-        """Return the effect, and the notes of the dry run."""
+        """Return the effect of the directive, and the notes of its dry run."""
         target = self.target(visit)
         done = self.steer(visit, target, True)
         unchanged = [] if done.changed else ["Nothing would change."]
@@ -58,7 +58,7 @@ class Steering(Generic[Target]):
         return Preview([effect, *unchanged, *(sentence(each) for each in done.notes)])
 
     def run(self, visit: Visit) -> ActResult:
-        """Write or remove the directive. The audit log of each affected topic gets an entry."""
+        """Write or remove the directive, and return a note for the affected topics' audit logs."""
         target = self.target(visit)
         topic = None if isinstance(target, str) else target.topic
         stated = {"instance" if isinstance(target, str) else "scope": str(target)}
@@ -85,7 +85,10 @@ def _group(visit: Visit) -> tuple[str, str]:
 
 
 def _group_scope(visit: Visit) -> Scope:
-    """Return the group of the path, or its partition in the form. Raises InvalidRequestError."""
+    """Return the group in the path, or one of its partitions if the form names it.
+
+    Raises InvalidRequestError.
+    """
     number = visit.optional_number("partition", most=PARTITION_MAX)
     return Scope(visit.path["topic"], number, visit.path["group"])
 
@@ -95,7 +98,7 @@ def _stop_scope(visit: Visit) -> Scope:
 
 
 def _stated_scope(visit: Visit) -> Scope:
-    """Return the scope of the URL or form. Raises InvalidRequestError."""
+    """Return the scope from the URL or the form. Raises InvalidRequestError."""
     try:
         return stored.scope_of(visit.text("scope"))
     except ValueError as error:
@@ -108,7 +111,7 @@ def _name(scope: Scope) -> str:
 
 
 def find_wider_pause(visit: Visit, scope: Scope) -> str:
-    """Return a wider pause that covers a scope, such as `orders/*/*`, or ''."""
+    """Return a wider pause that covers a scope, such as `orders/*/*`, or '' if there is none."""
     found = visit.now.seen.state.control.pause_of(scope)
     return "" if found is None or found[0] == scope else str(found[0])
 
@@ -132,7 +135,7 @@ RESUME = Steering(
     lambda _visit, scope: f"{_name(scope)} would fetch messages again.",
     lambda _visit, scope: f"{_name(scope)}: resumed.",
 )
-# Resumes a pause of any scope, from the list of the fleet.
+# Resumes a pause of any scope, from the list on the fleet page.
 RESUME_PAUSE = Steering(
     "resume",
     _stated_scope,
@@ -170,7 +173,7 @@ START = Steering(
 
 
 def assignment_of(visit: Visit) -> Assignment:
-    """Return the assignment of the path. Raises InvalidRequestError."""
+    """Return the assignment in the path. Raises InvalidRequestError."""
     number = integer(visit.path["partition"], "partition", most=PARTITION_MAX)
     return Assignment(visit.path["topic"], number, visit.path["group"])
 
@@ -185,7 +188,7 @@ def _move_fields(visit: Visit) -> Sequence[FormField]:
 
 
 def _list_takers(visit: Visit, assignment: Assignment) -> list[str]:
-    """Return the live instances with a consumer for the group, and that of the form."""
+    """Return the live instances with a consumer for the group, and the instance in the form."""
     pair, now = (assignment.topic, assignment.group), visit.now
     live = [each for each in now.seen.instances if each.instance in now.seen.state.live]
     names = {each.instance for each in live if pair in each.offers}
@@ -193,14 +196,14 @@ def _list_takers(visit: Visit, assignment: Assignment) -> list[str]:
 
 
 def _read_owner(visit: Visit, assignment: Assignment) -> str:
-    """Return the owner of an assignment, '' without one."""
+    """Return the owner of an assignment, or '' if it has none."""
     return next(
         (each.owner for each in visit.now.seen.assignments if each.assignment == assignment), ""
     )
 
 
 def _read_target_instance(visit: Visit, assignment: Assignment) -> str:
-    """Return the instance of the form, by default one that does not own the partition."""
+    """Return the instance in the form, or by default one that does not own the partition."""
     owner = _read_owner(visit, assignment)
     names = sorted(_list_takers(visit, assignment), key=lambda name: name == owner)
     return visit.text("to") or next(iter(names), "")
@@ -294,7 +297,7 @@ def _assignment(each: DepartingAssignment | PlannedMove) -> str:
 
 
 def preview_drain(visit: Visit) -> Preview:
-    """Return the instances that would take over the partitions of an instance."""
+    """Return the effect of a drain: which partitions would move, and which would have no owner."""
     base = DRAIN.preview(visit)
     plan = directives.departure(visit.desk.fleet, _instance(visit))
     owned = plural(len(plan.assignments), "assignment")
@@ -333,7 +336,7 @@ def preview_rebalance(visit: Visit) -> Preview:
 
 
 def rebalance(visit: Visit) -> ActResult:
-    """Rebalance."""
+    """Rebalance the fleet now."""
     topics = visit.now.topics
     done = directives.rebalance(visit.desk.fleet, visit.text(WHY))
     note = AuditNote(topics, "rebalance", _reason_parameter(visit), {"moves": len(done.moves)})
@@ -374,7 +377,7 @@ ACTS = (
         STOP.preview,
         STOP.run,
         _reason,
-        back="topic_data",  # has the buttons Reset and Delete
+        back="topic_data",  # this page has the buttons Reset and Delete
     ),
     Act(
         "start",

@@ -1,4 +1,4 @@
-"""The screen of `streamqd top`: every assignment with its figures, slow handlers and failures."""
+"""The screen of `streamqd top`: every assignment and its figures, slow handlers, and failures."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from streamqd.admin.condition import describe_condition
 from streamqd.console.view import ConsoleView, Context, Visit
 from streamqd.errors import InvalidRequestError
 
-PANEL_ROWS = 8  # slow handlers, and kinds of failure
+PANEL_ROWS = 8  # limit of slow handlers and of kinds of failure
 TROUBLES_SHOWN = 3
-# Each order, and the head of its column.
+# The sort orders, and the heading of the column for each.
 HEADS = {
     "urgency": "Urgency",
     "name": "Name",
@@ -32,7 +32,7 @@ HEADS = {
 
 
 def show(visit: Visit) -> Context:
-    """Return a page of the assignments that match `q`, ordered by `sort`, or in reverse."""
+    """Return a page of the assignments that match `q`, sorted by `sort`, or in reverse order."""
     now, order, reverse = visit.now, visit.text("sort", ranking.ORDERS[0]), "reverse" in visit.query
     if order not in ranking.ORDERS:
         raise InvalidRequestError(f"sort must be one of {', '.join(ranking.ORDERS)}")

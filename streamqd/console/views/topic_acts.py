@@ -1,4 +1,4 @@
-"""Changes by admins: grow or delete a topic, and reset or delete a group."""
+"""Changes that require an admin: grow or delete a topic, and reset or delete a group."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from streamqd.console.view import (
 from streamqd.errors import RequestRefusedError
 from streamqd.words import plural, spans
 
-POLL_SECONDS = 1.0  # interval of the checks of the groups of a growing topic
-ROWS = 50  # partitions in a dry run
+POLL_SECONDS = 1.0  # seconds between two checks of the groups of a growing topic
+ROWS = 50  # limit of partitions in a dry run
 
 
 def _group_of(visit: Visit) -> str:
@@ -43,7 +43,7 @@ def _grow_fields(visit: Visit) -> Sequence[FormField]:
 
 
 def _wanted_partitions(visit: Visit) -> int:
-    """Return the number of partitions in the form, by default twice the present one."""
+    """Return the number of partitions in the form, or by default twice the current number."""
     given = visit.optional_number("partitions", least=1, most=growth.PARTITIONS_MAX)
     if given is not None:
         return given
@@ -52,7 +52,7 @@ def _wanted_partitions(visit: Visit) -> int:
 
 
 def _find_growth(visit: Visit, to: int) -> growth.Progress | None:
-    """Return the growth to continue, None to start one.
+    """Return the growth to continue, or None if a new one starts.
 
     Raises InvalidRequestError, TopicNotFoundError, RequestRefusedError.
     """
@@ -65,7 +65,7 @@ def _find_growth(visit: Visit, to: int) -> growth.Progress | None:
 
 
 def preview_grow(visit: Visit) -> Preview:
-    """Return what growing a topic would do."""
+    """Return the effect of growing a topic."""
     name, store, to = visit.path["topic"], visit.desk.store, _wanted_partitions(visit)
     under_way, goal = _find_growth(visit, to), plural(to, "partition")
     if under_way is not None:
@@ -89,7 +89,7 @@ def preview_grow(visit: Visit) -> Preview:
 
 
 def grow(visit: Visit) -> ActResult:
-    """Start or continue a growth, as a job. Like the command, audit only its start."""
+    """Start or continue a growth in a job. As with the command, only its start is audited."""
     name, to = visit.path["topic"], _wanted_partitions(visit)
     under_way = _find_growth(visit, to)
 
@@ -130,7 +130,7 @@ def _refuse_in_use(visit: Visit, found: DeletionExtent) -> None:
 
 
 def preview_delete_topic(visit: Visit) -> Preview:
-    """Return the extent of the deletion of a topic."""
+    """Return what the deletion of a topic would delete."""
     found = topics_deletion.measure_extent(visit.desk.store, visit.path["topic"])
     _refuse_in_use(visit, found)
     names = f"the groups {', '.join(found.groups)}" if found.groups else "no group"
@@ -149,7 +149,7 @@ def preview_delete_topic(visit: Visit) -> Preview:
 
 
 def delete_topic(visit: Visit) -> ActResult:
-    """Start the deletion of a topic, as a job."""
+    """Start a job that deletes a topic."""
     name = visit.path["topic"]
     found = topics_deletion.measure_extent(visit.desk.store, name)
     _refuse_in_use(visit, found)
@@ -231,12 +231,12 @@ def preview_reset(visit: Visit) -> Preview:
 
 
 def _refuse_consumed(visit: Visit, obstacle: str) -> str:
-    """Return a refusal with the remedy that the console offers, '' without an obstacle."""
+    """Return a refusal with a remedy that the console offers, or '' if there is no obstacle."""
     return obstacle and (_describe_owners(visit) or sentence(obstacle))
 
 
 def _describe_owners(visit: Visit) -> str:
-    """Return which partitions of the group have an owner, '' if none has one."""
+    """Return a sentence that names the group's owned partitions, or '' if none has an owner."""
     rows = visit.now.rows(visit.path["topic"], visit.path["group"])
     owned = [row for row in rows if row.owner]
     if not owned:
@@ -263,7 +263,11 @@ def _delete_fields(visit: Visit) -> Sequence[FormField]:
 
 
 def _check_group(visit: Visit) -> groups.GroupDetail:
-    """Return the group. Raises TopicNotFoundError, and RequestRefusedError while it is in use."""
+    """Return the group.
+
+    Raises TopicNotFoundError, and RequestRefusedError if the group is in use or must not be deleted
+    yet.
+    """
     topic, group = visit.path["topic"], visit.path["group"]
     found = groups.describe(visit.desk.store, topic, group)
     if owned := [row for row in found.partitions if row.lease == "owned"]:
@@ -283,7 +287,7 @@ def _check_group(visit: Visit) -> groups.GroupDetail:
 
 
 def preview_delete_group(visit: Visit) -> Preview:
-    """Return what deleting a group would do."""
+    """Return the effect of deleting a group."""
     found = _check_group(visit)
     left, least = groups.count_unfinished(found.partitions), "" if found.lag_exact else "at least "
     unread = plural(found.lag - left.due, "unread message")

@@ -1,4 +1,4 @@
-"""Topics: the list, one topic as a map of its partitions, its data, and one assignment."""
+"""Topics: the list, one topic as a map of its partitions, its data, and a single assignment."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from streamqd.model import Assignment
 from streamqd.store.directives import Scope
 from streamqd.store.stacks import KEPT_SECONDS
 
-AUDIT_READ, MOVES_SHOWN = 100, 5  # entries of the audit log that an assignment reads and shows
-CELLS_MAX = 1_024  # partitions of one group that a map shows
+AUDIT_READ, MOVES_SHOWN = 100, 5  # numbers of audit entries that an assignment reads and shows
+CELLS_MAX = 1_024  # limit of partitions of one group in a map
 HEAT_STEPS = 5
-RANGES = {"1h": (60, 1), "6h": (360, 5), "24h": (1_440, 20)}  # range and step in minutes
+RANGES = {"1h": (60, 1), "6h": (360, 5), "24h": (1_440, 20)}  # length and step, in minutes
 
 
 @dataclass(frozen=True, slots=True)
 class HeatCell:
-    """One partition in a map. `heat` is 0 (nothing waits) to 5 (the most of this page)."""
+    """One partition in a map. `heat` is from 0 (nothing is waiting) to 5 (most on this page)."""
 
     row: AssignmentRow
     heat: int
@@ -41,7 +41,7 @@ class HeatCell:
 
 @dataclass(frozen=True, slots=True)
 class HeatRow:
-    """A group with its partitions. `left_out` partitions are not shown."""
+    """A group and its partitions. `left_out` is the number of partitions that are not shown."""
 
     group: str
     cells: list[HeatCell]
@@ -49,11 +49,11 @@ class HeatRow:
 
 
 def show_topics(visit: Visit) -> Context:
-    """Return a page of the topics whose name contains `q`, by name."""
+    """Return a page of the topics whose name contains `q`, sorted by name."""
     wanted = visit.q.lower()
     rows = [each for each in topics.list_topics(visit.desk.store) if wanted in each.topic.lower()]
     page = visit.page_of(rows, visit.limit)
-    # The lag of all groups (None if unknown), and its lower bound.
+    # The lag summed over all groups (None if unknown), and a lower bound of it.
     lags: dict[str, tuple[int | None, int]] = {}
     for group in visit.now.groups:
         known, least = lags.get(group.topic, (0, 0))
@@ -67,13 +67,13 @@ def show_topics(visit: Visit) -> Context:
 
 
 def show_topic(visit: Visit) -> Context:
-    """Return the map of a topic: a row for each group, a cell for each partition."""
+    """Return the map of a topic, with a row for each group and a cell for each partition."""
     name, now = visit.path["topic"], visit.now
     assignments = [each for each in now.seen.assignments if each.topic == name]
     if not assignments:
         topics.partition_count(
             visit.desk.store, name
-        )  # raises TopicNotFoundError for an unknown topic
+        )  # raises TopicNotFoundError if the topic is unknown
     groups = [each for each in now.groups if each.topic == name]
     charted = visit.text("group") or (groups[0].group if groups else "")
     most = max((_min_lag(each) for each in assignments), default=0)
@@ -94,7 +94,7 @@ def show_topic(visit: Visit) -> Context:
 
 
 def _charts(visit: Visit, topic: str, group: str, partitions: int) -> Context:
-    """Return the history of a group in the range of the URL, as points and as columns."""
+    """Return a group's history over the range in the URL, as points and as columns."""
     chosen = visit.text("range", "1h")
     if chosen not in RANGES:
         raise InvalidRequestError(f"range must be one of {', '.join(RANGES)}")
@@ -142,9 +142,9 @@ def _min_lag(row: AssignmentRow) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """A setting of a topic. `origin` is file, registered or default.
+    """A setting of a topic. `origin` is "file", "registered" or "default".
 
-    `registered` is a registered value that the file overrides, '' without one.
+    `registered` is the registered value if the file overrides it, and '' otherwise.
     """
 
     name: str
@@ -154,7 +154,7 @@ class SettingRow:
 
 
 def show_data(visit: Visit) -> Context:
-    """Return the settings of a topic, its groups, and the contents of a page of its partitions."""
+    """Return a topic's settings, its groups, and the contents of one page of its partitions."""
     name, desk = visit.path["topic"], visit.desk
     configured = desk.settings.topics.get(name, config.Topic())
     detail = topics.describe(desk.store, name, configured)
@@ -174,13 +174,13 @@ def show_data(visit: Visit) -> Context:
 
 
 def stopped_groups(visit: Visit, topic: str, groups: Iterable[str]) -> set[str]:
-    """Return the groups of a topic that a directive stops."""
+    """Return the groups of a topic that a directive has stopped."""
     control = visit.now.seen.state.control
     return {each for each in groups if control.stop_of(Assignment(topic, 0, each)) is not None}
 
 
 def _settings(detail: TopicDetail) -> Iterator[SettingRow]:
-    """Yield each setting that is not "none", written as in a file."""
+    """Yield each setting that is not "none", in the form in which a file contains it."""
     file, stored = _format_settings(detail.configured), _format_settings(detail.settings)
     for name, value in _format_settings(detail.effective).items():
         if value == '"none"':
@@ -196,7 +196,7 @@ def _format_settings(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def show_assignment(visit: Visit) -> Context:
-    """Return the answer of `streamqd why` for an assignment, and the current run of its worker."""
+    """Return the answer of `streamqd why` for an assignment, and its worker's run and stack."""
     place, seen = assignment_of(visit), visit.now.seen
     names = [each.name for each in visit.desk.settings.outboxes]
     [found] = why.answer(
@@ -221,7 +221,7 @@ def show_assignment(visit: Visit) -> Context:
 
 
 def show_stack(visit: Visit) -> Context:
-    """Return the requested stack of the worker of an assignment."""
+    """Return the stack of an assignment's worker, if one was requested."""
     place, now = assignment_of(visit), visit.now
     reader = ViewReader(visit.desk.store)
     return {
@@ -234,9 +234,9 @@ def show_stack(visit: Visit) -> Context:
 
 
 def _list_moves(visit: Visit, place: Assignment) -> list[AuditEntry]:
-    """Return the latest moves of an assignment through the console, from the newest audit entries.
+    """Return the latest moves of an assignment that were made through the console.
 
-    `streamqd move` writes no entry.
+    They come from the newest audit entries. `streamqd move` writes no entry.
     """
     entries = audit.page(visit.desk.store, place.topic, limit=AUDIT_READ).entries
     moves = [each for each in entries if each.command == "move"]
@@ -244,7 +244,7 @@ def _list_moves(visit: Visit, place: Assignment) -> list[AuditEntry]:
 
 
 def _longest_running_uid(row: AssignmentRow | None) -> str:
-    """Return the uid of the longest-running message, '' without one or if it is a retry."""
+    """Return the uid of the longest-running message, or '' if there is none or it is a retry."""
     if row is None or not row.running.startswith("m:"):
         return ""
     return f"{row.topic}/{row.partition}/{row.running[2:]}"

@@ -1,4 +1,4 @@
-"""Retries of a group and delayed sends of a topic, by due time: make due now, and cancel."""
+"""A group's retries and a topic's delayed sends, by due time, and acts that send or cancel them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from streamqd.model import DLQ_SUFFIX
 from streamqd.words import plural
 
 BUDGET = 10_000
-CHOSEN_MAX = 10_000  # messages that one act changes
+CHOSEN_MAX = 10_000  # limit of messages that one act changes
 
 
 def show_retries(visit: Visit) -> Context:
-    """Return a page of the waiting retries of a group, and their number by due time."""
+    """Return a page of a group's waiting retries, and their number by due time."""
     topic, group = visit.path["topic"], visit.path["group"]
     return _page_context(visit, retries.messages(visit.desk.store, topic, group), group)
 
 
 def show_delayed(visit: Visit) -> Context:
-    """Return a page of the delayed sends of a topic, and their number by due time."""
+    """Return a page of a topic's delayed sends, and their number by due time."""
     return _page_context(visit, delayed.messages(visit.desk.store, visit.path["topic"]), "")
 
 
@@ -88,7 +88,7 @@ def _preview(number: int, noun: str, text: str) -> Preview:
 
 
 def _note(visit: Visit, command: str, counts: Mapping[str, int]) -> AuditNote:
-    """Return the entry of the audit log about a change of waiting messages."""
+    """Return the audit entry for a change of waiting messages."""
     ids = visit.text("id").split()
     what, group = ("retries", visit.path["group"]) if "group" in visit.path else ("sends", None)
     asked = {"group": group, what: ids or "--all"} if group else {what: ids or "--all"}
@@ -96,7 +96,7 @@ def _note(visit: Visit, command: str, counts: Mapping[str, int]) -> AuditNote:
 
 
 def retry_now(visit: Visit) -> ActResult:
-    """Make retries due now."""
+    """Make retries due immediately."""
     topic, group = visit.path["topic"], visit.path["group"]
     done = retries.make_due(visit.desk.store, topic, group, _retries(visit))
     return ActResult(
@@ -127,7 +127,7 @@ def retry_cancel(visit: Visit) -> ActResult:
 
 
 def send_now(visit: Visit) -> ActResult:
-    """Make delayed sends due now."""
+    """Make delayed sends due immediately."""
     topic = visit.path["topic"]
     done = delayed.make_due(visit.desk.store, topic, _sends(visit))
     return ActResult(
