@@ -43,7 +43,7 @@ def obey(message: Message) -> None:
 """
 
 
-class Told(NamedTuple):
+class RunRecord(NamedTuple):
     what: str  # begin | hang | fail | end
     partition: int
     text: str
@@ -51,11 +51,11 @@ class Told(NamedTuple):
     at: float
 
 
-def read_runs(daemon: Daemon, *what: str) -> list[Told]:
+def read_runs(daemon: Daemon, *what: str) -> list[RunRecord]:
     path = daemon.folder / "told"
     text = path.read_text() if path.exists() else ""
     lines = (line.split(" ") for line in text[: text.rfind("\n") + 1].splitlines())
-    seen = [Told(a, int(b), c, int(d), int(e) / 1e9) for a, b, c, d, e in lines]
+    seen = [RunRecord(a, int(b), c, int(d), int(e) / 1e9) for a, b, c, d, e in lines]
     return [each for each in seen if not what or each.what in what]
 
 

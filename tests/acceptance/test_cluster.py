@@ -59,7 +59,7 @@ def nodes_by_partition(cluster: Cluster, daemon: Daemon) -> dict[int, Node]:
 
 
 @pytest.fixture
-def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def run_command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Run a command with a daemon's configuration. Return its output, parsed if it is JSON."""
 
     def run(daemon: Daemon, *args: str, code: int = 0) -> Any:
@@ -90,7 +90,7 @@ def test_topic_on_all_cluster_nodes_is_handled(make: Make, cluster: Cluster) -> 
 
 
 def test_commands_read_all_cluster_nodes(
-    make: Make, cluster: Cluster, verb: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    make: Make, cluster: Cluster, run_command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`check` skips the handlers, because they are not under test."""
     daemon = make(partitions=4)
@@ -101,20 +101,20 @@ def test_commands_read_all_cluster_nodes(
         monkeypatch.setattr(
             startup, "prepare", lambda settings, **_: startup.Prepared(settings, [])
         )
-        found = verb(daemon, "check", "--json")["findings"]
+        found = run_command(daemon, "check", "--json")["findings"]
         servers = {each["text"].split()[-1] for each in found if each["text"].startswith("valkey")}
         assert servers <= addresses
         warned = next(each["text"] for each in found if "append-only" in each["text"])
         assert all(each in warned for each in addresses)
-        assert len(verb(daemon, "partitions", "--json")["assignments"]) == 4
-        assert len(verb(daemon, "topic", "describe", TOPIC, "--json")["partitions"]) == 4
-        report = verb(daemon, "doctor", "--only", "server", "--json", code=1)
+        assert len(run_command(daemon, "partitions", "--json")["assignments"]) == 4
+        assert len(run_command(daemon, "topic", "describe", TOPIC, "--json")["partitions"]) == 4
+        report = run_command(daemon, "doctor", "--only", "server", "--json", code=1)
         assert {each["about"] for each in report["findings"]} == addresses
-        verb(daemon, "dlq", "replay", TOPIC, "--all", "--yes", "--json")
+        run_command(daemon, "dlq", "replay", TOPIC, "--all", "--yes", "--json")
         daemon.wait_run(dead, count=2)
-        assert "Redis Cluster" in verb(daemon, "topic", "grow", TOPIC, "8", "--yes", code=8)
+        assert "Redis Cluster" in run_command(daemon, "topic", "grow", TOPIC, "8", "--yes", code=8)
         assert daemon.stop() == 0
-    verb(daemon, "topic", "delete", TOPIC, "--yes")
+    run_command(daemon, "topic", "delete", TOPIC, "--yes")
     left = [key for key in cluster.all_keys() if TOPIC in key]
     assert left == [daemon.keys.audit(TOPIC)], "and who has deleted it"
 

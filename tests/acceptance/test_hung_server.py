@@ -19,7 +19,7 @@ from tests.support.daemon import TOPIC, Daemon
 from tests.support.servers import ProcessServer
 
 SECONDS = 60.0  # a command waits 5 s, more on a busy machine
-VERBS = (
+COMMANDS = (
     *("status", "partitions", f"why {TOPIC}/0", "top --once", "topic list", "group list"),
     *("control list", f"pause {TOPIC}", f"tail {TOPIC}", f"dlq list {TOPIC}", "rebalance"),
     *(f"produce {TOPIC} --from -", "doctor", f"trim {TOPIC}"),
@@ -53,7 +53,7 @@ def test_hung_server_is_reported_by_every_command(
         # All other commands wait in the same way, here for a shorter time.
         monkeypatch.setattr(session, "TIMEOUT", 0.3)
         monkeypatch.setattr(top, "LOOK_TIMEOUT", 0.3)
-        for verb in VERBS:
+        for verb in COMMANDS:
             given = ["--config", str(daemon.config_path), *verb.split()]
             done = CliRunner().invoke(cli, given, input="x\n")
             judge(verb, done.output)

@@ -21,7 +21,7 @@ from streamqd.outbox.database import connect
 from streamqd.outbox.schema import create
 from streamqd.store import history
 from streamqd.store.spark import query_position
-from tests.acceptance.test_steering import verb
+from tests.acceptance.test_steering import run_command
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.waiting import wait_until
 
@@ -211,7 +211,7 @@ def test_metrics_count_partitions_without_an_owner(new_daemon: NewDaemon) -> Non
 
     with daemon:
         wait_until(lambda: unowned() == 2, timeout=20.0, what=f"2 unowned, not {unowned()}")
-        verb(daemon, "group", "stop", TOPIC, GROUP)
+        run_command(daemon, "group", "stop", TOPIC, GROUP)
         wait_until(lambda: unowned() == 0, timeout=20.0, what=f"0 unowned, not {unowned()}")
         assert daemon.stop() == 0
 

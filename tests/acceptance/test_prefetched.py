@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.acceptance.test_rebalance import Fleet
-from tests.acceptance.test_steering import CALM, verb
+from tests.acceptance.test_steering import CALM, run_command
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.ledger import Audit
 
@@ -44,7 +44,7 @@ def start_stuck_message(one: Daemon) -> tuple[str, list[str], int]:
 def test_prefetched_messages_move_after_a_slow_run(fleet: Fleet):
     one, two = fleet.members["a"], fleet.members["b"]
     slow, behind, pid = start_stuck_message(one)
-    verb(one, "move", f"{TOPIC}/0/{GROUP}", "b")
+    run_command(one, "move", f"{TOPIC}/0/{GROUP}", "b")
     one.wait_event("partition.handed_over")
     fleet.wait_heartbeats(3)
     assert fleet.owners() == {0: "a"}, "two workers would break the order of the partition"

@@ -19,7 +19,7 @@ from tests.support.ledger import Audit
 NewDaemon = Callable[..., Daemon]
 
 
-def verb(daemon: Daemon, *arguments: str, code: int = 0) -> Any:
+def run_command(daemon: Daemon, *arguments: str, code: int = 0) -> Any:
     """Return the JSON output of a command."""
     ended = subprocess.run(
         [sys.executable, "-m", "streamqd", "--config", daemon.config_path.name, *arguments],
@@ -41,11 +41,11 @@ def test_throttled_partition_is_reported_and_drains_quickly(
         daemon.wait_run(uids[0], "end")
 
         def held() -> bool:
-            (assignment,) = verb(daemon, "status", "--json")["assignments"]
+            (assignment,) = run_command(daemon, "status", "--json")["assignments"]
             return bool(assignment["worker"] == "throttled")
 
         daemon.wait_for(held, what="status says that it is throttled")
-        (answer,) = verb(daemon, "why", f"{TOPIC}/0/{GROUP}", "--json", code=1)["answers"]
+        (answer,) = run_command(daemon, "why", f"{TOPIC}/0/{GROUP}", "--json", code=1)["answers"]
         assert answer["causes"][0]["word"] == "throttled"
         assert "rate of" in answer["causes"][0]["sentence"]
         assert daemon.stop() == 0
@@ -81,7 +81,7 @@ def test_group_rate_is_unchanged_by_a_growth(new_daemon: NewDaemon):
     def rates() -> list[float]:
         return [
             assignment["rate"]
-            for assignment in verb(daemon, "top", "--json", "--once")["assignments"]
+            for assignment in run_command(daemon, "top", "--json", "--once")["assignments"]
         ]
 
     with daemon:
@@ -106,11 +106,11 @@ def test_group_rate_is_unchanged_by_a_growth(new_daemon: NewDaemon):
         daemon.send(["ok"] * 200)
 
         def held() -> bool:
-            assignments = verb(daemon, "top", "--json", "--once")["assignments"]
+            assignments = run_command(daemon, "top", "--json", "--once")["assignments"]
             return assignments[0]["state"] == "throttled"
 
         daemon.wait_for(held, what="partition 0 waits for its share")
-        (answer,) = verb(daemon, "why", f"{TOPIC}/0/{GROUP}", "--json", code=1)["answers"]
+        (answer,) = run_command(daemon, "why", f"{TOPIC}/0/{GROUP}", "--json", code=1)["answers"]
         assert "10 runs/s, its share of the group's rate" in answer["causes"][0]["sentence"]
         assert daemon.stop() == 0
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.promise
 NewDaemon = Callable[..., Daemon]
 
 
-def verb(daemon: Daemon, *args: str) -> tuple[int, Any]:
+def run_command(daemon: Daemon, *args: str) -> tuple[int, Any]:
     """Run a command as an operator would. Return its exit code and JSON document."""
     done = subprocess.run(
         [sys.executable, "-m", "streamqd", "--config", daemon.config_path, *args, "--json"],
@@ -55,7 +55,7 @@ def test_entry_is_deleted_after_all_groups_acknowledge_it(
         )
         assert length(daemon) == 20
 
-        code, found = verb(daemon, "doctor", "stream", TOPIC)
+        code, found = run_command(daemon, "doctor", "stream", TOPIC)
         assert code == 1
         (problem,) = found["problems"]
         assert (problem["kind"], problem["holder"]) == ("abandoned", "audit")
@@ -66,7 +66,7 @@ def test_entry_is_deleted_after_all_groups_acknowledge_it(
         )
         daemon.link.execute("XACK", stream, "audit", *(row[0] for row in rows))
         daemon.wait_for(lambda: length(daemon) == 0, what="all is acknowledged and gone")
-        assert verb(daemon, "doctor", "stream", TOPIC)[0] == 0
+        assert run_command(daemon, "doctor", "stream", TOPIC)[0] == 0
 
 
 def test_drop_unacked_above_drops_and_logs_messages(
@@ -86,6 +86,6 @@ def test_drop_unacked_above_drops_and_logs_messages(
             ),
             what=f"{lost} lost entries are told",
         )
-        _, found = verb(daemon, "doctor", "stream", TOPIC)
+        _, found = run_command(daemon, "doctor", "stream", TOPIC)
         dropped = {each["group"]: each["dropped"] for each in found["partitions"][0]["groups"]}
         assert dropped["audit"] == lost

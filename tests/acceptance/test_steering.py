@@ -30,7 +30,7 @@ NewDaemon = Callable[..., Daemon]
 CALM = {"lease_ttl": "2s", "rebalance_delay": "10m", "rebalance_hold": "10m"}
 
 
-def verb(daemon: Daemon, *words: str, code: int = 0) -> str:
+def run_command(daemon: Daemon, *words: str, code: int = 0) -> str:
     """Run a command with the daemon's configuration. Return its output."""
     result = CliRunner().invoke(cli, ["--config", str(daemon.config_path), *words])
     assert result.exit_code == code, f"{words}: {result.output}"
@@ -38,7 +38,7 @@ def verb(daemon: Daemon, *words: str, code: int = 0) -> str:
 
 
 def document(daemon: Daemon, *words: str, code: int = 0) -> Any:
-    return json.loads(verb(daemon, *words, "--json", code=code))
+    return json.loads(run_command(daemon, *words, "--json", code=code))
 
 
 @pytest.fixture
@@ -57,20 +57,20 @@ def test_pause_finishes_runs_and_survives_a_restart(new_daemon: NewDaemon):
         [running] = one.send(["await gate"], partition=0)
         one.wait_run(running)
         epochs = one.epochs()
-        waiting = verb(
+        waiting = run_command(
             one, "pause", f"{TOPIC}/0/{GROUP}", "-r", "the disk", "-w", "--timeout", "1s", code=1
         )
         assert "not yet: " in waiting
         assert f"{TOPIC}/0/{GROUP}" in waiting
         (one.folder / "gate").touch()
-        verb(one, "pause", f"{TOPIC}/0/{GROUP}", "--reason", "the disk", "--wait")
+        run_command(one, "pause", f"{TOPIC}/0/{GROUP}", "--reason", "the disk", "--wait")
         held = one.send(["ok"] * 5, partition=0)
         for uid in one.send(["ok"] * 5, partition=1):
             one.wait_run(uid, "end")
         assert one.ledger.records_for(running, "end")
         assert one.epochs() == epochs, "a paused partition stays owned"
 
-        first = verb(one, "status").splitlines()[0]
+        first = run_command(one, "status").splitlines()[0]
         assert first.startswith(f"PAUSED {TOPIC}/0/{GROUP} for ")
         assert first.endswith(": the disk")
         assert one.stop() == 0
@@ -88,12 +88,12 @@ def test_pause_finishes_runs_and_survives_a_restart(new_daemon: NewDaemon):
             one.wait_run(uid, "end")
         assert [uid for uid in held if one.ledger.records_for(uid, "start")] == []
 
-        verb(one, "pause", TOPIC, "--partition", "0")
-        verb(one, "resume", f"{TOPIC}/0/{GROUP}")
-        assert "instead" in verb(one, "resume", f"{TOPIC}/0/{GROUP}", code=8)
-        verb(one, "resume", TOPIC, "--wait")
+        run_command(one, "pause", TOPIC, "--partition", "0")
+        run_command(one, "resume", f"{TOPIC}/0/{GROUP}")
+        assert "instead" in run_command(one, "resume", f"{TOPIC}/0/{GROUP}", code=8)
+        run_command(one, "resume", TOPIC, "--wait")
         one.wait_settled()
-        assert "PAUSED" not in verb(one, "status")
+        assert "PAUSED" not in run_command(one, "status")
         assert one.ledger.audit(GROUP) == Audit()
 
 
@@ -104,23 +104,23 @@ def test_move_drain_and_rebalance_directives_are_applied(fleet: Fleet):
     planned = document(one, "rebalance", "--dry-run")
     assert [(each["owner"], each["to"]) for each in planned["moves"]] == [("a", "b")] * 2
     assert fleet.shares() == [4]
-    verb(one, "rebalance", "--wait")
+    run_command(one, "rebalance", "--wait")
     fleet.wait_shares(2, 2)
 
     mine = min(number for number, owner in fleet.owners().items() if owner == "a")
-    verb(one, "move", f"{TOPIC}/{mine}/{GROUP}", "b", "--reason", "hot", "--wait")
+    run_command(one, "move", f"{TOPIC}/{mine}/{GROUP}", "b", "--reason", "hot", "--wait")
     assert fleet.owners()[mine] == "b"
     last = owners.read(ViewReader(one.store), Assignment(TOPIC, mine, GROUP), "b", 0)
     assert [(each.owner, each.end) for each in last] == [("b", ""), ("a", "handed-over")]
     moves = fleet.moves()
     fleet.wait_heartbeats(6)
     assert fleet.moves() == moves, "it was moved back"
-    assert f"{TOPIC}/{mine}/{GROUP} is kept on b" in verb(one, "status")
+    assert f"{TOPIC}/{mine}/{GROUP} is kept on b" in run_command(one, "status")
 
     said = document(one, "drain", "b", "--reason", "new disk", "--wait")
     assert said["waiting"] == []
     assert set(fleet.owners().values()) == {"a"}
-    assert "is drained" in verb(one, "move", f"{TOPIC}/{mine}/{GROUP}", "b", code=8)
+    assert "is drained" in run_command(one, "move", f"{TOPIC}/{mine}/{GROUP}", "b", code=8)
     mark = two.mark()
     assert two.stop() == 0
     two.start()
@@ -135,7 +135,7 @@ def test_move_drain_and_rebalance_directives_are_applied(fleet: Fleet):
         ),
         what="status shows the drain",
     )
-    verb(one, "drain", "b", "--undo")
+    run_command(one, "drain", "b", "--undo")
     assert document(one, "rebalance", "--wait")["forgotten"] == [f"move:{TOPIC}/{mine}/{GROUP}"]
     fleet.wait_shares(2, 2)
     one.wait_settled(30.0)
@@ -148,10 +148,12 @@ def test_stopped_group_is_reset_and_started_again(fleet: Fleet):
     one, two = fleet.members["a"], fleet.members["b"]
     first = one.send(["ok"] * 20)
     one.wait_settled()
-    assert verb(one, "group", "reset", TOPIC, GROUP, "--to", "earliest", "--dry-run")
-    assert "group stop" in verb(one, "group", "reset", TOPIC, GROUP, "--to", "earliest", code=8)
+    assert run_command(one, "group", "reset", TOPIC, GROUP, "--to", "earliest", "--dry-run")
+    assert "group stop" in run_command(
+        one, "group", "reset", TOPIC, GROUP, "--to", "earliest", code=8
+    )
 
-    verb(one, "group", "stop", TOPIC, GROUP, "--reason", "wrong prices", "--wait")
+    run_command(one, "group", "stop", TOPIC, GROUP, "--reason", "wrong prices", "--wait")
     assert fleet.owners() == {}
     mark = two.mark()
     assert two.stop() == 0
@@ -163,8 +165,8 @@ def test_stopped_group_is_reset_and_started_again(fleet: Fleet):
     [group] = document(one, "status")["groups"]
     assert (group["condition"], group["reason"], group["owned"]) == ("stopped", "wrong prices", 0)
 
-    verb(one, "group", "reset", TOPIC, GROUP, "--to", "earliest", "--yes")
-    verb(one, "group", "start", TOPIC, GROUP, "--wait")
+    run_command(one, "group", "reset", TOPIC, GROUP, "--to", "earliest", "--yes")
+    run_command(one, "group", "start", TOPIC, GROUP, "--wait")
     one.wait_settled(30.0)
     assert all(len(one.ledger.records_for(uid, "end")) == 2 for uid in first)
     assert all(len(one.ledger.records_for(uid, "end")) == 1 for uid in later)
@@ -180,7 +182,7 @@ def test_instances_reload_in_turn_once_per_directive(fleet: Fleet):
     for name in ("rebalance", "sing", "drain:a"):
         one.wait_event("directive.ignored", directive=name)
 
-    verb(one, "reload", "--wait")
+    run_command(one, "reload", "--wait")
     first = one.wait_event("reload.finished")
     second = two.wait_event("reload.started")
     assert first["ts"] <= second["ts"]
@@ -195,7 +197,7 @@ def test_instances_reload_in_turn_once_per_directive(fleet: Fleet):
 
     one.write_code("this is no Python")
     marks[one] = one.mark()
-    rejected = verb(one, "reload", "a", "--wait", code=1)
+    rejected = run_command(one, "reload", "a", "--wait", code=1)
     assert "a rejected the reload" in rejected
     assert "not yet" not in rejected
     one.wait_event("reload.refused", after=marks[one])
@@ -203,7 +205,7 @@ def test_instances_reload_in_turn_once_per_directive(fleet: Fleet):
 
     gone = document(one, "control", "list")
     assert set(gone["unreadable_directives"]) == {"rebalance", "sing", "drain:a"}
-    verb(one, "control", "clear", "sing", "drain:a", "--yes")
+    run_command(one, "control", "clear", "sing", "drain:a", "--yes")
     assert set(document(one, "status")["unreadable_directives"]) == {"rebalance"}
 
 
@@ -212,21 +214,21 @@ def test_waiting_reload_shows_its_running_message(new_daemon: NewDaemon):
     with one:
         [running] = one.send(["await gate"], partition=0)
         one.wait_run(running)
-        verb(one, "reload")
+        run_command(one, "reload")
         one.wait_event("standby.ready", partition=0)
         text = f"waits for the message of {TOPIC}/0/{GROUP} that has been running for"
 
-        said = verb(one, "reload", "--wait", "--timeout", "10s", code=1)
+        said = run_command(one, "reload", "--wait", "--timeout", "10s", code=1)
         assert f"not yet: a has not reloaded and {text}" in said
-        said = verb(one, "reload")
+        said = run_command(one, "reload")
         assert "a was already asked to reload" in said
         assert text in said
         one.signal(signal.SIGHUP)  # the reload waits until the others have finished
-        assert text in verb(one, "reload")
+        assert text in run_command(one, "reload")
 
         (one.folder / "gate").touch()
-        verb(one, "reload", "--wait")
-        wait_until(lambda: "already asked" not in verb(one, "reload", "--dry-run"))
+        run_command(one, "reload", "--wait")
+        wait_until(lambda: "already asked" not in run_command(one, "reload", "--dry-run"))
         wait_until(lambda: one.events("reload.finished"))
 
 
@@ -256,7 +258,7 @@ def test_drained_instance_is_ready_but_not_a_stopping_one(new_daemon: NewDaemon,
         kept.enter_context(one)
         one.wait_for(lambda: readiness(one) == (200, []), what="it is ready")
 
-        verb(one, "drain", "a", "--wait")
+        run_command(one, "drain", "a", "--wait")
         one.wait_for(lambda: not one.pids(), what="it owns nothing")
         one.wait_for(lambda: readiness(one) == (200, []), what="it is ready, and owns nothing")
         one.wait_for(
@@ -270,7 +272,7 @@ def test_drained_instance_is_ready_but_not_a_stopping_one(new_daemon: NewDaemon,
         )
         assert readiness(one) == (200, [])
 
-        verb(one, "drain", "a", "--undo")
+        run_command(one, "drain", "a", "--undo")
         if not alone:
             return
         [running] = one.send(["await gate"], partition=0)
@@ -287,37 +289,39 @@ def test_forget_accepts_only_a_silent_instance(new_daemon: NewDaemon):
     """Otherwise, a silent instance would stay in the list forever."""
     one, two = (new_daemon(name=name, daemon=CALM) for name in "ab")
     with one, two:
-        refused = verb(one, "forget", "b", "--yes", code=8)
+        refused = run_command(one, "forget", "b", "--yes", code=8)
         assert "instance b is live" in refused
-        assert "instance x is not in the fleet" in verb(one, "forget", "x", "--yes", code=8)
+        assert "instance x is not in the fleet" in run_command(one, "forget", "x", "--yes", code=8)
 
         two.kill()
         one.wait_for(
-            lambda: "streamqd forget b" in run_verb(one, "status", "--json"), what="silent"
+            lambda: "streamqd forget b" in run_unchecked(one, "status", "--json"), what="silent"
         )
-        assert "streamqd forget b" in run_verb(one, "doctor", "--only", "fleet.silent", "--json")
+        assert "streamqd forget b" in run_unchecked(
+            one, "doctor", "--only", "fleet.silent", "--json"
+        )
         planned = document(one, "forget", "b", "--dry-run")
         assert (planned["instance"], planned["dry_run"]) == ("b", True)
-        assert "pass --yes" in verb(one, "forget", "b", code=8)
+        assert "pass --yes" in run_command(one, "forget", "b", code=8)
         assert {each["instance"] for each in document(one, "status")["instances"]} == {"a", "b"}
-        assert "b is forgotten" in verb(one, "forget", "b", "--yes")
+        assert "b is forgotten" in run_command(one, "forget", "b", "--yes")
         assert {each["instance"] for each in document(one, "status")["instances"]} == {"a"}
-        assert "forget" in verb(one, "dlq", "audit", TOPIC)
-        verb(one, "forget", "b", "--yes", code=8)
+        assert "forget" in run_command(one, "dlq", "audit", TOPIC)
+        run_command(one, "forget", "b", "--yes", code=8)
 
         mark = two.mark()
         two.start()
         two.wait_event("daemon.ready", after=mark)
         two.signal(signal.SIGSTOP)
         one.wait_for(
-            lambda: "streamqd forget b" in run_verb(one, "status", "--json"), what="silent"
+            lambda: "streamqd forget b" in run_unchecked(one, "status", "--json"), what="silent"
         )
         timer = threading.Timer(0.5, two.signal, [signal.SIGCONT])
         timer.start()
-        assert "instance b is live" in verb(one, "forget", "b", "--yes", code=8)
+        assert "instance b is live" in run_command(one, "forget", "b", "--yes", code=8)
         timer.join()
 
 
-def run_verb(daemon: Daemon, *words: str) -> str:
+def run_unchecked(daemon: Daemon, *words: str) -> str:
     """Return the output of a command, regardless of its exit code."""
     return CliRunner().invoke(cli, ["--config", str(daemon.config_path), *words]).output

@@ -97,7 +97,7 @@ def test_systemd_exposure_level_is_low(
 
 
 @dataclass(frozen=True)
-class Said:
+class Datagram:
     """One datagram of sd_notify."""
 
     at: float  # seconds, monotonic
@@ -110,7 +110,7 @@ class Manager:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.heard: list[Said] = []
+        self.heard: list[Datagram] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.bind(str(path))
@@ -125,15 +125,15 @@ class Manager:
             pid = struct.unpack("3i", extra[0][2])[0]
             lines = (line.partition("=") for line in data.decode().splitlines())
             words = {name: value for name, _, value in lines}
-            self.heard.append(Said(time.monotonic(), pid, words))
+            self.heard.append(Datagram(time.monotonic(), pid, words))
 
-    def with_word(self, name: str) -> list[Said]:
+    def with_word(self, name: str) -> list[Datagram]:
         return [said for said in list(self.heard) if name in said.words]
 
-    def wait(self, name: str, value: str | None = None, after: int = 0) -> Said:
+    def wait(self, name: str, value: str | None = None, after: int = 0) -> Datagram:
         """Wait for a datagram with this word, ignoring the first `after` ones. Return it."""
 
-        def found() -> Said | None:
+        def found() -> Datagram | None:
             for said in self.heard[after:]:
                 if name in said.words and value in (None, said.words[name]):
                     return said

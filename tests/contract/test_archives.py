@@ -66,15 +66,15 @@ def test_archive_advance_frees_only_archived_entries(harness: Harness) -> None:
 # --- the lease of a pipeline ----------------------------------------------------------------------
 
 
-def take(harness: Harness, token: str = "t1", name: str = "archive") -> Call:
+def acquire(harness: Harness, token: str = "t1", name: str = "archive") -> Call:
     return archives.acquire_lease(harness.keys, harness.assignment.topic, name, token, TTL)
 
 
-def keep(harness: Harness, token: str = "t1") -> Call:
+def renew(harness: Harness, token: str = "t1") -> Call:
     return archives.renew_lease(harness.keys, harness.assignment.topic, "archive", token, TTL)
 
 
-def drop(harness: Harness, token: str = "t1") -> Call:
+def release(harness: Harness, token: str = "t1") -> Call:
     return archives.release_lease(harness.keys, harness.assignment.topic, "archive", token)
 
 
@@ -82,22 +82,22 @@ def lease_key(harness: Harness) -> str:
     return harness.keys.pipeline(harness.assignment.topic, "archive")
 
 
-def life(harness: Harness) -> int:
+def lease_ttl_ms(harness: Harness) -> int:
     return int(harness.do("PTTL", lease_key(harness)))
 
 
 def test_pipeline_lease_has_one_holder(harness: Harness) -> None:
-    harness.expect("pipeline_lease_acquire", "OK", take(harness))
+    harness.expect("pipeline_lease_acquire", "OK", acquire(harness))
     assert harness.state() == {lease_key(harness): b"t1"}
-    assert 0 < life(harness) <= TTL * 1000
-    holder, left = harness.expect("pipeline_lease_acquire", "HELD", take(harness, "t2"))
+    assert 0 < lease_ttl_ms(harness) <= TTL * 1000
+    holder, left = harness.expect("pipeline_lease_acquire", "HELD", acquire(harness, "t2"))
     assert holder == b"t1"
     assert 0 < left <= TTL * 1000
-    harness.expect("pipeline_lease_acquire", "OK", take(harness, "t2", name="other"))
+    harness.expect("pipeline_lease_acquire", "OK", acquire(harness, "t2", name="other"))
 
 
 def test_pipeline_lease_of_a_dead_run_is_free(harness: Harness) -> None:
-    harness.expect("pipeline_lease_acquire", "OK", take(harness, "t1"))
+    harness.expect("pipeline_lease_acquire", "OK", acquire(harness, "t1"))
     call = archives.acquire_lease(
         harness.keys, harness.assignment.topic, "archive", "t2", TTL, "t0"
     )
@@ -110,30 +110,30 @@ def test_pipeline_lease_of_a_dead_run_is_free(harness: Harness) -> None:
 
 
 def test_pipeline_lease_acquire_and_keep_extend_the_lease(harness: Harness) -> None:
-    harness.expect("pipeline_lease_acquire", "OK", take(harness))
+    harness.expect("pipeline_lease_acquire", "OK", acquire(harness))
     harness.do("PEXPIRE", lease_key(harness), 1_000)
-    harness.expect("pipeline_lease_acquire", "OK", take(harness))
-    assert life(harness) > 1_000
+    harness.expect("pipeline_lease_acquire", "OK", acquire(harness))
+    assert lease_ttl_ms(harness) > 1_000
     harness.do("PEXPIRE", lease_key(harness), 1_000)
-    harness.expect("pipeline_lease_renew", "OK", keep(harness))
-    assert life(harness) > 1_000
+    harness.expect("pipeline_lease_renew", "OK", renew(harness))
+    assert lease_ttl_ms(harness) > 1_000
 
 
 def test_pipeline_lease_is_lost_after_expiry(harness: Harness) -> None:
-    harness.expect("pipeline_lease_acquire", "OK", take(harness))
+    harness.expect("pipeline_lease_acquire", "OK", acquire(harness))
     harness.do("DEL", lease_key(harness))
-    harness.expect("pipeline_lease_renew", "LOST", keep(harness))
-    harness.expect("pipeline_lease_release", "LOST", drop(harness))
+    harness.expect("pipeline_lease_renew", "LOST", renew(harness))
+    harness.expect("pipeline_lease_release", "LOST", release(harness))
 
 
 def test_pipeline_lease_is_not_released_by_another_run(harness: Harness) -> None:
-    harness.expect("pipeline_lease_acquire", "OK", take(harness, "t2"))
-    harness.expect("pipeline_lease_renew", "LOST", keep(harness))
-    harness.expect("pipeline_lease_release", "LOST", drop(harness))
+    harness.expect("pipeline_lease_acquire", "OK", acquire(harness, "t2"))
+    harness.expect("pipeline_lease_renew", "LOST", renew(harness))
+    harness.expect("pipeline_lease_release", "LOST", release(harness))
 
 
 def test_pipeline_lease_release_frees_the_lease(harness: Harness) -> None:
-    harness.expect("pipeline_lease_acquire", "OK", take(harness))
-    harness.expect("pipeline_lease_release", "OK", drop(harness))
+    harness.expect("pipeline_lease_acquire", "OK", acquire(harness))
+    harness.expect("pipeline_lease_release", "OK", release(harness))
     assert harness.state() == {}
-    harness.expect("pipeline_lease_acquire", "OK", take(harness, "t2"))
+    harness.expect("pipeline_lease_acquire", "OK", acquire(harness, "t2"))

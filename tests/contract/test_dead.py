@@ -30,7 +30,7 @@ def replay(harness: Harness, dead_letter_id: str, group: str | None = "hits") ->
     return dead.replay(harness.keys, topic, partition, dead_letter_id, group, AGAIN)
 
 
-def die(harness: Harness, *ids: str) -> list[str]:
+def write_dead_letters(harness: Harness, *ids: str) -> list[str]:
     """Make dead letters of entries; return their ids."""
     harness.groups()
     for entry_id in ids:
@@ -48,7 +48,7 @@ def die(harness: Harness, *ids: str) -> list[str]:
 
 
 def test_dead_replay_writes_to_the_retry_stream(harness: Harness) -> None:
-    letter = die(harness, "1-0")[0]
+    letter = write_dead_letters(harness, "1-0")[0]
     before = harness.state()
     new_id = harness.expect("dead_replay", "OK", replay(harness, letter))[0].decode()
     changed = harness.changes(before)
@@ -61,7 +61,7 @@ def test_dead_replay_writes_to_the_retry_stream(harness: Harness) -> None:
 
 
 def test_dead_replay_for_all_groups_writes_to_the_partition(harness: Harness) -> None:
-    letter = die(harness, "1-0")[0]
+    letter = write_dead_letters(harness, "1-0")[0]
     before = harness.state()
     new_id = harness.expect("dead_replay", "OK", replay(harness, letter, None))[0].decode()
     changed = harness.changes(before)
@@ -73,14 +73,14 @@ def test_dead_replay_for_all_groups_writes_to_the_partition(harness: Harness) ->
 
 def test_dead_replay_repeated_finds_no_dead_letter(harness: Harness) -> None:
     """If a replay and another replay or purge compete, the loser gets GONE."""
-    letter = die(harness, "1-0")[0]
+    letter = write_dead_letters(harness, "1-0")[0]
     harness.expect("dead_replay", "OK", replay(harness, letter))
     harness.expect("dead_replay", "GONE", replay(harness, letter))
     harness.expect("dead_replay", "GONE", replay(harness, letter, None))
 
 
 def test_dead_replay_refuses_a_dead_letter_of_another_group(harness: Harness) -> None:
-    letter = die(harness, "1-0")[0]
+    letter = write_dead_letters(harness, "1-0")[0]
     harness.do("XGROUP", "CREATE", harness.retry.replace("hits", "audit"), "audit", "0", "MKSTREAM")
     assert harness.expect("dead_replay", "MISMATCH", replay(harness, letter, "audit")) == [b"hits"]
 
@@ -93,7 +93,7 @@ def test_dead_replay_refuses_a_dead_letter_without_group(harness: Harness) -> No
 
 @pytest.mark.parametrize("how", [("XGROUP", "DESTROY"), ("DEL",)])
 def test_dead_replay_refuses_a_missing_group(harness: Harness, how: tuple[str, ...]) -> None:
-    letter = die(harness, "1-0")[0]
+    letter = write_dead_letters(harness, "1-0")[0]
     harness.do(*how, harness.retry, *(["hits"] if len(how) > 1 else []))
     harness.expect("dead_replay", "NOGROUP", replay(harness, letter))
 
@@ -104,7 +104,7 @@ def test_dead_replay_rejects_an_empty_group() -> None:
 
 
 def test_dead_purge_removes_named_dead_letters(harness: Harness) -> None:
-    letters = die(harness, "1-0", "2-0", "3-0")
+    letters = write_dead_letters(harness, "1-0", "2-0", "3-0")
     before = harness.state()
     call = dead.purge(harness.keys, "access", 0, [letters[2], letters[0], "9-0"])
     assert harness.expect("dead_purge", "OK", call) == [2, 0, 0]
@@ -174,7 +174,7 @@ def deliver(harness: Harness, group: str | None = None, name: str = "dlq:access:
 
 
 def test_dead_mark_marks_a_dead_letter_once(harness: Harness) -> None:
-    letter = die(harness, "1-0")[0]
+    letter = write_dead_letters(harness, "1-0")[0]
     before = harness.state()
     with harness.instant() as when:
         assert harness.expect("dead_mark", "OK", mark(harness, letter)) == [b"other/1", b"0"]
@@ -192,7 +192,7 @@ def test_dead_mark_marks_a_dead_letter_once(harness: Harness) -> None:
 
 
 def test_dead_mark_can_be_removed(harness: Harness) -> None:
-    letter = die(harness, "1-0")[0]
+    letter = write_dead_letters(harness, "1-0")[0]
     before = harness.state()
     harness.expect("dead_mark", "OK", mark(harness, letter))
     assert harness.expect("dead_mark", "OK", mark(harness, letter, ""))[0] == b""
@@ -204,14 +204,14 @@ def test_dead_mark_reports_a_missing_dead_letter(harness: Harness) -> None:
 
 
 def test_dead_replay_refuses_a_moving_dead_letter(harness: Harness) -> None:
-    letter = die(harness, "1-0")[0]
+    letter = write_dead_letters(harness, "1-0")[0]
     harness.expect("dead_mark", "OK", mark(harness, letter))
     assert harness.expect("dead_replay", "MOVING", replay(harness, letter)) == [b"other/1"]
     assert harness.expect("dead_replay", "MOVING", replay(harness, letter, None)) == [b"other/1"]
 
 
 def test_dead_purge_deletes_the_marks(harness: Harness) -> None:
-    letters = die(harness, "1-0", "2-0", "3-0")
+    letters = write_dead_letters(harness, "1-0", "2-0", "3-0")
     for letter in letters:
         harness.expect("dead_mark", "OK", mark(harness, letter))
     moving = harness.keys.moving("access", 0)

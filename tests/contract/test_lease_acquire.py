@@ -11,11 +11,13 @@ from tests.contract.harness import OWNER, TTL, Harness
 from tests.contract.lease_answers import Holder
 
 
-def take(harness: Harness, token: str, seen_epoch: int, owner: str = OWNER, dead: str = "") -> Call:
+def acquire(
+    harness: Harness, token: str, seen_epoch: int, owner: str = OWNER, dead: str = ""
+) -> Call:
     return leases.acquire(harness.keys, harness.leased(token, seen_epoch), TTL, owner, dead)
 
 
-def lose(harness: Harness, mark: bytes = b"") -> int:
+def lose_owner(harness: Harness, mark: bytes = b"") -> int:
     """Lose the owner without a release, and let its lease expire."""
     epoch = harness.own("old")
     if mark:
@@ -27,7 +29,7 @@ def lose(harness: Harness, mark: bytes = b"") -> int:
 def test_lease_acquire_takes_a_new_assignment(harness: Harness) -> None:
     before = harness.state()
     with harness.instant() as now:
-        rest = harness.expect("lease_acquire", "OK", take(harness, "t1", 0))
+        rest = harness.expect("lease_acquire", "OK", acquire(harness, "t1", 0))
     epoch = rest[0]
     assert leases.Acquired.parse(Reply("OK", rest)) == (int(epoch), False, b"")
     assert epoch == now or now == epoch
@@ -41,7 +43,7 @@ def test_lease_acquire_after_a_release_raises_the_epoch(harness: Harness) -> Non
     harness.link.run(leases.release(harness.keys, harness.leased("t1")))
     ahead = epoch + 10**9  # a fence from before the server's clock was set back
     harness.do("HSET", harness.fence, "epoch", ahead)
-    rest = harness.expect("lease_acquire", "OK", take(harness, "t2", ahead))
+    rest = harness.expect("lease_acquire", "OK", acquire(harness, "t2", ahead))
     assert leases.Acquired.parse(Reply("OK", rest)) == (ahead + 1, False, b"")
     assert harness.state()["fence"]["epoch"] == str(ahead + 1).encode()
     assert "quarantine" not in harness.state()["fence"]
@@ -49,7 +51,7 @@ def test_lease_acquire_after_a_release_raises_the_epoch(harness: Harness) -> Non
 
 def test_lease_acquire_refuses_while_another_lease_is_valid(harness: Harness) -> None:
     epoch = harness.own("t1", owner="east-1")
-    rest = harness.expect("lease_acquire", "HELD", take(harness, "t2", epoch))
+    rest = harness.expect("lease_acquire", "HELD", acquire(harness, "t2", epoch))
     assert 0 < int(rest[0]) <= TTL * 1000
     assert Holder.parse(Reply("HELD", rest)) == (epoch, "east-1")
 
@@ -57,12 +59,12 @@ def test_lease_acquire_refuses_while_another_lease_is_valid(harness: Harness) ->
 def test_lease_acquire_refuses_an_outdated_epoch(harness: Harness) -> None:
     epoch = harness.own("t1")
     harness.link.run(leases.release(harness.keys, harness.leased("t1")))
-    rest = harness.expect("lease_acquire", "MOVED", take(harness, "t2", 0))
+    rest = harness.expect("lease_acquire", "MOVED", acquire(harness, "t2", 0))
     assert Holder.parse(Reply("MOVED", rest)) == (epoch, "")
 
 
 def test_lease_acquire_repeated_keeps_the_epoch(harness: Harness) -> None:
-    call = take(harness, "t1", 0)
+    call = acquire(harness, "t1", 0)
     epoch = harness.expect("lease_acquire", "OK", call)[0]
     harness.do("PEXPIRE", harness.lease, 100_000)
     before = harness.state()
@@ -72,7 +74,7 @@ def test_lease_acquire_repeated_keeps_the_epoch(harness: Harness) -> None:
 
 
 def test_lease_acquire_repeated_renews_an_expired_lease(harness: Harness) -> None:
-    call = take(harness, "t1", 0)
+    call = acquire(harness, "t1", 0)
     epoch = harness.expect("lease_acquire", "OK", call)[0]
     harness.do("DEL", harness.lease)
     before = harness.state()
@@ -83,10 +85,10 @@ def test_lease_acquire_repeated_renews_an_expired_lease(harness: Harness) -> Non
 
 def test_lease_acquire_after_a_crash_charges_the_accused_once(harness: Harness) -> None:
     places = harness.pending("1-0", "2-0")
-    seen = lose(harness, mark=places[1])
+    seen = lose_owner(harness, mark=places[1])
     harness.do("HSET", harness.fence, "accused", places[1])
     before = harness.state()
-    call = take(harness, "t2", seen, "east-1")
+    call = acquire(harness, "t2", seen, "east-1")
     rest = harness.expect("lease_acquire", "OK", call)
     acquired = leases.Acquired.parse(Reply("OK", rest))
     assert acquired == (acquired.epoch, True, places[1])
@@ -108,16 +110,16 @@ def test_lease_acquire_after_a_crash_charges_the_accused_once(harness: Harness) 
 def test_lease_acquire_accuses_a_lost_entry_before_charging(harness: Harness) -> None:
     """Messages of other partitions may have run at the same time."""
     places = harness.pending("1-0", "2-0")
-    seen = lose(harness, mark=places[1])
-    assert harness.expect("lease_acquire", "OK", take(harness, "t2", seen))[1:] == [1, b""]
+    seen = lose_owner(harness, mark=places[1])
+    assert harness.expect("lease_acquire", "OK", acquire(harness, "t2", seen))[1:] == [1, b""]
     assert harness.state()["fence"]["accused"] == places[1]
     assert harness.do("EXISTS", harness.attempts) == 0
 
 
 def test_lease_acquire_accuses_all_members_of_a_lost_round(harness: Harness) -> None:
     places = harness.pending("1-0", "2-0", "3-0")
-    seen = lose(harness, mark=places[0] + b" " + places[1])
-    assert harness.expect("lease_acquire", "OK", take(harness, "t2", seen))[1:] == [1, b""]
+    seen = lose_owner(harness, mark=places[0] + b" " + places[1])
+    assert harness.expect("lease_acquire", "OK", acquire(harness, "t2", seen))[1:] == [1, b""]
     state = harness.state()
     assert state["fence"]["accused"] == places[0] + b" " + places[1]
     assert "mark" not in state["fence"]
@@ -138,9 +140,9 @@ def test_lease_acquire_joins_a_second_lost_round_to_the_accused(
     harness: Harness, earlier: bytes, mark: bytes, accused: bytes
 ) -> None:
     harness.pending(*(f"{n}-0" for n in range(1, 6)))
-    seen = lose(harness, mark=mark)
+    seen = lose_owner(harness, mark=mark)
     harness.do("HSET", harness.fence, "accused", earlier)
-    assert harness.expect("lease_acquire", "OK", take(harness, "t2", seen))[1:] == [1, b""]
+    assert harness.expect("lease_acquire", "OK", acquire(harness, "t2", seen))[1:] == [1, b""]
     assert harness.state()["fence"]["accused"] == accused
     assert harness.do("EXISTS", harness.attempts) == 0
 
@@ -148,9 +150,9 @@ def test_lease_acquire_joins_a_second_lost_round_to_the_accused(
 @pytest.mark.parametrize("mark", [b"", b"m:1-0", b"m:0-0"], ids=["none", "accused", "nobody"])
 def test_lease_acquire_keeps_the_accused_after_another_loss(harness: Harness, mark: bytes) -> None:
     harness.pending("1-0", "2-0", "3-0")
-    seen = lose(harness, mark=mark)
+    seen = lose_owner(harness, mark=mark)
     harness.do("HSET", harness.fence, "accused", "m:1-0 m:2-0")
-    harness.expect("lease_acquire", "OK", take(harness, "t2", seen))
+    harness.expect("lease_acquire", "OK", acquire(harness, "t2", seen))
     assert harness.state()["fence"]["accused"] == b"m:1-0 m:2-0"
 
 
@@ -159,10 +161,10 @@ def test_lease_acquire_first_charge_counts_three_losses(
     harness: Harness, before: bytes, after: bytes
 ) -> None:
     places = harness.pending("1-0", "2-0", "3-0")
-    seen = lose(harness, mark=places[0])
+    seen = lose_owner(harness, mark=places[0])
     harness.do("HSET", harness.fence, "accused", places[0] + b" " + places[1])
     harness.do("HSET", harness.attempts, places[0] + b":c", before)
-    assert harness.expect("lease_acquire", "OK", take(harness, "t2", seen))[1:] == [1, places[0]]
+    assert harness.expect("lease_acquire", "OK", acquire(harness, "t2", seen))[1:] == [1, places[0]]
     assert harness.do("HGET", harness.attempts, places[0] + b":c") == after
     assert harness.do("HGET", harness.attempts, places[1] + b":c") is None
 
@@ -170,17 +172,17 @@ def test_lease_acquire_first_charge_counts_three_losses(
 def test_lease_acquire_distinguishes_marks_of_the_two_streams(harness: Harness) -> None:
     harness.pending("1-0")
     harness.pending_retry("1-0")
-    seen = lose(harness, mark=b"r:1-0")
+    seen = lose_owner(harness, mark=b"r:1-0")
     harness.do("HSET", harness.fence, "accused", "m:1-0 r:1-0")
-    harness.expect("lease_acquire", "OK", take(harness, "t2", seen))
+    harness.expect("lease_acquire", "OK", acquire(harness, "t2", seen))
     assert harness.state()["attempts"] == {"r:1-0:c": b"3"}
 
 
 def test_lease_acquire_ignores_a_settled_mark(harness: Harness) -> None:
     places = harness.pending("1-0")
-    seen = lose(harness, mark=places[0])
+    seen = lose_owner(harness, mark=places[0])
     harness.do("XACK", harness.stream, harness.assignment.group, "1-0")
-    rest = harness.expect("lease_acquire", "OK", take(harness, "t2", seen))
+    rest = harness.expect("lease_acquire", "OK", acquire(harness, "t2", seen))
     assert rest[1:] == [1, b""]
     state = harness.state()
     assert "attempts" not in state
@@ -188,8 +190,8 @@ def test_lease_acquire_ignores_a_settled_mark(harness: Harness) -> None:
 
 
 def test_lease_acquire_ignores_a_mark_without_its_group(harness: Harness) -> None:
-    seen = lose(harness, mark=b"m:1-0")
-    assert harness.expect("lease_acquire", "OK", take(harness, "t2", seen))[1:] == [1, b""]
+    seen = lose_owner(harness, mark=b"m:1-0")
+    assert harness.expect("lease_acquire", "OK", acquire(harness, "t2", seen))[1:] == [1, b""]
     assert sorted(harness.state()) == ["fence", "lease"]
 
 
@@ -197,10 +199,10 @@ def test_lease_acquire_takes_the_lease_of_a_dead_predecessor(harness: Harness) -
     places = harness.pending("1-0")
     seen = harness.own("old")
     harness.do("HSET", harness.fence, "mark", places[0], "accused", places[0])
-    harness.expect("lease_acquire", "HELD", take(harness, "new", seen))
-    harness.expect("lease_acquire", "HELD", take(harness, "new", seen, dead="another"))
-    harness.expect("lease_acquire", "MOVED", take(harness, "new", seen - 1, dead="old"))
-    call = take(harness, "new", seen, dead="old")
+    harness.expect("lease_acquire", "HELD", acquire(harness, "new", seen))
+    harness.expect("lease_acquire", "HELD", acquire(harness, "new", seen, dead="another"))
+    harness.expect("lease_acquire", "MOVED", acquire(harness, "new", seen - 1, dead="old"))
+    call = acquire(harness, "new", seen, dead="old")
     rest = harness.expect("lease_acquire", "OK", call)
     assert rest[1:] == [1, b"m:1-0"]
     state = harness.state()
@@ -214,7 +216,7 @@ def test_lease_acquire_leaves_other_groups_alone(harness: Harness) -> None:
     other.groups()
     other.own("theirs")
     before = harness.state()
-    harness.expect("lease_acquire", "OK", take(harness, "t1", 0))
+    harness.expect("lease_acquire", "OK", acquire(harness, "t1", 0))
     assert sorted(harness.changes(before)) == ["fence", "lease"]
     harness.link.run(messages.ensure_group(harness.keys, harness.assignment, "0"))
 
@@ -223,6 +225,6 @@ def test_lease_acquire_after_flushall_exceeds_the_old_epoch(harness: Harness) ->
     """FLUSHALL removes the fence, so the epoch seen is 0 and the next one is the time."""
     epoch = harness.own("t1")
     harness.do("FLUSHALL")
-    harness.expect("lease_acquire", "MOVED", take(harness, "t2", epoch))
-    again = int(harness.expect("lease_acquire", "OK", take(harness, "t2", 0))[0])
+    harness.expect("lease_acquire", "MOVED", acquire(harness, "t2", epoch))
+    again = int(harness.expect("lease_acquire", "OK", acquire(harness, "t2", 0))[0])
     assert again >= epoch

@@ -25,15 +25,15 @@ def rows(*numbers: int, due: int | None = None) -> list[OutgoingRow]:
     return [OutgoingRow(each - 2, uid(each), due, [b"payload", b"%d" % each]) for each in numbers]
 
 
-def take(harness: Harness, token: str = "t1", *, above: int = 0, dead: str = "") -> Call:
+def acquire(harness: Harness, token: str = "t1", *, above: int = 0, dead: str = "") -> Call:
     return outbox.acquire(harness.keys, NAME, token, TTL, f"host of {token}", above, dead)
 
 
-def keep(harness: Harness, token: str = "t1", **figures: object) -> Call:
+def renew(harness: Harness, token: str = "t1", **figures: object) -> Call:
     return outbox.renew(harness.keys, NAME, token, TTL, figures)
 
 
-def drop(harness: Harness, token: str = "t1") -> Call:
+def release(harness: Harness, token: str = "t1") -> Call:
     return outbox.release(harness.keys, NAME, token)
 
 
@@ -81,12 +81,12 @@ def set_fence(harness: Harness, epoch: int = 5) -> None:
 
 def test_outbox_acquire_increases_the_epoch(harness: Harness) -> None:
     with harness.instant() as now:
-        epoch = int(harness.expect("outbox_acquire", "OK", take(harness))[0])
+        epoch = int(harness.expect("outbox_acquire", "OK", acquire(harness))[0])
     assert now == epoch
-    again = int(harness.expect("outbox_acquire", "OK", take(harness))[0])
+    again = int(harness.expect("outbox_acquire", "OK", acquire(harness))[0])
     assert again > epoch
     assert (
-        int(harness.expect("outbox_acquire", "OK", take(harness, above=again + 10**6))[0])
+        int(harness.expect("outbox_acquire", "OK", acquire(harness, above=again + 10**6))[0])
         > again + 10**6
     )
     held = harness.state()[harness.keys.outbox(NAME)]
@@ -96,62 +96,62 @@ def test_outbox_acquire_increases_the_epoch(harness: Harness) -> None:
 
 def test_outbox_acquire_increases_the_epoch_despite_the_clock(harness: Harness) -> None:
     harness.do("HSET", harness.keys.outbox(NAME), "epoch", 9 * 10**12)
-    assert int(harness.expect("outbox_acquire", "OK", take(harness))[0]) == 9 * 10**12 + 1
+    assert int(harness.expect("outbox_acquire", "OK", acquire(harness))[0]) == 9 * 10**12 + 1
 
 
 def test_outbox_acquire_refuses_a_held_outbox(harness: Harness) -> None:
-    harness.expect("outbox_acquire", "OK", take(harness))
-    token, ttl_ms, owner = harness.expect("outbox_acquire", "HELD", take(harness, "t2"))
+    harness.expect("outbox_acquire", "OK", acquire(harness))
+    token, ttl_ms, owner = harness.expect("outbox_acquire", "HELD", acquire(harness, "t2"))
     assert (token, owner) == (b"t1", b"host of t1")
     assert 0 < ttl_ms <= TTL * 1000
-    harness.expect("outbox_acquire", "HELD", take(harness, "t2", dead="t0"))
-    harness.expect("outbox_acquire", "OK", take(harness, "t2", dead="t1"))
+    harness.expect("outbox_acquire", "HELD", acquire(harness, "t2", dead="t0"))
+    harness.expect("outbox_acquire", "OK", acquire(harness, "t2", dead="t1"))
     harness.do("DEL", harness.keys.outbox_lease(NAME))
-    harness.expect("outbox_acquire", "OK", take(harness, "t3"))
+    harness.expect("outbox_acquire", "OK", acquire(harness, "t3"))
 
 
 def test_outbox_acquire_reports_an_unreadable_epoch(harness: Harness) -> None:
     harness.do("HSET", harness.keys.outbox(NAME), "epoch", "soon")
-    harness.expect_error("BADVALUE", take(harness))
+    harness.expect_error("BADVALUE", acquire(harness))
 
 
 def test_outbox_renew_writes_figures_and_restores_the_lease(harness: Harness) -> None:
-    epoch = int(harness.expect("outbox_acquire", "OK", take(harness))[0])
+    epoch = int(harness.expect("outbox_acquire", "OK", acquire(harness))[0])
     harness.do("DEL", harness.keys.outbox_lease(NAME))
     with harness.instant() as now:
         harness.expect(
-            "outbox_renew", "OK", keep(harness, rows=3, more=1, oldest_ms=1500, error="full")
+            "outbox_renew", "OK", renew(harness, rows=3, more=1, oldest_ms=1500, error="full")
         )
     replies = [harness.do(*command) for command in outbox.view_commands(harness.keys, NAME)]
     seen = OutboxView.parse(NAME, *replies, "the outbox")
     assert (seen.epoch, seen.owner, seen.rows, seen.more) == (epoch, "host of t1", 3, True)
     assert (seen.oldest_seconds, seen.error, seen.relayed) == (1.5, "full", True)
     assert now == seen.at_unix_ms
-    harness.expect("outbox_acquire", "OK", take(harness))  # removes the error, keeps the figures
+    harness.expect("outbox_acquire", "OK", acquire(harness))  # removes the error, keeps the figures
     replies = [harness.do(*command) for command in outbox.view_commands(harness.keys, NAME)]
     seen = OutboxView.parse(NAME, *replies, "the outbox")
     assert (seen.rows, seen.error) == (3, "")
     with pytest.raises(ContractError, match="colour"):
-        keep(harness, colour=1)
+        renew(harness, colour=1)
 
 
 def test_outbox_renew_and_release_refuse_a_replaced_relay(harness: Harness) -> None:
-    harness.expect("outbox_renew", "FENCED", keep(harness))
-    harness.expect("outbox_acquire", "OK", take(harness))
-    harness.expect("outbox_acquire", "OK", take(harness, "t2", dead="t1"))
-    harness.expect("outbox_renew", "FENCED", keep(harness))
-    harness.expect("outbox_release", "FENCED", drop(harness))
+    harness.expect("outbox_renew", "FENCED", renew(harness))
+    harness.expect("outbox_acquire", "OK", acquire(harness))
+    harness.expect("outbox_acquire", "OK", acquire(harness, "t2", dead="t1"))
+    harness.expect("outbox_renew", "FENCED", renew(harness))
+    harness.expect("outbox_release", "FENCED", release(harness))
     epoch = harness.state()[harness.keys.outbox(NAME)]["epoch"]
-    harness.expect("outbox_release", "OK", drop(harness, "t2"))
-    harness.expect("outbox_release", "FENCED", drop(harness, "t2"))
+    harness.expect("outbox_release", "OK", release(harness, "t2"))
+    harness.expect("outbox_release", "FENCED", release(harness, "t2"))
     assert harness.do("EXISTS", harness.keys.outbox_lease(NAME)) == 0
-    assert int(harness.expect("outbox_acquire", "OK", take(harness))[0]) > int(epoch)
+    assert int(harness.expect("outbox_acquire", "OK", acquire(harness))[0]) > int(epoch)
 
 
 def test_outbox_release_keeps_the_lease_of_another_relay(harness: Harness) -> None:
-    harness.expect("outbox_acquire", "OK", take(harness))
+    harness.expect("outbox_acquire", "OK", acquire(harness))
     harness.do("SET", harness.keys.outbox_lease(NAME), "t2")
-    harness.expect("outbox_release", "OK", drop(harness))
+    harness.expect("outbox_release", "OK", release(harness))
     assert harness.do("GET", harness.keys.outbox_lease(NAME)) == b"t2"
 
 

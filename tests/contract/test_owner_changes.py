@@ -11,7 +11,7 @@ from streamqd.store.leases import CHANGES_MAX, OwnerChange
 from tests.contract.harness import TTL, Harness
 
 
-def take(harness: Harness, token: str, seen: int, owner: str, dead: str = "") -> int:
+def acquire(harness: Harness, token: str, seen: int, owner: str, dead: str = "") -> int:
     call = leases.acquire(harness.keys, harness.leased(token, seen), TTL, owner, dead)
     return int(harness.expect("lease_acquire", "OK", call)[0])
 
@@ -25,15 +25,15 @@ def changes(harness: Harness) -> list[tuple[str, int, str, str]]:
 
 def test_every_owner_change_is_recorded(harness: Harness) -> None:
     with harness.instant() as now:
-        first = take(harness, "t1", 0, "a")
+        first = acquire(harness, "t1", 0, "a")
     [entry] = harness.do(*leases.changes(harness.keys, harness.assignment))
     assert OwnerChange.parse(entry, "k").at_unix_ms == now
     release = leases.release(harness.keys, harness.leased("t1"), "shed")
     harness.expect("lease_release", "OK", release)
-    second = take(harness, "t2", first, "b")
+    second = acquire(harness, "t2", first, "b")
     harness.do("DEL", harness.lease)
-    third = take(harness, "t3", second, "c")
-    fourth = take(harness, "t4", third, "d", "t3")
+    third = acquire(harness, "t3", second, "c")
+    fourth = acquire(harness, "t4", third, "d", "t3")
     assert changes(harness) == [
         ("acquired", first, "a", ""),
         ("released", first, "a", "shed"),
@@ -44,7 +44,7 @@ def test_every_owner_change_is_recorded(harness: Harness) -> None:
 
 
 def test_repeats_renewals_and_refences_are_not_recorded(harness: Harness) -> None:
-    epoch = take(harness, "t1", 0, "a")
+    epoch = acquire(harness, "t1", 0, "a")
     before = changes(harness)
     again = leases.acquire(harness.keys, harness.leased("t1"), TTL, "a")
     harness.expect("lease_acquire", "MINE", again)
@@ -59,7 +59,7 @@ def test_repeats_renewals_and_refences_are_not_recorded(harness: Harness) -> Non
 
 
 def test_release_after_a_refence_records_the_current_epoch(harness: Harness) -> None:
-    take(harness, "t1", 0, "a")
+    acquire(harness, "t1", 0, "a")
     call = leases.refence(harness.keys, harness.leased("t1"), "t2", TTL, None, b"", [])
     epoch = int(harness.expect("lease_refence", "OK", call)[0])
     harness.expect("lease_release", "OK", leases.release(harness.keys, harness.leased("t2")))
@@ -69,7 +69,7 @@ def test_release_after_a_refence_records_the_current_epoch(harness: Harness) -> 
 def test_only_the_last_owner_changes_are_kept(harness: Harness) -> None:
     epoch = 0
     for number in range(CHANGES_MAX):
-        epoch = take(harness, f"t{number}", epoch, "a")
+        epoch = acquire(harness, f"t{number}", epoch, "a")
         release = leases.release(harness.keys, harness.leased(f"t{number}"), "drain")
         harness.expect("lease_release", "OK", release)
     assert harness.do("LLEN", harness.epochs) == CHANGES_MAX
@@ -88,7 +88,7 @@ def reset(harness: Harness, token: str, at_once: int) -> Any:
 @pytest.mark.parametrize("at_once", [10, 1], ids=["in one call", "in several calls"])
 def test_group_reset_with_an_owner_is_recorded_once(harness: Harness, at_once: int) -> None:
     harness.pending("1-0", "2-0")
-    epoch = take(harness, "t1", 0, "a")
+    epoch = acquire(harness, "t1", 0, "a")
     word = "MORE"
     while word == "MORE":
         word = harness.link.run(reset(harness, "r1", at_once)).word
@@ -100,7 +100,7 @@ def test_group_reset_with_an_owner_is_recorded_once(harness: Harness, at_once: i
 
 def test_group_delete_removes_the_owner_changes(harness: Harness) -> None:
     harness.groups()
-    take(harness, "t1", 0, "a")
+    acquire(harness, "t1", 0, "a")
     call = groups.delete(harness.keys, harness.assignment, force=True, token="d1")
     harness.expect("group_delete", "OK", call)
     assert harness.do("EXISTS", harness.epochs) == 0
@@ -108,7 +108,7 @@ def test_group_delete_removes_the_owner_changes(harness: Harness) -> None:
 
 def test_owner_change_ignores_a_history_of_a_wrong_type(harness: Harness) -> None:
     harness.do("SET", harness.epochs, "x")
-    epoch = take(harness, "t1", 0, "a")
+    epoch = acquire(harness, "t1", 0, "a")
     harness.expect("lease_release", "OK", leases.release(harness.keys, harness.leased("t1")))
-    take(harness, "t2", epoch, "b")
+    acquire(harness, "t2", epoch, "b")
     assert harness.do("GET", harness.epochs) == b"x"

@@ -110,7 +110,7 @@ def seed(context: ScenarioContext) -> None:
             harness.add(f"{entry}-0", *letter, "originalPartition", str(number), stream=harness.dlq)
 
 
-def scenario_of(
+def make_scenario(
     line: str,
     *good: int,
     prepare: Callable[[ScenarioContext], None] = lambda _stage: None,
@@ -149,7 +149,7 @@ def sent_by_hand(context: ScenarioContext) -> None:
 
 
 CHANGING: tuple[Scenario, ...] = (
-    *(scenario_of(line, DONE) for line in VERBS),
-    scenario_of("schedule run hourly", DONE, judge=sent_by_hand),
+    *(make_scenario(line, DONE) for line in VERBS),
+    make_scenario("schedule run hourly", DONE, judge=sent_by_hand),
 )
-LOOKING: tuple[Scenario, ...] = tuple(scenario_of(line, DONE, PROBLEMS) for line in READING)
+LOOKING: tuple[Scenario, ...] = tuple(make_scenario(line, DONE, PROBLEMS) for line in READING)

@@ -45,12 +45,12 @@ def everything_that_is_due(context: ScenarioContext) -> None:
     harness.do("CONFIG", "SET", "stream-node-max-entries", 10)
     try:
         seed(harness)
-        tend(context)
+        run_housekeeper_tasks(context)
     finally:
         harness.do("CONFIG", "SET", "stream-node-max-entries", 100)
 
 
-def tend(context: ScenarioContext) -> None:
+def run_housekeeper_tasks(context: ScenarioContext) -> None:
     """Act as the housekeeper of one instance."""
     harness = context.harness
     board = Scoreboard(2)

@@ -39,7 +39,7 @@ class Talk:
         self.holdings = {ASSIGNMENT: self.holding}
         self.now = time.monotonic()
 
-    def until(self, what: str, phase: Phase) -> None:
+    def wait_for_phase(self, what: str, phase: Phase) -> None:
         """Tick until the partition is in a phase and no call is due."""
         self.exchange.membership.heartbeat_at = self.holding.renew_at = 0.0
         for _ in range(TRIES):
@@ -74,22 +74,22 @@ def an_assignment_from_its_acquisition_to_its_release(context: ScenarioContext) 
     harness.own("of the dead", owner="west-1")
     talk = Talk(context)
     try:
-        talk.until("the fleet is known", Phase.FREE)
+        talk.wait_for_phase("the fleet is known", Phase.FREE)
         view = talk.exchange.view
         talk.holding.acquire(view.views[ASSIGNMENT].epoch, view.dead_tokens[ASSIGNMENT])
-        talk.until("acquired", Phase.HELD)
+        talk.wait_for_phase("acquired", Phase.HELD)
         fence = harness.do("HGETALL", harness.fence)
         talk.run_until_killed()
-        talk.until("refenced", Phase.HELD)
+        talk.wait_for_phase("refenced", Phase.HELD)
         assert harness.do("HGETALL", harness.fence) != fence
         assert harness.do("HGET", harness.fence, "token") == talk.holding.lease.token.encode()
         assert int(harness.do("HGET", harness.fence, "epoch")) == talk.holding.lease.epoch
         assert harness.do("HGET", harness.attempts, "m:2-0:c") == b"1", "charged once"
         assert harness.state()["stream"].groups["hits"][1].keys() == {"2-0", "3-0"}
         assert talk.holding.slot.counter("charged") == 1
-        talk.until("renewed", Phase.HELD)
+        talk.wait_for_phase("renewed", Phase.HELD)
         talk.holding.release()
-        talk.until("released", Phase.FREE)
+        talk.wait_for_phase("released", Phase.FREE)
         talk.exchange.leave()
     finally:
         talk.exchange.close()

@@ -22,12 +22,12 @@ from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.contract.harness import ASSIGNMENT, Harness
 from tests.support import users
+from tests.support.commands import HarnessAt, Run
 from tests.support.costs import Meter, Page, counting_sockets
 from tests.support.daemon import toml
 from tests.support.handling import stop_clocks
 from tests.support.life import Life, open_lives
 from tests.support.servers import Server
-from tests.support.verbs import HarnessAt, Run
 
 
 @pytest.fixture

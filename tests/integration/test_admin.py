@@ -21,8 +21,8 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
+from tests.support.commands import HarnessAt
 from tests.support.servers import Server
-from tests.support.verbs import HarnessAt
 
 
 def write_dead_letter(harness: Harness, entry_id: str, **context: str) -> str:

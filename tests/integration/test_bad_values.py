@@ -37,7 +37,7 @@ HUGE = "1" + "0" * 400
 NESTED = "[" * 100_000 + "]" * 100_000
 
 # Every reading command, with its allowed exit codes besides 0 in a healthy system.
-VERBS = {
+COMMANDS = {
     "status": {0},
     "why access/0": {0, 1},
     "why access/1": {0, 1},
@@ -63,7 +63,7 @@ VERBS = {
     "trim access --max-length 1 --dry-run": {0},
 }
 # Commands about this topic print in one sentence why they cannot show it.
-OF_THE_TOPIC = frozenset(verb for verb in VERBS if "access" in verb)
+OF_THE_TOPIC = frozenset(verb for verb in COMMANDS if "access" in verb)
 PUBLISHED = ("status", "top --once")
 FLEET_VERBS = ("status", "why access/0", "top --once", "control list")
 
@@ -225,7 +225,7 @@ def invoke(doctor_case: DoctorCase) -> Callable[[str], Result]:
 def test_commands_succeed_without_bad_values(
     doctor_case: DoctorCase, invoke: Callable[[str], Result]
 ) -> None:
-    for verb, codes in VERBS.items():
+    for verb, codes in COMMANDS.items():
         done = invoke(verb)
         assert done.exit_code in codes | {0}, (verb, done.output)
         assert "cannot be read" not in done.output, (verb, done.output)
@@ -238,7 +238,7 @@ def test_commands_survive_one_bad_value(
 ) -> None:
     """Commands that read the value name it, and `doctor` prints a fix."""
     doctor_case.do(*bad.command)
-    for verb, codes in VERBS.items():
+    for verb, codes in COMMANDS.items():
         for form in ("", " --json"):
             done = invoke(verb + form)
             assert "Traceback" not in done.output, (verb, done.output)
@@ -299,7 +299,7 @@ def test_commands_survive_a_key_of_another_type(
     doctor_case.do("DEL", key)
     doctor_case.do("RPUSH", key, "x")
     problems = {}
-    for verb, codes in VERBS.items():
+    for verb, codes in COMMANDS.items():
         for form in ("", " --json"):
             done = invoke(verb + form)
             named = key in done.output and (verb in OF_THE_TOPIC or verb == "control list")
@@ -337,7 +337,7 @@ def test_commands_survive_an_invalid_reply_about_one_partition(
     doctor_case.write()
     done = invoke(verb)
     assert forged.happened.is_set()
-    assert done.exit_code in VERBS.get(verb, {0, 1}) | {0}, done.output
+    assert done.exit_code in COMMANDS.get(verb, {0, 1}) | {0}, done.output
     assert verb.startswith("top") or "measured with an invalid reply" in done.output
     assert KEYS.stream(TOPIC, 0) not in done.output
     if verb == "status":

@@ -39,7 +39,7 @@ def link(cluster: Cluster) -> Iterator[Connection]:
     made.close()
 
 
-def knows(node: Node) -> bool:
+def has_scripts(node: Node) -> bool:
     return bool(node.call("SCRIPT", "EXISTS", *SHAS) == [1] * len(SHAS))
 
 
@@ -51,7 +51,7 @@ def test_slow_node_does_not_stop_loading_on_other_nodes(cluster: Cluster, link: 
 
     def is_busy() -> bool:
         try:
-            knows(busy)
+            has_scripts(busy)
         except RedisResponseError as error:
             return error.code == "BUSY"
         return False
@@ -59,7 +59,7 @@ def test_slow_node_does_not_stop_loading_on_other_nodes(cluster: Cluster, link: 
     try:
         wait_until(is_busy, what="it refuses everything")
         ScriptLoader(link).run()
-        assert all(map(knows, others))
+        assert all(map(has_scripts, others))
     finally:
         busy.call("SCRIPT", "KILL")
         spinning.close()
@@ -68,21 +68,21 @@ def test_slow_node_does_not_stop_loading_on_other_nodes(cluster: Cluster, link: 
 def test_scripts_are_loaded_into_a_promoted_replica(cluster: Cluster, link: Connection) -> None:
     teacher = ScriptLoader(link)
     teacher.run()
-    assert all(map(knows, cluster.masters))
+    assert all(map(has_scripts, cluster.masters))
     first, *others = cluster.masters
     for node in others:
         node.call("SCRIPT", "FLUSH")
     new = cluster.replica_of(first)
     first.kill()
     teacher.run()
-    assert all(map(knows, others)), "a missing node must not discard the others"
+    assert all(map(has_scripts, others)), "a missing node must not discard the others"
 
     cluster.wait_promoted(new)
     new.call("SCRIPT", "FLUSH")
 
     def taught() -> bool:
         teacher.run()  # like every 10 s
-        return knows(new)
+        return has_scripts(new)
 
     wait_until(taught, what="the new master is taught, although nothing of ours is there")
 

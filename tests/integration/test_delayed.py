@@ -18,15 +18,15 @@ from streamqd.store import messages, scheduled
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
+from tests.support.commands import HarnessAt, Run, document
 from tests.support.servers import Server
-from tests.support.verbs import HarnessAt, Run, document
 from tests.support.waiting import wait_until
 
 HOUR = 3600.0
 
 
 @pytest.fixture
-def verb(run: Run) -> Run:
+def run_delayed(run: Run) -> Run:
     """Run a command of `delayed` and assert its exit code `code`."""
     return functools.partial(run, "delayed")
 
@@ -51,7 +51,9 @@ def promote(link: Connection, keys: Keys, partition: int = 0, count: int = 200) 
     return int(link.run(messages.promote_delayed(keys, "access", partition, count)).values[0])
 
 
-def test_delayed_list_is_sorted_by_due_time(verb: Run, send: Callable[..., list[str]]) -> None:
+def test_delayed_list_is_sorted_by_due_time(
+    run_delayed: Run, send: Callable[..., list[str]]
+) -> None:
     """`delayed list` pages through the sends of all partitions, with due time, size and key."""
     names = send(
         delayed_message("later", 3 * HOUR, partition=2),
@@ -60,10 +62,10 @@ def test_delayed_list_is_sorted_by_due_time(verb: Run, send: Callable[..., list[
     )
     by_due = [names[1], names[2], names[0]]
 
-    shown = verb("list", "access")
+    shown = run_delayed("list", "access")
     assert [line.split()[0] for line in shown.stdout.splitlines()] == ["ID", *by_due]
     assert shown.stderr == "3 delayed sends in access\n"
-    told = document(verb("list", "access", "--json"))
+    told = document(run_delayed("list", "access", "--json"))
     assert [row["id"] for row in told["rows"]] == by_due
     first = told["rows"][0]
     assert (first["key"], first["payload_bytes"]) == ("k", 4)
@@ -72,7 +74,7 @@ def test_delayed_list_is_sorted_by_due_time(verb: Run, send: Callable[..., list[
     found: list[str] = []
     cursor: tuple[str, ...] = ()
     for _ in range(3):
-        page = document(verb("list", "access", "-n", "1", *cursor, "--json"))
+        page = document(run_delayed("list", "access", "-n", "1", *cursor, "--json"))
         found += [row["id"] for row in page["rows"]]
         cursor = ("--cursor", page["cursor"])
     assert found == by_due
@@ -80,7 +82,7 @@ def test_delayed_list_is_sorted_by_due_time(verb: Run, send: Callable[..., list[
 
 
 def test_delayed_list_pages_within_one_millisecond(
-    verb: Run, link: Connection, keys: Keys, harness_at: HarnessAt
+    run_delayed: Run, link: Connection, keys: Keys, harness_at: HarnessAt
 ) -> None:
     """Each of many sends that are due at the same instant is listed once."""
     wanted = set()
@@ -93,7 +95,7 @@ def test_delayed_list_pages_within_one_millisecond(
     found: list[str] = []
     cursor: tuple[str, ...] = ()
     while True:
-        page = document(verb("list", "access", "-n", "4", *cursor, "--json"))
+        page = document(run_delayed("list", "access", "-n", "4", *cursor, "--json"))
         found += [row["id"] for row in page["rows"]]
         if not page["cursor"]:
             break
@@ -113,7 +115,7 @@ def test_delayed_list_pages_within_one_millisecond(
     ],
 )
 def test_delayed_filters_select_matching_messages(
-    verb: Run, send: Callable[..., list[str]], words: tuple[str, ...], chosen: list[int]
+    run_delayed: Run, send: Callable[..., list[str]], words: tuple[str, ...], chosen: list[int]
 ) -> None:
     """`delayed list` filters by partition, key and due time."""
     names = send(
@@ -121,19 +123,21 @@ def test_delayed_filters_select_matching_messages(
         delayed_message("b", 60, partition=1, key="k"),
         delayed_message("c"),
     )
-    rows = document(verb("list", "access", *words, "--json"))["rows"]
+    rows = document(run_delayed("list", "access", *words, "--json"))["rows"]
     assert [row["id"] for row in rows] == [names[each] for each in chosen]
     if not chosen:
-        assert verb("list", "access", *words).stdout == "nothing matches\n"
+        assert run_delayed("list", "access", *words).stdout == "nothing matches\n"
 
 
-def test_delayed_show_prints_the_whole_message(verb: Run, send: Callable[..., list[str]]) -> None:
+def test_delayed_show_prints_the_whole_message(
+    run_delayed: Run, send: Callable[..., list[str]]
+) -> None:
     """`delayed show` prints key, headers and payload."""
     [name] = send(delayed_message("long " * 5000, key="k\x1b", headers={"a": "b"}))
-    told = document(verb("show", "access", name, "--json"))
+    told = document(run_delayed("show", "access", name, "--json"))
     assert told["payload"] == "long " * 5000
     assert (told["key"], told["headers"], told["other"]) == ("k\x1b", {"a": "b"}, {})
-    shown = verb("show", "access", name).stdout
+    shown = run_delayed("show", "access", name).stdout
     assert "header a:" in shown
     assert "payload, 25,000 bytes:" in shown
     assert "\x1b" not in shown
@@ -172,7 +176,7 @@ def test_due_time_counts_equal_a_direct_count(
 
 
 def test_delayed_cancel_reports_each_outcome(
-    verb: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
+    run_delayed: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
     """The exit code shows if a delayed send was canceled, already sent or unknown."""
     keep, drop, sent = send(
@@ -181,24 +185,26 @@ def test_delayed_cancel_reports_each_outcome(
     assert promote(link, keys) == 1
     [(entry, _)] = link.execute("XRANGE", keys.stream("access", 0), "-", "+")
 
-    assert verb("cancel", "access", drop).stdout == "1 delayed send canceled\n"
-    again = verb("cancel", "access", drop, sent, "0:nobody", "--json", code=8)
+    assert run_delayed("cancel", "access", drop).stdout == "1 delayed send canceled\n"
+    again = run_delayed("cancel", "access", drop, sent, "0:nobody", "--json", code=8)
     assert json.loads(again.stdout) == {
         "topic": "access",
         "canceled": 0,
         "sent": [{"id": sent, "uid": f"access/0/{entry.decode()}"}],
         "unknown": [drop, "0:nobody"],
     }
-    told = verb("cancel", "access", sent, code=8)
+    told = run_delayed("cancel", "access", sent, code=8)
     assert told.stderr == f"{sent} was already sent, as access/0/{entry.decode()}\n"
-    assert "was already sent, as" in verb("show", "access", sent, code=8).stderr
-    assert "never existed" in verb("show", "access", drop, code=8).stderr
-    assert [row["id"] for row in document(verb("list", "access", "--json"))["rows"]] == [keep]
+    assert "was already sent, as" in run_delayed("show", "access", sent, code=8).stderr
+    assert "never existed" in run_delayed("show", "access", drop, code=8).stderr
+    assert [row["id"] for row in document(run_delayed("list", "access", "--json"))["rows"]] == [
+        keep
+    ]
     assert link.execute("HLEN", keys.delayed_send_items("access", 0)) == 1
 
 
 def test_producer_cancel_removes_a_delayed_send(
-    server: Server, harness_at: HarnessAt, link: Connection, keys: Keys, verb: Run
+    server: Server, harness_at: HarnessAt, link: Connection, keys: Keys, run_delayed: Run
 ) -> None:
     """The value from `send` cancels the send. After it was sent, cancel reports that."""
     harness_at(0)
@@ -208,7 +214,7 @@ def test_producer_cancel_removes_a_delayed_send(
         )
         plain = producer.send("access", "plain", partition=0)
         assert promote(link, keys) == 1
-        assert verb("show", "access", sent, code=8).stderr.count(
+        assert run_delayed("show", "access", sent, code=8).stderr.count(
             f"was already sent, as {plain.topic}"
         )
         assert producer.cancel(drop)
@@ -225,7 +231,7 @@ def test_producer_cancel_removes_a_delayed_send(
 
 
 def test_commands_accept_the_uid_of_a_delayed_send(
-    server: Server, harness_at: HarnessAt, run: Run, verb: Run
+    server: Server, harness_at: HarnessAt, run: Run, run_delayed: Run
 ) -> None:
     """`trace` and `delayed show`, `now` and `cancel` accept the value that `send` returned."""
     harness_at(0)
@@ -236,43 +242,48 @@ def test_commands_accept_the_uid_of_a_delayed_send(
         written = producer.send("access", "written")
     assert document(run("trace", first, "--json"))["where"] == "delayed"
     assert document(run("trace", written, "--json"))["where"] == "present"
-    assert document(verb("show", "access", first, "--json"))["payload"] == "first"
-    assert verb("now", "access", first).stdout == "1 delayed send due now\n"
-    assert verb("cancel", "access", second).stdout == "1 delayed send canceled\n"
+    assert document(run_delayed("show", "access", first, "--json"))["payload"] == "first"
+    assert run_delayed("now", "access", first).stdout == "1 delayed send due now\n"
+    assert run_delayed("cancel", "access", second).stdout == "1 delayed send canceled\n"
 
 
 def test_delayed_cancel_all_asks_for_confirmation(
-    verb: Run, send: Callable[..., list[str]], run: Run
+    run_delayed: Run, send: Callable[..., list[str]], run: Run
 ) -> None:
     """An irreversible command asks first, has a dry run, and is in the audit log."""
     send(*(delayed_message(f"m{n}", key=f"k{n % 2}", partition=n % 3) for n in range(200)))
-    assert verb("cancel", "access", "--all", "--dry-run").stdout == (
+    assert run_delayed("cancel", "access", "--all", "--dry-run").stdout == (
         "200 delayed sends would be canceled\n"
     )
-    assert "pass --yes" in verb("cancel", "access", "--all", code=8).stderr
-    done = verb("cancel", "access", "--all", "--key", "k0", "--yes").stdout
+    assert "pass --yes" in run_delayed("cancel", "access", "--all", code=8).stderr
+    done = run_delayed("cancel", "access", "--all", "--key", "k0", "--yes").stdout
     assert done == "100 delayed sends canceled\n"
-    assert document(verb("list", "access", "--json"))["total"] == 100
-    assert verb("cancel", "access", "--all", "-k", "k0", "--yes").stdout == "nothing matches\n"
+    assert document(run_delayed("list", "access", "--json"))["total"] == 100
+    assert (
+        run_delayed("cancel", "access", "--all", "-k", "k0", "--yes").stdout == "nothing matches\n"
+    )
     assert "delayed cancel" in run("dlq", "audit", "access").stdout
 
 
 def test_delayed_now_sends_immediately(
-    verb: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
+    run_delayed: Run, send: Callable[..., list[str]], link: Connection, keys: Keys
 ) -> None:
     """`delayed now` makes sends due, the promoter sends them, and their uids are then shown."""
     first, second, third = send(delayed_message("1"), delayed_message("2"), delayed_message("3"))
-    assert verb("now", "access", first).stdout == "1 delayed send due now\n"
+    assert run_delayed("now", "access", first).stdout == "1 delayed send due now\n"
     assert promote(link, keys) == 1
-    assert "was already sent, as access/0/" in verb("now", "access", first, code=8).stderr
+    assert "was already sent, as access/0/" in run_delayed("now", "access", first, code=8).stderr
     assert (
-        verb("now", "access", "--all", "--dry-run").stdout == "2 delayed sends would be due now\n"
+        run_delayed("now", "access", "--all", "--dry-run").stdout
+        == "2 delayed sends would be due now\n"
     )
     # `--yes` is accepted.
-    assert document(verb("now", "access", "--all", "--yes", "--json"))["due"] == 2
+    assert document(run_delayed("now", "access", "--all", "--yes", "--json"))["due"] == 2
     wait_until(lambda: promote(link, keys) or link.execute("XLEN", keys.stream("access", 0)) == 3)
-    assert verb("list", "access").stdout == "no delayed sends in access\n"
-    assert verb("now", "access", second, third, code=8).stdout == "no delayed sends due now\n"
+    assert run_delayed("list", "access").stdout == "no delayed sends in access\n"
+    assert (
+        run_delayed("now", "access", second, third, code=8).stdout == "no delayed sends due now\n"
+    )
 
 
 def test_cancel_and_promoter_never_both_win(
@@ -326,27 +337,27 @@ def test_cancel_and_promoter_never_both_win(
     ],
 )
 def test_delayed_reports_invalid_arguments(
-    verb: Run, harness_at: HarnessAt, words: tuple[str, ...], code: int, said: str
+    run_delayed: Run, harness_at: HarnessAt, words: tuple[str, ...], code: int, said: str
 ) -> None:
     """Malformed arguments are wrong usage, and missing items are refused."""
     harness_at(0)
-    assert said in verb(*words, code=code).stderr
+    assert said in run_delayed(*words, code=code).stderr
 
 
 def test_delayed_list_isolates_an_unreadable_item(
-    verb: Run, send: Callable[..., list[str]], link: Connection, store: Store, keys: Keys
+    run_delayed: Run, send: Callable[..., list[str]], link: Connection, store: Store, keys: Keys
 ) -> None:
     """An unreadable item is listed without a size and can be canceled."""
     [name] = send(delayed_message("fine"))
     link.execute("ZADD", keys.delayed_sends("access", 0), 5, "bad")
     link.execute("HSET", keys.delayed_send_items("access", 0), "bad", b"\x92\xa1")
-    rows = document(verb("list", "access", "--json"))["rows"]
+    rows = document(run_delayed("list", "access", "--json"))["rows"]
     assert [(row["id"], row["payload_bytes"]) for row in rows] == [("0:bad", None), (name, 4)]
     with pytest.raises(
         InvalidValueError, match=r"bad of streaming:mq:delayed:item.*not the packed fields"
     ):
         delayed.show(store, "access", "0:bad")
-    assert verb("cancel", "access", "0:bad").stdout == "1 delayed send canceled\n"
+    assert run_delayed("cancel", "access", "0:bad").stdout == "1 delayed send canceled\n"
 
 
 @given(raw=st.binary(max_size=40))

@@ -22,8 +22,8 @@ from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
 from tests.integration.test_admin import write_dead_letter
+from tests.support.commands import HarnessAt, Run, document
 from tests.support.proxy import Fault, FaultProxy
-from tests.support.verbs import HarnessAt, Run, document
 from tests.support.waiting import wait_until
 
 

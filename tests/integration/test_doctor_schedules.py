@@ -45,22 +45,22 @@ def run_command(doctor_case: DoctorCase, *words: str) -> str:
     return result.stdout
 
 
-def orphan(doctor_case: DoctorCase) -> None:
+def orphan_schedule(doctor_case: DoctorCase) -> None:
     seen = server_unix_ms(doctor_case.link) - ORPHAN_MS - 1
     doctor_case.do(
         "HSET", doctor_case.keys.schedules(*find_place(doctor_case)), "nightly:seen", seen
     )
 
 
-def spoil(doctor_case: DoctorCase) -> None:
+def corrupt_schedule(doctor_case: DoctorCase) -> None:
     doctor_case.do("HSET", doctor_case.keys.schedules(*find_place(doctor_case)), "nightly", "{}")
 
 
-def lose(doctor_case: DoctorCase) -> None:
+def delete_schedule(doctor_case: DoctorCase) -> None:
     doctor_case.store.run(calls.drop(doctor_case.keys, find_place(doctor_case), "nightly"))
 
 
-def delay(doctor_case: DoctorCase) -> None:
+def delay_schedule(doctor_case: DoctorCase) -> None:
     late = server_unix_ms(doctor_case.link) - 61_000
     doctor_case.do(
         "ZADD", doctor_case.keys.schedules_due(*find_place(doctor_case)), late, "nightly"
@@ -77,22 +77,22 @@ def check_finding(doctor_case: DoctorCase, check: str, seed: Callable[[DoctorCas
 
 
 def test_doctor_finds_an_orphaned_schedule(doctor_case: DoctorCase) -> None:
-    check_finding(doctor_case, "schedules.orphaned", orphan)
+    check_finding(doctor_case, "schedules.orphaned", orphan_schedule)
     assert "streamqd schedule prune" in doctor_case.finding("schedules.orphaned")["fix"]
 
 
 def test_doctor_finds_a_name_without_a_schedule(doctor_case: DoctorCase) -> None:
-    check_finding(doctor_case, "schedules.missing", lose)
+    check_finding(doctor_case, "schedules.missing", delete_schedule)
     doctor_case.finding("schedules.missing")
 
 
 def test_doctor_finds_an_unreadable_specification(doctor_case: DoctorCase) -> None:
-    check_finding(doctor_case, "schedules.unreadable", spoil)
+    check_finding(doctor_case, "schedules.unreadable", corrupt_schedule)
     assert "schedule remove nightly" in doctor_case.finding("schedules.unreadable")["fix"]
 
 
 def test_doctor_finds_a_schedule_that_does_not_fire(doctor_case: DoctorCase) -> None:
-    check_finding(doctor_case, "schedules.late", delay)
+    check_finding(doctor_case, "schedules.late", delay_schedule)
     assert "were due up to 6" in doctor_case.finding("schedules.late")["text"]
 
 
@@ -124,7 +124,7 @@ def test_doctor_skips_overlap_of_an_unreadable_topic(doctor_case: DoctorCase) ->
 
 
 def test_doctor_accepts_a_paused_schedule(doctor_case: DoctorCase) -> None:
-    delay(doctor_case)
+    delay_schedule(doctor_case)
     doctor_case.store.run(
         calls.hold(doctor_case.keys, find_place(doctor_case), "nightly", calls.PAUSED)
     )
@@ -143,7 +143,12 @@ def test_doctor_finds_a_schedule_name_of_another_fleet(doctor_case: DoctorCase) 
 
 @pytest.mark.parametrize(
     ("seed", "word"),
-    [(orphan, "orphaned"), (spoil, "unreadable"), (lose, "without a topic"), (delay, "late")],
+    [
+        (orphan_schedule, "orphaned"),
+        (corrupt_schedule, "unreadable"),
+        (delete_schedule, "without a topic"),
+        (delay_schedule, "late"),
+    ],
 )
 def test_status_counts_schedules_that_send_nothing(
     doctor_case: DoctorCase, seed: Callable[[DoctorCase], None], word: str

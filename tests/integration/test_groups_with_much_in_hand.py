@@ -9,7 +9,7 @@ from streamqd.errors import RequestRefusedError
 from streamqd.store import groups as store
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
-from tests.support.verbs import HarnessAt, Run, document
+from tests.support.commands import HarnessAt, Run, document
 
 MANY = store.AT_ONCE_MAX + 2 * store.PART_MAX
 

@@ -14,7 +14,7 @@ from streamqd.errors import InvalidRequestError, RequestRefusedError
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
-from tests.support.verbs import HarnessAt, Run, document
+from tests.support.commands import HarnessAt, Run, document
 
 COUNT = 12  # messages on three partitions
 

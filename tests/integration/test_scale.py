@@ -18,9 +18,9 @@ import pytest
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.harness import Harness
+from tests.support.commands import HarnessAt, Run, document
 from tests.support.daemon import toml
 from tests.support.servers import Server
-from tests.support.verbs import HarnessAt, Run, document
 
 Scale = Callable[..., dict[str, Any]]
 

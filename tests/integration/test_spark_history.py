@@ -24,8 +24,8 @@ from streamqd.store.history import HistoryRow, Interval
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.support import optional
+from tests.support.commands import Run
 from tests.support.servers import Server
-from tests.support.verbs import Run
 
 pytestmark = [optional.need("pyspark", "deltalake", "msgspec", "pyarrow")]
 

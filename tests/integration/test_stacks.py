@@ -17,7 +17,7 @@ from streamqd.store.keys import Keys
 from streamqd.store.stacks import KEPT_SECONDS, PublishedStack, publish
 from streamqd.store.store import Store
 from tests.integration.test_steering import SendHeartbeat, heartbeat, orders, own, read_directives
-from tests.support.verbs import Run
+from tests.support.commands import Run
 
 __all__ = ["heartbeat", "orders", "own"]
 

@@ -20,8 +20,8 @@ from streamqd.store.directives import Scope
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
+from tests.support.commands import Run, document
 from tests.support.servers import free_port
-from tests.support.verbs import Run, document
 from tests.support.waiting import wait_until
 
 SendHeartbeat = Callable[..., None]

@@ -16,8 +16,8 @@ from streamqd.store import members, messages
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from tests.contract.harness import Harness
+from tests.support.commands import HarnessAt, Run, document
 from tests.support.optional import need
-from tests.support.verbs import HarnessAt, Run, document
 
 UID = "access/0/1000-0"
 FAILED = {

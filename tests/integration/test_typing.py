@@ -24,10 +24,10 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.integration.test_admin import write_dead_letter
+from tests.support.commands import HarnessAt, Run
 from tests.support.daemon import toml
 from tests.support.servers import Server
 from tests.support.terminal import Terminal
-from tests.support.verbs import HarnessAt, Run
 
 ROOT = Path(__file__).parents[2]
 Typed = Callable[..., Terminal]

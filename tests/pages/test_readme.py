@@ -68,7 +68,7 @@ def headings(path: Path) -> list[str]:
     return re.findall(r"^#+ (.+)$", without_code, re.MULTILINE)
 
 
-def meaning(fence: Fence) -> object:
+def strip_comments(fence: Fence) -> object:
     """Return a block without comments, and in Python also without strings."""
     if fence.language == "python":
         tree = ast.parse(fence.text)
@@ -99,7 +99,7 @@ def test_both_readmes_have_the_same_code_and_pictures() -> None:
         (c.language, c.words, c.options) for c in chinese
     ]
     for one, other in zip(english, chinese, strict=True):
-        assert meaning(one) == meaning(other), f"line {other.line}"
+        assert strip_comments(one) == strip_comments(other), f"line {other.line}"
 
     pictures = [re.findall(r"images/([\w.-]+)", p.read_text()) for p in (README, CHINESE)]
     assert pictures[0] == pictures[1] != []

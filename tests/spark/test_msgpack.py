@@ -19,7 +19,7 @@ from streamqd.spark.pipelines.packed import reader
 from streamqd.spark.pipelines.reasons import Reasons
 from streamqd.spark.pipelines.schemas import read_schema
 from streamqd.spark.pipelines.strict import decode
-from tests.spark.test_parsed import HOSTILE, NESTED, OUT_OF_RANGE, SCHEMA, press
+from tests.spark.test_parsed import HOSTILE, NESTED, OUT_OF_RANGE, SCHEMA, case
 from tests.spark.test_proofs import COLUMNS, LEAVES, USUAL, compare, raw
 from tests.spark.test_reasons import MAPS, NOW_US, shapes
 from tests.unit import test_spark_packed
@@ -28,9 +28,9 @@ from tests.unit.test_spark_packed import DEEPEST, pack, pack_field, timestamp
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.spark.test_parsed import Press
+    from tests.spark.test_parsed import ParseCase
 
-__all__ = ["press"]
+__all__ = ["case"]
 
 
 def both_encodings(payloads: Sequence[bytes | None]) -> list[tuple[bytes, bytes]]:
@@ -83,35 +83,35 @@ def test_msgpack_is_parsed_like_the_equal_json(spark: SparkSession, schema: str)
     compare(spark, schema, "", [*packed, *odd, pack({"x": DEEPEST})], codec="msgpack")
 
 
-def test_quarantine_keeps_msgpack_bytes(press: Press) -> None:
+def test_quarantine_keeps_msgpack_bytes(case: ParseCase) -> None:
     at = dt.datetime(2025, 11, 20, 10, 0, 0, 123456, tzinfo=dt.UTC)
     odd = [*(each for each, _ in test_spark_packed.HOSTILE), pack({"id": "x"})]
-    press.add(pack({"id": 1, "amount": 1.5, "at": at, "raw": b"\xff\x00", "more": {"b": b"hi"}}))
-    press.add(b"\x82\xa2id\x02\xa2at" + timestamp(int(at.timestamp()), 123_456_789))
-    press.add(b"\x82\xa2id\x03\xa1f\xca\x3d\xcc\xcc\xcd", *odd)
+    case.add(pack({"id": 1, "amount": 1.5, "at": at, "raw": b"\xff\x00", "more": {"b": b"hi"}}))
+    case.add(b"\x82\xa2id\x02\xa2at" + timestamp(int(at.timestamp()), 123_456_789))
+    case.add(b"\x82\xa2id\x03\xa1f\xca\x3d\xcc\xcc\xcd", *odd)
     schema = f"{SCHEMA}, raw binary, f float, note string, money decimal(10,2)"
     settings: dict[str, Any] = {"codec": "msgpack", "extra": ("entry_key", "_rescued")}
-    done = press.run(schema, "", **settings)
+    done = case.run(schema, "", **settings)
     assert (done.parsed, done.quarantined) == (3, len(odd))
-    rows = {row["id"]: row for row in press.rows()}
+    rows = {row["id"]: row for row in case.rows()}
     assert rows[1]["amount"] == Decimal("1.50")
     assert [rows[number]["at"] for number in (1, 2, 3)] == [at, at, None]
     assert (rows[1]["raw"], rows[1]["entry_key"]) == (b"\xff\x00", b"k")
     assert (rows[1]["_rescued"], rows[2]["_rescued"]) == ('{"more": {"b":"aGk="}}', None)
     assert rows[3]["f"] == pytest.approx(0.1)
-    kept = sorted(press.rows(QUARANTINE), key=lambda row: row["id"])
+    kept = sorted(case.rows(QUARANTINE), key=lambda row: row["id"])
     assert [row["value"] for row in kept] == [each or b"" for each in odd]
     assert kept[-1]["reason"] == "id is not bigint"
-    assert press.reparse(schema, quarantine_only=True, **settings) == (0, len(odd))
-    assert press.reparse(schema.replace("id long", "id string"), **settings)[0] > 3
+    assert case.reparse(schema, quarantine_only=True, **settings) == (0, len(odd))
+    assert case.reparse(schema.replace("id long", "id string"), **settings)[0] > 3
 
 
-def test_rows_of_another_codec_are_parsed_again(press: Press) -> None:
-    press.add(pack({"id": 1}), pack_field(b"\x05"), b'{"id": 2}')
-    press.run("id long")
-    assert press.ids() == [2]
-    assert press.reparse("id long", codec="msgpack", quarantine_only=True) == (2, 0)
-    assert sorted(str(row["id"]) for row in press.rows()) == ["1", "2", "None"]
+def test_rows_of_another_codec_are_parsed_again(case: ParseCase) -> None:
+    case.add(pack({"id": 1}), pack_field(b"\x05"), b'{"id": 2}')
+    case.run("id long")
+    assert case.ids() == [2]
+    assert case.reparse("id long", codec="msgpack", quarantine_only=True) == (2, 0)
+    assert sorted(str(row["id"]) for row in case.rows()) == ["1", "2", "None"]
 
 
 def test_msgpack_values_without_json_fit_their_columns(spark: SparkSession) -> None:

@@ -45,7 +45,7 @@ class KilledError(Exception):
     """Replaces SIGKILL where the process must survive."""
 
 
-class Press:
+class ParseCase:
     """One topic of two partitions, and its archive."""
 
     def __init__(self, shop: Shop, folder: Path) -> None:
@@ -127,16 +127,16 @@ class Press:
 
 
 @pytest.fixture
-def press(shop: Shop, tmp_path: Path) -> Press:
-    return Press(shop, tmp_path / "archive")
+def case(shop: Shop, tmp_path: Path) -> ParseCase:
+    return ParseCase(shop, tmp_path / "archive")
 
 
-def test_parsed_rows_are_partitioned_by_the_event_date(press: Press) -> None:
-    press.add(FITS % 1, b'{"id": 2}', b"not JSON")
-    press.add(b'{"id": 3, "at": "2025-11-19 23:59:59", "more": [1]}', partition=1)
-    done = press.run(event_time="at")
+def test_parsed_rows_are_partitioned_by_the_event_date(case: ParseCase) -> None:
+    case.add(FITS % 1, b'{"id": 2}', b"not JSON")
+    case.add(b'{"id": 3, "at": "2025-11-19 23:59:59", "more": [1]}', partition=1)
+    done = case.run(event_time="at")
     assert (done.rows, done.parsed, done.quarantined) == (4, 2, 2)
-    by_id = {row["id"]: row for row in press.rows()}
+    by_id = {row["id"]: row for row in case.rows()}
     assert by_id[1] == {
         "event_date": dt.date(2025, 11, 20),
         "entry_partition": 0,
@@ -147,25 +147,25 @@ def test_parsed_rows_are_partitioned_by_the_event_date(press: Press) -> None:
         "at": dt.datetime(2025, 11, 20, 10, tzinfo=dt.UTC),
     }
     assert (by_id[3]["event_date"], by_id[3]["amount"]) == (dt.date(2025, 11, 19), None)
-    folders = {Path(each).parent.name for each in press.table().file_uris()}
+    folders = {Path(each).parent.name for each in case.table().file_uris()}
     assert folders == {"event_date=2025-11-19", "event_date=2025-11-20"}
-    assert press.reasons() == ["at is missing", "it is not JSON"]
-    first = min(press.rows(QUARANTINE), key=lambda row: row["id"])
+    assert case.reasons() == ["at is missing", "it is not JSON"]
+    first = min(case.rows(QUARANTINE), key=lambda row: row["id"])
     assert (first["partition"], first["id"]) == (0, f"{START + 20_000}-0")
     assert (first["key"], first["value"]) == (b"k", b'{"id": 2}')
 
-    press.add(FITS % 4, partition=1)
-    asked = press.asked
-    assert press.run(event_time="at").parsed == 1
-    assert press.ids() == [1, 3, 4]
-    assert press.run(event_time="at").parsed == 0
-    assert press.asked == asked + 2, "without anything new Spark is not even asked for"
+    case.add(FITS % 4, partition=1)
+    asked = case.asked
+    assert case.run(event_time="at").parsed == 1
+    assert case.ids() == [1, 3, 4]
+    assert case.run(event_time="at").parsed == 0
+    assert case.asked == asked + 2, "without anything new Spark is not even asked for"
 
 
-def test_parsed_rows_are_partitioned_by_the_entry_date(press: Press) -> None:
-    press.add(FITS % 1)  # 5 s after midnight, although the event was before
-    press.run()
-    assert [row["event_date"] for row in press.rows()] == [dt.date(2025, 11, 21)]
+def test_parsed_rows_are_partitioned_by_the_entry_date(case: ParseCase) -> None:
+    case.add(FITS % 1)  # 5 s after midnight, although the event was before
+    case.run()
+    assert [row["event_date"] for row in case.rows()] == [dt.date(2025, 11, 21)]
 
 
 HOSTILE = [
@@ -212,12 +212,12 @@ HOSTILE = [
 ]
 
 
-def test_rows_that_do_not_fit_are_quarantined_with_a_reason(press: Press) -> None:
-    press.add(*(payload for payload, _ in HOSTILE), b'{"__does_not_fit": "x", "id": 7}')
-    done = press.run()
+def test_rows_that_do_not_fit_are_quarantined_with_a_reason(case: ParseCase) -> None:
+    case.add(*(payload for payload, _ in HOSTILE), b'{"__does_not_fit": "x", "id": 7}')
+    done = case.run()
     assert (done.parsed, done.quarantined) == (1, len(HOSTILE))
-    assert press.ids() == [7]
-    kept = sorted(press.rows(QUARANTINE), key=lambda row: row["id"])
+    assert case.ids() == [7]
+    kept = sorted(case.rows(QUARANTINE), key=lambda row: row["id"])
     assert [row["value"] for row in kept] == [payload or b"" for payload, _ in HOSTILE]
     for row, (payload, reason) in zip(kept, HOSTILE, strict=True):
         assert row["reason"].startswith(reason), payload
@@ -239,51 +239,51 @@ OUT_OF_RANGE = [
 ]
 
 
-def test_nested_values_out_of_range_are_quarantined(press: Press) -> None:
-    press.add(*(payload for payload, _ in OUT_OF_RANGE))
-    press.add(
+def test_nested_values_out_of_range_are_quarantined(case: ParseCase) -> None:
+    case.add(*(payload for payload, _ in OUT_OF_RANGE))
+    case.add(
         b'{"f": 1e38, "d": 1e308, "times": [null, 1], "money": {"a": ["1e2", null]},'
         b' "deep": {"day": "9999-12-31", "more": {"a": null, "b": {"note": "1e500000000"}}}}'
     )
-    done = press.run(NESTED)
+    done = case.run(NESTED)
     assert (done.parsed, done.quarantined) == (1, len(OUT_OF_RANGE))
-    kept = sorted(press.rows(QUARANTINE), key=lambda row: row["id"])
+    kept = sorted(case.rows(QUARANTINE), key=lambda row: row["id"])
     for row, (payload, reason) in zip(kept, OUT_OF_RANGE, strict=True):
         assert row["reason"].startswith(reason), payload
-    (row,) = press.rows()
+    (row,) = case.rows()
     assert row["money"] == [("a", [Decimal(100), None])]
     assert row["deep"]["more"][1] == ("b", {"f": None, "note": "1e500000000"})
 
 
-def test_implausible_event_date_is_quarantined(press: Press) -> None:
+def test_implausible_event_date_is_quarantined(case: ParseCase) -> None:
     """Each date is a folder, and payloads must not create an unlimited number of folders."""
-    press.add(b'{"at": "1969-12-31T23:59:59Z"}', b'{"at": "9999-01-01"}', b'{"at": "1970-01-01"}')
-    press.run("at date NOT NULL", "at")
-    assert [row["event_date"] for row in press.rows()] == [dt.date(1970, 1, 1)]
-    press.add(b'{"at": null}', b'{"at": "never"}')
-    press.run("at date NOT NULL", "at")
-    assert press.reasons() == [
+    case.add(b'{"at": "1969-12-31T23:59:59Z"}', b'{"at": "9999-01-01"}', b'{"at": "1970-01-01"}')
+    case.run("at date NOT NULL", "at")
+    assert [row["event_date"] for row in case.rows()] == [dt.date(1970, 1, 1)]
+    case.add(b'{"at": null}', b'{"at": "never"}')
+    case.run("at date NOT NULL", "at")
+    assert case.reasons() == [
         *("at is before 1970", "at is in the future", "at is missing", "at is not date")
     ]
 
 
-def test_nested_columns_are_read_by_every_engine(press: Press) -> None:
+def test_nested_columns_are_read_by_every_engine(case: ParseCase) -> None:
     duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
     schema = "user-id string, items array<struct<n:int, at:timestamp>>, tags map<string,double>"
     schema = schema.replace("user-id", "`user-id`") + ", raw binary, ok boolean, f float, day date"
     items = [{"n": 1, "at": "2025-11-20T10:00:00Z"}, {"n": None}]
     payload = {"user-id": "ü", "items": items, "tags": {"a": 1.5}, "raw": "aGk=", "ok": True}
-    press.add(
+    case.add(
         json.dumps(payload | {"f": 0.5, "day": "2025-11-20"}).encode(), b'{"items": [{"n": "x"}]}'
     )
-    press.run(schema)
+    case.run(schema)
     at = dt.datetime(2025, 11, 20, 10, tzinfo=dt.UTC)
-    (row,) = press.rows()
+    (row,) = case.rows()
     assert row["items"] == [{"n": 1, "at": at}, {"n": None, "at": None}]
     assert (row["user-id"], row["tags"], row["raw"]) == ("ü", [("a", 1.5)], b"hi")
     assert (row["ok"], row["f"], row["day"]) == (True, 0.5, dt.date(2025, 11, 20))
-    assert press.reasons() == ["items is not array<struct<n:int,at:timestamp>>"]
-    folder = str(Archive(press.folder).folder("orders", PARSED))
+    assert case.reasons() == ["items is not array<struct<n:int,at:timestamp>>"]
+    folder = str(Archive(case.folder).folder("orders", PARSED))
     assert polars.read_delta(folder)["user-id"].to_list() == ["ü"]
     rows = deltalake.DeltaTable(folder).to_pyarrow_dataset()
     assert rows.count_rows() == 1
@@ -292,111 +292,111 @@ def test_nested_columns_are_read_by_every_engine(press: Press) -> None:
     assert len(deltalake.DeltaTable(folder).to_pandas()) == 1
 
 
-def test_added_column_rewrites_no_file(press: Press) -> None:
-    press.add(b'{"id": 1, "who": "eve"}')
-    press.run("id long")
-    (first,) = press.table().file_uris()
-    press.add(b'{"id": 2, "who": "bob"}')
-    press.run("who string, id long, items array<int>")
-    assert first in press.table().file_uris()
-    found = {row["id"]: (row["who"], row["items"]) for row in press.rows()}
+def test_added_column_rewrites_no_file(case: ParseCase) -> None:
+    case.add(b'{"id": 1, "who": "eve"}')
+    case.run("id long")
+    (first,) = case.table().file_uris()
+    case.add(b'{"id": 2, "who": "bob"}')
+    case.run("who string, id long, items array<int>")
+    assert first in case.table().file_uris()
+    found = {row["id"]: (row["who"], row["items"]) for row in case.rows()}
     assert found == {1: (None, None), 2: ("bob", None)}
-    press.add(b'{"id": 3, "who": "joe"}')
-    press.run("id long")  # a removed column stays, and is null
-    assert {row["id"]: row["who"] for row in press.rows()} == {1: None, 2: "bob", 3: None}
+    case.add(b'{"id": 3, "who": "joe"}')
+    case.run("id long")  # a removed column stays, and is null
+    assert {row["id"]: row["who"] for row in case.rows()} == {1: None, 2: "bob", 3: None}
 
 
-def test_column_comments_and_name_case_are_respected(press: Press) -> None:
+def test_column_comments_and_name_case_are_respected(case: ParseCase) -> None:
     """A warning names fields of another case, such as `"ID"` for `id`. Their column is null."""
     said: list[str] = []
-    press.add(b'{"ID": 1, "amount": 2}')
-    press.run("id long, amount int COMMENT 'in cents'", warn=said.append)
+    case.add(b'{"ID": 1, "amount": 2}')
+    case.run("id long, amount int COMMENT 'in cents'", warn=said.append)
     (warning,) = said
     assert warning.startswith(
         "pipelines.orders: payloads have the name 'ID', and the schema has id"
     )
-    press.add(b'{"id": 2}')
-    press.run("id long COMMENT 'the number', amount int COMMENT 'in cents'")
-    comments = {each.name: each.metadata.get("comment") for each in press.table().schema().fields}
+    case.add(b'{"id": 2}')
+    case.run("id long COMMENT 'the number', amount int COMMENT 'in cents'")
+    comments = {each.name: each.metadata.get("comment") for each in case.table().schema().fields}
     assert (comments["id"], comments["amount"]) == ("the number", "in cents")
-    assert [row["id"] for row in sorted(press.rows(), key=lambda row: row["entry_id"])] == [None, 2]
+    assert [row["id"] for row in sorted(case.rows(), key=lambda row: row["entry_id"])] == [None, 2]
 
 
-def test_key_and_rescued_fields_are_optional_columns(press: Press) -> None:
+def test_key_and_rescued_fields_are_optional_columns(case: ParseCase) -> None:
     """The table contains the message key and the unknown fields."""
-    press.add(b'{"id": 1, "who": {"n": 1.50}}', b'{"id": 2}')
-    press.add(b'{"id": 3, "tags": {"a": 1}, "more": 5}', b'{"id": "x", "more": 5}')
-    press.run("id long, tags map<string,int>", extra=("entry_key", "_rescued"))
-    found = {row["id"]: (row["entry_key"], row["_rescued"]) for row in press.rows()}
+    case.add(b'{"id": 1, "who": {"n": 1.50}}', b'{"id": 2}')
+    case.add(b'{"id": 3, "tags": {"a": 1}, "more": 5}', b'{"id": "x", "more": 5}')
+    case.run("id long, tags map<string,int>", extra=("entry_key", "_rescued"))
+    found = {row["id"]: (row["entry_key"], row["_rescued"]) for row in case.rows()}
     assert found == {
         1: (b"k", '{"who": {"n": 1.50}}'),
         2: (b"k", None),
         3: (b"k", '{"more": 5}'),
     }
-    press.add(b'{"id": 4, "more": 5}')
-    press.run("id long, tags map<string,int>")
-    assert [row["_rescued"] for row in press.rows() if row["id"] == 4] == [None]
+    case.add(b'{"id": 4, "more": 5}')
+    case.run("id long, tags map<string,int>")
+    assert [row["_rescued"] for row in case.rows() if row["id"] == 4] == [None]
 
 
-def test_headers_are_an_optional_column(press: Press) -> None:
+def test_headers_are_an_optional_column(case: ParseCase) -> None:
     """The headers are those of converted, undecided and quarantined rows."""
-    press.add(b'{"id": 1}')
-    press.run("id long")
+    case.add(b'{"id": 1}')
+    case.run("id long")
     payloads = (b'{"id": 2}', b'{"id": 3, "tags": {"a": 1}}', b'{"id": "4"}')
     for number, payload in enumerate(payloads):
         fields = ("payload", payload, "headers", f'{{"h": "{number}"}}')
-        key = press.shop.keys.stream("orders", 1)
-        press.shop.link.execute("XADD", key, f"{START + number}-0", *fields)
-    press.add(b'{"id": "five"}')
+        key = case.shop.keys.stream("orders", 1)
+        case.shop.link.execute("XADD", key, f"{START + number}-0", *fields)
+    case.add(b'{"id": "five"}')
     schema, extra = "id long, tags map<string,int>", ("entry_headers",)
-    press.run(schema, extra=extra)
+    case.run(schema, extra=extra)
 
     def headers() -> dict[Any, list[bytes] | None]:
-        rows = {row["id"]: row["entry_headers"] for row in press.rows()}
+        rows = {row["id"]: row["entry_headers"] for row in case.rows()}
         return {number: each and [one["value"] for one in each] for number, each in rows.items()}
 
     assert headers() == {1: None, 2: [b"0"], 3: [b"1"]}
-    assert press.reparse("id string, tags map<string,int>", extra=extra) == (5, 0)
+    assert case.reparse("id string, tags map<string,int>", extra=extra) == (5, 0)
     assert headers()["4"] == [b"2"]
 
 
-def test_quarantined_row_keeps_its_headers(press: Press) -> None:
-    key, extra = press.shop.keys.stream("orders", 1), ("entry_headers",)
+def test_quarantined_row_keeps_its_headers(case: ParseCase) -> None:
+    key, extra = case.shop.keys.stream("orders", 1), ("entry_headers",)
     fields = ("payload", b'{"at": 1763683195123}', "headers", '{"h": "x"}')
-    press.shop.link.execute("XADD", key, f"{START}-0", *fields)
-    press.run("at timestamp", extra=extra)
-    assert press.reasons() == ["at is outside the years 1 to 9999"]
-    press.add(b'{"at": "not"}')
-    press.run("at timestamp")  # without the column, the quarantine keeps its own
+    case.shop.link.execute("XADD", key, f"{START}-0", *fields)
+    case.run("at timestamp", extra=extra)
+    assert case.reasons() == ["at is outside the years 1 to 9999"]
+    case.add(b'{"at": "not"}')
+    case.run("at timestamp")  # without the column, the quarantine keeps its own
     times = ("at milliseconds",)
-    kept = press.reparse("at timestamp", times=times, extra=extra, quarantine_only=True)
+    kept = case.reparse("at timestamp", times=times, extra=extra, quarantine_only=True)
     assert kept == (1, 1)
-    assert [row["entry_headers"] for row in press.rows()] == [[{"key": "h", "value": b"x"}]]
+    assert [row["entry_headers"] for row in case.rows()] == [[{"key": "h", "value": b"x"}]]
 
 
-def test_time_patterns_are_in_utc_in_every_session(press: Press) -> None:
+def test_time_patterns_are_in_utc_in_every_session(case: ParseCase) -> None:
     """The session's zone must not matter. Its summer time skips an hour."""
     schema = "id int, at timestamp, day date, zoned date"
     times = ("at dd/MM/yyyy HH:mm", "day dd.MM.yyyy", "zoned yyyy-MM-dd HH:mm xxx")
-    press.add(
+    case.add(
         b'{"id": 1, "at": "10/03/2024 02:30", "day": "10.03.2024"}',
         b'{"id": 2, "at": "10/03/2024"}',
         b'{"id": 3, "zoned": "2024-03-10 23:30 -05:00"}',
         b'{"id": 4, "day": "2024-03-10"}',
     )
-    conf = press.shop.spark.conf
+    conf = case.shop.spark.conf
     before = conf.get("spark.sql.session.timeZone")
     conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
-        press.run(schema, times=times)
+        case.run(schema, times=times)
     finally:
         conf.set("spark.sql.session.timeZone", before)
-    found = {row["id"]: (row["at"], row["day"], row["zoned"]) for row in press.rows()}
+    found = {row["id"]: (row["at"], row["day"], row["zoned"]) for row in case.rows()}
     assert found == {
         1: (dt.datetime(2024, 3, 10, 2, 30, tzinfo=dt.UTC), dt.date(2024, 3, 10), None),
         3: (None, None, dt.date(2024, 3, 11)),
     }
-    assert press.reasons() == ["at is not timestamp", "day is not date"]
+    assert case.reasons() == ["at is not timestamp", "day is not date"]
 
 
 UNFIT: list[tuple[str, str | None, type[StreamqdError], str]] = [
@@ -448,22 +448,22 @@ UNFIT: list[tuple[str, str | None, type[StreamqdError], str]] = [
 ]
 
 
-def test_invalid_schema_is_refused_and_entries_are_archived(press: Press) -> None:
-    press.shop.topic("other", 1)
-    press.add(b'{"id": 1}')
-    press.run("id long")
-    press.add(b'{"id": 2}')
-    press.shop.fill("other", 0, 1, 3)
+def test_invalid_schema_is_refused_and_entries_are_archived(case: ParseCase) -> None:
+    case.shop.topic("other", 1)
+    case.add(b'{"id": 1}')
+    case.run("id long")
+    case.add(b'{"id": 2}')
+    case.shop.fill("other", 0, 1, 3)
     for schema, event_time, kind, said in UNFIT:
         with pytest.raises(kind) as caught:
-            press.run(schema, event_time)
+            case.run(schema, event_time)
         assert str(caught.value).startswith("pipelines.orders: ")
         assert said in str(caught.value)
-    archive = Archive(press.folder)
+    archive = Archive(case.folder)
     tables = [archive.table(topic) for topic in ("orders", "other")]
     assert [table and sum(each.rows for each in table.files()) for table in tables] == [2, 3]
-    press.run("id long")
-    assert press.ids() == [1, 2]
+    case.run("id long")
+    assert case.ids() == [1, 2]
 
 
 def test_types_named_by_a_schema_error_are_accepted(shop: Shop) -> None:
@@ -476,19 +476,19 @@ def test_types_named_by_a_schema_error_are_accepted(shop: Shop) -> None:
     ]
 
 
-def test_invalid_schema_is_reported_before_the_first_batch(press: Press) -> None:
+def test_invalid_schema_is_reported_before_the_first_batch(case: ParseCase) -> None:
     """Archiving may take hours, and this topic has nothing to parse yet."""
-    press.shop.topic("later", 1)
-    press.add(b'{"id": 1}')
+    case.shop.topic("later", 1)
+    case.add(b'{"id": 1}')
     pipelines = {"orders": Pipeline("id long"), "later": Pipeline("id lng")}
-    archive, told = Archive(press.folder, create=True), []
+    archive, told = Archive(case.folder, create=True), []
 
     def warn(text: str) -> None:
         table = archive.table("orders")
         told.append((text, table and table.positions))
 
-    settings = replace(press.settings, pipelines=pipelines)
-    archiver = Archiver(settings, press.folder, lambda: press.shop.spark, print, warn=warn)
+    settings = replace(case.settings, pipelines=pipelines)
+    archiver = Archiver(settings, case.folder, lambda: case.shop.spark, print, warn=warn)
     with contextlib.closing(archiver):
         for parsed_now in (1, 0):
             done = {each.topic: each for each in archiver.run()}
@@ -526,46 +526,46 @@ def kill_around_commit(
     ],
 )
 def test_parsed_table_is_exact_after_a_kill_around_a_commit(
-    press: Press, monkeypatch: pytest.MonkeyPatch, kind: TableKind, before: bool, again: str
+    case: ParseCase, monkeypatch: pytest.MonkeyPatch, kind: TableKind, before: bool, again: str
 ) -> None:
-    press.add(FITS % 1, b"bad 1")
-    press.run()
-    press.add(FITS % 2, b"bad 2", b'{"id": 3, "amount": 1, "note": 7}')
+    case.add(FITS % 1, b"bad 1")
+    case.run()
+    case.add(FITS % 2, b"bad 2", b'{"id": 3, "amount": 1, "note": 7}')
     end = kill_around_commit(monkeypatch, kind, before=before)
     with pytest.raises(KilledError):
-        press.run()
+        case.run()
     end()
-    press.add(FITS % 4, b"bad 4", partition=1)
+    case.add(FITS % 4, b"bad 4", partition=1)
     if again == "no schema meanwhile":
-        press.run("")
+        case.run("")
     # A row that changes sides must not be lost between the two tables.
-    press.run(SCHEMA + (", note int NOT NULL" if again == "another schema" else ""))
-    entries = [row["entry_id"] for row in press.rows()]
-    entries += [row["id"] for row in press.rows(QUARANTINE)]
+    case.run(SCHEMA + (", note int NOT NULL" if again == "another schema" else ""))
+    entries = [row["entry_id"] for row in case.rows()]
+    entries += [row["id"] for row in case.rows(QUARANTINE)]
     assert sorted(entries) == sorted(f"{START + each * 10_000}-0" for each in range(1, 8))
     if again != "another schema":
-        assert press.ids() == [1, 2, 3, 4]
-    assert press.run().parsed == 0
-    pair = derived.open_pair(Archive(press.folder), "orders")
+        assert case.ids() == [1, 2, 3, 4]
+    assert case.run().parsed == 0
+    pair = derived.open_pair(Archive(case.folder), "orders")
     assert pair is not None
     assert pair.parsed.note.batch == pair.quarantine.note.batch
 
 
 @pytest.mark.parametrize("kind", [PARSED, QUARANTINE])
 def test_concurrent_parse_runs_write_each_row_once(
-    press: Press, monkeypatch: pytest.MonkeyPatch, kind: TableKind
+    case: ParseCase, monkeypatch: pytest.MonkeyPatch, kind: TableKind
 ) -> None:
     """The lease is disabled. One run does all of its work just before the other commits."""
-    press.add(FITS % 1, b"bad 1")
-    press.run()
-    press.add(FITS % 2, b"bad 2", FITS % 3)
-    press.run("")  # archives only
-    archive, done = Archive(press.folder), ArchiveTable.append
+    case.add(FITS % 1, b"bad 1")
+    case.run()
+    case.add(FITS % 2, b"bad 2", FITS % 3)
+    case.run("")  # archives only
+    archive, done = Archive(case.folder), ArchiveTable.append
 
     def parse() -> parsed.Fitted:
         raw = archive.table("orders")
         assert raw is not None
-        return parsed.parse(archive, raw, Pipeline(SCHEMA), lambda: press.shop.spark, lambda: None)
+        return parsed.parse(archive, raw, Pipeline(SCHEMA), lambda: case.shop.spark, lambda: None)
 
     def append(self: ArchiveTable, *args: Any, **more: Any) -> None:
         if self.kind is kind:
@@ -578,56 +578,56 @@ def test_concurrent_parse_runs_write_each_row_once(
     with pytest.raises(RequestRefusedError, match="another run wrote to"):
         parse()
     assert [each.rows for each in other] == [2 if kind is PARSED else 0]
-    assert press.ids() == [1, 2, 3]
-    assert sorted(row["value"] for row in press.rows(QUARANTINE)) == [b"bad 1", b"bad 2"]
+    assert case.ids() == [1, 2, 3]
+    assert sorted(row["value"] for row in case.rows(QUARANTINE)) == [b"bad 1", b"bad 2"]
     assert parse().batches == 0
 
 
-def test_table_and_quarantine_of_two_states_are_refused(press: Press) -> None:
+def test_table_and_quarantine_of_two_states_are_refused(case: ParseCase) -> None:
     """Without its quarantine, a table would silently lack the quarantined rows."""
-    archive = Archive(press.folder, create=True)
-    press.add(FITS % 1, b"bad")
-    press.run()
-    press.add(FITS % 2, b"worse")
-    press.run()
+    archive = Archive(case.folder, create=True)
+    case.add(FITS % 1, b"bad")
+    case.run()
+    case.add(FITS % 2, b"worse")
+    case.run()
     folder = archive.folder("orders", QUARANTINE).path
-    press.table(QUARANTINE).restore(0)
-    press.add(FITS % 3)
+    case.table(QUARANTINE).restore(0)
+    case.add(FITS % 3)
     with pytest.raises(RequestRefusedError, match="are from different times; restore both"):
-        press.run()
-    press.table().restore(0)
-    press.run()  # parses the rows that the restored versions lack again
-    assert press.ids() == [1, 2, 3]
-    assert sorted(row["value"] for row in press.rows(QUARANTINE)) == [b"bad", b"worse"]
+        case.run()
+    case.table().restore(0)
+    case.run()  # parses the rows that the restored versions lack again
+    assert case.ids() == [1, 2, 3]
+    assert sorted(row["value"] for row in case.rows(QUARANTINE)) == [b"bad", b"worse"]
 
-    folder.rename(press.folder / "elsewhere")
-    press.add(FITS % 4, b"worst")
+    folder.rename(case.folder / "elsewhere")
+    case.add(FITS % 4, b"worst")
     with pytest.raises(
         RequestRefusedError, match="and so are the rows that did not fit the schema; restore"
     ):
-        press.run()
-    (press.folder / "elsewhere").rename(folder)
-    press.run()
-    assert press.ids() == [1, 2, 3, 4]
-    assert len(press.rows(QUARANTINE)) == 3
-    archive.folder("orders", PARSED).path.rename(press.folder / "too")
+        case.run()
+    (case.folder / "elsewhere").rename(folder)
+    case.run()
+    assert case.ids() == [1, 2, 3, 4]
+    assert len(case.rows(QUARANTINE)) == 3
+    archive.folder("orders", PARSED).path.rename(case.folder / "too")
     with pytest.raises(
         RequestRefusedError, match="a parsed table that no longer exists; remove it as well"
     ):
-        press.run()
-    folder.rename(press.folder / "three")
-    press.run()
-    assert (press.ids(), len(press.rows(QUARANTINE))) == ([1, 2, 3, 4], 3)
+        case.run()
+    folder.rename(case.folder / "three")
+    case.run()
+    assert (case.ids(), len(case.rows(QUARANTINE))) == ([1, 2, 3, 4], 3)
 
 
 def test_archive_without_a_schema_is_parsed_later(
-    press: Press, monkeypatch: pytest.MonkeyPatch
+    case: ParseCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is parsed date by date, even if compacted, and resumes after a kill between two dates."""
     for number in range(1, 10):
-        press.add(FITS % number, partition=number % 2)
-        press._next += 40_000_000
-        press.run("")
+        case.add(FITS % number, partition=number % 2)
+        case._next += 40_000_000
+        case.run("")
     monkeypatch.setattr(parsed, "CHUNK", 1)
     done = ArchiveTable.append
     left = [3]
@@ -641,173 +641,173 @@ def test_archive_without_a_schema_is_parsed_later(
     with monkeypatch.context() as patch:
         patch.setattr(ArchiveTable, "append", append)
         with pytest.raises(KilledError):
-            press.run()
-    some = press.ids()
+            case.run()
+    some = case.ids()
     assert 1 < len(some) < 9
-    press.run()
-    assert press.ids() == [*range(1, 10)]
-    table = Archive(press.folder).table("orders")
+    case.run()
+    assert case.ids() == [*range(1, 10)]
+    table = Archive(case.folder).table("orders")
     assert table is not None
-    found = Archive(press.folder).derived_table("orders", PARSED)
+    found = Archive(case.folder).derived_table("orders", PARSED)
     assert found is not None
     assert {place: each.id for place, each in found.positions.items()} == {
         place: each.id for place, each in table.positions.items()
     }
 
 
-def test_quarantine_is_parsed_again_with_a_fixed_schema(press: Press) -> None:
+def test_quarantine_is_parsed_again_with_a_fixed_schema(case: ParseCase) -> None:
     """Only the quarantine is parsed again, so rows of trimmed dates are kept."""
-    press.add(FITS % 1, b'{"id": 2, "at": 1763683195123}', b"bad", b'{"id": "three"}')
-    press.run()
-    assert (press.ids(), len(press.reasons())) == ([1], 3)
-    raw = deltalake.DeltaTable(str(Archive(press.folder).folder("orders")))
+    case.add(FITS % 1, b'{"id": 2, "at": 1763683195123}', b"bad", b'{"id": "three"}')
+    case.run()
+    assert (case.ids(), len(case.reasons())) == ([1], 3)
+    raw = deltalake.DeltaTable(str(Archive(case.folder).folder("orders")))
     raw.delete()
     times = ("at milliseconds",)
-    assert press.reparse(times=times, quarantine_only=True) == (1, 2)
-    assert press.ids() == [1, 2]
+    assert case.reparse(times=times, quarantine_only=True) == (1, 2)
+    assert case.ids() == [1, 2]
     at = dt.datetime.fromtimestamp(1763683195.123, dt.UTC)
-    assert at in [row["at"] for row in press.rows()]
-    assert press.reasons() == ["id is not bigint", "it is not JSON"]
-    assert press.reparse(times=times, quarantine_only=True) == (0, 2)
+    assert at in [row["at"] for row in case.rows()]
+    assert case.reasons() == ["id is not bigint", "it is not JSON"]
+    assert case.reparse(times=times, quarantine_only=True) == (0, 2)
 
 
 def test_half_replaced_quarantine_is_completed(
-    press: Press, monkeypatch: pytest.MonkeyPatch
+    case: ParseCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    press.add(FITS % 1, b'{"id": 2, "at": 1763683195123}', b"bad")
-    press.run()
+    case.add(FITS % 1, b'{"id": 2, "at": 1763683195123}', b"bad")
+    case.run()
     for kind, before in ((PARSED, True), (QUARANTINE, True), (QUARANTINE, False)):
         end = kill_around_commit(monkeypatch, kind, before=before)
         with pytest.raises(KilledError):
-            press.reparse(times=("at milliseconds",), quarantine_only=True)
+            case.reparse(times=("at milliseconds",), quarantine_only=True)
         end()
-        press.add(b"worse")
-        press.run()
-        entries = [row["entry_id"] for row in press.rows()]
-        entries += [row["id"] for row in press.rows(QUARANTINE)]
+        case.add(b"worse")
+        case.run()
+        entries = [row["entry_id"] for row in case.rows()]
+        entries += [row["id"] for row in case.rows(QUARANTINE)]
         assert len(entries) == len(set(entries))
-        assert press.ids() == ([1] if kind is PARSED else [1, 2])
+        assert case.ids() == ([1] if kind is PARSED else [1, 2])
 
 
 @pytest.mark.parametrize(
     ("kind", "before"), [(PARSED, True), (PARSED, False), (QUARANTINE, True), (QUARANTINE, False)]
 )
 def test_kill_during_a_full_reparse_loses_no_row(
-    press: Press, monkeypatch: pytest.MonkeyPatch, kind: TableKind, before: bool
+    case: ParseCase, monkeypatch: pytest.MonkeyPatch, kind: TableKind, before: bool
 ) -> None:
     """The topic has two chunks. A run continues, or another reparse starts again."""
     monkeypatch.setattr(parsed, "CHUNK", 1)
-    press.add(*(FITS % number for number in range(1, 7)), b"bad", b'{"id": "eight"}')
-    press.run()
+    case.add(*(FITS % number for number in range(1, 7)), b"bad", b'{"id": "eight"}')
+    case.run()
     end = kill_around_commit(monkeypatch, kind, before=before)
     with pytest.raises(KilledError):
-        press.reparse("id string")
+        case.reparse("id string")
     end()
     if kind is not PARSED or not before:
-        press.run("id string")
-        entries = [row["entry_id"] for row in press.rows()]
-        entries += [row["id"] for row in press.rows(QUARANTINE)]
+        case.run("id string")
+        entries = [row["entry_id"] for row in case.rows()]
+        entries += [row["id"] for row in case.rows(QUARANTINE)]
         assert len(entries) == len(set(entries)) == 8
-        assert len(press.reasons()) == 1
+        assert len(case.reasons()) == 1
     monkeypatch.setattr(parsed, "CHUNK", 1)
-    assert press.reparse("id string") == (7, 1)
-    assert sorted(row["id"] for row in press.rows()) == [*"123456", "eight"]
+    assert case.reparse("id string") == (7, 1)
+    assert sorted(row["id"] for row in case.rows()) == [*"123456", "eight"]
 
 
-def test_reparse_accepts_columns_of_other_types(press: Press) -> None:
-    press.add(FITS % 1, b'{"id": "two"}', b"bad")
-    press.run()
-    assert press.reparse("id string, at string") == (2, 1)
-    assert sorted(row["id"] for row in press.rows()) == ["1", "two"]
-    assert press.run("id string, at string").parsed == 0
-    raw = deltalake.DeltaTable(str(Archive(press.folder).folder("orders")))
+def test_reparse_accepts_columns_of_other_types(case: ParseCase) -> None:
+    case.add(FITS % 1, b'{"id": "two"}', b"bad")
+    case.run()
+    assert case.reparse("id string, at string") == (2, 1)
+    assert sorted(row["id"] for row in case.rows()) == ["1", "two"]
+    assert case.run("id string, at string").parsed == 0
+    raw = deltalake.DeltaTable(str(Archive(case.folder).folder("orders")))
     raw.delete()
     with pytest.raises(
         RequestRefusedError, match="3 parsed rows of orders have no archived entry any longer"
     ):
-        press.reparse("id string")
-    assert press.reparse("id string", allow_loss=True) == (0, 0)
+        case.reparse("id string")
+    assert case.reparse("id string", allow_loss=True) == (0, 0)
     with pytest.raises(RequestRefusedError, match="schema is not set"):
-        press.reparse("")
+        case.reparse("")
 
 
-def test_unparsed_rows_of_a_compacted_file_replace_no_row(press: Press) -> None:
+def test_unparsed_rows_of_a_compacted_file_replace_no_row(case: ParseCase) -> None:
     """A file may contain entries on both sides of the parsed position."""
-    press.add(FITS % 1, FITS % 2)
-    press.run()
-    press.add(FITS % 3)
-    press.run("")
-    compact(press.settings, press.folder)
-    (raw,) = press.table(RAW).file_uris()
+    case.add(FITS % 1, FITS % 2)
+    case.run()
+    case.add(FITS % 3)
+    case.run("")
+    compact(case.settings, case.folder)
+    (raw,) = case.table(RAW).file_uris()
     assert raw.endswith(".parquet")
-    press.table(RAW).delete(f"id = '{START + 10_000}-0'")
+    case.table(RAW).delete(f"id = '{START + 10_000}-0'")
     with pytest.raises(
         RequestRefusedError, match="1 parsed rows of orders have no archived entry any longer"
     ):
-        press.reparse()
-    assert press.ids() == [1, 2]
-    assert press.reparse(allow_loss=True) == (2, 0)
+        case.reparse()
+    assert case.ids() == [1, 2]
+    assert case.reparse(allow_loss=True) == (2, 0)
 
 
-def test_restored_raw_table_is_reported(press: Press) -> None:
-    press.add(FITS % 1)
-    press.run()
-    press.add(FITS % 2)
-    press.run()
-    table = deltalake.DeltaTable(str(Archive(press.folder).folder("orders")))
+def test_restored_raw_table_is_reported(case: ParseCase) -> None:
+    case.add(FITS % 1)
+    case.run()
+    case.add(FITS % 2)
+    case.run()
+    table = deltalake.DeltaTable(str(Archive(case.folder).folder("orders")))
     table.restore(1)
-    press.run()  # the entry is archived again, but is already parsed
-    assert press.ids() == [1, 2]
+    case.run()  # the entry is archived again, but is already parsed
+    assert case.ids() == [1, 2]
     table.update_incremental()
     table.restore(1)
-    archive = Archive(press.folder)
+    archive = Archive(case.folder)
     raw = archive.table("orders")
     assert raw is not None
     with pytest.raises(
         RequestRefusedError, match="was restored to a version older than its parsed rows; remove"
     ):
-        parsed.parse(archive, raw, Pipeline(SCHEMA), lambda: press.shop.spark, lambda: None)
+        parsed.parse(archive, raw, Pipeline(SCHEMA), lambda: case.shop.spark, lambda: None)
 
 
-def test_deleted_rows_stay_deleted(press: Press) -> None:
-    press.add(FITS % 1, FITS % 2, b"bad 3", b"bad 4")
-    press.run()
+def test_deleted_rows_stay_deleted(case: ParseCase) -> None:
+    case.add(FITS % 1, FITS % 2, b"bad 3", b"bad 4")
+    case.run()
     places = (("tables", "", 1), ("parsed", "entry_", 1), ("tables", "", 3), ("quarantine", "", 3))
     for name, of, number in places:
-        table = deltalake.DeltaTable(str(press.folder / name / "orders"))
+        table = deltalake.DeltaTable(str(case.folder / name / "orders"))
         table.delete(f"{of}partition = 0 AND {of}id = '{START + number * 10_000}-0'")
-    press.add(FITS % 5)
-    press.run()
-    assert press.ids() == [2, 5]
-    assert [row["value"] for row in press.rows(QUARANTINE)] == [b"bad 4"]
+    case.add(FITS % 5)
+    case.run()
+    assert case.ids() == [2, 5]
+    assert [row["value"] for row in case.rows(QUARANTINE)] == [b"bad 4"]
 
 
 @pytest.mark.slow
-def test_parsed_table_is_exact_after_sigkill(press: Press, tmp_path: Path) -> None:
+def test_parsed_table_is_exact_after_sigkill(case: ParseCase, tmp_path: Path) -> None:
     """A run commits to the raw table, the parsed table and the quarantine, missing rows first."""
     (tmp_path / "streamq.toml").write_text(
-        f'[redis]\nurl = "{press.shop.server.url}"\n[pipelines.orders]\nschema = "{SCHEMA}"\n'
+        f'[redis]\nurl = "{case.shop.server.url}"\n[pipelines.orders]\nschema = "{SCHEMA}"\n'
     )
     for number, (point, commit) in enumerate((("committed", 2), ("written", 4))):
-        press.add(FITS % (2 * number), b"bad", FITS % (2 * number + 1))
+        case.add(FITS % (2 * number), b"bad", FITS % (2 * number + 1))
         command = [sys.executable, "-m", "tests.support.killed_archive", point, str(commit)]
         command += ["--config", str(tmp_path / "streamq.toml"), "pipeline", "archive"]
-        command += ["--archive", str(press.folder), "--master", "local[1]", *QUICK]
+        command += ["--archive", str(case.folder), "--master", "local[1]", *QUICK]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
         assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert (press.ids(), len(press.reasons())) == ([0, 1, 2, 3], 1)
-    press.run()
-    assert (press.ids(), len(press.reasons())) == ([0, 1, 2, 3], 2)
+    assert (case.ids(), len(case.reasons())) == ([0, 1, 2, 3], 1)
+    case.run()
+    assert (case.ids(), len(case.reasons())) == ([0, 1, 2, 3], 2)
 
 
 @pytest.mark.slow
-def test_invalid_schema_is_reported_by_each_periodic_run(press: Press, tmp_path: Path) -> None:
+def test_invalid_schema_is_reported_by_each_periodic_run(case: ParseCase, tmp_path: Path) -> None:
     """Each run reports it and archives the entries, and Ctrl-C stops the command."""
     file = tmp_path / "streamq.toml"
     file.write_text(
-        f'[redis]\nurl = "{press.shop.server.url}"\n[pipelines.orders]\nschema = "id lng"\n'
+        f'[redis]\nurl = "{case.shop.server.url}"\n[pipelines.orders]\nschema = "id lng"\n'
     )
-    again = ("archive", "--archive", str(press.folder), "--every", "1s", "--master", "local[1]")
+    again = ("archive", "--archive", str(case.folder), "--every", "1s", "--master", "local[1]")
 
     def told(level: str) -> int:
         said = spark_process.read_output(tmp_path)
@@ -815,8 +815,8 @@ def test_invalid_schema_is_reported_by_each_periodic_run(press: Press, tmp_path:
 
     with spark_process.pipeline(tmp_path, file, *again, *QUICK) as running:
         for rounds in (1, 2, 3):
-            press.add(FITS % rounds)
-            wait_until(partial(press.is_archived, rounds), timeout=200)
+            case.add(FITS % rounds)
+            wait_until(partial(case.is_archived, rounds), timeout=200)
             wait_until(lambda least=rounds: told("Error") >= least, timeout=60)
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 130

@@ -15,7 +15,7 @@ from streamqd import extras
 ROOT = Path(__file__).parents[2]
 # Run the command line as if a package were not installed.
 WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from streamqd.cli import cli; cli()"
-VERBS = {
+COMMANDS = {
     "archive": ["--archive", "archive"],
     "compact": ["--archive", "archive"],
     "replay": ["access"],
@@ -62,7 +62,7 @@ def test_install_hints_in_the_code_are_equal() -> None:
     [
         *(
             (verb, package)
-            for verb in VERBS
+            for verb in COMMANDS
             for package in ("pyarrow", "pyspark")
             if (verb, package) != ("compact", "pyspark")
         ),
@@ -77,7 +77,7 @@ def test_pipeline_error_names_the_missing_packages(verb: str, package: str, tmp_
     (tmp_path / "job.py").write_text("def main(job): pass\n")
     (tmp_path / "streamq.toml").write_text('[redis]\nurl = "redis://127.0.0.1:1/0"\n')
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, package, "pipeline", verb, *VERBS[verb]],
+        [sys.executable, "-c", WITHOUT, package, "pipeline", verb, *COMMANDS[verb]],
         cwd=tmp_path,
         capture_output=True,
         text=True,

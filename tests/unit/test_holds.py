@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from streamqd.worker.held_keys import KeyBlocker
 
 
-class One(NamedTuple):
+class HeldEntry(NamedTuple):
     number: int
     key: str
     size: int = 10
 
 
 def test_held_key_is_due_on_time_with_its_entries_in_order():
-    holds: KeyBlocker[One] = KeyBlocker()
-    first, second = One(1, "a"), One(2, "a")
+    holds: KeyBlocker[HeldEntry] = KeyBlocker()
+    first, second = HeldEntry(1, "a"), HeldEntry(2, "a")
     holds.hold("a", first, 5.0)
     holds.append("a", second)
     assert ("a" in holds, "b" in holds) == (True, False)
@@ -33,11 +33,11 @@ def test_held_key_is_due_on_time_with_its_entries_in_order():
 
 
 def test_held_entry_that_fails_again_stays_first():
-    holds: KeyBlocker[One] = KeyBlocker()
-    holds.hold("a", One(1, "a"), 1.0)
-    holds.append("a", One(2, "a"))
+    holds: KeyBlocker[HeldEntry] = KeyBlocker()
+    holds.hold("a", HeldEntry(1, "a"), 1.0)
+    holds.append("a", HeldEntry(2, "a"))
     assert holds.take(1.0) == "a"
-    holds.hold("a", One(1, "a"), 7.0)
+    holds.hold("a", HeldEntry(1, "a"), 7.0)
     holds.reschedule("a", 2.0)
     assert holds.next_due() == 7.0
     assert [each.number for each in holds.first_entries("a", 9)] == [1, 2]
@@ -45,9 +45,9 @@ def test_held_entry_that_fails_again_stays_first():
 
 
 def test_held_key_is_free_without_waiting_entries():
-    holds: KeyBlocker[One] = KeyBlocker()
-    holds.hold("a", One(1, "a"), 1.0)
-    holds.append("a", One(2, "a"))
+    holds: KeyBlocker[HeldEntry] = KeyBlocker()
+    holds.hold("a", HeldEntry(1, "a"), 1.0)
+    holds.append("a", HeldEntry(2, "a"))
     holds.take(1.0)
     holds.remove_first("a")
     holds.reschedule("a", 3.0)
@@ -60,16 +60,16 @@ def test_held_key_is_free_without_waiting_entries():
 
 
 def test_held_keys_are_taken_in_due_order():
-    holds: KeyBlocker[One] = KeyBlocker()
+    holds: KeyBlocker[HeldEntry] = KeyBlocker()
     for key, due in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
-        holds.hold(key, One(0, key), due)
+        holds.hold(key, HeldEntry(0, key), due)
     assert [holds.take(9.0) for _ in range(4)] == ["b", "c", "a", None]
 
 
 def test_taken_entry_is_due_again_but_a_running_one_is_not():
-    holds: KeyBlocker[One] = KeyBlocker()
+    holds: KeyBlocker[HeldEntry] = KeyBlocker()
     for key in "abc":
-        holds.hold(key, One(0, key), 1.0)
+        holds.hold(key, HeldEntry(0, key), 1.0)
     holds.take(1.0)
     holds.take(1.0)
     holds.restart(2.0, busy=["b"])
@@ -88,13 +88,13 @@ def test_every_held_key_finishes_in_order(
     stream: list[tuple[str, int]], delays: list[float], longest: int, chance: object
 ):
     """Entries arrive, fail a number of times and run when they are due. Some runs never start."""
-    holds: KeyBlocker[One] = KeyBlocker()
+    holds: KeyBlocker[HeldEntry] = KeyBlocker()
     left = {number: times for number, (_, times) in enumerate(stream)}
     ended: dict[str, list[int]] = defaultdict(list)
     waits = deque(delays)
     now = 0.0
 
-    def run(one: One) -> bool:
+    def run(one: HeldEntry) -> bool:
         if left[one.number]:
             left[one.number] -= 1
             holds.hold(one.key, one, now + (waits.popleft() if waits else 0.0))
@@ -114,7 +114,7 @@ def test_every_held_key_finishes_in_order(
             holds.reschedule(key, now)
 
     for number, (key, _) in enumerate(stream):
-        one = One(number, key)
+        one = HeldEntry(number, key)
         if key in holds:
             holds.append(key, one)
         else:

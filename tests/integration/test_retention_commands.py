@@ -13,8 +13,8 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
+from tests.support.commands import Run, document
 from tests.support.servers import Server
-from tests.support.verbs import Run, document
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 from tests.contract.harness import Harness
+from tests.support.commands import HarnessAt, Run, document
 from tests.support.daemon import GROUP, TOPIC, Daemon
 from tests.support.servers import ProcessServer
-from tests.support.verbs import HarnessAt, Run, document
 
 
 def delay_retries(
