@@ -1,7 +1,8 @@
 """Merge small files of a table into large ones, and delete files that no reader needs any longer.
 
-The merge is a commit of the Delta log, so a reader sees the table before or after it. The deletion
-is not a commit. It keeps replaced files for `grace`, because readers may still use them.
+A merge is a commit in the Delta log, so readers see the table either before or after it. The
+deletion is not a commit. It keeps replaced files for a grace period, because readers may still be
+using them.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("streamqd.spark")
 
 TARGET = 256 << 20  # target size of a file in bytes
-GRACE = 86_400.0  # seconds that replaced files stay for readers that already use them
-FAN_IN = 8  # files of similar size, date and partition that are merged into one
-_SMALLEST = 1 << 20  # bytes. Smaller files count as similar in size.
-_DATES = 200  # dates in one merge commit
+GRACE = 86_400.0  # seconds for which replaced files are kept for readers that already use them
+FAN_IN = 8  # minimum files with the same size class, date and partition that are merged
+_SMALLEST = 1 << 20  # bytes up to which all files are in the same size class
+_DATES = 200  # maximum dates in one merge commit
 _BATCHES = 50  # batches between two searches for files to delete
 _HOUR = 3600
 _DATE, _NUMBER = "[0-9]{4}-[0-9]{2}-[0-9]{2}", "[0-9]+"  # partition columns, in this order
@@ -54,13 +55,16 @@ _DATE, _NUMBER = "[0-9]{4}-[0-9]{2}-[0-9]{2}", "[0-9]+"  # partition columns, in
 
 @dataclass
 class Compacted:
-    """The result of a run for one table: of a topic, or of another kind such as `parsed/orders`."""
+    """The result of a run for one table.
+
+    `topic` is the name of a topic, or the path of a table of another kind, such as `parsed/orders`.
+    """
 
     topic: str
     rows: int = 0
     files_before: int = 0
     files_after: int = 0
-    purged: int = 0  # files that were replaced earlier and are deleted now
+    purged: int = 0  # files that were replaced earlier, and that this run has deleted
     seconds: float = 0.0
 
 
@@ -72,11 +76,14 @@ def compact(
     target: int = TARGET,
     grace: float = _HOUR,
 ) -> tuple[list[Compacted], list[RequestRefusedError | SparkError]]:
-    """Compact these topics, or without `wanted` all topics, results of queries, and the history.
+    """Compact the tables of these topics, or by default all tables of the archive.
 
-    Return the results, and the errors of the tables that failed. An error of one table does not
-    stop the others. `target` is in bytes, `grace` in seconds. Raises RequestRefusedError for an
-    invalid request.
+    The tables of a topic contain its entries, dead letters and parsed payloads. All tables also
+    include the results of queries and the history. `target` is the size of the new files in bytes.
+    `grace` is the time in seconds for which replaced files are kept.
+
+    Returns the results, and the errors of the tables that failed. An error in one table does not
+    stop the others. Raises RequestRefusedError for an invalid request.
     """
     if grace < _HOUR:
         raise RequestRefusedError(
@@ -106,7 +113,8 @@ def compact(
                 with _collect_problems(problems):
                     done.append(_compact_table(made, f"{made.kind.folder}/{topic}", target, grace))
     for kind in () if wanted else (derived.RESULTS, HISTORY):
-        # Do not take the lease, which a standing query may hold for weeks. Delta detects conflicts.
+        # These tables are compacted without the lease, because a standing query may hold it for
+        # weeks. Delta detects conflicts.
         for name in archive.names(kind):
             with _collect_problems(problems):
                 result = archive.derived_table(name, kind)
@@ -135,18 +143,21 @@ def _compact_table(table: ArchiveTable, name: str, target: int, grace: float) ->
 
 
 def merge_small_files(table: ArchiveTable, batches: int) -> None:
-    """Merge the small files of a table after `batches` new batches, so that reads stay fast.
+    """Merge the small files of a table, so that reads remain fast.
 
-    Every `_BATCHES` batches, also delete files that no reader needs any longer. A row is
-    rewritten once per size class. Each class is eight times as large as the one before.
+    `batches` is the number of batches that were added since the last call. Once every `_BATCHES`
+    batches, files that no reader needs any longer are deleted, too.
+
+    Each row is rewritten only once per size class, and each class is eight times as large as the
+    one before.
     """
     try:
         _merge_small_files(table, batches)
     except RequestRefusedError:
-        return  # another program is changing the files. It or the next run merges them.
+        return  # another program is changing the files, so it or the next run merges them
     except ArchiveDamagedError:
         raise
-    except (ArchiveError, OSError) as error:  # only the merge failed, and the entries are archived
+    except (ArchiveError, OSError) as error:  # only the merge failed: the entries are archived
         _log.warning("the small files of %s were not merged: %s", table.topic, error)
 
 
@@ -162,7 +173,7 @@ def _merge_small_files(table: ArchiveTable, batches: int) -> None:
             many[partition, size].append(date)
     for (partition, size), dates in many.items():
         target = min(TARGET, _SMALLEST * FAN_IN ** (size + 1))
-        for at in range(0, len(dates), _DATES):  # a message can have any date
+        for at in range(0, len(dates), _DATES):  # there can be many, as messages can have any date
             part = dates[at : at + _DATES]
             only = [
                 (name, "in", part) if name == table.partitioned[0] else (name, "=", value)
@@ -181,7 +192,10 @@ def _size_class(size: int) -> int:
 def rewrite(
     table: ArchiveTable, target: int, only: Any = None
 ) -> tuple[list[WrittenFile], list[WrittenFile]]:
-    """Write small files into files of about `target` bytes. Return the old and the new ones."""
+    """Merge small files into files of about `target` bytes. Return the old and the new files.
+
+    Raises ArchiveDamagedError if the merge has changed the number of rows.
+    """
     from deltalake import CommitProperties
 
     before, version, mark = table.files(), table.version, uuid.uuid4().hex
@@ -191,11 +205,12 @@ def rewrite(
             target_size=target,
             max_concurrent_tasks=1,
             writer_properties=_writer_properties(table),
-            # Write no note, which would discard a batch that another run commits meanwhile.
+            # The commit contains no note. A note would discard a batch that another run commits at
+            # the same time.
             commit_properties=CommitProperties(custom_metadata={MARK: mark}),
         )
-        # delta-rs writes and commits in one call, without flushing. Flush the files first, then the
-        # log.
+        # delta-rs writes and commits in a single call, without flushing. The files are flushed
+        # here, and the log is flushed after this block.
         table.reload()
         gone, new = _read_commit(table, version + 1, mark)
         table.settle(new)
@@ -206,7 +221,10 @@ def rewrite(
 
 
 def _writer_properties(table: ArchiveTable) -> WriterProperties:
-    """Return the writer properties of a table. Results of a query may contain NaN."""
+    """Return the properties with which files of a table are written.
+
+    Tables of results are special, because they may contain NaN.
+    """
     from deltalake import ColumnProperties, WriterProperties
 
     if table.kind != derived.RESULTS:
@@ -223,7 +241,8 @@ def _writer_properties(table: ArchiveTable) -> WriterProperties:
 def _read_commit(table: ArchiveTable, first: int, mark: str) -> tuple[set[str], list[WrittenFile]]:
     """Return the names of the files that the commit with this mark removed, and the added files.
 
-    Other programs may have committed before and after it.
+    The commit is searched from version `first` on, because other programs may have committed before
+    or after it.
     """
     for actions in table.commits(first):
         if any(action.get("commitInfo", {}).get(MARK) == mark for action in actions):
@@ -241,10 +260,10 @@ def _parse_added(table: ArchiveTable, found: dict[str, Any]) -> WrittenFile:
 
 
 def purge(table: ArchiveTable, grace: float) -> int:
-    """Delete files that no version of the last `grace` seconds uses. Return their number.
+    """Delete the files that no version of the last `grace` seconds contains. Return their number.
 
-    delta-rs only lists the files, because it would follow links and delete files outside the
-    layout. Raises ArchiveError for a file that cannot be deleted.
+    delta-rs is used only to list the files, because it would follow links and also delete files
+    outside the layout of the table. Raises ArchiveError if a file cannot be deleted.
     """
     count = 0
     for name in table.find_unnamed(grace):
@@ -259,7 +278,7 @@ def purge(table: ArchiveTable, grace: float) -> int:
 
 
 def _is_table_file(table: ArchiveTable, name: str) -> bool:
-    """Return True for the name of a file in the layout of a table."""
+    """Return True if a name fits the layout of the table's files."""
     layout = zip(table.partitioned, (_DATE, _NUMBER), strict=False)
     folders = "".join(f"{column}={value}/" for column, value in layout)
     return re.fullmatch(rf"{folders}[^/]+\.parquet", name) is not None

@@ -1,7 +1,7 @@
-"""The lease of a pipeline, so that two runs do not do the same work.
+"""Hold a lease on the work of a pipeline, so that two runs do not do the same work.
 
-The lease is stored in Redis. A thread with its own connection renews it while the block runs. The
-lease only avoids unnecessary work: even without it, the archive contains no entry twice.
+The lease is stored in Redis, and a thread with its own connection renews it. It only avoids
+unnecessary work: even without the lease, the archive would contain no entry twice.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ _RENEWALS = 5  # renewals per TTL
 
 
 class PipelineLease:
-    """The lease of one pipeline on one topic, for the duration of a `with` block.
+    """The lease of one pipeline on one topic, which is held for the duration of a `with` block.
 
-    1. Entering acquires the lease, or raises RequestRefusedError, which names its holder.
-    2. A thread renews it. `check` raises RedisUnavailableError after the lease is lost.
-    3. Leaving releases it. After a kill, the lease expires. On the same host, the next run detects
-       that the process has exited and does not wait.
+    1. When the block is entered, the lease is acquired. If another run holds it, this raises
+       RequestRefusedError, whose message names the holder.
+    2. Inside the block, a thread renews the lease. After it is lost, `check` raises
+       RedisUnavailableError.
+    3. When the block exits, the lease is released. If the process is killed, the lease expires. A
+       next run on the same host detects that the process has exited, and does not wait.
     """
 
     def __init__(
@@ -42,7 +44,11 @@ class PipelineLease:
         ttl: float = TTL,
         what: str = "",
     ) -> None:
-        """Prepare the lease. `what` describes it, as the start of a sentence."""
+        """Prepare the lease without acquiring it.
+
+        `what` describes the work in errors, as a sentence to which the holder is added, such as
+        "table x is being written".
+        """
         self._what = what or f"the pipeline {name.partition(':')[0]} of {topic} is being run"
         self._connect = connect
         self._keys = keys
@@ -75,9 +81,10 @@ class PipelineLease:
         self._thread.join()
 
     def check(self) -> None:
-        """Raise RedisUnavailableError when another run may have started. Costs no round trip.
+        """Raise RedisUnavailableError if the lease is lost, so that another run may have started.
 
-        A lease is lost only if Redis does not answer for its TTL, so the error reports that.
+        A lease is lost only if Redis does not answer for its TTL, and this is reported as the
+        error. Checking takes no round trip.
         """
         if self._lost or time.monotonic() > self._until:
             raise RedisUnavailableError(
@@ -99,12 +106,12 @@ class PipelineLease:
                 try:
                     reply = link.run(archives.renew_lease(*arguments, self._ttl))
                 except (RedisUnavailableError, RedisResponseError):
-                    continue  # `check` raises when this lasts too long
+                    continue  # if this lasts too long, `check` raises an error
                 if reply.word != "OK":
                     self._lost = True
                     return
                 self._until = began + self._ttl
-            with suppress(RedisUnavailableError, RedisResponseError):  # it expires
+            with suppress(RedisUnavailableError, RedisResponseError):  # the lease then expires
                 link.run(archives.release_lease(*arguments))
 
 

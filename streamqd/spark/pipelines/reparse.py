@@ -1,4 +1,4 @@
-"""Parse the archived entries of a topic again after a change of its schema."""
+"""Parse the archived entries of a topic again after its schema was changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Reparsed:
-    """The number of rows that fit the schema now, and the number of other rows."""
+    """The result of a run: the number of rows that now fit the schema, and of those that do not."""
 
     topic: str
     parsed: int = 0
@@ -43,8 +43,10 @@ def reparse(
 ) -> Reparsed:
     """Parse all archived entries of a topic again, or only those in its quarantine.
 
-    This can be killed at any time and repeated. Raises RequestRefusedError, InvalidRequestError,
-    ArchiveError, PipelineError.
+    A run can be killed at any time and then repeated. Unless `allow_loss` is True, it is refused if
+    parsed rows would be deleted because their archived entries are missing.
+
+    Raises RequestRefusedError, InvalidRequestError, ArchiveError or PipelineError.
     """
     began = time.monotonic()
     archive = Archive(location(folder, settings.archive.pairs))
@@ -71,13 +73,13 @@ def reparse(
 
 
 def _check_no_loss(archive: Archive, raw: ArchiveTable) -> None:
-    """Raise RequestRefusedError if raw entries of rows in the derived tables are missing."""
+    """Raise RequestRefusedError if the derived tables have rows whose raw entries are missing."""
     kinds: tuple[TableKind, ...] = (derived.QUARANTINE, derived.PARSED)
     made = [
         table for kind in kinds if (table := archive.derived_table(raw.topic, kind)) is not None
     ]
     rows = sum(each.rows for table in made for each in table.files())
-    # Count only parsed entries, because newer entries do not make up for deleted ones.
+    # Only entries that were parsed are counted, because newer ones do not make up for deleted ones.
     ends = {place[1]: at.id for table in made for place, at in table.positions.items()}
     archived = sum(_rows_up_to(raw, each, ends.get(each.partition, ZERO)) for each in raw.files())
     if rows > archived:
@@ -89,7 +91,7 @@ def _check_no_loss(archive: Archive, raw: ArchiveTable) -> None:
 
 
 def _rows_up_to(raw: ArchiveTable, file: WrittenFile, end: Id) -> int:
-    """Return the number of rows of a raw file with IDs up to `end`. Raises ArchiveError."""
+    """Return the number of rows in a raw file with IDs up to `end`. Raises ArchiveError."""
     if file.last <= end:
         return file.rows
     return lookup.rows_up_to(raw, file, end) if file.first <= end else 0

@@ -1,6 +1,7 @@
-"""Send old messages again: from Redis, the archive or the dead letters, to any topic.
+"""Send old messages from Redis, the archive or the dead letters again, to any topic.
 
-A replayed message is a new message. Its header `x-replay-of` contains the ID of the old entry.
+A replayed message is a new message. Its header `x-replay-of` contains the topic, the partition and
+the ID of the old entry.
 """
 
 from __future__ import annotations
@@ -29,19 +30,22 @@ if TYPE_CHECKING:
     from pyspark.sql import Row as SparkRow
 
 WINDOW = "30d"  # lifetime of the dedup IDs of a named replay
-_EVEN = 0.02  # seconds between two writes of a replay with a rate, unless it writes single messages
+_EVEN = 0.02  # target seconds between two writes of a replay with a rate
 _SENT = (*COLUMNS[:2], HEADERS, FIELDS, Column("dedup", "string"))
 
 
 @dataclass(frozen=True)
 class ReplayFilter:
-    """Selects the messages to replay. All conditions must hold. Times are of the entries."""
+    """Selects the messages to replay. A message must meet all conditions.
+
+    `since` (inclusive) and `until` (exclusive) apply to the times of the entries.
+    """
 
     since: dt.datetime | None = None
     until: dt.datetime | None = None
     keys: tuple[str, ...] = ()
     headers: dict[str, str] = field(default_factory=dict)
-    where: str = ""  # a condition in SQL over the columns
+    where: str = ""  # SQL condition over the columns
     tier: str = "all"  # all | hot | cold | dlq
 
 
@@ -51,12 +55,12 @@ class ReplaySummary:
 
     topic: str
     target: str
-    rows: int  # chosen rows
+    rows: int  # number of chosen messages
     size: int  # bytes of their payloads
     first: str | None
     last: str | None
     dry_run: bool
-    sent: int = 0  # fewer than `rows` if an earlier replay with this name sent some of them
+    sent: int = 0  # messages sent, fewer than `rows` if an earlier replay sent some of them
     seconds: float = 0.0
 
 
@@ -72,11 +76,14 @@ def replay(
     name: str = "",
     dry_run: bool = False,
 ) -> ReplaySummary:
-    """Send the chosen messages to `target`, or to their own topic.
+    """Send the chosen messages to a target topic, or by default to their own topic.
 
-    `rate` is in messages per second. With a `name`, no message is sent twice within WINDOW, even if
-    the named replay is repeated. Without a name, an interrupted replay starts again. Raises
-    RequestRefusedError, TopicNotFoundError, PipelineError.
+    `rate` limits the number of messages per second. If the replay has a `name`, it can be repeated
+    after an interruption, and no message is sent twice within WINDOW. Without a name, an
+    interrupted replay starts again from the beginning.
+
+    Raises RequestRefusedError for an invalid condition, TopicNotFoundError if a topic does not
+    exist, and PipelineError if Spark fails.
     """
     began = time.monotonic()
     raw = of_settings(settings) | {"topic": target or topic}
@@ -98,7 +105,10 @@ def replay(
 
 
 def choose(frame: DataFrame, choice: ReplayFilter) -> DataFrame:
-    """Return the chosen rows. Raises RequestRefusedError for a condition that Spark cannot read."""
+    """Select the rows that meet all conditions.
+
+    Raises RequestRefusedError if Spark cannot parse the SQL condition.
+    """
     from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as f
 
@@ -147,7 +157,7 @@ def _summarize(frame: DataFrame, topic: str, target: str, dry_run: bool) -> Repl
 
 
 def _sink_rows(frame: DataFrame, topic: str, choice: ReplayFilter, name: str) -> DataFrame:
-    """Return the rows in the form of the sink, in order within each partition."""
+    """Convert rows to the columns that the sink expects, in order within each partition."""
     from pyspark.sql import functions as f
 
     place = ":dlq" if choice.tier == "dlq" else ""
@@ -157,7 +167,8 @@ def _sink_rows(frame: DataFrame, topic: str, choice: ReplayFilter, name: str) ->
         lambda each: each["key"] != REPLAY_OF,
     )
     headers = f.concat(others, f.array(_header(f.lit(REPLAY_OF), origin)))
-    # Keep only the fields of the message. The other fields of a dead letter describe its failure.
+    # Only the fields of the message are kept. The other fields of a dead letter describe its
+    # failure.
     fields = (
         f.col("fields") if "fields" in frame.columns else f.lit(None).cast("map<string,binary>")
     )
@@ -182,14 +193,21 @@ def _header(name: SparkColumn, value: SparkColumn) -> SparkColumn:
 
 
 def _is_replay() -> SparkColumn:
-    """Select replayed rows. A named replay into its own topic must not find its own rows."""
+    """Return a condition that is true for replayed messages.
+
+    It is needed because a named replay into the same topic must not find the messages that it sent
+    itself.
+    """
     from pyspark.sql import functions as f
 
     return f.coalesce(f.exists("headers", lambda each: each["key"] == REPLAY_OF), f.lit(False))
 
 
 def _send(frame: DataFrame, options: WriteOptions, rate: float | None) -> int:
-    """Send rows, all in one task with a rate. Return the number that was not sent before."""
+    """Send rows, and return the number of messages that were not sent before.
+
+    If there is a rate, one task sends all rows.
+    """
     from streamqd.spark.sink import append
 
     if rate is not None:
@@ -209,7 +227,7 @@ def _send(frame: DataFrame, options: WriteOptions, rate: float | None) -> int:
 
 
 def _messages(found: Iterable[SparkRow], options: WriteOptions) -> Iterator[Row]:
-    """Return rows in the form of the sink."""
+    """Convert rows to the messages that the sink sends."""
     import pyarrow as pa
 
     schema = arrow_schema(_SENT)
@@ -222,7 +240,7 @@ def _messages(found: Iterable[SparkRow], options: WriteOptions) -> Iterator[Row]
 
 
 def pace(rows: Iterable[Row], rate: float) -> Iterator[Row]:
-    """Yield the rows, spaced evenly at the rate. After a delay, no burst follows."""
+    """Yield the rows at an even rate, in rows per second. A delay is not followed by a burst."""
     due = time.monotonic()
     for row in rows:
         early = due - time.monotonic()
