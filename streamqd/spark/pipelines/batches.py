@@ -1,7 +1,7 @@
-"""Plan a batch of an archive: the entries of each partition, and the positions after it. No I/O.
+"""Plan the batches of an archive run: the entries of each partition, and the positions after them.
 
-The table is the only record, and a batch starts at its end. An interrupted batch is planned again,
-possibly with other entries.
+The table is the only record, and each batch starts at the end of it. An interrupted batch is
+planned again, possibly with different entries. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from streamqd.model import TopicPartition
 from streamqd.spark import offsets
 from streamqd.spark.offsets import Id, Offsets, Position, Span, StreamFacts
 
-PIECE_ROWS = 100_000  # minimum entries of each task when several tasks share a stream
+PIECE_ROWS = 100_000  # minimum entries for each task if several tasks share a stream
 
 
 class Stretch(NamedTuple):
     """The part of a batch that comes from one partition.
 
-    It starts at `begin`, is read in `spans` (none without entries), and ends at `target`, or after
-    `limit` entries.
+    It starts at `begin` and ends at `target`, or after `limit` entries if there is a limit. The
+    entries are read in `spans`, which are empty if there are no entries.
     """
 
     place: TopicPartition
@@ -31,7 +31,7 @@ class Stretch(NamedTuple):
 
 
 class TaskEnd(NamedTuple):
-    """The position where a task stopped, and the number of entries it had read."""
+    """The position at which a task stopped, and the number of entries that it had read."""
 
     partition: int
     end: Id
@@ -42,8 +42,8 @@ def incomplete_partitions(
     archived: Offsets, targets: Offsets, facts: Mapping[TopicPartition, StreamFacts]
 ) -> Offsets:
     """Return the positions of the partitions that are not archived up to their target."""
-    # A partition that was never archived starts before its first entry, so that trimmed entries
-    # count as a loss.
+    # A partition that was never archived starts before its first entry ever, so that trimmed
+    # entries count as a loss.
     starts = {place: archived.get(place, Position(offsets.ZERO, 0)) for place in targets}
     return {
         place: start
@@ -58,9 +58,10 @@ def plan(
     rows_max: int,
     tasks: int,
 ) -> list[Stretch]:
-    """Return the stretches of a batch of `rows_max` entries, for `tasks` tasks.
+    """Return the stretches of a batch with up to `rows_max` entries, for a number of tasks.
 
-    Stretches longer than their share get a limit. The others may be divided.
+    A stretch that is longer than its share of the batch gets a limit. The other stretches may be
+    divided among several tasks.
     """
     spans = {
         each.place: offsets.span(each.place, each.begin, each.target, facts[each.place])
@@ -98,7 +99,10 @@ def _entries(span: Span | None, begin: Position, facts: StreamFacts) -> int:
 
 
 def end_positions(begins: Offsets, targets: Offsets, ended: Sequence[TaskEnd]) -> Offsets:
-    """Return the position that each partition reached: its target, or where its tasks stopped."""
+    """Return the position that each partition has reached.
+
+    This is its target, or the furthest position at which one of its tasks stopped.
+    """
     found = {}
     for place, target in targets.items():
         own = [task for task in ended if task.partition == place[1]]

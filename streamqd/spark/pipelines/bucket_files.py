@@ -1,7 +1,8 @@
-"""Read tables of an object store in Spark, whose tasks read the Parquet files with pyarrow.
+"""Read tables in an object store with Spark, whose tasks read the Parquet files with pyarrow.
 
-Spark's own reader needs a Hadoop file system for each kind of store, and no Python package contains
-one. Filters select files and row groups. Spark applies them to the rows again.
+Spark's own reader cannot be used, because it needs a Hadoop file system for each kind of store, and
+no Python package contains one. Filters are used to skip files and row groups, and Spark applies
+them to the rows again.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FORMAT = "streamq_table"
-_FILES = "files"  # option: the files of a read, as JSON
-_TASK_BYTES = 64 << 20  # file bytes that one task reads
-_ROWS = 8192  # rows of a batch
+_FILES = "files"  # name of the option that contains the files to read, as JSON
+_TASK_BYTES = 64 << 20  # target bytes of the files that one task reads
+_ROWS = 8192  # maximum rows in a batch
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _SIGNS = {
     EqualTo: "=",
@@ -56,12 +57,13 @@ _COMPARE = {
     "<": operator.lt,
     "<=": operator.le,
 }
-# Types whose values Spark and pyarrow compare in the same way. For NaN, for example, they differ.
+# Types whose values Spark and pyarrow compare in the same way. Floats, for example, are not among
+# them, because the two compare NaN differently.
 _COMPARED = ("byte", "short", "integer", "long", "string", "binary", "date", "timestamp")
 
 
 class Condition(NamedTuple):
-    """A condition on a column. With the sign `in`, `value` is a tuple."""
+    """A condition on a column. If the sign is `in`, the value is a tuple."""
 
     column: str
     sign: str
@@ -69,7 +71,7 @@ class Condition(NamedTuple):
 
 
 class ListedFile(NamedTuple):
-    """A file of a table. `first_ms` and `last_ms` are bounds of the IDs in a raw table."""
+    """A file of a table. In a raw table, `first_ms` and `last_ms` are bounds of the IDs."""
 
     path: str
     date: str
@@ -80,7 +82,7 @@ class ListedFile(NamedTuple):
 
 
 class FilesPartition(InputPartition):
-    """The input of one task."""
+    """The input of one task: the files to read."""
 
     def __init__(self, files: Sequence[ListedFile]) -> None:
         super().__init__([each.path for each in files])
@@ -105,12 +107,12 @@ def read(
 def _source(folder: BucketFolder, name: str, partitioned: tuple[str, ...]) -> type[DataSource]:
     """Return a data source for one table.
 
-    The directory is stored in the class and not in an option, because it may contain credentials,
-    and Spark shows options in plans and event logs.
+    The directory is stored in the class and not in an option. It may contain credentials, and Spark
+    shows options in plans and event logs.
     """
 
     class BucketTableSource(DataSource):
-        """Files of one table."""
+        """A data source for the files of one table."""
 
         @classmethod
         def name(cls) -> str:
@@ -124,7 +126,7 @@ def _source(folder: BucketFolder, name: str, partitioned: tuple[str, ...]) -> ty
 
 
 class BucketTableReader(DataSourceReader):
-    """Reads the files of one table that may contain rows that match all conditions."""
+    """Reads those files of a table that may contain rows that match all conditions."""
 
     def __init__(
         self,
@@ -171,12 +173,12 @@ class BucketTableReader(DataSourceReader):
         return [FilesPartition(each) for each in tasks] or [FilesPartition(())]
 
     def _bounds(self, file: ListedFile, column: str) -> tuple[Any, Any] | None:
-        """Return the minimum and maximum that a column can have in a file, if known."""
+        """Return the minimum and maximum of a column in a file, or None if they are unknown."""
         if column in self._partitioned:
             value = self._partition_values(file)[column]
             return value, value
         if self._partitioned != RAW.partitioned:
-            return None  # here, columns with the names below belong to a schema or a query
+            return None  # in other tables, the names below can be columns of a schema or a query
         if column == "id_ms":
             return file.first_ms, file.last_ms
         if column == "timestamp":
@@ -184,12 +186,12 @@ class BucketTableReader(DataSourceReader):
         return None
 
     def _partition_values(self, file: ListedFile) -> dict[str, Any]:
-        """Return the values of the columns by which the table is divided."""
+        """Return the values that the table's partition columns have in a file."""
         values = (dt.date.fromisoformat(file.date) if file.date else None, file.partition)
         return dict(zip(self._partitioned, values, strict=False))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read files. Raises OSError."""
+        """Yield the rows of the files that match all conditions. Raises OSError."""
         from pyarrow import dataset
         from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -214,7 +216,7 @@ class BucketTableReader(DataSourceReader):
 
 
 def _moment(unix_ms: int, more_ms: int) -> dt.datetime:
-    """Return the time of an ID, or the last time of the calendar for a later ID."""
+    """Return the time of an ID, or the last time of the calendar if the ID is later."""
     try:
         return _EPOCH + dt.timedelta(milliseconds=unix_ms + more_ms)
     except OverflowError:
@@ -233,13 +235,13 @@ def _may_hold(bounds: tuple[Any, Any] | None, condition: Condition) -> bool:
 
 
 def _conjunction(expressions: Iterable[Any]) -> Any:
-    """Return the conjunction of expressions of pyarrow, None without any."""
+    """Combine pyarrow expressions with `and`. Return None if there are none."""
     found = list(expressions)
     return functools.reduce(operator.and_, found) if found else None
 
 
 def _expression(condition: Condition, schema: pa.Schema) -> Any:
-    """Return a condition in the form of pyarrow."""
+    """Convert a condition to a pyarrow expression."""
     import pyarrow as pa
     from pyarrow import dataset
 
@@ -250,7 +252,7 @@ def _expression(condition: Condition, schema: pa.Schema) -> Any:
 
 
 def _cast(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with exactly the types that Spark expects."""
+    """Convert a batch to exactly the types that Spark expects."""
     import pyarrow as pa
 
     columns = [batch.column(each.name) for each in schema]

@@ -1,7 +1,7 @@
-"""Read topics as tables: archived entries and the entries still in Redis, each entry once.
+"""Read topics as tables of archived entries and entries in Redis, each entry once.
 
-Spark reads entries up to the end of the Delta table from files, and later ones from the stream.
-Archived entries may be trimmed from Redis at any time.
+Spark reads entries up to the end of the Delta table from files, and later entries from the stream.
+Redis may trim archived entries at any time.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ COLUMNS = rows.columns(dead=False, headers=True, fields=True)
 NO_ADDRESS = "redis://localhost"
 TIMEOUT = 10.0  # seconds that one round trip to Redis may take
 _SHOWS = re.compile(r"\s*show\s+(tables|views)\b", re.IGNORECASE)
-# By the prefix of the view.
+# Maps the prefix of a view to the kind of table that the view shows.
 _DERIVED = {"parsed": PARSED, "quarantine": QUARANTINE, "table": RESULTS}
 
 
 def read_cold(spark: SparkSession, topic: str, table: ArchiveTable | None) -> DataFrame:
-    """Return the rows of a table as it was when it was opened."""
+    """Return the rows of a topic's table as it was when it was opened. No table means no rows."""
     from pyspark.sql import functions as f
 
     if table is None:
@@ -64,7 +64,7 @@ def read_files(spark: SparkSession, table: ArchiveTable, files: Sequence[Written
 
 
 def arrow_columns(table: ArchiveTable) -> pa.Schema:
-    """Return the Arrow columns of a table, including added columns."""
+    """Return the Arrow columns of a table, including columns that were added later."""
     import pyarrow as pa
 
     return pa.schema(table.delta.schema().to_arrow())
@@ -78,7 +78,11 @@ def read_hot(
     *,
     fail: bool = True,
 ) -> DataFrame:
-    """Return a topic's entries in Redis after those in a table. `options` are the source's."""
+    """Return the entries of a topic in Redis that come after those in a table.
+
+    `options` contains the options of the data source. If entries between the two are lost,
+    DataLossError is raised, or only logged if `fail` is False.
+    """
     given = {**options, "includeHeaders": "true", "includeFields": "true"}
     if table is not None:
         given["startingOffsets"] = starting_offsets(given, topic, table, fail=fail)
@@ -89,7 +93,7 @@ def read_hot(
 def starting_offsets(
     options: Mapping[str, str], topic: str, table: ArchiveTable | None, *, fail: bool = True
 ) -> str:
-    """Return startingOffsets for reading the entries that follow a table.
+    """Return the option startingOffsets with which a read starts after the entries in a table.
 
     The offsets include the counts of the table, because an ID alone does not show whether trimmed
     entries were archived. Raises DataLossError if they were not, unless `fail` is False.
@@ -114,7 +118,11 @@ def topic_table(
     archive: Archive | None,
     tier: str = "all",
 ) -> DataFrame:
-    """Return a topic, each entry once: from archive and Redis, or from one only."""
+    """Return the entries of a topic, each of them once.
+
+    `tier` selects where they are read from: `all` for both the archive and Redis, `cold` for the
+    archive only, or `hot` for the entries that are not archived.
+    """
     return read_tiers(spark, of_settings(settings), topic, archive, tier)
 
 
@@ -125,11 +133,11 @@ def read_tiers(
     archive: Archive | None,
     tier: str = "all",
 ) -> DataFrame:
-    """Return a topic as `topic_table` does, given the source's options.
+    """Return the entries of a topic like `topic_table`, with given options of the data source.
 
-    The table is opened before the streams are read, so entries that are archived meanwhile are read
-    from Redis. If they are already trimmed, the table has grown and is opened again. Read the
-    result soon, because later trimming can remove its entries.
+    The table is opened before the streams are read, so entries that are archived in between are
+    read from Redis. If they are already trimmed, the table has grown, so it is opened again. Read
+    the result soon, because trimming can still remove entries of Redis from it.
     """
     if tier not in ("all", "hot", "cold"):
         raise RequestRefusedError(f"tier must be all, hot or cold, not {tier}")
@@ -144,7 +152,7 @@ def read_tiers(
             raise RequestRefusedError("the tier cold requires an archive; pass archivePath")
         return read_hot(spark, options, topic, None)
     if tier == "cold":
-        # Check the options as for other tiers, but without an address, which is not needed.
+        # The options are checked as for other tiers, but no address is needed.
         chosen = read_options({"url": NO_ADDRESS, **options, "subscribe": topic}, {}).columns
         return _select_columns(read_cold(spark, topic, archive.table(topic)), chosen)
     given = read_options({**options, "subscribe": topic}, os.environ)
@@ -165,26 +173,32 @@ def read_tiers(
 
 
 def _select_columns(frame: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Return the named columns, all for no names. Raises ValueError for an unknown name."""
+    """Select columns by their names, or all columns if there are no names.
+
+    Raises ValueError for an unknown name.
+    """
     if not names:
         return frame
     return frame.select(*(column.name for column in rows.select_columns(COLUMNS, names)))
 
 
 def dead_letter_table(spark: SparkSession, settings: config.Settings, topic: str) -> DataFrame:
-    """Return the dead letters of a topic."""
+    """Return the dead letters of a topic that are in Redis."""
     return read_topic(spark, topic + DLQ, settings=settings, includeHeaders="true")
 
 
 def view_name(kind: str, name: str) -> str:
-    """Return the name of a view: `topic_access`, `dlq_access`. Other characters become `_`."""
+    """Return the name of a view, such as `topic_access` or `dlq_access`.
+
+    Characters that are not allowed in such a name become `_`.
+    """
     return f"{kind}_" + re.sub(r"\W", "_", name)
 
 
 def stream_table(
     spark: SparkSession, settings: config.Settings, name: str, options: Mapping[str, str]
 ) -> DataFrame:
-    """Return a topic, or with `:dlq` its dead letters, as a stream."""
+    """Return a topic, or its dead letters if the name ends with `:dlq`, as a stream."""
     given = of_settings(settings) | {"subscribe": name, "includeHeaders": "true"}
     if not name.endswith(DLQ):
         given["includeFields"] = "true"
@@ -199,10 +213,11 @@ def make_views(
     *,
     stream: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Create the views that a query uses.
+    """Create the views that a query uses, and return their names.
 
-    Return their names. SHOW TABLES and SHOW VIEWS need all views. With `stream`, the views are
-    streams with these options. Raises RequestRefusedError if two views would have the same name.
+    For SHOW TABLES and SHOW VIEWS, all views are created. If `stream` contains options, the views
+    are streams with these options. Raises RequestRefusedError if the query uses a name that stands
+    for two views.
     """
     from streamqd.spark.pipelines.overviews import OVERVIEWS
 
@@ -212,7 +227,7 @@ def make_views(
     for name, overview in OVERVIEWS.items() if stream is None else ():
         if name in words:
             overview(spark, settings, archive).createOrReplaceTempView(name)
-        elif every:  # the view is only listed, and created by a statement that uses it
+        elif every:  # the view is only listed, and is created when a statement uses it
             spark.createDataFrame([], "listed string").createOrReplaceTempView(name)
         if every or name in words:
             made[name] = name
@@ -241,7 +256,7 @@ def make_views(
 
 
 def _view_names(settings: config.Settings, archive: Archive | None) -> Iterator[tuple[str, str]]:
-    """Return kind and name of everything that has a view."""
+    """Yield the kind and the name of everything that has a view."""
     for topic in _topic_names(settings):
         yield "topic", topic
         yield "dlq", topic
@@ -260,7 +275,7 @@ def _derived_table(
 
 
 def connect(settings: config.Settings) -> Connection:
-    """Return a connection to the Redis of a configuration."""
+    """Open a connection to the Redis in the configuration."""
     redis = config.resolve_url(settings).redis
     return client.connect(redis, timeout=TIMEOUT, name="streamqd:pipeline")
 

@@ -1,11 +1,11 @@
-"""The data source of the archive's stream: Spark's tasks write files, and its rows describe them.
+"""Archive a topic with a streaming data source: its tasks write files, and its rows describe them.
 
-Entries do not pass through Java: the Python task that reads a range of a topic also writes its
-Parquet files, and returns a row for each file. A repeated task writes new files. Only the files of
-the attempt that Spark accepts are in the rows, and no table lists the others.
+Entries do not pass through Java. The Python task that reads a range of a topic also writes its
+Parquet files, and returns a row for each file. If a task is repeated, it writes new files. The rows
+describe only the files of the attempt that Spark accepts, and no table lists the other files.
 
-An offset of the stream is only the number of a batch. The start of a batch is read from the table.
-Therefore, no entry is archived twice or skipped, whatever the checkpoint contains.
+An offset of this stream is only the number of a batch. The start of a batch is read from the table,
+so no entry is archived twice or skipped, whatever the checkpoint contains.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from streamqd.spark.streams import Catalog, report_loss
 FORMAT = "streamq_files"
 COLUMNS = rows.columns(dead=False, headers=True, fields=True)
 STORED = tuple(column for column in COLUMNS if column.name not in ("topic", "partition"))
-# A row describes a file. Without a path, it has the position at which a task stopped (`last`), or
-# the plan.
+# A row describes a file. If its path is null, the row contains either the position at which a task
+# stopped (`last`), or the plan of the batch (`planned`).
 _DDL = (
     "path string, date string, partition int, rows bigint, size bigint, first string, last string,"
     " planned string"
@@ -44,12 +44,15 @@ _DDL = (
 def file_source(folder: Location, name: str) -> type[DataSource]:
     """Return a data source with this name, whose tasks write files of the table in `folder`.
 
-    The directory is stored in the class and not in an option, because it may contain credentials,
-    and Spark shows options in plans and event logs.
+    The directory is stored in the class and not in an option. It may contain credentials, and Spark
+    shows options in plans and event logs.
     """
 
     class FileSource(DataSource):
-        """Entries of a topic, written into files: a row for each. For the archive only."""
+        """A data source that writes entries of a topic to files, and has a row for each file.
+
+        Only the archive uses it.
+        """
 
         @classmethod
         def name(cls) -> str:
@@ -65,7 +68,10 @@ def file_source(folder: Location, name: str) -> type[DataSource]:
 
 
 class PlanPartition(InputPartition):
-    """The task that only returns the plan. There is one in each batch, even without entries."""
+    """The input of the task that only returns the plan.
+
+    Each batch has one such task, even if there are no entries.
+    """
 
     def __init__(self, planned: str) -> None:
         super().__init__(planned)
@@ -73,7 +79,7 @@ class PlanPartition(InputPartition):
 
 
 class PartPartition(InputPartition):
-    """The input of one task: a span, of which it reads and writes at most `limit` entries."""
+    """The input of a task that reads a span and writes its entries, up to the limit."""
 
     def __init__(self, span: Span, limit: int | None) -> None:
         super().__init__((tuple(span), limit))
@@ -82,7 +88,7 @@ class PartPartition(InputPartition):
 
 
 class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans batches after the table, until it has all entries present at the start."""
+    """Plans batches that start after the table, until it has all entries present at the start."""
 
     def __init__(self, options: ReadOptions, folder: Location) -> None:
         self.options = options
@@ -99,14 +105,17 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {place: each.latest for place, each in self._facts().items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802, ARG002
-        """Return the number of the next batch, or of the last one if there are no more entries."""
+        """Return the number of the next batch, or `start` if there are no more entries."""
         table = self._table()
         if not batches.incomplete_partitions(table.positions, self._target, self._facts()):
             return start
         return {"batch": table.note.batch + 1}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:  # noqa: ARG002
-        """Return the tasks of a batch. Raises DataLossError for a loss, unless it is allowed."""
+        """Return the tasks of a batch.
+
+        Raises DataLossError if entries are lost, unless the options allow it.
+        """
         facts = self._facts()
         starts = batches.incomplete_partitions(self._table().positions, self._target, facts)
         stretches = []
@@ -126,9 +135,9 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [PlanPartition(json.dumps(ends)), *parts]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """Write one part.
+        """Write the files of one task, and yield the rows that describe them.
 
-        Raises DataLossError, RedisUnavailableError, RedisResponseError, OSError.
+        Raises DataLossError, RedisUnavailableError, RedisResponseError or OSError.
         """
         if isinstance(partition, PlanPartition):
             yield (*(None,) * 7, partition.planned)
@@ -160,7 +169,7 @@ class FileStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def parse_rows(found: Sequence[Row]) -> tuple[list[WrittenFile], Offsets]:
-    """Return the files of a batch and its end position, from its rows."""
+    """Return the files of a batch and the positions at its end, from the rows of the batch."""
     files, ended, plans = [], [], []
     for row in found:
         if row["planned"] is not None:
