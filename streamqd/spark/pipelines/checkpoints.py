@@ -1,4 +1,4 @@
-"""Guard a directory of checkpoints, so that only one run of the query that created it uses it."""
+"""Guard a checkpoint directory, so that only one run of the query that created it uses it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from streamqd.spark.pipelines import tables
 from streamqd.spark.pipelines.lease import PipelineLease
 from streamqd.store.keys import Keys
 
-# File with the ID of the directory, which stays the same under any mount path.
+# Name of the file with the ID of the directory. The ID is the same under any mount path.
 _SIGN = "_checkpoints.json"
 
 
 def lease_checkpoints(settings: config.Settings, folder: Path) -> PipelineLease:
-    """Return the lease on a directory of checkpoints, which is created if missing.
+    """Return the lease on a checkpoint directory, which is created if it does not exist.
 
-    The caller enters the lease.
+    The lease is not acquired until the caller enters it.
     """
     sign = _sign(folder)
     keys = Keys(settings.keys.control, settings.keys.streams)
@@ -36,10 +36,10 @@ def lease_checkpoints(settings: config.Settings, folder: Path) -> PipelineLease:
 
 
 def bind_query(folder: Path, query: Mapping[str, str]) -> None:
-    """Check that a checkpoint belongs to this query. Record the query in a new checkpoint.
+    """Raise RequestRefusedError if a checkpoint belongs to another query.
 
-    Spark would continue with a changed query if possible, and its counts would then be wrong for
-    both queries. Raises RequestRefusedError.
+    In a new checkpoint, the query is recorded. This check is needed because Spark continues with a
+    changed query if possible, and its counts would then be wrong for both queries.
     """
     sign = _sign(folder)
     known = sign.setdefault("query", dict(query))

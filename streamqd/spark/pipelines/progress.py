@@ -1,6 +1,7 @@
-"""Show the progress of a run, which Spark does not report. Tasks count their rows in Redis.
+"""Show the progress of a run. Tasks count their rows in Redis, because Spark does not report them.
 
-A repeated task counts its rows again, so the figure is approximate, but never above the total.
+The progress is approximate, because a repeated task counts its rows again. It never exceeds the
+total.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from streamqd.store.client import Connection
 
 
 class PipelineProgress(NamedTuple):
-    """The progress of a run: its current part, its finished and total rows, and its duration."""
+    """The progress of the current part of a run, with its name, rows and duration."""
 
     what: str
     done: int
@@ -24,12 +25,12 @@ class PipelineProgress(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Rows per second so far."""
+        """The average number of rows per second so far."""
         return self.done / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds that are left, None while no row is done."""
+        """The estimated number of seconds left, or None as long as no row is done."""
         return (self.total - self.done) / self.rate if self.done else None
 
 
@@ -37,7 +38,7 @@ OnProgress = Callable[[PipelineProgress], None]
 
 
 class ProgressMeter:
-    """Reads the counts of one run. `total` is the number of rows of the run."""
+    """Reads the counts of one run from Redis, and passes the progress to a function."""
 
     def __init__(self, link: Connection, key: str, on_progress: OnProgress) -> None:
         self._link = link
@@ -48,7 +49,7 @@ class ProgressMeter:
         self._began = time.monotonic()
 
     def begin(self, what: str, total: int) -> None:
-        """Start a part of the run."""
+        """Start a part of the run with this number of rows."""
         self._what, self._total, self._began = what, total, time.monotonic()
         self._forget()
         self.show(0)
@@ -59,17 +60,17 @@ class ProgressMeter:
             self.show(sum(map(int, self._link.execute("HVALS", self._key))))
 
     def show(self, done: int) -> None:
-        """Show a count."""
+        """Show the progress for a number of finished rows."""
         elapsed = time.monotonic() - self._began
         self._on_progress(
             PipelineProgress(self._what, min(done, self._total), self._total, elapsed)
         )
 
     def end(self) -> None:
-        """Finish the part, and remove its counts from Redis."""
+        """Finish the current part, and remove its counts from Redis."""
         self.show(self._total)
         self._forget()
 
     def _forget(self) -> None:
-        with suppress(RedisUnavailableError, RedisResponseError):  # it expires
+        with suppress(RedisUnavailableError, RedisResponseError):  # the key then expires
             self._link.execute("DEL", self._key)

@@ -1,4 +1,4 @@
-"""Run SQL statements over topics, one after the other, in one session. Each can be canceled."""
+"""Run SQL statements over topics in one session. Each statement can be canceled."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from streamqd.spark.pipelines.storage import Archive
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_POLL = 0.5  # interval of the searches for jobs to cancel
-_PATIENCE = 5.0  # seconds that a canceled statement may take to stop
+_POLL = 0.5  # seconds between two searches for jobs to cancel
+_PATIENCE = 5.0  # maximum seconds to wait until a canceled statement stops
 Fits = Callable[[Sequence[str]], None]
 
 
 class SqlAnswer(NamedTuple):
-    """The result of a statement. A statement without a result has no columns."""
+    """The result of a statement. It has no columns if the statement returns nothing."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
 
 
 class Prompt:
-    """Runs statements over topics (tables `topic_NAME`) and dead letters (`dlq_NAME`)."""
+    """Runs statements over topics (tables `topic_NAME`) and dead letters (tables `dlq_NAME`)."""
 
     def __init__(
         self, spark: SparkSession, settings: config.Settings, archive: Archive | None
@@ -44,17 +44,20 @@ class Prompt:
     def ask(
         self, statement: str, most: int | None = None, fits: Fits = lambda _: None
     ) -> SqlAnswer:
-        """Return the answer, all rows or the first `most` rows, in memory.
+        """Run a statement and return its rows, or only the first rows if `most` is set.
 
-        `fits` gets the names of the columns before a query is run, and may refuse them. Raises
-        RequestRefusedError or InvalidRequestError for an invalid statement, PipelineError for a
-        failed one, and KeyboardInterrupt for a canceled one, whose jobs are canceled too. A
-        statement without jobs that does not stop soon is left running.
+        The rows are in memory. Before a query is run, `fits` is called with the names of its
+        columns, and may raise an error to refuse them.
+
+        Raises RequestRefusedError or InvalidRequestError if the statement is not valid, and
+        PipelineError if it fails. If it is interrupted, its jobs are canceled, and
+        KeyboardInterrupt is raised. A statement that has no jobs, and does not stop soon, is left
+        running.
         """
         check(statement)
         answered: Future[SqlAnswer] = Future()
         tag = f"streamqd-{uuid.uuid4().hex}"
-        # Run the statement in a thread, because an interrupt during a call to the JVM would break
+        # The statement runs in a thread, because an interrupt during a call to the JVM would break
         # the connection.
         asked = (tag, statement, most, fits, answered)
         threading.Thread(target=self._work, args=asked, daemon=True).start()
@@ -68,7 +71,7 @@ class Prompt:
         return answered.result()
 
     def _cancel(self, tag: str, answered: Future[SqlAnswer]) -> None:
-        """Cancel the jobs of a statement until it stops, because it may start more jobs."""
+        """Cancel the jobs of a statement until it stops, because it may start more of them."""
         with suppress(Exception):  # the session may have been stopped
             while not answered.done():
                 self._spark.sparkContext.cancelJobsWithTag(tag)
@@ -83,9 +86,9 @@ class Prompt:
         answered: Future[SqlAnswer],
     ) -> None:
         try:
-            self._spark.sparkContext.addJobTag(tag)  # tag of the jobs that this thread starts
+            self._spark.sparkContext.addJobTag(tag)  # marks the jobs that this thread starts
             answered.set_result(self._answer(statement, most, fits))
-        except Exception as error:  # noqa: BLE001 - it is raised to the one that waits
+        except Exception as error:  # noqa: BLE001 - it is raised in the waiting thread
             answered.set_exception(error)
 
     def _answer(self, statement: str, most: int | None, fits: Fits) -> SqlAnswer:

@@ -1,4 +1,4 @@
-"""Wait for Spark's streaming queries, and convert their errors to sentences."""
+"""Wait for Spark's streaming queries, and convert their errors to single sentences."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from streamqd.errors import (
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-_POLL = 0.5  # seconds until an interrupt is noticed
+_POLL = 0.5  # maximum seconds until an interrupt is noticed
 _CAUSE = re.compile(r"\b(?:[a-z_]+\.)*([A-Z]\w+Error): ([^\n]+)")
 
 _AWAY = (RedisUnavailableError.__name__, SilentConnectionError.__name__)
 
 _CALLING = re.compile(
     r"An error occurred while calling "
-)  # a message of py4j. The exception is on the next line.
+)  # start of a message from py4j, which has the exception on the next line
 
 
 class PipelineError(SparkError):
-    """A pipeline stopped. Its finished work stays. Fix the cause and run it again."""
+    """A pipeline has failed. Its finished work is kept. Fix the cause, and run it again."""
 
 
 def wait(queries: Sequence[StreamingQuery], refresh: Callable[[], None] = lambda: None) -> None:
-    """Wait until all queries have stopped, calling `refresh` in between. Raises a query's error.
+    """Wait until all queries have stopped, and call `refresh` in between.
 
-    An interrupt is only recorded at first, because it would break the connection during a call to
-    the JVM.
+    An interrupt is first only recorded, because it would break the connection during a call to the
+    JVM. Raises the error of a query that fails.
     """
     interrupted = threading.Event()
     before: Any = None
@@ -56,7 +56,7 @@ def wait(queries: Sequence[StreamingQuery], refresh: Callable[[], None] = lambda
                 refresh()
                 if interrupted.is_set():
                     raise KeyboardInterrupt
-        if interrupted.is_set():  # the interrupt came while the last query stopped
+        if interrupted.is_set():  # the interrupt came while the last query was stopping
             raise KeyboardInterrupt
     finally:
         if ours:
@@ -65,7 +65,7 @@ def wait(queries: Sequence[StreamingQuery], refresh: Callable[[], None] = lambda
 
 @contextlib.contextmanager
 def convert_errors() -> Iterator[None]:
-    """Convert Spark's errors inside to those of `to_streamqd_error`, without the Java stack."""
+    """Convert Spark's errors in a `with` block, as `to_streamqd_error` does."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
@@ -76,11 +76,12 @@ def convert_errors() -> Iterator[None]:
 
 
 def to_streamqd_error(error: Exception) -> StreamqdError:
-    """Convert an error of Spark into one of streamqd.
+    """Convert an error from Spark to an error of streamqd.
 
-    Returns RedisUnavailableError if a task or planner could not reach Redis, RedisResponseError if
-    Redis rejected a command, and PipelineError otherwise. Spark passes only the name and the text
-    of an exception between processes.
+    Returns RedisUnavailableError if a task or the planning could not reach Redis, and
+    RedisResponseError if Redis rejected a command. Returns PipelineError for all other errors. The
+    text is searched for the cause, because Spark passes only the name and the text of an exception
+    between processes.
     """
     found = _CAUSE.findall(str(error))
     name, text = found[-1] if found else ("", "")
@@ -92,7 +93,10 @@ def to_streamqd_error(error: Exception) -> StreamqdError:
 
 
 def cause_sentence(error: Exception) -> str:
-    """Return the cause of Spark's error, without Spark's text if the cause is a streamqd error."""
+    """Return the cause of an error from Spark as a sentence.
+
+    If the cause is an error from Python, Spark's own text is left out.
+    """
     found = _CAUSE.findall(str(error))
     if found:
         return str(found[-1][1]).strip()
@@ -100,7 +104,10 @@ def cause_sentence(error: Exception) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return Spark's first sentence, without its codes and prefixes of py4j and the scheduler."""
+    """Return the first line of Spark's message, without codes and the prefixes of other layers.
+
+    These prefixes come from py4j and the scheduler.
+    """
     lines = str(error).strip().splitlines()
     called = _CALLING.match(lines[0]) and len(lines) > 1
     line = lines[1].removeprefix(": ") if called else lines[0]

@@ -1,4 +1,4 @@
-"""Store the rows of a standing query in a table of the archive, each once."""
+"""Store the rows of a standing query in a table of the archive, each of them once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIDY = 8  # batches between two checks for small files
 
 
 def lease_results(settings: config.Settings, archive: Archive, name: str) -> PipelineLease:
-    """Return the lease on a table of results. The caller enters the lease."""
+    """Return the lease on a table of results. It is not acquired until the caller enters it."""
     archive.folder(name, RESULTS)  # rejects an invalid name before it becomes part of a key
     keys = Keys(settings.keys.control, settings.keys.streams)
     of, what = f"results:{archive.id[:12]}", f"table {name} is being written"
@@ -30,16 +30,17 @@ def lease_results(settings: config.Settings, archive: Archive, name: str) -> Pip
 
 
 class ResultWriter:
-    """Writes batches of a query into a table. Spark calls it with each batch and its number.
+    """Writes batches of a query to a table. Spark calls it with each batch and its number.
 
-    The commit of a batch contains the ID of the query and the number of the batch, both from the
-    checkpoint. A batch that Spark passes again is therefore recognized.
+    Each commit contains the ID of the query and the number of the batch, both of which come from
+    the checkpoint. If Spark passes a batch again, it is therefore recognized and skipped.
     """
 
     def __init__(self, archive: Archive, name: str, frame: DataFrame, checkpoint: Path) -> None:
         """Open the table, or create it.
 
-        Raises RequestRefusedError for a table with other columns, and ArchiveError.
+        Raises RequestRefusedError if the table has other columns than the query, and ArchiveError
+        if the table cannot be opened.
         """
         self._columns = schemas.table_columns(frame.schema)
         self._checkpoint = checkpoint
@@ -55,7 +56,7 @@ class ResultWriter:
             )
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        """Store a batch. Raises RequestRefusedError, ArchiveError, PySparkException."""
+        """Store a batch. Raises RequestRefusedError, ArchiveError or PySparkException."""
         query = self._query()
         self._table.reload()
         if self._table.last_batch_of(query) >= number:

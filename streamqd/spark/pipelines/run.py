@@ -1,4 +1,4 @@
-"""Run a function of the user as a Spark job, with a session, a source and a sink."""
+"""Run a user's function as a Spark job, and give it a session, a source and a sink."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ from streamqd.spark.pipelines.storage import Archive
 
 @dataclass(frozen=True)
 class Job:
-    """The argument of the function. `arguments` are those of the command line."""
+    """The argument that the user's function is called with.
+
+    `checkpoints` is the directory for the checkpoints of queries. `arguments` contains the
+    arguments from the command line.
+    """
 
     spark: SparkSession
     settings: config.Settings
@@ -36,13 +40,19 @@ class Job:
     arguments: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, topic: str, **options: object) -> DataFrame:
-        """Return a topic as it is now, with its archived entries."""
+        """Return the current entries of a topic, including its archived entries.
+
+        If options of the data source are given, only `archivePath` includes the archive.
+        """
         if options:
             return read_topic(self.spark, topic, settings=self.settings, **options)
         return tables.topic_table(self.spark, self.settings, topic, self.archive)
 
     def stream(self, topic: str, **options: str) -> DataFrame:
-        """Return a topic as a stream, from its first entry unless `startingOffsets` is set."""
+        """Return a topic as a stream, which starts at the first entry by default.
+
+        Set `startingOffsets` to start it elsewhere.
+        """
         given = of_settings(self.settings) | {
             "subscribe": topic,
             "startingOffsets": "earliest",
@@ -52,7 +62,8 @@ class Job:
     def sink(self, frame: DataFrame, topic: str, name: str, **options: str) -> DataStreamWriter:
         """Return a writer that sends the rows of a stream to a topic, each exactly once.
 
-        To start it, call its `start` method. `name` is the name of the query and its checkpoint.
+        Call its `start` method to start the query. `name` is the name of the query and of its
+        checkpoint directory.
         """
         given = of_settings(self.settings) | {"topic": topic} | options
         return (
@@ -65,8 +76,8 @@ class Job:
     def changes(self, frame: DataFrame, topic: str, name: str, **options: str) -> DataStreamWriter:
         """Return a writer that sends the changed rows of an aggregation to a topic.
 
-        To start it, call its `start` method. Rows need a column `key`, which must be unique within
-        a batch. If a batch is repeated within a day, its rows are not sent again.
+        Call its `start` method to start the query. Rows need a column `key`, which must be unique
+        within a batch. If a batch is repeated within a day, its rows are not sent again.
         """
         given = of_settings(self.settings) | {"topic": topic, "idColumn": "dedup"}
         given |= {"dedupWindow": "1d"} | options
@@ -88,9 +99,10 @@ class Job:
 
 
 def load(reference: str, folder: Path) -> Callable[[Job], Any]:
-    """Return the function `module:function`. Modules may be in the configuration's directory.
+    """Import the function that is given as `module:function`.
 
-    Raises HandlerLoadError.
+    The module may be in `folder`, the directory of the configuration. Raises HandlerLoadError if
+    the function cannot be imported.
     """
     module_name, colon, name = reference.partition(":")
     if not (module_name and colon and name):
@@ -107,9 +119,9 @@ def load(reference: str, folder: Path) -> Callable[[Job], Any]:
 
 
 def run(job: Job, function: Callable[[Job], Any]) -> Any:
-    """Run the function, then wait for the streaming queries that it left running.
+    """Run the function, and then wait for the streaming queries that it has left running.
 
-    Raises PipelineError if a query fails.
+    Returns the result of the function. Raises PipelineError if a query fails.
     """
     returned = function(job)
     queries = job.spark.streams.active

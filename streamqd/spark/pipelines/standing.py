@@ -1,4 +1,4 @@
-"""Run a standing query, which is SQL over topics as streams. Its rows are shown, sent or stored."""
+"""Run standing queries: SQL over topics as streams, whose rows are shown, sent or stored."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from streamqd.spark.pipelines.run import Job
 from streamqd.spark.pipelines.statements import check
 from streamqd.spark.pipelines.storage import Archive
 
-NAME = "sql"  # name of the query, and of its checkpoint directory
-SHOWN_MAX = 20_000  # limit of entries per batch when rows are shown, because all are in memory
-INTERVAL = "1 second"  # interval between two batches, with `follow`
+NAME = "sql"  # name of the query and of its checkpoint directory
+SHOWN_MAX = 20_000  # maximum entries per batch if rows are shown, because all are in memory
+INTERVAL = "1 second"  # interval between two batches of a query that follows its topics
 
 Show = Callable[[list[str], list[tuple[Any, ...]]], None]
 
@@ -39,16 +39,16 @@ class Standing:
 
     query: str
     mode: str = "append"  # append | update (rows of an aggregation, each time they change)
-    start: str = "earliest"  # earliest | latest, without a checkpoint
-    follow: bool = False  # continue with new entries
-    target: str = ""  # topic
-    partitions: int = 0  # partitions of a target that must be created
-    into: str = ""  # table of `archive`
+    start: str = "earliest"  # earliest | latest, for a query without a checkpoint
+    follow: bool = False  # True to continue with new entries
+    target: str = ""  # topic that the rows are sent to
+    partitions: int = 0  # number of partitions of the target if it must be created
+    into: str = ""  # table of `archive` that the rows are stored in
     archive: Archive | None = None
 
     @property
     def shown(self) -> bool:
-        """True if the rows are only shown to the caller."""
+        """True if the rows are only shown, and neither sent nor stored."""
         return not (self.target or self.into)
 
 
@@ -57,7 +57,7 @@ class StreamResult:
     """The result of a standing query."""
 
     batches: int
-    entries: int  # entries that the query processed
+    entries: int  # number of entries that the query processed
 
 
 def run(
@@ -68,11 +68,14 @@ def run(
     checkpoint: Path | None = None,
     fits: Fits = lambda _: None,
 ) -> StreamResult:
-    """Run the query until all present entries are processed, or with `follow` until interrupted.
+    """Run the query until all entries that exist now are processed.
 
-    Each batch of rows is passed to `show`, unless the rows go to a topic or a table. Before rows
-    are shown, `fits` gets the names of their columns, and may raise an error. Raises
-    RequestRefusedError or InvalidRequestError for an invalid query, PipelineError for a failed one.
+    A query that follows its topics runs until it is interrupted. Each batch of rows is passed to
+    `show`, unless the rows go to a topic or a table. Before rows are shown, `fits` is called with
+    the names of the columns, and may raise an error to refuse them.
+
+    Raises RequestRefusedError or InvalidRequestError if the query is not valid, and PipelineError
+    if it fails.
     """
     check(standing.query)
     if not standing.shown and checkpoint is None:
@@ -132,14 +135,17 @@ def _run(
         raise (failures[0] if failures else to_streamqd_error(error)) from error
     finally:
         query.stop()
-    taken = [each["numInputRows"] for each in query.recentProgress]  # rows of the last 100 batches
+    taken = [each["numInputRows"] for each in query.recentProgress]  # covers the last 100 batches
     return StreamResult(len(taken), sum(taken))
 
 
 def _storing_errors(
     take: Callable[[DataFrame, int], None], failures: list[Exception]
 ) -> Callable[[DataFrame, int], None]:
-    """Return a batch function that stores its errors, because Spark passes on only their texts."""
+    """Wrap a batch function so that its errors are stored.
+
+    This is needed because Spark passes on only their texts.
+    """
 
     def taking(batch: DataFrame, number: int) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Scan Spark's SQL as text, to find the ends of statements and passwords."""
+"""Scan Spark SQL as text, to find passwords and the ends of statements."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import dropwhile
 from streamqd.config.secrets import has_password
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 
-# The pattern that ends a piece of SQL, for each kind: plain, literal, name, comment.
+# For each kind of a piece of SQL (plain, literal, name or comment), the pattern that ends it.
 _STOPS = {
-    "": re.compile(r"""/\*(?!\+)|--|(?<!\w)[rR]['"]|['"`;]"""),  # /*+ is a hint, no comment
+    "": re.compile(r"""/\*(?!\+)|--|(?<!\w)[rR]['"]|['"`;]"""),  # /*+ is a hint, not a comment
     "'": re.compile(r"\\.|'", re.DOTALL),
     '"': re.compile(r'\\.|"', re.DOTALL),
     "r'": re.compile("'"),
@@ -30,15 +30,15 @@ _COLUMNS = re.compile(
 )
 _JOINS = re.compile(r"[\s|]*")
 _ARGUMENTS = re.compile(r"[\s|,]*")
-_CONCAT = re.compile(r"\bconcat\s*\(\s*$", re.IGNORECASE)  # its arguments are joined to one string
+_CONCAT = re.compile(r"\bconcat\s*\(\s*$", re.IGNORECASE)  # call whose arguments are joined
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([01][0-7]{2})|(.))", re.DOTALL)
 
 
 class SqlScanner:
     """Cuts SQL into pieces.
 
-    Pass the SQL as a whole, or line by line with the line breaks. A cut within a line could
-    separate characters that belong together, such as `--`.
+    Pass the SQL either as a whole, or line by line with the line breaks. If it were divided within
+    a line, characters that belong together, such as `--`, could be separated.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class SqlScanner:
         self._depth = 0  # nesting depth of comments
 
     def pieces(self, text: str) -> Iterator[tuple[str, str]]:
-        """Return the pieces of a text, each with its kind: a key of _STOPS, or `;`."""
+        """Yield the pieces of a text, each with its kind, which is a key of _STOPS or `;`."""
         begin = at = 0
         while stop := _STOPS[self.inside].search(text, at):
             at = stop.end()
@@ -62,7 +62,7 @@ class SqlScanner:
         yield self.inside, text[begin:]
 
     def _turn(self, stop: str) -> bool:
-        """Return True if a piece stops here, and note the kind of the next one."""
+        """Record the kind of the next piece. Return True if the current piece ends here."""
         if not self.inside:
             self.inside = "" if stop == ";" else stop.lower()
             self._depth = 1
@@ -77,7 +77,7 @@ class SqlScanner:
 
 
 class SqlSplitter:
-    """Cuts lines of SQL into statements, each line scanned once."""
+    """Cuts lines of SQL into statements. Each line is scanned only once."""
 
     def __init__(self) -> None:
         self._scanner = SqlScanner()
@@ -85,11 +85,11 @@ class SqlSplitter:
 
     def _begin(self) -> None:
         self._pieces: list[str] = []
-        self._blank = True  # True while there are only spaces and comments
-        self.begun = False  # False while there are only spaces
+        self._blank = True  # True as long as there are only spaces and comments
+        self.begun = False  # False as long as there are only spaces
 
     def add(self, line: str) -> list[str]:
-        """Add a line with its line break. Return the statements that the line completes."""
+        """Add a line, including its line break. Return the statements that the line completes."""
         done: list[str] = []
         for kind, piece in self._scanner.pieces(line):
             if kind == ";":
@@ -104,18 +104,18 @@ class SqlSplitter:
         return done
 
     def remainder(self) -> str:
-        """Return the unfinished statement, '' if it has only closed comments."""
+        """Return the unfinished statement, or '' if it consists only of closed comments."""
         closed = self._scanner.inside != "/*"
         return "" if self._blank and closed else "".join(self._pieces).strip()
 
 
 def check(statement: str) -> None:
-    """Reject a statement with characters that Spark cannot read, or with a password of Redis.
+    """Raise an error if a statement cannot be read by Spark, or would expose a Redis password.
 
-    Raises InvalidRequestError for a statement that is not UTF-8. Raises RequestRefusedError for a
-    password of Redis, because Spark shows statements on its pages and stores them in checkpoints.
-    Strings built by functions are not checked, except `concat` of literals, so the url of a table
-    must be a literal.
+    Raises InvalidRequestError if the statement is not UTF-8. Raises RequestRefusedError if it
+    contains a Redis password, because Spark shows statements on its pages and stores them in
+    checkpoints. The URL of a table must be a literal, because strings that functions build are not
+    checked, except for `concat` of literals. A table USING streamq must have no columns.
     """
     try:
         statement.encode()
@@ -139,13 +139,13 @@ def check(statement: str) -> None:
 
 
 def _has_columns(statement: str) -> bool:
-    """Return True for a CREATE TABLE … USING streamq with columns: Spark accepts any."""
+    """Return True for a CREATE TABLE … USING streamq with columns, which Spark would accept."""
     words = " ".join(text if kind == "" else "'" for kind, text in _tokens(statement))
     return _COLUMNS.match(words) is not None
 
 
 def _has_made_url(statement: str) -> bool:
-    """True if a CREATE TABLE … USING streamq has a url that is not a literal."""
+    """Return True for a CREATE TABLE … USING streamq whose url is not a literal."""
     tokens = list(_tokens(statement))
     words = " ".join(text if kind == "" else "'" for kind, text in tokens)
     if "using streamq" not in words or ("", "options") not in tokens:
@@ -162,7 +162,7 @@ def _has_made_url(statement: str) -> bool:
 
 
 def _tokens(statement: str) -> Iterator[tuple[str, str]]:
-    """Yield words, signs, and literals (marked with `'`), in lower case."""
+    """Yield the words, signs and literals of a statement in lower case. `'` marks literals."""
     for kind, piece in SqlScanner().pieces(statement):
         if kind in _LITERALS:
             yield "'", _value(kind, piece).lower()
@@ -177,7 +177,7 @@ def _has_password(text: str) -> bool:
 
 
 def _texts(statement: str) -> Iterator[str]:
-    """Return the values of literals, adjacent ones joined as in Spark, and all other words."""
+    """Yield the values of literals, with adjacent ones joined as in Spark, and all other words."""
     joined: list[str] = []
     between = _JOINS
     for kind, piece in SqlScanner().pieces(statement):
