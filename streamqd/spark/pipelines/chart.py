@@ -1,6 +1,6 @@
-"""Draw bars over time as SVG, in the colors of the surrounding page. No I/O.
+"""Draw a bar chart over time as SVG, in the colors of the surrounding page.
 
-The chart contains only numbers and times, so no escaping is needed.
+A chart contains only numbers and times, so nothing needs to be escaped. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -8,26 +8,26 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Mapping
 
-WIDTH, HEIGHT = 440, 180  # px
-_RIGHT, _TOP, _BOTTOM = 14, 12, 38  # px around the bars. The left margin depends on the labels.
-_CHARACTER = 7.5  # px of a character in a label
-_LABEL = 72  # minimum px between two labels of the time axis
-_ROWS = 4  # maximum number of steps of the axis of counts
+WIDTH, HEIGHT = 440, 180  # size in px
+_RIGHT, _TOP, _BOTTOM = 14, 12, 38  # margins in px, of which the left one depends on the labels
+_CHARACTER = 7.5  # width of a character in a label, in px
+_LABEL = 72  # minimum px between two labels on the time axis
+_ROWS = 4  # maximum number of steps on the axis of counts
 _DAY = 86_400
 _STEPS = (
     *(1, 2, 5, 10, 15, 30),
     *(60 * each for each in (1, 2, 5, 10, 15, 30)),
     *(3_600 * each for each in (1, 2, 3, 6, 12)),
     *(_DAY * each for each in (1, 2, 7, 14)),
-)  # seconds
-_MONTHS = (1, 3, 6, 12, 24, 60, 120, 600, 1_200, 6_000, 12_000)  # longer steps, of the calendar
-_MONTH = 30.4 * _DAY  # approximate seconds
+)  # possible steps on the time axis, in seconds
+_MONTHS = (1, 3, 6, 12, 24, 60, 120, 600, 1_200, 6_000, 12_000)  # longer steps, in calendar months
+_MONTH = 30.4 * _DAY  # approximate length of a month, in seconds
 
 
 def bars(counts: Mapping[int, int], width_ms: int, name: str) -> str:
-    """Return the chart of counts by the start of their bucket (unix ms, UTC).
+    """Return a chart of counts, which are given by the start of their bucket (unix ms, UTC).
 
-    Return '' without counts, or for times outside the calendar.
+    Returns '' if there are no counts, or if a time is outside the calendar.
     """
     if not counts:
         return ""
@@ -64,14 +64,17 @@ def bars(counts: Mapping[int, int], width_ms: int, name: str) -> str:
                      f' y2="{floor + 4}"/>')  # fmt: skip
         for text, y in ((label, floor + 17), (under, floor + 32)):
             half = len(text) * _CHARACTER / 2
-            middle = min(max(x(at), half), WIDTH - half)  # keep the label within both edges
+            middle = min(max(x(at), half), WIDTH - half)  # keeps the label within both edges
             if text:
                 parts.append(f'<text class="x" x="{middle:.1f}" y="{y}">{text}</text>')
     return "".join((*parts, "</svg>"))
 
 
 def count_step(most: int) -> int:
-    """Return the step of an axis of counts: 1, 2 or 5 times a power of ten, at most four steps."""
+    """Return the step on the axis of counts: 1, 2 or 5 times a power of ten.
+
+    The axis has no more than four steps.
+    """
     size = 1
     while True:
         for factor in (1, 2, 5):
@@ -83,9 +86,10 @@ def count_step(most: int) -> int:
 def time_labels(first: int, last: int, most: float) -> Iterator[tuple[int, str, str]]:
     """Yield round times (unix ms) from `first` to before `last`, each with a label of two lines.
 
-    Labels differ, because the first line has the resolution of the step. The second line contains
-    the date or year, if it differs from the previous label. A step of months starts on the first
-    of a month. At most `most` labels fit.
+    The step is chosen so that no more than `most` labels fit. The first line of a label has the
+    resolution of the step, so all labels differ. The second line contains the date or the year, but
+    is empty if it would be the same as in the previous label. A step of months starts on the first
+    day of a month.
     """
     span = (last - first) / 1000
     step = next((each for each in _STEPS if span / each <= most), 0)
@@ -110,7 +114,7 @@ def time_labels(first: int, last: int, most: float) -> Iterator[tuple[int, str, 
 
 
 def _month_labels(first: int, last: int, months: int) -> Iterator[tuple[int, str, str]]:
-    """Return the labels at the start of every `months` months: a month over its year, or a year."""
+    """Yield a label every `months` months: a month above its year, or only a year."""
     start = dt.datetime.fromtimestamp(first // 1000, dt.UTC)
     number = (start.year * 12 + start.month - 1) // months * months  # months since the year 0
     before = ""
@@ -128,7 +132,7 @@ def _month_labels(first: int, last: int, months: int) -> Iterator[tuple[int, str
 
 
 def _moment(unix_ms: int) -> dt.datetime | None:
-    """Return a time in UTC, None if it is outside the calendar."""
+    """Return a time in UTC, or None if it is outside the calendar."""
     try:
         return dt.datetime.fromtimestamp(unix_ms // 1000, dt.UTC)
     except (OverflowError, ValueError, OSError):

@@ -1,10 +1,12 @@
 """Archive the figures that housekeepers write to Redis each minute, in a Delta table per fleet.
 
-A row has the figures of one assignment and minute in one entry of the history. The entry's ID, the
-minute and the assignment identify the row. An entry counts for the minutes that it covers, as in
-the charts of the console. The same commit that adds rows stores the ID of the last entry as the
-table's position, so no row is repeated after a kill. Needs no Spark. Entries that Redis trimmed
-before a run, after `daemon.history`, are not in the table.
+A row contains the figures for one assignment and one minute, from one entry of the history. It is
+identified by the entry's ID, the minute and the assignment. As in the charts of the console, an
+entry is divided among the minutes that it covers.
+
+The commit that adds rows also stores the ID of the last entry as the table's position, so no row is
+repeated if a run is killed. Entries that Redis trimmed before a run, after `daemon.history`, are
+not in the table. Spark is not needed.
 """
 
 from __future__ import annotations
@@ -34,24 +36,24 @@ if TYPE_CHECKING:
 
     from streamqd.spark.pipelines.parts import WrittenFile
 
-ROWS_MAX = 50_000  # rows of one commit, approximately
-_LAST_MINUTE = 253_402_300_799 // 60  # last minute of the year 9999, the last of the calendar
+ROWS_MAX = 50_000  # approximate number of rows in one commit
+_LAST_MINUTE = 253_402_300_799 // 60  # last minute of the calendar, at the end of the year 9999
 
 
 class MinuteArchiver:
-    """Archives the history of one fleet. The caller holds the lease on it."""
+    """Archives the history of one fleet. The caller must hold the lease on it."""
 
     def __init__(self, archive: Archive, store: Store, fleet: str) -> None:
         self._archive = archive
         self._store = store
         self._fleet = fleet
-        self.unreadable = 0  # invalid entries that were skipped
+        self.unreadable = 0  # number of invalid entries that were skipped
 
     def run(self, check: Callable[[], None]) -> int:
-        """Archive all entries present now. Return the number of rows.
+        """Archive all entries that exist now. Return the number of new rows.
 
-        `check` raises an error if the lease is lost. Raises ArchiveError, RequestRefusedError,
-        RedisUnavailableError, RedisResponseError, OSError.
+        `check` must raise an error if the lease is lost. Raises ArchiveError, RequestRefusedError,
+        RedisUnavailableError, RedisResponseError or OSError.
         """
         table = self._archive.derived_table(self._fleet, HISTORY)
         entries = history.read(self._store, self._fleet, 0, _last_entry_id(table, self._fleet))
@@ -60,7 +62,7 @@ class MinuteArchiver:
             table = table or self._archive.derived_table(self._fleet, HISTORY, minute_columns())
             assert table is not None
             if not commits:
-                table.grow(minute_columns())  # tables of older versions have no delays
+                table.grow(minute_columns())  # tables from older versions have no delays
             files = _write_rows(table, rows)
             check()
             table.append(files, {(self._fleet, 0): Position(offsets.read_id(last))})
@@ -76,7 +78,7 @@ class MinuteArchiver:
 
 
 def unarchived_rows(store: Store, table: ArchiveTable | None, fleet: str) -> pa.Table:
-    """Return the rows in Redis that are not in a table, or all rows without a table."""
+    """Return the rows in Redis that are not in the table, or all rows if there is no table."""
     import pyarrow as pa
 
     schema = minute_columns()
@@ -86,13 +88,13 @@ def unarchived_rows(store: Store, table: ArchiveTable | None, fleet: str) -> pa.
 
 
 def _last_entry_id(table: ArchiveTable | None, fleet: str) -> str:
-    """Return the ID of the last entry in a table, '' for none."""
+    """Return the ID of the last entry in a table, or '' if there is none."""
     end = None if table is None else table.positions.get((fleet, 0))
     return "" if end is None else offsets.write_id(end.id)
 
 
 def _portions(entries: Iterable[Interval]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield the rows of several entries at a time, with the ID of the last entry."""
+    """Yield the rows of several entries at a time, and the ID of the last of these entries."""
     last, rows = "", list[dict[str, Any]]()
     for entry in entries:
         last = entry.id
@@ -105,7 +107,7 @@ def _portions(entries: Iterable[Interval]) -> Iterator[tuple[str, list[dict[str,
 
 
 def _write_rows(table: ArchiveTable, rows: list[dict[str, Any]]) -> list[WrittenFile]:
-    """Write rows into a file for each date."""
+    """Write rows to one file for each date."""
     import pyarrow as pa
 
     from streamqd.spark.pipelines.parts import DateWriter
@@ -125,14 +127,14 @@ def _write_rows(table: ArchiveTable, rows: list[dict[str, Any]]) -> list[Written
 
 
 def _rows(entry: Interval) -> list[dict[str, Any]]:
-    """Return the rows of an entry, none if it cannot be read.
+    """Return the rows of an entry, or no rows if the entry cannot be read.
 
-    After an outage, an entry covers several minutes, each with a share of its counts.
+    After an outage, an entry covers several minutes. Each of them gets a share of its counts.
     """
     assignments, minutes = entry.by_assignment(), entry.minutes
     if not assignments:
         return []
-    minutes = minutes[-max(1, ROWS_MAX // len(assignments)) :]  # limits the rows of one entry
+    minutes = minutes[-max(1, ROWS_MAX // len(assignments)) :]  # limits the rows from one entry
     rows, parts = [], len(minutes)
     for at, number in enumerate(minutes):
         minute = dt.datetime.fromtimestamp(min(number, _LAST_MINUTE) * 60, dt.UTC)
@@ -146,7 +148,10 @@ def _rows(entry: Interval) -> list[dict[str, Any]]:
 
 
 def _figures(assignment: HistoryRow, at: int, parts: int, *, at_end: bool) -> dict[str, Any]:
-    """Return the part `at` of the figures. The lag is known only for the end of a minute."""
+    """Return one of several equal parts of an assignment's figures.
+
+    The lag is included only if `at_end` is True, because it is known only for that time.
+    """
     handled = _bucket_part(assignment.handled, at, parts)
     delays = None if assignment.delays is None else _bucket_part(assignment.delays, at, parts)
     return {
@@ -171,13 +176,13 @@ def _figures(assignment: HistoryRow, at: int, parts: int, *, at_end: bool) -> di
 
 
 def _bucket_part(runs: Mapping[int, int], at: int, parts: int) -> dict[int, int]:
-    """Return the part `at` of runs by bucket, without empty buckets."""
+    """Return one of several equal parts of the runs in each bucket, without empty buckets."""
     shares = ((bucket, history.share(count, at, parts)) for bucket, count in runs.items())
     return {bucket: count for bucket, count in shares if count}
 
 
 def _by_bound(runs: Mapping[int, int], bounds: Sequence[float]) -> dict[float, int]:
-    """Return the runs by the upper bound (seconds) of their bucket, the shortest first."""
+    """Return the number of runs by the upper bound (seconds) of their bucket, smallest first."""
     found: dict[float, int] = {}
     for index, count in sorted(runs.items()):
         bound = bounds[min(index, len(bounds) - 1)]

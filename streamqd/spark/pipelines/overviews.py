@@ -1,7 +1,8 @@
-"""Views over all topics: the history of messages, and dead letters, in the archive and in Redis.
+"""Create views of all topics: the history of messages, and the dead letters.
 
-Each row is in a view once, because the tables are opened first, and only later entries are read
-from Redis. If a table has grown meanwhile, both are read again.
+They combine the archive and Redis. Each row is in a view only once, because the tables are opened
+first, and only later entries are read from Redis. If a table of dead letters has grown in between,
+both are read again.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ READ_ATTEMPTS = 5  # attempts to read a table that grows at the same time
 
 
 def messages(spark: SparkSession, settings: config.Settings, archive: Archive | None) -> DataFrame:
-    """Return the figures of all fleets in the archive, and of the configured fleet in Redis.
+    """Return the figures of all fleets in the archive, and those of the configured fleet in Redis.
 
-    A table that cannot be read is left out with a warning.
+    If a table cannot be read, it is left out and a warning is logged.
     """
     own = settings.daemon.fleet
     names = sorted({own, *(archive.names(HISTORY) if archive else ())})
@@ -61,7 +62,7 @@ def _select_fleet(frame: DataFrame, fleet: str) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_type
 
     chosen = [each.name for each in minute_columns() if each.name != "date"]
-    # A table that no run of this version has written to yet has no delays.
+    # A table has no delays as long as no run of this version has written to it.
     missing = {
         each.name: f.lit(None).cast(from_arrow_type(each.type))
         for each in minute_columns()
@@ -71,7 +72,10 @@ def _select_fleet(frame: DataFrame, fleet: str) -> DataFrame:
 
 
 def _table(archive: Archive | None, name: str, kind: TableKind, view: str) -> ArchiveTable | None:
-    """Return a table, None if there is none, or with a warning if it cannot be read."""
+    """Return a table, or None if there is none.
+
+    If the table cannot be read, a warning is logged, and None is returned as well.
+    """
     try:
         return archive.derived_table(name, kind) if archive else None
     except (RequestRefusedError, SparkError) as error:
@@ -93,15 +97,16 @@ def dead_letters(
 ) -> DataFrame:
     """Return the dead letters of all topics: archived ones, and those in Redis after them.
 
-    Tables and partitions that cannot be read are skipped with a warning. Raises RequestRefusedError
-    if runs of `pipeline archive` follow each other too fast.
+    If a table or a partition cannot be read, it is skipped and a warning is logged. Raises
+    RequestRefusedError if dead letters are archived during each of READ_ATTEMPTS reads.
     """
     from pyspark.sql import functions as f
 
     for _ in range(READ_ATTEMPTS):
         known = _dead_letter_tables(archive)
         places = _dead_letter_places(settings)
-        # Read the rows immediately, because dead letters may leave Redis when they are archived.
+        # The rows are read immediately, because dead letters may be removed from Redis once they
+        # are archived.
         behind = [place for place in places if place[0] in known]
         read = _unarchived_dead_letters(spark, settings, behind, known)
         read = [each.localCheckpoint() for each in read]
@@ -131,7 +136,7 @@ def dead_letters(
 
 
 def _dead_letter_tables(archive: Archive | None) -> dict[str, ArchiveTable]:
-    """Return the tables of dead letters by topic, without those that cannot be read."""
+    """Return the dead-letter tables by topic, without those that cannot be read."""
     names = archive.names(DEAD) if archive else []
     found = {name: _table(archive, name, DEAD, "dead_letters") for name in names}
     return {name: table for name, table in found.items() if table is not None}
@@ -142,7 +147,7 @@ def _positions(known: Mapping[str, ArchiveTable]) -> dict[str, Offsets]:
 
 
 def _dead_letter_places(settings: config.Settings) -> list[TopicPartition]:
-    """Return the partitions with dead letters in Redis, without those that cannot be read."""
+    """Return the partitions that have dead letters in Redis, without those that cannot be read."""
     keys = Keys(settings.keys.control, settings.keys.streams)
     link = tables.connect(settings)
     try:
@@ -173,7 +178,10 @@ def _unarchived_dead_letters(
     places: Sequence[TopicPartition],
     known: Mapping[str, ArchiveTable],
 ) -> list[DataFrame]:
-    """Return the dead letters in Redis that follow those in the tables, none without places."""
+    """Return the dead letters of these partitions in Redis that come after those in the tables.
+
+    The list is empty if there are no partitions, and otherwise contains one DataFrame.
+    """
     register(spark)
     chosen: dict[str, list[int]] = {}
     starts: dict[str, dict[str, str]] = {}

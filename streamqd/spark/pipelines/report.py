@@ -1,7 +1,7 @@
-"""Report on topics, with their problems (worst first) and contents, as a page and as figures.
+"""Report on the problems and contents of topics, as a page and as figures in JSON.
 
-A report changes only its own directory, so it needs no lease. Entries that arrive during the run
-may or may not be included.
+A report needs no lease, because it changes only its own directory. Entries that arrive during the
+run may or may not be included.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from streamqd.store.store import Store
 from streamqd.version import __version__
 
 FIGURES, PAGE = "report.json", "report.html"
-BYTES_MAX = 64 << 20  # size limit for the figures of the last report
+BYTES_MAX = 64 << 20  # maximum bytes of the last report's figures that are read
 _LETTERS = rows.ddl(rows.columns(dead=True, headers=True, fields=False))
 
 
@@ -43,10 +43,13 @@ def report(
     out: str | Path | Location,
     scope: ReportScope,
 ) -> dict[str, Any]:
-    """Write a report into the directory `out`. Return its figures, to compare with the next ones.
+    """Write a report to a directory, and return its figures.
 
-    `spark` is called for a session only if there are entries to read. Raises RequestRefusedError,
-    InvalidRequestError, PipelineError.
+    The next report in the directory is compared with these figures. `spark` returns a session. It
+    is called only if there are topics to report on.
+
+    Raises RequestRefusedError or InvalidRequestError if the request is not valid, and PipelineError
+    if Spark fails.
     """
     out = location(out, settings.archive.pairs)
     began, last = time.monotonic(), _read_last_report(out)
@@ -81,7 +84,7 @@ def report(
 
 
 def _sizes(settings: config.Settings, scope: ReportScope) -> dict[str, int | None]:
-    """Return the partitions of each selected topic, None for a topic that is only archived."""
+    """Return the number of partitions of each selected topic, or None if it is only archived."""
     with _store(settings) as store:
         live = streams.topic_names(store)
         every = sorted({*live, *(() if scope.archive is None else scope.archive.topics())})
@@ -119,9 +122,10 @@ def _topic(
     *,
     dead: bool,
 ) -> dict[str, Any]:
-    """Return the contents of a topic. `size`: its partitions in Redis, None if only archived.
+    """Return the contents of a topic.
 
-    `dead`: True if it has dead letters.
+    `size` is the number of its partitions in Redis, or None if the topic is only archived. `dead`
+    must be True if the topic has dead letters.
     """
     try:
         tier = "cold" if size is None else "all"
@@ -149,7 +153,10 @@ def _topic(
 
 
 def _quarantine(spark: SparkSession, scope: ReportScope, topic: str) -> dict[str, Any] | None:
-    """Return a topic's quarantine: its view, and its rows in the window. None without one."""
+    """Describe the quarantine of a topic: its view, and its rows in the window.
+
+    Returns None if there is no quarantine.
+    """
     archive = scope.archive
     table = None if archive is None else archive.derived_table(topic, QUARANTINE)
     if archive is None or table is None:
@@ -166,7 +173,10 @@ def _quarantine(spark: SparkSession, scope: ReportScope, topic: str) -> dict[str
 def _histories(
     settings: config.Settings, spark: SparkSession, scope: ReportScope
 ) -> dict[str, dict[str, Any]]:
-    """Return the history of each topic that has one. If it cannot be read, warn and return {}."""
+    """Return the history of each topic that has one.
+
+    If the history cannot be read, a warning is logged and {} is returned.
+    """
     try:
         return report_history.histories(spark, settings, scope)
     except PySparkException as error:
@@ -175,9 +185,10 @@ def _histories(
 
 
 def _read_last_report(out: Location) -> dict[str, Any] | None:
-    """Return the figures of the last report in a directory.
+    """Return the figures of the last report in a directory, or None if there is none.
 
-    Raises RequestRefusedError if it is not one.
+    Raises RequestRefusedError if the directory cannot be used, or if its file of figures was not
+    written by a report.
     """
     if isinstance(out, DiskFolder) and (
         out.path.is_symlink() or (out.path.exists() and not out.path.is_dir())
@@ -205,7 +216,7 @@ def _read_last_report(out: Location) -> dict[str, Any] | None:
 
 
 def _write(out: Location, document: Mapping[str, Any]) -> None:
-    """Write page and figures, each atomically."""
+    """Write the page and the figures. Each file is replaced atomically."""
     from streamqd.spark.pipelines.report_page import page
 
     figures = json.dumps(document, indent=2) + "\n"

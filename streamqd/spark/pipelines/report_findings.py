@@ -1,4 +1,7 @@
-"""The findings of a report: problems, worst first, and changes since the last report. No I/O."""
+"""Find the problems that a report lists, and the changes since the last report.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,27 @@ from streamqd.admin.condition import ALARMING, STEADY, STUCK_SECONDS, describe_c
 from streamqd.admin.fleet import Behind, GroupStatus, StatusView
 from streamqd.words import plural, precise_duration
 
-Topic = Mapping[str, Any]  # a topic as built by `report`
+Topic = Mapping[str, Any]  # contents of a topic, as built by `report`
 
 FAMILY = "streamqd-report/"
 FORMAT = FAMILY + "2"
-# Ages of the oldest unread message at which a report shows a warning, and a problem.
+# Ages of the oldest unread message from which on a report shows a warning, or a problem.
 LATE_SECONDS, STALE_SECONDS = 30, 300
 ENTRIES_MIN = 1_000  # number of entries below which their distribution is not significant
-_UNEVEN = 1.5  # ratio of the fullest partition to the mean at which it is reported
+_UNEVEN = 1.5  # ratio of the fullest partition to the mean from which on it is reported
 _RELIEF = 0.7  # more partitions are suggested if the fullest would shrink to at most this share
-_SHARE = 0.1  # smallest fraction of all entries at which a key is reported
-_NAME_MAX = 500  # characters of the name of a measure
-_NEUTRAL = ("entries of ", "partitions of ")  # neither good nor bad when they grow
+_SHARE = 0.1  # fraction of all entries from which on a key is reported
+_NAME_MAX = 500  # maximum characters in the name of a measure
+_NEUTRAL = ("entries of ", "partitions of ")  # measures whose growth is neither good nor bad
 _ORDER = (Severity.PROBLEM, Severity.WARNING, Severity.NOTE)
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFinding:
-    """A problem of a topic or a group: the number of messages concerned, and a remedy.
+    """A problem of a topic, a group or the fleet, with the number of messages that it affects.
 
-    `command` contains no data of messages, only names of topics and groups, and the operator's
-    directory.
+    `command` shows more about the problem, or fixes it. It never contains data from messages, but
+    only names of topics and groups, and the operator's own directory.
     """
 
     severity: Severity
@@ -43,9 +46,10 @@ class ReportFinding:
 
 
 def assess_status(seen: StatusView, topics: Sequence[Topic]) -> dict[str, Any]:
-    """Return findings, groups, causes of dead letters, topics and measures, each worst first.
+    """Return the findings, groups, causes of dead letters, and topics, with the worst ones first.
 
-    Measures are numbers with readable names, for comparison with other reports.
+    The result also contains `measures`, which are numbers with readable names. They are compared
+    with those of other reports.
     """
     names = [each["topic"] for each in topics]
     groups = [each for each in seen.groups if each.topic in names]
@@ -71,7 +75,7 @@ def assess_status(seen: StatusView, topics: Sequence[Topic]) -> dict[str, Any]:
 
 
 def error_of(cause: Mapping[str, Any]) -> str:
-    """Return the name of a dead letter's cause: the class of the error, else the reason."""
+    """Return the name of a dead letter's cause: the error class, or else the reason."""
     return str(cause["error_class"] or cause["reason"] or "unknown")
 
 
@@ -173,7 +177,7 @@ def _topic(topic: Topic, groups: Sequence[GroupStatus]) -> Iterator[ReportFindin
 
 
 def _skew(topic: Topic) -> Iterator[ReportFinding]:
-    """Report a partition that is much fuller than the others, and a remedy."""
+    """Yield a finding if a partition is much fuller than the others, with a remedy."""
     name, total, size = topic["topic"], topic["entries"], topic["partition_count"]
     full = max(topic["partitions"], key=lambda each: each["entries"], default={"entries": 0})
     most = full["entries"]
@@ -191,9 +195,10 @@ def _skew(topic: Topic) -> Iterator[ReportFinding]:
 
 
 def _fullest(topic: Topic, partitions: int) -> float:
-    """Return the number of entries of the fullest partition among `partitions`.
+    """Estimate the entries in the fullest partition if the topic had this number of partitions.
 
-    The keys with the most entries are assigned by hash, and the rest is spread evenly.
+    The keys with the most entries are assigned by their hash. All other entries are assumed to be
+    spread evenly.
     """
     held = [0] * partitions
     for key in topic["keys"]:
@@ -226,10 +231,11 @@ def _measures(
 
 
 def compare_reports(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `changes` since the last report, the worst first, and `compared_with`.
+    """Return the `changes` since the last report, with the worst first, and `compared_with`.
 
-    `compared_with` is the time of the last report in unix ms, or a sentence why that report cannot
-    be used. Any user may have edited its file, so only numbers with short names are used.
+    `compared_with` is the time of the last report (unix ms), or a sentence that explains why the
+    last report cannot be used. Any user may have edited its file, so only numbers with short names
+    are used.
     """
     why = ""
     if last is None:

@@ -1,6 +1,7 @@
-"""The queries of a report on the history: messages handled, failures and run times of each topic.
+"""Query the history for a report: handled messages, failures and run times of each topic.
 
-They read the view `messages`, so figures that are in both the archive and Redis count once.
+The queries read the view `messages`, so figures that are in both the archive and Redis are counted
+only once.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ def histories(
 ) -> dict[str, dict[str, Any]]:
     """Return the history of each topic that has one, within the window of the report.
 
-    `groups` has the sums of each group, its largest lag in a minute, and quantiles of run times in
-    seconds. `timeline` has the sums and the 99th percentile of buckets of `width_ms`.
+    For each group, `groups` contains the sums of its counts, its largest lag in any minute, and
+    quantiles of its run times in seconds. The time is divided into buckets of `width_ms`. For each
+    of them, `timeline` contains the sums and the 99th percentile of run times.
     """
     minutes = overviews.messages(spark, settings, scope.archive)
     with persisted(scope.in_window(minutes, "minute")) as found:

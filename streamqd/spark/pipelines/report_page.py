@@ -1,7 +1,7 @@
-"""Render a report as one self-contained page, without scripts or network access. No I/O.
+"""Render a report as one self-contained page, without scripts or network access.
 
-Texts from messages are untrusted. The template escapes every value, and `_format_value` also
-escapes characters that are harmful on a terminal.
+Texts from messages are untrusted. The template therefore escapes every value, and `_format_value`
+also escapes characters that are harmful on a terminal. The only I/O is to read the template.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from streamqd.admin.condition import describe_condition
 from streamqd.spark.pipelines.chart import bars
 from streamqd.words import age, escape_unprintable, memory
 
-TEXT_MAX = 300  # characters that are shown of one value
+TEXT_MAX = 300  # maximum characters of a value that are shown
 _TIMES = (("seconds", 1.0), ("milliseconds", 1e-3), ("microseconds", 1e-6))
 _UNITS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1000, "second"))  # ms
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """Return the page of a document from `report`."""
+    """Render a document from `report` as an HTML page."""
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -42,7 +42,7 @@ def page(document: Mapping[str, Any]) -> str:
 
 
 def _format_value(value: Any) -> Any:
-    """Return a value in readable form. Characters that reverse or hide other text are escaped."""
+    """Return a value in readable form, with characters escaped that reverse or hide other text."""
     if isinstance(value, Markup):
         return value
     if value is None:
@@ -54,7 +54,7 @@ def _format_value(value: Any) -> Any:
 
 
 def _slowest(history: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the 99th percentile over time as SVG, and its unit. None without runs."""
+    """Return a chart of the 99th percentile over time, and its unit, or None without runs."""
     found = {
         row["at_unix_ms"]: row["p99_seconds"]
         for row in history["timeline"]
@@ -71,7 +71,7 @@ def _slowest(history: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def run_time(seconds: float | None) -> str | None:
-    """Return a run time with two digits and its unit: 34 ms, 1.1 s, 4.1 µs."""
+    """Return a run time with two digits and a unit, such as 34 ms, 1.1 s or 4.1 µs."""
     if seconds is None:
         return None
     units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
@@ -81,7 +81,7 @@ def run_time(seconds: float | None) -> str | None:
 
 
 def period(milliseconds: int) -> str:
-    """Return the width of a bar as words after "per": second, 5 minutes, day, 28 days."""
+    """Return the width of a bar as words to follow "per", such as second, 5 minutes or 28 days."""
     for size, unit in _UNITS:
         if milliseconds % size == 0:
             count = milliseconds // size
@@ -90,19 +90,19 @@ def period(milliseconds: int) -> str:
 
 
 def _format_duration(milliseconds: int | None) -> str | None:
-    """Return a duration with its unit, also below a second."""
+    """Return a duration with its unit. Below a second, the unit is milliseconds."""
     if milliseconds is None or milliseconds >= 1000:
         return age(milliseconds)
     return f"{milliseconds} ms"
 
 
 def _breakable(text: Any) -> Markup:
-    """Return a text that may break after the dots and colons of names."""
+    """Return a text in which lines may break after dots, colons and slashes in names."""
     return Markup(re.sub(r"(?<=\w)([.:/])(?=\w)", r"\1<wbr>", str(escape(_format_value(text)))))  # noqa: S704 - escaped
 
 
 def _time(unix_ms: int | None) -> str | None:
-    """Format unix ms as `2025-11-20 10:00:05`, None if it is outside the calendar."""
+    """Format a time (unix ms) as `2025-11-20 10:00:05`. Return None if it cannot be represented."""
     if unix_ms is None:
         return None
     try:
@@ -112,6 +112,6 @@ def _time(unix_ms: int | None) -> str | None:
 
 
 def _plot(topic: Mapping[str, Any], of: str) -> Markup:
-    """Return entries or dead letters over time as SVG, '' without times or with invalid ones."""
+    """Return a chart of entries or dead letters over time, or '' without valid times."""
     found = {row["at_unix_ms"]: row[of] for row in topic["timeline"]}
     return Markup(bars(found, topic["width_ms"], of))  # noqa: S704 - numbers and times

@@ -1,7 +1,7 @@
-"""The queries of a report on one topic: its entries, its dead letters, the fields of its payloads.
+"""Query a topic for a report: its entries, its dead letters, and the fields of its payloads.
 
-Entries are read once, and a copy with few columns is kept. All queries except that of the fields
-use this copy.
+Entries are read only once, and a copy with a few columns is kept. All queries use this copy, except
+the query for the fields of payloads.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from streamqd.spark.pipelines.packed import reader
 from streamqd.spark.pipelines.schemas import read_schema
 from streamqd.spark.pipelines.storage import Archive
 
-ROWS_MAX = 10_000  # limit of rows in one result
-VALUES_MAX = 5  # number of the most frequent values that are listed per field
-TEXT_MAX = 300  # characters of a text that a report keeps
+ROWS_MAX = 10_000  # maximum rows in one result
+VALUES_MAX = 5  # maximum number of frequent values that are listed for each field
+TEXT_MAX = 300  # maximum characters of a text that a report keeps
 _BARS = 60  # maximum number of bars in the timeline
 _SECONDS = (1, 5, 15, 60, 300, 900, 3_600, 10_800, 43_200, 86_400, 604_800, 2_419_200)
 
@@ -56,9 +56,9 @@ _TIMELINE = """
 
 @dataclass(frozen=True)
 class ReportScope:
-    """The scope of a report: topics, a time window, and whether payloads are examined.
+    """The scope of a report: its topics, its time window, and schemas to examine payloads with.
 
-    The window applies to the times of IDs, and excludes its end.
+    The window applies to the times of the entries. Its end is exclusive.
     """
 
     topics: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class ReportScope:
     schemas: Mapping[str, str] = field(default_factory=dict)
 
     def in_window(self, frame: DataFrame, column: str = "timestamp") -> DataFrame:
-        """Return the rows of a frame that are in the window, by a column of times."""
+        """Return the rows of a DataFrame that are in the window, based on a column of times."""
         if self.since is not None:
             frame = frame.where(f.col(column) >= f.lit(self.since))
         if self.until is not None:
@@ -77,9 +77,11 @@ class ReportScope:
 
 
 def figures(rows: DataFrame, dead_letters: DataFrame, pipeline: config.Pipeline) -> dict[str, Any]:
-    """Return the contents of a topic, by the queries above. With a schema, `fields` of payloads.
+    """Return the contents of a topic, which are the results of the queries above.
 
-    `width_ms` is the width of a bucket of the timeline. Raises InvalidRequestError.
+    If the pipeline has a schema, `fields` describes the fields of payloads. Otherwise, it is None.
+    `width_ms` is the width of each bucket in the timeline. Raises InvalidRequestError for an
+    invalid schema.
     """
     with persisted(_entries(rows)) as entries, persisted(_dead_letters(dead_letters)) as dead:
 
@@ -104,7 +106,7 @@ def figures(rows: DataFrame, dead_letters: DataFrame, pipeline: config.Pipeline)
 
 @contextlib.contextmanager
 def persisted(frame: DataFrame) -> Iterator[DataFrame]:
-    """Keep a frame in memory or on disk, so that Spark computes it once."""
+    """Keep a DataFrame in memory or on disk during a block, so that Spark computes it only once."""
     cached = frame.persist()
     try:
         yield cached
@@ -113,23 +115,23 @@ def persisted(frame: DataFrame) -> Iterator[DataFrame]:
 
 
 def _entries(rows: DataFrame) -> DataFrame:
-    """Select the columns of the entries that the queries use.
+    """Select those columns of entries that the queries use.
 
     partition, key   as in the table
-    size             bytes of the payload
-    ms               unix ms, from the ID
+    size             size of the payload in bytes
+    ms               time of the ID, unix ms
     """
     return rows.selectExpr("partition", "key", "coalesce(length(value), 0) AS size", "id_ms AS ms")
 
 
 def _dead_letters(dead_letters: DataFrame) -> DataFrame:
-    """Select the columns of the dead letters that the queries use.
+    """Select those columns of dead letters that the queries use.
 
-    group         the group that dead-lettered it, ''
-    fingerprint   of the cause
-    ms            time of the dead letter, unix ms, from the ID
+    group         group that dead-lettered the message, '' if unknown
+    fingerprint   fingerprint of the cause
+    ms            time of the dead letter's ID, unix ms
     took_ms       ms from the first write of the message to the dead letter
-    newest        struct of its ID, the place of the failure and the recorded texts
+    newest        struct of the ID, the place of the failure and the recorded texts
     """
     cause = f.udf(_cause, "fingerprint string, place string", useArrow=False)
     texts = ("error_class", "error_message", "reason", "handler")
@@ -147,7 +149,10 @@ def _dead_letters(dead_letters: DataFrame) -> DataFrame:
 
 
 def _cause(*told: str | None) -> tuple[str, str]:
-    """Return the fingerprint of a dead letter, recorded or derived, and the frame that failed."""
+    """Return the fingerprint of a dead letter and the frame that failed.
+
+    The fingerprint is derived from the other fields if it was not recorded.
+    """
     names = ("fingerprint", "errorClass", "signal", "reason", "traceback", "handler")
     fields = {
         name.encode(): text.encode("utf-8", "replace")
@@ -158,7 +163,7 @@ def _cause(*told: str | None) -> tuple[str, str]:
 
 
 def bar_width(rows: list[dict[str, Any]]) -> int:
-    """Return the bucket width in ms that fits the time span of the rows."""
+    """Return the width of a bucket in ms, so that the time span of the rows fits into the chart."""
     first = min((row["first_unix_ms"] for row in rows), default=0)
     span = max((row["last_unix_ms"] for row in rows), default=0) - first
     fitting = (1000 * each for each in _SECONDS if span < 1000 * each * _BARS)
@@ -169,11 +174,12 @@ def bar_width(rows: list[dict[str, Any]]) -> int:
 
 
 def _fields(rows: DataFrame, pipeline: config.Pipeline) -> dict[str, Any]:
-    """Count the payloads that match the schema (`fits`) or not (`bad`), and describe its fields.
+    """Count the payloads that match the schema (`fits`) or do not (`bad`), and describe its fields.
 
-    `rows` of the result has one row per field, with name, type, count, nulls, the approximate
-    number of distinct values, least, greatest and top: pairs of a value (item) and its approximate
-    count (count). Raises InvalidRequestError.
+    In the result, `rows` contains one row for each field, with the name, the type, the counts of
+    values and nulls, the approximate number of distinct values, and the least and greatest value.
+    `top` contains the most frequent values (`item`), with their approximate counts (`count`).
+    Raises InvalidRequestError for an invalid schema.
     """
     kind = read_schema(pipeline.schema or "", pipeline.times)
     every = f.array(*(_field(each.name, each.dataType) for each in kind.fields))
@@ -212,7 +218,7 @@ def _field(name: str, kind: DataType) -> Column:
 
 
 def reasons(rows: DataFrame) -> list[dict[str, Any]]:
-    """Return the reasons of a quarantine: number of rows, and the time of the newest entry."""
+    """Return the reasons in a quarantine, with their number of rows and the newest entry's time."""
     grouped = rows.groupBy(f.left("reason", f.lit(TEXT_MAX)).alias("reason")).agg(
         f.count("*").alias("rows"), f.unix_millis(f.max("timestamp")).alias("last_unix_ms")
     )
