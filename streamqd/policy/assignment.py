@@ -1,19 +1,25 @@
-"""Assigns assignments to members. It only provides fairness, while the fence provides safety.
+"""Decide which member of a fleet should own each assignment.
 
-Properties of the result, by priority:
+This module is responsible only for fairness. The fence prevents two members from working on the
+same assignment, whatever this module decides.
 
-1. An assignment goes to a member that offers its (topic, group), within the member's cap, or to no
-member. 2. Members are balanced in total. If all offer the same, each gets its share by weight,
-rounded
-   down, or one more. If offers differ, no chain of moves would improve the balance.
-3. Assignments stay where they are, except for moves that the total balance needs. 4. Assignments
-that are free or must move are chosen so that each (topic, group) is spread evenly too.
+The result has these properties, of which an earlier one takes precedence over a later one:
 
-The result depends on the arguments only, not on their order. It is stable: another call with the
-result as owners moves nothing. So no assignment moves only to spread a (topic, group) better.
+1. An assignment goes to a member that offers its (topic, group) and has room within its cap. If
+   there is none, it goes to no member.
+2. The total numbers of assignments are balanced. If all members offer the same, each one gets its
+   share by weight, rounded down, or one more. If offers differ, no chain of moves would improve the
+   balance.
+3. Assignments stay where they are, unless the balance in total requires a move.
+4. Assignments that are free or must move are placed so that each (topic, group) is spread evenly
+   too.
 
-The algorithm works with counts per member and (topic, group), which are few. The assignments
-themselves are many, and are dealt out at the end.
+The result depends only on the arguments and not on their order. It is also stable, because another
+call with the result as owners moves nothing. It follows that no assignment moves only in order to
+spread a (topic, group) more evenly.
+
+To be fast, the algorithm first works with the number of assignments per member and (topic, group).
+The assignments themselves, of which there are many more, are dealt out at the end.
 """
 
 from __future__ import annotations
@@ -32,10 +38,11 @@ Pair = tuple[str, str]  # (topic, group)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A live instance. `weight` is at least 1. A `cap` of 0 means no limit.
+    """A live instance that can own assignments.
 
-    `owned_elsewhere` is the number of assignments that it owns outside the assignments to assign.
-    They count for its load and its cap, and do not move.
+    `weight` is at least 1. `cap` is the maximum number of assignments, or 0 for no limit.
+    `owned_elsewhere` is the number of assignments that the member owns in addition to those to be
+    assigned. They count toward its load and its cap, but do not move.
     """
 
     id: str
@@ -48,9 +55,10 @@ class Member:
 def assign(
     members: Sequence[Member], assignments: Iterable[Assignment], owners: Mapping[Assignment, str]
 ) -> dict[Assignment, str]:
-    """Return the wanted owner of every assignment that some member offers and has room for.
+    """Return the member that should own each assignment.
 
-    `owners` are the current owners. An assignment whose owner is not a member is free.
+    The result does not contain assignments for which no member has both an offer and room. `owners`
+    maps assignments to their current owners. An assignment whose owner is not a member is free.
     """
     by_pair: dict[Pair, list[Assignment]] = defaultdict(list)
     for assignment in assignments:
@@ -66,7 +74,7 @@ def _assign_part(
     by_pair: Mapping[Pair, list[Assignment]],
     owners: Mapping[Assignment, str],
 ) -> dict[Assignment, str]:
-    """Run `assign` for members, sorted by name, whose offers connect them with each other."""
+    """Do the work of `assign` for one part, whose members are sorted by name."""
     rows = {member.id: row for row, member in enumerate(members)}
     columns = {
         offers: [column for column, pair in enumerate(by_pair) if pair in offers]
@@ -104,7 +112,10 @@ def _assign_part(
 def _parts(
     members: Sequence[Member], pairs: Collection[Pair]
 ) -> Iterator[tuple[list[Member], list[Pair]]]:
-    """Yield the members and (topic, group)s of each part that offers connect."""
+    """Divide the members into parts that have no offers in common.
+
+    Yield the members of each part, sorted by name, and the sorted (topic, group)s that they offer.
+    """
     by_offers: dict[frozenset[Pair], list[Member]] = defaultdict(list)
     for member in members:
         by_offers[member.offers].append(member)
@@ -124,10 +135,11 @@ def _parts(
 def _deal(
     held: Mapping[int, list[Assignment]], want: Sequence[int], free: Sequence[Assignment]
 ) -> Iterator[tuple[int, list[Assignment]]]:
-    """Yield the assignments of one (topic, group) for each row: as many as wanted, its own first.
+    """Deal out the assignments of one (topic, group). Yield each row with its assignments.
 
-    Members give up their highest partitions. The first row that lacks assignments gets the lowest
-    free one.
+    A row gets the number of assignments in `want`, and keeps its own as far as possible. If it has
+    too many, it gives up those with the highest partition numbers. The free assignments are dealt
+    out in order, so the first row that lacks some gets the lowest ones.
     """
     loose = list(free)
     for row, assignments in held.items():

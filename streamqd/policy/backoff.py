@@ -1,19 +1,21 @@
-"""The delay between a failure and its retry."""
+"""Compute the delay between a failure and its retry."""
 
 from __future__ import annotations
 
 from streamqd.model import Backoff
 
-# 2.0 ** 1000 is still a float. Larger exponents would raise instead of reaching the cap.
+# 2.0 ** 1000 is still a valid float. Larger exponents would raise an error before the delay is
+# limited to `policy.max`.
 _EXPONENT_MAX = 1000
 _FACTOR_MAX = 10**15
 
 
 def delay(policy: Backoff, attempt: int, jitter: float) -> float:
-    """Return the seconds to wait after failure number `attempt` (from 1), at most `policy.max`.
+    """Return the seconds to wait after failure number `attempt`, counted from 1.
 
-    `jitter` is a number from 0 to 1 that the caller draws. With full jitter, the wait is that
-    fraction of the delay, so that failures of the same moment do not all return together.
+    The result is never more than `policy.max`. `jitter` is a random number from 0 to 1. With full
+    jitter, the wait is this fraction of the delay, so that messages which failed at the same time
+    are not all retried at the same time.
     """
     failures = max(attempt, 1)
     match policy.kind:

@@ -1,7 +1,7 @@
 """Compute how many assignments of each topic and group every instance should own.
 
-Rows are members, columns are (topic, group)s. Both are sorted by name, so
-names break ties. `assignment` calls this module for each connected part.
+All tables have a row for each member and a column for each (topic, group). Both are sorted by name,
+so that names break ties. `assignment` calls this module for each part of a fleet.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ Table = list[list[int]]
 
 @dataclass(slots=True)
 class Part:
-    """A connected component of members and the assignments that they offer to run, as counts."""
+    """Members whose offers connect them, and the numbers of assignments that they offer to run."""
 
     weights: list[int]  # weight of each row
-    caps: list[int | None]  # most assignments of each row
-    offers: list[list[int]]  # columns that each row offers
-    held: Table  # owned assignments by row and column, where the row offers the column
-    free: list[int]  # assignments without an owner, by column
-    fixed: list[int]  # assignments of each row that are outside all columns and do not move
-    loads: list[int] = field(init=False)
+    caps: list[int | None]  # maximum number of assignments of each row, None for no limit
+    offers: list[list[int]]  # the columns that each row offers
+    held: Table  # number of owned assignments by row and column, 0 if the row does not offer it
+    free: list[int]  # number of assignments without an owner in each column
+    fixed: list[int]  # number of assignments of each row that are in no column and do not move
+    loads: list[int] = field(init=False)  # total number of assignments of each row
 
     def __post_init__(self) -> None:
         self.loads = [sum(row) + fixed for row, fixed in zip(self.held, self.fixed, strict=True)]
 
     def room(self, row: int) -> int | None:
-        """Return how many more assignments a row may take, None without a cap."""
+        """Return how many more assignments a row may take, or None if it has no cap."""
         cap = self.caps[row]
         return None if cap is None else cap - self.loads[row]
 
@@ -45,7 +45,7 @@ class Part:
 
 
 def balance(part: Part) -> Table:
-    """Return counts by row and column, balanced as `assignment` describes."""
+    """Return the balanced counts by row and column. `assignment` describes the balance."""
     columns = len(part.free)
     if all(len(offered) == columns for offered in part.offers) and not any(part.fixed):
         _balance_complete(part)
@@ -63,8 +63,8 @@ def _balance_complete(part: Part) -> None:
     for row, want in enumerate(wanted):
         _release(part, row, part.loads[row] - want)
     lacking = [want - load for want, load in zip(wanted, part.loads, strict=True)]
-    # With caps there may be more free assignments than room. Then each column gets its part of the
-    # room.
+    # Because of caps, there may be more free assignments than room. The room is then divided among
+    # the columns.
     dealt = shares(part.free, list(part.free), [0] * len(part.free), sum(lacking))
     for column, count in enumerate(dealt):
         _deal_column(part, column, count, lacking)
@@ -73,11 +73,12 @@ def _balance_complete(part: Part) -> None:
 def shares(
     weights: list[int], caps: list[int | None] | list[int], current: list[int], total: int
 ) -> list[int]:
-    """Divide `total` by weight into integers, each within its cap. An excess is left out.
+    """Divide `total` into integer shares that are proportional to the weights.
 
-    Each index gets its share rounded down, or one more. An index whose `current` count already
-    exceeds its share is the first to get one more, then those with the largest remainders. A weight
-    of 0 has no share.
+    No share exceeds its cap. If the caps leave a part of the total over, it is not distributed.
+    Each index gets its exact share rounded down, or one more. The first to get one more are those
+    whose `current` count already exceeds their share, and then those with the largest remainders.
+    An index with weight 0 gets nothing.
     """
     result = [0] * len(weights)
     active = [index for index, weight in enumerate(weights) if weight > 0]
@@ -109,7 +110,10 @@ def shares(
 
 
 def _release(part: Part, row: int, count: int) -> None:
-    """Free `count` assignments of a row, from the columns in which it exceeds its share most."""
+    """Free `count` assignments of a row.
+
+    They are taken from the columns in which the row exceeds its share most.
+    """
     if count <= 0:
         return
     weight, weights = part.weights[row], sum(part.weights)
@@ -135,7 +139,10 @@ def _sizes(part: Part) -> list[int]:
 
 
 def _deal_column(part: Part, column: int, count: int, lacking: list[int]) -> None:
-    """Deal free assignments of a column to rows that lack some, fewest in the column first."""
+    """Deal `count` free assignments of a column to the rows that lack assignments.
+
+    The row with the fewest assignments in this column is served first.
+    """
 
     def key(row: int) -> tuple[float, float, int]:
         weight = part.weights[row]
@@ -154,10 +161,11 @@ def _deal_column(part: Part, column: int, count: int, lacking: list[int]) -> Non
 
 # --- offers differ ----------------------------------------------------------------------------
 #
-# A move from one row to another is an improvement if the giver saves more than the taker pays: (2 *
-# load - 1) / weight > (2 * load + 1) / weight. With equal weights, that is a difference of two
-# assignments. In general it lowers the sum of load² / weight, so the improvements are finite.
-# Quotients of small integers compare exactly as floats: equal ones are equal.
+# Moving an assignment from one row to another is an improvement if the giver saves more than the
+# taker pays. The giver saves (2 * load - 1) / weight, and the taker pays (2 * load + 1) / weight.
+# With equal weights, this means that their loads differ by at least two assignments. Each
+# improvement lowers the sum of load² / weight, so their number is finite. Savings and costs can be
+# compared as floats, because equal quotients of small integers are exactly equal.
 
 
 def _saving(part: Part, row: int) -> float:
@@ -176,7 +184,8 @@ def _balance_partial(part: Part) -> None:
             _release(part, row, min(part.loads[row] - cap, sum(part.held[row])))
         for column in offered:
             offerers[column].append(row)
-    # Start with columns that few rows offer. The others can still be dealt around them.
+    # Start with the columns that few rows offer. The others have more choice, and can be dealt out
+    # around them.
     for column in sorted(range(len(part.free)), key=lambda column: len(offerers[column])):
         _fill_column(part, column, offerers[column])
     for column in range(len(part.free)):
@@ -189,7 +198,7 @@ def _balance_partial(part: Part) -> None:
 
 
 def _is_even(part: Part) -> bool:
-    """Return True if no move at all would be an improvement, regardless of offers."""
+    """Return True if no move would be an improvement, even if every row offered every column."""
     rows = range(len(part.loads))
     saved = max(
         (_saving(part, row) for row in rows if part.loads[row] > part.fixed[row]), default=0
@@ -198,7 +207,10 @@ def _is_even(part: Part) -> bool:
 
 
 def _fill_column(part: Part, column: int, offerers: list[int]) -> None:
-    """Deal free assignments of a column to the least loaded rows, fewest in the column first."""
+    """Deal the free assignments of a column to the least loaded rows that offer it.
+
+    Of equally loaded rows, the one with the fewest assignments in this column is served first.
+    """
 
     def key(row: int) -> tuple[float, float, int]:
         return _cost(part, row), part.held[row][column] / part.weights[row], row
@@ -214,8 +226,12 @@ def _fill_column(part: Part, column: int, offerers: list[int]) -> None:
 
 
 def _make_room(part: Part, column: int, offerers: Table) -> bool:
-    """Place one free assignment although all offerers are full, by moving others away."""
-    came: dict[int, tuple[int, int]] = {}  # row -> column through which it was reached, giver
+    """Place one free assignment of a column whose rows are all full, by moving others away.
+
+    Return False if this is not possible.
+    """
+    # For each row, the column through which the search reached it, and the row that gives.
+    came: dict[int, tuple[int, int]] = {}
     columns = {column}
     todo: list[tuple[int, int]] = [(column, -1)]
     while todo:
@@ -246,9 +262,10 @@ def _shift_back(part: Part, came: dict[int, tuple[int, int]], row: int) -> None:
 def _move_directly(part: Part, offerers: Table) -> None:
     """Move assignments from the most loaded rows directly to the least loaded rows that offer them.
 
-    The giver is the row that saves most. After the move, its price equals that saving, which no
-    other row exceeds, so it takes no assignment later. Prices therefore only rise, and a queue
-    holds each taker once, with a price that is corrected when it is read.
+    The giver is always the row that saves most. After a move, its cost equals that saving. Since no
+    other row saves more, it will not take an assignment later. As a result, costs only rise. A
+    queue therefore needs to contain each taker only once, and its cost is corrected when it is
+    read.
     """
     prices = [_cost(part, row) for row in range(len(part.loads))]
     takers = [[(prices[row], row) for row in rows if not part.is_full(row)] for rows in offerers]
@@ -260,7 +277,7 @@ def _move_directly(part: Part, offerers: Table) -> None:
     while givers and -givers[0][0] > floor:
         saved, giver = heapq.heappop(givers)
         if -saved != _saving(part, giver):
-            continue  # its load has changed since
+            continue  # the load of the row has changed since it was queued
         best: tuple[float, float, int, int] | None = None
         held, weight = part.held[giver], part.weights[giver]
         for column in part.offers[giver]:
@@ -281,7 +298,10 @@ def _move_directly(part: Part, offerers: Table) -> None:
 
 
 def _find_cheapest(part: Part, queue: list[tuple[float, int]], prices: list[float]) -> int | None:
-    """Return the row that pays least, from a queue of (earlier price, row)."""
+    """Return the row with the lowest cost from a queue of pairs (earlier cost, row).
+
+    Full rows are removed from the queue. Return None if it becomes empty.
+    """
     while queue:
         price, row = queue[0]
         if part.is_full(row):
@@ -294,10 +314,11 @@ def _find_cheapest(part: Part, queue: list[tuple[float, int]], prices: list[floa
 
 
 def _move_along_chain(part: Part, offerers: Table) -> bool:
-    """Make one improvement over rows between giver and taker. Return False if there is none.
+    """Make one improvement by a chain of moves through other rows. Return False if there is none.
 
-    Takers are tried from the least loaded on. If a row can reach a taker and saves too little for
-    it, it also saves too little for all later takers. So every row is visited once.
+    Takers are tried in order of their cost, starting with the lowest. If a row can reach a taker
+    but saves too little for it, it also saves too little for all later takers. Every row therefore
+    has to be visited only once.
     """
     holders: Table = [
         [row for row in rows if part.held[row][column]] for column, rows in enumerate(offerers)
@@ -308,7 +329,7 @@ def _move_along_chain(part: Part, offerers: Table) -> bool:
         if taker in seen_rows or part.is_full(taker):
             continue
         seen_rows.add(taker)
-        next_of: dict[int, tuple[int, int]] = {}  # giver -> column and row to give to
+        next_of: dict[int, tuple[int, int]] = {}  # column and receiving row for each giver
         todo = [taker]
         best = None
         while todo:

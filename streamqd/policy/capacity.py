@@ -1,26 +1,28 @@
-"""Limit the partitions of an instance while the operating system refuses processes.
+"""Limit the partitions of an instance while the operating system refuses to start processes.
 
-The first refusal that lasts sets the limit to the number of running workers. Trials then test if
-more processes can be started. After a refusal, the pause between trials doubles. After a success,
-the next trial is twice as large, until the limit is removed. No I/O.
+When a refusal lasts, the limit is set to the number of running workers. From then on, trials test
+whether more processes can be started. After a trial that fails, the pause before the next one is
+twice as long. After a trial that succeeds, the next one starts twice as many processes, until the
+limit is removed. This module does no I/O.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-GIVE_UP_SECONDS = 3.0  # refusals for this time release the partition
+GIVE_UP_SECONDS = 3.0  # a partition whose process is refused for this time is released
 TRY_SECONDS = (5.0, 60.0)  # first and longest pause after a trial that fails
 MORE_SECONDS = 2.0  # pause after a trial that succeeds
-TOGETHER_MAX = 16  # processes in one trial
+TOGETHER_MAX = 16  # maximum number of processes in one trial
 
 
 @dataclass
 class Capacity:
-    """`limit` is the number of partitions that can be served, None without a limit.
+    """The current limit on the partitions of an instance.
 
-    `problem` is the operating system's error, '' for none. Times are seconds on any monotonic
-    clock.
+    `limit` is the number of partitions for which processes can be started, or None if there is no
+    limit. `problem` is the error of the operating system, or ''. All times are in seconds on any
+    monotonic clock.
     """
 
     limit: int | None = None
@@ -30,7 +32,7 @@ class Capacity:
     _more: int = 1
 
     def record_refusal(self, now: float, running: int, problem: str) -> None:
-        """Record that the operating system starts no more than the `running` processes."""
+        """Record that the operating system refused to start more than `running` processes."""
         if self.limit is not None:
             self._wait = min(2 * self._wait, TRY_SECONDS[1])
         self.limit = running if self.limit is None else min(self.limit, running)
@@ -39,15 +41,16 @@ class Capacity:
         self._try_at = now + self._wait
 
     def count_to_try(self, now: float, running: int) -> int:
-        """Return the number of further processes to try now, 0 for none."""
+        """Return the number of processes to start in a trial now, or 0 if none is due."""
         if self.limit is None or now < self._try_at:
             return 0
         return min(max(0, self.limit - running) + self._more, TOGETHER_MAX)
 
     def record_trial(self, now: float, running: int, count: int, wanted: int) -> None:
-        """Record that `count` more processes were started.
+        """Record that a trial has started `count` processes in addition to the `running` ones.
 
-        The limit is removed when it reaches `wanted` partitions, or after a trial of TOGETHER_MAX.
+        The limit is removed when it reaches the `wanted` number of partitions, or after a trial
+        with TOGETHER_MAX processes.
         """
         self.limit = max(running + count, self.limit or 0)
         self._more = min(2 * self._more, TOGETHER_MAX)
@@ -57,5 +60,5 @@ class Capacity:
             self._wait, self._more = TRY_SECONDS[0], 1
 
     def room(self, owned: int) -> int | None:
-        """Return how many more partitions may be acquired, None without a limit."""
+        """Return how many more partitions may be acquired, or None if there is no limit."""
         return None if self.limit is None else max(0, self.limit - owned)

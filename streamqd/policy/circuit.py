@@ -1,17 +1,19 @@
-"""A circuit breaker: stop the runs of a partition while a dependency of its handler is down.
+"""A circuit breaker, which stops a partition while a dependency of its handler is unavailable.
 
 While the circuit is closed, all messages run. After a number of failures of the dependency within a
-window, it opens, and no run starts until the next probe is due. It is then half open: one message
-at a time runs as a probe. A successful probe closes the circuit, and a failed probe opens it again.
-A message that fails repeatedly while others succeed counts once, because it is then the cause.
+window, the circuit opens, and no run starts until the next probe is due. The circuit is then half
+open, and one message at a time runs as a probe. A successful probe closes the circuit, and a failed
+probe opens it again. If a message fails repeatedly while others succeed, only its first failure
+counts, because the message itself is probably the cause.
 
-A failure of the dependency is not the message's fault. However, a message can also be the only one
-that fails this way, and its first failure does not show the difference. The first such failure of a
-message is therefore free. A later one counts as an attempt, unless the circuit was open in between.
-An outage that opens the circuit costs no attempt, even if it recurs.
+A failure of the dependency is not the fault of the message. However, a message may also be the only
+one that fails in this way, and its first failure does not show the difference. Therefore, the first
+such failure of a message is forgiven. A later one counts as an attempt, unless the circuit was open
+in between. As a result, an outage that opens the circuit costs no attempt, even if it recurs.
 
-Each worker has its own circuit. `CircuitMemory` is the state that outlives the worker. Each message
-carries the time at which a failure was last forgiven.
+Each worker has its own circuit. The next worker of the partition continues with its
+`CircuitMemory`. The time at which a failure of a message was last forgiven is stored in the
+message.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ import enum
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
-# Messages whose last failure is recorded. The next failure of any other message is not counted.
+# Number of messages whose last failure is remembered. For any other message, only the time stored
+# in it shows that it has failed before.
 REMEMBERED = 10_000
 
 
 class CircuitState(enum.IntEnum):
-    """Which messages may start: all, none, or one at a time."""
+    """The state of a circuit, which determines whether all messages may start, none, or one."""
 
     CLOSED = 0
     OPEN = 1
@@ -33,42 +36,45 @@ class CircuitState(enum.IntEnum):
 
 
 class CircuitMemory(NamedTuple):
-    """The state that the next worker of a partition starts with.
+    """The state of a circuit with which the next worker of the partition continues."""
 
-    In order: the number of failures in the window, the time of the oldest, the last time at which
-    the circuit was open (0: never), and True if it is not closed.
-    """
-
-    failures: int = 0
-    since: float = 0.0
-    opened: float = 0.0
-    is_open: bool = False
+    failures: int = 0  # number of failures in the window
+    since: float = 0.0  # time of the oldest of these failures
+    opened: float = 0.0  # last time at which the circuit was open, 0 if it never was
+    is_open: bool = False  # True if the circuit is open or half open
 
 
 NOTHING = CircuitMemory()
 
 
 class Circuit:
-    """The circuit of one worker. The caller passes all times: seconds above 0 on one clock."""
+    """The circuit of one worker.
+
+    The caller passes all times. They are seconds on one clock, and greater than 0.
+    """
 
     def __init__(
         self, failures: int, window: float, probe_every: float, memory: CircuitMemory = NOTHING
     ) -> None:
-        """Open at this many `failures` within `window`, and probe every `probe_every` seconds."""
+        """Create a circuit that opens after `failures` failures within `window` seconds.
+
+        While it is open, a probe is due every `probe_every` seconds.
+        """
         self._limit = failures
         self._window = window
         self._probe_every = probe_every
-        # Only the oldest earlier failure has a known time, so all earlier ones leave the window
-        # together.
+        # For failures of earlier workers, only the time of the oldest one is known, so all of them
+        # leave the window at the same time.
         self._failed = deque([memory.since] * memory.failures, maxlen=failures)
-        # The last failure of each message, and how many runs had succeeded by then.
+        # The time of the last failure of each message, and the number of runs that had succeeded
+        # until then.
         self._last: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        self._opened = memory.opened or float("-inf")  # when it was last known to be open
+        self._opened = memory.opened or float("-inf")  # last time at which the circuit was open
         self.state = CircuitState.OPEN if memory.is_open else CircuitState.CLOSED
 
     @property
     def memory(self) -> CircuitMemory:
-        """The state that the next circuit of this partition starts with."""
+        """The state with which the next circuit of this partition continues."""
         failed, is_open = self._failed, self.state is not CircuitState.CLOSED
         return CircuitMemory(
             len(failed), failed[0] if failed else 0.0, max(0.0, self._opened), is_open
@@ -77,10 +83,10 @@ class Circuit:
     def record_failure(
         self, uid: str, now: float, successes: int, forgiven: float | None = None
     ) -> bool:
-        """Record a failure of the dependency. Return True if it counts as a message's attempt.
+        """Record a failure of the dependency. Return True if it counts as an attempt.
 
-        `successes` is the number of successful runs so far. `forgiven` is when a failure of the
-        message was last forgiven, as recorded in the message, None if never.
+        `successes` is the number of successful runs so far. `forgiven` is the time in the message
+        at which a failure of it was last forgiven, or None if none was.
         """
         before, at = self._last.pop(uid, (forgiven, successes))
         if before is None or at == successes:
@@ -96,17 +102,17 @@ class Circuit:
         return before is not None and before > self._opened
 
     def close(self) -> None:
-        """Let everything run again after a successful probe. Earlier failures no longer count."""
+        """Close the circuit after a successful probe. Earlier failures no longer count."""
         self.state = CircuitState.CLOSED
         self._failed.clear()
 
     def seconds_until_start(self, now: float) -> float:
-        """Return the seconds until something may start, 0 for now."""
+        """Return the number of seconds until a message may start, or 0 if one may start now."""
         if self.state is not CircuitState.OPEN:
             return 0.0
         return max(0.0, self._opened + self._probe_every - now)
 
     def start_probe(self, now: float) -> None:
-        """Run one message now as a probe."""
+        """Record that one message starts as a probe."""
         self.state = CircuitState.HALF_OPEN
         self._opened = now

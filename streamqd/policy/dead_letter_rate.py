@@ -1,4 +1,4 @@
-"""Detect a flood of dead letters, which means that the code is at fault, not the messages."""
+"""Detect a flood of dead letters, which indicates a fault in the code, not in the messages."""
 
 from __future__ import annotations
 
@@ -7,41 +7,48 @@ from typing import NamedTuple
 
 
 class DeadLetterRateMemory(NamedTuple):
-    """The state that the next watch of a partition starts with."""
+    """The state with which the next worker of a partition continues to count."""
 
-    deaths: int = 0
-    since: float = 0.0  # time of the oldest death
-    settled: int = 0  # messages that were settled by then
+    deaths: int = 0  # number of dead letters in the window
+    since: float = 0.0  # time of the oldest of these
+    settled: int = 0  # number of messages that were settled by that time
 
 
 NOTHING = DeadLetterRateMemory()
 
 
 class DeadLetterRate:
-    """Watches the deaths in one partition. Times are seconds on one clock of the caller."""
+    """Watches the rate of dead letters in one partition.
+
+    The caller passes all times. They are seconds on one clock.
+    """
 
     def __init__(
         self, dead_letters: int, window: float, share: float, memory: DeadLetterRateMemory = NOTHING
     ) -> None:
-        """Set the limit: `dead_letters` within `window` that are `share` of settled messages."""
+        """Define a flood: `dead_letters` dead letters within `window` seconds.
+
+        They must also be at least the fraction `share` of all messages settled in that time.
+        """
         self._window = window
         self._share = share
-        # Only the oldest earlier death has a known time, so all earlier ones leave the window
-        # together.
+        # For dead letters of earlier workers, only the time of the oldest one is known, so all of
+        # them leave the window at the same time.
         oldest = (memory.since, memory.settled)
         self._deaths = deque([oldest] * memory.deaths, maxlen=dead_letters)
 
     @property
     def memory(self) -> DeadLetterRateMemory:
-        """The state that the next watch of this partition starts with."""
+        """The state with which the next worker of this partition continues."""
         return (
             DeadLetterRateMemory(len(self._deaths), *self._deaths[0]) if self._deaths else NOTHING
         )
 
     def record_dead_letter(self, now: float, settled: int) -> bool:
-        """Record a death. Return True if it completes a flood, after which counting restarts.
+        """Record a dead letter. Return True if it completes a flood.
 
-        `settled` is the number of messages settled so far, including this one.
+        After a flood, the count starts again from 0. `settled` is the number of messages settled so
+        far, including this one.
         """
         deaths = self._deaths
         deaths.append((now, settled))

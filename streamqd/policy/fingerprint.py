@@ -1,7 +1,8 @@
-"""Compute fingerprints of failures from the exception's class, the user's frame and the handler.
+"""Compute fingerprints, by which failures with the same cause can be grouped.
 
-The text of the exception and the line number are not included, because texts contain IDs, and line
-numbers change with every edit.
+A fingerprint depends on the class of the exception, the innermost frame of user code, and the
+handler. It does not depend on the text of the exception, which often contains IDs, or on the line
+number, which changes with every edit.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 
-LENGTH = 12  # hexadecimal digits
+LENGTH = 12  # number of hexadecimal digits in a fingerprint
 
-# Code that the user called but did not write. All other code is the user's own.
+# The paths of code that the user called but did not write. All other code is the user's own.
 _FOREIGN = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3[.\d]*/|^<frozen ")
 _FRAME = re.compile(r'^  File "([^"\n]+)", line \d+, in (.+)$', re.MULTILINE)
 
 
 def fingerprint(error_type: str, frame: str, handler: str) -> str:
-    """Return the short, stable fingerprint of a failure, by which `dlq stats` groups.
+    """Return the fingerprint of a failure, by which `dlq stats` groups dead letters.
 
-    `error_type` is the exception's class with its module, or how the process died. `frame` is
-    `file:function` as `innermost` returns it, '' for none. `handler` is `module:function`.
+    `error_type` is the class of the exception with its module, or the way in which the process
+    died. `frame` is the result of `innermost`, `file:function` or ''. `handler` is
+    `module:function`.
     """
     raw = f"{error_type}|{frame}|{handler}"
     # A path may contain bytes that are not text and cannot be encoded.
@@ -29,9 +31,10 @@ def fingerprint(error_type: str, frame: str, handler: str) -> str:
 
 
 def innermost(frames: Iterable[tuple[str, str]]) -> str:
-    """Return `file:function` of the innermost frame of user code, or else of the innermost frame.
+    """Return `file:function` of the innermost frame that is user code.
 
-    `frames` are (path, function), the outermost first. Return '' without frames.
+    If there is no user code, return that of the innermost frame, or '' if there are no frames. Each
+    frame is a pair of a path and a function. The outermost frame comes first.
     """
     found, own = "", False
     for path, function in frames:
@@ -42,17 +45,18 @@ def innermost(frames: Iterable[tuple[str, str]]) -> str:
 
 
 def frame_of(traceback: str) -> str:
-    """Return the innermost frame of user code in the text of a traceback, '' for none."""
-    # The causes of an exception come first in its text, the exception itself last.
+    """Return the innermost frame of user code in the text of a traceback, as `innermost` does."""
+    # The text starts with the causes of the exception, and the exception itself comes last.
     last = traceback.rpartition("Traceback (most recent call last):")[2]
     return innermost((found[1], found[2]) for found in _FRAME.finditer(last))
 
 
 def dead_letter_fingerprint(fields: Mapping[bytes, bytes]) -> str:
-    """Return the recorded fingerprint of a dead letter, or compute it from the fields.
+    """Return the fingerprint of a dead letter.
 
-    A dead letter without a recorded one never ran, or another client wrote it. If it has neither
-    an exception class nor a signal, the reason is used instead of the class.
+    If none is recorded, because the message never ran or another client wrote the dead letter, the
+    fingerprint is computed from the fields. If there is neither an exception class nor a signal,
+    the reason is used in their place.
     """
 
     def text(name: bytes) -> str:

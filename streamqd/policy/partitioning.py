@@ -1,8 +1,10 @@
-"""Maps keys to partitions. Fixed forever: a change would reorder every topic.
+"""Map keys to partitions.
 
-The hash is CRC-32 (IEEE, as in zlib) of the key, modulo the partition count: the same as
-librdkafka's `consistent` partitioner, so that other producers can agree with ours. A producer may
-choose the jump hash instead.
+These functions must never change. Otherwise, messages with the same key could be sent to a
+different partition and lose their order. By default, the partition is the CRC-32 of the key (IEEE,
+as in zlib) modulo the partition count. This is the same as the `consistent` partitioner of
+librdkafka, so that other producers can choose the same partitions. A producer may use the jump hash
+instead.
 """
 
 from __future__ import annotations
@@ -14,30 +16,34 @@ _64_BITS = (1 << 64) - 1
 
 
 def crc32_partition(key: bytes, count: int) -> int:
-    """Return the partition of a key, 0 to `count` - 1. The same in every process and version."""
+    """Return the partition of a key, from 0 to `count` - 1, by its CRC-32."""
     if count < 1:
         raise ValueError(f"partition count must be at least 1, not {count}")
     return zlib.crc32(key) % count
 
 
 def round_robin_partition(index: int, count: int) -> int:
-    """Return the partition of the producer's `index`-th message without a key (from 0)."""
+    """Return the partition of a message without a key.
+
+    `index` is the number of such messages that the producer has sent before.
+    """
     if count < 1:
         raise ValueError(f"partition count must be at least 1, not {count}")
     return index % count
 
 
 def jump_partition(key: bytes, count: int) -> int:
-    """Return the partition of a key: `jump` of the first 8 bytes of its BLAKE2b hash.
+    """Return the partition of a key by its jump hash.
 
-    When a topic grows from P to Q partitions, (Q - P) / Q of the keys move, all to new partitions.
+    The number for `jump` is the 8-byte BLAKE2b hash of the key. When a topic grows from P to Q
+    partitions, (Q - P) / Q of the keys move, and all of these move to new partitions.
     """
     digest = hashlib.blake2b(key, digest_size=8).digest()
     return jump(int.from_bytes(digest, "big"), count)
 
 
 def jump(number: int, count: int) -> int:
-    """Return the jump hash of a 64-bit number, 0 to `count` - 1 (Lamping and Veach, 2014)."""
+    """Return the jump hash of a 64-bit number, from 0 to `count` - 1 (Lamping and Veach, 2014)."""
     if count < 1:
         raise ValueError(f"partition count must be at least 1, not {count}")
     found, following = -1, 0

@@ -1,8 +1,9 @@
-"""Decide which partitions this instance acquires or hands over now. Called with each heartbeat.
+"""Decide which partitions this instance acquires or hands over after each heartbeat.
 
-`assignment` computes the owner of each partition. This module limits the moves: an owned partition
-moves only after the reason has lasted for a delay, and only a few move at a time. It provides
-fairness, and the fence provides safety. `silence` decides which members are alive. No I/O.
+`assignment` computes which member should own each partition. This module turns the result into
+gradual moves. An owned partition moves only after the reason for the move has existed for some
+time, and only a few partitions move at a time. `silence` decides which members are alive. This
+module is responsible only for fairness, because the fence ensures safety. It does no I/O.
 """
 
 from __future__ import annotations
@@ -17,26 +18,29 @@ from typing import NamedTuple
 from streamqd.model import Assignment
 from streamqd.policy.assignment import Member, assign
 
-# Without these limits, the first instance of a fleet would acquire all assignments, and then hand
-# over most of them.
-ACQUIRES_AT_ONCE = 16  # free assignments acquired in one step
-ACQUIRES_PER_SECOND = 64.0  # further free assignments per second
-MORE_SECONDS = ACQUIRES_AT_ONCE / ACQUIRES_PER_SECOND  # time until the next step
+# Without these limits, the first instance of a fleet would acquire all assignments, and then have
+# to hand over most of them.
+ACQUIRES_AT_ONCE = 16  # maximum number of free assignments that are acquired in one step
+ACQUIRES_PER_SECOND = 64.0  # number of free assignments that may be acquired per second
+MORE_SECONDS = ACQUIRES_AT_ONCE / ACQUIRES_PER_SECOND  # time until the next step is allowed
 
 
 class MemberView(NamedTuple):
-    """A member as the server reported it. The last three fields are None if it omits them."""
+    """A member of the fleet, according to its last heartbeat.
+
+    The last three fields are None if the member does not report them.
+    """
 
     member: Member
     heartbeat_unix_ms: int
     leaving: bool
-    #: Assignments whose worker currently crashes in a loop on this member.
+    #: Assignments whose workers are currently crashing in a loop on this member.
     broken: frozenset[Assignment] = frozenset()
-    #: Time of the last reload directive that it followed (unix ms).
+    #: Time of the last reload directive that the member has carried out (unix ms).
     reloaded: int | None = None
-    #: The number of assignments that it owned at its last heartbeat.
+    #: Number of assignments that the member owned at its last heartbeat.
     owned: int | None = None
-    #: The TTL of its leases, in seconds.
+    #: TTL of the member's leases in seconds.
     ttl: float | None = None
 
 
@@ -44,16 +48,17 @@ class PartitionView(NamedTuple):
     """An assignment that this instance does not own, as Redis reports it."""
 
     epoch: int
-    owner: str  # '' when no instance holds the fence
+    owner: str  # '' if the fence names no owner
     leased: bool
     remaining: float = 0.0  # seconds until the lease expires
 
 
 class Constraints(NamedTuple):
-    """The constraints of operators: owners of moved assignments, and members that own nothing.
+    """The directives of operators that restrict which instance may own an assignment.
 
-    `moves` maps an assignment to its instance and to the time of the directive. No instance may own
-    a partition of a (topic, group) in `stopped`.
+    `moves` maps an assignment to the instance that must own it and to the time of the directive.
+    Instances in `drained` must not own any assignment. No instance may own a partition of a (topic,
+    group) in `stopped`.
     """
 
     moves: Mapping[Assignment, tuple[str, int]] = MappingProxyType({})
@@ -66,10 +71,10 @@ class Constraints(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Assignments to acquire and assignments to hand over, each in a stable order.
+    """The assignments to acquire and those to hand over, each in a stable order.
 
-    `has_more` is True if further assignments may follow, as long as the next `decide` confirms
-    them.
+    `has_more` is True if there are further assignments to acquire, which had to be left for a later
+    step because of the limits. The next call of `decide` must confirm them.
     """
 
     acquire: list[Assignment]
@@ -79,29 +84,36 @@ class Decision(NamedTuple):
 
 @dataclass
 class Rebalancer:
-    """Turns the assignment into gradual moves. One per supervisor."""
+    """Turns the result of `assignment` into gradual moves. Each supervisor has one rebalancer.
+
+    An assignment moves only after it has belonged elsewhere for `delay` seconds, and after this
+    instance has owned it for `hold` seconds. No more than `moves_max` assignments move at a time.
+    """
 
     me: str
     delay: float
     hold: float
     moves_max: int
-    grace_seconds: float  # seconds for which a free assignment is left to its future owner
+    grace_seconds: float  # how long a free assignment is left to the member that should own it
     _wanted_elsewhere: dict[Assignment, float] = field(default_factory=dict)
     _free_since: dict[Assignment, tuple[int, float]] = field(default_factory=dict)
     _moves_seen: dict[Assignment, int] = field(default_factory=dict)
     _directed: set[Assignment] = field(
         default_factory=set
     )  # assignments to hand over for a new move directive
-    # Assignments to hand over without `delay` and `hold`.
+    # Assignments that are handed over without waiting for `delay` and `hold`.
     _without_delay: set[Assignment] = field(default_factory=set)
     _skip_delay: bool = False
-    _asked: tuple[object, ...] = ()  # input of the last assignment
+    _asked: tuple[object, ...] = ()  # arguments of the last call of `place`
     _wanted: Mapping[Assignment, str] = field(default_factory=dict)
     _allowance: float = ACQUIRES_AT_ONCE
     _allowed_at: float = 0.0
 
     def skip_delay_once(self) -> None:
-        """Skip `delay` and `hold` once, for what the next `decide` finds misplaced."""
+        """Do not wait for `delay` and `hold` in the next call of `decide`.
+
+        This applies to all assignments that belong elsewhere at that time.
+        """
         self._skip_delay = True
 
     def decide(
@@ -116,14 +128,15 @@ class Rebalancer:
         room: int,
         constraints: Constraints = Constraints(),  # noqa: B008 - it never changes
     ) -> Decision:
-        """Decide once per heartbeat.
+        """Return the assignments to acquire and to hand over. Call this once per heartbeat.
 
-        `owned_since` maps the assignments of this instance to the time when it acquired them.
-        `moving` counts the assignments that it is already handing over. `views` holds all other
-        assignments. `room` is how many more assignments it may own.
+        `owned_since` maps the assignments of this instance to the times at which it acquired them.
+        `views` contains all other assignments. `moving` is the number of assignments that the
+        instance is already handing over, and `room` the number of assignments that it may own in
+        addition to its present ones. A negative `room` means that it must hand some over.
         """
         if self.me in constraints.drained:
-            # Immediately and regardless of shares, as if this instance were leaving.
+            # Hand over everything immediately, as if this instance were leaving.
             return Decision([], sorted(owned_since))
         owners = {assignment: view.owner for assignment, view in views.items() if view.owner}
         owners |= dict.fromkeys(owned_since, self.me)
@@ -133,7 +146,7 @@ class Rebalancer:
         present = count_owned_elsewhere(present, assignments, owners)
         stopped: list[Assignment] = []
         if constraints.stopped:
-            # A stopped group is not placed, and uses no member's share.
+            # Leave out stopped groups, so that they do not count toward the share of any member.
             stopped = sorted(
                 assignment for assignment in owned_since if constraints.stops(assignment)
             )
@@ -155,7 +168,7 @@ class Rebalancer:
             u for u, (_, at) in constraints.moves.items() if self._moves_seen.get(u) != at
         }
         self._moves_seen = {assignment: at for assignment, (_, at) in constraints.moves.items()}
-        over = len(stopped) + room  # released assignments of stopped groups make room
+        over = len(stopped) + room  # handing over the assignments of stopped groups makes room
         surplus = (
             sorted(owned_since, key=lambda assignment: (owned_since[assignment], assignment))[over:]
             if over < 0
@@ -180,7 +193,7 @@ class Rebalancer:
         owners: Mapping[Assignment, str],
         constraints: Constraints,
     ) -> Mapping[Assignment, str]:
-        """Return the result of `place`, the previous one if the input is the same."""
+        """Return the result of `place`. If the arguments have not changed, it is reused."""
         moves = {assignment: to for assignment, (to, _) in constraints.moves.items()}
         asked = ([(one.member, one.broken) for one in present], list(assignments), owners, moves)
         if self._asked != asked:
@@ -188,7 +201,7 @@ class Rebalancer:
         return self._wanted
 
     def _count_allowed(self, now: float, wanted: int) -> int:
-        """Return the number of `wanted` assignments that may be acquired now."""
+        """Return how many of the `wanted` assignments may be acquired now, within the limits."""
         earned = (now - self._allowed_at) * ACQUIRES_PER_SECOND
         self._allowance = min(ACQUIRES_AT_ONCE, self._allowance + earned)
         self._allowed_at = now
@@ -215,8 +228,8 @@ class Rebalancer:
             if epoch != view.epoch:
                 since = now
             free_since[assignment] = (view.epoch, since)
-            # A live owner most likely renews its expired lease soon. But an owner that was
-            # restarted with other consumers or a smaller cap never will.
+            # If the owner is alive, it will probably renew its expired lease soon. However, an
+            # owner that was restarted with other consumers or a smaller cap never will.
             renewing = (assignment.topic, assignment.group) in others.get(view.owner, ())
             owned_since = wanted.get(assignment) == self.me or alone
             overdue = now - since >= self.grace_seconds and assignment in wanted
@@ -240,7 +253,8 @@ class Rebalancer:
         self._wanted_elsewhere = elsewhere
         if self._skip_delay:
             self._skip_delay, self._without_delay = False, set(elsewhere)
-        # A move that was not possible immediately is placed like any other from now on.
+        # If a directed move was not possible immediately, treat the assignment like any other from
+        # now on.
         self._directed &= elsewhere.keys()
         self._without_delay &= elsewhere.keys()
         ready = [
@@ -260,9 +274,10 @@ def count_owned_elsewhere(
     assignments: Collection[Assignment],
     owners: Mapping[Assignment, str],
 ) -> list[MemberView]:
-    """Add to each member how many assignments it owns beyond `assignments`, if it reports that.
+    """Set for each member the number of assignments that it owns in addition to `assignments`.
 
-    Otherwise an instance that sees only its own assignments would consider a busy member idle.
+    Without this number, an instance that sees only the assignments of its own consumers would take
+    a busy member for an idle one. Members that do not report how many they own are not changed.
     """
     pairs = frozenset(map(attrgetter("topic", "group"), assignments))
     counts = Counter(owners.values())
@@ -277,7 +292,7 @@ def count_owned_elsewhere(
 
 
 def _with_owned_elsewhere(member: Member, owned_elsewhere: int) -> Member:
-    # `replace` is slow, and this is done for every member at every check.
+    # `dataclasses.replace` is slow, and this runs for every member at every check.
     return Member(member.id, member.weight, member.cap, member.offers, max(0, owned_elsewhere))
 
 
@@ -290,11 +305,11 @@ def place(
     owners: Mapping[Assignment, str],
     moves: Mapping[Assignment, str] = MappingProxyType({}),
 ) -> dict[Assignment, str]:
-    """Assign assignments to members, but no assignment to a member on which it is broken.
+    """Return the member that should own each assignment.
 
-    `moves` maps assignments to the members that an operator chose. Such a member gets its
-    assignment if it can have it, within its cap. The others are balanced as if these assignments
-    did not exist.
+    A member gets no assignment that is broken on it. `moves` maps assignments to the members that
+    an operator chose. Such a member gets the assignment if it offers it and has room within its
+    cap. All other assignments are balanced as if the moved ones did not exist.
     """
     wanted = _apply_moves(members, assignments, moves)
     chosen = Counter(wanted.values())
@@ -342,10 +357,10 @@ def _apply_moves(
 
 
 def may_reload(me: str, directive_unix_ms: int, live: Sequence[MemberView]) -> bool:
-    """Return True if it is this instance's turn for a reload directive to the whole fleet.
+    """Return True if it is this instance's turn to carry out a reload of the whole fleet.
 
-    Instances reload one after the other, by name. Members that are leaving, or that do not report
-    their reloads, do not delay the others.
+    Instances reload one after the other, in the order of their names. They do not wait for members
+    that are leaving, or that do not report their reloads.
     """
     return all(
         one.leaving or one.reloaded is None or one.reloaded >= directive_unix_ms

@@ -1,21 +1,23 @@
-"""Decide when to restart a worker that exited: immediately, later, or after a cooldown.
+"""Decide whether an exited worker is restarted immediately, later, or after a cooldown.
 
 Each exit has a weight, which depends on its cause:
 
-- A worker that was stopped, or whose lease was lost, did nothing wrong: 0.
-- A crash at boot or between messages is the fault of the code or the host: 1.
+- If a worker was stopped or its lease was lost, the worker did nothing wrong. The weight is 0.
+- A crash at boot or between messages is the fault of the code or the host. The weight is 1.
 - A crash in a handler is most likely the fault of a message, which is dead-lettered after
-  `max_crashes` crashes: 1 / (max_crashes + 1). So one poison message always weighs less than one
-  crash at boot: it causes no wait and never opens the breaker. Code that crashes on every message
-  does.
+  `max_crashes` crashes. The weight is 1 / (max_crashes + 1). All crashes of one poison message
+  together therefore weigh less than one crash at boot, so they cause no wait and never open the
+  breaker. If the code crashes on every message, the weights add up, and the breaker opens.
 
-Weights add up over a streak of crashes. A sign of health resets the streak: a planned exit of a
-worker that was ready, a run of `healthy_after` seconds, or messages settled before a crash in a
-handler. (Not before a crash between messages: background threads can crash a working worker too.)
+Weights add up over a streak of crashes, until a sign of health resets the streak. There are three
+such signs: a planned exit of a worker that was ready, a run of `healthy_after` seconds, and a crash
+in a handler after the worker had settled messages. Messages that were settled before a crash
+between messages are no sign of health, because background threads can crash a working worker too.
 
-Up to weight 1 a worker is restarted immediately, so a lone crash, or a `kill -9` by hand, costs
-nothing. Above 1, the waits grow by the backoff. At `crash_loop` the breaker opens: the lease is
-released. After the cooldown one try is made, and its crash opens the breaker again.
+Up to weight 1, a worker is restarted immediately, so a single crash or a manual `kill -9` causes no
+delay. Above 1, the wait grows with the backoff. At weight `crash_loop`, the breaker opens, and the
+lease is released. After the cooldown, the worker is started once. If it crashes, the breaker opens
+again.
 """
 
 from __future__ import annotations
@@ -29,26 +31,27 @@ from streamqd.model import Backoff
 from streamqd.policy import backoff as waiting
 
 HEALTHY_AFTER = 30.0
-# With max_crashes = 0 a poison message runs forever, so its crashes must count.
+# With max_crashes = 0, a poison message is never dead-lettered, so its crashes must count here.
 _CRASHES_WITHOUT_LIMIT = 3
 _HISTORY_MAX = 10_000
 
 
 class ExitCause(enum.Enum):
-    """The activity of a worker when it exited."""
+    """The activity of a worker at the time of its exit."""
 
-    ORDERED = "ordered"  # stopped, recycled or fenced: not a crash
-    BOOT = "boot"  # importing, starting hooks, or connecting
-    IDLE = "idle"  # between messages, or while fetching or settling
-    HANDLING = "handling"  # running one or more messages, also if killed at hard_timeout
+    ORDERED = "ordered"  # the worker was stopped, recycled or fenced, so it did not crash
+    BOOT = "boot"  # it was importing code, running start hooks, or connecting
+    IDLE = "idle"  # it was between messages, or was fetching or settling
+    HANDLING = "handling"  # it was running messages, which includes a kill at hard_timeout
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerExit:
-    """One exit of a worker. `at` is in seconds on the caller's monotonic clock.
+    """One exit of a worker.
 
-    `lived` counts from when the worker was ready, 0 if it never was. `settled` is the number of
-    messages that it settled.
+    `at` is the time of the exit in seconds, on the caller's monotonic clock. `lived` is the number
+    of seconds since the worker was ready, or 0 if it never was. `settled` is the number of messages
+    that it had settled.
     """
 
     at: float
@@ -59,14 +62,17 @@ class WorkerExit:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start the worker in `after` seconds, 0 for now."""
+    """The decision to start the worker in `after` seconds, which are 0 for an immediate start."""
 
     after: float
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The breaker is open: release the lease, and try again at `until` (the caller's clock)."""
+    """The decision to release the lease, because the breaker is open.
+
+    The next attempt is due at `until`, on the caller's clock.
+    """
 
     until: float
 
@@ -82,10 +88,11 @@ def decide(
     jitter: float,
     healthy_after: float = HEALTHY_AFTER,
 ) -> Restart | GiveUp:
-    """Return the decision on a worker whose exits so far are `exits`, oldest first.
+    """Decide when to restart a worker.
 
-    Pass the last `history_max` exits. The caller draws `jitter` (0 to 1) once per exit. Durations
-    are in seconds. The call may be repeated: the wait shrinks as `now` advances.
+    `exits` holds the last `history_max` exits of the worker, oldest first. `jitter` is a random
+    number from 0 to 1, which the caller draws once for each exit. All durations are in seconds. The
+    call may be repeated, in which case the wait shrinks as `now` advances.
     """
     if not exits:
         return Restart(0.0)
@@ -96,13 +103,13 @@ def decide(
         return GiveUp(until) if now < until else Restart(0.0)
     if weight <= 1.0:
         return Restart(0.0)
-    # Weight 2 causes the first wait. A fraction more does not lengthen it.
+    # Up to weight 2, the first step of the backoff applies, and up to weight 3 the second one.
     wait = waiting.delay(backoff, math.ceil(weight) - 1, jitter)
     return Restart(max(0.0, ended + wait - now))
 
 
 def streak_weight(exits: Sequence[WorkerExit], *, max_crashes: int, healthy_after: float) -> float:
-    """Return the sum of the weights of all crashes since the last sign of health."""
+    """Return the total weight of all crashes since the last sign of health."""
     whole = handling = 0
     for end in reversed(exits):
         if end.cause is ExitCause.ORDERED:
@@ -113,17 +120,17 @@ def streak_weight(exits: Sequence[WorkerExit], *, max_crashes: int, healthy_afte
             handling += 1
         else:
             whole += 1
-        # This crash counts, but earlier ones do not: the worker was healthy in between.
+        # This crash counts, but earlier ones do not, because the worker was healthy in between.
         if end.cause is not ExitCause.BOOT and end.lived >= healthy_after:
             break
         if end.cause is ExitCause.HANDLING and end.settled > 0:
             break
-    # One division: a sum of fractions would miss the limit by rounding.
+    # Divide only once, because a sum of rounded fractions could miss the limit.
     return whole + handling / _handling_crashes(max_crashes)
 
 
 def history_max(*, crash_loop: int, max_crashes: int) -> int:
-    """Return the number of exits that the breaker needs for a whole streak."""
+    """Return the number of exits that must be kept, so that a streak can open the breaker."""
     return min(_HISTORY_MAX, crash_loop * _handling_crashes(max_crashes) + 1)
 
 

@@ -1,27 +1,29 @@
-"""Rounds: run the suspects of a crash again until one is found, with few runs.
+"""Find the message that crashed a process, by running the suspects again in few rounds.
 
-When a process dies while several messages run, each message is a suspect, and none is charged. The
-next process runs the suspects in rounds. A round starts when the last one is settled, and no other
-message runs at the same time. If a round of several dies too, its members join smaller rounds: at
-most half as many as ran at the crash. A message that crashes its process while it runs alone is
-charged.
+When a process dies while several messages are running, each of these messages is a suspect, and
+none is charged. The next process runs the suspects in rounds. A round starts when the last one is
+settled, and no other message runs at the same time. If the process dies again during a round of
+several messages, these messages join smaller rounds, of at most half as many messages as were
+running at the crash. A message that crashes its process while it runs alone is charged.
 
-A message of a crash of 128 is therefore in 7 crashes at most (128, 64, 32, 16, 8, 4, 2), and
-starts at most 8 times for the crashes of others.
+If 128 messages were running at the first crash, a message is therefore part of 7 crashes with
+others at most (128, 64, 32, 16, 8, 4, 2). It starts at most 8 times because of crashes that other
+messages cause.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-# By place, the largest round that the suspect may join, 1 at least. 1 means alone.
+# Maps the place of each suspect to the size of the largest round that it may join. A suspect with
+# the size 1, which is the smallest, must run alone.
 Suspects = Mapping[bytes, int]
 
 
 def after_crash(suspects: Suspects, running: Sequence[bytes], most: int) -> dict[bytes, int]:
-    """Return the suspects after a crash while the messages in `running` ran.
+    """Return the suspects after a crash during which the messages in `running` were running.
 
-    At most `most` are kept: those of this crash first.
+    No more than `most` suspects are kept, with priority for those from this crash.
     """
     largest = max(1, len(running) // 2)
     found = {place: min(largest, suspects.get(place, largest)) for place in running}
@@ -33,22 +35,24 @@ def after_crash(suspects: Suspects, running: Sequence[bytes], most: int) -> dict
 
 
 def narrows(suspects: Suspects, running: Sequence[bytes]) -> bool:
-    """Return True if a crash while `running` ran only makes the rounds of known suspects smaller.
+    """Return True if a crash only makes the rounds of suspects that are already known smaller.
 
-    Each such crash is progress, because each round can be halved only until it is 1.
+    `running` holds the messages that were running at the crash. Such a crash is progress, because a
+    round can be halved only until it consists of one message.
     """
     return len(running) > 1 and all(place in suspects for place in running)
 
 
 def next_round(largest: Sequence[int]) -> int:
-    """Return the number of suspects, starting with the first, that run in the next round.
+    """Return how many of the next suspects run together in the next round.
 
-    `largest` is the largest round of each suspect, in the order in which they run.
+    `largest` is the size of the largest round that each suspect may join, in the order in which the
+    suspects run.
     """
     most = largest[0]
     for count, each in enumerate(largest):
         most = min(most, each)
         if count >= most:
-            # This one would make the round too large for itself or for another.
+            # With this suspect, the round would be too large for it or for another one.
             return count
     return len(largest)

@@ -1,15 +1,17 @@
-"""Decide a message's next state from the outcome of its failed run. No I/O: no Redis, no clock.
+"""Decide what happens to a message whose run failed.
 
-Failed runs (`attempt`) and runs that crashed their process (`crashes`) are counted apart. A release
-(a drain, a rebalance) counts as neither. Limits count runs: with `max_attempts` 5 the fifth failure
-is the last. A limit of 0 means unlimited.
+Runs that failed (`attempt`) and runs that crashed their process (`crashes`) are counted separately.
+A release, for example during a drain or a rebalance, counts as neither. Limits count runs, so with
+`max_attempts` 5, the fifth failure is the last one. A limit of 0 means unlimited.
 
-No decision is needed for a message that is missing, expired or too large: `worker.verdicts`
+A message that is missing, expired or too large needs no decision, because `worker.verdicts`
 finishes it without a run.
 
-Among `retry_on` and `dead_on`, the class nearest to the exception applies, in Python's method
-resolution order. For example, with `dead_on` OSError and `retry_on` ConnectionError, a refused
-connection is retried and a missing file is dead-lettered.
+If `retry_on` and `dead_on` both match an exception, the class that is nearest to the exception in
+Python's method resolution order applies. For example, with `dead_on` OSError and `retry_on`
+ConnectionError, a refused connection is retried and a missing file is dead-lettered.
+
+This module does no I/O, and reads no clock.
 """
 
 from __future__ import annotations
@@ -42,18 +44,22 @@ def decide(
     keyed: bool = True,
     exempt: bool = False,
 ) -> Verdict:
-    """Return the verdict on a message whose run number `attempt` (from 1) failed with `outcome`.
+    """Return the verdict on a message whose run failed with `outcome`.
 
-    `crashes` counts the crashes charged to the message. `age` is in seconds since its first write.
-    `jitter` is a random number from 0 to 1. `keyed` is True if the message has a key, and `exempt`
-    if a guard attributes the failure to a dependency of the handler.
+    `attempt` is the number of this run, counted from 1. `crashes` is the number of crashes charged
+    to the message, and `age` the number of seconds since it was first written. `jitter` is a random
+    number from 0 to 1. `keyed` is True if the message has a key. `exempt` is True if a guard
+    attributes the failure to a dependency of the handler.
 
-    1. `Dead` is dead-lettered, and a release changes nothing.
-    2. A failure whose class the policy does not retry is dead-lettered. `Retry` skips this rule.
-    3. A message at a limit is dead-lettered: attempts, then crashes, then age.
-    4. Any other message is retried, after the delay of `Retry` or the policy's backoff.
-    5. An exempt failure of a retried class counts against `max_age` only.
-    6. `waits_in_place` decides where the message waits, after a release too.
+    1. If the handler raised `Dead`, the message is dead-lettered. If it raised `Release`, the
+       message is released unchanged.
+    2. If the policy does not retry the class of the failure, the message is dead-lettered. This
+       rule does not apply if the handler raised `Retry`.
+    3. If the message has reached a limit, it is dead-lettered. The limits are checked in this
+       order: attempts, crashes, age. For an exempt failure, only the age is checked.
+    4. Any other message is retried after the delay of `Retry` or, without one, the backoff of the
+       policy.
+    5. `waits_in_place` decides where a retried or released message waits.
     """
     match outcome:
         case DeadAsked():
@@ -80,25 +86,26 @@ def decide(
 
 
 def before_run(crashes: int, policy: RetryPolicy) -> DeadVerdict | None:
-    """Return the verdict on a message before its run: dead after `max_crashes` crashes."""
+    """Return the verdict on a message that has reached `max_crashes`, or None if it may run."""
     if policy.max_crashes and crashes >= policy.max_crashes:
         return DeadVerdict("crashes")
     return None
 
 
 def waits_in_place(on_error: str, *, keyed: bool) -> bool:
-    """Return True if a message waits in its worker, which keeps its order, and not in Redis.
+    """Return True if a message waits for its retry in the worker instead of in Redis.
 
-    With hold-key, a message without a key has no order to keep.
+    Waiting in the worker keeps the order of messages. With hold-key, a message without a key waits
+    in Redis, because it has no order to keep.
     """
     return on_error == BLOCK or (on_error == HOLD_KEY and keyed)
 
 
 def retries(failure: Failed, policy: RetryPolicy) -> bool:
-    """Return True if the policy retries this class of failure.
+    """Return True if the policy retries a failure of this class.
 
-    The handler itself does not raise the error of an exceeded time limit, so `retry_on` does not
-    need to list it. `dead_on` can list its class.
+    An exceeded time limit is retried even if `retry_on` does not list its class, because the
+    handler itself does not raise this error. It is not retried if `dead_on` lists the class.
     """
     if not policy.dead_on and not policy.retry_on:
         return True

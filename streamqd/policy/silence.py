@@ -1,10 +1,10 @@
 """Detect failed members, expired leases, and a second process with the ID of this instance.
 
-Redis reports the time of a member's last heartbeat and the remaining time of a lease, both on the
-server's clock. If that clock is set back by an hour, members that have exited seem alive for an
-hour. Silence is therefore also measured on this instance's clock, between its own checks. A live
-process sends heartbeats and renews its leases, so a value that stays unchanged for long enough
-belongs to a process that has exited.
+Redis reports the time of a member's last heartbeat and the remaining time of a lease, both by the
+server's clock. If that clock is set back by an hour, members that have exited would seem to be
+alive for an hour. Silence is therefore also measured between this instance's own checks, by its own
+clock. A live process sends heartbeats and renews its leases. If a value does not change for long
+enough, its process must have exited.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from typing import Generic, NamedTuple, TypeVar
 from streamqd.model import Assignment
 from streamqd.policy.rebalance import MemberView, PartitionView
 
-# A member must be silent for this many of our own heartbeats before its silence counts: after an
-# outage of Redis, every member looks old to the first one that returns.
+# The silence of a member counts only after this number of this instance's own heartbeats. After an
+# outage of Redis, the heartbeats of all members are old for the first instance that reconnects.
 SILENT_HEARTBEATS = 2
-# One heartbeat of another run may be a late packet of a killed process. A second proves it is live.
+# A single heartbeat of another run may be a late packet of a killed process. A second one proves
+# that the run is alive.
 DUPLICATE_HEARTBEATS = 2
-# A member that was silent for this many checks may be forgotten, FORGET_MAX per heartbeat.
+# A member that was silent for FORGET_HEARTBEATS checks may be removed from the fleet. No more than
+# FORGET_MAX members are removed with one heartbeat.
 FORGET_HEARTBEATS, FORGET_MAX = 10, 100
-# A lease counts as expired after this many checks and this many TTLs. If it is still renewed, that
-# shows earlier, even if its remaining time is slightly shorter at each check.
+# A lease counts as expired after this many checks and this many TTLs. If it is still being renewed,
+# this is noticed earlier, even if its remaining time is slightly shorter at each check.
 LEASE_LOOKS, LEASE_TTLS = 10, 2.0
 
 Key = TypeVar("Key", bound=Hashable)
@@ -33,7 +35,10 @@ Value = TypeVar("Value")
 
 
 class Unchanged(NamedTuple, Generic[Value]):
-    """The last value, the checks since it last changed, and since when (seconds, our clock)."""
+    """A value, the number of checks since it last changed, and the time since when it is unchanged.
+
+    The time is in seconds on the local clock.
+    """
 
     value: Value
     checks: int
@@ -42,10 +47,10 @@ class Unchanged(NamedTuple, Generic[Value]):
 
 @dataclass
 class SilenceWatch(Generic[Key, Value]):
-    """Measures for how long each of many values has not changed. Times are seconds.
+    """Measures how long each of many values has not changed.
 
-    `interval` is the approximate time between two checks. `alive` compares the earlier value with
-    the current one, and returns True for a sign of life.
+    `interval` is the approximate number of seconds between two checks. `alive` compares the
+    previous value with the current one, and returns True if the difference is a sign of life.
     """
 
     interval: float
@@ -54,10 +59,10 @@ class SilenceWatch(Generic[Key, Value]):
     _counted: float = float("-inf")
 
     def observe(self, now: float, values: Mapping[Key, Value]) -> dict[Key, Unchanged[Value]]:
-        """Record the current values. Return each with its silence."""
-        # A check directly after another one proves nothing about silence.
+        """Record the current values, and return for each how long it has been unchanged."""
+        # A check that follows immediately after another one does not prove that a value is silent.
         counts = now - self._counted >= self.interval / 2
-        # If this instance itself made no check for a time, earlier counts prove nothing either.
+        # Earlier checks prove nothing if this instance itself has not made any checks for a while.
         blind = now - self._counted > SILENT_HEARTBEATS * self.interval
         if counts:
             self._counted = now
@@ -79,26 +84,34 @@ def _is_renewed(before: PartitionView, now: PartitionView) -> bool:
 
 
 class SilenceDetector:
-    """The observations of the other instances at each check. `now` is any monotonic clock."""
+    """Observes the other instances of the fleet at each check.
+
+    `now` is the time in seconds on any monotonic clock.
+    """
 
     def __init__(self, me: str, ttl: float, interval: float) -> None:
-        """`interval` is the approximate time between our heartbeats, `ttl` the TTL of a lease."""
+        """Prepare to observe the fleet for the instance `me`.
+
+        `ttl` is the TTL of a lease, and `interval` the approximate time between two heartbeats of
+        this instance. Both are in seconds.
+        """
         self._me = me
         self._ttl = ttl
         self._interval = interval
         self._members: SilenceWatch[str, int] = SilenceWatch(interval)
         self._leases: SilenceWatch[Assignment, PartitionView] = SilenceWatch(interval, _is_renewed)
         self._duplicate: SilenceWatch[str, int] = SilenceWatch(interval)
-        # Heartbeats of another run under our id that were sent while we watched.
+        # Number of heartbeats that another run with this ID has sent while this instance watched.
         self._duplicate_heartbeats = 0
 
     # --- members ---
 
     def live(self, now: float, server_unix_ms: int, seen: Sequence[MemberView]) -> list[MemberView]:
-        """Return the live members.
+        """Return the members that count as alive.
 
-        A member is dead under two conditions. Its heartbeat has not changed over at least
-        `SILENT_HEARTBEATS` of our own, and is older than the TTL on the server's clock or on ours.
+        A member is dead if both of these conditions are met: its last heartbeat has not changed
+        over at least `SILENT_HEARTBEATS` heartbeats of this instance, and it is older than the TTL
+        by the server's clock or by the local one. This instance itself always counts as alive.
         """
         found = self._members.observe(now, {one.member.id: one.heartbeat_unix_ms for one in seen})
         live = []
@@ -112,7 +125,7 @@ class SilenceDetector:
 
     @property
     def forgettable(self) -> list[str]:
-        """Return at most `FORGET_MAX` members that were silent for `FORGET_HEARTBEATS` checks."""
+        """Up to `FORGET_MAX` members that were silent for at least `FORGET_HEARTBEATS` checks."""
         silent = self._members.seen.items()
         found = (name for name, silence in silent if silence.checks >= FORGET_HEARTBEATS)
         return [name for name in found if name != self._me][:FORGET_MAX]
@@ -126,13 +139,16 @@ class SilenceDetector:
         seen: Sequence[MemberView],
         live: Sequence[MemberView],
     ) -> frozenset[Assignment]:
-        """Return the assignments whose leases count as expired although the server disagrees.
+        """Return the assignments whose leases count as expired, although they exist in Redis.
 
-        A lease is acquired for a number of seconds, but it expires at an instant of the server's
-        clock. It counts as expired if its owner has exited, its remaining time has never grown
-        between two checks, and that time exceeds the owner's TTL. If an owner renews its leases
-        but its heartbeats do not arrive (it is cut off from their cluster node), the remaining time
-        stays within its TTL. The leases of members that do not report a TTL are not judged.
+        A lease is acquired for a number of seconds, but it expires at a certain time of the
+        server's clock. If that clock is set back, the lease exists for too long. A lease counts as
+        expired if its owner is dead, its remaining time has not grown between any two checks, and
+        the remaining time exceeds the owner's TTL.
+
+        The last condition excludes an owner that still renews its leases, but whose heartbeats do
+        not arrive because it is cut off from their cluster node. The remaining time of its leases
+        stays within its TTL. The leases of members that do not report a TTL never count as expired.
         """
         alive = {one.member.id for one in live}
         ttls = {one.member.id: one.ttl for one in seen if one.ttl and one.member.id not in alive}
@@ -149,15 +165,15 @@ class SilenceDetector:
             and silence.value.remaining > ttls[silence.value.owner]
         )
 
-    # --- another run under our id ---
+    # --- another run with the ID of this instance ---
 
     def observe_duplicate(
         self, heartbeat_unix_ms: int, now: float, *, leaving: bool = False
     ) -> bool:
-        """Record another run under our ID and its last heartbeat. Return True if that run is dead.
+        """Record the last heartbeat of another run that uses the ID of this instance.
 
-        With `leaving`, the run reports that it drains, and this instance waits for it, regardless
-        of the number of heartbeats.
+        Return True if that run is dead. Set `leaving` if the run reports that it is draining. This
+        instance then waits for it, regardless of the number of heartbeats.
         """
         known = self._duplicate.seen.get(self._me)
         silence = self._duplicate.observe(now, {self._me: heartbeat_unix_ms})[self._me]
@@ -168,19 +184,20 @@ class SilenceDetector:
         return now - silence.since > self._ttl
 
     def forget_duplicate(self) -> None:
-        """Record that no other run has our ID."""
+        """Record that no other run uses the ID of this instance."""
         self._duplicate = SilenceWatch(self._interval)
         self._duplicate_heartbeats = 0
 
     @property
     def is_duplicate_live(self) -> bool:
-        """True if another run under our ID sent a heartbeat while we watched, and does not drain.
+        """True if another run with this ID has sent a heartbeat while this instance watched.
 
-        A single heartbeat may also be a late packet of a killed process.
+        It is False if that run is draining. A single heartbeat may also be a late packet of a
+        killed process.
         """
         return self._duplicate_heartbeats > 0
 
     @property
     def is_duplicate_lasting(self) -> bool:
-        """True if the other run is alive and not about to leave."""
+        """True if the other run is certainly alive and is not draining."""
         return self._duplicate_heartbeats >= DUPLICATE_HEARTBEATS
