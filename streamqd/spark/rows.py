@@ -156,7 +156,7 @@ class Table:
 
 
 def _number(raw: bytes | None, most: int) -> int | None:
-    """Parse a number from an entry, or return None if it is invalid or its size exceeds `most`.
+    """Parse a number from an entry. Return None if it is invalid, or more than `most` from zero.
 
     Invalid values are not an error, because any client can write entries.
     """

@@ -367,7 +367,7 @@ class TopicStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailab
         return offsets.to_json(latest) | ({offsets.LAG: lag} if lag else {})
 
     def _estimate_counts(self, ends: Offsets) -> Offsets:
-        """Return the positions with an estimated count where one within the archive has none."""
+        """Return the positions, with estimated counts for those in the archive that have none."""
         found = dict(ends)
         for place, end in ends.items():
             border = self._archived_to.get(place)

@@ -152,8 +152,8 @@ class Stage:
     def clear(self) -> None:
         """Remove the rows that earlier runs of the query staged for this batch.
 
-        The rows of this run are kept, because another attempt of it may be active. The rows of a
-        decided batch are kept, too, because they must be published.
+        The rows of this run are kept, because another attempt of it may be active. If the batch was
+        already decided, all rows are kept, because they must be published.
         """
         decided, attempts = self._ledger.read()
         left = [
@@ -333,7 +333,8 @@ class Publisher:
     def _rows_left(self, plan: store.Plan) -> dict[tuple[TopicPartition, str], int | None]:
         """Return the number of rows left to move for each partition and attempt, or None if lost.
 
-        Rows for a partition that no longer exists are lost, too, because no group would read them.
+        Rows for a partition that no longer exists also count as lost, because no group would read
+        them.
         """
         counts = self._ledger.partitions(name for names in plan.values() for name in names)
         lines = [

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TIMEOUT = 10.0  # seconds that one round trip to Redis may take
-BATCH_ROWS = 4_000_000  # rows in a batch, many because each batch costs almost 1 s of Java CPU
+BATCH_ROWS = 4_000_000  # rows per batch, a large number as each batch costs almost 1 s of Java CPU
 FETCH_ROWS = 5_000  # entries in one page, unless `fetchBytes` limits large entries to fewer
 
 
@@ -76,7 +76,7 @@ class Archiver:
     `run` processes one topic after another. For each topic, it acquires the lease and takes these
     steps:
 
-    1. Report entries that are already committed to Redis, because a killed run may not have done
+    1. Report to Redis which entries are already committed, because a killed run may not have done
        so. Streams that were recreated are left out.
     2. Archive all entries that exist at the start, batch by batch. For each batch, Spark's tasks
        write the files, a commit adds them to the table, and the archived position is sent to Redis.
@@ -302,7 +302,7 @@ class Archiver:
 
 
 class _Run:
-    """A run for one topic. It archives batches until all entries present at the start are done."""
+    """A run for one topic. It archives batches until it has all entries present at the start."""
 
     def __init__(self, archiver: Archiver, table: ArchiveTable, lease: PipelineLease) -> None:
         self._of = archiver

@@ -9,7 +9,7 @@ import datetime as dt
 from collections.abc import Iterator, Mapping
 
 WIDTH, HEIGHT = 440, 180  # size in px
-_RIGHT, _TOP, _BOTTOM = 14, 12, 38  # margins in px, of which the left one depends on the labels
+_RIGHT, _TOP, _BOTTOM = 14, 12, 38  # margins in px (the left margin depends on the labels)
 _CHARACTER = 7.5  # width of a character in a label, in px
 _LABEL = 72  # minimum px between two labels on the time axis
 _ROWS = 4  # maximum number of steps on the axis of counts

@@ -76,11 +76,11 @@ def compact(
     target: int = TARGET,
     grace: float = _HOUR,
 ) -> tuple[list[Compacted], list[RequestRefusedError | SparkError]]:
-    """Compact the tables of these topics, or by default all tables of the archive.
+    """Compact the tables of these topics, which contain entries, dead letters and parsed payloads.
 
-    The tables of a topic contain its entries, dead letters and parsed payloads. All tables also
-    include the results of queries and the history. `target` is the size of the new files in bytes.
-    `grace` is the time in seconds for which replaced files are kept.
+    By default, the tables of all topics, the results of queries and the history are compacted.
+    `target` is the size of the new files in bytes. `grace` is the time in seconds for which
+    replaced files are kept.
 
     Returns the results, and the errors of the tables that failed. An error in one table does not
     stop the others. Raises RequestRefusedError for an invalid request.
@@ -146,7 +146,7 @@ def merge_small_files(table: ArchiveTable, batches: int) -> None:
     """Merge the small files of a table, so that reads remain fast.
 
     `batches` is the number of batches that were added since the last call. Once every `_BATCHES`
-    batches, files that no reader needs any longer are deleted, too.
+    batches, this also deletes files that no reader needs any longer.
 
     Each row is rewritten only once per size class, and each class is eight times as large as the
     one before.

@@ -3,7 +3,7 @@
 Spark accepts many more formats than this module, for example a hundred formats of a time. If a row
 has a value in another format, it is left undecided, so that Spark converts it. This module may
 leave any row undecided, but it must never contradict Spark: its values are equal to Spark's, and it
-rejects a row only if Spark does, too.
+rejects a row only if Spark also does.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class Converted(NamedTuple):
 
 
 def convert(kind: pa.DataType, values: Sequence[Any]) -> Converted:
-    """Convert JSON values, whose types must be those that `strict.decode` returns, to a column."""
+    """Convert JSON values to a column of this Arrow type.
+
+    The values must have the Python types that `strict.decode` returns.
+    """
     for applies, converter in _CONVERTERS:
         if applies(kind):
             return converter(kind, values)

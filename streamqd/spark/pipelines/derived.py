@@ -31,7 +31,7 @@ def extra_columns(names: Sequence[str]) -> pa.Schema:
 def quarantine_extra(names: Sequence[str]) -> pa.Schema:
     """Return the additional columns of the quarantine, given those of the parsed table.
 
-    If the parsed table has headers, the quarantine needs them, too, because a row in quarantine may
+    If the parsed table has headers, the quarantine also needs them, because a row in quarantine may
     fit a later schema.
     """
     return rows.arrow_schema([rows.HEADERS] if HEADERS in names else [])

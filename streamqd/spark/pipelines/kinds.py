@@ -31,7 +31,7 @@ def minute_columns() -> pa.Schema:
 
 
 def first_minute_columns() -> pa.Schema:
-    """Return the columns that history tables from older versions have, too."""
+    """Return the columns that history tables from older versions also have."""
     import pyarrow as pa
 
     return pa.schema(

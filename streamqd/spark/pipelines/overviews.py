@@ -2,7 +2,7 @@
 
 They combine the archive and Redis. Each row is in a view only once, because the tables are opened
 first, and only later entries are read from Redis. If a table of dead letters has grown in between,
-both are read again.
+the tables and Redis are read again.
 """
 
 from __future__ import annotations

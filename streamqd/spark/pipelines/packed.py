@@ -69,7 +69,7 @@ class MsgpackTexts:
             return _encode(found), None
         except _UnreadableError as error:
             return None, str(error)
-        except RecursionError:  # possible within DEPTH_MAX, because the callers' frames count, too
+        except RecursionError:  # possible within DEPTH_MAX, because the callers' frames also count
             return None, _DEEP
 
 

@@ -55,7 +55,7 @@ def parse(
     """Parse those entries of the raw table that were not parsed yet.
 
     `spark` returns a session, and is called only if there are entries to parse. `check` is called
-    before each commit, and raises an error if the lease is lost.
+    before rows are committed, and must raise an error if the lease is lost.
 
     Raises InvalidRequestError or RequestRefusedError if the schema or the tables cannot be used,
     ArchiveError if a table is damaged, and PipelineError if Spark fails.

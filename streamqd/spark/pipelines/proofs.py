@@ -17,7 +17,7 @@ from streamqd.spark.pipelines.strict import decode, is_ordinary
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-_SAMPLED = 64  # payloads per one that is checked for names that differ in case
+_SAMPLED = 64  # interval, in payloads, at which one is checked for names that differ in case
 # Maximum number of dates in a batch. If there are more, Spark sorts the rows, so that each date
 # still gets one file.
 DATES_MAX = 16

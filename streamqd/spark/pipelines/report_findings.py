@@ -19,12 +19,12 @@ Topic = Mapping[str, Any]  # contents of a topic, as built by `report`
 
 FAMILY = "streamqd-report/"
 FORMAT = FAMILY + "2"
-# Ages of the oldest unread message from which on a report shows a warning, or a problem.
+# Minimum ages of the oldest unread message for a warning and for a problem.
 LATE_SECONDS, STALE_SECONDS = 30, 300
 ENTRIES_MIN = 1_000  # number of entries below which their distribution is not significant
-_UNEVEN = 1.5  # ratio of the fullest partition to the mean from which on it is reported
+_UNEVEN = 1.5  # minimum ratio of the fullest partition to the mean for a finding
 _RELIEF = 0.7  # more partitions are suggested if the fullest would shrink to at most this share
-_SHARE = 0.1  # fraction of all entries from which on a key is reported
+_SHARE = 0.1  # minimum fraction of all entries for a key to be mentioned
 _NAME_MAX = 500  # maximum characters in the name of a measure
 _NEUTRAL = ("entries of ", "partitions of ")  # measures whose growth is neither good nor bad
 _ORDER = (Severity.PROBLEM, Severity.WARNING, Severity.NOTE)

@@ -236,9 +236,9 @@ class Archive:
         return sorted(each for each in found if NAME.fullmatch(each))
 
     def folder(self, topic: str, kind: TableKind = RAW) -> Location:
-        """Return the directory of a topic's table. Raises RequestRefusedError for an invalid name.
+        """Return the directory of a topic's table, which may not exist yet.
 
-        The directory may not exist yet.
+        Raises RequestRefusedError for an invalid name.
         """
         if not NAME.fullmatch(topic):
             raise RequestRefusedError(
@@ -555,7 +555,7 @@ class ArchiveTable:
                 self.folder.settle_commit(number)
 
     def reload(self) -> None:
-        """Switch to the current version of the table. Raises ArchiveError if it is not readable."""
+        """Switch to the current version of the table. Raises ArchiveError if it cannot be read."""
         with _translate_errors(self.folder, "read"):
             self.delta.update_incremental()
         self.note = self._newest_note()
@@ -667,7 +667,10 @@ def _make_folder(folder: Location) -> None:
 
 
 def _is_made(folder: Location) -> bool:
-    """Return True if there is a table. An empty log is left by a run that was killed too early."""
+    """Return True if there is a table. An empty log does not count.
+
+    A run that is killed while it creates a table leaves such a log.
+    """
     with _translate_errors(folder, "read"):
         return folder.has_table()
 

@@ -80,8 +80,8 @@ def read_hot(
 ) -> DataFrame:
     """Return the entries of a topic in Redis that come after those in a table.
 
-    `options` contains the options of the data source. If entries between the two are lost,
-    DataLossError is raised, or only logged if `fail` is False.
+    `options` contains the options of the data source. Raises DataLossError if entries were trimmed
+    before they were archived. If `fail` is False, such a loss is only logged.
     """
     given = {**options, "includeHeaders": "true", "includeFields": "true"}
     if table is not None:
@@ -137,7 +137,7 @@ def read_tiers(
 
     The table is opened before the streams are read, so entries that are archived in between are
     read from Redis. If they are already trimmed, the table has grown, so it is opened again. Read
-    the result soon, because trimming can still remove entries of Redis from it.
+    the result soon, because Redis may still trim some of its entries.
     """
     if tier not in ("all", "hot", "cold"):
         raise RequestRefusedError(f"tier must be all, hot or cold, not {tier}")
