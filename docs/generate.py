@@ -453,16 +453,21 @@ def error_tree() -> str:
     return _page(
         "Errors",
         "streamqd/errors.py",
-        "These exceptions are in `streamqd.errors`. To catch a whole family, catch its base class.",
+        """
+You can import these exceptions from `streamqd.errors`. To catch all exceptions of a kind, catch
+their base class. The list below the table describes attributes and further details.
+""",
         _table_and_details(("Error", "Base class", "Meaning"), rows),
         """
-Subclasses of these exceptions are in other modules. Spark raises `DataLossError`, `ArchiveError`,
-`ArchiveDamagedError`, `PipelineError`, `NotPublishedError`, `JavaMissingError` and
-`SparkMissingError`: catch `SparkError`. A daemon with a bundled server raises
-`AlreadyRunningError`: catch `RequestRefusedError`.
+Other modules define subclasses of these exceptions. You can catch them by their base class:
 
-Handlers raise `Retry`, `Dead` and `Release` to choose the outcome. These are not errors: see
-[Write a handler](../how-to/write-a-handler.md#acknowledge-retry-or-reject).
+- `SparkError`, for the exceptions of Spark jobs: `DataLossError`, `ArchiveError`,
+  `ArchiveDamagedError`, `PipelineError`, `NotPublishedError`, `JavaMissingError` and
+  `SparkMissingError`
+- `RequestRefusedError`, for the `AlreadyRunningError` of a daemon with a bundled server
+
+`Retry`, `Dead` and `Release` are not errors. Handlers raise them to choose the outcome of a
+message: see [Write a handler](../how-to/write-a-handler.md#acknowledge-retry-or-reject).
 """,
     )
 
@@ -488,16 +493,19 @@ def checks() -> str:
         "Doctor checks",
         "streamqd/admin/diagnosis",
         """
-`streamqd doctor` runs these checks: see [Diagnose a deployment](../how-to/diagnose.md). Their IDs
-are [documented interfaces](stability.md#documented-interfaces). A problem loses, blocks or
-endangers messages. A warning can become a problem, or costs more than necessary. A note does not
-change the exit code.
+`streamqd doctor` runs the checks below, which [Diagnose a deployment](../how-to/diagnose.md)
+explains. The IDs of the checks are [documented interfaces](stability.md#documented-interfaces).
+
+A finding has one of three severities. A problem loses, blocks or endangers messages. A warning can
+become a problem, or costs more resources than necessary. Both change the exit code of the command
+to 1, whereas a note does not. The last column of each table shows the data that the check reads,
+whose cost is listed in [Cost](#cost).
 """,
         *parts,
         "## Cost",
         """
-Facts are read once for all checks, in pipelines of at most 256 commands. `--only` reads only the
-facts that its checks need.
+The command reads each kind of data once for all checks, in pipelines of at most 256 commands. With
+`--only`, it reads only the data that the selected checks need.
 """,
         _table(("Reads", "Cost"), needs),
     )
@@ -583,9 +591,9 @@ def python() -> str:
         "Python API",
         "streamqd/__init__.py",
         """
-These names can be imported with `from streamqd import ...`. Everything else may change between
-releases. The package is typed (`py.typed`). For its use, see
-[Write a handler](../how-to/write-a-handler.md) and
+You can import these names with `from streamqd import ...`. All other names of the package may
+change between releases. Type checkers use the annotations of the package (`py.typed`). To learn how
+to use it, see [Write a handler](../how-to/write-a-handler.md) and
 [Produce messages](../how-to/produce-messages.md).
 """,
         *public_api.parts(),

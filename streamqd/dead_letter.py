@@ -25,7 +25,7 @@ REASONS = (
 class DeadLetter:
     """The details of a dead letter, as recorded by the group that dead-lettered the message.
 
-    Unknown strings are '', and unknown numbers are 0 or None. The `dlq_error` setting of the
+    A string is '' if it is unknown, and a number is 0 or None. The `dlq_error` setting of the
     consumer controls how much of the exception is stored.
     """
 

@@ -92,9 +92,10 @@ _TRANSIENT = (
 
 
 class RedisResponseError(StreamqdError):
-    """Redis returned an error, and nothing was done. `code` is its first word, such as `OOM`.
+    """Redis returned an error, and nothing was done.
 
-    `kind` classifies this word (`streamqd.errors.RefusalKind`).
+    `code` is the first word of the error, such as `OOM`. `kind` classifies this word
+    (`streamqd.errors.RefusalKind`).
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -141,8 +142,8 @@ class ContractError(StreamqdError):
 class InvalidValueError(StreamqdError):
     """A value in Redis is not valid, because another client wrote it.
 
-    `key` and `field` are the place of the value. `field` is '' if the key has no fields. `found` is
-    the value in printable form, and `wanted` describes a valid value.
+    `key` and `field` show where the value is stored. `field` is '' if the key has no fields.
+    `found` is the value in printable form, and `wanted` describes a valid value.
     """
 
     def __init__(self, key: str, field: str, found: str, wanted: str) -> None:
@@ -171,7 +172,7 @@ class MessageTooLargeError(StreamqdError):
 
 
 class BacklogFullError(StreamqdError):
-    """Too many messages wait in the partition (`max_backlog`). Consume them, or send later.
+    """Too many messages wait in the partition (`max_backlog`). Send the message again later.
 
     After `send_many`, `ids` contains the uids of the messages, in the order of the items. An
     element is None if the message was rejected. Items after these were not sent.
@@ -205,7 +206,8 @@ class SparkError(StreamqdError):
 
 
 class StartupError(StreamqdError):
-    """The daemon cannot start. `code` is the exit code. `problems` has one sentence per problem."""
+    """The daemon cannot start. `code` is the exit code. `problems` contains one sentence for each
+    problem."""
 
     def __init__(self, code: int, problems: list[str]) -> None:
         super().__init__("\n".join(problems))

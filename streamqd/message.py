@@ -243,7 +243,7 @@ class Message:
         """Report progress of this run. `why` and `status --json` show the time of the last report.
 
         The call is cheap. It does not extend `timeout` or `hard_timeout`, which count from the
-        start of the run. A long run keeps its message even without progress reports.
+        start of the run. A long run keeps its message even if it reports no progress.
         """
         self._delivery.progress()
 

@@ -32,9 +32,9 @@ BATCHED, EACH = "batched", "each"  # how messages are acknowledged
 
 
 class Uid(str):
-    """The uid of one message, `topic/partition/id`: a string with the three parts as attributes.
+    """The uid of a message, the string `topic/partition/id`, with its three parts as attributes.
 
-    `partition` is the partition number, not the `partition` method of a string.
+    `partition` is the number of the partition, and hides the `partition` method of strings.
     """
 
     __slots__ = ()
@@ -58,8 +58,8 @@ class Uid(str):
     def is_duplicate(self) -> bool:
         """True if this send wrote nothing, because its `dedup_id` was used before.
 
-        The uid is then that of the earlier message. Because the producer repeats a send after a
-        lost reply, the earlier message can be that of its own first attempt.
+        The uid is then that of the earlier message. This can be the message of the same send,
+        because the producer repeats a send whose reply was lost.
         """
         return isinstance(self, _DuplicateUid)
 
@@ -112,7 +112,7 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The delays before the retries of a failed message, as in `consumers.backoff`, in seconds."""
+    """The delays in seconds before a failed message is retried, as in `consumers.backoff`."""
 
     kind: str = "exponential"  # fixed | linear | exponential
     base: float = 1.0
@@ -124,10 +124,10 @@ class Backoff:
 class RetryPolicy:
     """The rules by which failed messages are retried or dead-lettered.
 
-    The fields are the settings of a consumer with the same names. `max_age` is `retry_max_age` in
-    seconds. For `max_attempts` and `max_crashes`, 0 means no limit. `retry_on` and `dead_on`
-    contain exception classes or their names. An exception that is in neither is retried if
-    `retry_on` is empty, and dead-lettered otherwise.
+    The fields have the same meaning as a consumer's settings with the same names. `max_age` is
+    `retry_max_age` in seconds. For `max_attempts` and `max_crashes`, 0 means no limit. `retry_on`
+    and `dead_on` contain exception classes or their names. After an exception that is in neither,
+    the message is retried if `retry_on` is empty, and dead-lettered otherwise.
     """
 
     max_attempts: int = 5

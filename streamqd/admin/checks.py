@@ -19,15 +19,19 @@ class Need(enum.Enum):
     """A set of facts that `doctor` gathers together. The value describes the cost."""
 
     SERVER = "about 12 commands"
-    PERMISSIONS = "about 130 commands in 4 transactions that are discarded"
-    FLEET = "5 commands, and 1 for each instance"
+    PERMISSIONS = "about 130 commands, in 4 transactions that are discarded"
+    FLEET = "5 commands, and 1 command for each instance"
     TOPICS = "2 commands for each topic"
-    ASSIGNMENTS = "13 commands for each of at most 4,096 partitions, 15 for each group on it"
-    BODIES = "2 messages of each partition, at most 64 partitions"
-    VALUES = "6 commands for each partition, and 5 for each group on it"
-    SCHEDULES = "1 command, and 3 for each of at most 10,000 schedules"
-    OUTBOXES = "1 command, 2 for each outbox, and about 5 queries in each configured database"
-    HOST = "nothing in Redis"
+    ASSIGNMENTS = (
+        "13 commands for each of at most 4,096 partitions, and 15 for each group on a partition"
+    )
+    BODIES = "2 messages from each of at most 64 partitions"
+    VALUES = "6 commands for each partition, and 5 for each group on a partition"
+    SCHEDULES = "1 command, and 3 commands for each of at most 10,000 schedules"
+    OUTBOXES = (
+        "1 command, 2 commands for each outbox, and about 5 queries in each configured database"
+    )
+    HOST = "no Redis commands"
 
 
 class Severity(enum.StrEnum):

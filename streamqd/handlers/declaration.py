@@ -59,9 +59,10 @@ def handler(
 ) -> Callable[[Function], Function]:
     """Declare the decorated function as the handler of a topic for a group.
 
-    Options are the settings of a `[[consumers]]` table, such as `max_attempts=5, timeout="30s"`.
-    The configuration file overrides them. `retry` sets the options that a RetryPolicy contains,
-    and an explicit option overrides it. The function itself is returned unchanged.
+    The options are the settings of a `[[consumers]]` table, for example
+    `max_attempts=5, timeout="30s"`. The configuration file overrides them. `retry` sets all options
+    that a RetryPolicy contains, except for those that you also pass explicitly. The function itself
+    is returned unchanged.
 
     Raises TypeError for an option that a configuration file cannot contain.
     """
@@ -79,8 +80,8 @@ def handler(
 def schedule(**options: Unpack[ScheduleOptions]) -> Callable[[Function], Function]:
     """Send a message to the decorated handler's topic on a schedule.
 
-    Options are the settings of a `[[schedules]]` table. One of `cron`, `every` and `at` is
-    required. By default, the name is the function's name in lower case, and the topic is that of
+    The options are the settings of a `[[schedules]]` table. Exactly one of `cron`, `every` and `at`
+    is required. By default, the name is the function's name in lower case, and the topic is that of
     its `@handler`. A schedule with the same name in the configuration file overrides this one. The
     function itself is returned unchanged, and may have several schedules.
 

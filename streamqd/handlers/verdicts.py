@@ -17,7 +17,8 @@ _PACKAGE = "streamqd.handlers"
 class Retry(Exception):  # noqa: N818 - a verdict that a handler raises, not an error
     """Raise this in a handler to run the message again, `after` seconds from now.
 
-    Without `after`, the delay is the backoff of the consumer. The run counts as a failed attempt.
+    Without `after`, the message waits for the consumer's backoff. In both cases, the run counts as
+    a failed attempt.
 
     Raises TypeError if `after` is not a number, and ValueError if it is not between 0 seconds and
     one year.
@@ -35,7 +36,7 @@ class Retry(Exception):  # noqa: N818 - a verdict that a handler raises, not an 
 
 
 class Dead(Exception):  # noqa: N818 - a verdict that a handler raises, not an error
-    """Raise this in a handler to dead-letter the message, if no retry can succeed."""
+    """Raise this in a handler to dead-letter the message, because no retry can succeed."""
 
     __module__ = _PACKAGE
 
@@ -67,7 +68,8 @@ class Failures(Exception):  # noqa: N818 - a verdict that a handler raises, not 
     """Raise or return this in a batch handler if some messages failed. The others are acknowledged.
 
     `failed` maps each failed message to its exception, such as `Retry`, `Dead` or `Release`. If it
-    is empty, all messages are acknowledged. Raises TypeError for other keys or values.
+    is empty, all messages are acknowledged. Raises TypeError if a key is not a message, or a value
+    is not an exception.
     """
 
     __module__ = _PACKAGE

@@ -31,14 +31,15 @@ Ticket = asyncio.Future[list[Result]]
 class AsyncProducer:
     """A producer for the tasks of one event loop.
 
-    Use it as an asynchronous context manager, or await `close`. It takes the options of `Producer`.
-    At most `max_messages` messages with `max_bytes` in total are in flight. When this limit is
-    reached, `send` waits. A separate thread writes the messages and calls the `partitioner`. A
-    message that waits `backlog_wait` for room delays only its own partition.
+    Use it as an asynchronous context manager, or await `close` when you no longer need it. It takes
+    the same options as `Producer`. At most `max_messages` messages, with `max_bytes` in total, are
+    in flight at a time. When this limit is reached, `send` waits. A separate thread writes the
+    messages and calls the `partitioner`. While a message waits for room in its partition
+    (`backlog_wait`), only messages to the same partition are delayed.
 
-    If you cancel a task during `send`, its message may or may not be written. Other sends are not
-    affected. Use the producer only in the event loop that used it first. A forked child does not
-    inherit messages in flight, and can use the producer in one event loop of its own.
+    If you cancel a task during `send`, its message may or may not be written, but other sends are
+    not affected. Use the producer only in the event loop in which you first used it. A forked child
+    does not inherit the messages in flight. It can use the producer in one event loop of its own.
     """
 
     def __init__(
@@ -83,7 +84,10 @@ class AsyncProducer:
         expires: float | timedelta | datetime | None = None,
         dedup_id: str | None = None,
     ) -> Uid:
-        """Write one message and return its uid. Arguments and errors are as for `Producer.send`."""
+        """Write one message and return its uid.
+
+        The arguments and errors are the same as for `Producer.send`.
+        """
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)
         if self._sender.spans is None:
             return await self._send(topic, item)
@@ -101,8 +105,8 @@ class AsyncProducer:
     async def send_many(self, topic: str, items: Iterable[Any]) -> list[Uid]:
         """Write many messages in pipelined chunks, and return their uids in order.
 
-        Items, order and errors are as for `Producer.send_many`. Messages of other sends may be
-        written between the chunks.
+        The items, their order and the errors are the same as for `Producer.send_many`. However,
+        messages of other sends may be written between the chunks.
         """
         if self._sender.spans is None:
             return await self._send_many(topic, items)
@@ -125,7 +129,10 @@ class AsyncProducer:
         return ids
 
     async def cancel(self, uid: str) -> bool:
-        """Cancel a delayed send. Argument, result and errors are as for `Producer.cancel`."""
+        """Cancel a delayed send.
+
+        The argument, the result and the errors are the same as for `Producer.cancel`.
+        """
         return await asyncio.get_running_loop().run_in_executor(None, self._sender.cancel, uid)
 
     async def close(self) -> None:

@@ -27,7 +27,7 @@ class Receipt(Future[Uid]):
 
     `result` raises the same errors as `Producer.send`. In a child that was forked after the send,
     it raises OutcomeUnknownError, because the message belongs to the parent. `cancel` works until
-    the thread starts to write the message. Callbacks run in the writing thread. Keep them short,
+    the thread starts to write the message. Callbacks run in the writing thread, so keep them short,
     and never wait for another receipt in a callback.
     """
 
@@ -121,10 +121,11 @@ class BufferedProducer:
     4. `flush` waits until all earlier messages are written. `close` and the end of a `with` block
        flush too.
 
-    The buffer contains at most `max_messages` with `max_bytes` in total. When it is full, `send`
-    waits for room for up to `block`, and then raises BufferFullError. With `block=0`, it raises the
-    error immediately. All other options are those of `Producer`. The writing thread calls the
-    `partitioner`. A message that waits `backlog_wait` for room delays only its own partition.
+    The buffer contains at most `max_messages` messages, with `max_bytes` in total. When it is full,
+    `send` waits for room for up to `block`, and then raises BufferFullError. With `block=0`, it
+    raises the error immediately. All other options are those of `Producer`. The writing thread
+    calls the `partitioner`. While a message waits for room in its partition (`backlog_wait`), only
+    messages to the same partition are delayed.
 
     In a forked child, the buffer is empty, and the producer uses a new connection and a new thread.
     The parent sends the messages that were in the buffer. The child logs a warning.
@@ -208,23 +209,23 @@ class BufferedProducer:
     def cancel(self, uid: str) -> bool:
         """Cancel the delayed send with the uid from its receipt. Waits for Redis.
 
-        Argument, result and errors are as for `Producer.cancel`.
+        The argument, the result and the errors are the same as for `Producer.cancel`.
         """
         return self._sender.cancel(uid)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Write all earlier messages. Return False if this takes longer than `timeout` seconds.
 
-        `flush` waits until the outcome of each message is known. It also returns True if writes
-        failed: their receipts raise the errors.
+        `flush` waits until the outcome of each message is known. It returns True even if writes
+        failed, because their receipts raise the errors.
         """
         return self._buffer.flush(timeout)
 
     def close(self, timeout: float | None = None) -> bool:
         """Flush, then stop the thread and close the connection. A second call changes nothing.
 
-        After `timeout` seconds, `close` returns False and gives up the messages that it has not
-        started to write. Their receipts raise RedisUnavailableError.
+        If this takes longer than `timeout` seconds, `close` returns False and gives up the messages
+        that it has not started to write. Their receipts then raise RedisUnavailableError.
         """
         atexit.unregister(self.close)
         self._buffer.close()

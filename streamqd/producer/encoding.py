@@ -39,7 +39,7 @@ CENTURY = 36_525 * 86_400.0  # seconds. A larger value is a mistake, or in milli
 
 
 class Outgoing(NamedTuple):
-    """A message for `send_many` with a key or options. The fields are the arguments of `send`."""
+    """A message for `send_many` that has a key or options. Its fields are arguments of `send`."""
 
     value: Any
     key: str | bytes | None = None

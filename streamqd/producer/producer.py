@@ -28,29 +28,32 @@ if TYPE_CHECKING:
 class Producer:
     """A producer that writes messages to topics over its own connection.
 
-    Use it as a context manager or call `close`. It is thread-safe: threads take turns on the
-    connection. A producer that was created before a fork also works in the child, over a new
-    connection.
+    Use it as a context manager, or call `close` when you no longer need it. It is thread-safe,
+    because threads take turns on the connection. A producer that was created before a fork also
+    works in the child, over a new connection.
 
     `url` is the address of Redis. `settings`, as returned by `config.load`, contains all other
     settings. If you pass neither, the producer uses the same settings as the command line: those of
-    the file in STREAMQ_CONFIG, or of ./streamq.toml if it exists, overridden by the variables
-    STREAMQ_SECTION__SETTING.
+    the file that STREAMQ_CONFIG names, or of ./streamq.toml if it exists. The variables
+    STREAMQ_SECTION__SETTING override them.
 
-    Options (a duration is a number of seconds, a string such as "5m" or a timedelta):
+    The options are as follows. A duration is a number of seconds, a string such as "5m" or a
+    timedelta.
 
     - `create`: Register an unknown topic at the first send, with the partition count of the
       settings, or else one partition. With False, the send raises TopicNotFoundError.
       Default: True.
-    - `timeout`: Time limit of one `send`, including connecting, all repetitions and the wait for
-      other threads, but not `backlog_wait`. Default: 5 seconds.
-    - `dedup_window`: How long a `dedup_id` is remembered. Default: 600 seconds.
-    - `partitioner`: "hash" (CRC-32 of the key), "round-robin", "sticky", "consistent", or a
-      function of the key (bytes or None) and the number of partitions. To set it per topic, pass a
-      mapping. Topics that are not in it use "hash". Default: "hash".
-    - `max_backlog`: Number of waiting messages at which a partition accepts no more. A send then
-      raises BacklogFullError. Default: None, no limit.
-    - `backlog_wait`: How long a send waits for room before it raises BacklogFullError. Default: 0.
+    - `timeout`: The time limit of one `send`. It includes connecting, all repetitions and the wait
+      for other threads, but not `backlog_wait`. Default: 5 seconds.
+    - `dedup_window`: The time for which a `dedup_id` is remembered. Default: 600 seconds.
+    - `partitioner`: The way in which a partition is selected: "hash" (CRC-32 of the key),
+      "round-robin", "sticky", "consistent", or a function of the key (bytes or None) and the number
+      of partitions. To select one per topic, pass a mapping. Topics that are not in it use "hash".
+      Default: "hash".
+    - `max_backlog`: The number of waiting messages at which a partition accepts no more. A send
+      then raises BacklogFullError. Default: None, no limit.
+    - `backlog_wait`: The time for which a send waits for room before it raises BacklogFullError.
+      Default: 0.
     - `traces`: Create an OpenTelemetry span for each call of `send`, `send_many` or `send_chunks`,
       and send its context in the headers. Requires the otel extra. Default: None, which uses the
       setting `telemetry.traces`.
@@ -94,10 +97,10 @@ class Producer:
 
         A bytes value is written unchanged, a str as UTF-8, and any other value as JSON. Messages
         with the same key go to the same partition. A message without a key is routed by its
-        `dedup_id`. A message without either goes to each partition in turn.
+        `dedup_id`. Messages without either go to the partitions in turn.
 
-        If the `dedup_id` was used within the window, the message is not written again. The call
-        then returns the uid of the first message, with `is_duplicate` True.
+        If the `dedup_id` was already used within `dedup_window`, the message is not written. The
+        call then returns the uid of the earlier message, with `is_duplicate` True.
 
         With `delay` (seconds or a timedelta) or `at` (unix seconds or a datetime with a time zone),
         the message is delivered later. To cancel it, pass its uid to `cancel` or to
@@ -135,10 +138,11 @@ class Producer:
     def send_many(self, topic: str, items: Iterable[Any]) -> list[Uid]:
         """Write many messages in pipelined chunks, and return their uids in order.
 
-        An item is a value as for `send`, or an `Outgoing`. Messages are written in the order of
-        the items, in chunks of 512 messages or 1 MiB. Each chunk waits for the reply to the
-        previous one. During this wait, the next chunk is encoded, so up to one chunk of items may
-        be consumed but not sent. `timeout` limits each chunk, without the time that `items` takes.
+        An item is a value as for `send`, or an `Outgoing`. Messages are written in the order of the
+        items, in chunks of 512 messages or 1 MiB. Each chunk is written after the reply to the
+        previous one. While the producer waits for this reply, it encodes the next chunk, so up to
+        one chunk of items may be consumed but not sent. `timeout` limits the time for each chunk,
+        which does not include the time that `items` takes.
 
         If an error occurs, all messages before it were written. BatchOutcomeUnknownError,
         BatchRejectedError and BacklogFullError contain their uids. If an item cannot be encoded or

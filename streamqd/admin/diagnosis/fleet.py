@@ -61,7 +61,7 @@ def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("fleet.duplicate-instances", Severity.PROBLEM, Need.FLEET)
 def _duplicate_instances(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """Two instances run under one name."""
+    "Two instances run under the same name."
     for heartbeat in facts.fleet.state.heartbeats:
         second = facts.fleet.duplicates.get(heartbeat.instance)
         summary = second or facts.fleet.summaries.get(heartbeat.instance, {})
@@ -147,7 +147,7 @@ def _old_directives(
 
 @check("fleet.paused", Severity.WARNING, Need.FLEET)
 def _paused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A pause is older than an hour."""
+    "A pause has been in effect for over an hour."
     for scope, since, evidence in _old_directives(facts, facts.fleet.state.control.pauses):
         yield CheckResult(
             f"{scope} has been paused {since}",
@@ -284,7 +284,7 @@ def _is_unfenced(each: AssignmentFacts) -> bool:
 
 @check("fleet.lease-without-fence", Severity.PROBLEM, Need.FLEET, Need.ASSIGNMENTS)
 def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """A lease exists, but the fence has no token or a different one, in two reads."""
+    "In two successive reads, a lease exists, but the fence has no token or a different one."
     for (topic, group), assignments in by_group(filter(_is_unfenced, facts.assignments)).items():
         names = " ".join(facts.keys.lease(*each.assignment) for each in assignments[:4])
         yield CheckResult(

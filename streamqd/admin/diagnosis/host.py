@@ -252,7 +252,8 @@ PROCESS_DESCRIPTORS = 32  # approximate number of descriptors that one worker op
 
 @check("host.stop-timeout", Severity.WARNING, Need.HOST)
 def _stop_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """TimeoutStopSec is not 17 s longer than drain_timeout, and the unit is not Type=notify."""
+    "TimeoutStopSec is not at least 17 s longer than drain_timeout, and the unit is not"
+    " Type=notify."
     host, drain = facts.host, facts.settings.daemon.drain_timeout
     if host is None or host.stop_seconds is None:
         return

@@ -164,7 +164,7 @@ def _failing_writes(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.memory-full", Severity.WARNING, Need.SERVER)
 def _memory_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """More than 85% of maxmemory is used. Above 95%, it is a problem."""
+    "The server uses more than 85% of maxmemory. Above 95%, this is a problem."
     limit, used = facts.server.number("maxmemory"), facts.server.number("used_memory")
     if limit and used > limit * NEARLY_FULL:
         yield CheckResult(
@@ -326,7 +326,7 @@ def _message_limit(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.slow-commands", Severity.WARNING, Need.SERVER)
 def _slow(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    """The slow log of the last day has commands of at least 100 ms on streamqd's keys."""
+    "Commands on streamqd's keys took at least 100 ms, according to the slow log of the last day."
     since = facts.now_unix_ms / 1000 - SLOW_COMMAND_SECONDS
     slow = [
         each for each in facts.server.slow if each.milliseconds >= SLOW_MS and each.at_unix >= since
