@@ -6,7 +6,7 @@ killed, the housekeeper exports these spans (`killed`). `sentry` reports errors 
 `messages` reads the parts of a message that traces and reports need.
 
 Other packages use only this module and `killed`, which import OpenTelemetry and Sentry only if the
-settings enable them. No thread is started before a process is forked.
+settings enable them. No thread is started before a process forks.
 """
 
 from __future__ import annotations
@@ -31,16 +31,19 @@ Ids = tuple[str | None, str | None]  # trace ID and span ID
 
 
 class TelemetryUnavailableError(Exception):
-    """OpenTelemetry or Sentry cannot be used. The text is one sentence with the remedy."""
+    """Raised if OpenTelemetry or Sentry cannot be used.
+
+    The text is one sentence with the remedy.
+    """
 
 
 class FailedRun(NamedTuple):
-    """A run that failed, with its verdict and the texts of its error that may be stored.
+    """A run that failed, with its verdict and the parts of its error that may be stored.
 
-    `place` is that of the entry. `verdict` is `retry`, `dead` or `release`. With `stays`, the
-    message runs again in its place. `error_class`, `text`, `traceback` and `fingerprint` are '' if
-    unknown, or if `dlq_error` or `redact_error` removes them. `asked`: the handler requested this
-    verdict.
+    `place` identifies the entry of the message. `verdict` is `retry`, `dead` or `release`. If
+    `stays` is True, the message keeps its place and runs again there. `asked` is True if the
+    handler itself requested the verdict. `error_class`, `text`, `traceback` and `fingerprint` are
+    '' if they are unknown, or if `dlq_error` or `redact_error` removes them.
     """
 
     place: bytes
@@ -56,7 +59,7 @@ class FailedRun(NamedTuple):
 
 
 class RunTelemetry:
-    """Observes the runs of one worker: a wrapper of the handler, and a listener for failed runs."""
+    """Observes the runs of one worker. It wraps the handler and is notified of failed runs."""
 
     def __init__(self, spans: RunSpans | None, reports: SentryReports | None) -> None:
         self._spans = spans
@@ -65,38 +68,41 @@ class RunTelemetry:
 
     @property
     def ids(self) -> Callable[[], Ids] | None:
-        """The function that returns the IDs of the current trace and span, None without traces."""
+        """The function that returns the current trace ID and span ID, or None without traces."""
         return None if self._spans is None else self._spans.ids
 
     def wrap_handler(self, loaded: Loaded) -> Loaded:
-        """Return the handler with a span around each call."""
-        for each in (self._reports, self._spans):  # the last wrapper is the outermost
+        """Return the handler wrapped in a span for each call."""
+        for each in (self._reports, self._spans):  # the wrapper that is added last is the outermost
             if each is not None:
                 loaded = each.wrap_handler(loaded)
         return loaded
 
     def report(self, run: FailedRun) -> None:
-        """Report the error of a failed run. This calls code of the exception, which may hang."""
+        """Report the error of a failed run.
+
+        This calls user code of the exception, which may hang.
+        """
         if self._reports is not None:
             self._reports.note_failure(run)
 
     def note_failure(self, run: FailedRun) -> str:
-        """Record a failed run. Return its span as a `traceparent`, or '' without a span."""
+        """Record a failed run. Return its span as a `traceparent`, or '' if it has no span."""
         return "" if self._spans is None else self._spans.note_failure(run)
 
     def stop(self) -> None:
-        """Export the remaining reports and spans, for at most 1 s each."""
+        """Export the remaining reports and spans. Each export takes no more than 1 s."""
         for each in (self._reports, self._spans):
             if each is not None:
                 each.stop()
 
 
 def send_spans(settings: Settings, asked: bool | None) -> SendSpans | None:
-    """Return the spans of a producer, or None if tracing is disabled.
+    """Return an object that creates a producer's spans, or None if tracing is disabled.
 
-    `asked` is the producer's option `traces`. With None, the settings `telemetry.traces` and
-    `telemetry.sentry` apply. True enables OpenTelemetry in any case, and False disables both.
-    Raises TelemetryUnavailableError.
+    `asked` is the producer's option `traces`. If it is None, the settings `telemetry.traces` and
+    `telemetry.sentry` apply. True enables OpenTelemetry whatever its setting is, and False disables
+    both. Raises TelemetryUnavailableError.
     """
     makers: list[Callable[[str, str], ToolSpan]] = []
     if asked or (asked is None and settings.telemetry.traces):
@@ -118,7 +124,7 @@ def send_spans(settings: Settings, asked: bool | None) -> SendSpans | None:
 def run_telemetry(
     settings: Settings, consumer: Consumer, assignment: Assignment
 ) -> RunTelemetry | None:
-    """Return the observer of this worker process, or None if all telemetry is off.
+    """Return the observer for this worker process, or None if all telemetry is disabled.
 
     It starts the threads of exporters, so call it after the fork. Raises TelemetryUnavailableError.
     """

@@ -1,8 +1,9 @@
-"""Export the spans of runs whose process was killed. The housekeeper does this.
+"""Exports the spans of runs whose process was killed, in the housekeeper.
 
-A worker's run file contains its running spans. The supervisor reports the exit of each worker to
-the housekeeper, which adds the exit to the spans, exports them and deletes the file. A span keeps
-its ID, so it is still the parent of spans that libraries in the handler have already exported.
+The run file of a worker contains its running spans. The supervisor reports the exit of each worker
+to the housekeeper, which adds the exit to the spans, exports them, and deletes the file. A span
+keeps its ID, so it is still the parent of spans that libraries in the handler have already
+exported.
 """
 
 from __future__ import annotations
@@ -19,43 +20,46 @@ from streamqd import logs
 from streamqd.config import Settings
 from streamqd.telemetry import run_file
 
-PREFIX = b"exited "  # the start of the supervisor's message
+PREFIX = b"exited "  # prefix of the supervisor's message
 CHECK_INTERVAL_SECONDS = 5.0
-HOWS_MAX = 1024  # maximum number of exits stored until their files are exported
-KEPT_SECONDS = 3600.0  # lifetime of a file while the collector does not answer
-UNKNOWN = "process_lost"  # error.type of a run whose process has exited in an unknown way
+HOWS_MAX = 1024  # limit of exits that are stored until their files are exported
+KEPT_SECONDS = 3600.0  # seconds that a file is kept while the collector does not answer
+UNKNOWN = "process_lost"  # error.type of a run if it is unknown how its process exited
 
 
 def exit_message(pid: int, kind: str, how: str) -> bytes:
-    """Return the message about the exit of a worker. `kind` becomes `error.type`."""
+    """Return the message that reports a worker's exit.
+
+    `kind` becomes the `error.type` of its spans.
+    """
     return PREFIX + json.dumps([pid, kind, how[:100]]).encode()
 
 
 class KilledRuns:
-    """Finds the files of dead workers, and exports their spans in a separate thread."""
+    """Finds the run files of dead workers, and exports their spans in a separate thread."""
 
     def __init__(self, settings: Settings) -> None:
         self._instance = settings.daemon.instance
         self._state_dir = settings.daemon.state_dir
         self._exits: dict[int, tuple[str, str]] = {}
-        self._seen: dict[Path, float] = {}  # files, and the time at which each was first found
+        self._seen: dict[Path, float] = {}  # files, and the time at which each was found first
         self._worker: threading.Thread | None = None
         self._export: Callable[[list[dict[str, Any]], str, str], bool] | None = None
         self._trouble = logs.Episode("telemetry.failed", "telemetry.recovered")
 
     def note(self, message: bytes) -> None:
-        """Process the supervisor's message about an exit."""
+        """Store the exit that a message from the supervisor reports."""
         pid, kind, how = json.loads(message.removeprefix(PREFIX))
         while len(self._exits) >= HOWS_MAX:
-            # The export thread may have removed it meanwhile.
+            # The export thread may have removed the entry in the meantime.
             self._exits.pop(next(iter(self._exits)), None)
         self._exits[pid] = kind, how
 
     def run(self) -> None:
-        """Find files of dead workers, and start to export their spans. Returns immediately.
+        """Find the files of dead workers, and start to export their spans. Returns immediately.
 
-        If the exit of a file's process is not known, the file waits for one more check, because the
-        message may still arrive.
+        If it is not known how the process of a file exited, the file waits for one more check,
+        because the supervisor's message may still arrive.
         """
         if self._worker is not None and self._worker.is_alive():
             return
@@ -64,15 +68,15 @@ class KilledRuns:
         ready = [each for each in found if each[0] in self._exits or each[1] in seen]
         self._seen = {path: seen.get(path, now) for _, path in found}
         if ready:
-            # Use a thread and not the housekeeper's loop, because the collector may take seconds to
-            # answer.
+            # Use a separate thread, because the collector may take seconds to answer, and the
+            # housekeeper must not wait for it.
             self._worker = threading.Thread(
                 target=self._export_ready, args=(ready,), name="killed runs", daemon=True
             )
             self._worker.start()
 
     def stop(self, seconds: float) -> None:
-        """Wait for a running export, at most `seconds`."""
+        """Wait up to `seconds` for an export that is running."""
         if self._worker is not None:
             self._worker.join(seconds)
 
@@ -82,8 +86,8 @@ class KilledRuns:
             try:
                 self._export_file(pid, path)
             except FileNotFoundError:
-                continue  # the worker removed it when it exited
-            except Exception as error:  # noqa: BLE001 - a bad file must not stop the others
+                continue  # the worker removed the file when it exited
+            except Exception as error:  # noqa: BLE001 - a damaged file must not stop the others
                 problem = f"{path.name}: {type(error).__name__}: {error}"
                 if isinstance(error, run_file.RunFileError) or self._is_old(path):
                     with contextlib.suppress(OSError):
@@ -94,7 +98,7 @@ class KilledRuns:
             self._trouble.log_recovery()
 
     def _export_file(self, pid: int, path: Path) -> None:
-        """Export the spans in a file, and delete it."""
+        """Export the spans in a file, and then delete the file."""
         records = run_file.read(path)
         if records and not self._export_records(records, *self._exits.get(pid, (UNKNOWN, ""))):
             raise ConnectionError("the collector did not accept its spans")

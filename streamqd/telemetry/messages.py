@@ -7,14 +7,14 @@ from streamqd.store import messages
 
 
 def place_of(message: Message) -> bytes:
-    """Return the place of a message's entry, as `FailedRun` names it."""
+    """Return the place of a message's entry, in the form that `FailedRun` uses."""
     return messages.place_of(message.id_bytes, retried=message._retried)  # noqa: SLF001 - ours
 
 
 def headers_of(message: Message) -> dict[str, str]:
-    """Return the headers that are strings. Empty if the headers are not a JSON object."""
+    """Return the headers whose values are strings, or {} if the headers are not a JSON object."""
     try:
         headers = message.headers
-    except ValueError:  # the handler may not need the headers, so do not fail
+    except ValueError:  # the handler may not need the headers, so this is not an error
         return {}
     return {name: text for name, text in headers.items() if isinstance(text, str)}

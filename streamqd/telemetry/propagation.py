@@ -1,4 +1,4 @@
-"""The context of a send in the headers of its message, and the references that entries store."""
+"""Carries a send's trace context in the message headers, and run references in entries."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from streamqd.message import LAST_RUN, RUN_REFERENCE, Message, has_field
 from streamqd.telemetry.messages import headers_of
 
 TRACEPARENT = "traceparent"
-# An unsampled context in the JSON of the headers: the last bit of its flags is 0.
+# Matches an unsampled context in the JSON of the headers, in which the last bit of the flags is 0.
 _UNSAMPLED = re.compile(
     rb'"traceparent": ?"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]"',
 )
-# The headers as streamqd's producers write them: their start, the position of the flags, and the
-# values of unsampled flags.
+# The headers as streamqd's producers write them: how they start, the position of the flags, and the
+# flags of an unsampled context.
 USUAL_START = b'{"traceparent":"00-'
 USUAL_FLAGS = slice(69, 72)
-USUAL_UNSAMPLED = frozenset({b'00"', b'02"'})  # 02: the trace ID is random
+USUAL_UNSAMPLED = frozenset({b'00"', b'02"'})  # 02 means that the trace ID is random
 
 
 def reference_of(context: trace.SpanContext) -> str:
@@ -28,7 +28,10 @@ def reference_of(context: trace.SpanContext) -> str:
 
 
 def context_of(reference: str) -> trace.SpanContext:
-    """Return the span context of a `traceparent` value, invalid if it cannot be parsed."""
+    """Return the span context of a `traceparent` value.
+
+    It is invalid if the value cannot be parsed.
+    """
     found = RUN_REFERENCE.fullmatch(reference)
     if found is None:
         return trace.INVALID_SPAN_CONTEXT
@@ -37,7 +40,7 @@ def context_of(reference: str) -> trace.SpanContext:
 
 
 def is_unsampled(message: Message) -> bool:
-    """Return True if the headers carry a context that is not sampled. Parses no JSON."""
+    """Return True if the headers carry a context that is not sampled. No JSON is parsed."""
     fields = message._fields
     if len(fields) < 4 or b"headers" not in fields:
         return False
@@ -46,12 +49,15 @@ def is_unsampled(message: Message) -> bool:
 
 
 def extract_context(message: Message) -> Context:
-    """Return the context that the headers carry: the span of the send, and baggage."""
+    """Return the context that the headers carry: the span of the send, and any baggage."""
     return propagate.extract(headers_of(message), Context())
 
 
 def previous_run(message: Message) -> trace.SpanContext:
-    """Return the span of the last failed run, as the retry or dead letter stored it."""
+    """Return the span of the last failed run, which the retry or dead letter has stored.
+
+    It is invalid if no failed run was stored.
+    """
     if not has_field(message, LAST_RUN):
         return trace.INVALID_SPAN_CONTEXT
     return context_of(message.fields[LAST_RUN].decode("ascii", "replace"))

@@ -1,7 +1,7 @@
-"""The connection to OpenTelemetry: its provider, its exporter and its sampler.
+"""Connects streamqd to OpenTelemetry: the provider, the exporter and the sampler.
 
-A setting enables traces. The SDK reads everything else from the standard variables `OTEL_*`:
-endpoint, headers, resource, sampler, propagators, batch sizes and limits.
+A streamqd setting enables traces. The SDK reads everything else from the standard `OTEL_*`
+variables: endpoint, headers, resource, sampler, propagators, batch sizes and limits.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from streamqd.telemetry import TelemetryUnavailableError
 from streamqd.version import __version__
 
 SCOPE = "streamqd"
-FLUSH_SECONDS = 1.0  # longest wait of an exiting process for the export of its last spans
+FLUSH_SECONDS = 1.0  # time that an exiting process waits for the export of its last spans
 
 
 def resource(instance: str) -> Resource:
     """Return the resource, from `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_SERVICE_NAME` and defaults.
 
-    By default, the service is `streamqd`, and its instance is `daemon.instance`.
+    By default, the service name is `streamqd`, and the instance ID is `daemon.instance`.
     """
     given = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     ours: dict[str, AttributeValue] = {}
@@ -42,7 +42,7 @@ def resource(instance: str) -> Resource:
 
 
 def server_attributes(settings: Settings) -> dict[str, str | int]:
-    """Return the address of Redis as attributes of a span, none for several nodes."""
+    """Return the span attributes for the address of Redis, or {} if there are several nodes."""
     server = topology.parse(settings.redis.url)
     if server.path:
         return {"server.address": server.path}
@@ -53,7 +53,7 @@ def server_attributes(settings: Settings) -> dict[str, str | int]:
 
 
 def exporter() -> SpanExporter | None:
-    """Return the exporter that OTEL_TRACES_EXPORTER names, None for `none`.
+    """Return the exporter that OTEL_TRACES_EXPORTER selects, or None if it is set to `none`.
 
     The default is `otlp`, over HTTP. Raises TelemetryUnavailableError.
     """
@@ -69,7 +69,7 @@ def exporter() -> SpanExporter | None:
     for point in entry_points(group="opentelemetry_traces_exporter", name=wanted):
         try:
             made: SpanExporter = point.load()()
-        except Exception as error:  # any package may provide an exporter
+        except Exception as error:  # any package may provide an exporter, so any error is possible
             raise TelemetryUnavailableError(
                 f"the exporter {name!r} of OTEL_TRACES_EXPORTER cannot be used:"
                 f" {type(error).__name__}: {error}"
@@ -82,7 +82,10 @@ def exporter() -> SpanExporter | None:
 
 
 def new_provider(instance: str) -> TracerProvider:
-    """Create the provider of this process, after its fork. Raises TelemetryUnavailableError."""
+    """Create the provider of this process, which must already have forked.
+
+    Raises TelemetryUnavailableError.
+    """
     target = exporter()
     provider = TracerProvider(resource=resource(instance), shutdown_on_exit=False)
     if isinstance(provider.sampler, ParentBased):
@@ -95,9 +98,9 @@ def new_provider(instance: str) -> TracerProvider:
 class LinkedSampler(Sampler):
     """Samples the run of a message if the send of the message was sampled.
 
-    A run is the root of a trace, with a link to the send. A sampler that follows the parent would
-    decide again. With a ratio of 1%, only one in 10,000 messages would have both its send and its
-    run sampled.
+    A run is the root of its own trace, with a link to the send. A sampler that follows the parent
+    would therefore decide a second time. With a ratio of 1%, only one in 10,000 messages would have
+    both its send and its run sampled.
     """
 
     def __init__(self, base: Sampler) -> None:
@@ -113,7 +116,7 @@ class LinkedSampler(Sampler):
         links: Sequence[trace.Link] | None = None,
         trace_state: trace.TraceState | None = None,
     ) -> SamplingResult:
-        """Decide like the base sampler for a child of the first linked span."""
+        """Decide as the base sampler would for a child of the first linked span."""
         parent = trace.get_current_span(parent_context).get_span_context()
         if kind is trace.SpanKind.CONSUMER and links and not parent.is_valid:
             as_parent = trace.NonRecordingSpan(links[0].context)
@@ -128,12 +131,12 @@ class LinkedSampler(Sampler):
 
 
 def tracer(provider: trace.TracerProvider | None = None) -> trace.Tracer:
-    """Return streamqd's tracer. The default is that of the global provider."""
+    """Return streamqd's tracer, from the global provider by default."""
     return trace.get_tracer(SCOPE, __version__, provider)
 
 
 def flush(provider: TracerProvider, seconds: float = FLUSH_SECONDS) -> bool:
-    """Export the finished spans within `seconds`. Return False if the time is not enough.
+    """Export the finished spans within `seconds`. Return False if this takes longer.
 
     The SDK ignores the time limit of `force_flush`, so a separate thread calls it.
     """

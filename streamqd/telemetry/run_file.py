@@ -1,13 +1,13 @@
-"""The running spans of one worker, in a file that outlives the process.
+"""Stores the running spans of one worker in a file that outlives the process.
 
 A span is exported after it finishes, so the span of a run that kills its process would be lost. The
-worker writes each running span into its file, and removes it there when the run finishes. The
+worker therefore writes each running span to its file, and removes it when the run finishes. The
 housekeeper exports the spans in the files of dead processes (`killed`).
 
-A file consists of cells of equal size. A cell contains the length of its record, or 0 if free, and
-the record as JSON. The length is written last, so a reader never sees half a record. Cells are
-written with `pwrite`, which raises OSError on a full disk, because a write to a mapped page would
-kill the process.
+A file consists of cells of equal size. A cell contains the length of its record, or 0 if the cell
+is free, and the record as JSON. The length is written last, so a reader never sees half a record.
+Cells are written with `pwrite`, which raises OSError on a full disk. A write to a mapped page would
+kill the process instead.
 
 Instances may share a `state_dir`, even from containers that do not see each other's processes. The
 name of a file therefore contains the name of the instance.
@@ -28,7 +28,7 @@ from typing import Any
 FOLDER = "runs"  # directory below `daemon.state_dir`
 CELL_BYTES = 2048
 BATCH_CELL_BYTES = 64 * 1024
-NO_CELL = -1  # no cell is free, or the record is too long
+NO_CELL = -1  # returned if no cell is free or the record is too long
 _MAGIC = b"streamqd runs 1\n"
 _HEAD = struct.Struct("<16sI12x")  # magic, size of a cell in bytes
 _LENGTH = struct.Struct("<I")
@@ -37,14 +37,14 @@ _NAME = re.compile(r"(?P<instance>.+)-(?P<identity>(?P<pid>[0-9]{1,9})-[0-9]+)")
 
 
 class RunFileError(ValueError):
-    """The file is damaged. The text of the exception is the reason."""
+    """Raised if a run file is damaged. The text is the reason."""
 
 
 class RunFile:
-    """The file of this process. Any thread may call `put` and `clear`."""
+    """The run file of this process. Any thread may call `put` and `clear`."""
 
     def __init__(self, state_dir: Path, instance: str, cells: int, cell_bytes: int) -> None:
-        """Create the file, named after the instance and this process. Raises OSError."""
+        """Create the file, which is named after the instance and this process. Raises OSError."""
         folder = state_dir / FOLDER
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = folder / f"{instance}-{_identity(os.getpid())}"
@@ -53,7 +53,7 @@ class RunFile:
         self._file = os.open(self._path, flags, 0o600)
         self._free = list(range(cells))
         try:
-            os.ftruncate(self._file, _HEAD.size + cells * cell_bytes)  # sparse
+            os.ftruncate(self._file, _HEAD.size + cells * cell_bytes)  # the file is sparse
             os.pwrite(self._file, _HEAD.pack(_MAGIC, cell_bytes), 0)
         except OSError:
             self.remove()
@@ -61,7 +61,7 @@ class RunFile:
             raise
 
     def put(self, record: dict[str, Any]) -> int:
-        """Store a record and return its cell, or NO_CELL. Raises OSError."""
+        """Store a record and return its cell, or NO_CELL if it cannot be stored. Raises OSError."""
         raw = json.dumps(record, separators=(",", ":")).encode()
         if len(raw) > self._bytes - _LENGTH.size:
             return NO_CELL
@@ -82,18 +82,18 @@ class RunFile:
     def clear(self, cell: int) -> None:
         """Free a cell."""
         if cell != NO_CELL:
-            with contextlib.suppress(OSError):  # no block is allocated, so it should not fail
+            with contextlib.suppress(OSError):  # this allocates no block, so it should not fail
                 os.pwrite(self._file, _LENGTH.pack(0), _HEAD.size + cell * self._bytes)
             self._free.append(cell)
 
     def remove(self) -> None:
-        """Delete the file. A missing file is ignored."""
+        """Delete the file. Does nothing if the file is missing."""
         with contextlib.suppress(OSError):
             self._path.unlink()
 
 
 def files_of_dead(state_dir: Path, instance: str) -> Iterator[tuple[int, Path]]:
-    """Return the process ID and the file of each process of an instance that has exited."""
+    """Yield the process ID and the run file of each process of this instance that has exited."""
     try:
         found = sorted((state_dir / FOLDER).iterdir())
     except OSError:
@@ -108,11 +108,11 @@ def files_of_dead(state_dir: Path, instance: str) -> Iterator[tuple[int, Path]]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file. Raises OSError and RunFileError."""
+    """Return the records in a run file. Raises OSError and RunFileError."""
     with path.open("rb") as file:
         raw = file.read(_FILE_BYTES_MAX)
     if len(raw) < _HEAD.size:
-        return []  # the process was killed while it created the file
+        return []  # the process was killed while it was creating the file
     magic, size = _HEAD.unpack_from(raw)
     if magic != _MAGIC or size not in (CELL_BYTES, BATCH_CELL_BYTES):
         raise RunFileError("it is not a file of runs")
@@ -136,10 +136,9 @@ def _record(text: bytes) -> dict[str, Any]:
 
 
 def _identity(pid: int) -> str:
-    """Return the ID and the start time of a process, or '' if it does not run.
+    """Return the ID and the start time of a process, or '' if it is not running.
 
-    The start time is in clock ticks since the boot of the host, which do not change when the clock
-    is set.
+    The start time is in clock ticks since the host booted. Setting the clock does not change it.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()

@@ -1,8 +1,8 @@
-"""The spans of a worker's runs: one for each call of the handler.
+"""Creates the spans of a worker's runs, one for each call of the handler.
 
-`RunSpans.wrap_handler` wraps the handler, so there is no cost without traces. The wrapper ends the
-span of a successful run. The span of a failed run stays open until the worker reports the verdict
-with `note_failure`, because the verdict determines how much of the error's text is recorded.
+`RunSpans.wrap_handler` wraps the handler, so a worker without traces has no extra cost. The wrapper
+ends the span of a successful run. The span of a failed run stays open until the worker reports the
+verdict to `note_failure`, because the verdict determines how much of the error's text is recorded.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from streamqd.telemetry.propagation import (
 from streamqd.telemetry.provider import flush, new_provider, server_attributes, tracer
 from streamqd.telemetry.run_file import BATCH_CELL_BYTES, CELL_BYTES, NO_CELL, RunFile
 
-LINKS_MAX = 128  # links of a batch span. The SDK has the same default limit.
-HELD_MAX = 10_000  # maximum number of messages that wait in place and whose last span is stored
+LINKS_MAX = 128  # limit of links in a batch span, which is also the SDK's default
+HELD_MAX = 10_000  # limit of messages waiting in place whose last span is stored
 
 
 class OpenRun:
@@ -53,17 +53,20 @@ class OpenRun:
 
     def __init__(self, span: trace.Span, context: Context, places: list[bytes], cell: int) -> None:
         self.span = span
-        self.context = context  # while the handler runs
+        self.context = context  # the context in which the handler runs
         self.places = places
-        self.cell = cell  # the cell in the run file
-        self.ended_ns = 0  # unix time, when the handler returned or raised
+        self.cell = cell  # the span's cell in the run file
+        self.ended_ns = 0  # unix ns at which the handler returned or raised
 
 
 class RunSpans:
     """Creates the spans of one worker."""
 
     def __init__(self, settings: Settings, consumer: Consumer, assignment: Assignment) -> None:
-        """Create the global provider of this process. Raises TelemetryUnavailableError."""
+        """Create the provider, which becomes the global one of this process.
+
+        Raises TelemetryUnavailableError.
+        """
         self._provider: TracerProvider = new_provider(settings.daemon.instance)
         trace.set_tracer_provider(self._provider)
         self._tracer = tracer(self._provider)
@@ -87,12 +90,12 @@ class RunSpans:
             "streamqd.handler": consumer.handler,
             **server_attributes(settings),
         }
-        # Runs of unsampled sends are skipped only with samplers that follow the parent.
+        # Runs of unsampled sends are skipped only if the sampler follows the parent.
         sampler = os.environ.get("OTEL_TRACES_SAMPLER", "") or "parentbased_always_on"
         fields = propagate.get_global_textmap().fields
         self._skips = sampler.startswith("parentbased") and TRACEPARENT in fields
-        self._open: dict[bytes, OpenRun] = {}  # by place, until the verdict is reported
-        # By place, contexts of messages that wait in place.
+        self._open: dict[bytes, OpenRun] = {}  # open spans by place, until the verdict is reported
+        # The contexts of the last runs of messages that are waiting in place, by place.
         self._last: dict[bytes, trace.SpanContext] = {}
         self._threads = threading.local()
         self._ambient = trace.set_span_in_context(_SkippedRun())
@@ -102,7 +105,7 @@ class RunSpans:
     # --- the handler ---
 
     def wrap_handler(self, loaded: Loaded) -> Loaded:
-        """Return the handler with a span around each call."""
+        """Return the handler wrapped in a span for each call."""
         batch = self._batch = loaded.form.batch
         try:
             self._file = RunFile(
@@ -151,9 +154,9 @@ class RunSpans:
         @functools.wraps(function)
         def run(message: Message) -> Any:
             fields = message._fields
-            raw = fields[-1]  # usually the headers
+            raw = fields[-1]  # the headers are usually the last field
             if raw[flags] in unsampled and raw[head] == start and fields[-2] == b"headers":
-                return function(message)  # this check has a fraction of the cost of the next one
+                return function(message)  # this check costs only a fraction of the next one
             if is_unsampled(message):
                 return function(message)
             return traced(message)
@@ -161,8 +164,8 @@ class RunSpans:
         return run if self._skips else functools.wraps(function)(traced)
 
     def _call(self, opened: OpenRun, function: Callable[..., object], given: object) -> object:
-        # Use a separate context, so that an exception of the time limit does not leave the span
-        # attached.
+        # Run the handler in a separate context, so that the span does not stay attached if the
+        # exception of the time limit is raised.
         within = contextvars.copy_context()
         within.run(otel_context.attach, opened.context)
         try:
@@ -196,12 +199,15 @@ class RunSpans:
     # --- start and end ---
 
     def _try_start(self, messages: Sequence[Message]) -> OpenRun | None:
-        """Start the span of a run. Return None if that fails, which must not affect the run."""
+        """Start the span of a run.
+
+        Return None if this fails, because the run must not be affected.
+        """
         try:
             return self._start(messages)
         except handlers.SoftTimeout:
-            raise  # the time limit of the run, which includes starting its span
-        except Exception as error:  # noqa: BLE001 - samplers and propagators are the user's code
+            raise  # the time limit of a run includes the time to start its span
+        except Exception as error:  # noqa: BLE001 - samplers and propagators may be user code
             self._trouble.log_failure(
                 assignment=self._assignment, error=f"{type(error).__name__}: {error}"
             )
@@ -212,7 +218,7 @@ class RunSpans:
         parent = None if one is None else extract_context(one)
         links = self._links(messages, parent)
         if parent is not None and not self._as_parent:
-            parent = trace.set_span_in_context(trace.INVALID_SPAN, parent)  # keeps the baggage
+            parent = trace.set_span_in_context(trace.INVALID_SPAN, parent)  # the baggage is kept
         attributes = self._attributes | _facts(messages)
         now = time.time_ns()
         # A batch has no single parent.
@@ -232,7 +238,7 @@ class RunSpans:
             except OSError as error:
                 self._file_failed(error)
         if self._batch:
-            self._end_all()  # the verdicts of the last call have been reported
+            self._end_all()  # the verdicts of the previous call have all been reported
         opened = OpenRun(span, trace.set_span_in_context(span, parent), places, cell)
         for place in places:
             self._open[place] = opened
@@ -250,9 +256,9 @@ class RunSpans:
         return links[:LINKS_MAX]
 
     def _note_return(self, opened: OpenRun, end: object) -> None:
-        """End the span of a run that returned, unless an error was returned."""
+        """End the span of a run that returned, unless it returned an error."""
         if os.getpid() != self._pid:
-            return  # in a child that the handler forked
+            return  # this is a child process that the handler forked
         error = None if end is None else handlers.error_of(end)
         if error is not None:
             self._note_error(opened, error)
@@ -260,14 +266,14 @@ class RunSpans:
             self._end_handled(opened)
 
     def _end_handled(self, opened: OpenRun) -> None:
-        """End the span of a run whose messages were all handled."""
+        """End the span of a run that handled all its messages."""
         opened.span.set_attribute("streamqd.verdict", "ack")
         self._end(opened)
         for place in opened.places:
             self._open.pop(place, None)
 
     def _note_error(self, opened: OpenRun, error: BaseException) -> None:
-        """Record that a run failed. Its span ends with its verdict."""
+        """Record that a run failed. Its span is ended when the verdict is reported."""
         opened.ended_ns = time.time_ns()
         # Compare the type, because `isinstance` can call user code of the exception.
         of_messages = issubclass(type(error), handlers.Failures)
@@ -280,8 +286,8 @@ class RunSpans:
     def note_failure(self, run: FailedRun) -> str:
         """Record the verdict of a failed run, and end its span if it is open.
 
-        Return the span in the form of a `traceparent`, '' if there is none. It is stored with the
-        message, so that the next run can link to this one.
+        Return the span as a `traceparent`, or '' if there is none. It is stored with the message,
+        so that the next run can link to this one.
         """
         opened = self._open.pop(run.place, None)
         if opened is None:
@@ -297,7 +303,7 @@ class RunSpans:
             self._end(opened)
         if run.stays:
             while len(self._last) >= HELD_MAX:
-                del self._last[next(iter(self._last))]  # its message has probably moved
+                del self._last[next(iter(self._last))]  # the message has probably moved elsewhere
             self._last[run.place] = context
         return reference_of(context)
 
@@ -308,27 +314,27 @@ class RunSpans:
             opened.cell = NO_CELL
 
     def _end_all(self) -> None:
-        """End the open spans, because no more verdicts of their runs will be reported."""
+        """End the spans that are still open, because no more verdicts of their runs will follow."""
         for opened in set(self._open.values()):
             if opened.span.is_recording():
                 self._end(opened)
         self._open.clear()
 
     def _file_failed(self, error: OSError) -> None:
-        """Log that the run file cannot be used. Only spans of killed runs are lost."""
+        """Log that the run file cannot be used. Only the spans of killed runs are lost."""
         self._trouble.log_failure(assignment=self._assignment, error=f"{self._state_dir}: {error}")
 
     # --- the process ---
 
     def ids(self) -> Ids:
-        """Return the IDs of the current trace and span, as log lines show them."""
+        """Return the IDs of the current trace and span for log lines, or None without a span."""
         context = trace.get_current_span().get_span_context()
         if not context.is_valid:
             return None, None
         return f"{context.trace_id:032x}", f"{context.span_id:016x}"
 
     def stop(self) -> None:
-        """End the open spans and export all spans, within FLUSH_SECONDS."""
+        """End the open spans, and export all spans within FLUSH_SECONDS."""
         self._end_all()
         if not flush(self._provider):
             logs.event("telemetry.spans_lost", logging.WARNING, assignment=self._assignment)
@@ -336,7 +342,7 @@ class RunSpans:
             self._file.remove()
 
     def _attach_ambient(self) -> None:
-        """Set the context of this thread for the time outside of sampled runs."""
+        """Attach the context that applies in this thread whenever no sampled run is active."""
         self._threads.ready = True
         otel_context.attach(self._ambient)
 
@@ -344,9 +350,9 @@ class RunSpans:
 class _SkippedRun(trace.NonRecordingSpan):
     """The current span during the run of a message whose send was not sampled.
 
-    Its context is that of the send, so that no client library in the handler starts a trace. The
-    context is read from the message only on demand, so skipped runs have no extra cost. Outside of
-    runs, the context is invalid.
+    Its context is the context of the send, so that no client library in the handler starts a trace.
+    The context is read from the message only on demand, so skipped runs have no extra cost. Outside
+    of runs, the context is invalid.
     """
 
     def __init__(self) -> None:
@@ -358,12 +364,12 @@ class _SkippedRun(trace.NonRecordingSpan):
             return trace.INVALID_SPAN_CONTEXT
         try:
             return context_of(message.headers.get(TRACEPARENT, ""))
-        except Exception:  # noqa: BLE001 - its handler may have assigned anything to it
+        except Exception:  # noqa: BLE001 - the handler may have replaced the headers
             return trace.INVALID_SPAN_CONTEXT
 
 
 def _facts(messages: Sequence[Message]) -> dict[str, str | int]:
-    """Return the attributes of one message, or those of a batch."""
+    """Return the span attributes of a single message or of a batch."""
     if len(messages) > 1:
         return {"messaging.batch.message_count": len(messages)}
     [message] = messages
@@ -382,7 +388,7 @@ def _facts(messages: Sequence[Message]) -> dict[str, str | int]:
 
 
 def _describe(span: trace.Span, run: FailedRun) -> None:
-    """Add an error to a span, with the texts that `dlq_error` and `redact_error` allow."""
+    """Add an error to a span, with only the texts that `dlq_error` and `redact_error` allow."""
     span.set_attribute("error.type", run.error_class or "_OTHER")
     span.set_status(trace.Status(trace.StatusCode.ERROR, run.text))
     described = {
@@ -401,7 +407,7 @@ def _record(
     links: Sequence[trace.Link],
     started_ns: int,
 ) -> dict[str, Any]:
-    """Return a running span as a record of the run file."""
+    """Return a running span as a record for the run file."""
     parent = getattr(span, "parent", None)
     return {
         "span": reference_of(span.get_span_context()),

@@ -1,4 +1,4 @@
-"""The spans of a producer's calls, with OpenTelemetry, Sentry or both."""
+"""Creates the spans of a producer's calls, with OpenTelemetry, Sentry or both."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from streamqd.model import Uid
 
 
 class ToolSpan(Protocol):
-    """The span of one tool. `carrier` contains the headers with its context."""
+    """The span of one tool. `carrier` contains the headers that carry its context."""
 
     @property
     def carrier(self) -> Mapping[str, str]: ...
 
     def note(self, name: str, value: str | int | bool) -> None:
-        """Set an attribute."""
+        """Set an attribute of the span."""
 
     def end(self, error: BaseException | None) -> None:
-        """End the span, with the error that the call raises, if any."""
+        """End the span, with the error that the call raised, or None."""
 
 
 class SendSpans:
-    """Creates the spans of one producer. Thread-safe."""
+    """Creates the spans of one producer. It is thread-safe."""
 
     def __init__(self, makers: list[Callable[[str, str], ToolSpan]]) -> None:
-        """Each maker starts a span for an operation and a topic."""
+        """Set the functions that start a span for an operation and a topic, one for each tool."""
         self._makers = makers
 
     def start(self, topic: object, operation: str = "send") -> SendSpan:
-        """Start the span of one send, or of the sends of one call.
+        """Start the span for one send, or for all sends of one call.
 
         `operation` is `send`, or `create` if the message is written later.
         """
@@ -39,7 +39,7 @@ class SendSpans:
 
 
 class SendSpan:
-    """One call of a producer, until it returns or raises. A context manager."""
+    """The span of one call of a producer, as a context manager. It ends when the call does."""
 
     def __init__(self, spans: list[ToolSpan]) -> None:
         self._spans = spans
@@ -61,10 +61,10 @@ class SendSpan:
             span.end(None if isinstance(error, GeneratorExit) else error)
 
     def headers(self, given: Mapping[str, str] | None) -> Any:
-        """Return the headers with the context of this call. The caller's headers take precedence.
+        """Return the headers with this call's context added. The caller's headers take precedence.
 
-        Headers are returned unchanged if they contain a `traceparent` or `sentry-trace`, have no
-        room, or are not a mapping.
+        The headers are returned unchanged if they already contain a `traceparent` or
+        `sentry-trace`, have no room for more, or are not a mapping.
         """
         carrier = self._carrier
         if not carrier or given is None:
@@ -92,7 +92,7 @@ class SendSpan:
         return with_context
 
     def note_sent(self, uid: Uid) -> None:
-        """Record the uid of the message."""
+        """Record the uid of the message that was sent."""
         for span in self._spans:
             span.note("messaging.message.id", uid)
             span.note("messaging.destination.partition.id", str(uid.partition))
@@ -100,7 +100,7 @@ class SendSpan:
                 span.note("streamqd.duplicate", True)
 
     def note_created(self, uid: str) -> None:
-        """Record the ID of a message that is written to Redis later."""
+        """Record the ID of a message that will be written to Redis later."""
         for span in self._spans:
             span.note("messaging.message.id", uid)
 

@@ -1,4 +1,4 @@
-"""The span of a producer's call in OpenTelemetry, from the provider of the sending process."""
+"""Creates OpenTelemetry spans for a producer's calls, with the sending process's provider."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from opentelemetry import propagate, trace
 from streamqd.errors import StreamqdError
 from streamqd.telemetry.provider import tracer
 
-# This is a proxy, so a provider that the application sets later takes effect.
+# The tracer is a proxy, so a provider that the application sets later still takes effect.
 _tracer = tracer()
 
 
 class OtelSpan:
-    """See `sending.ToolSpan`."""
+    """A span in OpenTelemetry. It implements `sending.ToolSpan`."""
 
     def __init__(self, server: Mapping[str, str | int], operation: str, topic: str) -> None:
-        """`server` contains the attributes for the address of Redis."""
+        """Start the span. `server` contains the attributes with the address of Redis."""
         self._span = _tracer.start_span(
             f"{operation} {topic}",
             kind=trace.SpanKind.PRODUCER,
@@ -38,7 +38,7 @@ class OtelSpan:
     def end(self, error: BaseException | None) -> None:
         if error is not None:
             self._span.set_attribute("error.type", type(error).__qualname__)
-            # The text of any other error may contain a part of the message.
+            # The text of any other error may contain parts of the message.
             text = str(error) if isinstance(error, StreamqdError) else None
             self._span.set_status(trace.Status(trace.StatusCode.ERROR, text))
         self._span.end()

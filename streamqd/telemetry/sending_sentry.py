@@ -1,4 +1,4 @@
-"""The span of a producer's call in Sentry, from the client of the sending process."""
+"""Creates Sentry spans for a producer's calls, with the sending process's client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import sentry_sdk
 
 
 class SentrySpan:
-    """See `sending.ToolSpan`. Sentry records it only within a transaction."""
+    """A span in Sentry, which records it only within a transaction.
+
+    It implements `sending.ToolSpan`.
+    """
 
     def __init__(self, operation: str, topic: str) -> None:
         self._span = sentry_sdk.start_span(op="queue.publish", name=f"{operation} {topic}")

@@ -1,8 +1,8 @@
 """Reports to Sentry: the errors of failed runs, and a transaction for each run.
 
-The client is that of the Sentry SDK, configured through the variables `SENTRY_*`, or through
+The client of the Sentry SDK is used. It is configured through the `SENTRY_*` variables, or through
 `sentry_sdk.init` in the handler's module. Events contain no payload, key, header or local variable.
-The texts of errors are limited by `dlq_error` and `redact_error`.
+`dlq_error` and `redact_error` limit the texts of errors.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from streamqd.telemetry import FailedRun, TelemetryUnavailableError
 from streamqd.telemetry.messages import headers_of, place_of
 
 EVERY_SECONDS = 60.0  # seconds between two reports of one fingerprint
-CAUSES_MAX = 1_000  # maximum number of stored fingerprints
-TRACES_MAX = 10_000  # maximum number of failed runs without a verdict so far
+CAUSES_MAX = 1_000  # limit of stored fingerprints
+TRACES_MAX = 10_000  # limit of failed runs whose verdict has not been reported
 FLUSH_SECONDS = 1.0
 RATE = "SENTRY_TRACES_SAMPLE_RATE"
 
 
 class SentryReports:
-    """Reports the runs of one worker."""
+    """Reports the runs of one worker to Sentry."""
 
     def __init__(self, consumer: Consumer, assignment: Assignment) -> None:
         """Start the client of this process. Raises TelemetryUnavailableError."""
@@ -44,11 +44,11 @@ class SentryReports:
         self._texts = consumer.dlq_error in ("message", "traceback")
         self._silent = consumer.dlq_error == "none"
         self._redact: Callable[[str], str] | None = None
-        # Time of the last report by fingerprint (seconds, monotonic).
+        # The time of the last report for each fingerprint (seconds, monotonic).
         self._reported: dict[str, float] = {}
-        self._traces: dict[bytes, dict[str, Any]] = {}  # traces of failed runs, by place
+        self._traces: dict[bytes, dict[str, Any]] = {}  # traces of failed runs by place
         self._trouble = logs.Episode("telemetry.failed", "telemetry.recovered")
-        ignore_logger("streamqd")  # its log lines about a failed run would become a second event
+        ignore_logger("streamqd")  # otherwise its lines about failed runs would be sent as well
         try:
             rate = float(os.environ[RATE]) if os.environ.get(RATE) else None
             sentry_sdk.init(
@@ -56,14 +56,14 @@ class SentryReports:
                 traces_sample_rate=rate,
                 in_app_exclude=["streamqd"],
             )
-        except Exception as error:  # a DSN or a rate that cannot be parsed
+        except Exception as error:  # the DSN or the rate cannot be parsed
             raise TelemetryUnavailableError(
                 f"telemetry.sentry cannot be used: {type(error).__name__}: {error}; correct the"
                 f" variables SENTRY_DSN and {RATE}"
             ) from error
 
     def wrap_handler(self, loaded: Loaded) -> Loaded:
-        """Return the handler with a transaction around each call."""
+        """Return the handler wrapped in a transaction for each call."""
         function: Any = loaded.function
         self._redact = loaded.redact
         batch = loaded.form.batch
@@ -81,8 +81,8 @@ class SentryReports:
 
             @functools.wraps(function)
             def run(given: Any) -> object:
-                # Use a separate context, so that an exception of the time limit does not leave the
-                # scope active.
+                # Run the handler in a separate context, so that the scope does not stay active if
+                # the exception of the time limit is raised.
                 return contextvars.copy_context().run(call, given)
 
             def call(given: Any) -> object:
@@ -99,7 +99,7 @@ class SentryReports:
                 span = self._enter(messages, entered)
             except handlers.SoftTimeout:
                 raise
-            except Exception as error:  # noqa: BLE001 - the user's hooks, and hostile headers
+            except Exception as error:  # noqa: BLE001 - the user's hooks, or hostile headers
                 self._trouble.log_failure(
                     assignment=self._assignment, error=f"{type(error).__name__}: {error}"
                 )
@@ -112,7 +112,7 @@ class SentryReports:
                 raise
 
     def _enter(self, messages: Sequence[Message], entered: contextlib.ExitStack) -> Any:
-        """Enter the scope and the transaction of a run. Return its span."""
+        """Enter the scope and the transaction of a run, and return its span."""
         scope = entered.enter_context(sentry_sdk.isolation_scope())
         first = messages[0]
         for name, value in self._tags(first).items():
@@ -135,17 +135,17 @@ class SentryReports:
         return span
 
     def _store_trace(self, messages: Sequence[Message], trace: dict[str, Any]) -> None:
-        """Store the trace of a failed run for the report that follows the run."""
+        """Store the trace of a failed run for the report, which follows after the run."""
         for message in messages:
             while len(self._traces) >= TRACES_MAX:
                 self._traces.pop(next(iter(self._traces)), None)
             self._traces[place_of(message)] = trace
 
     def note_failure(self, run: FailedRun) -> None:
-        """Report the error of a run, unless its cause was reported within the last minute.
+        """Report the error of a run, unless its cause was already reported within the last minute.
 
-        A verdict that the handler requested is not reported. With `dlq_error = "none"`, no error is
-        reported.
+        If the handler requested the verdict, the error is not reported. If `dlq_error` is "none",
+        no error is ever reported.
         """
         trace = self._traces.pop(run.place, None)
         if run.asked or self._silent or not self._is_due(run.fingerprint):
@@ -164,7 +164,7 @@ class SentryReports:
                 scope.capture_exception(run.error)
         except handlers.SoftTimeout:
             raise
-        except Exception as error:  # noqa: BLE001 - hooks of the client are the user's code
+        except Exception as error:  # noqa: BLE001 - the client's hooks are user code
             self._trouble.log_failure(
                 assignment=self._assignment, error=f"{type(error).__name__}: {error}"
             )
@@ -180,12 +180,12 @@ class SentryReports:
         return True
 
     def _redact_event(self, event: Any, _hint: Any) -> Any:
-        """Return an event in which errors have only the texts that may be stored."""
+        """Return an event whose errors contain only the texts that may be stored."""
         for exception in event.get("exception", {}).get("values", ()):
             text = str(exception.get("value") or "")
             exception["value"] = handlers.redact_text(text, self._redact) if self._texts else ""
             for frame in (exception.get("stacktrace") or {}).get("frames", ()):
-                # A client configured by the handler's module may add local variables.
+                # A client that the handler's module configures may add local variables.
                 frame.pop("vars", None)
         return event
 
@@ -199,7 +199,7 @@ class SentryReports:
         }
 
     def stop(self) -> None:
-        """Send the remaining events, for at most FLUSH_SECONDS."""
+        """Send the remaining events within FLUSH_SECONDS."""
         if not sentry_sdk.get_client().dsn:
             logs.event(
                 "telemetry.failed",
