@@ -1,11 +1,11 @@
-"""The daemon's log: one line per state change, through the logger `streamqd` alone.
+"""The daemon's log: one line per state change, all through the logger `streamqd`.
 
-A line starts with an event name from `EVENTS`, which stays the same across versions: scripts and
-tests may wait for it. Writing never blocks and never raises. Lines without a reader are dropped,
-counted, and reported afterwards. Payloads are never logged, except for the parts that a handler's
-error quotes, as far as `dlq_error` and `redact_error` allow.
+A line starts with an event name from `EVENTS`. These names stay the same across versions, so that
+scripts and tests can wait for them. Writing never blocks and never raises. Lines that have no
+reader are dropped and counted, and their number is reported later. Payloads are never logged,
+except for the parts that a handler's error quotes, as far as `dlq_error` and `redact_error` allow.
 
-Handlers log through their own loggers, see `records`. Their records are written the same way,
+Handlers log through their own loggers, see `records`. Their records are written to the same log,
 unless the handlers' code sends them elsewhere. A forked child must close inherited descriptors
 before it logs, because its first line opens a new descriptor.
 """
@@ -53,8 +53,8 @@ __all__ = [
 
 RESERVED = frozenset({"ts", "level", "event", "pid", "role", "logger", "msg", "traceback"})
 
-LINES_PER_SECOND = 20  # lines per second and process, for an event that messages cause
-LINES_AT_ONCE = 10  # lines per check, because a client may have written ten thousand invalid values
+LINES_PER_SECOND = 20  # limit per second and process, for events that messages cause
+LINES_AT_ONCE = 10  # limit of lines per check, because a client may have written 10,000 bad values
 
 _LOGGER = logging.getLogger("streamqd")
 _interpreter = Interpreter(
@@ -75,17 +75,17 @@ def event(
 ) -> None:
     """Log one event. Fields that are None are omitted. An `Assignment` becomes three fields.
 
-    `exc` adds the traceback of an exception, and `trace` adds a traceback as text. Field values are
-    cut and escaped. Never pass a payload.
+    `exc` adds the traceback of an exception, and `trace` adds a traceback that is already text.
+    Field values are shortened and escaped. Never pass a payload.
     """
     assert name in EVENTS, f"the log event {name!r} is not registered in streamqd.logs.EVENTS"
     _log(name, level, fields, exc, trace)
 
 
 def stack(text: str, child: int, **where: object) -> None:
-    """Log the stack that Python's fault handler wrote for a process. Does nothing for ''.
+    """Log the stack that Python's fault handler wrote for a process, unless it is ''.
 
-    A command has no log, so it prints the stack.
+    A command has no log, so it prints the stack to standard error.
     """
     if text and any(isinstance(handler, _Handler) for handler in _LOGGER.handlers):
         _log("stack.dumped", logging.WARNING, {"child": child, **where}, trace=text)
@@ -94,12 +94,12 @@ def stack(text: str, child: int, **where: object) -> None:
 
 
 def bad_value(error: InvalidValueError, **where: object) -> None:
-    """Log an unexpected value in Redis, with its key and field."""
+    """Log an unexpected value in Redis, and its key and field."""
     _log("redis.bad_value", logging.WARNING, {**_fields_of(error), **where})
 
 
 def _fields_of(error: InvalidValueError) -> dict[str, object]:
-    """Return the log fields of a bad value."""
+    """Return the log fields that describe a bad value."""
     return {
         "key": error.key[:200],
         "field": error.field[:200] or None,
@@ -109,12 +109,12 @@ def _fields_of(error: InvalidValueError) -> dict[str, object]:
 
 
 def bad_values() -> Once:
-    """Return a log for repeated checks, which logs each bad value once until it changes."""
+    """Return a log for repeated checks, which logs each bad value only once until it changes."""
     return Once("redis.bad_value")
 
 
 class Episode:
-    """A repeating failure, logged when it starts and when it is over, then with its duration."""
+    """A repeating failure, logged when it starts, and again with its duration when it is over."""
 
     def __init__(self, begins: str, ends: str) -> None:
         assert begins in EVENTS, begins
@@ -126,20 +126,23 @@ class Episode:
 
     @property
     def open(self) -> bool:
-        """True while the failure lasts."""
+        """True while the failure continues."""
         return self._since is not None
 
     def log_failure(
         self, level: int = logging.WARNING, *, exc: BaseException | None = None, **fields: object
     ) -> None:
-        """Count one failure. Log it if it is the first of its episode."""
+        """Count one failure, and log it if it is the first of its episode."""
         self.failures += 1
         if self._since is None:
             self._since = time.monotonic()
             _log(self._begins, level, fields, exc)
 
     def log_recovery(self, level: int = logging.INFO, **fields: object) -> None:
-        """Close the episode and log its duration in seconds. Does nothing if no episode is open."""
+        """Close the episode, and log its duration in seconds.
+
+        Does nothing if no episode is open.
+        """
         if self._since is not None:
             seconds = round(time.monotonic() - self._since, 3)
             length: dict[str, object] = {"seconds": seconds, "failures": self.failures}
@@ -149,9 +152,9 @@ class Episode:
 
 
 class Limit:
-    """An event that messages cause, limited to `per_second` lines per second.
+    """Logs an event that messages cause, no more than `per_second` times per second.
 
-    After suppressed lines, the next line reports their number in `suppressed`.
+    After lines have been suppressed, the next line reports their number in `suppressed`.
     """
 
     def __init__(self, name: str, level: int, per_second: int = LINES_PER_SECOND) -> None:
@@ -164,7 +167,7 @@ class Limit:
         self._suppressed = 0
 
     def held(self) -> bool:
-        """Return True if no line may be written now, and count it as suppressed.
+        """Return True and count a suppressed line if no line may be written now.
 
         Callers use this to avoid building a line that would not be written.
         """
@@ -179,7 +182,7 @@ class Limit:
         return not self._left
 
     def event(self, *, trace: str = "", **fields: object) -> None:
-        """Log one event, or count it as suppressed. `trace` is the text of a traceback."""
+        """Log one event, or count it as suppressed. `trace` is a traceback that is already text."""
         if self.held():
             return
         self._left -= 1
@@ -187,7 +190,7 @@ class Limit:
         _log(self._name, self._level, {**fields, "suppressed": held or None}, None, trace)
 
     def catch_up(self, **fields: object) -> None:
-        """Log the number of suppressed lines, if the second is over and no line has reported it."""
+        """Log the number of suppressed lines if a second has passed and no line has reported it."""
         if self._suppressed and time.monotonic() - self._since >= 1.0:
             self._left = self._per_second - 1
             self._since = time.monotonic()
@@ -196,7 +199,7 @@ class Limit:
 
 
 class Once:
-    """Logs items that are checked repeatedly, each once until it changes."""
+    """Logs the results of repeated checks. Each item is logged once, until it changes."""
 
     def __init__(self, name: str, level: int = logging.WARNING) -> None:
         assert name in EVENTS, name
@@ -205,9 +208,9 @@ class Once:
         self._known: dict[Hashable, Mapping[str, object]] = {}
 
     def report(self, found: Mapping[Hashable, Mapping[str, object]]) -> None:
-        """Log new and changed items. `found` are all current items.
+        """Log the items that are new or have changed. `found` must contain all current items.
 
-        After LINES_AT_ONCE lines, one more line counts the rest.
+        After LINES_AT_ONCE lines, one more line contains the number of the remaining items.
         """
         fresh = [fields for name, fields in found.items() if self._known.get(name) != fields]
         self._known = dict(found)
@@ -217,7 +220,10 @@ class Once:
             _log(self._name, self._level, {"more": len(fresh) - LINES_AT_ONCE})
 
     def report_values(self, found: Iterable[InvalidValueError]) -> None:
-        """Log new and changed bad values. `found` are all current ones."""
+        """Log the bad values that are new or have changed.
+
+        `found` must contain all current ones.
+        """
         self.report({(each.key, each.field): _fields_of(each) for each in found})
 
 
@@ -236,13 +242,13 @@ def _log(
         _LOGGER.log(level, "%s", LogLine(name, shown), exc_info=info, extra=extra)
 
 
-# --- setting up -----------------------------------------------------------------------------------
+# --- setup ----------------------------------------------------------------------------------------
 
 
 def setup(*, role: str, style: str = "auto", level: str = "info", fd: int = 2) -> None:
-    """Write the daemon's lines, and messages that Python itself would print, to `fd`.
+    """Write the daemon's lines, and the messages that Python itself prints, to a descriptor.
 
-    `style` is auto (text on a terminal), text or json.
+    `style` is "auto" (text on a terminal, otherwise JSON), "text" or "json".
     """
     close()
     handler = _Handler(Sink(fd))
@@ -255,7 +261,7 @@ def setup(*, role: str, style: str = "auto", level: str = "info", fd: int = 2) -
 
 
 def is_json(style: str, fd: int = 2) -> bool:
-    """Return True if the lines of a style (auto, text, json) are JSON on a descriptor."""
+    """Return True if lines in this style (auto, text or json) are JSON on the descriptor."""
     assert style in ("auto", "text", "json"), style
     return style == "json" or (style == "auto" and not _is_terminal(fd))
 
@@ -263,8 +269,8 @@ def is_json(style: str, fd: int = 2) -> bool:
 def assume(role: str) -> None:
     """Set the role that this process shows in its lines, such as `supervisor`.
 
-    A forked child sets its own role. It also opens its own descriptor here, before its user code
-    can close standard error.
+    A forked child sets its own role. This call also opens the child's own descriptor, before user
+    code can close standard error.
     """
     process.role = role
     for handler in _LOGGER.handlers:
@@ -273,7 +279,10 @@ def assume(role: str) -> None:
 
 
 def flush(wait: float = 0.0) -> None:
-    """Write the buffered lines, waiting up to `wait` seconds for a reader. Called once per tick."""
+    """Write the buffered lines, and wait up to `wait` seconds for a reader.
+
+    Called once per tick.
+    """
     for handler in _LOGGER.handlers:
         if isinstance(handler, _Handler):
             handler.acquire()
@@ -285,7 +294,7 @@ def flush(wait: float = 0.0) -> None:
 
 
 def verbose() -> bool:
-    """Return True if debug lines are written."""
+    """Return True if debug lines are being written."""
     return _LOGGER.isEnabledFor(logging.DEBUG)
 
 
@@ -295,7 +304,7 @@ def count_dropped() -> int:
 
 
 def output_of_handlers() -> Output | None:
-    """Return the `logging` handler for the records of message handlers, None before `setup`."""
+    """Return the `logging` handler for records of message handlers, or None before `setup`."""
     _LOGGER.disabled = False  # `logging.config` disables every logger that it does not configure
     for handler in _LOGGER.handlers:
         if isinstance(handler, _Handler):
@@ -304,7 +313,7 @@ def output_of_handlers() -> Output | None:
 
 
 def close() -> None:
-    """Undo `setup` and close the descriptor."""
+    """Undo `setup`, and close the descriptor."""
     _interpreter.restore_hooks()
     for handler in list(_LOGGER.handlers):
         if isinstance(handler, _Handler):
@@ -320,7 +329,7 @@ def _is_terminal(fd: int) -> bool:
 
 
 class _Handler(logging.Handler):
-    """Formats a record and passes it to the sink. Never raises and never prints to stderr."""
+    """Formats a record and passes it to the sink. It never raises and never prints to stderr."""
 
     def __init__(self, sink: Sink) -> None:
         super().__init__()
@@ -329,7 +338,7 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
-        except Exception as error:  # noqa: BLE001 - a field whose __str__ raises must not stop us
+        except Exception as error:  # noqa: BLE001 - the __str__ of a field may raise
             line = self._dropped_line(lines=1, error=type(error).__name__)
         self.sink.write(line)
         self.report_dropped()
@@ -340,7 +349,7 @@ class _Handler(logging.Handler):
             self.sink.write(self._dropped_line(lines=lines))
 
     def _dropped_line(self, **shown: object) -> str:
-        """Return the line that reports dropped lines."""
+        """Return the line that reports how many lines were dropped."""
         return self.format(
             _LOGGER.makeRecord(
                 _LOGGER.name,

@@ -1,8 +1,9 @@
-"""Write Python's own messages for standard error as lines of the log.
+"""Writes Python's own messages for standard error to the log.
 
-Warnings become records of the logger `py.warnings`, exceptions that no code catches become events,
-and records that no handler takes go into the log too. User code that installs its own hooks
-replaces these. Direct output of C libraries or of `print` to standard error is not logged.
+Warnings become records of the logger `py.warnings`. Exceptions that no code catches become events.
+Records that no handler accepts are written to the log as well. If user code installs its own hooks,
+they replace these. Output that C libraries or `print` write directly to standard error is not
+logged.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from streamqd.logs.records import Output
 
 
 class Report(Protocol):
-    """Logs an exception that no code has caught, and where it was raised."""
+    """A function that logs an exception that no code has caught, and where it was raised."""
 
     def __call__(self, error: BaseException, **where: object) -> None: ...
 
@@ -31,7 +32,7 @@ class Interpreter:
         self._before: tuple[Any, ...] | None = None
 
     def set_hooks(self, output: Output) -> None:
-        """Install the hooks. `output` writes the records that no other handler takes."""
+        """Install the hooks. `output` writes the records that no other handler accepts."""
         self._before = (
             sys.excepthook,
             sys.unraisablehook,

@@ -15,14 +15,14 @@ from streamqd.logs.records import CONTEXT
 from streamqd.model import Assignment
 from streamqd.words import HIDDEN, escape_unprintable
 
-LINE_MAX = 16 * 1024  # maximum characters of a line. Longer lines are cut.
+LINE_MAX = 16 * 1024  # maximum characters of a line, longer lines are cut
 VALUE_MAX = 2 * 1024  # maximum characters of one field
 TRACEBACK_MAX = 8 * 1024
 NAME_WIDTH = 21  # width of the event column in text lines
 
 
 class _Process:
-    """The part of each line that identifies the process."""
+    """The role that each line shows for this process."""
 
     role = "streamqd"
 
@@ -31,7 +31,10 @@ process = _Process()
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line. Text stays readable, and unprintable characters are escaped."""
+    """Formats one JSON object per line.
+
+    Unprintable characters are escaped, and other text is kept.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         name = getattr(record, "event", None)
@@ -52,9 +55,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def json_line(shown: Mapping[str, object]) -> str:
-    """Return one line that every JSON parser accepts, with letters of all scripts unchanged.
+    """Return one line that every JSON parser accepts. Letters of all scripts stay unchanged.
 
-    Unprintable and invisible characters are escaped, so no value can break the line. Half a
+    Unprintable and invisible characters are escaped, so that no value can break the line. Half a
     surrogate pair, which a parser may reject, becomes text such as `\\ud800`.
     """
     text = json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
@@ -72,7 +75,7 @@ def _json_character(each: str) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """`event  12:00:00.000 INFO supervisor[9] key=value`, then an indented traceback."""
+    """Formats `event  12:00:00.000 INFO supervisor[9] key=value`, then an indented traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         name = getattr(record, "event", None)
@@ -96,7 +99,7 @@ class TextFormatter(logging.Formatter):
 
 
 class LogLine:
-    """An event as a message for other formatters, rendered on demand."""
+    """An event as a message for other formatters. It is rendered on demand."""
 
     def __init__(self, name: str, fields: Mapping[str, object]) -> None:
         self._name = name
@@ -107,15 +110,15 @@ class LogLine:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """Return the text of a record. If its values do not fit its format, show both unformatted."""
+    """Return the text of a record, or its format and values if these do not fit together."""
     try:
         return record.getMessage()
-    except Exception:  # noqa: BLE001 - user code: a format, its values, what they say of themselves
+    except Exception:  # noqa: BLE001 - formats, values and their __str__ are user code
         return f"{record.msg!s} {record.args!r}"
 
 
 def _context(record: logging.LogRecord) -> dict[str, object]:
-    """Return the fields of the message that the record's handler was handling."""
+    """Return the fields of the message that the handler was handling when it created the record."""
     found = ((key, getattr(record, key, None)) for key in CONTEXT)
     return {key: value for key, value in found if value is not None}
 
@@ -135,7 +138,7 @@ def flatten(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 def _to_plain(value: object) -> object:
-    """Reduce a value to a type that JSON and text can both show."""
+    """Convert a value to a type that JSON and text can both show."""
     if isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -159,17 +162,17 @@ def _quote(value: object) -> str:
 
 
 def _traceback(record: logging.LogRecord) -> str:
-    """Return the traceback of a record, '' without one."""
+    """Return the traceback of a record, or '' if it has none."""
     if record.exc_info:
         lines = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
     else:
         lines = getattr(record, "trace", "").rstrip("\n")
-    # Keep the end of a long traceback, which contains the exception and the innermost frames.
+    # Keep the end of a long traceback, because it contains the exception and the innermost frames.
     return mask_passwords(lines if len(lines) <= TRACEBACK_MAX else "… " + lines[-TRACEBACK_MAX:])
 
 
 def _cut(text: str, limit: int) -> str:
-    """Shorten a text, and hide passwords in the URLs that it quotes."""
+    """Shorten a text, and mask passwords in URLs that it contains."""
     return mask_passwords(text if len(text) <= limit else text[:limit] + "…")
 
 

@@ -1,4 +1,4 @@
-"""The log records of handlers: each carries the message that is being handled.
+"""Log records of handlers, each of which carries the message that is being handled.
 
 The message is stored by reference, so a handler that logs nothing has no extra cost. The handler's
 code decides where its records go. If it adds no handler to the root logger, the records go to the
@@ -28,7 +28,7 @@ class Handled(Protocol):
 
 
 class Several:
-    """The messages of one batch: their first and last uid, and the highest attempt."""
+    """The messages of one batch, represented by the first and last uid and the highest attempt."""
 
     def __init__(self, messages: Sequence[Handled]) -> None:
         self._messages = messages
@@ -43,7 +43,7 @@ class Several:
 
 
 class Current:
-    """The message being handled in this process, for a worker that handles one call at a time."""
+    """The message that this process is handling, for a worker that handles one call at a time."""
 
     __slots__ = ("message",)
 
@@ -54,7 +54,7 @@ class Current:
 current = Current()
 
 running: ContextVar[Handled | None] = ContextVar("running", default=None)
-"""The message being handled in this coroutine or thread, for workers that handle several."""
+"""The message that this coroutine or thread is handling, for workers that handle several."""
 
 
 def mark_records(
@@ -62,11 +62,11 @@ def mark_records(
     assignment: Assignment,
     ids: Callable[[], tuple[str | None, str | None]] | None = None,
 ) -> None:
-    """Add the attributes in `CONTEXT`, and `handler`, to every record made in this process.
+    """Add the attributes in `CONTEXT`, and `handler`, to every record that this process creates.
 
-    Called by workers. `ids` returns the IDs of the current trace and span. Between messages, `uid`
-    and `attempt` are None, so a format string may always name them. Without traces, `trace_id` and
-    `span_id` are None too. No logger, handler or formatter is changed.
+    Workers call this. `ids` returns the IDs of the current trace and span. Between messages, `uid`
+    and `attempt` are None, so that a format string may always contain them. Without traces,
+    `trace_id` and `span_id` are None too. No logger, handler or formatter is changed.
     """
     base = logging.getLogRecordFactory()
     always = {
@@ -96,7 +96,7 @@ def _uid_and_attempt(message: Handled | None) -> tuple[str | None, int | None]:
         return None, None
     try:
         return message.uid, message.attempt
-    except Exception:  # noqa: BLE001 - its handler may have assigned anything to it
+    except Exception:  # noqa: BLE001 - the handler may have changed the message
         return None, None
 
 
@@ -104,8 +104,8 @@ class _Marked(dict[str, Any]):
     """The attributes of a marked record.
 
     `Logger.makeRecord` raises KeyError if an `extra` already exists in the record. A handler that
-    passes `extra={"uid": …}` must not fail because of this attribute, so its value takes
-    precedence.
+    passes `extra={"uid": …}` must not fail because streamqd has set this attribute, so its own
+    value takes precedence.
     """
 
     def __contains__(self, key: object) -> bool:
@@ -116,11 +116,11 @@ _MARKS = frozenset({*CONTEXT, "handler"})
 
 
 class Output(logging.Handler):
-    """Writes the records of handlers into the daemon's log, as long as no other handler takes them.
+    """Writes the records of handlers to the daemon's log, as long as no other handler accepts them.
 
     A worker calls `stand_by` before it imports the handler's module, `follow` after the import, and
-    `take_over` after `on_start`, so that any logging configuration of its code wins. From
-    `stand_by` on, this object replaces Python's handler of last resort.
+    `take_over` after `on_start`, so that any logging configuration in the module takes precedence.
+    From `stand_by` on, this object replaces Python's handler of last resort.
     """
 
     def __init__(self, log: logging.Handler) -> None:
@@ -129,26 +129,29 @@ class Output(logging.Handler):
         self._root = logging.getLogger()
 
     def stand_by(self) -> None:
-        """Receive records that no handler takes. Called before the handler's module is imported."""
+        """Receive records that no handler accepts.
+
+        Called before the handler's module is imported.
+        """
         self._last_resort = logging.lastResort
-        # Python only reads the level of this object and passes records to it.
+        # Python only reads the level of this object, and passes records to it.
         logging.lastResort = self
 
     def follow(self, level: str) -> None:
-        """Create records from `level` on, unless the imported module configured the root logger."""
+        """Create records at `level` and above, unless the module configured the root logger."""
         if not self._root.handlers and self._root.level == logging.WARNING:
             self._root.setLevel(level.upper())
 
     def take_over(self) -> None:
-        """Also receive the records of libraries whose loggers have only null handlers.
+        """Also receive records from libraries whose loggers have only null handlers.
 
-        Called after `on_start`. Does nothing if the root logger has a handler by now.
+        Called after `on_start`. Does nothing if the root logger already has a handler.
         """
         if not self._root.handlers:
             self._root.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, unless another handler gets it too."""
+        """Write a record, unless another handler receives it too."""
         logger: logging.Logger | None = logging.getLogger(record.name)
         while logger is not None:
             for handler in logger.handlers:

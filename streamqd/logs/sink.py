@@ -1,14 +1,15 @@
-"""Write to a descriptor without ever blocking.
+"""Writes lines to a descriptor without ever blocking.
 
 Only `logs` uses this module. Standard error is shared with handlers and with the shell, so it must
 not be set to non-blocking. Instead, a pipe or terminal is opened a second time through /proc, and a
-socket (journald) is written with MSG_DONTWAIT. A line that cannot be written now waits in a bounded
-buffer. A line that does not fit there is dropped and counted.
+socket (journald) is written with MSG_DONTWAIT. A line that cannot be written now waits in a buffer
+of limited size. If the buffer has no room for it, the line is dropped and counted.
 
 Each process writes to its own descriptor. User code may close it, and its number may then be reused
-for a connection. Each write therefore checks first that the descriptor is still the same file.
+for a connection. Before each write, the sink therefore checks that the descriptor is still the same
+file.
 
-Several processes write to one file. When a full disk or a full pipe cuts a line, a shared mark
+Several processes write to one file. If a full disk or a full pipe cuts a line, a shared mark
 records the process, and the next process that writes starts a new line.
 """
 
@@ -25,8 +26,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-BUFFER_MAX = 256 * 1024  # bytes of lines waiting for a reader
-_OTHERS = 1  # mark of an open line from an exited process. No process of the daemon has pid 1.
+BUFFER_MAX = 256 * 1024  # limit of buffered lines, in bytes
+_OTHERS = 1  # mark of an exited process's open line; no daemon process has pid 1
 
 Identity = tuple[int, int]  # device and inode
 
@@ -42,12 +43,12 @@ class Sink:
         self._send: Callable[[bytes], int] = _refuse
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
-        self._head_sent = 0  # bytes of the first waiting line that were written
+        self._head_sent = 0  # bytes of the first waiting line that have been written
         self._reported = 0
         self._broken = False
         self.dropped = 0
-        # The pid of the process whose line is open at the end of the output, 0 for none. All
-        # forked processes see it.
+        # The pid of the process whose line is open at the end of the output, or 0 if no line is
+        # open. All forked processes share it.
         self._mark = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("I")
         if _ends_within_line(fd):
             self._mark[0] = _OTHERS
@@ -61,14 +62,14 @@ class Sink:
             self._pid = os.getpid()
             self._clear()
             self._reported = self.dropped = 0
-        # Do not close the old number, which may belong to another file by now.
+        # Do not close the old number, which may already belong to another file.
         self._own, self._send = -1, _refuse
         if self._is_same(self._fd):
             with contextlib.suppress(OSError):
                 self._own, self._send = self._open_own()
 
     def write(self, line: str) -> None:
-        """Write one line, or keep it for later, or drop and count it."""
+        """Write one line. A line that cannot be written now is buffered, or dropped and counted."""
         self.open()
         data = line.encode("utf-8", "backslashreplace") + b"\n"
         self._flush(0.0)
@@ -80,13 +81,13 @@ class Sink:
             self._flush(0.0)
 
     def flush(self, wait: float = 0.0) -> None:
-        """Write the waiting lines, and give a reader up to `wait` seconds."""
+        """Write the buffered lines, and wait up to `wait` seconds for a reader."""
         if self._waiting and self._pid == os.getpid():
             self.open()
             self._flush(wait)
 
     def take_unreported(self) -> int:
-        """Return the number of unreported dropped lines, 0 while reporting is impossible."""
+        """Return the number of dropped lines to report, or 0 while a report cannot be written."""
         if self._waiting or self._broken or self._reported == self.dropped:
             return 0
         lines = self.dropped - self._reported
@@ -110,7 +111,7 @@ class Sink:
                     return
                 self._wait_writable(left)
             except OSError:
-                # The reader is gone, the disk is full or the descriptor is closed.
+                # The reader is gone, the disk is full, or the descriptor is closed.
                 self.dropped += len(self._waiting)
                 self._clear()
                 self._broken = True
@@ -119,13 +120,13 @@ class Sink:
                 self._broken = False
 
     def _send_head(self) -> None:
-        """Send the rest of the first line, or the whole line again if another line came between."""
+        """Send the rest of the first line, or the whole line again if another one came between."""
         open_line, mine = self._mark[0], self._pid
         if open_line != mine:
             self._head_sent = 0
         line = self._waiting[0]
-        # Our line can be open without a rest to send, because the disk was full and the line was
-        # dropped.
+        # Our line can be open although nothing of it is left to send, because the disk was full and
+        # the line was dropped.
         before = b"\n" if open_line and not self._head_sent else b""
         data = before + line[self._head_sent :]
         count = self._send(data)
@@ -146,11 +147,11 @@ class Sink:
         self._waiting_bytes = self._head_sent = 0
 
     def _is_same(self, descriptor: int) -> bool:
-        """Return True if a descriptor is the file for which this sink was created."""
+        """Return True if a descriptor still refers to the file for which this sink was created."""
         return self._identity is not None and _identity(descriptor) == self._identity
 
     def _open_own(self) -> tuple[int, Callable[[bytes], int]]:
-        """Return a descriptor of this process, and the function that sends to it."""
+        """Return a new descriptor for this process, and the function that sends data to it."""
         mode = os.fstat(self._fd).st_mode
         if not (stat.S_ISSOCK(mode) or stat.S_ISREG(mode)):
             with contextlib.suppress(OSError):
@@ -180,7 +181,7 @@ def _send_to_socket(descriptor: int, data: bytes) -> int:
 
 def _write_if_ready(descriptor: int, data: bytes) -> int:
     # This descriptor blocks. A pipe that is ready accepts PIPE_BUF bytes without blocking, unless
-    # another process fills the pipe between the two calls.
+    # another process fills it between these two calls.
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     if not poll.poll(0):
@@ -189,7 +190,7 @@ def _write_if_ready(descriptor: int, data: bytes) -> int:
 
 
 def _identity(descriptor: int) -> Identity | None:
-    """Return the device and inode of a descriptor's file, None for a closed descriptor."""
+    """Return the device and inode of a descriptor's file, or None if the descriptor is closed."""
     try:
         found = os.fstat(descriptor)
     except OSError:
@@ -198,7 +199,7 @@ def _identity(descriptor: int) -> Identity | None:
 
 
 def _ends_within_line(descriptor: int) -> bool:
-    """Return True if the last line of a file is incomplete, such as after a full disk."""
+    """Return True if the last line of a file is incomplete, for example after the disk was full."""
     with contextlib.suppress(OSError):
         found = os.fstat(descriptor)
         if stat.S_ISREG(found.st_mode) and found.st_size:
