@@ -1,12 +1,12 @@
-"""Handlers: declaring, finding and loading them, and turning the result of a run into a value.
+"""Handlers: declare, find and load them, and turn the result of a run into a value.
 
-User code is imported in child processes only: in the workers, and in a probe that reports the
+User code is imported only in child processes: in the workers, and in a probe that reports the
 declarations and import errors of the modules to the supervisor.
 
 `declaration` contains the decorators, `signatures` reads the parameters of a handler, and
-`payloads` decodes the bytes for them. `loading` finds a handler by name, `probing` does so in a
-child process. `verdicts` are the exceptions and results that a handler may raise or return,
-`outcomes` turns them into values, and `redaction` runs the hook that removes private text.
+`payloads` decodes the bytes for them. `loading` finds a handler by its name, and `probing` does so
+in a child process. `verdicts` contains the exceptions and results that a handler may raise or
+return, `outcomes` turns them into values, and `redaction` runs the hook that removes private text.
 """
 
 from __future__ import annotations

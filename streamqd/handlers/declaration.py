@@ -19,7 +19,7 @@ Returned = TypeVar("Returned")
 
 _OPTIONS = {"max_age": "retry_max_age"}  # fields of RetryPolicy whose setting has another name
 
-declared: list[dict[str, Any]] = []  # @handler declarations of the modules imported so far
+declared: list[dict[str, Any]] = []  # @handler declarations in the modules imported so far
 scheduled: dict[str, list[dict[str, Any]]] = {}  # @schedule declarations by handler reference
 
 
@@ -38,7 +38,10 @@ class Context:
 
 
 def _by_name(decorator: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """Explain `@handler` without parentheses, which passes the function as an argument."""
+    """Explain the error if `@handler` is written without parentheses.
+
+    Python then passes the function as a positional argument.
+    """
 
     @functools.wraps(decorator)
     def called(*args: Given.args, **options: Given.kwargs) -> Returned:
@@ -99,7 +102,7 @@ def schedule(**options: Unpack[ScheduleOptions]) -> Callable[[Function], Functio
 
 
 def plain_schedule(options: ScheduleOptions) -> dict[str, Any]:
-    """Return options of `schedule` as the settings of a `[[schedules]]` table.
+    """Return the options of `schedule` as the settings of a `[[schedules]]` table.
 
     Raises TypeError for an option that a configuration file cannot contain.
     """
@@ -111,7 +114,7 @@ def plain_schedule(options: ScheduleOptions) -> dict[str, Any]:
 
 
 def with_schedules() -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the declared handlers with their schedules, and the problems of the schedules."""
+    """Return the declared handlers with their schedules, and the problems with the schedules."""
     found, left = [], dict(scheduled)
     for each in declared:
         tables = left.pop(each["handler"], [])
@@ -130,7 +133,7 @@ def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_options(retry: RetryPolicy | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of `handler` as the settings of a `[[consumers]]` table.
+    """Return the options of `handler` as the settings of a `[[consumers]]` table.
 
     Raises TypeError for an option that a configuration file cannot contain.
     """
@@ -146,7 +149,7 @@ def plain_options(retry: RetryPolicy | None, options: Mapping[str, Any]) -> dict
 def _to_plain(value: Any, name: str) -> Any:
     """Return a setting as plain data, because declarations are sent to another process.
 
-    `name` is the name of the option, or of a setting within it.
+    `name` is the name of the option, or of a setting within the option.
     """
     if isinstance(value, Backoff):
         return asdict(value)
@@ -170,6 +173,6 @@ def _to_plain(value: Any, name: str) -> Any:
 
 
 def _changed_fields(retry: RetryPolicy) -> list[tuple[str, Any]]:
-    """Return the fields of a policy that differ from the defaults."""
+    """Return the fields of a policy that differ from the default values."""
     pairs = ((each.name, getattr(retry, each.name), each.default) for each in fields(RetryPolicy))
     return [(name, value) for name, value, default in pairs if value != default]

@@ -1,4 +1,4 @@
-"""Finding a handler by its name, and making every form of handler callable with a message."""
+"""Finds a handler by its name, and makes every form of handler callable with a message."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _PACKAGES = tuple(str(Path(__file__).parents[1] / name) for name in ("handlers",
 
 
 class Loaded(NamedTuple):
-    """A handler that is ready to run, with the hooks of its module.
+    """A handler that is ready to run, and the hooks of its module.
 
     `function` takes one message, or a list of messages if the handler takes batches. It returns a
-    coroutine if the form is asynchronous.
+    coroutine if the handler is asynchronous.
     """
 
     function: Callable[..., object]
@@ -40,15 +40,17 @@ class Loaded(NamedTuple):
 
 def import_paths(base_dir: Path) -> None:
     """Add the configuration file's directory and the working directory to the import path."""
-    for path in (os.getcwd(), str(base_dir)):  # noqa: PTH109 - `pathlib` costs each worker pages
+    for path in (os.getcwd(), str(base_dir)):  # noqa: PTH109 - `pathlib` costs each worker memory
         if path not in sys.path:
             sys.path.insert(0, path)
 
 
 def load(reference: str, base_dir: Path, codec: str = "json") -> Loaded:
-    """Import `module:function`. Raises HandlerLoadError with one sentence and the place.
+    """Import `module:function`.
 
-    `codec` is the encoding of a typed payload: json or msgpack.
+    `codec` is the encoding of a typed payload, either json or msgpack.
+
+    Raises HandlerLoadError with one sentence that includes the place of the error.
     """
     module_name, _, function_name = reference.partition(":")
     import_paths(base_dir)
@@ -64,7 +66,7 @@ def load(reference: str, base_dir: Path, codec: str = "json") -> Loaded:
 
 
 def prepare(function: Callable[..., object], reference: str, module: Any, codec: str) -> Loaded:
-    """Make a handler callable with a message, and find the hooks of its module.
+    """Make a handler callable with a message, and find the hooks in its module.
 
     Raises HandlerLoadError under the same conditions as `load`.
     """
@@ -78,7 +80,7 @@ def prepare(function: Callable[..., object], reference: str, module: Any, codec:
 def _wrap_typed(
     function: Callable[..., object], decode: Decode, form: Signature
 ) -> Callable[[Message], object]:
-    """Wrap a handler of payloads. The wrapper returns a coroutine if the handler does."""
+    """Wrap a handler that takes a payload. The wrapper returns a coroutine if the handler does."""
     if form.with_message:
         return lambda message: function(decode(message.payload), message)
     return lambda message: function(decode(message.payload))
@@ -108,7 +110,7 @@ def own_sources(known: frozenset[str], wanted: Iterable[str]) -> list[str]:
     names = {name for name in sys.modules if name not in known}
     files = {getattr(sys.modules.get(name), "__file__", None) for name in names}
     for name in wanted:
-        # A module that cannot be imported must be fixed, so its file is included as well.
+        # A module that cannot be imported must be fixed, so include its file as well.
         with contextlib.suppress(ImportError, ValueError, AttributeError):
             spec = importlib.util.find_spec(name)
             files.add(spec.origin if spec is not None else None)
@@ -117,9 +119,9 @@ def own_sources(known: frozenset[str], wanted: Iterable[str]) -> list[str]:
 
 
 def place_of(error: BaseException) -> str:
-    """Return ` (FILE:LINE)` of the innermost line of the user's own code, or '' if there is none.
+    """Return ` (FILE:LINE)` for the innermost line of the user's own code, or '' if there is none.
 
-    Return '' for a SyntaxError, whose text already contains file and line.
+    The result is also '' for a SyntaxError, whose text already contains the file and the line.
     """
     if isinstance(error, SyntaxError):
         return ""

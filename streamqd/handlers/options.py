@@ -1,8 +1,9 @@
 """The options of `@handler` and `@schedule`, for type checkers.
 
-They are the settings of `[[consumers]]` and `[[schedules]]`, which the configuration reference
-explains. An option may contain an exception class itself where the file contains its name.
-Exception classes, durations and sizes are checked when the daemon starts, as for the file.
+They correspond to the settings of `[[consumers]]` and `[[schedules]]`, which the configuration
+reference explains. Where the file contains the name of an exception class, an option may contain
+the class itself. Exception classes, durations and sizes are checked when the daemon starts, as they
+are for the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turning the exception of a run into an outcome, a value that policies decide on."""
+"""Turns the exception of a run into an outcome, which is the value that policies decide on."""
 
 from __future__ import annotations
 
@@ -18,49 +18,50 @@ from streamqd.policy.fingerprint import innermost
 
 TRACEBACK_BYTES_MAX = 8192
 MESSAGE_CHARS_MAX = 1000
-STACKS_MAX = 64  # cached places of failures
+STACKS_MAX = 64  # limit of failure places in the cache
 
-# Frames of these directories may come between the call of a handler and its first line.
+# Frames from these directories may come between the call of a handler and its first line.
 _PACKAGE = Path(__file__).parent.parent
 _OURS = tuple(f"{_PACKAGE / name}/" for name in ("django", "handlers", "worker", "telemetry"))
 
-_SILENT = "<exception str() failed>"  # the text of Python's own tracebacks
+_SILENT = "<exception str() failed>"  # the text in Python's own tracebacks
 
 _OUTCOMES = (Retry, Dead, Undecodable, Release)
 
-# Python prints more about these than their class and text.
+# For these exceptions, Python prints more than the class and the text.
 _DETAILED = (SyntaxError, ImportError, NameError, AttributeError)
 
-# The frames of a failure: for each frame, the id() of its code and the instruction offset.
+# The frames of a failure, each given by the id() of its code and the instruction offset.
 _Places = tuple[int, ...]
 
 
 class _Seen(NamedTuple):
-    """The cached texts for one place of failure.
+    """The cached texts for one place where failures occur.
 
-    `codes` keeps references to the code objects, so that no other code object gets their id().
+    `codes` keeps references to the code objects, so that no new code object can get the same id().
     """
 
     codes: list[CodeType]
-    frame: str  # the frame as fingerprints contain it
-    place: str  # the place as reports show it
+    frame: str  # the frame in the form that fingerprints contain
+    place: str  # the place in the form that reports show
     prints: dict[tuple[Any, str], str]  # fingerprints by class and handler
-    stack: list[str]  # the formatted stack, empty until first use
+    stack: list[str]  # the formatted stack, empty until it is first used
 
 
 _seen: dict[_Places, _Seen] = {}
 
 
 def outcome_of(error: BaseException, detail: str) -> Outcome:
-    """Turn the exception of a handler into an outcome. Never raises, even if the exception does.
+    """Turn the exception of a handler into an outcome.
 
-    `detail` is the `dlq_error` setting: none, class, message or traceback.
+    Never raises, even if the exception's code does. `detail` is the `dlq_error` setting: none,
+    class, message or traceback.
     """
     try:
         failure = failure_of(error, detail)
         if is_a(error, Retry):
             return RetryAsked(_wait_asked(error), failure)
-    except BaseException:  # noqa: BLE001 - an exception's attributes are user code
+    except BaseException:  # noqa: BLE001 - attributes of the exception are user code
         name = type.__dict__["__name__"].__get__(type(error))
         failure = Failed("" if detail == "none" else name, "", "", (name,))
     if is_a(error, Dead):
@@ -75,18 +76,18 @@ def outcome_of(error: BaseException, detail: str) -> Outcome:
 def is_a(error: object, *kinds: type) -> bool:
     """Return True if the type of `error` is one of `kinds`. Never raises.
 
-    Unlike `isinstance`, it does not read `__class__`, which may be user code.
+    Unlike `isinstance`, this does not read `__class__`, which may be user code.
     """
     return issubclass(type(error), kinds)
 
 
 def brief_of(error: BaseException, detail: str) -> Outcome:
-    """Return the outcome without text and traceback, which only dead letters contain."""
+    """Return the outcome without text and traceback, which only dead letters need."""
     detail = detail if detail == "none" else "class"
-    kind: Any = type(error)  # hashable, which mypy doubts
+    kind: Any = type(error)  # hashable, although mypy cannot infer it
     try:
         plain = None if is_a(error, *_OUTCOMES) else _brief(kind, detail)
-    except BaseException:  # noqa: BLE001 - the class's attributes are user code
+    except BaseException:  # noqa: BLE001 - attributes of the class are user code
         plain = None
     return plain or outcome_of(error, detail)
 
@@ -106,7 +107,7 @@ def _wait_asked(error: BaseException) -> float | None:
 
 
 class Description:
-    """The description of an exception for people. Its methods never raise.
+    """Describes an exception in text for people. The methods never raise.
 
     `str()` of the exception is called only once, because it is user code that may be slow or hang.
     """
@@ -119,14 +120,15 @@ class Description:
         self._seen = _seen_at(_trace_of(error))
 
     def text(self) -> str:
-        """Return the exception's text, with passwords masked."""
+        """Return the text of the exception, with passwords masked."""
         message, _ = self._message = self._message or _message_of(self._error)
         return mask_passwords(message[:MESSAGE_CHARS_MAX])
 
     def place(self) -> str:
         """Return the innermost line of the user's own code, such as `shop.py:41`.
 
-        Without a line of user code, return the innermost line. Return '' without a traceback.
+        If no line belongs to user code, return the innermost line. Return '' if there is no
+        traceback.
         """
         return self._seen.place
 
@@ -141,7 +143,7 @@ class Description:
             return ""
 
     def fingerprint(self, reference: str) -> str:
-        """Return a short stable ID of the failure's class, its frame of user code and handler."""
+        """Return a short, stable ID for failures with the same class, user frame and handler."""
         kind: Any = type(self._error)
         prints = self._seen.prints
         try:
@@ -169,8 +171,11 @@ def _message_of(error: BaseException) -> tuple[str, bool]:
 
 
 def failure_of(error: BaseException, detail: str) -> Failed:
-    """Describe an exception as `detail` allows. Local variables are never recorded."""
-    kind: Any = type(error)  # hashable, which mypy doubts
+    """Describe an exception in as much detail as allowed. Local variables are never recorded.
+
+    `detail` is the `dlq_error` setting: none, class, message or traceback.
+    """
+    kind: Any = type(error)  # hashable, although mypy cannot infer it
     text = trace = ""
     if detail in ("message", "traceback"):
         described = Description(error)
@@ -187,10 +192,10 @@ def failure_of(error: BaseException, detail: str) -> Failed:
 
 @lru_cache(maxsize=256)
 def lineage_of(kind: Any) -> tuple[str, ...]:
-    """Return the names of a class and its bases in policies, the most derived class first.
+    """Return the names that policies may use for a class and its bases, most derived first.
 
-    A class that a package re-exports has that name too. For example, requests.ConnectionError is
-    defined in requests.exceptions.
+    A class that a package re-exports is also known by that name. For example,
+    requests.ConnectionError is defined in requests.exceptions.
     """
     names = []
     for base in kind.__mro__:
@@ -204,7 +209,7 @@ def lineage_of(kind: Any) -> tuple[str, ...]:
 
 def _user_traceback(begin: TracebackType | None) -> TracebackType | None:
     # The first frame is the worker's own call of the handler, and more frames of streamqd may
-    # follow. Readers do not need them.
+    # follow. Leave them out, because readers do not need them.
     trace = begin
     while trace is not None and trace.tb_next is not None:
         first = trace is begin
@@ -214,7 +219,7 @@ def _user_traceback(begin: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-# Read through the base class, because the user's class may override the attribute.
+# The traceback is read through the base class, because the user's class may override the attribute.
 _trace_of: Callable[[BaseException], TracebackType | None]
 _trace_of = BaseException.__dict__["__traceback__"].__get__
 
@@ -239,7 +244,7 @@ def _traceback(error: BaseException, seen: _Seen, message: str) -> str:
 
 
 def _end(error: BaseException, message: str) -> str:
-    """Return the last lines of a traceback, at a fraction of the cost of `traceback`."""
+    """Return the last lines of a traceback, at a fraction of the cost of the `traceback` module."""
     kind: Any = type(error)
     name = _heading(kind)
     if not name or getattr(error, "__notes__", None) is not None:
@@ -249,7 +254,7 @@ def _end(error: BaseException, message: str) -> str:
 
 @lru_cache(maxsize=256)
 def _heading(kind: Any) -> str:
-    """Return a class's name in the last line of a traceback, or '' if Python prints more."""
+    """Return the class name for a traceback's last line, or '' if Python prints more than that."""
     module = kind.__module__
     if not isinstance(module, str) or issubclass(kind, _DETAILED):
         return ""
@@ -260,8 +265,8 @@ def _heading(kind: Any) -> str:
 def _stack(seen: _Seen, trace: TracebackType) -> str:
     """Return the frames of a traceback as text, from the cache after the first call.
 
-    Looking up the source lines and the parts to underline takes longer than the rest of a dead
-    letter.
+    Without the cache, looking up the source lines and the parts to underline would take longer than
+    everything else about a dead letter.
     """
     stack = seen.stack
     if not stack:
@@ -270,7 +275,7 @@ def _stack(seen: _Seen, trace: TracebackType) -> str:
 
 
 def _seen_at(begin: TracebackType | None) -> _Seen:
-    """Return the cached texts for a place of failure. Many failures usually share one place."""
+    """Return the cached texts for a place of failure, which many failures usually share."""
     places: list[int] = []
     each = begin
     while each is not None:

@@ -1,7 +1,8 @@
-"""Decoding payloads to the type of a handler's first parameter.
+"""Decodes payloads to the type of a handler's first parameter.
 
-For `bytes` and `str` the payload is passed as it is. Pydantic decodes and validates its models.
-msgspec decodes all other types: dataclasses, TypedDicts, Structs, lists and unions.
+A payload for `bytes` is passed on unchanged, and for `str` it is decoded from UTF-8. Pydantic
+decodes and validates its own models. msgspec decodes all other types: dataclasses, TypedDicts,
+Structs, lists and unions.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ FAULTS_NAMED_MAX = 5
 
 
 def decoder(annotation: Any, codec: str, reference: str) -> Decode:
-    """Return a function that decodes a payload to the type `annotation`.
+    """Return a function that decodes a payload to the annotated type.
 
-    `codec` is json or msgpack. The function raises Undecodable for a payload that does not match.
-    Raises HandlerLoadError when a library is missing, or no library can decode the type.
+    `codec` is json or msgpack. The returned function raises Undecodable if a payload does not match
+    the type. Raises HandlerLoadError if a library is missing, or if no library can decode the type.
     """
     if annotation is bytes:
         return bytes
@@ -45,8 +46,8 @@ def _text(payload: bytes) -> str:
 
 
 def _is_model(annotation: Any) -> bool:
-    # Code that annotates with a model has already imported pydantic. Other handlers do not pay for
-    # the import.
+    # Code that uses a model as an annotation has already imported pydantic, so other handlers need
+    # not pay for the import.
     pydantic = sys.modules.get("pydantic")
     if pydantic is None or not isinstance(annotation, type):
         return False
@@ -75,7 +76,7 @@ def _model_decoder(annotation: Any, codec: str, reference: str) -> Decode:
 
 
 def _faults(error: Any) -> str:
-    """Return the first problems with their places, without the values, which may be private."""
+    """Return the first problems and their places, without the values, which may be private."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     named = [
         f"{'.'.join(str(part) for part in each['loc']) or 'payload'}: {each['msg']}"
@@ -119,7 +120,7 @@ def _unsupported_type(msgspec: Any, info: Any, seen: set[int]) -> type | None:
         found = (_unsupported_type(msgspec, each, seen) for each in info)
         return next((each for each in found if each is not None), None)
     if isinstance(info, msgspec.inspect.Field):
-        # A payload without an optional field can still be decoded.
+        # If the field is optional, a payload without it can still be decoded.
         return _unsupported_type(msgspec, info.type, seen) if info.required else None
     if not isinstance(info, msgspec.inspect.Type) or id(info) in seen:
         return None
@@ -131,11 +132,11 @@ def _unsupported_type(msgspec: Any, info: Any, seen: set[int]) -> type | None:
 
 
 def _is_base_of_data(custom: type) -> bool:
-    """Return True if decoded data always matches the class, such as object or Hashable."""
+    """Return True if some decoded data always matches the class, as for object or Hashable."""
     try:
         return any(issubclass(each, custom) for each in (dict, list, str, int, float))
     except TypeError:
-        return False  # a protocol without @runtime_checkable
+        return False  # a protocol that is not @runtime_checkable
 
 
 def _undecodable(name: str, error: Exception) -> Undecodable:

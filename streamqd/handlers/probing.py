@@ -1,4 +1,4 @@
-"""Importing user code in a child process to find its declarations before any worker starts."""
+"""Imports user code in a child process, to find its declarations before any worker starts."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from streamqd.subprocess_task import SubprocessTask
 
 
 class Probe(NamedTuple):
-    """The result of a probe: the declarations of the modules, and every problem.
+    """The result of a probe: the declarations in the modules, and all problems.
 
-    `traits` contains `Signature.traits` by reference, for each handler that could be loaded.
+    `traits` maps the reference of each handler that could be loaded to its `Signature.traits`.
     """
 
     declared: list[dict[str, Any]]
     problems: list[str]
     traits: dict[str, list[str]] = {}  # noqa: RUF012 - never mutated
     sources: list[str] = []  # noqa: RUF012 - files of the user's modules, for `--reload`
-    whole: bool = True  # False: a module that may declare handlers could not be imported
+    whole: bool = True  # False if a module that may declare handlers could not be imported
 
 
 def probe(
@@ -38,10 +38,10 @@ def probe(
     timeout: float,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Probe:
-    """Import modules and resolve references in a forked child, and wait for its result.
+    """Import modules and resolve references in a forked child, and wait for the result.
 
-    `timeout` is in seconds. A child that crashes or hangs is reported as a problem. The probe is
-    canceled when `interrupted` returns True.
+    `timeout` is in seconds. A child that crashes or hangs is reported as a problem. If
+    `interrupted` returns True, the probe is canceled.
     """
     names, wanted = list(modules), list(references)
     task = SubprocessTask(
@@ -85,9 +85,9 @@ def examine(modules: list[str], references: list[str], base_dir: Path) -> Probe:
 
 
 def _open_code(names: Iterable[str]) -> list[str]:
-    """Return a problem for each world-writable handler module.
+    """Return a problem for each handler module that every user may write.
 
-    Handlers run with all permissions of the daemon.
+    Such a file is a risk, because handlers run with all permissions of the daemon.
     """
     problems = []
     for name in sorted(names):
@@ -101,7 +101,7 @@ def _open_code(names: Iterable[str]) -> list[str]:
 def misfits(consumers: Iterable[Consumer], traits: Mapping[str, list[str]]) -> list[str]:
     """Return a problem for each setting that does not fit its handler.
 
-    Handlers missing from `traits` are skipped.
+    Handlers that are missing from `traits` are skipped.
     """
     problems = []
     for index, consumer in enumerate(consumers):
@@ -113,14 +113,14 @@ def misfits(consumers: Iterable[Consumer], traits: Mapping[str, list[str]]) -> l
 
 
 def _locate(index: int, consumer: Consumer, name: str, clause: str) -> str:
-    """Return a problem with the place of its setting: the line of the file, or the `@handler`."""
+    """Return a problem with the place of its setting: a line of the file, or an `@handler`."""
     if not consumer.place:
         return f"@handler({consumer.name}).{name}: {clause}"
     return f"consumers[{index}].{name}: {clause} ({consumer.place_named})"
 
 
 def too_many_threads(lanes: int, *, asynchronous: bool) -> str:
-    """Return the problem with `lanes` concurrent messages as a clause, or '' if there is none."""
+    """Return a clause if a handler cannot run `lanes` messages at a time, or '' if it can."""
     if asynchronous or lanes <= THREADS_MAX:
         return ""
     return (
@@ -130,7 +130,7 @@ def too_many_threads(lanes: int, *, asynchronous: bool) -> str:
 
 
 def _misfits(consumer: Consumer, traits: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield each setting that does not fit the traits of the handler, with the reason."""
+    """Yield each setting that does not fit the handler's traits, and the reason."""
     handler, batch = consumer.handler, BATCH in traits
     if consumer.batch is not None and not batch:
         clause = "takes one message; annotate its parameter with list[Message], or remove batch"

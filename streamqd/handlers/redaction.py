@@ -1,4 +1,4 @@
-"""Removing private text from exceptions, with a hook of the handler's module."""
+"""Removes private text from exceptions, with a hook in the handler's module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOO_SLOW = f"<{HOOK} failed: SoftTimeout>"
 def hook_of(module: Any) -> Redact | None:
     """Return the hook of a module, or None if it has none.
 
-    Raises HandlerLoadError when the hook is not a function, or is asynchronous.
+    Raises HandlerLoadError if the hook is not a function, or if it is asynchronous.
     """
     found: Redact | None = getattr(module, HOOK, None)
     if found is not None and (not callable(found) or is_async(found)):
@@ -32,7 +32,7 @@ def hook_of(module: Any) -> Redact | None:
 
 
 def redact_failure(failure: Failed, hook: Redact | None) -> Failed:
-    """Return the failure with its texts passed through the hook. Never raises.
+    """Pass the texts of a failure through the hook, and return the new failure. Never raises.
 
     If the hook fails, the text is dropped, because it may contain private data.
     """
@@ -40,15 +40,15 @@ def redact_failure(failure: Failed, hook: Redact | None) -> Failed:
         return failure
     message = redact_text(failure.message, hook)
     if message == TOO_SLOW:
-        return replace(failure, message=message, traceback=message)  # it would hang again
+        return replace(failure, message=message, traceback=message)  # the hook would hang again
     return replace(failure, message=message, traceback=redact_text(failure.traceback, hook))
 
 
 def redact_text(text: str, hook: Redact | None) -> str:
-    """Return one text of an exception, passed through the hook. Never raises.
+    """Pass one text of an exception through the hook, and return the result. Never raises.
 
-    The hook's text is cut to TRACEBACK_BYTES_MAX characters. If the hook fails, return a short note
-    such as `TOO_SLOW`.
+    The result is cut to TRACEBACK_BYTES_MAX characters. If the hook fails, the result is a short
+    note such as `TOO_SLOW`.
     """
     if hook is None or not text:
         return text

@@ -1,4 +1,4 @@
-"""Reading from a handler's signature if it takes a message, a batch, or a typed payload."""
+"""Reads a handler's signature: does it take a message, a batch, or a typed payload?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ BATCH, TYPED, ASYNC = "batch", "typed", "async"
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The parameters of a handler. `payload` is its type, or None if it takes the message."""
+    """The parameters of a handler.
+
+    `payload` is its type, or None if the handler takes the message.
+    """
 
     batch: bool = False
     asynchronous: bool = False
@@ -26,7 +29,10 @@ class Signature:
 
     @property
     def traits(self) -> list[str]:
-        """The form as words: batch, typed, async. Empty for a plain function of one message."""
+        """The form as words: batch, typed, async.
+
+        The list is empty for a plain function of one message.
+        """
         marks = {BATCH: self.batch, TYPED: self.payload is not None, ASYNC: self.asynchronous}
         return [word for word, true in marks.items() if true]
 
@@ -41,7 +47,7 @@ def form_of(function: Callable[..., object], reference: str) -> Signature:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return Signature(asynchronous=asynchronous)  # written in C, without a signature
+        return Signature(asynchronous=asynchronous)  # a function in C has no signature
     taken = [each for each in signature.parameters.values() if each.kind in _POSITIONAL]
     first, second = [*taken, None, None][:2]
     if first is None or first.annotation is inspect.Parameter.empty:
@@ -84,10 +90,10 @@ def is_async(function: object) -> bool:
 
 
 def _call_targets(function: object) -> tuple[object, object]:
-    """Return the function without partials, and its `__call__` in case it is an object."""
+    """Return the function that partials wrap, and its `__call__` in case it is an object."""
     while isinstance(function, functools.partial):
         function = function.func
-    return function, getattr(function, "__call__", None)  # noqa: B004 - its kind matters
+    return function, getattr(function, "__call__", None)  # noqa: B004 - `callable` is not enough
 
 
 def _yields(function: object) -> bool:
@@ -105,7 +111,7 @@ def _bind(signature: inspect.Signature, count: int, reference: str) -> None:
 
 
 def _means_message(annotation: Any) -> bool:
-    """Return True if a message matches: Message, one of its bases, Any, or a protocol."""
+    """Return True if the annotation accepts a message: Message, a base class, Any or a protocol."""
     if annotation is Any or getattr(annotation, "_is_protocol", False):
         return True
     return isinstance(annotation, type) and issubclass(Message, annotation)
@@ -140,11 +146,11 @@ def _format_annotation(annotation: Any) -> str:
 def _annotation(
     function: Callable[..., object], parameter: inspect.Parameter, reference: str
 ) -> Any:
-    """Resolve one annotation, which may be a string. The others need not be resolvable."""
+    """Resolve one annotation, which may be a string. Other annotations need not be resolvable."""
     written = parameter.annotation
     if not isinstance(written, str):
         return written
-    # Message always resolves, because many modules import it under TYPE_CHECKING only.
+    # Message always resolves, because many modules import it only under TYPE_CHECKING.
     known = {"Message": Message, **getattr(inspect.unwrap(function), "__globals__", {})}
     try:
         return eval(written, known)  # noqa: S307 - it is the user's own code

@@ -1,4 +1,4 @@
-"""The exceptions and results with which a handler decides on a message."""
+"""The exceptions and results through which a handler decides on a message."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 
 from streamqd.message import Message
 
-AFTER_MAX = 366 * 86400.0  # seconds, the longest wait that a handler may request
+AFTER_MAX = 366 * 86400.0  # limit of the wait that a handler may request, in seconds
 
-# Dead letters and policies contain these names, which must not depend on our module layout.
+# Dead letters and policies contain these class names, which must not depend on the module layout.
 _PACKAGE = "streamqd.handlers"
 
 
@@ -58,7 +58,7 @@ class SoftTimeout(Exception):  # noqa: N818 - named after the setting that it en
     __module__ = _PACKAGE
 
 
-class Undecodable(Exception):  # noqa: N818 - a verdict, as Dead is
+class Undecodable(Exception):  # noqa: N818 - a verdict, like Dead
     """The payload does not match the annotation of the handler. The message is dead-lettered."""
 
     __module__ = _PACKAGE
@@ -103,10 +103,10 @@ _RAISED: dict[Result, Callable[[], BaseException]] = {
 
 
 def error_of(end: object) -> BaseException | None:
-    """Return the error of a run from the exception or value `end`, or None if it succeeded.
+    """Return the error of a run from its exception or return value, or None if it succeeded.
 
     A returned exception counts as raised. An awaitable or a generator is a TypeError. Never raises,
-    even if methods of `end` do.
+    even if methods of the value do.
     """
     try:
         return _error_of(end)
