@@ -1,9 +1,9 @@
-"""Views and actions for operators. The command line and the web console use them.
+"""Views and actions for operators, used by the command line and the web console.
 
-The functions return frozen dataclasses. `as_json` turns these into the documents of `--json`, so
-their docstrings are the reference of the JSON fields: the names are the same, `_unix_ms` fields are
-unix milliseconds by the server's clock, and None is null. Nothing here prints, and views do not
-write.
+The functions return frozen dataclasses, which `as_json` turns into the documents that `--json`
+prints. The docstrings of these classes therefore also document the JSON fields. The names are the
+same, `_unix_ms` fields are Unix milliseconds on the server's clock, and None becomes null. Nothing
+here prints, and views never write.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import Any
 
 
 def as_json(value: Any) -> Any:
-    """Turn dataclasses into JSON values, or the result of their method `document`.
+    """Convert a value to JSON types.
 
-    A field with bytes becomes a string. If the bytes are not UTF-8, the field gets the suffix
-    `_base64`.
+    A dataclass becomes an object with its fields. If a value has a method `document`, the result of
+    that method is converted instead. A field that contains bytes becomes a string. If the bytes are
+    not UTF-8, they are encoded in Base64, and the suffix `_base64` is added to the name of the
+    field.
     """
     if hasattr(value, "document"):
         return as_json(value.document())
@@ -33,9 +35,10 @@ def as_json(value: Any) -> Any:
 
 
 def named_fields(value: object, names: str, **others: Any) -> dict[str, Any]:
-    """Return the fields and properties in `names`, which is separated by spaces, in that order.
+    """Return the named fields and properties of an object as a dict, in the given order.
 
-    `others` replaces some of them.
+    `names` is a string of names that are separated by spaces. A keyword argument replaces the value
+    of the field with the same name.
     """
     return {
         name: others[name] if name in others else getattr(value, name) for name in names.split()

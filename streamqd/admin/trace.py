@@ -1,8 +1,8 @@
-"""Trace one message: its entry, its state in every group, and its copies. Writes nothing.
+"""Trace one message: find its entry, its state in every group, and its copies.
 
-The uid `topic/partition/id` identifies a message in all its copies. A trace finds the entry,
-retries, dead letters and replays in the streams of the partition. The work is bounded, and
-`complete` is False if something was not searched.
+The uid `topic/partition/id` identifies a message in all its copies. A trace searches the streams of
+the partition for the entry, its retries, its dead letters and its replays. It writes nothing. The
+search is bounded, and `complete` is False if a part was not searched.
 """
 
 from __future__ import annotations
@@ -24,32 +24,38 @@ from streamqd.model import Assignment
 from streamqd.store import retries, tracing
 from streamqd.store.fetch import CONSUMER
 
-CALLS_MAX = 40  # reads of one stream: 20,000 entries
-PAGES_MAX = 160  # pages of a group's waiting retries: 10,000 retries
+CALLS_MAX = 40  # calls that search one stream, enough for 20,000 entries
+PAGES_MAX = 160  # pages read from a group's waiting retries, enough for 10,000
 PAGE = 64
 _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([0-9A-Za-z_-]{1,64})")
 
-# Headers that name the origin of a message.
+# Headers that identify the origin of a message.
 SCHEDULE, EDITED_FROM = "x-schedule", "x-edited-from"
 
-# The states of a message in a group. The first one that applies is the state.
+# The states that a message can have in a group. The first one that applies is reported.
 RUNNING, PENDING, READY, DELAYED = "running", "pending", "retry-unread", "waiting"
 DEAD, UNREAD, DONE, UNREADABLE = "dead-lettered", "unread", "acknowledged", "unreadable"
 MISSING, MISSED = "missing", "missed"  # states without proof that the message was ever written
-_KNOWN = (RUNNING, PENDING, READY, DELAYED, DEAD)  # states that prove that it was written
-_UNPROVEN = {DONE: MISSING, UNREAD: MISSED}  # states that replace these two without proof
+_KNOWN = (RUNNING, PENDING, READY, DELAYED, DEAD)  # states that prove that the message was written
+_UNPROVEN = {DONE: MISSING, UNREAD: MISSED}  # replacements for these states if there is no proof
 
 
 @dataclass(frozen=True, slots=True)
 class EntryTrace:
-    """The message in the stream of its partition. `key` is null if it has none.
+    """The message's entry in the stream of its partition. `key` is null if the message has no key.
 
-    The other fields describe its origin, and are '' for other messages. If a schedule sent it,
-    `schedule` is the name and `scheduled_for` the tick (ISO 8601, UTC). `send_id` is the ID of a
-    delayed send, or of a row of an outbox. If a replay of dead letters to every group or to another
-    topic wrote it, `copy_of` is the uid of the original. `replay_of` is the entry that `pipeline
-    replay` sent again, and `edited_from` the message that was edited in the console. `trace_id` is
-    the trace of its send. Any producer can write the headers, so they prove nothing.
+    The other fields describe the origin of the message, and each is '' if it does not apply:
+
+    - `schedule` is the name of the schedule that sent the message, and `scheduled_for` is the tick
+      (ISO 8601, UTC).
+    - `send_id` is the ID of the delayed send or the outbox row that became this message.
+    - `copy_of` is the uid of the original, if a replay of dead letters to every group or to another
+      topic wrote this entry.
+    - `replay_of` is the entry that `pipeline replay` sent again.
+    - `edited_from` is the message that was edited in the console.
+    - `trace_id` is the trace ID of the send.
+
+    Any producer can write these headers, so they prove nothing.
     """
 
     id: str
@@ -69,7 +75,7 @@ class EntryTrace:
 class DeadLetterTrace:
     """A dead letter of the message. Pass `id` to `dlq show`.
 
-    The other fields are those of `dlq list`.
+    The other fields have the same meaning as in `dlq list`.
     """
 
     id: str
@@ -85,32 +91,36 @@ class DeadLetterTrace:
 
 @dataclass(frozen=True, slots=True)
 class GroupTrace:
-    """The message in one group.
+    """The state of the message in one group.
 
     `state` is one of:
 
     - unread
-    - pending: delivered and not acknowledged. With `due_unix_ms`, it failed, stays in flight, and
-      runs again at that time.
+    - pending: delivered and not acknowledged. If `due_unix_ms` is set, the message has failed,
+      stays in flight, and runs again at that time.
     - running
-    - waiting: failed, and waits for its next attempt at `due_unix_ms`.
-    - retry-unread: due for its next attempt, and not read yet.
+    - waiting: failed, and waiting for its next attempt at `due_unix_ms`.
+    - retry-unread: due for its next attempt, but not read yet.
     - dead-lettered
-    - acknowledged: delivered, with no trace left.
-    - missed, missing: instead of unread and acknowledged, if nothing proves that the message was
-      ever written.
-    - unreadable: `problem` is the reason.
+    - acknowledged: delivered, and no trace of it is left.
+    - missed, missing: used instead of unread and acknowledged if nothing proves that the message
+      was ever written.
+    - unreadable: the state cannot be read, for the reason in `problem`.
 
-    `owner` is the instance that owns the partition, '' without one. `condition` is that of the
-    group on the partition, as in `status`. `place` is `m:ID` in the partition or `r:ID` in the
-    retry stream. `attempt` is the number of the current or next run, from 1, null when unknown.
-    `crashes` counts the worker processes that the message crashed, and `failures` the failed runs
-    while it stayed in flight. `error_class` and `error_message` describe the last failure, '' when
-    it is not stored. For a waiting message, `error_message` starts with the class. `consumer` is
-    the client that has the message pending, '' for streamqd itself. `deliveries` counts the
-    deliveries of a pending entry, and `idle_ms` is the time since the last one. `running_seconds`
-    is the duration of the current run. `replays` counts replays from the dead letters, and
-    `dead_letter_ids` are those of its dead letters that remain.
+    `owner` is the instance that owns the partition, or '' if there is none. `condition` is the
+    condition of the group on the partition, as in `status`. `place` is `m:ID` for an entry in the
+    partition's stream, or `r:ID` for one in the retry stream. `attempt` is the number of the
+    current or next run, starting at 1, or null if it is unknown. `crashes` is the number of worker
+    processes that the message crashed. `failures` is the number of runs that failed while it stayed
+    in flight.
+
+    `error_class` and `error_message` describe the last failure, and are '' if it was not stored.
+    For a waiting message, `error_message` starts with the class. `consumer` is the client that
+    holds a pending message, or '' for streamqd itself. `deliveries` is the number of times that a
+    pending entry was delivered, and `idle_ms` is the time since the last delivery.
+    `running_seconds` is the duration of the current run. `replays` is the number of times that the
+    message was replayed from the dead letters. `dead_letter_ids` contains the IDs of the dead
+    letters that remain.
     """
 
     group: str
@@ -135,16 +145,22 @@ class GroupTrace:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """All traces of one message in Redis.
+    """Everything that Redis still contains of one message.
 
-    `where` is present (in its partition), delayed (a delayed send, until `due_unix_ms`), trimmed
-    (older than the first entry that trimming kept), or missing. `written` is true when an entry or
-    a copy proves that the message was written, false for a delayed send, and null without proof.
-    `send_id` is the send ID of the delayed send that became this message, '' without one.
-    `outbox_uid` is the ID that `Outbox.send` returned, '' unless it was searched.
-    `archived` is true when the archive pipeline has passed it, null if nothing is archived yet.
-    `replays` are the entries of the partition that a replay to every group has written. `complete`
-    is false when the limits stopped the search.
+    `where` is one of:
+
+    - present: in its partition.
+    - delayed: a delayed send that is due at `due_unix_ms`.
+    - trimmed: older than the first entry that trimming kept.
+    - missing
+
+    `written` is true if an entry or a copy proves that the message was written, false for a delayed
+    send, and null if there is no proof. If the search was for a delayed send that has become this
+    message, `send_id` is the ID of that send. If the search was for an ID that `Outbox.send`
+    returned, `outbox_uid` is that ID. Otherwise, they are ''. `archived` is true if the archive
+    pipeline has passed the message, and null if nothing is archived yet. `replays` contains the
+    entries that replays to every group have written to the partition. `complete` is false if a
+    limit stopped the search.
     """
 
     uid: str
@@ -166,7 +182,7 @@ class Trace:
 
 
 class Name(NamedTuple):
-    """A uid. `id` is an entry id, or the send id of a delayed send."""
+    """The parts of a uid. `id` is an entry ID, or the send ID of a delayed send."""
 
     topic: str
     partition: int
@@ -174,12 +190,12 @@ class Name(NamedTuple):
 
 
 def read_name(text: str) -> Name | OutboxUid:
-    """Read TOPIC/PARTITION/ID or TOPIC/outbox/UID. Raises InvalidRequestError."""
+    """Parse TOPIC/PARTITION/ID or TOPIC/outbox/UID. Raises InvalidRequestError."""
     return outbox_messages.read_uid(text) or read_uid(text)
 
 
 def read_uid(text: str) -> Name:
-    """Read TOPIC/PARTITION/ID. Raises InvalidRequestError."""
+    """Parse TOPIC/PARTITION/ID. Raises InvalidRequestError."""
     match = _UID.fullmatch(text)
     if match is None:
         raise InvalidRequestError(f"{text!r} is not a uid such as orders/3/1700000000000-0")
@@ -189,8 +205,8 @@ def read_uid(text: str) -> Name:
 def trace(fleet: Fleet, name: Name | OutboxUid) -> Trace:
     """Trace a message, or a send and the message that it became.
 
-    Raises TopicNotFoundError. Raises RequestRefusedError for a message without any trace, or one
-    never written.
+    Raises TopicNotFoundError. Raises RequestRefusedError if no trace of the message is left, or if
+    it was never written.
     """
     count = topics.partition_count(fleet.store, name.topic)
     if isinstance(name, OutboxUid):
@@ -204,7 +220,7 @@ def trace(fleet: Fleet, name: Name | OutboxUid) -> Trace:
 
 
 def _trace_outbox_row(fleet: Fleet, name: OutboxUid, partitions: int) -> Trace:
-    """Find the message of a row by its UID, in every partition."""
+    """Find the message of an outbox row by searching every partition for the row's UID."""
     search = outbox_messages.find(fleet.store, name, partitions)
     if search.found is None:
         problem = f"message {name} is not in topic {name.topic}"
@@ -226,7 +242,7 @@ def _trace_outbox_row(fleet: Fleet, name: OutboxUid, partitions: int) -> Trace:
 
 
 def _trace_delayed_send(fleet: Fleet, name: Name) -> Trace:
-    """Find a delayed send by its send ID and, if it was due, the message that it became."""
+    """Find a delayed send by its send ID or, if it was already sent, the message that it became."""
     store = fleet.store
     due = store.execute("ZSCORE", store.keys.delayed_sends(name.topic, name.partition), name.id)
     if due is None:
@@ -251,13 +267,13 @@ def _trace_delayed_send(fleet: Fleet, name: Name) -> Trace:
 
 
 class _Search:
-    """One search, which records if a limit stopped it."""
+    """One search for a message, which records if a limit stopped it."""
 
     def __init__(self, fleet: Fleet, name: Name, entry_id: Id) -> None:
         self._fleet, self._store, self._keys = fleet, fleet.store, fleet.store.keys
         self._name, self._id = name, entry_id
         self._complete = True
-        self._replay_ids: list[str] = []  # entries that a replay to every group has written
+        self._replay_ids: list[str] = []  # entries written by replays to every group
 
     def run(self) -> Trace:
         name, keys = self._name, self._keys
@@ -325,14 +341,17 @@ class _Search:
         return f"{self._name.topic}/{self._name.partition}/{self._id}"
 
     def _is_trimmed(self, first: bytes | None) -> bool:
-        """Return True if trimming has removed all entries up to the message."""
+        """Return True if trimming has removed all entries up to and including the message."""
         kept = _id(first)
         return kept is not None and self._id < kept
 
     # --- copies ---
 
     def _find_copies(self, stream: str) -> list[tracing.Copy]:
-        """Return the copies in a stream, which were written after the message itself."""
+        """Return the copies of the message in a stream.
+
+        All were written after the message itself.
+        """
         copies: list[tracing.Copy] = []
         begin = str(self._id)
         for _ in range(CALLS_MAX):
@@ -346,7 +365,7 @@ class _Search:
         return copies
 
     def _is_ours(self, copy: tracing.Copy) -> bool:
-        """Return False for a dead letter that came from another partition."""
+        """Return False if a copy is from a message of another topic or partition."""
         dead_letter = DeadLetterFields(copy.fields)
         topic, partition = (
             dead_letter.text(b"originalTopic"),
@@ -391,8 +410,8 @@ class _Search:
         of_group = [each for each in dead_letters if each.group == assignment.group]
         more: dict[str, Any] = {"dead_letter_ids": [each.id for each in of_group]}
         replays = max((each.replays for each in of_group), default=0)
-        # The state is that of the newest entry, of the original and the entries from replays to
-        # every group.
+        # Replays to every group write further entries for the same message. The newest of these and
+        # the original determines the state, so examine the newest first.
         held = [
             self._entry_state(assignment, self._keys.source(*assignment), f"m:{entry_id}", seen)
             for entry_id in (*reversed(self._replay_ids), str(self._id))
@@ -425,7 +444,7 @@ class _Search:
         dead_letters: list[DeadLetterTrace],
         seen: AssignmentRow | None,
     ) -> dict[str, Any]:
-        """Return the trace in a group that reads dead letters."""
+        """Return the state of the message in a group that reads dead letters."""
         for dead_letter in reversed(dead_letters):
             place = f"m:{dead_letter.id.partition(':')[2]}"
             return self._entry_state(assignment, self._keys.source(*assignment), place, seen) | {
@@ -465,7 +484,7 @@ class _Search:
         return {"state": DONE if read else UNREAD}
 
     def _find_delayed(self, assignment: Assignment) -> Iterator[retries.Delayed]:
-        """Return the waiting retries of the message, by its place or from all waiting ones."""
+        """Yield the message's waiting retries, by searching all waiting retries of the group."""
         after = (0, "")
         for _ in range(PAGES_MAX):
             page, more = retries.rows(
@@ -485,7 +504,7 @@ class _Search:
 
 
 def trace_id_of(headers: Mapping[str, str]) -> str:
-    """Return the trace ID of the header `traceparent`, '' without a valid one."""
+    """Return the trace ID in the header `traceparent`, or '' if there is no valid one."""
     found = RUN_REFERENCE.fullmatch(headers.get("traceparent", ""))
     return found[1] if found and found[1].strip("0") and found[2].strip("0") else ""
 
@@ -527,7 +546,7 @@ def _counts(fields: dict[bytes, bytes]) -> dict[str, Any]:
 
 
 def _count(raw: bytes | None) -> int:
-    """Return a counter in the fields of an entry, 0 if it is not a number."""
+    """Parse a counter from the fields of an entry. Return 0 if it is missing or not a number."""
     return int(raw) if raw and raw.isdigit() and len(raw) <= COUNT_DIGITS else 0
 
 
@@ -537,7 +556,7 @@ COUNT_DIGITS = 9
 def _is_whole(stream: dict[bytes, Any]) -> bool:
     """Return True if a stream still has every entry that was added to it.
 
-    False if the server does not count them (Redis before 7.0).
+    Return False if the server does not count added entries (Redis before 7.0).
     """
     return b"entries-added" in stream and stream[b"entries-added"] == stream[b"length"]
 
@@ -545,8 +564,9 @@ def _is_whole(stream: dict[bytes, Any]) -> bool:
 def _is_kept_part(entry_id: Id, stream: dict[bytes, Any]) -> bool:
     """Return True if no entry with this ID or a later one was ever deleted from the stream.
 
-    Trimming removes only the oldest entries, and the server records the greatest ID that XDEL
-    removed. False if it does not (Redis before 7.0), and for an empty stream.
+    This is known because trimming removes only the oldest entries and the server records the
+    greatest ID that XDEL removed. Return False if the server does not record it (Redis before 7.0),
+    or if the stream is empty.
     """
     first, deleted = stream.get(b"first-entry"), stream.get(b"max-deleted-entry-id")
     if not first or deleted is None:

@@ -1,7 +1,8 @@
-"""Explain why a partition makes no progress: read the facts, and return causes, most likely first.
+"""Explain why a partition makes no progress, as a list of causes with the most likely one first.
 
-Each cause has one sentence and one fix. The order of the tables matters, because one cause hides
-another: during a pause, the handler is not the cause, and without an owner no handler runs.
+Each cause has one sentence and one fix. The order of the rule tables matters because one cause can
+hide another. For example, while a partition is paused, its handler is not the cause, and while it
+has no owner, no handler runs.
 """
 
 from __future__ import annotations
@@ -35,16 +36,20 @@ from streamqd.store.directives import Directive, Directives
 from streamqd.store.outbox import OutboxView
 from streamqd.words import plural, precise_duration, short_duration, spans
 
-FAILING_SHARE = 0.5  # share of failed runs at which `failing` is reported
+FAILING_SHARE = 0.5  # share of failed runs from which `failing` is reported
 MOVING = 0.05  # messages per second that count as progress
 LATE_MS = 60_000  # age of the oldest unread message at which a group is late
-QUERY_SILENT_SECONDS = 60.0  # silence of a Spark query, which reports every 10 s or trigger
-OUTBOX_SECONDS = 10.0  # age of a relay's block, or of the oldest row, before it is a cause
+QUERY_SILENT_SECONDS = 60.0  # seconds without a report, which a query sends every 10 s or trigger
+OUTBOX_SECONDS = 10.0  # seconds that a relay is blocked, or a row waits, before it is a cause
 
 
 @dataclass(frozen=True, slots=True)
 class WaitCause:
-    """A cause. `word` is stable across versions. With `moves`, the partition makes progress."""
+    """One reason why a partition makes no progress, or the way in which it does make progress.
+
+    `word` identifies the cause and is stable across versions. `moves` is true if the partition
+    makes progress.
+    """
 
     word: str
     sentence: str
@@ -56,9 +61,9 @@ class WaitCause:
 class WaitFacts:
     """All facts about one assignment.
 
-    `other_clients` counts pending entries by other client of the group, '' for entries without a
-    consumer. `shown_seconds` is the time since a Spark query showed its position, None when
-    unknown.
+    `other_clients` maps each other client in the group to its number of pending entries. Entries
+    with no consumer are counted under ''. `shown_seconds` is the number of seconds since a Spark
+    query last reported its position, or None if it is unknown.
     """
 
     row: AssignmentRow
@@ -70,34 +75,34 @@ class WaitFacts:
 
     @property
     def pair(self) -> str:
-        """`topic/group`."""
+        """The topic and the group, written `topic/group`."""
         return f"{self.row.assignment.topic}/{self.row.assignment.group}"
 
     # --- which members could own it ---
 
     @property
     def holder(self) -> InstanceRow | None:
-        """The member that owns the assignment, or owned it last."""
+        """The member that owns the assignment, or that owned it last."""
         return self.members.get(self.row.owner)
 
     @property
     def alive(self) -> list[InstanceRow]:
-        """The live members."""
+        """All live members."""
         return [each for each in self.members.values() if each.state != "silent"]
 
     @property
     def offering(self) -> list[InstanceRow]:
-        """The live members with a consumer for it."""
+        """The live members that have a consumer for the assignment."""
         return [each for each in self.alive if self.row.assignment[::2] in each.offers]
 
     @property
     def fit(self) -> list[InstanceRow]:
-        """The offering members where its worker does not crash in a loop."""
+        """The members in `offering` on which the assignment's worker is not crashing in a loop."""
         return [each for each in self.offering if self.row.assignment not in each.broken]
 
     @property
     def present(self) -> list[InstanceRow]:
-        """The fit members that are neither leaving nor drained."""
+        """The members in `fit` that are neither leaving nor drained."""
         return [
             each for each in self.fit if not (each.leaving or each.instance in self.control.drains)
         ]
@@ -106,7 +111,7 @@ class WaitFacts:
 
     @property
     def waits(self) -> bool:
-        """True if a message waits."""
+        """True if any message is unread, pending or waiting for a retry."""
         return bool(self.row.oldest_unread_unix_ms or self.row.pending or self.row.waiting_retries)
 
     @property
@@ -126,20 +131,24 @@ class WaitFacts:
 
     @property
     def slope(self) -> float:
-        """Growth of the lag in messages per second, from the rates if the lag is not counted."""
+        """Growth of the lag in messages per second.
+
+        If the lag is not counted, its growth is derived from the rates of arriving and handled
+        messages.
+        """
         if self.row.lag is not None:
             return self.row.lag_per_second or 0.0
         return (self.row.arriving or 0.0) - self.acked - self.failed
 
     @property
     def late(self) -> bool:
-        """True if the oldest unread message is older than LATE_MS."""
+        """True if the oldest unread message is at least LATE_MS old."""
         since = self.row.oldest_unread_unix_ms
         return since is not None and self.now_unix_ms - since >= LATE_MS
 
     @property
     def run_seconds(self) -> float:
-        """Age of the current run in seconds."""
+        """Age of the longest current run in seconds, 0 if nothing is running."""
         return self.row.longest_run_seconds or 0.0
 
     def recent(self, kind: str) -> list[RecentFailure]:
@@ -153,12 +162,12 @@ class WaitFacts:
 
     @property
     def crashes(self) -> list[RecentFailure]:
-        """The recent failures that crashed a process."""
+        """Recent failures in which a process crashed."""
         return self.recent("process terminated")
 
     @property
     def housekeeping(self) -> list[RecentFailure]:
-        """The housekeeper's tasks that fail on the assignment."""
+        """Recent failures of the housekeeper's tasks on the assignment."""
         return self.recent(f"{HOUSEKEEPING} ")
 
 
@@ -166,8 +175,9 @@ class WaitFacts:
 class Answer:
     """The reasons why one assignment makes no progress, most likely first.
 
-    `unreadable` are values in Redis of this assignment and of the fleet that cannot be read. They
-    count as missing. `owners` are the last owners, newest first, None if they were not requested.
+    `unreadable` lists the values in Redis, of this assignment and of the fleet, that cannot be
+    read. They count as missing. `owners` lists the last owners, newest first, or is None if they
+    were not requested.
     """
 
     row: AssignmentRow
@@ -177,11 +187,11 @@ class Answer:
 
     @property
     def moves(self) -> bool:
-        """True if the first cause lets it make progress."""
+        """True if the assignment makes progress according to its first cause."""
         return self.causes[0].moves
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON."""
+        """Return the JSON document."""
         return named_fields(
             self.row,
             "topic partition group owner moves causes lag pending waiting_retries oldest_unix_ms"
@@ -200,11 +210,12 @@ def answer(
     *,
     with_owners: bool = False,
 ) -> list[Answer]:
-    """Explain one partition or all of a topic, for one group or each. Ordered by group.
+    """Explain one partition of a topic or all of them, for one group or for every group.
 
-    `configured` are the names of the outboxes in the configuration. If no relay ever held one, its
-    topics are unknown, so it is reported for a topic and not for a partition. `with_owners` costs
-    one command for each assignment. Raises TopicNotFoundError, RequestRefusedError.
+    The answers are ordered by group. `configured` contains the names of the outboxes in the
+    configuration. If no relay ever held such an outbox, its topics are unknown, so it is reported
+    for whole topics but not for single partitions. Listing the owners costs one more command for
+    each assignment. Raises TopicNotFoundError and RequestRefusedError.
     """
     store, reader = fleet.store, ViewReader(fleet.store)
     if group is not None:
@@ -214,7 +225,8 @@ def answer(
         raise RequestRefusedError(f"no group reads topic {topic}; start a consumer of it")
     assignments = [row.assignment for row in seen.assignments]
     free = [row.assignment for row in seen.assignments if not row.owner]
-    # Only scripts read a lease, so a key of another type appears as a missing owner.
+    # Views never read the value of a lease, so a lease key of the wrong type would look like a
+    # missing owner. Therefore, check the types of these keys.
     reader.keep_mistyped({store.keys.lease(*assignment): "string" for assignment in free})
     shown = _query_idle_seconds(
         reader, [assignment for assignment in assignments if assignment.is_of_query]
@@ -249,9 +261,10 @@ def answer(
 
 
 def _add_outbox_causes(found: list[WaitCause], late: list[WaitCause]) -> list[WaitCause]:
-    """Return the causes of a group and of the outboxes that feed its topic.
+    """Combine the causes of a group with those of the outboxes that feed its topic.
 
-    A group without messages waits for the outbox. A group with messages has its own cause.
+    A group without messages is waiting for the outboxes, so their causes replace its own. A group
+    with messages has its own causes, which come first.
     """
     return late or found if found[0].word == "idle" else [*found, *late]
 
@@ -259,7 +272,7 @@ def _add_outbox_causes(found: list[WaitCause], late: list[WaitCause]) -> list[Wa
 def _outbox_causes(
     view: OutboxView, topic: str, configured: Collection[str], now_unix_ms: int
 ) -> WaitCause | None:
-    """Return why rows of an outbox do not reach a topic, or None."""
+    """Return the reason why an outbox's rows do not reach a topic, or None if there is none."""
     rows = f"{view.rows:,}{' or more' if view.more else ''} rows" if view.rows != 1 else "1 row"
     oldest = precise_duration(view.oldest_age(now_unix_ms))
     waiting = f"{rows} for all of its topics, the oldest {oldest} old"
@@ -268,7 +281,7 @@ def _outbox_causes(
         if view.rows:
             text = f"no relay owns {name}; it last had {waiting}"
         elif view.name in configured:
-            # Rows that were committed since then are not known here.
+            # Rows may have been committed since a relay last reported, and they are not known here.
             text = f"no relay owns outbox {view.name}, so rows for {topic} may wait in its table"
         else:
             return None
@@ -294,7 +307,7 @@ def _outbox_causes(
 def _query_idle_seconds(
     reader: ViewReader, assignments: list[Assignment]
 ) -> dict[Assignment, float]:
-    """Return the seconds since each Spark query reported its position."""
+    """Return the number of seconds since each Spark query last reported its position."""
     calls = [
         statistics.measure_partition(reader.keys, *assignment[:2]) for assignment in assignments
     ]
@@ -308,7 +321,7 @@ def _query_idle_seconds(
 
 
 def wait_facts(seen: FleetSnapshot) -> list[WaitFacts]:
-    """Return the facts of each assignment, except those on other clients and Spark queries."""
+    """Return the facts about each assignment, except those on other clients and Spark queries."""
     members = {each.instance: each for each in seen.instances}
     control, now = seen.state.control, seen.now_unix_ms
     return [WaitFacts(row, now, control, members) for row in seen.assignments]
@@ -319,14 +332,17 @@ def wait_facts(seen: FleetSnapshot) -> list[WaitFacts]:
 
 
 class AssignmentCause(NamedTuple):
-    """The first cause of an assignment."""
+    """An assignment and its first cause."""
 
     row: AssignmentRow
     cause: WaitCause
 
 
 def problems(seen: FleetSnapshot) -> Iterator[AssignmentCause]:
-    """Yield the first problem of each assignment, if it has one. Directives are not problems."""
+    """Yield the first problem of each assignment that has one.
+
+    Directives do not count as problems.
+    """
     for facts in wait_facts(seen):
         for rule in _applicable_rules(facts):
             if rule.word in _PROBLEMS:
@@ -335,7 +351,7 @@ def problems(seen: FleetSnapshot) -> Iterator[AssignmentCause]:
 
 
 def summarize(found: Iterable[AssignmentCause]) -> list[tuple[AssignmentCause, str]]:
-    """Return one clause per group and cause, for the assignment that has waited longest."""
+    """Return one clause for each group and cause, with the assignment that has waited longest."""
     by_cause: dict[tuple[str, str, str], list[AssignmentCause]] = {}
     for each in found:
         by_cause.setdefault((each.row.topic, each.row.group, each.cause.word), []).append(each)
@@ -356,7 +372,11 @@ def summarize(found: Iterable[AssignmentCause]) -> list[tuple[AssignmentCause, s
 
 
 class CauseRule(NamedTuple):
-    """A row of a table. `sentence` and `advice` are format strings for `_sentence_values`."""
+    """One rule in a table of causes.
+
+    `holds` returns a true value if the cause applies. `sentence` and `advice` are format strings
+    for the values that `_sentence_values` returns.
+    """
 
     word: str
     holds: Callable[[WaitFacts], object]
@@ -365,7 +385,7 @@ class CauseRule(NamedTuple):
 
 
 def causes(facts: WaitFacts) -> list[WaitCause]:
-    """Return all causes that apply, most likely first. Never empty."""
+    """Return all causes that apply, most likely first. The list is never empty."""
     texts = _sentence_values(facts)
     return [_cause(rule, texts) for rule in _applicable_rules(facts)]
 
@@ -379,7 +399,7 @@ def _applicable_rules(facts: WaitFacts) -> list[CauseRule]:
     if facts.row.lease == "query":
         return _first_matching_rule(_QUERY, facts)
     rules = _first_matching_rule(_DIRECTIVES, facts)
-    if not facts.row.stopped:  # otherwise the missing owner follows from the stop
+    if not facts.row.stopped:  # a stop already explains why there is no owner
         if facts.row.lease != "owned":
             rules += _first_matching_rule(_EXPIRED, facts) + _first_matching_rule(_UNOWNED, facts)
         else:
@@ -399,12 +419,12 @@ def _first_matching_rule(rules: Iterable[CauseRule], facts: WaitFacts) -> list[C
 
 
 def _in_states(*states: str) -> Callable[[WaitFacts], bool]:
-    """Return a predicate for workers in these states."""
+    """Return a predicate that is true if the worker is in one of these states."""
     return lambda f: f.row.worker in states
 
 
 def _keeps_messages(f: WaitFacts) -> bool:
-    """Return True if messages wait for an earlier one of their key, and no other key progresses."""
+    """Return True if messages wait for an earlier one of their key and no other key progresses."""
     held = f.row.held or 0
     others = f.row.oldest_unread_unix_ms or (f.row.pending or 0) > held
     other_state = _in_states("blocked", "halted", "probing", "flooded", "throttled")
@@ -416,7 +436,7 @@ def _fails(f: WaitFacts) -> bool:
 
 
 def _ends_dead(f: WaitFacts) -> bool:
-    """Return True if failed messages become dead letters: none waits for a retry."""
+    """Return True if failed messages are dead-lettered and none is waiting for a retry."""
     return bool(f.row.dead_letters) and not f.row.waiting_retries
 
 
@@ -434,7 +454,7 @@ _FIX_LIMITS = (
 )
 _FIX_CIRCUIT = "repair the dependency of the handler. The circuit closes when a message succeeds"
 
-# The state of a Spark query, which no instance runs. The first true one applies.
+# States of a Spark query, which no instance runs. The first rule that holds applies.
 _QUERY = (
     CauseRule(
         "idle",
@@ -456,7 +476,7 @@ _QUERY = (
     ),
 )
 
-# Directives of operators. The first true one applies.
+# Directives that operators have written. The first rule that holds applies.
 _DIRECTIVES = (
     CauseRule(
         "stopped",
@@ -494,7 +514,7 @@ _EXPIRED = (
     ),
 )
 
-# Reasons why no instance owns it. The first true one applies.
+# Reasons why no instance owns the assignment. The first rule that holds applies.
 _UNOWNED = (
     CauseRule(
         "no-instance",
@@ -548,7 +568,7 @@ _UNOWNED = (
     ),
 )
 
-# Reasons why its owner does not work on it. The first true one applies.
+# Reasons why the owner does not work on the assignment. The first rule that holds applies.
 _OWNED = (
     CauseRule(
         "growing",
@@ -584,7 +604,7 @@ _OWNED = (
     ),
 )
 
-# Causes that delay its worker. Several may apply.
+# Reasons why the worker is delayed. Several rules may apply.
 _AT_WORK = (
     CauseRule(
         "no-capacity",
@@ -696,7 +716,7 @@ _AT_WORK = (
     ),
 )
 
-# Entries that other clients keep. Several may apply.
+# Entries that other clients hold. Several rules may apply.
 _OTHER_CLIENTS = (
     CauseRule(
         "unowned",
@@ -713,7 +733,7 @@ _OTHER_CLIENTS = (
     ),
 )
 
-# The activity of an assignment that nothing delays. The first true one applies.
+# States of an assignment that nothing delays. The first rule that holds applies.
 _FALLBACK = (
     CauseRule("idle", lambda f: not f.waits, "{assignment}: no messages waiting"),
     CauseRule(
@@ -768,7 +788,7 @@ _FALLBACK = (
 )
 
 _MOVES = ("idle", "lag-growing", "lagging", "moving", "running", "recovering")
-# Causes that apply even if no message waits.
+# Causes that are reported even if no message is waiting.
 _GRAVE = (
     *(
         "no-instance",
@@ -779,9 +799,9 @@ _GRAVE = (
         "max-partitions",
     ),
     *("owner-silent", "changing-hands", "paused", "stopped", "drained", "circuit-open", "flood"),
-    "failing",  # its messages may all be dead letters
+    "failing",  # because its messages may all be dead letters by now
 )
-# Causes that `status` lists. It shows directives and missing instances elsewhere.
+# Causes that `status` lists as problems. It shows directives and missing instances elsewhere.
 _PROBLEMS = (
     *(
         "no-consumer",
@@ -795,7 +815,7 @@ _PROBLEMS = (
     *("slow-handler", "crashing", "failing", "housekeeping"),
 )
 
-# Severities of the other causes, the same as in `doctor` and `status`.
+# Severities of the causes that are not problems. `doctor` and `status` use the same severities.
 _NOTES = ("stopped", "paused", "drained", "growing", "throttled", "recovering", "quarantine")
 _WARNINGS = (
     *("changing-hands", "no-report", "query-silent", "slow-handler", "loop-blocked", "keys-held"),
@@ -805,7 +825,7 @@ _CALM = ("idle", "moving", "running", "starting", "waiting-for-retry")
 
 
 def severity(word: str) -> Severity | None:
-    """Return the severity of a cause, None if no action is needed."""
+    """Return the severity of a cause, or None if no action is needed."""
     if word in _CALM:
         return None
     for words, found in ((_NOTES, Severity.NOTE), (_WARNINGS, Severity.WARNING)):
@@ -815,9 +835,10 @@ def severity(word: str) -> Severity | None:
 
 
 def grade(row: AssignmentRow, cause: str) -> Severity | None:
-    """Return the severity of the state of an assignment, None for a healthy one.
+    """Return the severity of an assignment's state, or None if the assignment is healthy.
 
-    `cause` is the word of its first cause, '' if that is not known or not a problem.
+    `cause` is the word of the assignment's first cause, or '' if that cause is unknown or not a
+    problem.
     """
     if row.worker == "full":
         return Severity.PROBLEM  # it fetches nothing until the first message of a key succeeds
@@ -830,7 +851,7 @@ def grade(row: AssignmentRow, cause: str) -> Severity | None:
 
 
 def share_failing(acked: float | None, failed: float | None) -> float:
-    """Return the share of runs that fail, from messages and failed runs per second."""
+    """Return the share of failing runs, given acknowledged messages and failed runs per second."""
     return failed / ((acked or 0.0) + failed) if failed else 0.0
 
 
@@ -838,7 +859,7 @@ def share_failing(acked: float | None, failed: float | None) -> float:
 
 
 def _sentence_values(f: WaitFacts) -> dict[str, object]:
-    """Return the values for the sentences of the table."""
+    """Return the values that are inserted into the sentences of the rules."""
     stop, pause = f.control.stop_of(f.row.assignment), f.control.pause_of(f.row.assignment)
     directive = stop or (pause and pause[1])
     scope = str(pause[0]) if pause else ""
@@ -895,7 +916,7 @@ def _sentence_values(f: WaitFacts) -> dict[str, object]:
 
 
 def _format_catch_up_time(least: int, slope: float) -> str:
-    """Return how long it takes to handle all unread messages, '' if the lag does not fall."""
+    """Return the time it takes to handle all unread messages, or '' if the lag is not falling."""
     return precise_duration(least / -slope) if least and slope < -STEADY else ""
 
 
@@ -937,7 +958,7 @@ def _format_last_failure(failures: Iterable[RecentFailure]) -> str:
 
 
 def _command_for_failed(f: WaitFacts) -> str:
-    """Return the command that shows the failed messages: dead letters or waiting retries."""
+    """Return a clause with the command that shows the dead letters or waiting retries, or ''."""
     topic, group = f.row.assignment[::2]
     if f.row.dead_letters:
         return f"; `streamqd dlq stats {topic}` counts its dead letters by error"
@@ -962,7 +983,7 @@ def _format_author(directive: Directive) -> str:
 
 
 def as_argument(scope: str) -> str:
-    """Return a scope for `resume`, without a star that a shell would expand."""
+    """Return a scope as an argument of `resume`, without stars that a shell would expand."""
     match scope.split("/"):
         case ["*", "*", "*"]:
             return "--all"
@@ -989,7 +1010,7 @@ def _format_clients(other_clients: Mapping[str, int]) -> str:
 
 
 def _running_message(f: WaitFacts) -> str:
-    """Return the running message: its uid, which `trace` takes, or else its place."""
+    """Return the running message as a uid for `trace`, or as a place if it has no uid."""
     kind, _, entry_id = f.row.running.partition(":")
     if kind == "m" and not f.row.assignment.reads_dead_letters:
         return f" ({f.row.assignment.topic}/{f.row.assignment.partition}/{entry_id})"
