@@ -1,7 +1,7 @@
-"""The row of an assignment: one group on one partition, as operators see it.
+"""Rows of assignments, each of which shows one group on one partition to operators.
 
-`published_rows` reads the rows in the summary of an instance, and `measure_assignments` reads the
-rows in Redis, with the values that their owners have published. Neither writes.
+`published_rows` takes the rows from the summary of an instance. `measure_assignments` measures the
+rows in Redis, and adds the values that their owners have published. Neither function writes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from streamqd.store import spark, statistics
 from streamqd.store.leases import LeaseView
 from streamqd.store.statistics import AssignmentFigures, Backlog
 
-COUNT_MAX = 1_000  # unread messages counted one by one where the server keeps no count
+COUNT_MAX = 1_000  # unread messages counted one by one if the server keeps no count
 RECENT_SECONDS = 300.0  # age up to which a failure counts as recent
-# In these states, the lease was released, but the instance still publishes the assignment.
+# Worker states in which the lease was released, but the instance still publishes the assignment.
 RESTING = ("broken", "failed")
 # An assignment, and the values of its row that an instance has published.
 Report = tuple[Assignment, dict[str, Any]]
@@ -30,9 +30,9 @@ _VERDICTS = ("streamqd.handlers.Retry", "streamqd.handlers.Dead", "streamqd.hand
 
 @dataclass(frozen=True, slots=True)
 class RecentFailure:
-    """A kind of failure of one assignment on one instance.
+    """One kind of failure of one assignment on one instance.
 
-    `count` is their number since the instance first owned the assignment.
+    `count` is the number of such failures since the instance first owned the assignment.
     """
 
     error: str
@@ -49,24 +49,25 @@ class AssignmentRow:
     """One group on one partition. None means unknown.
 
     The first fields are read from Redis. The fields from `worker` to `hard_timeout` are published
-    by the instance `reporter`: the owner, or the last owner after a crash loop, '' without one.
-    `paused` and `stopped` are set by a directive, even if it is not applied yet.
+    by the instance in `reporter`. This is the owner or, after a crash loop, the last owner. It is
+    '' if there is neither. `paused` and `stopped` are true as soon as a directive says so, even if
+    it has not been applied yet.
     """
 
     topic: str
     partition: int
     group: str
-    #: owned, expired (not renewed in time, and not taken over yet), free, or query: the group
-    #: shows the position of a Spark query, and no instance owns it.
+    #: One of owned, expired (not renewed in time, and not taken over yet), free, or query. A query
+    #: has no owning instance, because the group only shows the position of a Spark query.
     lease: str = "free"
-    owner: str = ""  #: instance, '' without an owner
+    owner: str = ""  #: owning instance, '' if there is none
     epoch: int = 0  #: number that grows with each change of owner
-    since_unix_ms: int | None = None  #: start of the ownership, None without an owner
+    since_unix_ms: int | None = None  #: start of the ownership, None if there is no owner
     quarantine: bool = False  #: True while messages of a lost owner run in rounds
     exists: bool = True  #: False if the group does not exist on the partition
-    position: str = ""  #: ID delivered last, '' if it was not read
+    position: str = ""  #: ID that was delivered last, '' if it was not read
     #: Unread messages, including `retry_unread`. None if the server keeps no count and there are
-    #: too many to count. `lag_at_least` is then a lower bound.
+    #: too many to count. In that case, `lag_at_least` is a lower bound.
     lag: int | None = None
     lag_at_least: int = 0
     retry_unread: int = 0  #: unread messages in the group's retry stream
@@ -81,13 +82,13 @@ class AssignmentRow:
     partition_dead_letters: int | None = None  #: dead letters of all groups of the partition
     reporter: str = ""
     #: State of the worker process: booting, ready, paused, quiet, broken, failed or gone. Instead
-    #: of ready, the reason of its wait (blocked, full, halted, probing, flooded, throttled), or
-    #: recovering.
+    #: of ready, it can be the reason why the worker waits (blocked, full, halted, probing, flooded
+    #: or throttled), or recovering.
     worker: str = ""
     pid: int | None = None  #: process ID of the worker
     rss: int | None = None  #: resident memory of the worker, in bytes
     handler: str = ""
-    in_flight: int | None = None  #: entries that are fetched and not handled
+    in_flight: int | None = None  #: entries that were fetched and not handled yet
     held: int | None = None  #: messages that wait for an earlier message of their key
     held_keys: int | None = None  #: keys of the held messages
     suspects_left: int | None = None  #: `suspects` that have not run in a round yet
@@ -98,19 +99,19 @@ class AssignmentRow:
     dead_lettered: float | None = None  #: messages per second, averaged over 10 s
     arriving: float | None = None  #: entries written to the partition per second, over 20 s
     lag_per_second: float | None = None  #: median change of the lag per second, over 20 s
-    p50_seconds: float | None = None  #: median handler run of the last minute
-    p99_seconds: float | None = None  #: 99th percentile of the handler runs of the last minute
-    mean_seconds: float | None = None  #: mean handler run of the last minute
+    p50_seconds: float | None = None  #: median duration of a handler run in the last minute
+    p99_seconds: float | None = None  #: 99th percentile of these durations
+    mean_seconds: float | None = None  #: mean duration of a handler run in the last minute
     longest_run_seconds: float | None = None  #: age of the oldest current handler run
     progress_seconds: float | None = None  #: time since a handler called `Message.progress`
-    waits_seconds: float | None = None  #: remaining time of the worker's wait
-    rate: float | None = None  #: limit of the runs per second of the partition
-    rate_per: str = ""  #: group if `rate` is the partition's share of a limit of the group
-    #: Time for which the event loop is blocked, 0 while it runs.
+    waits_seconds: float | None = None  #: time until the wait of the worker is over
+    rate: float | None = None  #: maximum number of runs per second on the partition
+    rate_per: str = ""  #: group if `rate` is the partition's share of a limit for the group
+    #: Time for which the event loop has been blocked, 0 if it is running.
     loop_blocked_seconds: float | None = None
     loop_blocked_seconds_ago: float | None = None  #: time since the last block ended
-    loop_blocker: str = ""  #: code of the current or last block, FILE:LINE in FUNCTION
-    running: str = ""  #: place of the message of the oldest handler run
+    loop_blocker: str = ""  #: code that blocks it or blocked it last, FILE:LINE in FUNCTION
+    running: str = ""  #: place of the message whose handler has been running longest
     timeout: float | None = None  #: seconds
     hard_timeout: float | None = None  #: seconds
     paused: bool = False
@@ -119,17 +120,17 @@ class AssignmentRow:
 
     @property
     def assignment(self) -> Assignment:
-        """The assignment as a value."""
+        """The assignment that this row describes."""
         return Assignment(self.topic, self.partition, self.group)
 
     @property
     def name(self) -> str:
-        """`topic/partition/group`."""
+        """The name of the assignment, `topic/partition/group`."""
         return str(self.assignment)
 
     @property
     def state(self) -> str:
-        """The worker's state, or the lease's: free or expired.
+        """The state of the worker, or of the lease if that is free or expired.
 
         It is `unknown` if no instance reports a worker, as for the assignment of a query.
         """
@@ -137,15 +138,15 @@ class AssignmentRow:
 
     @property
     def condition(self) -> str:
-        """The condition: see the function `condition`."""
+        """The condition of the assignment, as defined by the function `condition`."""
         run = self.longest_run_seconds
         return condition(self.lease, self.worker, run, paused=self.paused, stopped=self.stopped)
 
     @property
     def last_failure(self) -> RecentFailure | None:
-        """The last failure, None without one in the last 5 minutes.
+        """The last failure, or None if there was none in the last 5 minutes.
 
-        For an open circuit, only failures that can open it count.
+        If the circuit is open or half-open, only failures that can open it count.
         """
         found = self.failures
         if self.worker in ("halted", "probing"):
@@ -154,18 +155,18 @@ class AssignmentRow:
 
 
 class HasAssignment(Protocol):
-    """Facts about one assignment."""
+    """An object that describes one assignment."""
 
     @property
     def assignment(self) -> Assignment:
-        """The assignment that these facts describe."""
+        """The described assignment."""
 
 
 AnyAssignment = TypeVar("AnyAssignment", bound=HasAssignment)
 
 
 def by_group(rows: Iterable[AnyAssignment]) -> dict[tuple[str, str], list[AnyAssignment]]:
-    """Return the rows of each group of each topic."""
+    """Group the rows by topic and group."""
     found: dict[tuple[str, str], list[AnyAssignment]] = {}
     for row in rows:
         found.setdefault((row.assignment.topic, row.assignment.group), []).append(row)
@@ -173,12 +174,18 @@ def by_group(rows: Iterable[AnyAssignment]) -> dict[tuple[str, str], list[AnyAss
 
 
 def dependency_failures(failures: Iterable[RecentFailure]) -> tuple[RecentFailure, ...]:
-    """Return the failures that can open a circuit. `Dead` or `Retry` from a handler cannot."""
+    """Return the failures that can open a circuit.
+
+    Verdicts of a handler, such as `Dead`, cannot.
+    """
     return tuple(each for each in failures if each.error not in _VERDICTS)
 
 
 def error_name(error: str) -> str:
-    """Return an error class without its module, or a sentence unchanged. The log has the module."""
+    """Return an error class without its module, which the log contains.
+
+    Return a sentence unchanged.
+    """
     return error if " " in error else error.rpartition(".")[2]
 
 
@@ -186,14 +193,17 @@ def error_name(error: str) -> str:
 
 
 def published_rows(instance: str, summary: dict[str, Any]) -> list[AssignmentRow]:
-    """Return the assignments in the summary of an instance, as if it owned them all."""
+    """Return the assignments in an instance's summary, as if the instance owned them all."""
     return [
         AssignmentRow(*assignment, **values) for assignment, values in reports_of(instance, summary)
     ]
 
 
 def reports_of(instance: str, summary: dict[str, Any]) -> list[Report]:
-    """Return each assignment with its published values, for callers that add more values."""
+    """Return each assignment in a summary with its published values.
+
+    Callers can add more values before they build a row.
+    """
     tables = published.tables(summary.get("assignments"))
     return [(_assignment_of(raw), _published_values(instance, raw)) for raw in tables]
 
@@ -239,7 +249,7 @@ def _assignment_of(raw: dict[str, Any]) -> Assignment:
 
 
 def failures_of(instance: str, summary: dict[str, Any]) -> list[RecentFailure]:
-    """Return the failures in the summary of an instance."""
+    """Return the failures in an instance's summary."""
     return [
         RecentFailure(
             str(each.get("error", "")),
@@ -265,10 +275,10 @@ def measure_assignments(
     *,
     count_max: int = COUNT_MAX,
 ) -> list[AssignmentRow]:
-    """Return a row for each assignment, from Redis and the values that its owner published.
+    """Return a row for each assignment, from Redis and from the values that its owner published.
 
-    `shared_values` returns additional values of a row. If the server keeps no count, unread
-    messages are counted up to `count_max`.
+    `shared_values` returns additional values for the row of an assignment. If the server keeps no
+    count of unread messages, at most `count_max` of them are counted one by one.
     """
     known = {(values["owner"], assignment): values for assignment, values in reports}
     known |= {
@@ -322,7 +332,7 @@ _NO_FIGURES = AssignmentFigures(_NO_BACKLOG, _NO_BACKLOG, 0, None)
 
 
 def holder(lease: LeaseView) -> tuple[str, str, int | None]:
-    """Return the state of a lease (owned, expired or free), the owner, and since when."""
+    """Return a lease's state (owned, expired or free), its owner, and the start of ownership."""
     if not lease.token:
         return "free", "", None
     return "expired" if lease.ttl is None else "owned", lease.owner, lease.since_unix_ms
@@ -334,13 +344,14 @@ MAIN, RETRY = 0, 1  # the partition's stream, and the retry stream of the group
 def _count_unread(
     reader: ViewReader, figures: Mapping[Assignment, AssignmentFigures], most: int
 ) -> tuple[Counter[tuple[Assignment, int]], set[Assignment]]:
-    """Return the unread messages of each assignment in MAIN and RETRY, and the partly counted ones.
+    """Count the unread messages of each assignment, separately for MAIN and RETRY.
 
-    If the server keeps no count, messages are counted up to `most` or a few more. Each call counts
-    only as many as its byte limit allows, so the streams take turns.
+    The second result contains the assignments that were only partly counted. If the server keeps no
+    count, messages are counted one by one, up to `most` or a few more. The streams take turns,
+    because each call counts only as many messages as its byte limit allows.
     """
     keys, found, uncounted = reader.keys, Counter[tuple[Assignment, int]](), set[Assignment]()
-    # Streams that may have more entries after this ID.
+    # Streams that are not fully counted, with the ID after which the count continues.
     left: list[tuple[tuple[Assignment, int], str, str]] = []
     for assignment, each in figures.items():
         streams = {keys.source(*assignment): each.main, keys.retry_stream(*assignment): each.retry}

@@ -1,8 +1,8 @@
 """Write and remove directives, plan their effects, and report who has not applied them yet.
 
-A directive is a field in Redis. Every instance applies it with its next heartbeat, and no instance
-is contacted directly. It stays until it is removed, even while no instance runs. Only the state of
-the fleet in Redis determines if a directive is refused.
+A directive is a field in Redis that every instance applies with its next heartbeat. No instance is
+contacted directly. A directive stays until it is removed, even while no instance is running. Only
+the fleet's state in Redis determines if a directive is refused.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ POLL_INTERVAL_SECONDS = 0.2
 class DirectiveRow:
     """One directive. `kind` is pause, stop, move, drain, reload, rebalance or stack.
 
-    `target` is the scope, assignment or instance that it applies to, '' for a rebalance. `to` is
-    the new owner in a move, otherwise ''. `instance_missing` is true when the instance of a drain,
-    move or reload is not live. A reload, rebalance or stack directive is applied once, and its
-    `done` is true after every live instance has applied it. Pass `name` to `control clear`.
+    `target` is the scope, assignment or instance that the directive applies to, or '' for a
+    rebalance. `to` is the new owner in a move, otherwise ''. `instance_missing` is true if the
+    instance of a drain, move or reload is not live. Reload, rebalance and stack directives are
+    applied once, and their `done` is true after every live instance has applied them. Pass `name`
+    to `control clear`.
     """
 
     name: str
@@ -53,8 +54,9 @@ class DirectiveRow:
 
 @dataclass(frozen=True, slots=True)
 class ControlView:
-    """All directives. `unreadable_directives` maps each invalid directive to the problem.
+    """All directives of a fleet.
 
+    `unreadable_directives` maps each invalid directive to a description of its problem.
     `unreadable` lists other values of the fleet that cannot be read.
     """
 
@@ -66,11 +68,12 @@ class ControlView:
 
 @dataclass(frozen=True, slots=True)
 class Steered:
-    """The result of a command.
+    """The result of a command that writes or removes a directive.
 
-    `directive` is its name. It was written at `at_unix_ms`, null if nothing was written. `changed`
-    is False if the fleet was already in that state. `notes` are sentences with advice, and
-    `waiting` sentences about assignments or instances that were not done at the timeout.
+    `directive` is the name of the directive. `at_unix_ms` is the time at which it was written, or
+    null if nothing was written. `changed` is false if the fleet was already in the requested state.
+    `notes` contains sentences with advice. `waiting` contains one sentence for each assignment or
+    instance that was not done when the timeout expired.
     """
 
     directive: str
@@ -88,14 +91,18 @@ def consuming_instances(fleet: Fleet, topic: str) -> list[str]:
 
 
 def view(fleet: Fleet) -> ControlView:
-    """Return all directives as stored."""
+    """Return all directives as they are stored."""
     reader = ViewReader(fleet.store)
     state = published.fleet_state(fleet, reader)
     return ControlView(state.now_unix_ms, rows(state), state.control.unreadable, reader.rows)
 
 
 def rows(state: FleetState) -> list[DirectiveRow]:
-    """Return the directives in one list: pauses first, then stops, drains, moves and the rest."""
+    """Return all directives in one list, sorted by kind.
+
+    Pauses come first, followed by stops, drains, moves, reloads, stack directives and the
+    rebalance.
+    """
     found, live = state.control, state.live
 
     def row(
@@ -129,7 +136,8 @@ def rows(state: FleetState) -> list[DirectiveRow]:
         )
         for name, directive in sorted(found.reloads.items())
     ]
-    # Every instance reads these with its next heartbeat, and applies them immediately.
+    # Instances read these with their next heartbeat and apply them immediately, so a later
+    # heartbeat shows that they are done.
     immediate = [
         ("stack", str(assignment), directive)
         for assignment, directive in sorted(found.stacks.items())
@@ -143,9 +151,9 @@ def rows(state: FleetState) -> list[DirectiveRow]:
 
 
 def _is_reloaded(state: FleetState, name: str, ordered_unix_ms: int) -> bool:
-    """Return True if every instance has applied the reload that is meant for it.
+    """Return True if every live instance for which a reload is meant has applied it.
 
-    Instances that publish no time of their last reload are skipped.
+    Instances that publish no time of their last reload are assumed to have applied it.
     """
     done = [
         one.reloaded is None or one.reloaded >= ordered_unix_ms
@@ -169,7 +177,7 @@ def write(
 ) -> DirectiveChange:
     """Write a directive, remove others, and wake the fleet.
 
-    Raises RequestRefusedError when the fleet has too many directives.
+    Raises RequestRefusedError if the fleet has too many directives.
     """
     call = directives.change(
         fleet.store.keys,
@@ -187,8 +195,8 @@ def write(
             " `streamqd control list`, and remove old ones with `streamqd control clear` or"
             " `streamqd rebalance`"
         )
-    # Without the permission to publish, or without a listener, instances find the directive with
-    # their next heartbeat.
+    # The reply is ignored. If the user may not publish, or no instance is listening, the instances
+    # find the directive with their next heartbeat.
     fleet.store.pipeline([("PUBLISH", fleet.store.keys.wake(fleet.name), "order")])
     return DirectiveChange.parse(reply)
 
@@ -203,7 +211,7 @@ def _write_unless_dry(
     to: str = "",
     notes: Sequence[str] = (),
 ) -> Steered:
-    """Write a directive, except in a dry run."""
+    """Write a directive, unless this is a dry run."""
     at = None if dry_run else write(fleet, name, why=why, to=to).at_unix_ms
     return Steered(name, at, changed, dry_run, list(notes))
 
@@ -216,7 +224,7 @@ def _remove_directives(
     dry_run: bool,
     notes: Sequence[str] = (),
 ) -> Steered:
-    """Remove directives, except in a dry run."""
+    """Remove directives, unless this is a dry run."""
     at = None if dry_run else write(fleet, remove=remove).at_unix_ms
     return Steered(name, at, True, dry_run, list(notes))
 
@@ -225,7 +233,7 @@ def _remove_directives(
 
 
 def check_scope(fleet: Fleet, scope: Scope) -> None:
-    """Raise RequestRefusedError when a named topic, partition or group does not exist."""
+    """Raise RequestRefusedError if the topic, partition or group of a scope does not exist."""
     if scope.topic is None:
         return
     count = topics.partition_count(fleet.store, scope.topic)
@@ -241,7 +249,7 @@ def check_scope(fleet: Fleet, scope: Scope) -> None:
 
 
 def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> Steered:
-    """Stop fetching in a scope. Raises RequestRefusedError when the scope does not exist."""
+    """Stop fetching in a scope. Raises RequestRefusedError if the scope does not exist."""
     check_scope(fleet, scope)
     name = f"pause:{scope}"
     found = published.fleet_state(fleet).control.pauses
@@ -253,9 +261,9 @@ def pause(fleet: Fleet, scope: Scope, why: str, *, dry_run: bool = False) -> Ste
 
 
 def resume(fleet: Fleet, scope: Scope, *, dry_run: bool = False) -> Steered:
-    """Remove the pauses of a scope and of its parts.
+    """Remove the pauses of a scope and of everything within it.
 
-    Raises RequestRefusedError while a wider pause applies.
+    Raises RequestRefusedError if the scope is paused only as part of a wider scope.
     """
     name = f"pause:{scope}"
     found = published.fleet_state(fleet).control.pauses
@@ -283,9 +291,9 @@ def _overlap(one: Scope, other: Scope) -> bool:
 
 
 def stop(fleet: Fleet, topic: str, group: str, why: str, *, dry_run: bool = False) -> Steered:
-    """Keep all instances from owning partitions of a group.
+    """Prevent all instances from owning partitions of a group.
 
-    Raises RequestRefusedError for an unknown group.
+    Raises RequestRefusedError if the group is unknown.
     """
     scope = directives.stop_scope(topic, group)
     check_scope(fleet, scope)
@@ -294,7 +302,10 @@ def stop(fleet: Fleet, topic: str, group: str, why: str, *, dry_run: bool = Fals
 
 
 def start(fleet: Fleet, topic: str, group: str, *, dry_run: bool = False) -> Steered:
-    """Allow a stopped group to be owned again. Raises RequestRefusedError for an unknown group."""
+    """Allow instances to own the partitions of a stopped group again.
+
+    Raises RequestRefusedError if the group is unknown.
+    """
     scope = directives.stop_scope(topic, group)
     name, state = f"stop:{scope}", published.fleet_state(fleet)
     if scope not in state.control.stops:
@@ -310,7 +321,7 @@ def start(fleet: Fleet, topic: str, group: str, *, dry_run: bool = False) -> Ste
 
 
 def find_live_member(state: FleetState, instance: str) -> MemberView:
-    """Return a live member of the fleet. Raises RequestRefusedError when it is not live."""
+    """Return a live member of the fleet. Raises RequestRefusedError if the instance is not live."""
     if instance in state.live:
         return state.live[instance]
     if instance in state.silent:
@@ -326,9 +337,9 @@ def find_live_member(state: FleetState, instance: str) -> MemberView:
 
 
 def drain(fleet: Fleet, instance: str, why: str, *, dry_run: bool = False) -> Steered:
-    """Make an instance hand over everything and own nothing.
+    """Make an instance hand over everything that it owns, and keep it from owning anything.
 
-    Raises RequestRefusedError when it is not live.
+    Raises RequestRefusedError if the instance is not live.
     """
     state = published.fleet_state(fleet)
     seen = find_live_member(state, instance)
@@ -356,7 +367,10 @@ def undrain(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Steered:
 
 
 def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = False) -> Steered:
-    """Make one instance, or all instances in turn, read configuration and code again."""
+    """Make one instance, or all instances one after another, reload configuration and code.
+
+    Raises RequestRefusedError if the instance is not live, or if no instance is.
+    """
     state = published.fleet_state(fleet)
     if instance is not None:
         find_live_member(state, instance)
@@ -387,7 +401,7 @@ def reload(fleet: Fleet, instance: str | None, why: str, *, dry_run: bool = Fals
 def unfinished_reloads(
     fleet: Fleet, state: FleetState, instances: Sequence[str]
 ) -> dict[str, PendingReload]:
-    """Return the reloads of live instances that have not finished, in the order of `instances`."""
+    """Return the unfinished reloads of live instances, in the order of `instances`."""
     summaries = published.summaries(ViewReader(fleet.store), fleet.name, instances)
     found = {
         name: reloads.pending(state, name, summary)
@@ -406,10 +420,11 @@ def _format_age(state: FleetState, waiting: PendingReload) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """An instance removed from the fleet, or its dry run.
+    """The result of removing an instance from the fleet, or of the dry run.
 
-    `ownerless` counts the partitions that it owned last and that still have no owner. `directives`
-    are those for this instance, and they stay. `topics` are the topics that it consumed.
+    `ownerless` is the number of partitions that the instance owned last and that still have no
+    owner. `directives` contains the names of the directives for this instance, which are kept.
+    `topics` contains the topics that it consumed.
     """
 
     instance: str
@@ -425,9 +440,10 @@ class Forgotten:
 def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
     """Remove a dead instance from the fleet.
 
-    Raises RequestRefusedError while it or one of its leases is live. Its heartbeats are watched for
-    half a TTL, because after a jump of the clock every instance seems silent. Its leases are left
-    to expire, because other instances read their duration from its entry.
+    Raises RequestRefusedError if the instance or one of its leases is still live. The call watches
+    for a heartbeat for half a TTL, because after a jump of the clock every instance seems to be
+    silent. The leases must have expired before the instance is removed, because other instances
+    read their duration from its entry.
     """
     state = published.fleet_state(fleet)
     heartbeat = _member(fleet, state, instance)
@@ -499,7 +515,7 @@ def _still_alive_error(instance: str, seconds: float) -> RequestRefusedError:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The directives that were removed, or would be."""
+    """The directives that were removed, or that a dry run would remove."""
 
     directives: list[str]
     dry_run: bool
@@ -510,8 +526,8 @@ def clear(
 ) -> Cleared:
     """Remove directives by name, including invalid ones.
 
-    With `missing`, remove those for instances that are not live. Raises RequestRefusedError for an
-    unknown name.
+    If `missing` is true, the directives for instances that are not live are removed too. Raises
+    RequestRefusedError if a name is unknown.
     """
     state = published.fleet_state(fleet)
     listed = rows(state)
@@ -529,7 +545,10 @@ def clear(
 
 @dataclass(frozen=True, slots=True)
 class PlannedMove:
-    """An assignment that changes its owner. `owner` and `to` are '' for no instance."""
+    """An assignment that changes its owner.
+
+    `owner` is the current owner and `to` is the new one. Each is '' if there is none.
+    """
 
     topic: str
     partition: int
@@ -540,10 +559,11 @@ class PlannedMove:
 
 @dataclass(frozen=True, slots=True)
 class Rebalanced:
-    """The result of a rebalance: the `moves` it starts, and the move directives it removes.
+    """The result of a rebalance, or of the dry run.
 
-    `forgotten` are the names of these directives. `waiting` are sentences about the assignments
-    that had not arrived at the timeout.
+    `moves` contains the moves that the rebalance starts, and `forgotten` the names of the move
+    directives that it removes. `waiting` contains one sentence for each assignment that had not
+    arrived when the timeout expired.
     """
 
     at_unix_ms: int | None
@@ -556,7 +576,7 @@ class Rebalanced:
 def move(
     fleet: Fleet, assignment: Assignment, to: str, why: str, *, dry_run: bool = False
 ) -> Steered:
-    """Move an assignment to an instance, until another move or a rebalance.
+    """Move an assignment to an instance, where it stays until another move or a rebalance.
 
     Raises RequestRefusedError if the instance cannot own it now.
     """
@@ -602,7 +622,7 @@ def move(
 
 
 def rebalance(fleet: Fleet, why: str, *, dry_run: bool = False) -> Rebalanced:
-    """Remove all move directives and rebalance the fleet now, without waiting times."""
+    """Remove all move directives, and rebalance the fleet immediately, without waiting times."""
     state = published.fleet_state(fleet)
     planned = plan(fleet, state)
     forgotten = [f"move:{assignment}" for assignment in sorted(state.control.moves)]
@@ -613,7 +633,7 @@ def rebalance(fleet: Fleet, why: str, *, dry_run: bool = False) -> Rebalanced:
 
 
 def plan(fleet: Fleet, state: FleetState) -> list[PlannedMove]:
-    """Return the moves of a rebalance now, without the move directives."""
+    """Return the moves that a rebalance would start now, disregarding the move directives."""
     assignments = [
         assignment
         for assignment in offered_assignments(fleet, state)
@@ -629,7 +649,7 @@ def plan(fleet: Fleet, state: FleetState) -> list[PlannedMove]:
 
 
 def offered_assignments(fleet: Fleet, state: FleetState) -> list[Assignment]:
-    """Return every assignment that a live member offers."""
+    """Return every assignment for which a live member has a consumer."""
     return _assignments_of(
         fleet, {pair for seen in state.live.values() for pair in seen.member.offers}
     )
@@ -648,7 +668,7 @@ def _assignments_of(fleet: Fleet, pairs: Set[tuple[str, str]]) -> list[Assignmen
 
 
 def owners_of(fleet: Fleet, assignments: list[Assignment]) -> dict[Assignment, str]:
-    """Return the owner of each owned assignment."""
+    """Return the owner of each assignment that has one."""
     views = lease_views(ViewReader(fleet.store), assignments)
     return {
         assignment: held.owner
@@ -658,13 +678,13 @@ def owners_of(fleet: Fleet, assignments: list[Assignment]) -> dict[Assignment, s
 
 
 def not_moved(fleet: Fleet, assignment: Assignment, to: str) -> list[str]:
-    """Return a text if the instance `to` does not own the assignment, otherwise an empty list."""
+    """Return one sentence if the instance does not own the assignment, otherwise an empty list."""
     owner = owners_of(fleet, [assignment]).get(assignment, "")
     return [] if owner == to else [f"{assignment} is owned by {owner or 'no instance'}"]
 
 
 def not_drained(fleet: Fleet, instance: str) -> list[str]:
-    """Return a text for each assignment that a drained instance still owns."""
+    """Return a sentence for each assignment that a drained instance still owns."""
     owners = owners_of(fleet, offered_assignments(fleet, published.fleet_state(fleet)))
     return [
         f"{instance} owns {assignment}" for assignment, owner in owners.items() if owner == instance
@@ -672,7 +692,7 @@ def not_drained(fleet: Fleet, instance: str) -> list[str]:
 
 
 def not_rebalanced(fleet: Fleet) -> list[str]:
-    """Return a text for each assignment that has not reached its planned owner."""
+    """Return a sentence for each assignment that has not reached its planned owner."""
     return [
         f"{each.topic}/{each.partition}/{each.group} is owned by {each.owner or 'no instance'},"
         f" not by {each.to or 'no instance'}"
@@ -681,7 +701,7 @@ def not_rebalanced(fleet: Fleet) -> list[str]:
 
 
 def not_stopped(fleet: Fleet, topic: str, group: str) -> list[str]:
-    """Return a text for each partition of a stopped group that is still owned."""
+    """Return a sentence for each partition of a stopped group that is still owned."""
     return [
         f"{owner} owns {assignment}"
         for assignment, owner in _group_owners(fleet, topic, group).items()
@@ -690,13 +710,13 @@ def not_stopped(fleet: Fleet, topic: str, group: str) -> list[str]:
 
 
 def not_started(fleet: Fleet, topic: str, group: str) -> list[str]:
-    """Return a text for each partition of a started group without an owner."""
+    """Return a sentence for each partition of a started group that has no owner."""
     owners = _group_owners(fleet, topic, group)
     return [f"no instance owns {assignment}" for assignment, owner in owners.items() if not owner]
 
 
 def _group_owners(fleet: Fleet, topic: str, group: str) -> dict[Assignment, str]:
-    """Return the owner of every partition of a group, '' without one."""
+    """Return the owner of every partition of a group, or '' if it has none."""
     count = topics.partition_count(fleet.store, topic)
     assignments = [Assignment(topic, number, group) for number in range(count)]
     owners = owners_of(fleet, assignments)
@@ -708,14 +728,19 @@ _UNPAUSED = ("ready", "recovering", "booting", "quiet", *WORDS.values())
 
 
 def not_paused(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
-    """Return a text for each assignment whose worker runs, or has not reported since the time."""
+    """Return a sentence for each assignment whose pause is not confirmed.
+
+    Its worker still has a message running, or its owner has not published its state since the given
+    time (Unix ms, server's clock).
+    """
     return _list_unreported(fleet, scope, since_unix_ms, paused=True)
 
 
 def not_resumed(fleet: Fleet, scope: Scope, since_unix_ms: int) -> list[str]:
-    """Return a text for each assignment whose worker is paused, or has not reported since the time.
+    """Return a sentence for each assignment whose end of the pause is not confirmed.
 
-    Assignments under another pause are left out.
+    Its worker is still paused, or its owner has not published its state since the given time (Unix
+    ms, server's clock). Assignments under another pause are left out.
     """
     return _list_unreported(fleet, scope, since_unix_ms, paused=False)
 
@@ -746,7 +771,10 @@ def _list_unreported(fleet: Fleet, scope: Scope, since: int, *, paused: bool) ->
 def _read_reports(
     fleet: Fleet, instances: list[str]
 ) -> dict[str, tuple[int, dict[Assignment, str]]]:
-    """Return each instance's last publication time (server's clock) and its workers' states."""
+    """Return the states of each instance's workers, and when it published them.
+
+    The time is in Unix ms on the server's clock, or 0 if nothing is published.
+    """
     found = published.summaries(ViewReader(fleet.store), fleet.name, instances)
     return {
         name: (
@@ -758,7 +786,7 @@ def _read_reports(
 
 
 def not_reloaded(fleet: Fleet, instances: list[str], ordered_unix_ms: int) -> list[str]:
-    """Return a text for each live instance that has not finished a reload."""
+    """Return a sentence for each live instance that has not finished a reload."""
     state = published.fleet_state(fleet)
     live = state.live
     left = [
@@ -773,7 +801,7 @@ def not_reloaded(fleet: Fleet, instances: list[str], ordered_unix_ms: int) -> li
 
 
 def reload_problems(fleet: Fleet, instances: list[str]) -> dict[str, str]:
-    """Return the reasons why instances refused their last reload."""
+    """Return the reason why each instance refused its last reload. Other instances are left out."""
     infos = published.fleet_state(fleet).infos
     problems = {name: str(infos.get(name, {}).get("reload_problem", "")) for name in instances}
     return {name: problem for name, problem in problems.items() if problem}
@@ -783,9 +811,9 @@ def reload_problems(fleet: Fleet, instances: list[str]) -> dict[str, str]:
 class DepartingAssignment:
     """One assignment of the departing instance.
 
-    `to` is the instance that takes it, '' without one. `stranded` is the reason: no-consumer (no
-    other instance has a consumer for it), broken (its worker crashes in a loop on every other
-    instance), max-partitions, or ''.
+    `to` is the instance that takes it, or '' if there is none. In that case, `stranded` is the
+    reason: no-consumer (no other instance has a consumer for it), broken (its worker crashes in a
+    loop on every other instance) or max-partitions. Otherwise, `stranded` is ''.
     """
 
     topic: str
@@ -799,11 +827,12 @@ class DepartingAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """The instances that take over from one instance. `last` is True if there is none.
+    """The plan for the departure of an instance. `last` is true if no instance can take over.
 
-    `longest_run_seconds` is the age of its longest running message, `longest_run` the assignment of
-    that message. A drain waits for it, up to the drain_timeout of the instance. They are null and
-    '' when no message runs or when the instance has published nothing.
+    `longest_run_seconds` is the age of the message that has been running longest on the instance,
+    and `longest_run` is the assignment of that message. A drain waits for this message, up to the
+    drain_timeout of the instance. The fields are null and '' if no message is running or the
+    instance has published nothing.
     """
 
     instance: str
@@ -814,12 +843,12 @@ class Departure:
 
     @property
     def stranded(self) -> list[DepartingAssignment]:
-        """The assignments that no instance takes."""
+        """The assignments that no instance takes over."""
         return [assignment for assignment in self.assignments if assignment.stranded]
 
 
 def departure(fleet: Fleet, instance: str) -> Departure:
-    """Plan the departure of an instance. Raises RequestRefusedError when it is not live."""
+    """Plan the departure of an instance. Raises RequestRefusedError if it is not live."""
     state = published.fleet_state(fleet)
     find_live_member(state, instance)
     assignments = offered_assignments(fleet, state)
@@ -856,11 +885,12 @@ def takers(
     owners: Mapping[Assignment, str],
     moves: Mapping[Assignment, str],
 ) -> dict[Assignment, tuple[str, str]]:
-    """Return the new owner of each assignment of an instance, or the reason for none. No I/O.
+    """Return the new owner of each assignment of an instance, or the reason why there is none.
 
-    `others` are the members that may own something, without the departing one.
+    `instance` is the departing instance, and `others` contains the other members that may own
+    something. No I/O.
     """
-    # Without this owner among the members, its assignments are placed like free ones.
+    # The departing owner is not among the members, so its assignments are placed like free ones.
     wanted = place(others, assignments, owners, moves)
     owned = Counter(wanted.values())
     found = {}

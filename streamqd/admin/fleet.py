@@ -1,4 +1,4 @@
-"""The fleet view: live instances, the assignments they own, and findings."""
+"""Build the view of `status`: the instances of a fleet, their assignments, and problems."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from streamqd.admin.snapshot import FleetSnapshot
 from streamqd.store.directives import Directives
 from streamqd.words import known_sum
 
-# Conditions that come from failures.
+# Conditions that are caused by failures.
 _FAILING = frozenset(
     {"crash-loop", "circuit-open", "circuit-half-open", "flooded", "blocked", "keys-held"}
 )
@@ -42,14 +42,15 @@ _ASSIGNMENT = (
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """A group over all partitions of its topic.
+    """A group, summarized over all partitions of its topic.
 
-    `condition` is the most serious condition of its partitions (see `AssignmentRow`), and
-    `condition_partitions` is the number of partitions with it. `longest_run_seconds` is the age of
-    its oldest handler run. `reason` is the reason of a pause or stop, the progress of a run in
-    rounds, or the last failure, '' without one. `owned` counts the partitions that instances own.
-    `rate` is the number of messages acknowledged per second, null when unknown. `lag` and
-    `dead_letters` are null unless known for every partition.
+    `condition` is the most serious condition among its partitions (see `AssignmentRow`), and
+    `condition_partitions` is the number of partitions in this condition. `longest_run_seconds` is
+    the age of its oldest handler run. `reason` explains the condition: the reason given for a pause
+    or stop, the progress of a run in rounds, or the last failure. It is '' if there is none.
+    `owned` is the number of partitions that instances own. `rate` is the number of messages
+    acknowledged per second, or null if it is unknown. `lag` and `dead_letters` are null unless they
+    are known for every partition.
     """
 
     topic: str
@@ -70,11 +71,11 @@ class GroupStatus:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A group with unread messages: their number, their age and their trend.
+    """A group with unread messages, and their number, age and trend.
 
-    `lag` is null if the server cannot count it. The oldest unread message was written at
-    `since_unix_ms`. `lag_per_second` is the median growth of the lag over 20 s, null unless known
-    for every partition.
+    `lag` is null if the server cannot count it. `since_unix_ms` is the time at which the oldest
+    unread message was written. `lag_per_second` is the median growth of the lag over 20 s, or null
+    unless it is known for every partition.
     """
 
     topic: str
@@ -89,9 +90,10 @@ class Behind:
 class StatusView:
     """The fleet as `status` shows it.
 
-    `directives` lists pauses first. `unreadable_directives` maps each invalid one to the problem.
-    `dead_letters` counts them by topic, for topics that have some. `problems` are sentences.
-    `unreadable` lists invalid values in Redis. They count as missing.
+    `directives` lists pauses first. `unreadable_directives` maps each invalid directive to a
+    description of its problem. `dead_letters` maps each topic that has dead letters to their
+    number. `problems` contains one sentence for each problem. `unreadable` lists invalid values in
+    Redis, which count as missing.
     """
 
     fleet: str
@@ -108,7 +110,7 @@ class StatusView:
     unreadable: list[Unreadable]
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON."""
+        """Return the JSON document."""
         names = " ".join(each.name for each in fields(self))
         return named_fields(
             self,
@@ -139,8 +141,9 @@ def status(fleet: Fleet, topic: str | None = None) -> StatusView:
     reader = ViewReader(fleet.store)
     seen = snapshot.read(fleet, topic, dead_letters=True, reader=reader)
     state, rows = seen.state, seen.assignments
-    # Count leases, because a silent instance still publishes its former number. A view of one topic
-    # reads only the leases of that topic, so their number would be too low.
+    # Count the leases, because a silent instance still publishes the number that it used to own.
+    # For a view of one topic, take the published numbers instead: only the leases of that topic are
+    # read, so counting them would give too low a number.
     owned = Counter(row.owner for row in rows if row.lease == "owned")
     if topic is not None:
         owned = Counter({name: each.owned or 0 for name, each in state.live.items()})
@@ -197,7 +200,7 @@ def group_rows(assignments: Sequence[AssignmentRow], control: Directives) -> lis
 
 
 def _reason(same_condition: list[AssignmentRow], control: Directives) -> str:
-    """Return the reason for the condition of these assignments, '' if unknown."""
+    """Return the reason for the condition of these assignments, or '' if it is unknown."""
     first = same_condition[0]
     stop, pause = control.stop_of(first.assignment), control.pause_of(first.assignment)
     if first.condition == "stopped" and stop is not None:
@@ -219,7 +222,7 @@ def _last_error(same_condition: list[AssignmentRow]) -> str:
 
 
 def _lagging_groups(assignments: Sequence[AssignmentRow]) -> list[Behind]:
-    """Return the groups with unread messages, longest wait first."""
+    """Return the groups with unread messages. The group that has waited longest comes first."""
     found = []
     for (topic, group), some in by_group(row for row in assignments if row.lag != 0).items():
         slopes = [each.lag_per_second for each in some if each.lag_per_second is not None]
@@ -261,7 +264,7 @@ def _problems(seen: FleetSnapshot, dead_letters: Mapping[str, int]) -> list[str]
 
 
 def _schedule_problems(timed: ScheduleTotals) -> list[str]:
-    """Return the problem of schedules that send nothing, if there are any."""
+    """Return one sentence that counts the schedules with a problem, or an empty list."""
     words = {
         "late": timed.late,
         "unreadable": timed.unreadable,

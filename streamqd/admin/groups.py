@@ -1,9 +1,9 @@
-"""Groups: list them with their positions, remove one, or reset its position.
+"""List groups with their positions, delete a group, or reset its position.
 
-A reset forgets delivered messages that are not acknowledged. They become unread if they come after
-the new position, and count as finished before it. A reset is refused while an instance owns the
-group, unless it is forced. A forced reset also takes the partition from its owner in the same step,
-and later calls of that owner's worker are rejected.
+A reset forgets messages that were delivered and not acknowledged. If they come after the new
+position, they become unread. If they come before it, they count as finished. A reset is refused
+while an instance owns the group, unless it is forced. A forced reset also takes the partition from
+its owner in the same step, so that later calls of that owner's worker are rejected.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ from streamqd.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One group of `group list`: sums over the partitions of its topic.
+    """One group in `group list`, with sums over the partitions of its topic.
 
-    `owned` counts the partitions that instances own, `owners` names those instances. The other
-    fields are those of `group describe`. `unreadable` are values of its topic that cannot be read.
-    If they hide all groups of a topic, the topic has one row without a `group`.
+    `owned` is the number of partitions that instances own, and `owners` contains the names of these
+    instances. The other fields have the same meaning as in `group describe`. `unreadable` lists
+    values of the topic that cannot be read. If they hide all groups of a topic, the topic has one
+    row without a group.
     """
 
     topic: str
@@ -66,10 +67,11 @@ _PARTITION = (
 
 @dataclass(frozen=True, slots=True)
 class GroupDetail:
-    """A group on a topic. `missing` are the partitions without this group.
+    """A group on a topic.
 
-    `lag` is a lower bound when `lag_exact` is false. `unreadable` are values in Redis that
-    cannot be read. An unreadable number counts as absent.
+    `missing` contains the partitions on which the group does not exist. `lag` is a lower bound if
+    `lag_exact` is false. `unreadable` lists values in Redis that cannot be read. An unreadable
+    number counts as absent.
     """
 
     topic: str
@@ -85,7 +87,7 @@ class GroupDetail:
     unreadable: list[Unreadable]
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON."""
+        """Return the JSON document."""
         rows = [
             named_fields(
                 each,
@@ -110,10 +112,10 @@ class GroupDeleted:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """The messages of a group that its deletion discards: pending ones, and failed ones to retry.
+    """The pending and the failed messages of a group, which are discarded if it is deleted.
 
-    `retries` are waiting retries, and retries that are due and unread. `due` is the number of the
-    latter, which are also part of the lag.
+    `retries` is the number of waiting retries, plus the retries that are due and unread. `due` is
+    the number of the latter alone. They are also part of the lag.
     """
 
     pending: int
@@ -122,12 +124,12 @@ class Unfinished:
 
     @property
     def total(self) -> int:
-        """The number of these messages."""
+        """The number of pending messages and retries."""
         return self.pending + self.retries
 
 
 def list_groups(store: Store, topic: str | None = None) -> list[GroupRow]:
-    """Return the groups of one topic or all. Raises TopicNotFoundError."""
+    """Return the groups of one topic, or of all topics. Raises TopicNotFoundError."""
     reader = ViewReader(store)
     counts = topics.counts_of(reader, topic)
     rows = [_row("", "", [], reader)] if reader.rows else []
@@ -147,7 +149,7 @@ def list_groups(store: Store, topic: str | None = None) -> list[GroupRow]:
 def describe(store: Store, topic: str, group: str) -> GroupDetail:
     """Return the details of a group, partition by partition.
 
-    Raises TopicNotFoundError, RequestRefusedError.
+    Raises TopicNotFoundError. Raises RequestRefusedError if the group does not read the topic.
     """
     reader = ViewReader(store)
     count = partition_count(store, topic, group, reader)
@@ -178,7 +180,7 @@ def describe(store: Store, topic: str, group: str) -> GroupDetail:
 def partition_count(store: Store, topic: str, group: str, reader: ViewReader | None = None) -> int:
     """Return the partition count of a topic that a group reads.
 
-    Raises TopicNotFoundError, RequestRefusedError.
+    Raises TopicNotFoundError. Raises RequestRefusedError if the group does not read the topic.
     """
     count = topics.partition_count(store, topic)
     found = topics.groups_of(reader or ViewReader(store), {topic: count})[topic]
@@ -190,18 +192,18 @@ def partition_count(store: Store, topic: str, group: str, reader: ViewReader | N
 
 
 def names(store: Store, topic: str) -> list[str]:
-    """Return the groups of a topic, including partly deleted ones. Raises TopicNotFoundError."""
+    """Return the groups of a topic, including partially deleted ones. Raises TopicNotFoundError."""
     count = topics.partition_count(store, topic)
     found = {*topics.groups(store, topic, range(count))}
     return sorted(found | {*registry.groups_seen(store, topic)})
 
 
 def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted:
-    """Remove a group with its position, its retries and its counters. Dead letters stay.
+    """Delete a group with its position, its retries and its counters. Its dead letters are kept.
 
     Repeat the call to finish an interrupted deletion. Raises TopicNotFoundError. Raises
-    RequestRefusedError for an unknown group and, without `force`, while the group is owned or has
-    unfinished messages. All partitions are checked before the first is changed.
+    RequestRefusedError if the group is unknown or, unless the deletion is forced, if the group is
+    owned or has unfinished messages. All partitions are checked before the first one is changed.
     """
     count = topics.partition_count(store, topic)
     if group not in names(store, topic):
@@ -219,13 +221,13 @@ def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted
             raise RequestRefusedError(
                 f"{assignment} received new messages; pass --force to discard them"
             )
-    # Last: the record of the group allows an interrupted deletion to be repeated.
+    # Remove the record of the group last, because it allows an interrupted deletion to be repeated.
     store.execute("HDEL", store.keys.meta(topic), f"group:{group}")
     return GroupDeleted(topic, group, count)
 
 
 def growth_obstacle(store: Store, topic: str, group: str) -> str:
-    """Return why deleting a group breaks the growth of its topic, '' if it does not."""
+    """Return why deleting a group would break the growth of its topic, or '' if it would not."""
     progress = growth.read_progress(store, topic)
     for row in progress.groups if progress is not None else ():
         if row.group == group and not row.done:
@@ -238,7 +240,7 @@ def growth_obstacle(store: Store, topic: str, group: str) -> str:
 
 
 def count_unfinished(parts: Iterable[AssignmentRow]) -> Unfinished:
-    """Return the unfinished messages of partitions. Unknown numbers count as 0."""
+    """Count the unfinished messages of partitions. Unknown numbers count as 0."""
     rows = [*parts]
     due = sum(row.retry_unread for row in rows)
     waiting = sum(row.waiting_retries or 0 for row in rows)
@@ -246,7 +248,7 @@ def count_unfinished(parts: Iterable[AssignmentRow]) -> Unfinished:
 
 
 def owned_sentence(assignment: Assignment, owner: str) -> str:
-    """Return the refusal for an assignment that an instance or another command owns."""
+    """Return the refusal text for an assignment that an instance or another command owns."""
     if owner in KEEPERS:
         return (
             f"a {owner.replace('-', ' ')} is changing {assignment}, or was interrupted; run this"
@@ -272,7 +274,7 @@ def _refuse_busy(store: Store, assignments: Sequence[Assignment]) -> None:
 
 
 def _measure_existing(reader: ViewReader, assignments: Sequence[Assignment]) -> list[AssignmentRow]:
-    """Return the rows of the partitions on which the groups exist, with exact lags."""
+    """Return the rows of the assignments whose group exists on the partition, with exact lags."""
     rows = measure_assignments(reader, assignments, 0, count_max=backlog.COUNT_MAX)
     return [row for row in rows if row.exists]
 
@@ -300,12 +302,13 @@ FUTURE_MS_MAX = 60_000  # ms that a client's clock may be ahead of the server's
 
 @dataclass(frozen=True, slots=True)
 class PartitionReset:
-    """A partition in `group reset`. `before` and `after` are the IDs of the last entry read.
+    """One partition in the result of `group reset`.
 
-    `unread` counts the entries after the new position, and is a lower bound when `unread_exact` is
-    false. `pending` counts the forgotten deliveries, `waiting_retries` the removed waiting retries,
-    and `retried` the entries removed from the retry stream (acknowledged ones still kept there
-    count too).
+    `before` and `after` are the old and the new position, each the ID of the last entry read.
+    `unread` is the number of entries after the new position, or a lower bound if `unread_exact` is
+    false. `pending` is the number of forgotten deliveries, and `waiting_retries` the number of
+    removed waiting retries. `retried` is the number of entries removed from the retry stream,
+    including acknowledged ones that were still kept there.
     """
 
     partition: int
@@ -319,15 +322,15 @@ class PartitionReset:
 
     @property
     def reached(self) -> str:
-        """The new position: `end` after all messages, otherwise as `format_position` returns it."""
+        """The new position: `end` after all messages, otherwise formatted by `format_position`."""
         return "end" if self.unread_exact and not self.unread else format_position(self.after)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupReset:
-    """The result of `group reset` or of its dry run.
+    """The result of `group reset`, or of its dry run.
 
-    `obstacle` is the reason why the reset would be refused now, '' if it would not.
+    `obstacle` is the reason why the reset would be refused now, or '' if it would not be.
     """
 
     topic: str
@@ -340,13 +343,13 @@ class GroupReset:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of its entry in the audit log."""
+        """The arguments for the entry of this reset in the audit log."""
         moved = {row.partition: f"{row.before} -> {row.after}" for row in self.partitions}
         return named_fields(self, "group to retries") | {"partitions": moved}
 
     @property
     def counts(self) -> dict[str, int]:
-        """The counts of its entry in the audit log."""
+        """The counts for the entry of this reset in the audit log."""
         return {
             "forgotten": sum(row.pending for row in self.partitions),
             "dropped": sum(row.waiting_retries + row.retried for row in self.partitions),
@@ -354,22 +357,26 @@ class GroupReset:
 
 
 def format_position(position: str) -> str:
-    """Return the position of a group: `start`, `before ID` between two messages, or the ID."""
+    """Format the position of a group as `start`, as `before ID`, or as the ID.
+
+    `before ID` is a position between two messages.
+    """
     ms, _, seq = position.partition("-")
     if position == "0-0":
         return "start"
     if seq == str(SEQ_MAX) and ms.isdigit():
-        # No server issues the greatest ID of a millisecond. It is the place before the next ID.
+        # No server generates the greatest ID of a millisecond, so such a position is the place
+        # immediately before the next ID.
         return f"before {int(ms) + 1}-0"
     return position
 
 
 def position(text: str, now_unix_ms: int) -> str:
-    """Return the ID to read after, '' for the last one. `text` is the value of `--to`.
+    """Parse the value of `--to`. Return the ID to read after, or '' for the last one.
 
-    It is earliest, latest, the ID of the first message to read, or a time: RFC 3339, or a duration
-    before `now_unix_ms`. Raises InvalidRequestError, and RequestRefusedError for a time in the
-    future.
+    The value is earliest, latest, the ID of the first message to read, or a time. A time is either
+    in RFC 3339 format, or a duration before `now_unix_ms`. Raises InvalidRequestError if the value
+    is none of these, and RequestRefusedError if the time is in the future.
     """
     if text == EARLIEST:
         return "0-0"
@@ -414,12 +421,13 @@ def reset(
     force: bool = False,
     dry_run: bool = False,
 ) -> GroupReset:
-    """Set the position of a group on some partitions of a topic, or on all.
+    """Set the position of a group on all partitions of a topic, or only on the given ones.
 
-    A partition is changed in one step, or in several if it has many pending messages. Until the
-    last step, the reset itself owns the partition. Nothing is changed when a growth keeps one
-    partition, or when one is owned and `force` is false. A dry run only reads and reports such a
-    refusal as `obstacle`. Raises TopicNotFoundError, RequestRefusedError.
+    A partition is changed in one step, or in several if it has many pending messages. In that case,
+    the reset itself owns the partition until the last step. Nothing is changed if a growth of the
+    topic keeps one of the partitions, or if one is owned and the reset is not forced. A dry run
+    only reads, and reports such a refusal as `obstacle`. Raises TopicNotFoundError and
+    RequestRefusedError.
     """
     count = partition_count(store, topic, group)
     for number in partitions:
@@ -445,10 +453,10 @@ def reset(
 def _reset(
     store: Store, assignment: Assignment, after: str, *, drop_retries: bool, force: bool
 ) -> group_calls.ResetResult | None:
-    """Reset one partition, in as many calls as its pending messages take.
+    """Reset one partition, in as many calls as its pending messages require.
 
-    None: the group does not exist on the partition and will start at its configured position.
-    Raises RequestRefusedError.
+    Return None if the group does not exist on the partition yet. It will then start at its
+    configured position. Raises RequestRefusedError if the partition is owned.
     """
     token = secrets.token_hex(16)
     part: group_calls.ResetResult | None = None
@@ -475,10 +483,10 @@ def _reset(
 
 
 def _obstacle(store: Store, assignments: Sequence[Assignment], *, force: bool) -> str:
-    """Return why these assignments cannot be reset now, '' if they can.
+    """Return why these assignments cannot be reset now, or '' if they can.
 
-    `force` does not apply to partitions that a growth keeps, because their keys would lose their
-    order.
+    Even a forced reset is refused for partitions that a growth of the topic keeps, because their
+    keys would lose their order.
     """
     views = lease_views(ViewReader(store), assignments)
     for assignment, view in zip(assignments, views, strict=True):

@@ -1,6 +1,6 @@
-"""Instances as they publish themselves, and the checks of them.
+"""Build the rows of instances from the values that they publish, and check them for problems.
 
-`doctor`, `status` and `top` run these checks over the facts that they read.
+`doctor`, `status` and `top` run these checks on the facts that they read.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from streamqd.model import Assignment
 from streamqd.store.members import Heartbeat, seen_of
 from streamqd.words import plural, precise_duration, rough_duration
 
-QUIET_SECONDS = 30.0  # silence at which a housekeeper is reported. It publishes every 2 s.
-RELOAD_SECONDS = 60.0  # duration of a reload before it is reported
+QUIET_SECONDS = 30.0  # silence after which a housekeeper is reported. It publishes every 2 s.
+RELOAD_SECONDS = 60.0  # seconds that a reload may take before it is reported
 YOUNG_SECONDS = 30.0  # age up to which an instance may not have published anything yet
 
 
@@ -29,27 +29,29 @@ class InstanceRow:
     `state` is one of:
 
     - starting, working
-    - standby: healthy, and owns nothing.
-    - limited: the operating system refuses more processes, so it serves fewer partitions.
-    - paused: by a signal.
-    - draining: hands over its partitions.
+    - standby: healthy, but owns nothing.
+    - limited: serves fewer partitions, because the operating system refuses more processes.
+    - paused: paused by a signal.
+    - draining: handing over its partitions.
     - drained: owns nothing because of a directive.
-    - silent: sent no heartbeat for longer than a lease lasts.
-    - unknown: sends heartbeats, but no summary is published, so `reported` is False.
+    - silent: has sent no heartbeat for longer than a lease lasts.
+    - unknown: sends heartbeats, but has no published summary, so `reported` is False.
 
-    `owned` counts its assignments, at most `cap` (0: no limit). `weight` is its `daemon.weight`:
-    the fleet divides its partitions in proportion to the weights. `acked` is the number of messages
-    acknowledged per second. `capacity` is the number of partitions that it can serve, null if the
-    operating system sets no limit. `limit` is the reason for that limit, '' without one. `leaving`
-    is true if it takes no partitions, because its daemon stops or can start no process.
+    `owned` is the number of its assignments, and `cap` the maximum (0: no limit). `weight` is its
+    `daemon.weight`: the fleet divides the partitions in proportion to the weights. `acked` is the
+    number of messages that it acknowledges per second. `capacity` is the number of partitions that
+    it can serve, or null if the operating system sets no limit. `limit` is the reason for that
+    limit, or '' if there is none. `leaving` is true if the instance takes no partitions, because
+    its daemon is stopping or cannot start any process.
 
-    It sent its last heartbeat at `heartbeat_unix_ms`, and published its last summary at
-    `at_unix_ms`. `redis_up` is true if Redis answers its housekeeper, null when unknown.
+    `heartbeat_unix_ms` is the time of its last heartbeat, and `at_unix_ms` the time of its last
+    summary. `redis_up` is true if Redis answers the instance's housekeeper, and null if that is
+    unknown.
 
-    `offers` are the topics and groups for which it has a consumer. `broken` are the assignments
-    whose worker crashes in a loop there. `reload` is its unfinished reload. `rss` is the resident
-    memory of its workers in bytes, null when unknown. Memory that workers share is counted once for
-    each worker.
+    `offers` contains the topics and groups for which the instance has a consumer. `broken` contains
+    the assignments whose worker crashes in a loop on it. `reload` is its unfinished reload, if
+    there is one. `rss` is the resident memory of its workers in bytes, or null if it is unknown.
+    Memory that workers share is counted once for each worker.
     """
 
     instance: str
@@ -76,17 +78,17 @@ class InstanceRow:
 
     @property
     def rate(self) -> float | None:
-        """Messages acknowledged per second, None when unknown."""
+        """Messages acknowledged per second, or None if the number is unknown."""
         return self.acked if self.reported else None
 
     @property
     def full(self) -> bool:
-        """True if the operating system refuses it more processes."""
+        """True if the instance owns as many partitions as the operating system allows."""
         return self.capacity is not None and self.owned >= self.capacity
 
 
 def instance_row(state: FleetState, heartbeat: Heartbeat, summary: dict[str, Any]) -> InstanceRow:
-    """Return the row of an instance from the values that it publishes."""
+    """Build the row of an instance from the values that it has published."""
     info, seen = heartbeat.info, seen_of(heartbeat)
     assignments = [
         assignment
@@ -114,7 +116,8 @@ def instance_row(state: FleetState, heartbeat: Heartbeat, summary: dict[str, Any
             sum(published.rate(assignment, "acked") or 0.0 for assignment in assignments), 2
         ),
         pid=published.read_integer(info.get("pid")),
-        # A summary of the previous run remains for a few seconds.
+        # Prefer the time in the heartbeat, because the summary of the previous run remains for a
+        # few seconds.
         started_unix_ms=published.read_integer(summary.get("started_unix_ms"))
         if began is None
         else round(began * 1000),
@@ -131,19 +134,19 @@ def instance_row(state: FleetState, heartbeat: Heartbeat, summary: dict[str, Any
 
 
 class SeesInstances(Protocol):
-    """The facts that the checks of instances need. Larger sets of facts have them too."""
+    """The facts that the instance checks need. Larger sets of facts provide them as well."""
 
     @property
     def now_unix_ms(self) -> int:
-        """The server's clock."""
+        """The time on the server's clock."""
 
     @property
     def instances(self) -> Sequence[InstanceRow]:
-        """All known instances, silent ones too."""
+        """All known instances, including silent ones."""
 
 
 def no_instances(fleet: str) -> CheckResult:
-    """Return the finding for a fleet without a live instance."""
+    """Return the finding for a fleet that has no live instance."""
     return CheckResult(
         f"no instance of the fleet {fleet} is live, so no message is handled",
         "run `systemctl start streamqd`, or `streamqd --config FILE`. If an instance runs,"
@@ -154,7 +157,7 @@ def no_instances(fleet: str) -> CheckResult:
 
 @check("fleet.limited", Severity.PROBLEM, Need.FLEET)
 def limited(facts: SeesInstances) -> Iterator[CheckResult]:
-    """An instance serves fewer partitions, because the operating system refuses processes."""
+    """An instance serves fewer partitions because the operating system refuses more processes."""
     for each in facts.instances:
         if each.state == "silent" or each.capacity is None:
             continue
