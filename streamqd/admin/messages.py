@@ -1,9 +1,9 @@
-"""Order, filter and page lists of messages. All kinds of messages use the same list.
+"""Sort, filter and page lists of messages. All kinds of messages use the same list.
 
 Each kind of message has a function that returns its `MessageList`: `tail.messages` (all messages of
 a topic), `pending.messages`, `delayed.messages` (delayed sends), `retries.messages` and
 `dead_letters.messages`. Their modules also define the rows, the details of one message, and the
-actions. Nothing here depends on a kind.
+actions. Nothing in this module depends on a particular kind.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Row = TypeVar("Row")
 class MessagePosition(NamedTuple):
     """The position of a message in its list, written `RANK/PARTITION:PLACE` as a cursor.
 
-    `place` is unique in the partition: an entry ID, `m:ID`, `r:ID` or a send ID. `rank` sorts ahead
-    of it, such as the due time. A rank of 0 is not written.
+    `place` is unique in the partition: an entry ID, `m:ID`, `r:ID` or a send ID. `rank` is a number
+    that is compared before the place, such as the due time. A rank of 0 is omitted from the cursor.
     """
 
     rank: int
@@ -58,10 +58,11 @@ class MessagePosition(NamedTuple):
 
 
 class FoundMessage(NamedTuple, Generic[Item]):
-    """A message as read, before it becomes a row.
+    """A message as it was read, before it becomes a row.
 
-    `unix_ms` is the time that filters compare: the time of writing, of the dead letter, or the due
-    time. `fields` are the fields of the message, {} for pending messages.
+    `unix_ms` is the time that filters compare. Depending on the kind, it is the time at which the
+    message was written or dead-lettered, or its due time. `fields` contains the fields of the
+    message, and is empty for pending messages.
     """
 
     position: MessagePosition
@@ -72,13 +73,14 @@ class FoundMessage(NamedTuple, Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """A filter over messages. A message must match each field that is set.
+    """A filter for messages. A message must match each field that is set.
 
-    `ids` are names, `PARTITION:PLACE`. Only actions use them. `error_class` is the class with
-    its module, or its last part. `key` is exact. `headers` are pairs that must all be present.
-    Retries and delayed sends are read without headers, so none matches. `since_unix_ms` (inclusive)
-    and `until_unix_ms` (exclusive) bound `FoundMessage.unix_ms`. `attempt_min` is the lowest
-    attempt that a retry waits for. Pending messages are filtered by partition and time only.
+    `ids` contains names such as `PARTITION:PLACE`, and is only used by actions. `error_class`
+    matches the class with its module, or the last part of it. `key` must match exactly. All pairs
+    in `headers` must be present. Retries and delayed sends are read without headers, so none of
+    them matches a filter with headers. `since_unix_ms` (inclusive) and `until_unix_ms` (exclusive)
+    bound `FoundMessage.unix_ms`. `attempt_min` is the lowest attempt that a retry may be waiting
+    for. Pending messages can only be filtered by partition and time.
     """
 
     ids: tuple[str, ...] = ()
@@ -96,7 +98,7 @@ class MessageFilter:
     def takes(self, unix_ms: int, fields: Mapping[bytes, bytes]) -> bool:
         """Return True if a message with this time and these fields matches.
 
-        Does not compare IDs and partitions.
+        IDs and partitions are not compared.
         """
         if self.since_unix_ms is not None and unix_ms < self.since_unix_ms:
             return False
@@ -123,7 +125,7 @@ class MessageFilter:
 
     @property
     def narrows(self) -> bool:
-        """Return True if any filter is set."""
+        """True if any filter is set."""
         return self != EVERY
 
     def audit_arguments(self) -> dict[str, Any]:
@@ -146,13 +148,13 @@ EVERY = MessageFilter()
 
 @dataclass(frozen=True, slots=True)
 class MessagePage(Generic[Row]):
-    """A page of a list, with the rows of its kind.
+    """One page of a list, with rows of its kind.
 
-    `total` counts all messages of the list, with or without a match. Pass `cursor` for the next
-    page ('' on the last page). `complete` is False if the search stopped at its budget, or if the
-    list leaves messages out. More messages may then match, even if `cursor` is ''. `unreadable` are
-    values in Redis that cannot be read. A message without a readable position has no row, and an
-    unreadable counter is 0.
+    `total` is the number of all messages in the list, including those that do not match. Pass
+    `cursor` to get the next page. It is '' on the last page. `complete` is False if the search
+    stopped at its budget, or if the list leaves messages out. In both cases, more messages may
+    match, even if `cursor` is ''. `unreadable` lists values in Redis that cannot be read. A message
+    without a readable position has no row, and an unreadable counter is 0.
     """
 
     now_unix_ms: int
@@ -165,14 +167,15 @@ class MessagePage(Generic[Row]):
 
 @dataclass(frozen=True)
 class MessageList(Generic[Item, Row]):
-    """The messages of one kind over all partitions of a topic, in one order. Writes nothing.
+    """The messages of one kind over all partitions of a topic, in one order.
 
-    Use an instance for one search. `partitions` is the number of partitions, and `total` returns
-    the number of messages. `order` returns the sort key of a position. It raises ValueError if the
-    position is not one of this list. `read` returns one or more sorted readers of some partitions,
-    given a filter, a first position and a number of rows. Readers may return messages that do not
-    match. `rows` turns the messages of a page into rows. `complete` is False if `read` leaves out
-    messages. `reader` collects the invalid values.
+    An instance is used for one search, and writes nothing. `partitions` is the partition count of
+    the topic, and `total` returns the number of messages. `order` returns the sort key of a
+    position, and raises ValueError if the position cannot be one of this list. `read` is called
+    with partitions, a filter, a position to start from and a number of rows. It returns one or more
+    sorted readers, which may also return messages that do not match. `rows` turns the messages of a
+    page into rows. `complete` is False if `read` leaves messages out. `reader` collects the invalid
+    values.
     """
 
     reader: ViewReader
@@ -197,9 +200,10 @@ class MessageList(Generic[Item, Row]):
     ) -> MessagePage[Row]:
         """Return a page of the matching messages.
 
-        At most `limit` rows are returned and `budget` messages examined (None: until the page is
-        full). Bodies are read a few at a time. Raises InvalidRequestError for a cursor of another
-        list, and RequestRefusedError for a missing partition.
+        The page has at most `limit` rows. The search stops after it has examined `budget` messages,
+        or if that is None, only when the page is full. Bodies are read a few at a time. Raises
+        InvalidRequestError if the cursor is from another list, and RequestRefusedError if the
+        partition does not exist.
         """
         following, complete, kept = "", self.complete, list[FoundMessage[Item]]()
         last = self._position(cursor) if cursor else None
@@ -225,7 +229,10 @@ class MessageList(Generic[Item, Row]):
     def iterate(
         self, choice: MessageFilter = EVERY, most: int = 1 << 62
     ) -> Iterator[FoundMessage[Item]]:
-        """Yield at most `most` matching messages, read page by page. Raises RequestRefusedError."""
+        """Yield matching messages up to a maximum number, read page by page.
+
+        Raises RequestRefusedError if the partition does not exist.
+        """
         found = self.examine(choice, most)
         some = (each for each in found if choice.takes(each.unix_ms, each.fields))
         return itertools.islice(some, most)
@@ -233,10 +240,10 @@ class MessageList(Generic[Item, Row]):
     def examine(
         self, choice: MessageFilter = EVERY, most: int = 1 << 62
     ) -> Iterator[FoundMessage[Item]]:
-        """Yield the messages to which a filter applies, including those that do not match it.
+        """Yield every message that a filter examines, including those that do not match.
 
-        `most` is the approximate number of messages that the caller needs. It only affects the
-        size of the pages. Raises RequestRefusedError.
+        `most` is the approximate number of messages that the caller needs. It only affects the size
+        of the pages. Raises RequestRefusedError if the partition does not exist.
         """
         return self._merge(choice, None, most)
 
@@ -273,7 +280,7 @@ class MessageList(Generic[Item, Row]):
 def newest_first(
     store: Store, topic: str, streams: Sequence[str], row: Callable[[Entry], Row]
 ) -> MessageList[Entry, Row]:
-    """Return the entries of a stream per partition, as one list, the newest first."""
+    """Return a list of the entries in several streams, one per partition, with the newest first."""
     reader = ViewReader(store)
 
     def read(
@@ -281,7 +288,7 @@ def newest_first(
     ) -> list[Iterator[FoundMessage[Entry]]]:
         size = min(PAGE_MAX, -(-limit // len(some)) + 1)
         if replace(choice, partition=None, since_unix_ms=None, until_unix_ms=None).narrows:
-            size = PAGE_MAX  # most entries may not match
+            size = PAGE_MAX  # most entries may not match, so use the largest pages
         lower = "-" if choice.since_unix_ms is None else f"{max(0, choice.since_unix_ms)}-0"
         ends = [] if after is None else [read_id(after.place)]
         if choice.until_unix_ms is not None:
@@ -318,12 +325,12 @@ def _read_newest(
 
 
 def attempt_of(fields: Mapping[bytes, bytes]) -> int:
-    """Return the attempt that a message waits for, from 1."""
+    """Return the number of the attempt that a message is waiting for, starting at 1."""
     return count_in(fields, b"retryCount") + 1
 
 
 def count_in(fields: Mapping[bytes, bytes], name: bytes) -> int:
-    """Return a counter among the fields of a message, 0 if it is missing or unreadable."""
+    """Return a counter from the fields of a message, or 0 if it is missing or unreadable."""
     raw = fields.get(name, b"0")
     return int(raw) if raw.isdigit() and len(raw) < 17 else 0
 

@@ -1,4 +1,4 @@
-"""Entries delivered to a worker and not settled: one list over all partitions."""
+"""List the entries of a group that are delivered and not acknowledged, over all partitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamqd.store import untrusted
 from streamqd.store.replies import check_replies
 from streamqd.store.store import Store
 
-SCAN_MAX = 100_000  # entries examined for one ranking by idle time or deliveries
+SCAN_MAX = 100_000  # maximum number of entries that are ranked by idle time or deliveries
 PAGE = 500
 ORDERS = ("id", "idle", "deliveries")
 
@@ -23,10 +23,11 @@ ORDERS = ("id", "idle", "deliveries")
 class PendingRow:
     """One pending entry.
 
-    `place` is `m:` (the partition's stream) or `r:` (the group's retry stream) and the entry's ID.
-    `idle_ms` is the time since its last delivery. `deliveries` is the count of Redis. `crashes` is
-    the number of worker processes that it crashed. `consumer` is `w` for streamqd, '' when no
-    consumer has the entry (`idle_ms` is null then). Any other name is another client.
+    `place` is the ID of the entry with a prefix: `m:` for the partition's stream, or `r:` for the
+    group's retry stream. `idle_ms` is the time since its last delivery. `deliveries` is the
+    delivery count that Redis keeps. `crashes` is the number of worker processes that the entry
+    crashed. `consumer` is `w` for streamqd. If no consumer has the entry, `consumer` is '' and
+    `idle_ms` is null. Any other name is that of another client.
     """
 
     partition: int
@@ -52,9 +53,9 @@ def messages(
 ) -> MessageList[list[Any], PendingRow]:
     """Return the pending entries of a group, in one of `ORDERS`.
 
-    The order `id` starts with the oldest entry, and consecutive pages have no gaps. The orders by
-    idle time and by deliveries start with the highest value. They rank at most 100,000 entries for
-    a page, and entries can change their rank between two pages. Raises TopicNotFoundError,
+    The order `id` starts with the oldest entry, and no entry is skipped between two pages. The
+    orders `idle` and `deliveries` start with the highest value. They rank at most 100,000 entries
+    for a page, and an entry can change its rank between two pages. Raises TopicNotFoundError and
     RequestRefusedError.
     """
     reader = ViewReader(store)
@@ -116,13 +117,13 @@ def _by_id(store: Store, source: _Source, group: str, lower: str) -> Iterator[Pe
 
 
 def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Iterator[Pending]:
-    """Yield all pending entries, up to the bound, ranked."""
+    """Yield at most SCAN_MAX pending entries, each with its rank."""
     left = SCAN_MAX
     positions = dict.fromkeys(sources, "-")
     while positions and left > 0:
         batch = list(positions.items())[: BATCH // 2]
-        # Read the server's clock right before each page, because an idle time only defines a time
-        # together with the time at which it was read.
+        # Read the server's clock immediately before each page, because an idle time only defines a
+        # time together with the time at which it was read.
         commands: list[tuple[object, ...]] = []
         for source, lower in batch:
             commands += (("TIME",), ("XPENDING", source.stream, group, lower, "+", PAGE))
@@ -131,8 +132,8 @@ def _scan(store: Store, sources: list[_Source], group: str, order: str) -> Itera
             time_reply, page = check_replies(replies[2 * at : 2 * at + 2])
             now = int(time_reply[0]) * 1000 + int(time_reply[1]) // 1000
             for raw in page:
-                # An entry without a consumer counts as idle forever. Redis reports an idle time of
-                # -1 for it.
+                # Redis reports an idle time of -1 for an entry without a consumer. It counts as
+                # idle forever.
                 since = now - int(raw[2]) if _is_owned(raw) else 0
                 rank = since if order == "idle" else -int(raw[3])
                 yield _message_of(source, raw, rank)

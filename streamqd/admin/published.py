@@ -1,7 +1,7 @@
 """Read the published state of a fleet: members, directives and summaries.
 
-Other versions of streamqd or other clients may have written them, so any field can be missing or
-invalid, and every number is checked against bounds.
+These values may have been written by another version of streamqd or by another client. Any field
+can therefore be missing or invalid, and every number is checked against bounds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _WHOLE = ("at_unix_ms", "started_unix_ms", "pid")
 
 
 class Fleet(NamedTuple):
-    """A fleet by its name. `stale`: seconds after which a silent instance counts as lost."""
+    """A fleet, identified by its name.
+
+    An instance counts as lost after it has been silent for `stale` seconds.
+    """
 
     store: Store
     name: str
@@ -34,9 +37,9 @@ class Fleet(NamedTuple):
 
 @dataclass(frozen=True)
 class FleetState:
-    """A fleet as stored in Redis: its members and the directives of operators.
+    """A fleet as stored in Redis: its members, and the directives that operators have written.
 
-    `stale` is the number of seconds after which a silent instance counts as lost.
+    An instance counts as lost after it has been silent for `stale` seconds.
     """
 
     now_unix_ms: int
@@ -46,7 +49,7 @@ class FleetState:
 
     @cached_property
     def silent(self) -> dict[str, int]:
-        """Milliseconds since the last heartbeat of each instance that counts as lost."""
+        """The instances that count as lost, with the milliseconds since their last heartbeats."""
         ages = {
             heartbeat.instance: self.now_unix_ms - heartbeat.heartbeat_unix_ms
             for heartbeat in self.heartbeats
@@ -68,7 +71,7 @@ class FleetState:
         return {heartbeat.instance: heartbeat.info for heartbeat in self.heartbeats}
 
     def placeable(self) -> list[MemberView]:
-        """Return the members that may own something."""
+        """Return the members that may own assignments."""
         return [
             seen
             for name, seen in self.live.items()
@@ -77,9 +80,10 @@ class FleetState:
 
 
 def fleet_state(fleet: Fleet, reader: ViewReader | None = None) -> FleetState:
-    """Read members and directives.
+    """Read the members and the directives of a fleet.
 
-    Without a reader, a key of another type raises InvalidValueError.
+    A reader records invalid values and continues. Without a reader, a key of the wrong type raises
+    InvalidValueError.
     """
     key = fleet.store.keys.directives(fleet.name)
     commands = [
@@ -117,12 +121,15 @@ def _keep_unreadable(
 
 
 def summaries(reader: ViewReader, fleet: str, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the summary of each instance, {} when it is missing or unreadable."""
+    """Return the summary of each instance, or {} if it is missing or unreadable."""
     return _summaries(reader, [reader.keys.instance(fleet, name) for name in names])
 
 
 def duplicates(reader: ViewReader, fleet: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the summaries of second processes that use the name of an instance, by that name."""
+    """Return the summaries of duplicate instances, by instance name.
+
+    A duplicate is a second process that uses the name of an instance.
+    """
     found = _summaries(reader, [reader.keys.duplicate(fleet, name) for name in names])
     return {name: known for name, known in zip(names, found, strict=True) if known}
 
@@ -158,28 +165,28 @@ def summary(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
 
 
 def tables(value: Any) -> list[dict[str, Any]]:
-    """Return the JSON objects of a list. Other elements are left out."""
+    """Return the JSON objects in a list. Elements of other types are left out."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def read_number(value: Any) -> float | None:
-    """Return a JSON number within bounds, None for anything else."""
+    """Return a JSON number that is within bounds, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    # A JSON integer may be too large for a float.
+    # A JSON integer can be too large for a float, so only check floats here.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return float(value) if -NUMBER_MAX <= value <= NUMBER_MAX else None
 
 
 def read_integer(value: Any) -> int | None:
-    """Return a JSON integer within bounds, None for anything else."""
+    """Return a JSON integer that is within bounds, or None for anything else."""
     found = read_number(value)
     return None if found is None else int(found)
 
 
 def rate(assignment: dict[str, Any], name: str) -> float | None:
-    """Return a published rate of an assignment per second, None when unknown."""
+    """Return a published rate of an assignment per second, or None if it is unknown."""
     rates = assignment.get("rates")
     return read_number(rates.get(name)) if isinstance(rates, dict) else None
 

@@ -1,8 +1,9 @@
 """Read from Redis for views: in bounded pages, from several partitions, and despite invalid values.
 
-The size of a reply never depends on the amount of data. A pipeline has at most BATCH commands, and
-a page at most PAGE_MAX entries with bodies. A view reads through one `ViewReader`, which records
-invalid values in its `rows`. They count as missing, and the view shows them.
+The size of a reply never depends on the amount of data, because a pipeline has at most BATCH
+commands and a page has at most PAGE_MAX entries with bodies. Each view reads through one
+`ViewReader`, which records invalid values in its `rows`. These values count as missing, and the
+view shows them.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from streamqd.store.replies import check_valid, require_all
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-SEQ_MAX = (1 << 64) - 1  # largest second part of an id
+SEQ_MAX = (1 << 64) - 1  # largest second part of an ID
 LAST_ID = b"%d-%d" % (SEQ_MAX, SEQ_MAX)  # highest possible ID, which any client may write
 PAGE_MAX = 64  # entries with bodies in one reply
 BATCH = 256  # commands in one pipeline
 _OURS = "a value in the format of streamqd"
-# The server as a whole is unavailable, so no further read can succeed.
+# These refusals mean that the whole server is unavailable, so no further read can succeed.
 _SERVER_REFUSALS = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.FULL, RefusalKind.LOGIN)
 
 
 class Id(NamedTuple):
-    """An entry id, in its order."""
+    """An entry ID. IDs compare in the order of the stream."""
 
     ms: int
     seq: int
@@ -49,14 +50,18 @@ class Id(NamedTuple):
         return f"{self.ms}-{self.seq}"
 
     def before(self) -> Id:
-        """Return the greatest ID before this one, because positions are exclusive. 0-0 has none."""
+        """Return the greatest ID before this one, or 0-0 for 0-0.
+
+        A position is the last ID that was read, so a group at the returned position reads this
+        entry next.
+        """
         if self.seq:
             return Id(self.ms, self.seq - 1)
         return Id(self.ms - 1, SEQ_MAX) if self.ms else self
 
 
 class Place(NamedTuple):
-    """An entry of one of a topic's partitions, written `PARTITION:ms-seq`."""
+    """The place of an entry in a topic, written `PARTITION:ms-seq`."""
 
     partition: int
     id: Id
@@ -66,7 +71,7 @@ class Place(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An entry as read."""
+    """A stream entry as it was read."""
 
     partition: int
     id: Id
@@ -79,12 +84,12 @@ class Entry(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str] | None:
-        """The headers, None if they are not a JSON object."""
+        """The headers, or None if they are not a JSON object."""
         return headers_of(self.fields)
 
 
 def headers_of(fields: Mapping[bytes, bytes]) -> dict[str, str] | None:
-    """Return the headers of a message, None when they are not a JSON object."""
+    """Return the headers of a message, or None if they are not a JSON object."""
     try:
         found: Any = json.loads(fields.get(b"headers", b"{}"))
         return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else None
@@ -125,18 +130,18 @@ def read_place(text: str, partitions: int | None = None) -> Place:
 
 
 def pairs(flat: Sequence[bytes] | None) -> dict[bytes, Any]:
-    """Return alternating names and values as a dict, {} for a missing reply."""
+    """Return alternating names and values as a dict, or {} if the reply is missing."""
     return dict(zip(flat[::2], flat[1::2], strict=True)) if flat else {}
 
 
 def last_id(info: Sequence[Any] | None) -> str:
-    """Return the last ID of a stream from XINFO STREAM, 0-0 without a stream."""
+    """Return the last ID of a stream from XINFO STREAM, or 0-0 if there is no stream."""
     found: bytes = pairs(info).get(b"last-generated-id", b"0-0")
     return found.decode()
 
 
 def server_unix_ms(link: Connection) -> int:
-    """Return the server's clock."""
+    """Return the time on the server's clock, in Unix milliseconds."""
     seconds, micros = link.execute("TIME")
     return int(seconds) * 1000 + int(micros) // 1000
 
@@ -154,11 +159,11 @@ def ask(
     batch: int = BATCH,
     refused: Callable[[RedisResponseError, Sequence[Any]], None] = _raise_error,
 ) -> list[Any]:
-    """Run read commands, `batch` in one pipeline. The result for a missing key is None.
+    """Run read commands in pipelines of `batch` commands. The result for a missing key is None.
 
-    `refused` is called for a command that the server refuses. If it returns, the result is None. By
-    default, it raises InvalidValueError for a key of another type, and otherwise
-    RedisResponseError.
+    `refused` is called with each error of the server and its command. If it returns, the result of
+    the command is None. The default raises InvalidValueError for a key of the wrong type, and
+    otherwise RedisResponseError.
     """
     replies: list[Any] = []
     for start in range(0, len(commands), batch):
@@ -203,9 +208,10 @@ def read_backwards(
 def read_forwards(
     store: Store, stream: str, *, after: Id | None = None, until: Id | None = None, size: int
 ) -> Iterator[list[tuple[Id, dict[bytes, bytes]]]]:
-    """Yield pages of a stream, oldest first, of the entries after `after` up to `until` inclusive.
+    """Yield the entries that follow `after`, up to and including `until`, in pages, oldest first.
 
-    A page has at most `size` entries, and BYTES_MAX of bodies or one more.
+    A page has at most `size` entries. It ends after the entry with which the bodies exceed
+    BYTES_MAX.
     """
     lower = "-" if after is None else range_after(str(after).encode())
     upper = "+" if until is None else str(until)
@@ -218,14 +224,14 @@ def read_forwards(
 
 
 def range_after(raw_id: bytes) -> str:
-    """Return the start of the range after an ID, '' if no ID can follow it."""
+    """Return the start of the range after an ID, or '' if no ID can follow it."""
     return "" if raw_id == LAST_ID else f"({raw_id.decode()}"
 
 
 def _page(
     store: Store, stream: str, first: str, last: str, size: int, *, newest: bool
 ) -> tuple[list[Any], bool]:
-    """Read a page. Return its entries, and True if there may be more after it."""
+    """Return the entries of a page, and True if there may be more after it."""
     try:
         entries, more = store.run(tracing.page(stream, first, last, size, newest=newest)).values
     except RedisResponseError as error:
@@ -241,9 +247,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A value in Redis that does not fit its key and field. `field` is '' for the whole key.
+    """A value in Redis that is not valid for its key and field. `field` is '' for the whole key.
 
-    `found` is the printable value, or the server's error. `wanted` describes a valid value.
+    `found` is the value in printable form, or the server's error. `wanted` describes a valid value.
     """
 
     key: str
@@ -257,10 +263,10 @@ class Unreadable:
 
 
 class ViewReader:
-    """Reads Redis for one view, and collects each invalid value once.
+    """Reads Redis for one view, and records each invalid value once.
 
-    An invalid value counts as missing. A `tolerant` reader also continues after error replies.
-    `forbidden` are the commands that the Redis user has no permission for.
+    An invalid value counts as missing. A tolerant reader also continues after error replies.
+    `forbidden` contains the commands that the Redis user may not run.
     """
 
     def __init__(self, store: Store, *, tolerant: bool = False) -> None:
@@ -276,7 +282,7 @@ class ViewReader:
 
     @property
     def rows(self) -> list[Unreadable]:
-        """The unreadable values found, by key and field."""
+        """The unreadable values that were found, sorted by key and field."""
         return [self._rows[each] for each in sorted(self._rows)]
 
     def for_store(self, store: Store) -> ViewReader:
@@ -286,11 +292,14 @@ class ViewReader:
         return other
 
     def ask(self, commands: Sequence[Sequence[Any]], *, batch: int = BATCH) -> list[Any]:
-        """Run read commands, `batch` in one pipeline. Return None for a missing or invalid key."""
+        """Run read commands in pipelines of `batch`.
+
+        The result for a missing or invalid key is None.
+        """
         return ask(self.store, commands, batch=batch, refused=self._refused_command)
 
     def measure(self, calls: Sequence[Call]) -> list[Reply | None]:
-        """Run read scripts in bounded pipelines. Return None for invalid keys or replies."""
+        """Run read scripts in bounded pipelines. The result for an invalid key or reply is None."""
         replies: list[Reply | None] = []
         for call, reply in _run_in_batches(self.store, calls):
             if isinstance(reply, Reply):
@@ -304,19 +313,23 @@ class ViewReader:
         return replies
 
     def figures(self, parse: Callable[[Reply, str], T], reply: Reply | None, key: str) -> T | None:
-        """Parse a reply of `measure`. Return None for None, and for an invalid reply (recorded).
+        """Parse a reply from `measure`. Return None if the reply is None or invalid.
 
-        `key` names the place of a value that cannot be read.
+        An invalid reply is recorded, with `key` as the place of the value that cannot be read.
         """
         try:
             return None if reply is None else self.read(parse, reply, key)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            # The contract of a script only defines the words of a reply, so check the values.
+            # The contract of a script only defines the words of a reply, so the values can still be
+            # invalid.
             self.add_row(_invalid(key, error))
             return None
 
     def read(self, parse: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
-        """Return the parsed value. Record an invalid one, and return None."""
+        """Return the value that a parser returns.
+
+        If the value is invalid, record it and return None.
+        """
         try:
             return parse(*args, **named)
         except InvalidValueError as error:
@@ -324,7 +337,10 @@ class ViewReader:
             return None
 
     def text(self, raw: bytes, key: str, field: str) -> str | None:
-        """Decode text of another client, such as a group name. Return None when it is not UTF-8."""
+        """Decode text that another client wrote, such as a group name.
+
+        Return None if it is not UTF-8.
+        """
         return self.read(untrusted.text, raw, key, field)
 
     def add(self, error: InvalidValueError | None) -> None:
@@ -333,13 +349,13 @@ class ViewReader:
             self.add_row(Unreadable(error.key, error.field, error.found, error.wanted))
 
     def add_row(self, row: Unreadable) -> None:
-        """Add an invalid value that was found elsewhere."""
+        """Record an invalid value that was found elsewhere."""
         self._rows.setdefault((row.key, row.field, row.found), row)
 
     def add_error(self, error: RedisResponseError, key: str, command: str) -> None:
-        """Record the server's error about a key. Raises an error that concerns more than this key.
+        """Record an error of the server about a key, or raise it if it concerns more than this key.
 
-        A tolerant reader raises it only when the server as a whole is unavailable.
+        A tolerant reader raises it only if the server as a whole is unavailable.
         """
         if error.code == "WRONGTYPE":
             self.add(_mistyped_error(key))
@@ -354,7 +370,10 @@ class ViewReader:
         self.add_error(error, key_of(command), _command_name(command))
 
     def wrong_types(self, wanted: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-        """Return, for each mapping of keys to types, the keys of another type, with that type."""
+        """Find the keys that have the wrong type, for each mapping of keys to the wanted types.
+
+        Return a mapping of these keys to their actual types for each of the given mappings.
+        """
         replies = iter(self.ask([("TYPE", key) for some in wanted for key in some]))
         found = []
         for some in wanted:
@@ -369,7 +388,10 @@ class ViewReader:
         return found
 
     def keep_mistyped(self, wanted: Mapping[str, str]) -> bool:
-        """Record the keys of another type. Return False without any, or if TYPE is forbidden."""
+        """Record the keys that have the wrong type. Return True if there are any.
+
+        If the user may not run TYPE, nothing is recorded, and the result is False.
+        """
         try:
             found = self.wrong_types([wanted])[0]
         except RedisResponseError:
@@ -379,7 +401,7 @@ class ViewReader:
         return bool(found)
 
     def _mistyped_keys(self, call: Call) -> bool:
-        """Record the keys of a call with the wrong type. Return False if all types are right."""
+        """Record the keys of a call that have the wrong type. Return True if there are any."""
         return self.keep_mistyped(
             {
                 str(key): spec.type.lower()
@@ -390,7 +412,7 @@ class ViewReader:
 
 
 def measure(store: Store, calls: Sequence[Call]) -> list[Reply]:
-    """Run read scripts in bounded round trips. Raises RedisResponseError, ContractError."""
+    """Run read scripts in bounded round trips. Raises RedisResponseError and ContractError."""
     return [_check_reply(reply) for _, reply in _run_in_batches(store, calls)]
 
 
@@ -416,9 +438,10 @@ def _invalid(key: str, error: Exception) -> Unreadable:
 
 
 def memory_of(store: Store, streams: Sequence[str], samples: int) -> list[int | None]:
-    """Return the approximate bytes of streams, 0 without a stream, None without the permission.
+    """Return the approximate size of each stream in bytes.
 
-    The server samples `samples` nodes of each stream.
+    The size is 0 if the stream does not exist, and None if the user may not read it. The server
+    samples `samples` nodes of each stream.
     """
     sizes: list[int | None] = []
     for start in range(0, len(streams), BATCH):
@@ -431,7 +454,7 @@ def memory_of(store: Store, streams: Sequence[str], samples: int) -> list[int | 
 
 
 def lease_views(reader: ViewReader, assignments: Sequence[Assignment]) -> list[LeaseView]:
-    """Return fence and lease of each assignment. A number that cannot be read is 0."""
+    """Return the fence and the lease of each assignment. A number that cannot be read is 0."""
     replies = reader.ask(
         [
             command
@@ -451,7 +474,7 @@ def lease_view(
     fence: Sequence[bytes | None] | None,
     ttl_ms: int | None,
 ) -> LeaseView:
-    """Parse the replies to the commands of `leases.view_commands`. None is a refused command."""
+    """Parse the replies to `leases.view_commands`. A reply is None if the command was refused."""
     token, epoch, owner, since, quarantine = fence or (None,) * 5
     ttl = -2 if ttl_ms is None else ttl_ms
     numbers = {"epoch": epoch, "since": since}
@@ -467,7 +490,10 @@ def lease_view(
 def group_names(
     reader: ViewReader, reply: Sequence[Any] | None, stream: str
 ) -> list[dict[str, Any]]:
-    """Return XINFO GROUPS with `name` as text. Names that are not UTF-8 are only recorded."""
+    """Parse a reply of XINFO GROUPS, with `name` decoded to a string.
+
+    Groups whose names are not UTF-8 are recorded and left out.
+    """
     found = []
     for flat in reply or ():
         info = {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}

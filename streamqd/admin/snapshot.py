@@ -1,10 +1,10 @@
 """Read a snapshot of the fleet, with a row for each assignment.
 
 `read` measures the rows in Redis. `read_published` takes them from the summaries that instances
-publish every 2 s, and measures only assignments that no summary contains. The summary of a hung
+publish every 2 s, and measures only the assignments that are in no summary. The summary of a hung
 instance is used for up to 10 s, until it expires. Neither function writes. `status`, `top`, `why`,
 `trace` and the plan of a drain are views of the result. An invalid value counts as missing, is
-listed in `unreadable`, and affects no other row.
+listed in `unreadable`, and does not affect other rows.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ from streamqd.store.directives import Directive, Directives
 from streamqd.store.scripts import Reply
 from streamqd.store.statistics import DeadLetterCount, PartitionFigures
 
-DEAD_LETTERS_MAX = 200_000  # dead letters that one `read` counts by group
-STRAYS_MAX = 64  # unowned assignments that one `read_published` measures
+DEAD_LETTERS_MAX = 200_000  # maximum number of dead letters that one `read` counts by group
+STRAYS_MAX = 64  # maximum number of assignments that one `read_published` measures
 TOPICS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
 class FleetTotals:
-    """Sums over the fleet. Rates are per second. `arriving` counts each partition once.
+    """Sums over the whole fleet.
 
-    If `lag_exact` is False, the lag of some assignment is unknown, and `lag` is a lower bound.
+    Rates are per second. `arriving` counts each partition once, even if several groups read it. If
+    `lag_exact` is False, the lag of at least one assignment is unknown, and `lag` is a lower bound.
     """
 
     arriving: float
@@ -58,12 +59,12 @@ class FleetTotals:
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """The state of the fleet at one time of the server's clock."""
+    """The state of the fleet at one point in time, by the server's clock."""
 
     fleet: str
     state: FleetState
     instances: Sequence[InstanceRow] = ()
-    #: Sorted by topic, group and partition.
+    #: The rows of the assignments, sorted by topic, group and partition.
     assignments: Sequence[AssignmentRow] = ()
     #: The failures of all assignments, latest first.
     failures: Sequence[RecentFailure] = ()
@@ -73,17 +74,17 @@ class FleetSnapshot:
     partitions: Mapping[tuple[str, int], PartitionFigures] = field(default_factory=dict)
     #: The number of unowned assignments that were not measured.
     unseen: int = 0
-    #: Invalid values in Redis. They count as missing.
+    #: Invalid values in Redis, which count as missing.
     unreadable: Sequence[Unreadable] = ()
 
     @property
     def now_unix_ms(self) -> int:
-        """The server's clock."""
+        """The time on the server's clock."""
         return self.state.now_unix_ms
 
     @property
     def directives(self) -> list[tuple[str, str, Directive]]:
-        """The kind (pause, stop or drain), scope and text of each directive in effect."""
+        """The kind (pause, stop or drain), the scope and the text of each directive in effect."""
         control = self.state.control
         kinds: dict[str, Mapping[Any, Directive]] = {
             "pause": control.pauses,
@@ -108,7 +109,7 @@ class FleetSnapshot:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON of `top`."""
+        """Return the JSON document of `top`."""
         return {
             "fleet": self.fleet,
             "now_unix_ms": self.now_unix_ms,
@@ -142,7 +143,7 @@ _TOP_ASSIGNMENT = (
 def _by_partition(
     rows: Iterable[AssignmentRow], of: Callable[[AssignmentRow], float | None]
 ) -> Iterable[float]:
-    """Return a figure for each partition once. The owners of its groups publish the same value."""
+    """Return a figure once for each partition, because the owners of all its groups publish it."""
     found: dict[tuple[str, int], float] = {}
     for row in rows:
         place = (row.topic, row.partition)
@@ -162,11 +163,12 @@ def read(
     dead_letters: bool = False,
     reader: ViewReader | None = None,
 ) -> FleetSnapshot:
-    """Read the fleet, and measure the assignments of a topic, group and partition. None means all.
+    """Read the fleet, and measure the assignments of a topic, group and partition.
 
-    A partition requires a topic. Costs about 10 pipelines of at most 256 commands or scripts for
-    every 256 assignments. With `dead_letters`, also measures the partitions and counts at most
-    DEAD_LETTERS_MAX dead letters by group. Raises TopicNotFoundError, RequestRefusedError.
+    None selects all, and a partition requires a topic. The cost is about 10 pipelines of at most
+    256 commands or scripts for every 256 assignments. If `dead_letters` is true, the partitions are
+    measured too, and at most DEAD_LETTERS_MAX dead letters are counted by group. Raises
+    TopicNotFoundError and RequestRefusedError.
     """
     reader = reader or ViewReader(fleet.store)
     state = published.fleet_state(fleet, reader)
@@ -193,9 +195,9 @@ def read(
 
 
 def read_published(fleet: Fleet) -> FleetSnapshot:
-    """Read the summaries of the instances, in two pipelines for any number of assignments.
+    """Read the summaries of all instances, in two pipelines however many assignments there are.
 
-    Measures at most STRAYS_MAX assignments that have a consumer and are in no summary.
+    Assignments that have a consumer but are in no summary are measured, up to STRAYS_MAX of them.
     """
     store, reader = fleet.store, ViewReader(fleet.store)
     state = published.fleet_state(fleet, reader)
@@ -204,7 +206,8 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
         pair for heartbeat in state.heartbeats for pair in members.seen_of(heartbeat).member.offers
     }
     offered = sorted({topic for topic, _ in offers})[:TOPICS_MAX]
-    # Use single GETs in a pipeline, because a user with GET may lack permission for MGET.
+    # Send single GETs in a pipeline, because a Redis user that may run GET might not be allowed to
+    # run MGET.
     replies = reader.ask(
         [
             *(("HGET", store.keys.meta(topic), "partitionCount") for topic in offered),
@@ -257,7 +260,7 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
 def _parse_summaries(
     state: FleetState, summaries: Sequence[dict[str, Any]]
 ) -> tuple[list[InstanceRow], list[Report], list[RecentFailure]]:
-    """Return the instances, their assignments, and the failures, the latest first."""
+    """Return the instances, their assignments, and all failures with the latest first."""
     both = list(zip(state.heartbeats, summaries, strict=True))
     failures = [
         failure
@@ -281,7 +284,10 @@ def _make_shared_values(
     figures: Mapping[tuple[str, int], PartitionFigures] = {},
     dead_letters: Mapping[tuple[str, int], DeadLetterCount] = {},
 ) -> Callable[[Assignment], dict[str, Any]]:
-    """Return a function for the values of a row that neither its owner nor its keys contain."""
+    """Return a function that supplies the values of a row that are stored for the whole fleet.
+
+    These are neither published by the assignment's owner nor stored in the assignment's keys.
+    """
     by_assignment: dict[Assignment, list[RecentFailure]] = {}
     for each in failures:
         by_assignment.setdefault(Assignment(each.topic, each.partition, each.group), []).append(
@@ -312,9 +318,10 @@ def select_assignments(
     group: str | None,
     partition: int | None,
 ) -> tuple[dict[str, int], dict[str, list[str]], list[Assignment]]:
-    """Return the selected topics with partition count and groups, and the selected assignments.
+    """Return the selected topics with their partition counts and groups, and the assignments.
 
-    None selects all. A partition requires a topic. Raises TopicNotFoundError, RequestRefusedError.
+    None selects all. A partition requires a topic. Raises TopicNotFoundError and
+    RequestRefusedError.
     """
     counts = topics.counts_of(reader, topic)
     if partition is not None:
@@ -336,7 +343,7 @@ def select_assignments(
 def _count_dead_letters(
     reader: ViewReader, figures: Mapping[tuple[str, int], PartitionFigures]
 ) -> dict[tuple[str, int], DeadLetterCount]:
-    """Count the dead letters of each partition by group, until DEAD_LETTERS_MAX are read in all."""
+    """Count the dead letters of each partition by group, at most DEAD_LETTERS_MAX in total."""
     found = {place: DeadLetterCount(whole=not each.dead) for place, each in figures.items()}
     left, read = [place for place, each in figures.items() if each.dead], 0
     while left and read < DEAD_LETTERS_MAX:
@@ -346,7 +353,8 @@ def _count_dead_letters(
                 partial(_add_dead_letters, found[place]), reply, reader.keys.dlq(*place)
             )
             found[place] = counted or DeadLetterCount()
-        # Skip a count that restarted because dead letters were removed. The next read counts again.
+        # Stop a count that has restarted because dead letters were removed. The next read counts
+        # them again.
         left = [place for place in left if found[place].after and not found[place].whole]
         read += len(calls) * statistics.DEAD_LETTERS_AT_ONCE
     return found
