@@ -415,8 +415,8 @@ def cut_at(whole: Span, ends: Sequence[Id], rows: int | None) -> list[Span]:
 def density(piece: Span, reached: Id, passed: int, *, more: bool) -> float:
     """Estimate the number of entries in a piece from its first entries.
 
-    `passed` is the number of these first entries, and `reached` is the ID of the last of them. If
-    there are no `more` entries, the number is exact.
+    The first `passed` entries end at the ID `reached`. If there are no `more` entries after them,
+    the number is exact.
     """
     if not more or reached >= piece.end:
         return passed

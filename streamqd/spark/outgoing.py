@@ -108,9 +108,9 @@ class Targets:
     def place(self, row: Row, turn: int) -> TopicPartition:
         """Return the partition that a row is written to.
 
-        This is the partition that the row sets, or else the one that its key or its dedup ID
-        determines. A row with none of these goes to the next partition in turn. Raises
-        RequestRefusedError if the topic does not have the partition that the row sets.
+        The row can set its partition. Otherwise, its key or its dedup ID determines the partition.
+        A row that has neither goes to the next partition in turn. Raises RequestRefusedError if the
+        topic does not have the partition that the row sets.
         """
         count = self.count(row.topic)
         if row.partition is not None:

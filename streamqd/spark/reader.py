@@ -165,7 +165,7 @@ class EntryReader:
         """Add rows to the progress that a command shows, if more than `least` are unreported.
 
         The progress is only approximate. A repeated task counts its rows again, and if Redis does
-        not answer, the rows are not counted. The task does not fail because of that.
+        not answer, the rows are not counted, but the task does not fail.
         """
         key, place = self._options.progress_key, self._span.place
         if not key or self._unreported <= least:

@@ -196,7 +196,7 @@ def _decimals(kind: pa.DataType, values: Sequence[Any]) -> Converted:
 
 
 def _filter_matching(texts: pa.Array, pattern: str) -> tuple[pa.Array, set[int]]:
-    """Replace strings that do not match by null. Return the result and the rows of these nulls."""
+    """Replace strings that do not match with null. Return the result and the replaced rows."""
     matches = compute.match_substring_regex(texts, pattern)
     if not matches.false_count:
         return texts, set()

@@ -270,7 +270,7 @@ class Fitter:
         self._case_variants: dict[str, str] = {}  # column -> name that differs only in case
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Check rows, and add each of them to the files of its table."""
+        """Check rows, and add them to the files of the right table."""
         import pyarrow as pa
 
         rows, reasons, undecided, case_variants = self._check(batch)

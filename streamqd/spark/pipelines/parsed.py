@@ -96,7 +96,7 @@ def parse_quarantine(
 ) -> Fitted:
     """Validate the rows in quarantine against the current schema, and move those that fit.
 
-    Returns the number of rows that were moved, and of those that remain. Raises the same errors as
+    Returns how many rows were moved, and how many remain in quarantine. Raises the same errors as
     `parse`.
     """
     pair = derived.open_pair(archive, topic)

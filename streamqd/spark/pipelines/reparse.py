@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Reparsed:
-    """The result of a run: the number of rows that now fit the schema, and of those that do not."""
+    """The result of a run: how many rows now fit the schema, and how many do not."""
 
     topic: str
     parsed: int = 0
