@@ -1,14 +1,15 @@
 """The supervisor: the parent process. It decides which partitions to own, and runs their workers.
 
-`supervisor` is the loop: observe, plan, apply. `plan` holds the actions of one tick as a value.
-`partition` is the state of one assignment, `lease_manager` sends calls to Redis, and `worker_pool`
-manages the child processes. `rebalance`, `drain`, `limits`, `process_capacity` and
-`rolling_replacement` return actions, which `plan` merges. `control` reads the directives of
-operators, `reload` validates a new configuration, and `report` publishes the status.
+`supervisor` contains the loop, whose ticks observe, plan and apply. `plan` represents the actions
+of one tick as values. `partition` holds the state of one assignment, `lease_manager` sends calls to
+Redis, and `worker_pool` manages the child processes. `rebalance`, `drain`, `limits`,
+`process_capacity` and `rolling_replacement` return actions, which `plan` merges. `control` applies
+the directives of operators, `reload` validates a new configuration, and `report` publishes the
+status.
 
 The supervisor never runs user code and never starts a thread. It blocks for at most one round trip
-to Redis (one second). After the operating system refused a process, it also waits for the exit of
-the processes that it forks as a test.
+to Redis (one second). If the operating system has refused to start a process, the supervisor later
+forks some processes as a test, and then also waits for them to exit.
 """
 
 from __future__ import annotations
@@ -38,15 +39,16 @@ def run(
     watch: bool = False,
     stopped: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Run the daemon until it is stopped. Returns the exit code.
+    """Run the daemon until it is stopped, and return its exit code.
 
-    `load` reads the configuration again, for SIGHUP. `only` restricts it to TOPIC/GROUP consumers.
-    `watch` reloads whenever the configuration or the code of a handler is saved. `stopped` returns
-    True if a stop was requested before this function handled signals. Raises StartupError with
-    every problem when the daemon cannot start.
+    On SIGHUP, `load` is called to read the configuration again. `burst` makes the daemon exit when
+    all messages are settled. `only` lists the consumers to run, as TOPIC/GROUP, and an empty
+    sequence means all of them. `watch` reloads whenever the configuration or the code of a handler
+    is saved. `stopped` returns True if a stop was requested before this function started to handle
+    signals. Raises StartupError with all problems if the daemon cannot start.
     """
     logs.setup(role="supervisor", style=settings.log.format, level=settings.log.level)
-    # Signals are queued from here on. Every wait during the start checks the queue.
+    # From here on, signals are queued. Every wait during the start checks the queue.
     signals = process.SignalQueue()
     if stopped():
         logs.event("drain.finished", code=0)
@@ -100,7 +102,7 @@ def run(
 
 
 def _acquire_lock(daemon: Daemon) -> startup.InstanceLock:
-    """Acquire the lock of the instance. Raises StartupError when another process holds it."""
+    """Acquire the lock of the instance. Raises StartupError if another process holds it."""
     lock = startup.InstanceLock(daemon.state_dir, daemon.instance)
     other = lock.acquire()
     if other is not None:

@@ -1,7 +1,7 @@
-"""Calls to Redis within a deadline, and the subscription for wake-ups.
+"""Call Redis within a deadline, and subscribe to wake-ups.
 
-When a node does not answer, calls to that node pause, and each further failure doubles the pause.
-Each node has its own pause, because waiting for one node would cost the leases on the others.
+If a node does not answer, calls to that node pause, and each further failure doubles the pause.
+Each node has a pause of its own, because waiting for one node would cost the leases on the others.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from streamqd.store.scripts import Call, Reply
 
 BACKOFF_SECONDS = (0.1, 2.0)
 LISTEN_SECONDS = (1.0, 60.0)  # first and longest pause between two attempts to subscribe
-# Age at which a finished pause is forgotten. A node in use is called earlier than that.
+# Seconds after the end of a pause at which it is forgotten. A node in use is called before that.
 SPENT_SECONDS = 3.0
 
-# Takes the reply to a call, or the error that replaces an invalid reply. Must not raise.
+# A callback for the reply to a call, or for the error that replaces an invalid reply. It must not
+# raise.
 TakeReply = Callable[[Reply | RedisResponseError | ContractError], object]
 Calls = list[tuple[Call, TakeReply]]
 
-_ALL = "*"  # replaces the node's name when no node answered
+_ALL = "*"  # the name that stands for all nodes
 
 
 class BoundedClient:
-    """The supervisor's connection. No call waits for longer than `timeout` seconds."""
+    """The supervisor's connection for calls, none of which waits longer than `timeout` seconds."""
 
     def __init__(
         self, link: Connection, board: Scoreboard, patience: float, longest_pause: float
     ) -> None:
         self.link = link
         self.timeout = patience
-        self.retry_at = 0.0  # monotonic. No call is sent before this time.
+        self.retry_at = 0.0  # monotonic time before which no call is sent
         self._board = board
         self._episode = logs.Episode("redis.lost", "redis.recovered")
         self._backoff = NodeBackoff(
@@ -49,15 +50,15 @@ class BoundedClient:
 
     @property
     def ok(self) -> bool:
-        """True if all nodes answered their last call."""
+        """True if all nodes have answered their last calls."""
         return not self._episode.open
 
     def deadline(self) -> AbstractContextManager[None]:
-        """Share one deadline among all calls within this context."""
+        """Return a context in which all calls share one deadline."""
         return self.link.limit_time(self.timeout)
 
     def is_paused(self, key: str, now: float) -> bool:
-        """Return True if calls pause for the node that serves a key."""
+        """Return True if calls to the node that serves a key pause now."""
         return bool(self._backoff) and self._backoff.is_paused(self.link.node_of(key), now)
 
     def pause_end(self, key: str) -> float:
@@ -65,10 +66,10 @@ class BoundedClient:
         return self._backoff.pause_end(self.link.node_of(key))
 
     def run_calls(self, calls: Calls) -> None:
-        """Run the calls in one write and pass each reply to its callback.
+        """Run the calls in one write, and pass each reply to its callback.
 
-        The callback of a call is not called if its node is silent. A node that replies with a
-        transient error counts as silent. Raises RedisUnavailableError when no node answers.
+        If a node is silent, the callbacks of its calls are not called. A node that replies with a
+        transient error counts as silent. Raises RedisUnavailableError if no node answers.
         """
         self._board.add("round_trips")
         answered, silent = {_ALL}, dict[str, RedisUnavailableError]()
@@ -93,7 +94,11 @@ class BoundedClient:
             self._episode.log_recovery()
 
     def read(self, keys: Iterable[str], commands: list[tuple[Any, ...]]) -> list[Any]:
-        """Run commands that read these keys. An error replaces each reply of a silent node."""
+        """Run commands that read these keys. An error replaces each reply of a silent node.
+
+        If no node answers, pause those that serve the keys. Raises RedisUnavailableError if these
+        nodes are not known, as with a single server.
+        """
         try:
             return self.link.pipeline_each(commands)
         except RedisUnavailableError as error:
@@ -105,10 +110,10 @@ class BoundedClient:
             return [error] * len(commands)
 
     def pause_all(self, error: RedisUnavailableError) -> None:
-        """Record that no node answered, and pause all nodes."""
+        """Record that no node answered, and pause all calls."""
         self._board.add("round_trip_errors")
         self._episode.log_failure(error=str(error))
-        # The pause starts now and not when the call was sent.
+        # The pause starts now rather than at the time at which the call was sent.
         self.retry_at = self._backoff.record_silence(_ALL, time.monotonic())
 
     def _pause(self, node: str, error: RedisUnavailableError) -> None:
@@ -118,10 +123,10 @@ class BoundedClient:
 
 
 class NodeBackoff:
-    """A pause for each silent node. It doubles with each failure, up to `longest`.
+    """The pause of each silent node, which doubles with each failure, up to `longest`.
 
     `first` and `longest` are in seconds. `jitter` returns numbers from 0 to 1, which vary each
-    pause by up to half of its length.
+    pause by up to half its length.
     """
 
     def __init__(self, first: float, longest: float, jitter: Callable[[], float]) -> None:
@@ -132,14 +137,14 @@ class NodeBackoff:
         self._next: dict[str, float] = {}
 
     def record_silence(self, node: str, now: float) -> float:
-        """Record that a node did not answer. Return when its pause is over (monotonic seconds)."""
+        """Record that a node did not answer. Return the monotonic time at which its pause ends."""
         pause = self._next.get(node, self._first)
         self._next[node] = min(pause * 2, self._longest)
         self._until[node] = now + pause * (0.5 + self._jitter())
         return self._until[node]
 
     def record_reply(self, node: str) -> None:
-        """Record that a node answered."""
+        """Record that a node has answered, so that its next pause is short again."""
         self._until.pop(node, None)
         self._next.pop(node, None)
 
@@ -149,15 +154,15 @@ class NodeBackoff:
             self.record_reply(node)
 
     def is_paused(self, node: str, now: float) -> bool:
-        """Return True if calls to a node pause."""
+        """Return True if calls to a node pause now."""
         return self.pause_end(node) > now
 
     def pause_end(self, node: str) -> float:
-        """Return when the pause of a node is over (monotonic seconds), or 0 without a pause."""
+        """Return the monotonic time at which a node's pause ends, or 0 if it has no pause."""
         return self._until.get(node, 0.0)
 
     def __bool__(self) -> bool:
-        """Return True if any node has not answered since its last failure."""
+        """Return True if a node has not answered since its last failure."""
         return bool(self._until)
 
 
@@ -166,23 +171,23 @@ class PubSubListener:
     """Receives wake-ups from other instances on a separate connection.
 
     Wake-ups only save time, because the next heartbeat has the same effect. A failure of this
-    connection is therefore not a failure of Redis.
+    connection is therefore not treated as a failure of Redis.
     """
 
     link: Connection
     channel: str
-    _listen_at: float = 0.0  # monotonic
+    _listen_at: float = 0.0  # monotonic time of the next attempt to subscribe
     _backoff: float = LISTEN_SECONDS[0]
 
     def next_at(self) -> float:
-        """Return the time of the next attempt (monotonic seconds), infinity while subscribed."""
+        """Return the monotonic time of the next attempt, or infinity while subscribed."""
         return float("inf") if self.link.connected else self._listen_at
 
     def listen(self, now: float, seconds: float) -> bool:
-        """Subscribe within `seconds`. Return True if the supervisor should read the fleet.
+        """Subscribe within this many seconds. Return True if the supervisor should read the fleet.
 
-        That is the case after a new subscription, because earlier wake-ups were missed and the
-        reply may contain new ones.
+        It should do so after a new subscription, because earlier wake-ups were missed, and the
+        reply may already contain new ones.
         """
         self._listen_at = now + self._backoff
         self._backoff = min(self._backoff * 2, LISTEN_SECONDS[1])
@@ -190,12 +195,15 @@ class PubSubListener:
             with self.link.limit_time(seconds):
                 self.link.execute("SUBSCRIBE", self.channel)
         except (RedisResponseError, RedisUnavailableError):
-            self.link.close()  # the user may lack the permission to subscribe
+            self.link.close()  # the Redis user may lack the permission to subscribe
             return False
         return True
 
     def drain(self) -> bool:
-        """Read arrived wake-ups. Return True if the supervisor should read the fleet."""
+        """Read the wake-ups that have arrived. Return True if the supervisor should read the fleet.
+
+        It should also do so if the connection is lost, because wake-ups may be missed.
+        """
         if not self.link.connected:
             return False
         try:

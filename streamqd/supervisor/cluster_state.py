@@ -1,10 +1,10 @@
-"""The supervisor's view of the fleet: live members, and the owners of the other assignments.
+"""The supervisor's view of the fleet: its live members, and the owners of other assignments.
 
-Reading the lease of an assignment is usually enough. A token belongs to one owner and one epoch,
-and the scripts write it to the fence before the lease. So while the lease contains the token that
-was read with the fence, the fence is unchanged. The fence is read again if the lease is gone or has
-a different token. It is also read, with the remaining time of the lease, if the owner may have
-exited.
+It is usually enough to read the lease of an assignment. A token belongs to one owner and one epoch,
+and the scripts write it to the fence before they write it to the lease. As long as the lease
+contains the token that was read from the fence, the fence is therefore unchanged. The fence is read
+again if the lease is gone or has a different token. If the owner may have exited, the fence is read
+together with the remaining time of the lease.
 
 An outdated view does no harm, because the script that acquires an assignment compares epochs.
 """
@@ -26,42 +26,40 @@ from streamqd.store import leases, topics
 from streamqd.store.keys import Keys
 from streamqd.store.leases import LeaseView
 
-TOPICS_INTERVAL_SECONDS = 2.0  # seconds between two reads of the topics' entries
+TOPICS_INTERVAL_SECONDS = 2.0  # least number of seconds between two reads of the topics' entries
 
-# Runs the same number of commands for each assignment, in order. For a silent node, an error
-# replaces each reply.
+# Runs commands, of which each assignment has the same number, in order. If a node is silent, an
+# error replaces each of its replies.
 Ask = Callable[[Sequence[Assignment], list[tuple[Any, ...]]], list[Any]]
 
 
 @dataclass(frozen=True)
 class ClusterState:
-    """A snapshot of the fleet: the live members, and the owners of the other assignments."""
+    """A snapshot of the fleet: its live members, and the owners of other assignments."""
 
     live: Sequence[MemberView] = ()
     views: Mapping[Assignment, PartitionView] = field(default_factory=dict)
-    # Tokens of owners that have exited: earlier runs of this instance, and owners of expired
-    # leases.
+    # The tokens of owners that have exited, which are earlier runs of this instance and the owners
+    # of expired leases.
     dead_tokens: Mapping[Assignment, str] = field(default_factory=dict)
 
 
 class OwnershipCache:
-    """Stores the last view of each assignment that had an owner."""
+    """The last view of each assignment that had an owner, which saves reading its fence again."""
 
     def __init__(self, keys: Keys, isolate: Isolate[Assignment] = run_directly) -> None:
         self._keys = keys
         self._isolate = isolate
         self._held: dict[Assignment, LeaseView] = {}
-        self.bad: list[
-            InvalidValueError
-        ] = []  # invalid values that the last check found, except those of assignments
+        self.bad: list[InvalidValueError] = []  # invalid fences that the last read found
 
     def read(
         self, assignments: Sequence[Assignment], live: Collection[str], ask: Ask
     ) -> dict[Assignment, LeaseView]:
         """Return the view of each assignment, unless its node is silent or its fence is invalid.
 
-        `live` are the owners known to be alive. If such an owner still holds an assignment, the
-        view's `ttl` is from an earlier check. Raises the errors of `ask`.
+        `live` contains the owners that are known to be alive. If such an owner still holds an
+        assignment, the `ttl` of the view comes from an earlier read. Raises the errors of `ask`.
         """
         held = {assignment: view for assignment, view in self._held.items() if view.owner in live}
         found: dict[Assignment, LeaseView] = {}
@@ -110,11 +108,11 @@ class OwnershipCache:
 
 
 class TopicPresence:
-    """Checks that the consumed topics are still registered, each time the fleet is read.
+    """Checks whether the consumed topics are still registered, when the fleet is read.
 
-    If an operator deletes only a topic's metadata, producers are rejected while all fences still
-    exist. The check also finds a topic whose invalid partition count was repaired after this
-    instance started.
+    If an operator deletes only the metadata of a topic, producers are rejected even though all
+    fences still exist. The check also finds topics whose invalid partition count was repaired after
+    this instance started.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -129,10 +127,10 @@ class TopicPresence:
         served: Collection[str],
         ask: Callable[[list[tuple[Any, ...]]], list[Any]],
     ) -> bool:
-        """Return True if a topic should be registered again. Raises the errors of `ask`.
+        """Return True if topics should be registered again. Raises the errors of `ask`.
 
-        Reads at most every `TOPICS_INTERVAL_SECONDS`. `served` are the topics whose partitions this
-        instance knows.
+        Redis is read once per `TOPICS_INTERVAL_SECONDS` at most. `served` contains the topics whose
+        partitions this instance knows.
         """
         now = time.monotonic()
         if now - self._looked_at < TOPICS_INTERVAL_SECONDS:
@@ -144,7 +142,7 @@ class TopicPresence:
         replies = ask([topics.presence(self._keys, name) for name in names])
         for name, reply in zip(names, replies, strict=True):
             if isinstance(reply, StreamqdError):
-                # The node is silent, or the key has a wrong type, which the registration reports.
+                # The node is silent, or the key has the wrong type, which the registration reports.
                 continue
             try:
                 count = topics.present(self._keys, name, reply)

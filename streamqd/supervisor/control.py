@@ -1,8 +1,8 @@
-"""Apply the directives of operators, which this instance reads with its heartbeats.
+"""Apply the directives of operators, which this instance receives with its heartbeats.
 
-Pauses, moves and drains apply as long as they are stored, even to an instance that starts later. A
-reload, rebalance or stack directive is applied once for each new timestamp. An instance ignores
-timestamps from before its start.
+Pauses, moves and drains apply for as long as they are stored, even to an instance that starts
+later. A reload, rebalance or stack directive is applied once for each new timestamp. An instance
+ignores such directives from before its start.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from streamqd.model import Assignment
 from streamqd.policy.rebalance import Constraints, MemberView, may_reload
 from streamqd.store.directives import Directive, Directives
 
-LOGGED_MAX = 50  # logged changes of one kind. One more line counts the rest.
+LOGGED_MAX = 50  # number of changes of one kind that are logged, before a line that counts others
 
 
 class Control:
-    """Compares each new reading of the directives with the last one, and logs the changes."""
+    """The current directives, and this instance's progress in following them.
+
+    Each new reading is compared with the last one, and the changes are logged.
+    """
 
     def __init__(self, instance: str) -> None:
         self._me = instance
@@ -29,21 +32,21 @@ class Control:
             Assignment, Directive
         ] = {}  # requests that `take_stacks` has not returned yet
         self._unreadable = logs.Once("directive.ignored")
-        self._reloaded = 0  # time of the last finished reload directive
-        self._reloading = 0  # timestamp of the reload in progress, 0 = none
+        self._reloaded = 0  # timestamp of the last reload directive that is finished
+        self._reloading = 0  # timestamp of the reload directive in progress, 0 if there is none
         self._reload_problem = ""
 
     @property
     def is_drained(self) -> bool:
-        """True if this instance should own no partition."""
+        """True if a directive drains this instance, so that it should own no partitions."""
         return self._me in self.directives.drains
 
     def is_paused(self, assignment: Assignment) -> bool:
-        """Return True if no message of the assignment should be fetched."""
+        """Return True if a directive pauses the assignment."""
         return self.directives.pause_of(assignment) is not None
 
     def constraints(self) -> Constraints:
-        """Return the constraints that the directives set for the rebalancer."""
+        """Return the constraints that the directives impose on the rebalancer."""
         directives = self.directives
         moves = {
             assignment: (move.to, move.at_unix_ms) for assignment, move in directives.moves.items()
@@ -53,20 +56,20 @@ class Control:
 
     @property
     def reloading_unix_ms(self) -> int:
-        """The time of the reload directive in progress (unix ms, Redis time), 0 for none."""
+        """The timestamp of the reload directive in progress (unix ms, Redis time), or 0."""
         return self._reloading
 
     @property
     def announcement(self) -> dict[str, object]:
-        """Heartbeat fields: the time of the last finished reload directive, and its problem."""
+        """The heartbeat fields about reloads: the last finished directive, and its problem."""
         if not self._read:
             return {}
         return {"reloaded": self._reloaded, "reload_problem": self._reload_problem[:500]}
 
     def read(self, directives: Directives | None) -> bool:
-        """Apply the directives that the last heartbeat returned, None before the first heartbeat.
+        """Apply the directives from the reply to the last heartbeat, None before the first reply.
 
-        Return True if misplaced partitions should move without delay.
+        Return True if an operator has requested a rebalance, so that partitions move without delay.
         """
         if directives is None or (directives is self.directives and self._read):
             return False
@@ -96,14 +99,17 @@ class Control:
         return hurry
 
     def take_stacks(self) -> dict[Assignment, Directive]:
-        """Return the stacks that were requested since the last call."""
+        """Return the requests for stacks that were made since the last call."""
         taken, self._stacks = self._stacks, {}
         return taken
 
     # --- reload ---
 
     def wants_reload(self, live: Sequence[MemberView]) -> bool:
-        """Return True if it is this instance's turn to reload. Call only while no reload runs."""
+        """Return True if it is this instance's turn to reload.
+
+        Call this only while no reload is running.
+        """
         at = self.directives.reload_of(self._me)
         if not self._read or self._reloading or at <= self._reloaded:
             return False
@@ -116,7 +122,7 @@ class Control:
         return True
 
     def finish_reload(self, problem: str) -> bool:
-        """Record that no reload runs. Return True if the reload of a directive just finished."""
+        """Record that no reload is running. Return True if a directive's reload just finished."""
         if not self._reloading:
             return False
         self._reloaded, self._reloading = self._reloading, 0

@@ -1,6 +1,6 @@
-"""The drain, the check that a burst is complete, and the exit codes.
+"""The drain of the daemon, the check whether a burst is complete, and the exit codes.
 
-A drain finishes running messages, releases the leases and leaves the fleet.
+A drain finishes the running messages, releases the leases and leaves the fleet.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from streamqd.supervisor.plan import Action, KillWorker, ReleaseLease, StopWorke
 SHORT_DRAIN_SECONDS = 5.0  # time limit for running messages after a second Ctrl-C
 RELEASE_SECONDS = 5.0  # time limit for the release of leases after the deadline
 
-CHECK_SECONDS = 0.5  # interval of the checks of a burst
-CHECKS = 2  # consecutive successful checks, because a message can move during one
+CHECK_SECONDS = 0.5  # interval between two checks of a burst
+CHECKS = 2  # number of consecutive successful checks, because a message can move during one
 
 EXIT_DRAINED = 0
 EXIT_CONFIG = 3
@@ -43,12 +43,12 @@ class Drain:
     notifier: Notifier
     begun: bool = False
     deadline: float = 0.0
-    kill_reason: str = ""  # reason for killing all workers, '' while they may finish
+    kill_reason: str = ""  # reason for killing all workers, or '' while they may finish
     code: int = EXIT_DRAINED  # exit code if the drain finishes in time
     interrupts: int = 0
 
     def begin(self, timeout: float) -> None:
-        """Start the drain: all workers stop fetching and finish their current message."""
+        """Start the drain, in which all workers stop fetching and finish their current messages."""
         self.begun = True
         self.deadline = time.monotonic() + timeout
         logs.event("drain.started", timeout=timeout)
@@ -56,10 +56,10 @@ class Drain:
         self.notifier.extend_timeout(timeout + RELEASE_SECONDS)
 
     def on_signal(self, number: signal.Signals, timeout: float) -> None:
-        """Handle TERM or INT.
+        """Handle SIGTERM or SIGINT.
 
-        The first signal starts the drain. A second INT shortens the drain, and a third kills all
-        workers. A repeated TERM changes nothing.
+        The first signal starts the drain. A second SIGINT shortens the drain, and a third one kills
+        all workers. A repeated SIGTERM changes nothing.
         """
         self.interrupts += number is signal.SIGINT
         if not self.begun:
@@ -70,20 +70,26 @@ class Drain:
             self.kill_all("quit", timeout)
 
     def kill_all(self, reason: str, timeout: float) -> None:
-        """Kill every worker. Unfinished messages stay pending, and the partitions are released."""
+        """Make the drain kill all workers. Unfinished messages stay pending.
+
+        This starts the drain if it has not started yet.
+        """
         if not self.begun:
             self.begin(timeout)
         self.kill_reason = self.kill_reason or reason
 
     def observe(self, partitions: Collection[AssignmentState], now: float, ending: int) -> None:
-        """Kill all workers after the deadline. `ending` is the number of dismissed processes."""
+        """Kill all workers if the deadline has passed.
+
+        `ending` is the number of dismissed processes that have not exited yet.
+        """
         working = ending or any(each.child is not None for each in partitions)
         if self.begun and working and now > self.deadline and not self.kill_reason:
             logs.event("drain.expired", logging.WARNING)
             self.kill_all("deadline", 0.0)
 
     def plan_actions(self, partitions: Collection[AssignmentState]) -> list[Action]:
-        """Stop or kill every worker, and release each partition without one."""
+        """Return the actions that stop or kill each worker, and release partitions without one."""
         actions: list[Action] = []
         for each in partitions:
             if each.releasable:
@@ -99,11 +105,11 @@ class Drain:
     def exit_code(
         self, partitions: Collection[AssignmentState], now: float, ending: int, *, redis_ok: bool
     ) -> int | None:
-        """Return the exit code, or None while a process runs or a lease must be released."""
+        """Return the exit code, or None while a process is running or a lease must be released."""
         if any(each.child is not None for each in partitions) or ending:
             return None
-        # If Redis refuses a release because of an invalid value, a retry fails too. That lease
-        # expires.
+        # If Redis refuses a release because of an invalid value, a retry fails too, so leave that
+        # lease to expire.
         owed = any(each.phase is not Phase.FREE and not each.is_stuck for each in partitions)
         # While Redis does not answer, do not wait beyond the deadline, because the leases expire
         # anyway.
@@ -117,9 +123,9 @@ class Drain:
 
 @dataclass
 class BurstCheck:
-    """For `--burst`: checks every CHECK_SECONDS whether all messages are settled.
+    """The check for `--burst`, which finds out every CHECK_SECONDS if all messages are settled.
 
-    While a worker boots, nothing is checked.
+    Nothing is checked while a worker is booting.
     """
 
     leases: LeaseManager
@@ -127,10 +133,10 @@ class BurstCheck:
     _passed: int = 0
 
     def result(self, now: float, partitions: Mapping[Assignment, AssignmentState]) -> int | None:
-        """Return a number once no entry, delayed send or waiting retry is left.
+        """Return a number once all messages are settled, and None until then.
 
-        The number counts assignments that still have messages but crash in a loop, because a burst
-        does not wait for those. Return None while other messages are left.
+        Entries, delayed messages and waiting retries count as unsettled. A burst does not wait for
+        assignments that crash in a loop. The number is how many of these still have messages.
         """
         if now < self._next_at or not self.leases.ok:
             return None
@@ -149,7 +155,7 @@ class BurstCheck:
         return len(unsettled) if self._passed >= CHECKS else None
 
     def _find_unsettled(self, assignments: list[Assignment]) -> set[Assignment] | None:
-        """Return the assignments with unsettled messages, or None if Redis does not answer."""
+        """Return the assignments with unsettled messages, or None if Redis gives no answer."""
         calls = [
             messages.snapshot(self.leases.keys, assignment, limit=1) for assignment in assignments
         ]

@@ -1,4 +1,7 @@
-"""A helper: a process without a partition that the supervisor keeps running, such as a relay."""
+"""A helper is a process that the supervisor keeps running and that serves no partition.
+
+The housekeeper and the outbox relays are helpers.
+"""
 
 from __future__ import annotations
 
@@ -10,42 +13,46 @@ from dataclasses import dataclass
 from streamqd import logs, process
 from streamqd.process import Child
 
-RESTART_SECONDS = 1.0  # pause after an unexpected exit
-STEADY_SECONDS = 60.0  # uptime that resets the restart backoff
-QUIT_SECONDS = 5.0  # time limit for a helper to exit
-REAP_SECONDS = 5.0  # time limit for the kernel to end a killed process
+RESTART_SECONDS = 1.0  # first pause after an unexpected exit
+STEADY_SECONDS = 60.0  # uptime that resets the backoff between restarts
+QUIT_SECONDS = 5.0  # time limit for the exit of a helper
+REAP_SECONDS = 5.0  # longest wait for the exit of a killed process
 
 Start = Callable[[], Child]
 
 
 @dataclass
 class Helper:
-    """A helper process. The supervisor calls `keep` once per tick. No lease depends on it.
+    """A helper process, on which no lease depends. The supervisor calls `keep` once per tick.
 
-    `start` forks it and may raise OSError. `silent` returns the seconds without progress.
-    `exited` is the log event of an unexpected exit. `outbox` is the name of a relay's outbox.
+    `start` forks the process and may raise OSError. `silent` returns how many seconds it has made
+    no progress. `exited` is the name of the log event for an unexpected exit. If the process is a
+    relay, `outbox` is the name of its outbox.
     """
 
     start: Start
     silent: Callable[[Child], float]
-    silence_max: float  # seconds without progress after which it is killed
+    silence_max: float  # seconds without progress after which the process is killed
     exited: str
     outbox: str | None
     forks: logs.Episode
     retry: float  # seconds between attempts after a refused fork
-    # Longest pause in seconds before a restart, after many quick exits.
+    # Longest pause in seconds before a restart, reached after many quick exits.
     longest: float = RESTART_SECONDS
-    exit_timeout: float = QUIT_SECONDS  # seconds for it to exit before it is killed
+    exit_timeout: float = QUIT_SECONDS  # seconds after which a process that must exit is killed
     child: Child | None = None
     start_at: float = 0.0
     restarts: int = 0
-    _quick: int = 0  # consecutive exits soon after the start
+    _quick: int = 0  # number of consecutive exits soon after the start
     _started_at: float = 0.0
-    _quit_at: float = 0.0  # monotonic time of the request to exit, 0 = none
+    _quit_at: float = 0.0  # monotonic time of the request to exit, 0 if there is none
     _wanted: bool = True
 
     def keep(self, now: float) -> None:
-        """Reap a dead process and fork the next one. Kill a process that makes no progress."""
+        """Reap a process that has exited, and fork the next one.
+
+        Kill a process that makes no progress, or does not exit when it must.
+        """
         child = self.child
         if child is not None:
             exit_ = child.reap()
@@ -93,7 +100,10 @@ class Helper:
         self.replace(now)
 
     def stop(self, seconds: float) -> None:
-        """Ask the process to exit, and kill it after `seconds`. Return when it has exited."""
+        """Ask the process to exit, kill it if it takes too long, and wait until it has exited.
+
+        `seconds` is its time limit.
+        """
         self._wanted = False
         child, self.child = self.child, None
         if child is None:

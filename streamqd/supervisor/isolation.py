@@ -1,8 +1,8 @@
-"""Isolate assignments from each other: an unexpected error harms only its own assignment.
+"""Isolate assignments from each other, so that an unexpected error harms only one assignment.
 
-The supervisor and its parts use `Isolate` for all work on one assignment: each call, reply, action,
-fork and exit. After an unexpected error, the assignment is given up for a time, and the loop
-continues with the others. Actions for the whole fleet are not isolated.
+The supervisor and its parts use `Isolate` for all work on a single assignment, such as each call,
+reply, action, fork and exit. After an unexpected error, the assignment is given up for a time, and
+the loop continues with the others. Actions for the whole fleet are not isolated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamqd.policy import backoff
 from streamqd.scoreboard import WorkerState, now_ns
 from streamqd.supervisor.partition import AssignmentState
 
-CALM_SECONDS = 60.0  # time without an error that resets the backoff
+CALM_SECONDS = 60.0  # time without an error after which the backoff is reset
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,22 +36,25 @@ class Isolation:
         policy: Backoff,
         remove_processes: Callable[[AssignmentState], None],
     ) -> None:
-        """`remove_processes` removes the processes of an assignment and its planned actions."""
+        """Create the isolation for these partitions.
+
+        `remove_processes` removes the processes of an assignment and its queued replacement.
+        """
         self._partitions = partitions
         self.policy = policy  # a reload replaces it
         self._remove_processes = remove_processes
-        # Consecutive errors, end of the pause.
+        # The number of consecutive errors, and the monotonic time at which the pause ends.
         self._failed: dict[Assignment, tuple[int, float]] = {}
-        # Pauses that could not be set yet: end, problem.
+        # The end and the problem of each pause that could not be set yet.
         self._pending_pauses: dict[Assignment, tuple[float, str]] = {}
 
     def run(
         self, assignment: Assignment, do: Callable[P, T], /, *args: P.args, **named: P.kwargs
     ) -> T | None:
-        """Return `do(...)`, or None after an error.
+        """Return the result of `do(...)`, or None after an error.
 
-        After an unexpected error, the assignment is given up. An invalid value in Redis is only
-        logged, so the caller reads it again.
+        After an unexpected error, the assignment is given up. If Redis contains an invalid value,
+        this is only logged, and the caller reads the value again later.
         """
         try:
             return do(*args, **named)
@@ -70,12 +73,12 @@ class Isolation:
         *args: P.args,
         **named: P.kwargs,
     ) -> None:
-        """Run a function for each of the assignments."""
+        """Run a function for each of these assignments, isolated from the others."""
         for partition in partitions:
             self.run(partition.assignment, do, partition, *args, **named)
 
     def observe(self, now: float) -> None:
-        """End the pauses that are over, and retry failed steps of giving up."""
+        """End the pauses that are over, and try again to set those that could not be set."""
         for assignment in list(self._pending_pauses):
             self._pause(assignment)
         for assignment, (_, until) in list(self._failed.items()):
@@ -91,8 +94,8 @@ class Isolation:
         errors, pauses_until = self._failed.get(assignment, (0, 0.0))
         problem = f"{type(error).__name__}: {error}"
         if now < pauses_until:
-            # The assignment already pauses, and its release failed too. Keep the pause, and let the
-            # lease expire.
+            # The assignment already pauses, but its release has failed too. Keep the pause, and
+            # leave the lease to expire.
             self._pending_pauses[assignment] = pauses_until, problem
             self._pause(assignment)
             return
@@ -112,7 +115,7 @@ class Isolation:
             )
 
     def _pause(self, assignment: Assignment) -> None:
-        """Remove the processes of an assignment and pause it. The next tick retries a failure."""
+        """Remove the processes of an assignment and pause it. If it fails, `observe` repeats it."""
         until, problem = self._pending_pauses[assignment]
         partition = self._partitions.get(assignment)
         with contextlib.suppress(Exception):

@@ -1,8 +1,8 @@
-"""The supervisor's calls to Redis: at most one bounded round trip per tick.
+"""Send the supervisor's calls to Redis, in at most one bounded round trip per tick.
 
-Renewals, the heartbeat and the calls of the partitions share one write. Reading the fleet, waking
-it and subscribing to wake-ups happen in the following ticks, which come without a pause. While
-Redis does not answer, each call is repeated until it is answered, with growing pauses.
+Renewals, the heartbeat and the other calls of the partitions share one write. The supervisor reads
+the fleet, wakes it and subscribes to wake-ups in the following ticks, which come without a pause.
+If Redis does not answer, each call is repeated until it is answered, with growing pauses.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from streamqd.supervisor.membership import Membership
 from streamqd.supervisor.partition import AssignmentState, Phase
 from streamqd.supervisor.resolver import Resolver
 
-# Limits of the time for which a round trip blocks the supervisor: in seconds, and as a share of the
-# TTL. That time includes resolving names, asking sentinels, connecting and waiting.
+# Limits of the time for which a round trip blocks the supervisor, in seconds and as a share of the
+# TTL. That time includes name resolution, requests to sentinels, connecting and waiting.
 EXCHANGE_SECONDS = 1.0
 EXCHANGE_SHARE = 0.25
 PROBE_AFTER_SECONDS = 0.3  # silence after which the calls are sent again on a new connection
@@ -45,7 +45,7 @@ _REFUSED = "redis.refused", logging.ERROR
 
 
 class LeaseManager:
-    """Owns the supervisor's two connections: one for calls, one for wake-ups."""
+    """Owns the supervisor's two connections, one for calls and one for wake-ups."""
 
     def __init__(
         self,
@@ -68,29 +68,29 @@ class LeaseManager:
         self.link = redis(
             name="streamqd:supervisor", probe_after=min(PROBE_AFTER_SECONDS, patience / 2)
         )
-        # Keep pauses short: an instance that resumes its heartbeat later than the others counts as
-        # dead.
+        # Keep pauses short, because an instance that resumes its heartbeat later than the others
+        # would count as dead.
         self.client = BoundedClient(self.link, board, patience, longest_pause=self.interval / 4)
         channel = self.keys.wake(settings.daemon.fleet)
         self.wakes = PubSubListener(redis(name="streamqd:wake", key=channel), channel)
         self.view = ClusterState()
-        self.news = False  # the last round trip changed a state that may require an action
-        self.must_check_topics = False  # a fence was missing, so the topics may be missing too
-        self._fresh = False  # `take_view` has not returned `view` yet
+        self.news = False  # True if the last round trip changed a state and may require an action
+        self.must_check_topics = False  # True after a fence was missing, as topics may be too
+        self._fresh = False  # True until `take_view` has returned `view`
         self._view_due = False
-        self._wake_ups: list[tuple[str, ...]] = []  # commands that wake the fleet, not sent yet
-        self._stacks: list[tuple[Any, ...]] = []  # commands that publish stacks, not sent yet
+        self._wake_ups: list[tuple[str, ...]] = []  # unsent commands that wake the fleet
+        self._stacks: list[tuple[Any, ...]] = []  # unsent commands that publish stacks
         self._topics: Collection[str] = {each.topic for each in settings.consumers}
         self._ownership = OwnershipCache(self.keys, isolate)
         self._presence = TopicPresence(self.keys)
         self._bad_fences = logs.bad_values()
         self._scheduler = RenewalScheduler(self.interval)
-        self._asked = False  # the last round trip carried calls
+        self._asked = False  # True if the last round trip carried calls
         self._jitter = 0.0  # chosen once per round trip, so that calls sent together stay together
 
     @property
     def ok(self) -> bool:
-        """True if the last round trip was answered."""
+        """True if Redis answered the last round trip."""
         return self.client.ok
 
     def configure(self, settings: Settings) -> None:
@@ -132,7 +132,7 @@ class LeaseManager:
         partitions: Mapping[Assignment, AssignmentState],
         offers: Sequence[Assignment],
     ) -> None:
-        """Make one round trip: the calls of the partitions, or the first other exchange due."""
+        """Make one round trip, with the due calls or with the first other exchange that is due."""
         others: list[tuple[object, Callable[[], object]]] = [
             (self._view_due, partial(self._read_fleet, partitions, offers, now)),
             (self.membership.dead_nonce, self._remove_predecessor),
@@ -142,7 +142,7 @@ class LeaseManager:
             (now >= self.wakes.next_at(), partial(self._listen, now)),
         ]
         other = next((say for due, say in others if due), None)
-        # Refused calls are due at every tick, so alternate them with the other exchanges.
+        # Refused calls are due at every tick, so alternate calls with the other exchanges.
         calls = [] if self._asked and other else self._calls(now, partitions, offers)
         self._asked = bool(calls)
         try:
@@ -153,11 +153,11 @@ class LeaseManager:
         except RedisUnavailableError as error:
             self.client.pause_all(error)
             self.wakes.link.close()
-            # After an outage, first read which members are alive.
+            # After an outage, start by reading which members are alive.
             self.membership.schedule_heartbeat(time.monotonic())
 
     def _remove_predecessor(self) -> None:
-        # Ignore the word of the reply: a silent predecessor is removed later anyway.
+        # Ignore the word of the reply, because a silent predecessor is removed later anyway.
         require_all(self.link.run_each([self.membership.removal_of_predecessor()]))
         self.membership.dead_nonce = ""
         self.membership.heartbeat_soon()
@@ -169,7 +169,7 @@ class LeaseManager:
     def publish_stack(self, assignment: Assignment, found: PublishedStack) -> None:
         """Publish the stack of a worker at one of the next ticks.
 
-        During an outage, the stack is lost.
+        The stack is lost if Redis is unavailable at that time.
         """
         self._stacks.append(stacks.publish(self.keys, assignment, found))
 
@@ -222,7 +222,7 @@ class LeaseManager:
     def _callback(
         self, partition: AssignmentState, take: Callable[[Reply | RedisResponseError], object]
     ) -> TakeReply:
-        """Return a callback that isolates `take`: an invalid reply gives up the assignment."""
+        """Return a callback that isolates `take`, so that an error affects only this assignment."""
         return lambda reply: self.isolate(partition.assignment, lambda: take(check_valid(reply)))
 
     # --- answers ---
@@ -265,7 +265,7 @@ class LeaseManager:
         elif word == "lost":
             self.report_lost(partition)
         elif before is Phase.ACQUIRING and partition.phase is Phase.FREE:
-            self.membership.heartbeat_soon()  # another instance was faster, so read the fleet again
+            self.membership.heartbeat_soon()  # to see the instance that acquired the lease first
         if isinstance(reply, RedisResponseError):
             self._report_refused(partition, before.value, reply)
         else:
@@ -307,7 +307,7 @@ class LeaseManager:
         partition.become_free()
 
     def report_lost(self, partition: AssignmentState) -> None:
-        """Count and log a lost lease. Called once for each loss."""
+        """Count and log a lost lease. Call this once for each loss."""
         self.board.add("lease_lost")
         logs.event(
             "lease.lost",
@@ -318,25 +318,25 @@ class LeaseManager:
         self.reread_fleet()
 
     def reread_fleet(self) -> None:
-        """Read the fleet again after a lost lease, and check if all keys were deleted."""
+        """Read the fleet again, and check the topics, because all keys may have been deleted."""
         self.must_check_topics = self.news = True
         self.membership.heartbeat_soon()
 
     def _trust(self, partition: AssignmentState, sent_ns: int, now: float) -> None:
-        # The lease starts when the server receives the call, so counting from the time of sending
-        # is safe.
+        # The lease starts when the server receives the call, so it is safe to count from the time
+        # at which the call was sent.
         partition.slot.trusted_until_ns = sent_ns + int(self.ttl * 0.9 * 1e9)
         partition.renew_at = heartbeats.next_heartbeat(now, self.interval, self._jitter)
 
     # --- the fleet ---
 
     def take_view(self) -> ClusterState | None:
-        """Return the last view of the fleet, None if it was returned before."""
+        """Return the last view of the fleet, or None if it was already returned."""
         fresh, self._fresh = self._fresh, False
         return self.view if fresh else None
 
     def wake_fleet(self) -> None:
-        """Wake the other instances at one of the next ticks, after a change."""
+        """Wake the other instances at one of the next ticks, because of a change."""
         self._wake_ups.append(self.membership.wake_command())
 
     def _on_heartbeat(self, reply: Reply | RedisResponseError | ContractError) -> None:
@@ -365,7 +365,7 @@ class LeaseManager:
         for assignment, found in self._ownership.read(
             assignments, lived, self._read_assignments
         ).items():
-            # A predecessor with our name on this host is dead, because it would hold our lock.
+            # A predecessor with the same name on this host is dead, because it would hold the lock.
             ours = bool(found.token) and found.owner == self.me
             tokens[assignment] = found.token if found.owner else ""
             views[assignment] = PartitionView(
@@ -379,8 +379,8 @@ class LeaseManager:
         expired = silence.find_expired(now, views, member.seen, live)
         for assignment in expired:
             views[assignment] = views[assignment]._replace(leased=False)
-        # An assignment without an owner in the view is or was ours, so its owner's processes are
-        # dead.
+        # If an assignment has a token but no owner in the view, its owner was this instance or an
+        # earlier run of it, so the owner's processes are dead.
         dead = {u: token for u, token in tokens.items() if u in expired or not views[u].owner}
         self.view = ClusterState(live, views, dead)
         self._fresh = self.news = True
@@ -392,7 +392,7 @@ class LeaseManager:
     def _read_assignments(
         self, assignments: Sequence[Assignment], commands: list[tuple[Any, ...]]
     ) -> list[Any]:
-        """Run the same number of commands for each assignment."""
+        """Run commands, of which each assignment has the same number."""
         return self.client.read(
             [self.keys.fence(*assignment) for assignment in assignments], commands
         )
@@ -400,12 +400,12 @@ class LeaseManager:
     # --- wake-ups ---
 
     def drain_wakes(self) -> None:
-        """Read the wake-ups that arrived, and schedule a heartbeat after any."""
+        """Read the wake-ups that have arrived, and schedule a heartbeat if there were any."""
         if self.wakes.drain():
             self.membership.heartbeat_soon()
 
     def leave(self) -> None:
-        """Remove this instance from the fleet. Best effort."""
+        """Remove this instance from the fleet, unless Redis is unavailable or refuses it."""
         try:
             with self.client.deadline():
                 self.link.run(self.membership.departure())
@@ -420,11 +420,10 @@ class LeaseManager:
 
 
 class RenewalScheduler:
-    """Chooses the partitions of each round trip, continuing where the last one stopped.
+    """Chooses the partitions for each round trip, continuing where the last one stopped.
 
     The number of calls per round trip is bounded, because the server serves no other client while
-    it runs the calls of one write. A refused call is repeated each time that it is the turn of its
-    partition.
+    it runs the calls of one write. A refused call is repeated whenever it is its partition's turn.
     """
 
     def __init__(self, interval: float) -> None:
@@ -435,7 +434,7 @@ class RenewalScheduler:
 
     @property
     def has_more(self) -> bool:
-        """True if some partitions have not had their turn in this round."""
+        """True if some partitions have not had their turn in this round yet."""
         return bool(self._waiting)
 
     def next_calls(
@@ -445,9 +444,10 @@ class RenewalScheduler:
         partitions: Mapping[Assignment, AssignmentState],
         calls_of: Callable[[AssignmentState, float], Calls],
     ) -> Calls:
-        """Return the calls of the partitions whose turn it is, as `calls_of` returns them.
+        """Return the calls of the partitions whose turn it is.
 
-        `calls_of` also gets the time until which renewals are due (monotonic seconds).
+        `calls_of` returns the calls of one partition. It is called with the partition and the
+        monotonic time until which renewals are due.
         """
         if not self._waiting:
             self._waiting = [*partitions][::-1]
@@ -462,10 +462,10 @@ class RenewalScheduler:
     def _due_until(
         self, now: float, heartbeat_at: float, partitions: Mapping[Assignment, AssignmentState]
     ) -> float:
-        """Return the time until which renewals are due (monotonic), early enough to share a write.
+        """Return the monotonic time up to which renewals are sent now.
 
-        Leases that are due soon join calls that are sent now. Otherwise, each lease would need its
-        own round trip.
+        If a call is sent now, leases that are due soon are renewed with it. Otherwise, each lease
+        would need a round trip of its own.
         """
         renewals = (each.renew_at for each in partitions.values() if each.phase is Phase.HELD)
         first = min(renewals, default=heartbeat_at)

@@ -1,7 +1,7 @@
 """Check the limits of workers: boot time, run time, memory, and progress between messages.
 
-The supervisor checks the limits, so they apply even to a handler that blocks the interpreter of its
-worker, and no message needs a timer.
+Because the supervisor checks them, the limits apply even to a handler that blocks the interpreter
+of its worker, and no message needs a timer.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from streamqd.supervisor.running_worker import RunningWorker
 
 MEASURE_SECONDS = 2.0
 CHECK_INTERVAL_SECONDS = 0.25  # longest time until an exceeded limit is noticed
-# Must be longer than any wait of a worker between two messages, which is a long poll and a reply.
+# Seconds without progress after which an idle worker is killed. This must be longer than any wait
+# of a worker between two messages, which consists of a long poll and a reply.
 STALLED_SECONDS = 30.0
 CONTROL_CLOSED_SECONDS = 1.0  # time limit for the exit of a worker that closed its control socket
-# If two checks are further apart than any wait of this process, the process and its workers were
-# frozen.
+# If the time between two checks is longer than any wait of this process, the process and its
+# workers were frozen.
 FROZEN_NS = 5_000_000_000
 FREEZES_KEPT = 16
-AHEAD_SECONDS = 3.0  # estimated time left to `max_messages` when the successor starts to boot
+AHEAD_SECONDS = 3.0  # estimated time before `max_messages` at which the successor starts to boot
 IDLE_SECONDS = 5.0  # time in which a ready worker may start a message before it is replaced
-# Longest time between a kill counted by the kernel and the exit of the process.
+# Longest time between the kernel's count of a kill and the exit of the process.
 BELIEVED_SECONDS = 5.0
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
@@ -45,7 +46,7 @@ MAX_MESSAGES = "max_messages"  # the worker stops at this limit even without the
 
 
 class Replacement(NamedTuple):
-    """A worker to replace. The reason is max_rss, max_age or max_messages."""
+    """A worker that must be replaced. The reason is max_rss, max_age or max_messages."""
 
     partition: AssignmentState
     reason: str
@@ -53,7 +54,7 @@ class Replacement(NamedTuple):
 
 
 class LimitsExceeded(NamedTuple):
-    """The results of one check, and the time of the next check (monotonic seconds)."""
+    """The results of one check. `next_at` is the monotonic time of the next one."""
 
     actions: list[Action]
     replacements: list[Replacement]
@@ -67,14 +68,19 @@ class Limits:
         self._isolate = isolate
         self._measured_at = 0.0
         self._looked_ns = 0
-        self._frozen: list[tuple[int, int]] = []  # start and end of each freeze (ns)
-        self._ran: dict[int, tuple[int, float]] = {}  # slot -> last run, time of observation
-        self._over_hard: dict[int, int] = {}  # slot -> run over its hard limit at the last check
+        self._frozen: list[tuple[int, int]] = []  # start and end of each freeze (`now_ns`)
+        # Maps each slot to its last run, and to the time at which that run was last seen.
+        self._ran: dict[int, tuple[int, float]] = {}
+        # Maps a slot to the run that was over its hard limit at the last check.
+        self._over_hard: dict[int, int] = {}
 
     def observe(
         self, partitions: Iterable[AssignmentState], now: float, boot_timeout: float
     ) -> LimitsExceeded:
-        """Record readiness, memory and runs of all workers. Return the limits that they exceed."""
+        """Record the readiness, memory and runs of all workers, and check their limits.
+
+        Return the actions for workers that have exceeded a limit.
+        """
         self._notice_freeze()
         actions: list[Action] = []
         replacements: list[Replacement] = []
@@ -110,7 +116,7 @@ class Limits:
         *,
         measure: bool,
     ) -> LimitsExceeded:
-        """Check one worker."""
+        """Check one worker. Its memory is only checked if `measure` is true."""
         later = now + MEASURE_SECONDS
         actions: list[Action] = []
         replacements: list[Replacement] = []
@@ -133,17 +139,17 @@ class Limits:
     ) -> tuple[list[Action], bool]:
         """Check the boot time, progress and control socket of a worker that runs no handler.
 
-        Also return True if the worker is ready and may start a run at any moment.
+        Return the actions, and True if the worker is ready and may start a run at any time.
         """
         if partition.slot.state == WorkerState.BOOTING:
             late = now > worker.started + boot_timeout
             return [KillWorker(partition.assignment, "boot")] if late else [], False
         if not worker.ready_at or worker.is_quiet:
-            return [], False  # it became ready after it was observed, or is exiting
+            return [], False  # it has become ready since it was observed, or is exiting
         progress = max(partition.slot.progress_ns, self._frozen[-1][1] if self._frozen else 0)
         silent = (now_ns() - progress) / 1e9
-        # A worker publishes its progress once per batch, and the messages of a batch can take long.
-        # So also use the last run that was seen.
+        # A worker publishes its progress once per batch, and the messages of a batch can take a
+        # long time. Therefore, also consider the last run that was seen.
         silent = min(silent, now - self._ran[partition.slot.index][1], now - worker.ready_at)
         control_closed = (
             worker.child.control_closed_at
@@ -170,7 +176,7 @@ class Limits:
     def _check_age(
         self, partition: AssignmentState, worker: RunningWorker, now: float
     ) -> list[Replacement]:
-        """Request to replace a worker that is too old or close to `max_messages`."""
+        """Request the replacement of a worker that is too old or close to `max_messages`."""
         found: list[Replacement] = []
         age, messages = partition.consumer.max_age, partition.consumer.max_messages
         # Spread the ages, so that workers that started together do not stop together.
@@ -190,10 +196,10 @@ class Limits:
         now: float,
         rss: int | None = None,
     ) -> list[Replacement]:
-        """Request to replace a worker that has started a message, or had `IDLE_SECONDS` to do so.
+        """Request the replacement of a worker, unless it has had no chance to work yet.
 
-        Every worker gets this chance, so a limit that is too tight slows work down but never stops
-        it.
+        A worker must have started a message or been ready for `IDLE_SECONDS`. Because of this, a
+        limit that is too tight slows work down but never stops it.
         """
         worked = worker.has_worked or now - worker.ready_at > IDLE_SECONDS
         if worker.stop_reason or not worked:
@@ -212,14 +218,13 @@ class Limits:
         if not soft and not hard:
             return [], now + MEASURE_SECONDS
         if not running:
-            # A run may start immediately after this check, so check again before its limit can
-            # pass.
+            # A run may start right after this check, so check again before it can exceed its limit.
             return [], now + min(
                 soft or CHECK_INTERVAL_SECONDS,
                 hard or CHECK_INTERVAL_SECONDS,
                 CHECK_INTERVAL_SECONDS,
             )
-        # Runs are numbered when they start, so the lowest number is the oldest run.
+        # Runs are numbered in the order in which they start, so the lowest number is the oldest.
         elapsed = {entry.sequence: self._seconds_since(entry.started_ns) for entry in running}
         oldest = min(elapsed)
         if hard and elapsed[oldest] > hard:
@@ -245,9 +250,9 @@ class Limits:
     # --- frozen time ---
 
     def _notice_freeze(self) -> None:
-        """Record a period in which this process and its workers were frozen.
+        """Record the last period if this process and its workers were frozen.
 
-        No run time includes it.
+        Such periods do not count as run time.
         """
         now = now_ns()
         if self._looked_ns and now - self._looked_ns > FROZEN_NS:
@@ -258,14 +263,14 @@ class Limits:
         self._looked_ns = now
 
     def _seconds_since(self, started_ns: int) -> float:
-        """Return the seconds since `started_ns`, without frozen periods."""
+        """Return the seconds since `started_ns` (`now_ns`), without frozen periods."""
         frozen = sum(max(0, end - max(begin, started_ns)) for begin, end in self._frozen)
         return (now_ns() - started_ns - frozen) / 1e9
 
 
 def _note_ready(partition: AssignmentState, worker: RunningWorker, now: float) -> None:
     if worker.is_ready and not worker.ready_at:
-        # Do not wait until no handler runs, because a worker under load may run one at every
+        # Do not wait until no handler is running, because a worker under load may run one at every
         # check.
         worker.became_ready(now, _rss(worker.child.pid))
         logs.event("worker.ready", assignment=partition.assignment, child=worker.child.pid)
@@ -273,8 +278,8 @@ def _note_ready(partition: AssignmentState, worker: RunningWorker, now: float) -
 
 def _rss(pid: int) -> int:
     try:
-        # Do not use psutil, which costs ten times as much because it checks for a reused pid. The
-        # pid of our own child cannot be reused.
+        # Do not use psutil, which takes ten times as long because it checks for a reused PID. The
+        # PID of our own child cannot be reused.
         descriptor = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
         try:
             return int(os.read(descriptor, 256).split()[1]) * mmap.PAGESIZE
@@ -287,21 +292,26 @@ def _rss(pid: int) -> int:
 class OomMonitor:
     """Detects processes that the kernel killed because memory ran out.
 
-    An exit by SIGKILL does not show who sent the signal. But the kernel counts its own kills for
-    each control group. A kill counted within the last `BELIEVED_SECONDS` explains such an exit.
+    An exit by SIGKILL does not show who sent the signal. However, the kernel counts its own kills
+    for each control group, so a kill that was counted within the last `BELIEVED_SECONDS` explains
+    such an exit.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Count kills from now on.
+        """Start to count kills.
 
-        `path` is the file with the kernel's count. None searches for it.
+        `path` is the file that contains the kernel's count. If it is None, the file is searched
+        for.
         """
         self._path = path or find_counter(Path("/proc/self/cgroup"))
         self._seen = self._count()
         self._recent: list[float] = []
 
     def count_kills(self, now: float) -> None:
-        """Record the kills that were counted since the last call. `now` is in monotonic seconds."""
+        """Record the kills that the kernel has counted since the last call.
+
+        `now` is in monotonic seconds.
+        """
         count = self._count()
         if count > self._seen or self._recent:
             fresh = [at for at in self._recent if now - at < BELIEVED_SECONDS]
@@ -309,9 +319,9 @@ class OomMonitor:
         self._seen = count
 
     def explain(self, exit_: Exit) -> Exit:
-        """Return the exit, marked if a kill by the kernel explains it.
+        """Return the exit, marked as out of memory if a kill by the kernel explains it.
 
-        Each kill explains one exit.
+        Each kill explains only one exit.
         """
         if exit_.signal != signal.SIGKILL or not self._recent:
             return exit_
@@ -327,7 +337,7 @@ class OomMonitor:
 
 
 def find_counter(membership: Path, root: Path = CONTROL_GROUPS) -> Path | None:
-    """Return the file in which the kernel counts its kills, None if there is none.
+    """Return the file in which the kernel counts its kills, or None if there is none.
 
     `membership` is a file in the format of /proc/self/cgroup.
     """

@@ -1,9 +1,9 @@
 """Find blocked event loops, and the lines of code that block them.
 
-A worker's loop writes heartbeats to its slot (`worker/loop_heartbeat.py`). After
+A worker's event loop writes heartbeats to its slot (`worker/loop_heartbeat.py`). After
 `loop_blocked_after` seconds without a heartbeat, the supervisor sends a signal that makes the
-loop's thread write its stack, even in C code. The run continues, because only the time limits stop
-a run.
+loop's thread write its stack, even while it executes C code. The run continues, because only the
+time limits stop a run.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from streamqd.process import Child
 from streamqd.scoreboard import LOOP_HEARTBEAT_SECONDS, now_ns
 from streamqd.supervisor.partition import AssignmentState
 
-MESSAGES_MAX = 8  # running messages in one event
-STACK_POLL_SECONDS = 0.02  # interval of the checks for a requested stack
-STACK_SECONDS = 0.3  # time limit for a stack
+MESSAGES_MAX = 8  # number of running messages that one event lists
+STACK_POLL_SECONDS = 0.02  # interval between checks for a requested stack
+STACK_SECONDS = 0.3  # longest wait for a requested stack
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _HEADER = "Stack (most recent call first)"
@@ -47,27 +47,27 @@ class Frame(NamedTuple):
 
 @dataclass
 class _Silence:
-    """A blocked loop: its process, last heartbeat, and the progress of its report."""
+    """A blocked loop, and the progress of reporting it."""
 
     child: Child
-    heartbeat_ns: int  # the last one
+    heartbeat_ns: int  # time of the last heartbeat
     report_at: float = 0.0  # monotonic time of the next report
-    asked_at: float = 0.0  # monotonic time of the request for its stack, 0 = not yet
+    asked_at: float = 0.0  # monotonic time of the request for its stack, 0 if there is none
     reported: bool = False
-    unexplained: bool = False  # no stack arrived, or it shows no code of a handler
+    unexplained: bool = False  # True if no stack arrived, or it showed no code of the user
 
 
 @dataclass
 class LoopWatch:
-    """Watches the event loops of all workers, check by check."""
+    """Watches the event loops of all workers."""
 
     isolate: Isolate[Assignment] = run_directly
     _silent: dict[Assignment, _Silence] = field(default_factory=dict)
 
     def observe(self, partitions: Iterable[AssignmentState], now: float, after: float) -> float:
-        """Report loops without a heartbeat for `after` seconds (0: never).
+        """Report loops that have written no heartbeat for `after` seconds. 0 disables the reports.
 
-        Return the time of the next check. `now` and the result are in seconds, monotonic.
+        Return the monotonic time of the next check.
         """
         next_at = math.inf
         for partition in partitions:
@@ -78,7 +78,7 @@ class LoopWatch:
         return next_at
 
     def is_asked(self, assignment: Assignment) -> bool:
-        """Return True if a worker was asked for a stack that `observe` will take."""
+        """Return True if `observe` has requested a stack from the worker and will take it."""
         found = self._silent.get(assignment)
         return found is not None and found.asked_at > 0
 
@@ -109,7 +109,7 @@ class LoopWatch:
         silence.asked_at = 0.0
         frame = blocking_frame(stack)
         if frame is None and not silence.unexplained:
-            # The whole host may have been slow, so the loop may continue without a report.
+            # The whole host may have been slow, so wait once more before this is reported.
             silence.unexplained = True
             silence.report_at = now + after
         else:
@@ -147,7 +147,7 @@ class LoopWatch:
         )
 
     def _report_resumed(self, partition: AssignmentState, silence: _Silence) -> None:
-        """Report that a loop runs again. Its process may also have exited."""
+        """Report that a loop runs again, unless its process has exited."""
         del self._silent[partition.assignment]
         if not silence.reported:
             return
@@ -164,17 +164,18 @@ class LoopWatch:
 
 
 def blocking_frame(stack: str) -> Frame | None:
-    """Return the frame that blocks a loop: the innermost frame of the user's own code.
+    """Return the frame that blocks a loop, which is the innermost frame of the user's own code.
 
-    If the application is an installed package, return its outermost frame. Return None if the stack
-    shows only the loop, which then waits for another thread.
+    If the application is an installed package, return the outermost frame of a package instead.
+    Return None if the stack shows only the loop, which is then waiting for another thread.
     """
     found = [
         Frame(file, int(line), function)
         for file, line, function in _FRAME.findall(stack.rpartition(_HEADER)[2])
     ]
     library, packages = _directories("stdlib", "platstdlib"), _directories("purelib", "platlib")
-    # Installed packages are in directories below the standard library, but do not belong to it.
+    # Installed packages do not belong to the standard library, although their directories are
+    # below it.
     others = [
         each
         for each in found
@@ -189,16 +190,16 @@ def blocking_frame(stack: str) -> Frame | None:
 
 @functools.cache
 def _directories(*names: str) -> tuple[str, ...]:
-    """Return the directories of Python with these names, each with a slash.
+    """Return the paths of Python's directories with these names, each ending with a slash.
 
-    Do not call this at the start, because `sysconfig` keeps 0.6 MiB of build variables, which every
-    worker would inherit.
+    Do not call this at the start, because `sysconfig` keeps 0.6 MiB of build variables in memory,
+    which every worker would inherit.
     """
     return tuple({str(Path(sysconfig.get_path(name))) + "/" for name in names})
 
 
 def _name(assignment: Assignment, place: bytes) -> str:
-    """Return a message's uid. For a retry or a dead letter, return its place."""
+    """Return the uid of a message, or its place if it is a retry or a dead letter."""
     kind, _, entry_id = place.decode("ascii", "replace").partition(":")
     if kind != "m" or assignment.reads_dead_letters:
         return f"{kind}:{entry_id}"

@@ -1,4 +1,4 @@
-"""Build the heartbeat of this instance, and process the members in its reply."""
+"""Build the heartbeat of this instance, and process the reply, which lists the members."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from streamqd.version import __version__
 
 
 class Membership:
-    """The content and the time of the next heartbeat, and the reply to the last one."""
+    """The content and the due time of the next heartbeat, and the reply to the last one."""
 
     def __init__(self, daemon: Daemon, keys: Keys, lock_id: str) -> None:
-        self.daemon = daemon  # settings, replaced by a reload
+        self.daemon = daemon  # settings, which a reload replaces
         self.announcement: Mapping[str, object] = {}  # additional fields of the heartbeat
-        self.heartbeat_at = 0.0  # monotonic, when the next heartbeat is due
-        self.seen: list[MemberView] = []  # members in the reply to the last heartbeat
-        self.server_unix_ms = 0  # Redis time of the reply
+        self.heartbeat_at = 0.0  # monotonic time at which the next heartbeat is due
+        self.seen: list[MemberView] = []  # members in the last valid reply
+        self.server_unix_ms = 0  # Redis time of that reply
         self.directives: directives.Directives | None = None  # None before the first reply
         self.interval = daemon.lease_ttl / 5
         self.silence = SilenceDetector(daemon.instance, daemon.lease_ttl, self.interval)
-        self.dead_nonce = ""  # nonce of a dead predecessor that is not yet removed from the fleet
-        self.accepted = False  # Redis accepted the last heartbeat as that of this instance
-        # Error of a heartbeat because of a key's wrong type, until it is explained.
+        self.dead_nonce = ""  # nonce of a dead predecessor that is still to be removed
+        self.accepted = False  # True if Redis accepted the last heartbeat under this name
+        # The error reply to a heartbeat if a key had the wrong type, until the key is logged.
         self.mistyped = ""
-        self.duplicate: dict[str, Any] = {}  # host and pid of another run with the same name
+        self.duplicate: dict[str, Any] = {}  # host and PID of another run with the same name
         self._keys = keys
         self._lock_id = lock_id
         self._nonce = secrets.token_hex(8)
@@ -54,31 +54,34 @@ class Membership:
         self._stored_directives: list[bytes] | None = None
         self._bad_members = logs.bad_values()
         self._mistyped = logs.Once("redis.bad_value", logging.ERROR)
-        self._refusal = ""  # the last logged refusal of the heartbeat
+        self._refusal = ""  # the last refusal of the heartbeat that was logged
 
     def heartbeat_soon(self) -> None:
-        """Send a heartbeat and read the fleet at the next tick. In a large fleet, wait longer."""
+        """Send a heartbeat soon, and then read the fleet.
+
+        The heartbeat is sent at the next tick, or later if the fleet is large.
+        """
         at = heartbeats.woken_heartbeat(
             self._heartbeat_sent_at, self.interval, len(self.seen), random()
         )
         self.schedule_heartbeat(at)
 
     def schedule_heartbeat(self, at: float) -> None:
-        """Send a heartbeat no later than `at` (monotonic)."""
+        """Send the next heartbeat at this monotonic time, unless it is already due earlier."""
         self.heartbeat_at = min(self.heartbeat_at, at)
 
     def depart(self) -> None:
-        """Report this instance as leaving, with a heartbeat soon."""
+        """Report this instance as leaving, in a heartbeat that is sent soon."""
         if not self._leaving:
             self._leaving = True
             self.heartbeat_soon()
 
     def now_unix_ms(self) -> int:
-        """Return the current time of Redis, computed from the last reply (unix ms)."""
+        """Return the current Redis time in unix ms, computed from the last reply."""
         return self.server_unix_ms + round((time.monotonic() - self._heartbeat_sent_at) * 1000)
 
     def wake_command(self) -> tuple[str, ...]:
-        """Return the command that wakes the other instances after a change."""
+        """Return the command that wakes the other instances in the fleet."""
         return "PUBLISH", self._keys.wake(self.daemon.fleet), self.daemon.instance
 
     def heartbeat(
@@ -87,7 +90,7 @@ class Membership:
         partitions: Mapping[Assignment, AssignmentState],
         offers: Sequence[Assignment],
     ) -> Call:
-        """Return the heartbeat: the call that reports this instance as alive, with its state."""
+        """Return the heartbeat, which is the call that reports this instance and its state."""
         daemon = self.daemon
         info = {
             "boot": startup.boot_id(),
@@ -120,7 +123,7 @@ class Membership:
     def apply_reply(self, reply: Reply | RedisResponseError | ContractError, jitter: float) -> bool:
         """Process the reply to a heartbeat. Return True if it lists the members.
 
-        An invalid reply is logged, and the last view of the fleet stays in use.
+        An invalid reply is logged, and the last list of members stays in use.
         """
         now = self._heartbeat_sent_at = time.monotonic()
         self.heartbeat_at = heartbeats.next_heartbeat(now, self.interval, jitter)
@@ -158,20 +161,20 @@ class Membership:
         return True
 
     def _reset_refusals(self) -> None:
-        """Log the next refusal even if it equals the last one."""
+        """Forget earlier refusals, so that the next one is logged even if it is the same."""
         self._mistyped.report({})
         self._refusal = ""
 
     def _log_refusal(self, error: str) -> None:
-        """Log a refusal of the heartbeat, unless the last one was the same."""
+        """Log a refusal of the heartbeat, unless it is the same as the last one."""
         if error != self._refusal:
             self._refusal = error
             logs.event("redis.refused", logging.ERROR, request="heartbeat", error=error)
 
     def log_mistyped_keys(self, link: Connection) -> None:
-        """Log each key of the heartbeat that has a wrong type, with the remedy, once.
+        """Log each key of the heartbeat that has a wrong type, once, together with the remedy.
 
-        One round trip. Raises RedisUnavailableError.
+        This takes one round trip. Raises RedisUnavailableError.
         """
         found = key_types.find_mistyped(link, members.expected_types(self._keys, self.daemon.fleet))
         refusal, self.mistyped = self.mistyped, ""
@@ -190,14 +193,14 @@ class Membership:
         )
 
     def _record_duplicate(self, other: members.Heartbeat, now: float) -> None:
-        """Record that another run has the same name, and check whether its process has exited."""
+        """Record that another run has the same name, or that this run's predecessor is dead."""
         self.accepted = False
         info = other.info
         dead = self.silence.observe_duplicate(
             other.heartbeat_unix_ms, now, leaving=bool(info.get("leaving"))
         )
-        # This process holds the lock, so a run that held it before has exited, with all its
-        # processes.
+        # This process holds the lock, so a run that held the same lock has exited together with all
+        # its processes.
         if dead or info.get("lock") == self._lock_id:
             self.duplicate, self.dead_nonce = {}, str(info.get("nonce", ""))
             return
@@ -221,7 +224,7 @@ class Membership:
             return members.seen_of(member)
 
     def removal_of_predecessor(self) -> Call:
-        """Return the call that removes a killed predecessor before its heartbeat expires."""
+        """Return the call that removes a dead predecessor before its heartbeat expires."""
         return members.leave(self._keys, self.daemon.fleet, self.daemon.instance, self.dead_nonce)
 
     def departure(self) -> Call:

@@ -1,10 +1,10 @@
-"""The state of one assignment in the supervisor: its lease, its process and the next step.
+"""The state of one assignment in the supervisor: its lease, its process and its next step.
 
-A state machine without I/O. `intent` returns the next call to Redis, and `apply_reply` processes
-the reply. `startable` is true if a worker should be forked, and `on_exit` processes the exit of its
-process. Each call is repeated with equal arguments until Redis replies, so a lost reply does no
-harm. If the supervisor dies before the reply to a refence, only the recorded cause of the crash is
-lost.
+This is a state machine that does no I/O. `intent` returns the next call to Redis, and `apply_reply`
+processes the reply. `startable` is true if a worker may be forked, and `on_exit` processes the exit
+of the worker's process. Each call is repeated with the same arguments until Redis replies, so a
+lost reply does no harm. If the supervisor dies before the reply to a refence arrives, only the
+recorded cause of the crash is lost.
 
     FREE ── acquire ──► ACQUIRING ── OK ──► HELD ── process exits ──► REFENCING ── OK ──► HELD
                          │                │                                │ (new token)
@@ -12,10 +12,10 @@ lost.
                                           ▼
                                       RELEASING ── answered ──► FREE
 
-REFENCING ends only with a reply, because the refence also acknowledges and charges messages. If no
-message has to be acknowledged or charged, HELD leads directly to RELEASING. A refused acquire or a
-lost lease leads to FREE. An assignment of a killed supervisor (`resume`) starts in REFENCING, or
-reaches it through ACQUIRING.
+A *refence* replaces the token in the fence. It also acknowledges finished messages and charges one,
+so REFENCING is left only when Redis replies. If no message has to be acknowledged or charged, HELD
+leads directly to RELEASING. A refused acquire or a lost lease leads to FREE. An assignment of a
+killed supervisor (`resume`) starts in REFENCING, or reaches it through ACQUIRING.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ ON_STOP_SECONDS = 30.0
 
 
 class Phase(enum.Enum):
-    """The state of an assignment between FREE and HELD."""
+    """The step of an assignment, without its arguments."""
 
     FREE = "free"
     ACQUIRING = "acquiring"
     HELD = "held"
-    REFENCING = "refencing"  # this word appears in the log
+    REFENCING = "refencing"  # the values appear in the log
     RELEASING = "releasing"
 
 
 class Blame(NamedTuple):
     """The messages that may have caused the exit of a process.
 
-    If there is exactly one of the `suspects`, it is `charged`.
+    If there is exactly one suspect, it is charged.
 
     | Exit                            | `expected` | `crashed` | `suspects`                  |
     | planned                         | yes        | no        | none                        |
@@ -76,15 +76,15 @@ class Blame(NamedTuple):
 
 
 class ExitAssessment(NamedTuple):
-    """The consequences of the exit of a process. `lived` is the seconds that it was ready."""
+    """The consequences of the exit of a process."""
 
     crashed: bool
     cause: restart.ExitCause
     charged: bytes | None
-    lived: float = 0.0
-    settled: int = 0  # messages that the process finished, successfully or not
-    lost: bool = False  # the process noticed first that the lease has another owner
-    narrowed: bool = False  # it crashed while several known suspects ran, and finished no message
+    lived: float = 0.0  # seconds for which the process was ready
+    settled: int = 0  # number of messages that it finished, successfully or not
+    lost: bool = False  # True if it was the first to notice that the lease has another owner
+    narrowed: bool = False  # True if it finished none, and the crash only makes rounds smaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,12 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Acquiring:
-    """The arguments of an acquire. `dead_token` belongs to a predecessor that has exited."""
+    """The arguments of an acquire. `dead_token` is the token of an owner that has exited."""
 
     phase: ClassVar[Phase] = Phase.ACQUIRING
 
     dead_token: str = ""
-    resumed: ResumableAssignment | None = None  # the record of a killed supervisor
+    resumed: ResumableAssignment | None = None  # state that a killed supervisor left
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,33 +113,33 @@ class HeldLease:
 
 @dataclass(frozen=True, slots=True)
 class Refencing:
-    """The arguments of a refence, which acknowledges messages and charges one."""
+    """The arguments of a refence, which acknowledges messages and may charge one."""
 
     phase: ClassVar[Phase] = Phase.REFENCING
 
     new_token: str
     done: Sequence[bytes] = ()
     charged: bytes | None = None
-    context: bytes = b""  # JSON that describes how the process of the charged message exited
-    release_after: bool = False  # release the lease after the reply
-    resumed: ResumableAssignment | None = None  # the record of a killed supervisor
+    context: bytes = b""  # JSON that describes how the charged message's process exited
+    release_after: bool = False  # True if the lease is to be released after the reply
+    resumed: ResumableAssignment | None = None  # state that a killed supervisor left
 
 
 @dataclass(frozen=True, slots=True)
 class Releasing:
-    """This instance releases the lease. No process uses its token."""
+    """This instance is releasing the lease, whose token no process uses any longer."""
 
     phase: ClassVar[Phase] = Phase.RELEASING
 
 
-# The step of an assignment, with the arguments of the call that ends it. An acquire or a refence is
-# repeated with equal arguments until Redis replies.
+# The step of an assignment, with the arguments of the call that completes it. An acquire or refence
+# is repeated with the same arguments until Redis replies.
 OwnershipStep = Free | Acquiring | HeldLease | Refencing | Releasing
 
 
 @dataclass
 class AssignmentState:
-    """The supervisor's record of one assignment, from its first offer until the daemon exits."""
+    """The supervisor's state of one assignment, from the first offer until the daemon exits."""
 
     assignment: Assignment
     consumer: Consumer
@@ -150,35 +150,35 @@ class AssignmentState:
     worker: RunningWorker | None = None
     standby: Child | None = None  # successor of the worker, which is booting or has booted
     groups_ready: bool = False
-    start_at: float = 0.0  # monotonic, earliest time of the next fork
-    refused_since: float = 0.0  # monotonic time of the first of consecutive refused forks, 0 = none
+    start_at: float = 0.0  # earliest monotonic time of the next fork
+    refused_since: float = 0.0  # monotonic time since which forks are refused, 0 if they are not
     suspects: rounds.Suspects = field(default_factory=dict)  # the next process runs them in rounds
-    # True if `suspects` are all the messages that ran when the last owner exited.
+    # True if `suspects` contains all messages that were running when the last owner exited.
     suspects_complete: bool = False
-    uncharged: int = 0  # consecutive processes that crashed while no message ran
+    uncharged: int = 0  # number of consecutive processes that crashed while no message ran
     exits: list[restart.WorkerExit] = field(default_factory=list)
     broken_until: float = 0.0
     last_exit: str = ""
-    refusal: str = ""  # code of the last error reply, so that repetitions are not logged
-    refused: str = ""  # the phase of the refused call, or `group`
+    refusal: str = ""  # code of the last error reply, kept so that repetitions are not logged
+    refused: str = ""  # phase of the refused call, or `group`
     relayed: tuple[int, int] = (0, 0)  # value of `housekeeping` when the worker was last woken
-    pace: float = 0.0  # messages per second that the previous process finished
-    leaving: str = ""  # reason of the next release, as in `plan`. Recorded in Redis.
+    pace: float = 0.0  # messages per second that an earlier process finished
+    leaving: str = ""  # reason for the next release, which the release records in Redis
 
     def __post_init__(self) -> None:
-        # Until the lease is acquired, its epoch is the last epoch seen in Redis.
+        # Until the lease is acquired, its epoch is the last one that was seen in Redis.
         self.lease = Lease(self.assignment, "")
 
     # --- intents ---
 
     def resume(self, found: ResumableAssignment, *, alone: bool) -> None:
-        """Plan to resume the lease of a killed supervisor, like after a crash of its worker.
+        """Plan to resume the lease of a killed supervisor, as after a crash of its worker.
 
-        The refence replaces the token. Redis refuses the refence if another instance has owned the
-        assignment since. Finished messages are acknowledged. With `alone`, no message ran in other
-        assignments. Without, any running message may have killed the supervisor, so none is
-        charged. The running messages then run in marked rounds, like after the loss of a host.
-        Messages that were only waiting are not suspects.
+        A refence replaces the token, and Redis refuses it if another instance has owned the
+        assignment in the meantime. Finished messages are acknowledged. `alone` is true if no
+        messages were running in other assignments. If it is false, any of the running messages may
+        have killed the supervisor, so none is charged. Instead, they run in marked rounds, as after
+        the loss of a host. Messages that were only waiting are not suspects.
         """
         assert isinstance(self.step, Free)
         if not (alone or found.next_token):
@@ -192,8 +192,8 @@ class AssignmentState:
         new_token = found.next_token or secrets.token_hex(16)
         self.step = Refencing(new_token, found.done, resumed=found)
         if len(found.running) == 1:
-            # If a refence was in progress, the worker exited before the supervisor, for an unknown
-            # reason.
+            # If a refence was in progress, the worker had exited before the supervisor, for an
+            # unknown reason.
             what = {} if found.next_token else {"what": "the death of its supervisor"}
             context = json.dumps(what).encode()
             self.step = replace(self.step, charged=found.running[0], context=context)
@@ -205,7 +205,10 @@ class AssignmentState:
     def acquire(
         self, seen_epoch: int, dead_token: str = "", resumed: ResumableAssignment | None = None
     ) -> None:
-        """Plan to acquire the lease. `dead_token` belongs to a predecessor that has exited."""
+        """Plan to acquire the lease, whose epoch in Redis was last `seen_epoch`.
+
+        `dead_token` is the token of an owner that has exited, or ''.
+        """
         assert isinstance(self.step, Free)
         self.step, self.leaving = Acquiring(dead_token, resumed), ""
         self.lease = Lease(self.assignment, secrets.token_hex(16), seen_epoch)
@@ -221,8 +224,8 @@ class AssignmentState:
             case HeldLease():
                 self._release()
             case Acquiring():
-                # Redis may have executed the acquire or not. A release with its token is correct in
-                # both cases.
+                # It is unknown whether Redis has executed the acquire. A release with its token is
+                # correct in both cases.
                 self.step = Releasing()
 
     def _release(self) -> None:
@@ -230,7 +233,7 @@ class AssignmentState:
         self.slot.forget_lease()  # all messages are finished, so a successor has nothing to resume
 
     def intent(self, keys: Keys, ttl: float, owner: str) -> Call | None:
-        """Return the call to send now, or None. The call stays the same until Redis replies."""
+        """Return the call to send now, or None. It stays the same until Redis replies."""
         match self.step:
             case Acquiring(dead_token):
                 return leases.acquire(keys, self.lease, ttl, owner, dead_token)
@@ -245,7 +248,7 @@ class AssignmentState:
     def apply_reply(self, reply: Reply | RedisResponseError, now: float) -> str:
         """Process the reply to `intent`. Return a word for the log, or ''."""
         if isinstance(reply, RedisResponseError):
-            # Redis changed nothing. The next round trip repeats the call.
+            # Redis has changed nothing, and the next round trip repeats the call.
             return ""
         match self.step:
             case Acquiring() as acquisition:
@@ -288,8 +291,8 @@ class AssignmentState:
 
     def _apply_refence_reply(self, refence: Refencing, reply: Reply, now: float) -> str:
         epoch = leases.epoch_of(reply) if reply.word == "OK" else 0
-        # Clear the batch before the token changes. With the new token, the batch would be charged
-        # again.
+        # Clear the batch before the token changes, because it would be charged again under the new
+        # token.
         self.slot.forget_batch()
         if reply.word != "OK":
             self.become_free()
@@ -323,10 +326,10 @@ class AssignmentState:
     # --- the process ---
 
     def on_exit(self, exit_: Exit) -> ExitAssessment:
-        """Process the exit of the worker: find the suspects and plan the next call."""
+        """Process the exit of the worker's process: find the suspects, and plan the next call."""
         worker, now = self.worker, time.monotonic()
         assert worker is not None
-        # Read the slot, then decide. Clear the slot last, because the refence needs its entries.
+        # Read the slot first, and clear it last, because the refence needs its entries.
         lived, settled = worker.seconds_ready(now), worker.count_settled()
         batch, held = self.slot.batch(), isinstance(self.step, HeldLease)
         blame = self._blame(exit_, worker.kill, batch)
@@ -357,13 +360,13 @@ class AssignmentState:
     def _blame(self, exit_: Exit, kill: Kill | None, batch: Batch) -> Blame:
         """Assess the exit of the process from its code, its kill and the running messages."""
         # The code alone proves nothing, because a handler can exit with any code. A worker that
-        # exits as planned is quiet first.
+        # exits as planned becomes quiet first.
         quiet = self.slot.state == WorkerState.QUIET and not batch.running
         unexpected = kill is None and not (quiet and exit_.code in ORDERLY)
         suspects = batch.running if unexpected else []
         if kill is not None and kill.reason == "hard-limit":
-            # Only the messages of the killed run are suspects. If that run has finished, there are
-            # none.
+            # Only the messages of the killed run are suspects. If that run has already finished,
+            # there are none.
             suspects = self.slot.running_in(kill.run_seq)
         # With several suspects, none is charged. The next process runs them in smaller rounds.
         charged = suspects[0] if len(suspects) == 1 else None
@@ -373,7 +376,7 @@ class AssignmentState:
     def _note_blame(self, blame: Blame, *, idle: bool) -> None:
         """Record the suspects, which the next process runs in rounds.
 
-        With `idle`, no message ran.
+        `idle` is true if no message was running.
         """
         if not self.slot.suspects_left:
             self.suspects = {}  # all suspects have run without a crash
@@ -394,9 +397,9 @@ class AssignmentState:
         self.slot.failures.note(f"process terminated with {how}", now_ns())
 
     def _clear_slot(self, suspects: list[bytes]) -> None:
-        """Clear the slot, but keep the fetched messages if a refence has to settle them."""
+        """Clear the slot, except for its batch if a refence still has to settle the messages."""
         if isinstance(self.step, Refencing):
-            # Keep the fetched messages in the slot until Redis replies.
+            # Keep the batch until Redis replies to the refence.
             self.slot.acquit(suspects)
             self.slot.note_lease(self.lease, self.step.new_token)
             self.slot.vacate()
@@ -406,11 +409,11 @@ class AssignmentState:
     def plan_restart(self, found: ExitAssessment, now: float, daemon: Daemon) -> bool:
         """Set the earliest time of the next fork, as the restart policy requires.
 
-        Return False after too many crashes: the partition then pauses for `daemon.crash_cooldown`.
+        Return False after too many crashes. The partition then pauses for `daemon.crash_cooldown`.
         """
         crashes = self.consumer.max_crashes
         kept = restart.history_max(crash_loop=daemon.crash_loop, max_crashes=crashes)
-        if not found.narrowed:  # no backoff: a smaller round is progress
+        if not found.narrowed:  # a smaller round is progress, so it does not increase the backoff
             end = restart.WorkerExit(now, found.cause, found.lived, found.settled)
             self.exits = [*self.exits, end][-kept:]
         decision = restart.decide(
@@ -432,7 +435,7 @@ class AssignmentState:
     def dismiss(self, *, unexplained: bool = False) -> tuple[Child, ExitAssessment]:
         """Detach a quiet process, which handles no more messages.
 
-        `unexplained`: the reason for its exit is unknown, and its group may be missing.
+        `unexplained` is true if the reason for its exit is unknown. The group may then be missing.
         """
         assert self.worker is not None
         child = self.worker.child
@@ -443,23 +446,23 @@ class AssignmentState:
     def abandon(self) -> Child | None:
         """Detach an unkillable process, which hangs in the kernel.
 
-        The process may still write to its slot, so the slot cannot be used: no message is
-        acknowledged or charged. Only the new token prevents writes by the process. Return the
-        process, which the caller reaps later.
+        The process may still write to its slot, so the slot cannot be trusted, and no message is
+        acknowledged or charged. Only a new token prevents the process from writing to Redis. Return
+        the process, which the caller reaps later.
         """
         child, self.worker = self.child, None
         if isinstance(self.step, HeldLease):
-            # The slot still belongs to the process, so another instance must take the assignment.
+            # The slot still belongs to the process, so another instance must take over.
             self.step = Refencing(secrets.token_hex(16), release_after=True)
             self.leaving = "unkillable"
             self.slot.forget_lease()  # a successor must not read the slot either
         return child
 
     def fail(self, until: float, problem: str) -> None:
-        """Give up the assignment until `until` (monotonic), in any phase.
+        """Give up the assignment until the given monotonic time. This is possible in any phase.
 
-        The caller has removed its processes. No message is acknowledged or charged: all pending
-        messages run again.
+        The caller must have removed its processes. No message is acknowledged or charged, so all
+        pending messages run again.
         """
         assert self.worker is None
         assert self.standby is None
@@ -480,18 +483,18 @@ class AssignmentState:
         self.slot.standby_pid = 0
 
     def pace_of(self, now: float) -> float:
-        """Return the messages per second of the worker, or of the last worker that finished any."""
+        """Return the messages per second of the worker, or of the last one that finished any."""
         return (self.worker.pace(now) if self.worker is not None else 0.0) or self.pace
 
     def record_start(self, child: Child, now: float) -> None:
-        """Record the process that was forked or adopted. `now` is a monotonic time."""
+        """Record the process that was forked or adopted as the worker."""
         self.worker = RunningWorker(child, self.slot, self.consumer, now)
         self.slot.pid = child.pid
 
     def _plan_next_call(
         self, exit_: Exit, worker: RunningWorker, refence: Refencing, *, expected: bool
     ) -> None:
-        """Plan the call that follows the exit of the process, usually `refence`."""
+        """Plan the call that must follow the exit of the process, usually the refence."""
         if not isinstance(self.step, HeldLease):
             return  # the lease was lost while the process ran, so its token can settle nothing
         if expected and exit_.code == ExitCode.FENCED:
@@ -518,7 +521,7 @@ class AssignmentState:
 
     @property
     def stop_reason(self) -> str:
-        """The reason for stopping the worker, "" if it was not stopped."""
+        """The reason for which the worker was told to stop, or ''."""
         return self.worker.stop_reason if self.worker is not None else ""
 
     @property
@@ -528,32 +531,32 @@ class AssignmentState:
 
     @property
     def is_ready(self) -> bool:
-        """True if the worker has booted and works or is paused."""
+        """True if the worker has booted and is either working or paused."""
         return self.worker is not None and self.worker.is_ready
 
     @property
     def resumed(self) -> ResumableAssignment | None:
-        """The record of a killed supervisor, until Redis replies to the refence."""
+        """The state that a killed supervisor left, until Redis replies to the refence."""
         return self.step.resumed if isinstance(self.step, Acquiring | Refencing) else None
 
     @property
     def housekeeping(self) -> tuple[int, int]:
-        """The housekeeper's requests to the worker so far: reclaims, missed polls. Source: slot."""
+        """The number of the housekeeper's reclaim requests and of missed polls. Source: slot."""
         return self.slot.reclaim_requested, self.slot.poll.missed
 
     @property
     def owned(self) -> bool:
-        """True if the lease must be renewed."""
+        """True while this instance owns the lease, which a renewal or refence extends."""
         return self.phase in (Phase.HELD, Phase.REFENCING)
 
     @property
     def crashed(self) -> bool:
-        """True if the assignment pauses after crashes of its processes, not internal errors."""
+        """True if a pause of the assignment was caused by crashes and not by an internal error."""
         return self.slot.state != WorkerState.FAILED
 
     @property
     def release_after(self) -> bool:
-        """True if the lease is released after the reply to the refence in progress."""
+        """True if the lease will be released after the reply to a refence in progress."""
         return isinstance(self.step, Refencing) and self.step.release_after
 
     @property
@@ -566,7 +569,7 @@ class AssignmentState:
 
     @property
     def startable(self) -> bool:
-        """True if a process may be forked, apart from `start_at`."""
+        """True if a process may be forked as soon as `start_at` has passed."""
         return self.phase is Phase.HELD and self.worker is None and self.groups_ready
 
     @property
@@ -576,7 +579,7 @@ class AssignmentState:
 
     @property
     def wants_exchange(self) -> bool:
-        """True if the assignment has a call for Redis that was not refused before."""
+        """True if the assignment has a call for Redis, and Redis did not refuse its last one."""
         if self.refusal:
             return False
         waiting = self.phase not in (Phase.FREE, Phase.HELD)
@@ -584,7 +587,7 @@ class AssignmentState:
 
     @property
     def is_stuck(self) -> bool:
-        """True if Redis refuses the call because of an invalid value, which must be repaired."""
+        """True if Redis refuses the call because of an invalid value that must be repaired."""
         only_this_key = kind_of(self.refusal) is RefusalKind.BAD_KEY_OR_COMMAND
         return only_this_key and self.refused == self.phase.value
 

@@ -1,19 +1,19 @@
-"""The actions of the supervisor in one tick, merged from those of its parts.
+"""The actions of the supervisor in one tick, merged from the actions that its parts return.
 
 The parts (drain, rebalance, capacity, limits, rolling replacement) read the partitions and return
-actions. They never act. Only `merge` decides between actions for the same partition, and the
-supervisor applies the result.
+actions, but never act themselves. Only `merge` decides between actions for the same partition, and
+the supervisor applies the result.
 
 Precedence, highest first:
 
 1. Kill: a process that must exit now gets no other command.
-2. Drain: stop the worker, release the partition.
+2. Drain: stop the worker, or release the partition.
 3. Stop a worker whose lease is lost.
 4. Hand over: another instance should own the partition, or no consumer needs it any longer.
-5. Dismiss a quiet worker: its successor gets a new token and need not wait for its exit.
-6. Stop a worker for its replacement.
-7. Start: adopt a standby, fork a worker, fork a standby.
-8. Acquire.
+5. Dismiss a quiet worker, so that its successor gets a new token without waiting for its exit.
+6. Stop a worker, because it is being replaced.
+7. Start a process: adopt a standby, fork a worker, or fork a standby.
+8. Acquire a partition.
 
 An action with a lower precedence is dropped. Its part returns it again at the next tick if it still
 applies.
@@ -30,7 +30,10 @@ from streamqd.model import Assignment
 
 
 class Acquire(NamedTuple):
-    """Acquire a partition, last seen with this epoch. `dead_token` belongs to an exited owner."""
+    """Acquire a partition that was last seen with this epoch.
+
+    `dead_token` is the token of an owner that has exited, or ''.
+    """
 
     assignment: Assignment
     epoch: int
@@ -38,21 +41,21 @@ class Acquire(NamedTuple):
 
 
 class ReleaseLease(NamedTuple):
-    """Release a partition that has no process."""
+    """Release a partition that has no worker process."""
 
     assignment: Assignment
     reason: str  # drain | shed | unstartable | broken
 
 
 class DismissWorker(NamedTuple):
-    """Detach a quiet worker, which exits with its old token while its successor works."""
+    """Detach a quiet worker, which exits while its successor works under a new token."""
 
     assignment: Assignment
-    unexplained: bool = False  # its exit has no known reason, and its group may be missing
+    unexplained: bool = False  # True if its exit has no known reason: the group may be missing
 
 
 class ForkWorker(NamedTuple):
-    """Start the process of an owned partition."""
+    """Start the worker process of an owned partition."""
 
     assignment: Assignment
 
@@ -64,7 +67,7 @@ class AdoptStandby(NamedTuple):
 
 
 class ForkStandby(NamedTuple):
-    """Start a process that boots alongside the worker, to replace it."""
+    """Start a process that boots next to the worker and will replace it."""
 
     assignment: Assignment
 
@@ -77,7 +80,7 @@ class StopWorker(NamedTuple):
 
 
 class KillWorker(NamedTuple):
-    """Kill a worker. A hard limit names the run `run_seq`."""
+    """Kill a worker. For a hard limit, `run_seq` is the run that has exceeded it."""
 
     assignment: Assignment
     reason: str  # hard-limit | boot | stalled | on_stop | deadline | quit
@@ -91,13 +94,13 @@ class KillStandby(NamedTuple):
 
 
 class DismissStandby(NamedTuple):
-    """Stop a standby that is not needed."""
+    """Stop a standby that is no longer needed."""
 
     assignment: Assignment
 
 
 class InterruptRun(NamedTuple):
-    """Interrupt the run `run_seq` and all runs that started before it, at the soft limit."""
+    """Interrupt a run that has exceeded its soft limit, and all runs that started before it."""
 
     assignment: Assignment
     run_seq: int
@@ -111,10 +114,10 @@ class PauseWorker(NamedTuple):
 
 
 class WakeWorker(NamedTuple):
-    """Wake a worker that waits for messages, because of a request of the housekeeper."""
+    """Wake a worker that waits for messages, because the housekeeper has made a request."""
 
     assignment: Assignment
-    wanted: tuple[int, int]  # the request, so that the worker is woken only once for each
+    wanted: tuple[int, int]  # identifies the request, so that the worker is woken only once for it
 
 
 Action = (
@@ -147,17 +150,17 @@ _RANK: Mapping[type, int] = MappingProxyType(
     }
 )
 _RANK_OF_REASON = MappingProxyType({"drain": _DRAIN, "lost": _LOST, "shed": _HAND_OVER})
-# These actions need no precedence and may accompany any action on the worker.
+# These actions have no precedence, and may accompany any other action on the same worker.
 _UNORDERED = (DismissStandby, KillStandby, InterruptRun, PauseWorker, WakeWorker)
 
 
 def merge(actions: Iterable[Action], isolate: Isolate[Assignment] = run_directly) -> list[Action]:
-    """Return the actions of a tick: for each partition, the action with the highest precedence.
+    """Return the actions to apply: for each partition, the one with the highest precedence.
 
-    A standby that should exit is not adopted. The next tick forks a worker instead.
+    A standby that must exit is not adopted, and the next tick forks a worker instead.
 
-    The actions are in order of precedence, so only Acquire comes after the forks. Memory that the
-    supervisor writes between two forks would be copied for each child.
+    The actions are in order of precedence, so only Acquire comes after the forks. This matters,
+    because memory that the supervisor writes between two forks is copied for each child.
     """
     beside: list[Action] = []
     chosen: dict[Assignment, tuple[int, Action]] = {}

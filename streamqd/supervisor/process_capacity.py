@@ -1,8 +1,9 @@
-"""Limit the partitions of this instance while the operating system refuses processes.
+"""Limit the partitions of this instance while the operating system refuses to start processes.
 
-A partition that cannot get a process is released. The heartbeat reports the limit, so other
-instances acquire such partitions. When processes can be started again, the heartbeat no longer
-reports it, and the instance gets its share back. `policy.capacity.Capacity` keeps the state.
+A partition for which no process can be started is released. The heartbeat reports the limit, so
+that other instances acquire such partitions. When enough processes can be started again, the
+heartbeat no longer reports a limit, and the instance gets its share back.
+`policy.capacity.Capacity` keeps the state.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from streamqd.supervisor.plan import ReleaseLease
 def observe(
     capacity: Capacity, now: float, partitions: Collection[AssignmentState], refusal: str
 ) -> None:
-    """Record a lasting `refusal`. From then on, the limit is the number of running partitions."""
+    """Record that processes have been refused for too long, if that is the case.
+
+    The limit is then the number of partitions whose workers are running. `refusal` is the last
+    error of the operating system.
+    """
     stuck = _stuck(now, partitions)
     if stuck:
         running = sum(each.child is not None for each in partitions)
@@ -36,25 +41,29 @@ def observe(
 
 
 def plan_actions(now: float, partitions: Iterable[AssignmentState]) -> list[ReleaseLease]:
-    """Release the partitions that could not be started for `GIVE_UP_SECONDS`."""
+    """Return the releases of partitions that could not be started for `GIVE_UP_SECONDS`."""
     return [ReleaseLease(each.assignment, "unstartable") for each in _stuck(now, partitions)]
 
 
 def announcement(capacity: Capacity, cap: int) -> dict[str, object]:
-    """Return the heartbeat fields for the limit. Members of an older version use only `cap`."""
+    """Return the heartbeat fields for the limit. Older members of the fleet only use `cap`.
+
+    `cap` is the setting `daemon.max_partitions`.
+    """
     limit = capacity.limit
     if limit is None:
         return {}
     return {
         "capacity": limit,
         "capacity_problem": capacity.problem[:200],
-        # A cap of 0 means no limit, so an instance without any capacity reports `leaving`.
+        # A cap of 0 means that there is no limit, so an instance with no capacity at all reports
+        # `leaving`.
         **({"cap": min(limit, cap or limit)} if limit else {"leaving": True}),
     }
 
 
 def _stuck(now: float, partitions: Iterable[AssignmentState]) -> list[AssignmentState]:
-    """Return all partitions without a process, once one has waited long enough.
+    """Return all partitions that were refused a process, once one has waited for too long.
 
     They are released together. Otherwise, the rebalancer would move a running partition for each of
     the others.

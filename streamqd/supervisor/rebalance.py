@@ -1,4 +1,4 @@
-"""Compute actions from a new view of the fleet: acquire missing partitions, shed surplus ones."""
+"""Compute the actions for a new view of the fleet, which acquire or shed partitions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def decide(
     constraints: Constraints,
     isolate: Isolate[Assignment] = run_directly,
 ) -> tuple[list[Action], bool]:
-    """Return the moves for a new view of the fleet, and True if another check should follow soon.
+    """Return the actions for a new view of the fleet, and True if another check must follow soon.
 
-    `wanted` are the assignments of all current consumers. Assignments in `blocked` have a process
-    that cannot be killed. `room` is the number of partitions that may be acquired. It is negative
-    after a reload lowered the cap, and partitions are then shed.
+    `wanted` contains the assignments of all current consumers. Assignments in `blocked` have a
+    process that cannot be killed, so they are not acquired. `room` is the number of partitions that
+    may be acquired. If a reload has lowered the cap, it can be negative, and partitions are shed.
     """
     owned_since = {u: each.since for u, each in partitions.items() if each.phase is not Phase.FREE}
     moving = sum(1 for assignment in owned_since if partitions[assignment].stop_reason == "shed")
@@ -58,7 +58,7 @@ def count_unowned(
     wanted: Collection[Assignment],
     constraints: Constraints,
 ) -> int:
-    """Return how many wanted assignments have no owner, excluding those of stopped groups."""
+    """Return how many wanted assignments have no owner, not counting those of stopped groups."""
     return sum(
         1
         for assignment in wanted
@@ -70,7 +70,7 @@ def count_unowned(
 
 
 def shed(partition: AssignmentState) -> list[Action]:
-    """Return the actions that hand over a partition, none if a handover is in progress."""
+    """Return the actions that hand over a partition, or none if it is already being handed over."""
     if partition.phase in (Phase.FREE, Phase.RELEASING):
         return []
     if partition.releasable:

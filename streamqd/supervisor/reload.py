@@ -1,6 +1,6 @@
-"""Reload on SIGHUP: validate configuration and code in a child, then replace workers one by one.
+"""Reload: validate the configuration and the code in a child, then replace workers one by one.
 
-If the configuration is invalid, or the code cannot be imported, nothing changes.
+If the configuration is invalid or the code cannot be imported, nothing changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamqd.notify import Notifier
 from streamqd.subprocess_task import SubprocessTask, TaskResult
 from streamqd.supervisor.rolling_replacement import RollResult
 
-# Settings that the running processes depend on, so a change needs a restart.
+# Settings on which the running processes depend, so that only a restart can change them.
 FIXED = ("redis", "keys", "log")
 FIXED_DAEMON = ("instance", "fleet", "state_dir", "preload", "lease_ttl", "weight")
 
@@ -28,9 +28,9 @@ FIXED_DAEMON = ("instance", "fleet", "state_dir", "preload", "lease_ttl", "weigh
 class Validated:
     """The result of validating a new configuration in a child.
 
-    `settings` is None if the configuration is invalid. `sources` are files of the user's code, read
-    after `since_unix_ns`. `groups_restored` is the number of consumer groups that were created
-    again.
+    `settings` is None if the configuration is invalid. `sources` lists the files of the user's
+    code, which were read after `since_unix_ns`. `groups_restored` is the number of consumer groups
+    that were created again.
     """
 
     settings: Settings | None
@@ -41,7 +41,10 @@ class Validated:
 
 
 class Reload:
-    """Runs one reload at a time: validate the configuration, adopt it, replace the workers."""
+    """Runs one reload at a time, and reports its progress.
+
+    The supervisor itself adopts the validated configuration and replaces the workers.
+    """
 
     def __init__(
         self,
@@ -50,27 +53,34 @@ class Reload:
         forget: Sequence[Callable[[], None]],
         notifier: Notifier,
     ) -> None:
-        """`forget` is passed to `process.spawn`."""
+        """Create the reload, with no reload requested.
+
+        `load` reads the configuration, and `only` names the consumers to run. `forget` is passed to
+        `process.spawn`.
+        """
         self._load = load
         self._only = only
         self._forget = forget
         self._notifier = notifier
-        self._requested_unix_ms = 0  # time of the request for the next reload, 0 = none
+        self._requested_unix_ms = 0  # time of the request for the next reload, 0 if there is none
         self._since_unix_ms = 0
         self._probe: SubprocessTask | None = None
         self._settings: Settings | None = None
         self.rolling = False
         self._begun_unix_ns = 0
-        # Reason for which the last reload was refused or stopped, '' after a success.
+        # The reason for which the last reload was refused or stopped, '' if it succeeded.
         self.problem = ""
 
     def request(self) -> None:
-        """Request a reload. If one is running, the request takes effect after it."""
+        """Request a reload. If one is already running, the new one starts after it."""
         self._requested_unix_ms = self._requested_unix_ms or time.time_ns() // 1_000_000
 
     @property
     def since_unix_ms(self) -> int:
-        """The request time of the running reload, or else of the next one (unix ms). 0 if idle."""
+        """The time (unix ms) at which the running reload, or else the next one, was requested.
+
+        It is 0 if there is neither.
+        """
         if self._probe is not None or self.rolling:
             return self._since_unix_ms
         return self._requested_unix_ms
@@ -82,11 +92,14 @@ class Reload:
 
     @property
     def pids(self) -> set[int]:
-        """Process IDs of a running reload."""
+        """The process IDs of a running reload."""
         return {self._probe.pid} if self._probe is not None else set()
 
     def tick(self, running: Settings) -> Validated | None:
-        """Start a requested reload, or return a validated one. Never blocks."""
+        """Start a requested reload, or return the result of a validation that has finished.
+
+        Never blocks.
+        """
         if self._probe is not None:
             found = self._probe.poll()
             if found is None:
@@ -141,14 +154,14 @@ class Reload:
         )
 
     def refuse(self, problems: list[str]) -> None:
-        """Report the reason for rejecting the new configuration. The old one stays in use."""
+        """Report why the new configuration is rejected. The old one stays in use."""
         self.problem = "; ".join(problems)
         for problem in problems:
             logs.event("reload.refused", logging.ERROR, problem=problem)
         self._notifier.ready("reload refused, the old configuration stays in use")
 
     def start_roll(self, partitions: int) -> None:
-        """Record that `partitions` workers are being replaced."""
+        """Record that the workers of this many partitions are being replaced."""
         self.rolling = True
         logs.event("reload.validated", partitions=partitions)
 
@@ -174,13 +187,13 @@ class Reload:
 
 
 def _keep_fixed(new: Settings, old: Settings) -> Settings:
-    """Return the new settings, but with the old values of those that only a restart may change."""
+    """Return the new settings, but keep the old values of those that only a restart can change."""
     changed = [f"[{name}]" for name in FIXED if getattr(new, name) != getattr(old, name)]
     fixed = {name: getattr(old.daemon, name) for name in FIXED_DAEMON}
     changed += [
         f"daemon.{name}" for name, value in fixed.items() if getattr(new.daemon, name) != value
     ]
-    # The URL of an embedded server was replaced by its address at the start, so it is not a change.
+    # At the start, the URL of an embedded server was replaced with its address, which is no change.
     if new.redis.url == "embedded:" and changed and changed[0] == "[redis]":
         changed.pop(0)
     if changed:

@@ -16,10 +16,10 @@ from streamqd.scoreboard import InstanceFlags, Scoreboard, now_ns
 from streamqd.supervisor.isolation import Isolation
 from streamqd.supervisor.partition import AssignmentState, Phase
 
-# Seconds by which a start or a drain that makes progress extends its time limit.
+# Seconds by which a start or drain that makes progress extends its time limit.
 EXTEND_SECONDS = 20.0
 EXTEND_EVERY = 5.0  # seconds between two requests for such an extension
-PINGS = 4  # pings per watchdog interval
+PINGS = 4  # number of pings per watchdog interval
 
 
 class StatusReporter:
@@ -46,19 +46,19 @@ class StatusReporter:
         member: bool = False,
         duplicate: bool = False,
     ) -> None:
-        """Publish flags and progress.
+        """Publish the flags, the progress and the status of this instance.
 
-        READY is sent when each owned partition has booted, or has failed to boot at least once,
-        because one broken partition must not stop the others. `fleet_seen`: the owners of the
-        partitions are known. `capacity` is the number of partitions that the operating system
-        allows, None without such a limit. `member`: the fleet lists this instance under its name.
-        `duplicate`: another live run has the same name.
+        READY is sent when the worker of each owned partition has booted or has exited at least
+        once, because a single broken partition must not delay the start. `fleet_seen` is true if
+        the owners of the partitions are known. `capacity` is the number of partitions that the
+        operating system allows, or None if it has set no limit. `member` is true if the fleet lists
+        this instance under its name, and `duplicate` if another live run has the same name.
         """
         owned = [partition for partition in partitions.values() if partition.owned]
         wanted = [
             partition for partition in partitions.values() if partition.phase is not Phase.FREE
         ]
-        # Check this before counting, so that a worker that becomes ready meanwhile is counted.
+        # Check this before counting, so that a worker that becomes ready in between is counted.
         starting = any(not partition.is_ready and not partition.exits for partition in wanted)
         running = sum(1 for partition in owned if partition.is_ready)
         flags = InstanceFlags.STARTED
@@ -98,9 +98,9 @@ class StatusReporter:
             self._notifier.status(status)
 
     def _report_progress(self, now: float, *, waited_for: bool) -> None:
-        """Ping the watchdog. During a start or a drain, request more time.
+        """Ping the watchdog, and request more time during a start or drain.
 
-        No ping is sent if the housekeeper makes no progress, because retries and trimming would
+        If the housekeeper makes no progress, neither is sent, because retries and trimming would
         otherwise stop unnoticed. An outage of Redis does not stop the housekeeper's rounds.
         """
         began_ns = self._board.housekeeper_progress_ns
@@ -116,7 +116,7 @@ class StatusReporter:
 
 
 def dump(partitions: Mapping[Assignment, AssignmentState], isolation: Isolation) -> None:
-    """Log every assignment's state and this process's stack. Request the stacks of all workers."""
+    """Log the state of each assignment and the supervisor's stack. Request all workers' stacks."""
     isolation.run_for_each(partitions.values(), _log_state)
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)

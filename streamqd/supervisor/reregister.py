@@ -1,6 +1,6 @@
-"""Register topics, groups and partition counts again after a fence or a topic was deleted.
+"""Register topics, groups and partition counts again after a fence or topic was deleted.
 
-A child process does this, because each topic and each group costs a round trip.
+A child process does this, because each topic and each group takes a round trip.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ RETRY_SECONDS = 2.0
 
 
 class Registered(NamedTuple):
-    """The result of one child. `partitions` maps each readable topic to its partition count."""
+    """The result of one child.
+
+    `partitions` maps each topic that could be read to its partition count.
+    """
 
     complete: bool = False
     groups_restored: int = 0
@@ -28,7 +31,7 @@ class Registered(NamedTuple):
 class Reregister:
     """Repeats a registration until it succeeds. One child runs at a time."""
 
-    forget: Sequence[Callable[[], None]]  # as for `process.spawn`
+    forget: Sequence[Callable[[], None]]  # passed to `process.spawn`
     _task: SubprocessTask | None = None
     _next_at: float = 0.0
     _refusals: logs.Episode = field(
@@ -37,11 +40,11 @@ class Reregister:
 
     @property
     def pids(self) -> set[int]:
-        """Process ID of the running child, if any."""
+        """The process ID of the running child, if there is one."""
         return {self._task.pid} if self._task is not None else set()
 
     def collect(self, now: float) -> Registered:
-        """Return the result of a child that has just finished, else an empty result.
+        """Return the result of a child that has just finished, or an empty result.
 
         Never blocks.
         """
@@ -61,7 +64,7 @@ class Reregister:
     def begin(self, now: float, settings: Settings, known: Mapping[str, int]) -> None:
         """Start a child, unless one is running or the last one failed within `RETRY_SECONDS`.
 
-        `known` are the topics whose number of partitions this instance knows.
+        `known` maps each topic whose number of partitions this instance knows to that number.
         """
         if self._task is not None or now < self._next_at:
             return

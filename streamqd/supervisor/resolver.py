@@ -1,7 +1,7 @@
-"""Resolve host names in a child process, because the operating system sets no time limit.
+"""Resolve host names in a child process, because the operating system offers no time limit.
 
-If the name server does not answer, a lookup takes 5 seconds and would delay lease renewals. A child
-that is late continues, and the next lookup uses its answer.
+If the name server does not answer, a lookup takes 5 seconds, which would delay lease renewals. A
+child that is late keeps running, and the next lookup uses its answer.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 from streamqd.store.transport import resolve
 from streamqd.subprocess_task import SubprocessTask
 
-GIVE_UP_SECONDS = 60.0  # time limit of a resolution before it is started again
-KEPT_SECONDS = 60.0  # time for which a late answer can be used
+GIVE_UP_SECONDS = 60.0  # time limit for a resolution, after which it is started again
+KEPT_SECONDS = 60.0  # time since the start of a resolution for which its answer can be used
 
 
 @dataclass
 class Resolver:
     """Resolves names for the supervisor's connections.
 
-    For each name, at most one child runs at a time. Numeric addresses need no child.
+    Each name has no more than one child at a time. Numeric addresses do not need a child.
     """
 
     forget: Sequence[Callable[[], None]] = ()  # passed to `process.spawn`
@@ -32,11 +32,15 @@ class Resolver:
 
     @property
     def pids(self) -> set[int]:
-        """Process IDs of the running children."""
+        """The process IDs of the running children."""
         return {task.pid for task in self._asked.values()}
 
     def lookup(self, host: str, port: int, seconds: float) -> list[tuple[int, tuple[Any, ...]]]:
-        """Return the addresses of a name, as `transport.Lookup` does. Waits at most `seconds`."""
+        """Return the addresses of a name, as `transport.Lookup` does.
+
+        Waits for no longer than `seconds`. Raises socket.gaierror if the name is not resolved by
+        then.
+        """
         self._forget_old()
         try:
             found = socket.getaddrinfo(
@@ -67,7 +71,7 @@ class Resolver:
         return [(family, tuple(address)) for family, address in outcome.result]
 
     def _forget_old(self) -> None:
-        """Drop old answers that no lookup has used, because the address may have changed."""
+        """Drop old answers that no lookup has used, because the addresses may have changed."""
         old = time.monotonic() - KEPT_SECONDS
         for asked, task in list(self._asked.items()):
             if task.began <= old and task.poll() is not None:

@@ -3,11 +3,11 @@
     request ──► standby boots ──► standby warm: worker gets the stop command ──► worker quiet:
     new token ──► standby gets the token and works ──► next request
 
-The old worker must be quiet before the standby gets a token, or its unfinished message would run
-twice. If a standby dies, the old worker continues. After too many deaths in a row, no standby is
-forked for `daemon.crash_cooldown`. Because replacements run one at a time, only one partition uses
-memory for two processes. Quiet workers that are slow to exit (`on_stop`) do not delay other
-partitions.
+The standby gets a token only when the old worker is quiet. Otherwise, the old worker's unfinished
+message would run twice. If a standby dies, the old worker continues. After too many deaths in a
+row, no standby is forked for `daemon.crash_cooldown`. Because replacements run one at a time, only
+one partition needs memory for two processes. Quiet workers that are slow to exit (`on_stop`) do not
+delay other partitions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from streamqd.supervisor.plan import (
 
 LEAVING = ("drain", "shed", "lost")
 IDLE_PATIENCE_SECONDS = 10.0  # longest wait of a standby for the worker to reach `max_messages`
-DISMISSED_MAX = 4  # number of exiting processes at which no further replacement starts
+DISMISSED_MAX = 4  # number of exiting processes from which no further replacement starts
 # Time limit for the exit of a quiet worker, after which its partition continues without it.
 QUIET_SECONDS = 1.0
 
@@ -50,23 +50,26 @@ class Circumstances:
     daemon: Daemon
     draining: bool
     unwanted: frozenset[Assignment]
-    ending: int  # dismissed processes that have not exited yet
+    ending: int  # number of dismissed processes that have not exited yet
 
 
 class RollResult(NamedTuple):
-    """The result of a roll: all workers are replaced, or the replacement in `assignment` failed."""
+    """The result of a roll, which replaces all workers.
+
+    `assignment` is the one whose worker could not be replaced, or None if all were replaced.
+    """
 
     assignment: Assignment | None = None
     problem: str = ""
-    remaining: int = 0  # workers that were not replaced
+    remaining: int = 0  # number of workers that were not replaced
 
 
 class RollProgress(NamedTuple):
-    """The worker that a roll is replacing, and the `step` of this replacement.
+    """The progress of a roll: the worker that is being replaced, and the step of its replacement.
 
     The step is `queue` while another replacement comes first, `start` while the successor starts,
-    and `finish` after the worker was asked to stop. `workers` is the number of workers to replace
-    afterwards.
+    and `finish` after the worker was asked to stop. `workers` is the number of workers that remain
+    to be replaced after this one.
     """
 
     assignment: Assignment | None
@@ -76,12 +79,12 @@ class RollProgress(NamedTuple):
 
 @dataclass
 class _Replacing:
-    """The current replacement. Times are monotonic, 0 for not yet."""
+    """The current replacement. Times are monotonic seconds, or 0 if they are not known yet."""
 
     partition: AssignmentState
     reason: str
     old_pid: int
-    cold: bool  # no standby: the next worker is forked after the exit of the old one
+    cold: bool  # True if there is no standby, and the next worker is forked after the old one exits
     standby_since: float = 0.0
     warm_at: float = 0.0
     retry_at: float = 0.0
@@ -93,23 +96,23 @@ class _Replacing:
 
     @property
     def keeps_old(self) -> bool:
-        """True if the old worker would continue after the replacement is given up."""
+        """True if the old worker would continue to work if the replacement were given up."""
         return self.is_old_working and not self.partition.stop_reason
 
     @property
     def stops_old(self) -> bool:
-        """True if the old worker needs a stop command.
+        """True if the old worker must be told to stop now.
 
-        At `max_messages`, it stops automatically.
+        With a standby for `max_messages`, it stops automatically.
         """
         return self.cold or (self.partition.standby_is_warm and self.reason != MAX_MESSAGES)
 
 
 class RollingReplacement:
-    """The queue of replacements and the current one.
+    """The current replacement, and the queue of those that follow.
 
-    `observe` chooses the current replacement and tracks its progress. `plan_actions` changes
-    nothing.
+    `observe` chooses the current replacement and tracks its progress. `plan_actions` only returns
+    the next actions, and changes nothing.
     """
 
     def __init__(self, isolate: Isolate[Assignment] = run_directly) -> None:
@@ -120,16 +123,16 @@ class RollingReplacement:
         self._cooling_down: dict[
             Assignment, float
         ] = {}  # monotonic time at which replacements may start again
-        # Reason for which the last replacement was given up.
+        # Reasons for which the last replacements were given up.
         self._failed: dict[Assignment, str] = {}
-        self._roll: list[Assignment] = []  # workers to replace for a reload after `_rolling`
+        self._roll: list[Assignment] = []  # workers that a reload must replace after `_rolling`
         self._rolling: Assignment | None = None
 
     def request(self, assignment: Assignment, reason: str) -> bool:
         """Queue the replacement of a worker.
 
         Return False and change nothing if a replacement is already queued or the assignment is in
-        its cooldown. A reload is always queued.
+        its cooldown. A request for a reload is always queued.
         """
         if reason == "reload":
             self._cooling_down.pop(assignment, None)
@@ -140,7 +143,7 @@ class RollingReplacement:
         return True
 
     def is_wanted(self, assignment: Assignment, reason: str = "") -> bool:
-        """Return True if a replacement is queued or running, for this reason ('' means any)."""
+        """Return True if a replacement for this reason is queued or in progress ('' means any)."""
         found = {self._wanted.get(assignment)}
         if self._current is not None and self._current.partition.assignment == assignment:
             found.add(self._current.reason)
@@ -148,7 +151,7 @@ class RollingReplacement:
         return reason in found if reason else bool(found)
 
     def forget(self) -> None:
-        """Drop replacements that were prepared with the old settings and code."""
+        """Drop the replacements that were requested or prepared with the old settings and code."""
         if self._current is not None and not self._current.partition.stop_reason:
             self._current = None
         self._wanted.clear()
@@ -162,7 +165,7 @@ class RollingReplacement:
     # --- a roll: all workers, one by one ---
 
     def roll(self, assignments: list[Assignment]) -> None:
-        """Replace these workers for a reload, one after the other."""
+        """Start to replace these workers for a reload, one after another."""
         self._roll, self._rolling = assignments, None
 
     @property
@@ -177,14 +180,14 @@ class RollingReplacement:
         return RollProgress(assignment, step, len(self._roll))
 
     def continue_roll(self, partitions: Mapping[Assignment, AssignmentState]) -> RollResult | None:
-        """Continue a roll: request the next replacement when the last successor works.
+        """Continue a roll by requesting the next replacement when the last one is complete.
 
-        Return the result when the roll is over, None until then. A failed replacement stops the
-        roll, so the other partitions keep their workers.
+        Return the result when the roll is over, and None until then. A failed replacement stops the
+        roll, so that the other partitions keep their workers.
         """
         if self._rolling is not None:
-            # With a small `max_messages`, the worker may be queued again immediately, so compare
-            # the reason.
+            # Compare the reason, because a worker with a small `max_messages` may be queued again
+            # immediately.
             if self._isolate(self._rolling, self.is_wanted, self._rolling, "reload"):
                 return None
             assignment, self._rolling = self._rolling, None
@@ -227,15 +230,15 @@ class RollingReplacement:
     ) -> None:
         if given.draining:
             self._wanted.clear()
-        # Skip an assignment while its dismissed standby with the old code exits. Its `on_stop` may
-        # take up to 30 seconds.
+        # Skip an assignment while its dismissed standby, which has the old code, is exiting. Its
+        # `on_stop` may take up to 30 seconds.
         ready = [
             assignment for assignment in self._wanted if not partitions[assignment].slot.standby_pid
         ]
         if not ready or given.ending >= DISMISSED_MAX:
             return
-        # A reload requests one worker at a time. Its request comes first, because otherwise each
-        # step of the reload would wait for all workers at `max_messages`.
+        # A reload requests one worker at a time. Its request comes first, because otherwise, each
+        # step of the reload would wait for all workers that reach `max_messages`.
         assignment = next(
             (assignment for assignment in ready if self._wanted[assignment] == "reload"), ready[0]
         )
@@ -245,17 +248,17 @@ class RollingReplacement:
         if worker is None or worker.stop_reason or partition.phase is not Phase.HELD:
             return  # the worker exits anyway, and its successor replaces it
         if reason == MAX_MESSAGES and not worker.ready_at:
-            return  # the worker at `max_messages` has exited, and this is its successor
+            return  # the worker has exited at `max_messages`, and this is its successor
         cold = partition.consumer.handover == "cold" or not worker.ready_at
         self._current = _Replacing(partition, reason, worker.child.pid, cold)
         self._deaths = []
         self._failed.pop(assignment, None)
 
     def _follow(self, replacing: _Replacing, now: float) -> None:
-        """Record when the standby is warm.
+        """Record the time at which the standby has booted, and give it up if it is not needed.
 
         A standby for `max_messages` is given up if the old worker does not reach the limit within
-        `IDLE_PATIENCE_SECONDS`, or if a reload waits.
+        `IDLE_PATIENCE_SECONDS`, or if a reload is waiting.
         """
         partition = replacing.partition
         replacing.standby_since = replacing.standby_since or now
@@ -274,14 +277,17 @@ class RollingReplacement:
             self._current = None
 
     def on_standby_refused(self, assignment: Assignment) -> None:
-        """Record that the operating system refused to fork a standby."""
+        """Give up the current replacement, because the operating system refused its standby."""
         self._current = None  # `Limits` requests the replacement again, unless it was for a reload
         self._failed[assignment] = "the operating system refuses another process"
 
     def on_standby_exit(
         self, partition: AssignmentState, how: str, now: float, daemon: Daemon
     ) -> None:
-        """Record that a standby exited. Plan another after a backoff, up to the crash limit."""
+        """Plan another standby after a backoff, because the current one has exited.
+
+        After too many exits, the replacement is given up.
+        """
         replacing = self._current
         if replacing is None or replacing.partition is not partition:
             return
@@ -320,7 +326,7 @@ class RollingReplacement:
     def plan_actions(
         self, partitions: Iterable[AssignmentState], now: float, boot_timeout: float
     ) -> list[Action]:
-        """Return the next step of the current replacement. Dismiss processes no longer needed."""
+        """Return the next step of the current replacement, and dismissals of unneeded processes."""
         current = None if self._current is None else self._current.partition
         actions: list[Action] = []
         for partition in partitions:
@@ -336,7 +342,7 @@ class RollingReplacement:
 
 
 def _step(replacing: _Replacing, now: float, boot_timeout: float) -> list[Action]:
-    """Return the next step: fork the standby, stop the old worker, dismiss it once quiet."""
+    """Return the next step, which forks the standby, stops the old worker or dismisses it."""
     partition = replacing.partition
     assignment = partition.assignment
     if partition.standby is None:
@@ -353,7 +359,7 @@ def _step(replacing: _Replacing, now: float, boot_timeout: float) -> list[Action
 
 
 def _end_of_quiet(partition: AssignmentState, now: float) -> list[Action]:
-    """Dismiss or kill a worker that is quiet but does not exit."""
+    """Return the action that dismisses or kills a worker that is quiet but does not exit."""
     worker = partition.worker
     if worker is None or not worker.is_quiet:
         return []
@@ -366,10 +372,10 @@ def _end_of_quiet(partition: AssignmentState, now: float) -> list[Action]:
 
 
 def _is_over(replacing: _Replacing, given: Circumstances) -> bool:
-    """Return True if the replacement is done, or is no longer possible or needed."""
+    """Return True if the replacement is complete, or no longer possible or needed."""
     partition = replacing.partition
     if partition.worker is not None and not replacing.is_old_working:
-        # Use `ready_at` and not the current state, because `worker.ready` must be logged first.
+        # Use `ready_at` rather than the current state, because `worker.ready` must be logged first.
         return bool(partition.worker.ready_at)
     leaving = partition.stop_reason in LEAVING or partition.release_after
     free = partition.phase not in (Phase.HELD, Phase.REFENCING)

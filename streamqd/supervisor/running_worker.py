@@ -1,7 +1,7 @@
 """The worker process of an assignment, from its fork or handover until its exit.
 
-The supervisor records its observations and commands here. There is no I/O. The counters of a slot
-continue from one process to the next, so `RunningWorker` stores their values at its start.
+The supervisor records its observations and commands here. This module does no I/O. The counters of
+a slot continue from one process to the next, so `RunningWorker` stores their values at its start.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from streamqd.scoreboard import WorkerSlot, WorkerState
 
 
 class Kill(NamedTuple):
-    """A SIGKILL that the supervisor sent: its reason, its time, and the run that caused it."""
+    """A SIGKILL that the supervisor has sent, with its reason and the run that caused it."""
 
     reason: str  # hard-limit | boot | stalled | on_stop | deadline | quit | unstarted
     run_seq: int
-    at: float  # monotonic
+    at: float  # monotonic time of the signal
 
 
 class Counters(NamedTuple):
-    """Some counters of a slot: messages finished, workers recycled, runs started."""
+    """The counters of a slot for finished messages, recycled workers and started runs."""
 
     settled: int
     recycled: int
@@ -32,22 +32,22 @@ class Counters(NamedTuple):
 
     @classmethod
     def read(cls, slot: WorkerSlot) -> Counters:
-        """Read the current values."""
+        """Return the current values of a slot."""
         settled = slot.counter("acked") + slot.counter("failed")
         return cls(settled, slot.counter("recycled"), slot.run_seq)
 
 
 @dataclass
 class RunningWorker:
-    """A worker process and its observed state. Times are monotonic."""
+    """A worker process and its observed state. Times are monotonic seconds."""
 
     child: Child
     slot: WorkerSlot
-    consumer: Consumer  # the settings at its start, unchanged by a reload
+    consumer: Consumer  # settings at its start, which a reload does not change
     started: float
-    ready_at: float = 0.0  # 0 = not booted yet
-    quiet_at: float = 0.0  # time at which it was first seen quiet, 0 = not quiet
-    stop_reason: str = ""  # reason of the stop command: shed, drain, reload, recycle, lost
+    ready_at: float = 0.0  # 0 until it has booted
+    quiet_at: float = 0.0  # time at which it was first seen quiet, 0 if it is not quiet
+    stop_reason: str = ""  # reason for the stop command: shed, drain, reload, recycle, lost
     kill: Kill | None = None
     soft_limited: int = 0  # sequence number of the last run interrupted at its soft limit
     spread: float = field(default_factory=random)  # random number from 0 to 1 that varies `max_age`
@@ -56,31 +56,32 @@ class RunningWorker:
         self._at_start = Counters.read(self.slot)
 
     def became_ready(self, now: float, rss: int) -> None:
-        """Record that the process has booted, with `rss` bytes of memory."""
+        """Record that the process has booted, and how many bytes of memory it uses."""
         self.ready_at = now
         self.slot.rss_baseline = rss
 
     def note_quiet(self, now: float) -> None:
-        """Record the time at which the process became quiet."""
+        """Record the time at which the process was first seen quiet, if it is quiet."""
         self.quiet_at = (self.quiet_at or now) if self.is_quiet else 0.0
 
     def seconds_ready(self, now: float) -> float:
-        """Return the seconds since the process was ready, 0 before that."""
+        """Return the seconds since the process became ready, 0 before that."""
         return now - self.ready_at if self.ready_at else 0.0
 
     def pace(self, now: float) -> float:
-        """Return the messages per second that the process finished, 0 before the first."""
+        """Return the messages per second that the process has finished, 0 before the first."""
         settled = self._settled_since_start()
         return settled / max(0.001, self.seconds_ready(now)) if settled else 0.0
 
     def remaining_of(self, limit: int) -> int:
-        """Return the number of messages that the process may still finish before `limit`."""
+        """Return how many more messages the process may finish before it reaches a limit."""
         return limit - self._settled_since_start()
 
     def count_settled(self) -> int:
-        """Return the number of messages that the process finished, successfully or not.
+        """Return the number of messages that the process has finished, successfully or not.
 
-        Messages that were dead-lettered for earlier crashes do not count, because no handler ran.
+        Messages that were dead-lettered because of earlier crashes do not count, because no handler
+        ran for them.
         """
         return self._settled_since_start() + len(self.slot.batch().done)
 
@@ -94,15 +95,15 @@ class RunningWorker:
 
     @property
     def has_recycled(self) -> bool:
-        """True if the process counted its own exit at a limit."""
+        """True if the process itself has counted its exit at a limit."""
         return self.slot.counter("recycled") != self._at_start.recycled
 
     @property
     def is_quiet(self) -> bool:
-        """True if it has reported that it handles no more messages."""
+        """True if the process has reported that it handles no more messages."""
         return self.slot.state == WorkerState.QUIET and not self.kill
 
     @property
     def is_ready(self) -> bool:
-        """True if it has booted and works or is paused."""
+        """True if the process has booted and is either working or paused."""
         return self.slot.state in (WorkerState.READY, WorkerState.PAUSED)

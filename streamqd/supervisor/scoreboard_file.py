@@ -1,9 +1,9 @@
-"""The scoreboard's file, from which a supervisor continues after its predecessor was killed.
+"""The scoreboard's file, from which a supervisor continues if its predecessor was killed.
 
-The file is in a memory file system, so it costs as much as anonymous memory and disappears when the
-host restarts. The lock of the instance protects the file: once a process has the lock, its
-predecessor has exited and the file no longer changes. The tokens in the file need not be trusted,
-because Redis rejects a token that is not in the fence.
+The file is stored in a memory file system, so it costs no more than anonymous memory and disappears
+when the host restarts. The lock of the instance protects it: when a process acquires the lock, the
+predecessor has exited, and the file no longer changes. The tokens in the file need not be trusted,
+because Redis rejects any token that is not in the fence.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from streamqd.scoreboard import (
 SUFFIX = ".board"
 DRAFT = ".draft"  # suffix of an unfinished file
 REFUSED = ".refused"  # suffix of the last file that was rejected
-SWEPT_MAX = 256  # files that one start checks in a directory
+SWEPT_MAX = 256  # largest number of files that one start checks in the directory
 _MAGIC = b"streamqd scoreboard\n"
 _HEADER = struct.Struct("<20sII")  # magic number, length and checksum of the JSON that follows
 _IN_MEMORY = ("tmpfs", "ramfs")
@@ -45,15 +45,15 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class ScoreboardFileError(Exception):
-    """A scoreboard file is rejected. The text is the reason."""
+    """Raised when a scoreboard file is rejected. The text is the reason."""
 
 
 class ResumableAssignment(NamedTuple):
     """The state of one assignment that a killed supervisor held.
 
-    `next_token` is the token that was about to replace the lease's token, '' for none. The messages
-    in `done` (by place) were handled but perhaps not acknowledged. The messages in `running` were
-    being handled.
+    `next_token` is the token that was about to replace the lease's token, or ''. `done` and
+    `running` are lists of places: messages in `done` were handled but perhaps not acknowledged, and
+    messages in `running` were being handled.
     """
 
     lease: Lease
@@ -63,9 +63,9 @@ class ResumableAssignment(NamedTuple):
 
 
 class ScoreboardFile:
-    """Creates the scoreboard of one supervisor, and reads that of its predecessor.
+    """Creates the scoreboard of one supervisor, and reads the one of its predecessor.
 
-    `resumable` maps each assignment of the predecessor to its state, except rejected ones.
+    `resumable` maps the predecessor's assignments to their states, without damaged ones.
     """
 
     def __init__(self, daemon: Daemon, lock: startup.InstanceLock) -> None:
@@ -79,9 +79,9 @@ class ScoreboardFile:
             _sweep(place)
 
     def make(self, assignments: int) -> Scoreboard:
-        """Read the old board, then return a new one with room for `assignments`.
+        """Read the old scoreboard, then return a new one with room for this many assignments.
 
-        Other processes find the new board only after `publish`. Until then, the old file stays
+        Other processes find the new scoreboard only after `publish`. Until then, the old file stays
         unchanged.
         """
         if self._path is None:
@@ -108,7 +108,7 @@ class ScoreboardFile:
         return board
 
     def publish(self) -> None:
-        """Replace the old file by the new board, which now contains the same state."""
+        """Replace the old file with the new scoreboard, which contains the same state by now."""
         if self._path is None:
             return
         try:
@@ -118,7 +118,7 @@ class ScoreboardFile:
             self._path = None
 
     def remove(self) -> None:
-        """Remove the file, because no assignment is owned any longer."""
+        """Remove the file, because this instance no longer owns any assignments."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
@@ -146,7 +146,7 @@ class ScoreboardFile:
         logs.event("scoreboard.found", file=str(path), assignments=len(self.resumable))
 
     def _put_aside(self, path: Path, problem: str, bug: Exception | None = None) -> None:
-        """Rename a rejected file, so that no later start reads it. Log its new name."""
+        """Rename a rejected file, so that no later start reads it, and log its new name."""
         aside = path.with_suffix(REFUSED)
         try:
             path.replace(aside)
@@ -163,7 +163,7 @@ class ScoreboardFile:
 
 
 class FoundScoreboard(NamedTuple):
-    """The valid assignments of a file, and the problem of each invalid one."""
+    """The valid assignments in a file, and the problem with each damaged one."""
 
     partitions: list[ResumableAssignment]
     damaged: list[tuple[Assignment | None, str]]
@@ -172,12 +172,13 @@ class FoundScoreboard(NamedTuple):
 def folder(environment: Mapping[str, str], user: int) -> Path | None:
     """Return the first in-memory directory that only this user can write to, or None.
 
-    Missing candidates are created with mode 0700, except directories of systemd.
+    Candidates that do not exist are created with mode 0700, except the directories that systemd
+    creates.
     """
     given = environment.get("RUNTIME_DIRECTORY", "").split(":")[0]
     session = environment.get("XDG_RUNTIME_DIR", "")
-    # For a dynamic user, systemd creates links to these directories, so resolve them. No other user
-    # can write next to them.
+    # Resolve these paths, because systemd creates links to the directories of a dynamic user. No
+    # other user can write next to them.
     candidates = [(Path(given).resolve(), False)] if given else []
     candidates.append((Path("/run/streamqd").resolve(), False))
     if session:
@@ -232,13 +233,13 @@ def _new_header(daemon: Daemon, lock: startup.InstanceLock) -> dict[str, Any]:
 
 
 def pack_header(header: Mapping[str, Any]) -> bytes:
-    """Return a header in the format of the file."""
+    """Return a header in the format that the file stores."""
     raw = json.dumps(header, sort_keys=True).encode()
     return _HEADER.pack(_MAGIC, len(raw), zlib.crc32(raw)) + raw
 
 
 def unpack_header(raw: bytes) -> dict[str, Any]:
-    """Return the header of a file. Raises ScoreboardFileError."""
+    """Return the header of a file. Raises ScoreboardFileError if it is not valid."""
     if len(raw) < _HEADER.size:
         raise ScoreboardFileError("damaged file: header missing")
     magic, length, checked = _HEADER.unpack_from(raw)
@@ -259,8 +260,8 @@ def unpack_header(raw: bytes) -> dict[str, Any]:
 def read(path: Path, expected: Mapping[str, Any]) -> FoundScoreboard:
     """Return the state in the file of a dead supervisor. Raises ScoreboardFileError or OSError.
 
-    `expected` is the header that the present supervisor writes. The file must have the same layout,
-    boot, lock, instance and fleet.
+    `expected` is the header that the current supervisor writes. The file must have the same layout,
+    boot ID, lock, instance and fleet.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)
     try:
@@ -318,7 +319,7 @@ def _read_slots(descriptor: int, indexes: Iterable[int]) -> FoundScoreboard:
 
 
 def _sweep(place: Path) -> None:
-    """Remove the files of instances whose lock file is gone, because they are never read again."""
+    """Remove the files of instances whose lock file is gone, because no start reads them again."""
     with contextlib.suppress(OSError):
         found = [path for path in place.iterdir() if path.suffix in (SUFFIX, DRAFT, REFUSED)]
         for path in sorted(found)[:SWEPT_MAX]:

@@ -1,8 +1,8 @@
 """Answer the requests of operators for the stack of a worker.
 
-A directive names an assignment. The owning instance requests the stacks of all threads from the
-worker, and publishes them with its epoch. Other instances ignore the directive. The run of the
-handler continues.
+A directive names an assignment. The instance that owns it requests the stacks of all threads from
+the worker, and publishes them with its epoch. Other instances ignore the directive. The handler
+keeps running.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamqd.supervisor.lease_manager import LeaseManager
 from streamqd.supervisor.loop_watch import LoopWatch
 from streamqd.supervisor.partition import AssignmentState
 
-# Seconds between checks. A stack that does not grow between two checks is complete.
+# Seconds between two checks. A stack that has not grown since the last check is complete.
 CHECK_INTERVAL_SECONDS = 0.2
 RETRY_SECONDS = 1.5  # seconds without an answer after which the request is repeated
 SILENCE_SECONDS = 8.0  # seconds without an answer after which an error is published
@@ -33,15 +33,15 @@ class _Request:
 
     directive: Directive
     since: float
-    child: Child | None = None  # the process that was asked
+    child: Child | None = None  # the process that was asked for its stack
     asked_at: float = 0.0
-    # Threads whose stacks are still to be requested, 0 = all.
+    # IDs of threads whose stacks must still be requested. 0 stands for all threads.
     steps: list[int] = field(default_factory=list)
 
 
 @dataclass
 class StackRequests:
-    """The requests of one supervisor, at most one for each assignment that it owns."""
+    """The open requests of one supervisor, with no more than one for each of its assignments."""
 
     leases: LeaseManager
     watch: LoopWatch
@@ -49,17 +49,17 @@ class StackRequests:
     _open: dict[Assignment, _Request] = field(default_factory=dict)
 
     def add(self, wanted: Mapping[Assignment, Directive], now: float) -> None:
-        """Accept new directives. A later one for the same assignment replaces the earlier one."""
+        """Accept new directives. A new one replaces an earlier one for the same assignment."""
         self._open |= {
             assignment: _Request(directive, now) for assignment, directive in wanted.items()
         }
 
     def is_asked(self, assignment: Assignment) -> bool:
-        """Return True if `observe` will take the next stack of the worker of an assignment."""
+        """Return True if `observe` will take the next stack that an assignment's worker writes."""
         return assignment in self._open
 
     def observe(self, partitions: Mapping[Assignment, AssignmentState], now: float) -> float:
-        """Request and publish stacks. Return the time of the next check (monotonic)."""
+        """Request and publish stacks. Return the monotonic time of the next check."""
         for assignment in list(self._open):
             partition = partitions.get(assignment)
             if partition is None or not partition.owned:
@@ -73,17 +73,17 @@ class StackRequests:
         return now + CHECK_INTERVAL_SECONDS if self._open else math.inf
 
     def _advance(self, partition: AssignmentState, request: _Request, now: float) -> bool:
-        """Take the next step of a request. Return True if it is answered."""
+        """Take the next step of a request. Return True if it has been answered."""
         child, silent = partition.child, now - request.since >= SILENCE_SECONDS
         if child is None:
             problem = "no worker process runs"
             if partition.last_exit:
                 problem += f"; the last one ended with {partition.last_exit}"
             return self._answer(partition, request, problem=problem)
-        if child is not request.child:  # the first request, or the worker was replaced meanwhile
+        if child is not request.child:  # nothing was requested yet, or the worker was replaced
             request.child, request.asked_at, request.steps = child, 0.0, []
         if self.watch.is_asked(partition.assignment) and not silent:
-            return False  # the next stack is from this process
+            return False  # the next stack belongs to `watch`, which takes it
         if request.asked_at and (stack := child.poll_stack()):
             logs.stack(stack, child=child.pid, about=child.title, by=request.directive.by)
             return self._answer(partition, request, stack=stack)
@@ -91,7 +91,7 @@ class StackRequests:
             problem = f"the process wrote no stack within {SILENCE_SECONDS:.0f} s"
             return self._answer(partition, request, problem=problem)
         if not request.asked_at or now - request.asked_at >= RETRY_SECONDS:
-            # Start with the event loop's thread, because the main thread may be waiting for it and
+            # Start with the thread of the event loop. The main thread may be waiting for it, and
             # then cannot answer for all threads.
             loop = partition.slot.loop_thread
             request.asked_at, request.steps = now, [loop, 0] if loop else [0]

@@ -1,10 +1,10 @@
-"""The supervisor's loop: observe, plan, apply.
+"""The supervisor's loop, in which each tick observes, plans and applies.
 
-A tick observes signals, exited children and the replies of Redis. It merges the actions of all
-parts into one list (see `plan`), and applies them. Workers are started only in this last
-step. They are removed elsewhere too: after an internal error (`_give_up`), an exit (`_reap`) or a
-kill without effect. A reload also replaces the housekeeper, and `_keep_processes` keeps the
-housekeeper running.
+A tick observes signals, exited children and replies from Redis. It then merges the actions of all
+parts into one list (see `plan`) and applies them. Workers are started only when actions are
+applied. They are also removed in other places: after an internal error (`_give_up`), an exit
+(`_reap`), or a kill that has no effect. `_keep_processes` keeps the housekeeper running, and a
+reload replaces it.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from streamqd.supervisor.worker_pool import WorkerPool
 from streamqd.telemetry.killed import exit_message
 
 TICK_SECONDS = 0.5
-FORK_SECONDS = 0.25  # time limit for forks in one tick. Further forks wait for the next tick.
-CAUSES_MAX = 3  # number of causes listed when all partitions crash
-STACKS_SECONDS = 0.5  # interval of the checks for stacks of children
+FORK_SECONDS = 0.25  # time limit for forks in one tick, after which they wait for the next tick
+CAUSES_MAX = 3  # number of causes that are logged when all partitions crash
+STACKS_SECONDS = 0.5  # interval between checks for stacks that children have written
 EMBEDDED_RETRY_SECONDS = 1.0
 
 
 class Observation(NamedTuple):
-    """The actions that the observations of a tick require."""
+    """The actions that a tick's observations require."""
 
-    now: float  # monotonic
-    moves: list[Action]  # actions after a new view of the fleet
-    exceeded: list[Action]  # actions for workers that exceed their limits
+    now: float  # monotonic seconds
+    moves: list[Action]  # actions that follow from a new view of the fleet
+    exceeded: list[Action]  # actions for workers that have exceeded their limits
 
 
 class Supervisor:
@@ -76,7 +76,10 @@ class Supervisor:
         signals: process.SignalQueue,
         watched: Watched | None = None,
     ) -> None:
-        """`counts` maps each topic to its number of partitions."""
+        """Create the supervisor, and resume the partitions that a killed predecessor held.
+
+        `counts` maps each topic to its number of partitions.
+        """
         self.settings = settings
         self.embedded = embedded
         self.notifier = Notifier()
@@ -98,7 +101,7 @@ class Supervisor:
         self.unwanted: frozenset[Assignment] = (
             frozenset()
         )  # known assignments that a reload removed
-        # Partition count by topic, without topics that were never readable.
+        # Maps each topic to its partition count, except topics that were never readable.
         self.counts = dict(counts)
         self._create_assignments(settings, counts)
         self._resume(file)
@@ -127,15 +130,15 @@ class Supervisor:
         self.paused = False
         self.exit_code: int | None = None
         self._fleet_seen = False
-        self._forks_wait = False  # the last tick postponed forks to the next one
-        self._announced: Mapping[str, object] = {}  # the last announced capacity
+        self._forks_wait = False  # True if the last tick has left forks to the next one
+        self._announced: Mapping[str, object] = {}  # the capacity that was last announced
         self._next_check = 0.0
         self._exchanged_at = 0.0
         self._embedded_at = 0.0
         self._stacks_at = 0.0
 
     def _resume(self, file: ScoreboardFile) -> None:
-        """Resume the partitions that a killed supervisor held."""
+        """Resume the partitions that a killed predecessor held."""
         running = [each for each in file.resumable.values() if each.running and not each.next_token]
         alone = len(running) <= 1
         for assignment, found in file.resumable.items():
@@ -145,14 +148,14 @@ class Supervisor:
                 )
 
     def _give_up(self, partition: AssignmentState) -> None:
-        """Remove the processes and the planned actions of an assignment that is given up."""
+        """Remove the processes and the queued replacement of an assignment that is given up."""
         self.pool.kill_given_up(partition)
         self.replacement.drop(partition.assignment)
 
     # --- life ---
 
     def run(self) -> int:
-        """Loop until there is an exit code, then leave the fleet."""
+        """Run ticks until there is an exit code, leave the fleet, and return the code."""
         try:
             process.become_subreaper()
             fork_hygiene.freeze()
@@ -216,7 +219,7 @@ class Supervisor:
         return self._check_parts(now)
 
     def _check_parts(self, now: float) -> Observation:
-        """Let the stateful parts record this tick's observations."""
+        """Make each part that keeps state record its observations of this tick."""
         daemon, partitions = self.settings.daemon, self.partitions.values()
         exceeded = self.limits.observe(partitions, now, daemon.boot_timeout)
         loops_at = self.loop_watch.observe(partitions, now, daemon.loop_blocked_after)
@@ -235,7 +238,7 @@ class Supervisor:
         return Observation(now, moves, exceeded.actions)
 
     def _rebalance(self, now: float) -> list[Action]:
-        """Return the actions for a new view of the fleet."""
+        """Return the actions that follow from a new view of the fleet, none without a new view."""
         view = self.leases.take_view()
         if view is None:
             return []
@@ -243,7 +246,7 @@ class Supervisor:
         owned = sum(each.phase is not Phase.FREE for each in self.partitions.values())
         room = (self.settings.daemon.max_partitions or len(self.partitions)) - owned
         possible = self.capacity.room(owned)
-        if possible is not None:  # at least 0, so that no running partition is shed
+        if possible is not None:  # it is at least 0, so that no running partition is shed
             room = min(room, possible)
         wanted, constraints = self.wanted_assignments(), self.control.constraints()
         self.board.unowned = rebalance.count_unowned(view, self.partitions, wanted, constraints)
@@ -263,7 +266,7 @@ class Supervisor:
         return moves
 
     def _request_replacement(self, found: Replacement) -> None:
-        """Request the rolling replacement of a worker that exceeded a limit."""
+        """Request the rolling replacement of a worker that has reached a limit, and log it."""
         partition = found.partition
         wanted = self.replacement.request(partition.assignment, found.reason)
         if not wanted or found.reason == MAX_MESSAGES:
@@ -289,7 +292,7 @@ class Supervisor:
     # --- plan ---
 
     def _plan_actions(self, seen: Observation) -> list[Action]:
-        """Collect the actions of all parts. Changes nothing."""
+        """Collect the actions of all parts without changing anything."""
         now, partitions = seen.now, self.partitions.values()
         actions: list[Action] = []
         if self.exit_code == EXIT_DUPLICATE:
@@ -305,14 +308,14 @@ class Supervisor:
                     self.isolation.run(assignment, rebalance.shed, self.partitions[assignment])
                     or ()
                 )
-            # Another instance may be able to run the partition. This one tries again after the
-            # cooldown.
+            # Release these partitions, because another instance may be able to run them. This one
+            # tries again after the cooldown.
             broken = [each for each in partitions if each.broken_until > now and each.releasable]
             actions += [plan.ReleaseLease(each.assignment, "broken") for each in broken]
         for each in partitions:
             if each.phase is Phase.FREE and each.child is not None and not each.stop_reason:
-                # The lease was lost while its worker ran. Redis rejects the worker's further
-                # writes.
+                # The lease was lost while its worker was running. From now on, Redis rejects the
+                # worker's writes.
                 actions.append(plan.StopWorker(each.assignment, "lost"))
         actions += self.replacement.plan_actions(partitions, now, self.settings.daemon.boot_timeout)
         for each in partitions:
@@ -320,7 +323,7 @@ class Supervisor:
         return actions + seen.exceeded
 
     def _plan_starts(self, now: float) -> list[Action]:
-        """Return the actions that start a process for each owned partition without one."""
+        """Return the actions that start a process for each owned partition that needs one now."""
         starts: list[Action] = []
         for assignment, partition in self.partitions.items():
             if (
@@ -335,7 +338,7 @@ class Supervisor:
         return starts
 
     def _commands(self, partition: AssignmentState) -> list[Action]:
-        """Return the commands for a worker that should pause, resume or wake up."""
+        """Return the actions that make a worker pause, resume or wake up."""
         commands: list[Action] = []
         if partition.child is None:
             return commands
@@ -350,7 +353,7 @@ class Supervisor:
 
     def _apply(self, actions: list[Action]) -> None:
         forked: list[AssignmentState] = []
-        until = 0.0  # monotonic, for forks
+        until = 0.0  # monotonic time after which forks wait for the next tick
         self._forks_wait = False
         for action in actions:
             if isinstance(action, plan.ForkWorker | plan.ForkStandby):
@@ -362,16 +365,16 @@ class Supervisor:
             self.isolation.run(action.assignment, self._apply_action, action, partition)
             if isinstance(action, plan.ForkWorker):
                 forked.append(partition)
-        # Log after all forks, because writing memory between two forks is expensive: see
-        # `plan.merge`.
+        # Log after all forks, because writing memory between two forks is expensive (see
+        # `plan.merge`).
         self.isolation.run_for_each(forked, _log_started)
         if self.drain.kill_reason:
             self.pool.kill_dismissed()
 
     def _fork_seconds(self) -> float:
-        """Return the time limit for forks in a tick (seconds).
+        """Return the time limit in seconds for the forks of one tick.
 
-        Lease renewals wait for the forks.
+        The limit exists because lease renewals wait for the forks.
         """
         return min(FORK_SECONDS, self.leases.interval / 2)
 
@@ -432,7 +435,7 @@ class Supervisor:
             logs.event("worker.retried", assignment=partition.assignment)
 
     def _exchange(self) -> None:
-        """Make one round trip to Redis, with the heartbeat and the calls of the partitions."""
+        """Update the fields of the heartbeat, and send the calls that are due to Redis."""
         daemon, now = self.settings.daemon, time.monotonic()
         capacity = process_capacity.announcement(self.capacity, daemon.max_partitions)
         if capacity != self._announced:
@@ -448,11 +451,11 @@ class Supervisor:
             self.leases.membership.depart()
         before, self._exchanged_at = self._exchanged_at, now
         if any(before < each.broken_until <= now for each in self.partitions.values()):
-            self.leases.membership.heartbeat_soon()  # check whether the partition is still free
+            self.leases.membership.heartbeat_soon()  # to check whether the partition is still free
         self.leases.tick(now, self.partitions, self.wanted_assignments())
 
     def _keep_processes(self, now: float) -> None:
-        """Keep the other processes running, and check what else can be started."""
+        """Keep the helper processes running, and check whether more workers can be started."""
         if self.drain.begun:
             self.pool.drain_relays(now)
         self.pool.keep_helpers(now)
@@ -461,7 +464,7 @@ class Supervisor:
         self._try_capacity(now)
 
     def _try_capacity(self, now: float) -> None:
-        """Check whether more processes can be started, after the operating system refused some."""
+        """After a refusal by the operating system, test whether it starts more processes now."""
         running = sum(each.child is not None for each in self.partitions.values())
         count = 0 if self.drain.begun else self.capacity.count_to_try(now, running)
         if not count:
@@ -476,7 +479,7 @@ class Supervisor:
             logs.event("capacity.raised", partitions=self.capacity.limit)
 
     def _wait(self) -> None:
-        """Sleep until something happens or is due."""
+        """Sleep until an event occurs or the next step is due."""
         now = time.monotonic()
         due = [now + TICK_SECONDS, self._next_check, self.leases.next_at()]
         partitions = self.partitions.values()
@@ -510,10 +513,7 @@ class Supervisor:
     # --- offered assignments ---
 
     def _create_assignments(self, settings: Settings, counts: Mapping[str, int]) -> None:
-        """Create the state of every assignment of every consumer.
-
-        A known assignment keeps its state.
-        """
+        """Create the state of each assignment that is not known yet, and update the others."""
         # A topic that cannot be read now keeps its last known number of partitions.
         self.counts |= counts
         wanted = _assignments_of(settings, self.counts)
@@ -527,7 +527,7 @@ class Supervisor:
         self.unwanted = frozenset(self.partitions.keys() - wanted.keys())
 
     def _use_configuration(self, settings: Settings, counts: Mapping[str, int]) -> None:
-        """Use a reloaded configuration. Running workers keep the old configuration."""
+        """Use a reloaded configuration. Workers that are already running keep the old one."""
         self.settings = self.pool.settings = settings
         self.isolation.policy = settings.daemon.crash_backoff
         self.leases.configure(settings)
@@ -539,7 +539,10 @@ class Supervisor:
         self.leases.membership.heartbeat_soon()
 
     def _has_room_for(self, settings: Settings, counts: Mapping[str, int]) -> bool:
-        """Return True if the scoreboard has room for all assignments of a new configuration."""
+        """Return True if the scoreboard has room for all assignments of a new configuration.
+
+        Memory for them is reserved as far as possible.
+        """
         new = _assignments_of(settings, counts).keys() - self.partitions.keys()
         used = self.board.used
         if used + len(new) > self.board.size:
@@ -552,11 +555,11 @@ class Supervisor:
         return True
 
     def wanted_assignments(self) -> list[Assignment]:
-        """Return the assignments of all present consumers."""
+        """Return the assignments of all consumers in the current configuration."""
         return [assignment for assignment in self.partitions if assignment not in self.unwanted]
 
     def _register_again(self, now: float) -> None:
-        """Register topics again after a fence or a topic was missing, or became readable."""
+        """Register topics again if a fence or topic was missing, or a topic has become readable."""
         done = self.reregister.collect(now)
         self.board.add("groups_restored", done.groups_restored)
         if done.complete:
@@ -587,7 +590,7 @@ class Supervisor:
             self.paused = number is signal.SIGTSTP
 
     def _is_paused(self, partition: AssignmentState) -> bool:
-        """Return True if a signal pauses all partitions, or a directive pauses this one."""
+        """Return True if a signal has paused all partitions, or a directive has paused this one."""
         return self.paused or self.control.is_paused(partition.assignment)
 
     def _follow_directives(self) -> None:
@@ -597,14 +600,14 @@ class Supervisor:
         if not self.reload.idle:
             return
         if self.control.finish_reload(self.reload.problem):
-            # Wake the instances that wait for their turn to reload.
+            # Wake the instances that are waiting for their turn to reload.
             self.leases.membership.heartbeat_soon()
             self.leases.wake_fleet()
         elif self.control.wants_reload(self.leases.view.live):
             self.reload.request()
 
     def _running_reload(self) -> dict[str, object]:
-        """Return the heartbeat field with the running reload and the worker that it replaces."""
+        """Return the heartbeat field that describes the running reload and its progress."""
         since = self.reload.since_unix_ms
         if not since:
             return {}
@@ -634,7 +637,7 @@ class Supervisor:
             self._apply_reload(found)
 
     def _apply_reload(self, found: Validated) -> None:
-        """Use a configuration that was validated, and replace all workers."""
+        """Use a validated configuration, and replace all workers."""
         self.board.add("groups_restored", found.groups_restored)
         if self.watcher is not None:
             self.watcher.watch(found.sources, found.since_unix_ns)
@@ -656,16 +659,16 @@ class Supervisor:
     # --- children ---
 
     def _reap(self, now: float) -> None:
-        """Reap exited children. A worker's unfinished messages are settled under a new token."""
+        """Reap exited children, and process the exits of workers and standbys."""
         self.oom_monitor.count_kills(now)
         self.isolation.run_for_each(self.partitions.values(), self._reap_children, now)
         self.pool.reap_dismissed(now)
         self._log_stacks(now)
-        # Reap only orphans of our children. All our own processes are in `_known_pids`.
+        # Reap only processes that our children left behind. Our own are all in `_known_pids`.
         process.reap_adopted(self._known_pids())
 
     def _log_stacks(self, now: float) -> None:
-        """Log stacks of live children, after SIGUSR1 or after a handler's fork crashed."""
+        """Log the stacks that live children wrote after SIGUSR1 or a crash of a handler's fork."""
         if now < self._stacks_at:
             return
         self._stacks_at = now + STACKS_SECONDS
@@ -687,7 +690,7 @@ class Supervisor:
         exit_ = worker.child.reap() if worker is not None else None
         if worker is None or exit_ is None:
             return
-        if worker.kill is None:  # otherwise, the supervisor sent the signal
+        if worker.kill is None:  # otherwise, the supervisor itself sent the signal
             exit_ = self.oom_monitor.explain(exit_)
         found = partition.on_exit(exit_)
         logs.event(
@@ -724,7 +727,7 @@ class Supervisor:
         self.replacement.on_standby_exit(partition, str(exit_), now, self.settings.daemon)
 
     def _dismiss_worker(self, partition: AssignmentState, *, unexplained: bool) -> None:
-        """Detach a quiet worker, whose process exits later."""
+        """Detach a quiet worker, whose process will exit later."""
         reason = partition.stop_reason
         child, found = partition.dismiss(unexplained=unexplained)
         self.pool.dismiss_worker(partition, child, reason)
@@ -745,7 +748,7 @@ class Supervisor:
             self.leases.reread_fleet()
 
     def _children(self) -> list[tuple[Child, Assignment]]:
-        """Return workers, standbys and dismissed processes, each with its assignment."""
+        """Return all workers, standbys and dismissed processes, each with its assignment."""
         partitions = self.partitions.values()
         found = [(each.child, each.assignment) for each in partitions if each.child is not None]
         found += [
@@ -764,7 +767,7 @@ class Supervisor:
         return known | self.reload.pids | self.reregister.pids | self.resolver.pids
 
     def _keep_embedded(self, now: float) -> None:
-        """Restart the embedded server after it exited. Its data is on disk."""
+        """Restart the embedded server if it has exited. Its data is on disk."""
         if self.embedded is None or self.embedded.running or now < self._embedded_at:
             return
         self._embedded_at = now + EMBEDDED_RETRY_SECONDS
@@ -791,7 +794,7 @@ class Supervisor:
     # --- finishing ---
 
     def _check_end(self, now: float) -> None:
-        """Start a drain when a burst is settled, or when every partition crashes in a loop."""
+        """Start a drain if a burst is complete, or if every partition crashes in a loop."""
         if self.drain.begun or self.exit_code is not None:
             return
         if self.burst is not None:
@@ -848,7 +851,7 @@ def _log_started(partition: AssignmentState) -> None:
 
 
 def _assignments_of(settings: Settings, counts: Mapping[str, int]) -> dict[Assignment, Consumer]:
-    """Return every assignment of every consumer, with its consumer."""
+    """Return all assignments of all consumers, each with its consumer."""
     return {
         Assignment(consumer.topic, partition, consumer.assignment_group): consumer
         for consumer in settings.consumers

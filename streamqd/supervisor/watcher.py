@@ -1,8 +1,9 @@
-"""`--reload`: a child watches the files of the user's code and reports changes.
+"""`--reload`: a child process watches the files of the user's code and reports changes.
 
-It compares the time, size and inode of each file every `SCAN_INTERVAL_SECONDS`, which works on
-every file system and through symbolic links. It imports no user code: the probe of each reload
-reports the directories of the code. The supervisor then reloads as after SIGHUP.
+It compares the time, size and inode of each file every `SCAN_INTERVAL_SECONDS`, which works on all
+file systems and through symbolic links. The child imports no user code, because the probe of each
+reload reports the directories that contain the code. After a change, the supervisor reloads as it
+does after SIGHUP.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SCAN_INTERVAL_SECONDS = 0.1
 RESTART_SECONDS = 1.0
 MESSAGE_BYTES_MAX = 65_536
 
-Signature = tuple[int, int, int] | None  # None: the file does not exist
+Signature = tuple[int, int, int] | None  # None if the file does not exist
 
 
 class Edits:
@@ -35,9 +36,9 @@ class Edits:
         self._last: dict[str, Signature] = {}
 
     def watch(self, files: Iterable[str], folders: Iterable[str], since_unix_ns: int) -> None:
-        """Add files, and directories whose modules are watched.
+        """Add files to watch, and directories whose modules are watched.
 
-        A change after `since_unix_ns`, when the files were read, counts as an edit.
+        Changes after `since_unix_ns`, the time at which the files were read, count as edits.
         """
         self._files |= set(files)
         self._folders |= set(folders)
@@ -50,8 +51,8 @@ class Edits:
     def find_change(self) -> str:
         """Return a file that has changed since the last edit, or ''.
 
-        A file is returned only after two equal checks, so that it is not read while an editor
-        writes or renames it.
+        A file is returned only after two checks with the same result, so that it is not read while
+        an editor is writing or renaming it.
         """
         now = self._read_signatures()
         settled, self._last = now == self._last, now
@@ -91,14 +92,17 @@ def _signature(file: str) -> Signature:
 
 
 class Watched(NamedTuple):
-    """The files of the code for `--reload`, and the time when they were read (unix ns)."""
+    """The files of the code for `--reload`, and a time before they were read (unix ns)."""
 
     sources: list[str]
     since_unix_ns: int
 
 
 class Watcher:
-    """The supervisor's side. If the child exits, its successor detects the edits."""
+    """The supervisor's side of the watching child.
+
+    If the child exits, its successor also detects edits that were made in between.
+    """
 
     def __init__(self, config: str, watched: Watched, forget: Iterable[Callable[[], None]]) -> None:
         self._config = str(Path(config).absolute())
@@ -110,7 +114,7 @@ class Watcher:
         self.watch(watched.sources, watched.since_unix_ns)
 
     def watch(self, sources: Iterable[str], since_unix_ns: int) -> None:
-        """Add the directories of some modules, which were read after `since_unix_ns`."""
+        """Watch the directories of these files too, which were read after `since_unix_ns`."""
         new = {str(Path(source).parent) for source in sources} - self._folders
         self._folders |= new
         if self.child is not None and new:
@@ -137,7 +141,7 @@ class Watcher:
             self.child.kill_group()
 
     def _read_reported(self) -> str:
-        """Return the last file that the child reported, '' for none."""
+        """Return the last file that the child has reported, or ''."""
         assert self.child is not None
         file = ""
         while True:

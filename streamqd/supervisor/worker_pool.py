@@ -1,4 +1,4 @@
-"""Fork, command and kill the supervisor's child processes. Leases are decided elsewhere."""
+"""Fork, command and kill the supervisor's child processes. Other modules decide about leases."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from streamqd.worker import STOP, Grant, run_worker
 
 UNKILLABLE_SECONDS = 5.0
 FORK_RETRY_SECONDS = 1.0
-KEPT_DESCRIPTORS = 16  # descriptors reserved for reconnects, the housekeeper and name resolution
+KEPT_DESCRIPTORS = 16  # file descriptors kept free for reconnects, helpers and name resolution
 HOUSEKEEPER_SECONDS = 30.0  # time without progress after which the housekeeper is replaced
-# Time without progress after which a relay is replaced. It may wait for two hosts.
+# Time without progress after which a relay is replaced. It is long because a relay may have to wait
+# for two hosts.
 RELAY_SECONDS = 60.0
 RELAY_RESTART_SECONDS = 30.0  # longest pause before the restart of a relay that keeps exiting
 RELAY_QUIT_SECONDS = 30.0  # time limit for a relay to finish its batch
-# Consecutive crashes with no message running, after which a worker starts cautiously.
+# Number of consecutive crashes without a running message after which a worker starts cautiously.
 CAUTIOUS_AFTER = 2
 
 
 def _keep_descriptors() -> None:
-    """Raise OSError unless KEPT_DESCRIPTORS stay free for connections and the housekeeper.
+    """Raise OSError if fewer than KEPT_DESCRIPTORS file descriptors are free.
 
     The lowest free descriptor shows how many are open, because the kernel assigns them in order.
     """
@@ -55,24 +56,24 @@ def _wait_for_the_end(control: socket.socket) -> int:
 
 @dataclass
 class Dismissed:
-    """A process that only runs `on_stop` and exits."""
+    """A process that has no partition any longer. It only runs `on_stop` and exits."""
 
     child: Child
     partition: AssignmentState
     reason: str
-    since: float  # monotonic
-    killed_at: float = 0.0
+    since: float  # monotonic time of the dismissal
+    killed_at: float = 0.0  # monotonic time of its kill, 0 if it was not killed
 
 
 @dataclass
 class WorkerPool:
-    """Forks workers and the housekeeper, and stops, wakes and kills them."""
+    """Forks workers and helpers, and stops, wakes and kills them."""
 
     settings: Settings
     board: Scoreboard
-    # `detach` methods of the parent's connections, called in each child.
+    # The `detach` methods of the parent's connections, which are called in each child.
     forget: list[Callable[[], None]]
-    keep: list[int]  # descriptors that children keep open, such as that of the lock file
+    keep: list[int]  # file descriptors that children keep open, such as the one of the lock file
     refusal: str = ""  # last error with which the operating system refused a process
     isolate: Isolate[Assignment] = run_directly
     _forks: logs.Episode = field(
@@ -80,13 +81,13 @@ class WorkerPool:
     )
     unkillable: dict[Assignment, list[Child]] = field(
         default_factory=dict
-    )  # killed, but not exited yet
+    )  # processes that were killed but have not exited yet
     dismissed: list[Dismissed] = field(default_factory=list)
     _relays: dict[str, Helper] = field(default_factory=dict)  # by the name of the outbox
     _settings_of_relays: dict[str, tuple[object, ...]] = field(
         default_factory=dict
     )  # settings of each relay
-    _exiting_relays: list[Helper] = field(default_factory=list)  # relays that were asked to exit
+    _exiting_relays: list[Helper] = field(default_factory=list)  # relays that must exit
 
     def __post_init__(self) -> None:
         housekeeper.preload(self.settings)
@@ -103,13 +104,17 @@ class WorkerPool:
     # --- starting ---
 
     def start_worker(self, partition: AssignmentState, *, paused: bool) -> bool:
-        """Fork the worker of an owned partition. Return False if the system refuses it."""
+        """Fork the worker of an owned partition.
+
+        Return False if the operating system refuses the process. `start_at` then contains the time
+        of the next attempt.
+        """
         grant = self._grant(partition)
         self._clear_for_next(partition, paused=paused)
         child = self._fork_worker(partition, grant)
         if child is None:
-            # No process or descriptor is left. Running workers continue, and this fork is retried
-            # later.
+            # No process, file descriptor or memory is left. Running workers continue, and this fork
+            # is tried again later.
             partition.slot.state = WorkerState.GONE
             now = time.monotonic()
             partition.start_at = now + FORK_RETRY_SECONDS
@@ -155,9 +160,10 @@ class WorkerPool:
         return child
 
     def try_processes(self, count: int, seconds: float) -> int:
-        """Fork up to `count` processes and kill them. Return their number, 0 after a refusal.
+        """Test how many processes can be started, by forking up to `count` and killing them.
 
-        After `seconds`, no process is forked except the first.
+        Return the number of forks, or 0 if the operating system refused one. After the given
+        seconds, no more processes are forked, except for the first.
         """
         children: list[Child] = []
         until = time.monotonic() + seconds
@@ -181,7 +187,10 @@ class WorkerPool:
     # --- replacing a worker ---
 
     def start_standby(self, partition: AssignmentState) -> bool:
-        """Fork a standby that boots while the worker runs. Return False if that is refused."""
+        """Fork a standby that boots while the worker is running.
+
+        Return False if the operating system refuses the process.
+        """
         slot = partition.slot
         slot.warm_pid = 0
         child = self._fork_worker(partition, Grant(Lease(partition.assignment, ""), cautious=False))
@@ -193,7 +202,7 @@ class WorkerPool:
         return True
 
     def adopt_standby(self, partition: AssignmentState, *, paused: bool) -> None:
-        """Hand an owned partition without a worker to its warm standby."""
+        """Hand a partition whose worker has left to its warm standby."""
         child, partition.standby = partition.standby, None
         assert child is not None
         self._clear_for_next(partition, paused=paused)
@@ -209,14 +218,14 @@ class WorkerPool:
         )
 
     def dismiss_standby(self, partition: AssignmentState) -> None:
-        """Stop a standby that is not needed. It has fetched nothing."""
+        """Stop a standby that is no longer needed. It has not fetched any messages."""
         child, warm = partition.standby, partition.standby_is_warm
         if child is None:
             return
         partition.standby = None
         partition.slot.warm_pid = 0
         if warm:
-            # Keep its pid in the slot, because `_kill_orphans` needs it if this process is killed.
+            # Keep its PID in the slot, because `_kill_orphans` needs it if this process is killed.
             child.send(STOP)
         else:
             child.kill_group()
@@ -224,17 +233,17 @@ class WorkerPool:
         self.dismissed.append(Dismissed(child, partition, "unneeded", time.monotonic()))
 
     def kill_standby(self, partition: AssignmentState) -> None:
-        """Kill a standby. Its exit is processed like any other."""
+        """Kill a standby. Its exit is processed like that of any other standby."""
         if partition.standby is not None:
             partition.standby.kill_group()
 
     def dismiss_worker(self, partition: AssignmentState, child: Child, reason: str) -> None:
-        """Detach a quiet worker from its partition. It exits while its successor works."""
+        """Detach a quiet worker from its partition, so that it exits while its successor works."""
         partition.slot.leaving_pid = child.pid
         self.dismissed.append(Dismissed(child, partition, reason, time.monotonic()))
 
     def reap_dismissed(self, now: float) -> None:
-        """Reap dismissed processes that exited. Kill the slow ones."""
+        """Reap the dismissed processes that have exited, and kill those that take too long."""
         for one in list(self.dismissed):
             self.isolate(one.partition.assignment, self._reap_or_kill, one, now)
 
@@ -263,13 +272,13 @@ class WorkerPool:
         logs.stack(exit_.stack, assignment=one.partition.assignment, child=one.child.pid)
 
     def ending(self, now: float) -> int:
-        """Return the number of dismissed processes that still run, excluding unkillable ones."""
+        """Return the number of dismissed processes that have not exited, except unkillable ones."""
         return sum(
             not one.killed_at or now - one.killed_at < UNKILLABLE_SECONDS for one in self.dismissed
         )
 
     def kill_dismissed(self) -> None:
-        """Kill the dismissed processes, because no time is left for `on_stop`."""
+        """Kill the dismissed processes and exiting relays, because no time is left for them."""
         for one in self.dismissed:
             one.killed_at = one.killed_at or time.monotonic()
             one.child.kill_group()
@@ -285,7 +294,7 @@ class WorkerPool:
         def run(control: socket.socket) -> int:
             logs.assume("housekeeper")
             code = housekeeper.run(board, settings, control)
-            # The housekeeper may notice the supervisor's death before the kernel sends the signal.
+            # The housekeeper may notice the supervisor's death before the kernel sends its signal.
             if process.is_orphaned(control):
                 self._kill_orphans()
             return code
@@ -301,10 +310,10 @@ class WorkerPool:
         return child
 
     def _kill_orphans(self) -> None:
-        """Kill the processes that workers started. Runs in the housekeeper of a dead supervisor.
+        """Kill the processes that workers have started, after the supervisor's death.
 
-        The kernel kills the workers together with the supervisor, but not the children of workers.
-        A forked child would keep the instance lock.
+        This runs in the housekeeper. The kernel kills workers together with their supervisor, but
+        not the children of workers. A forked child would keep the lock of the instance.
         """
         for slot in self.board.slots():
             for pid in (slot.pid, slot.standby_pid, slot.leaving_pid):
@@ -313,11 +322,11 @@ class WorkerPool:
 
     @property
     def housekeeper(self) -> Child | None:
-        """The process of the housekeeper, None while there is none."""
+        """The process of the housekeeper, or None while it is not running."""
         return self._housekeeper.child
 
     def helpers(self) -> list[Child]:
-        """Return the processes without a partition."""
+        """Return the processes that serve no partition: the housekeeper and the relays."""
         kept = (self._housekeeper, *self._relays.values(), *self._exiting_relays)
         return [each.child for each in kept if each.child is not None]
 
@@ -331,12 +340,12 @@ class WorkerPool:
         self._exiting_relays = [each for each in self._exiting_relays if each.child is not None]
 
     def replace_helpers(self, now: float) -> None:
-        """Restart the housekeeper, and the relays whose settings changed."""
+        """Restart the housekeeper and those relays whose settings have changed."""
         self._housekeeper.replace(now)
         self.offer_outboxes(now)
 
     def offer_outboxes(self, now: float = 0.0) -> None:
-        """Run one relay for each configured outbox, and dismiss other relays."""
+        """Run one relay for each configured outbox, and dismiss all other relays."""
         offered = {each.name: each for each in self.settings.outboxes}
         for name in [*self._relays]:
             if name not in offered or self._settings_of_relays[name] != self._relay_settings(
@@ -351,13 +360,13 @@ class WorkerPool:
                 self._relays[name] = self._relay(outbox)
 
     def _relay_settings(self, outbox: OutboxSettings) -> tuple[object, ...]:
-        """Return the settings on which a relay depends."""
+        """Return the settings on which an outbox's relay depends."""
         settings = self.settings
         return (outbox, settings.redis, settings.keys, settings.topics, settings.daemon)
 
     def _relay(self, outbox: OutboxSettings) -> Helper:
         # Import this only if an outbox is configured. Every worker is a fork of this process, so
-        # each import takes memory in every worker.
+        # each import costs memory in every worker.
         from streamqd.outbox.serving import serve
 
         settings = self.settings
@@ -387,18 +396,18 @@ class WorkerPool:
 
     @property
     def exiting_relays(self) -> int:
-        """The number of relays that were asked to exit and still run."""
+        """The number of relays that must exit but are still running."""
         return len(self._exiting_relays)
 
     def drain_relays(self, now: float) -> None:
-        """Ask the relays to finish their batches and to release their outboxes."""
+        """Ask all relays to finish their batches, release their outboxes, and exit."""
         for each in self._relays.values():
             each.dismiss(now)
         self._exiting_relays += self._relays.values()
         self._relays = {}
 
     def stop_helpers(self, seconds: float) -> None:
-        """Ask the helpers to exit. Kill them after `seconds`."""
+        """Ask the helpers to exit, and kill each one that takes longer than this many seconds."""
         self.drain_relays(time.monotonic())
         for each in (*self._exiting_relays, self._housekeeper):
             each.stop(seconds)
@@ -415,18 +424,22 @@ class WorkerPool:
         partition.slot.command = WorkerCommand.STOP
         worker.child.send(b"stop")
         if partition.slot.state == WorkerState.BOOTING:
-            # The worker has not booted, so it has fetched nothing and can be killed.
+            # The worker has not booted, so it has fetched nothing and may be killed.
             self.kill(partition, "unstarted")
 
     def interrupt(self, partition: AssignmentState, run_seq: int) -> None:
-        """Interrupt the run `run_seq` of a worker and the runs that started before it."""
+        """Interrupt a worker's run with this sequence number, and all runs that started earlier."""
         worker = partition.worker
         if worker is not None:
             worker.soft_limited = partition.slot.soft_kill_seq = run_seq
             worker.child.signal(signal.SIGUSR1)
 
     def wake(self, partition: AssignmentState, wanted: tuple[int, int]) -> None:
-        """Wake a worker that waits for messages. `wanted` is the request of the housekeeper."""
+        """Wake a worker, because the housekeeper has requested something of it.
+
+        `wanted` is the value of `AssignmentState.housekeeping`, kept so that each request wakes the
+        worker only once.
+        """
         partition.relayed = wanted
         if partition.child is not None:
             partition.child.send(b"look")
@@ -438,7 +451,10 @@ class WorkerPool:
             partition.child.send(b"look")
 
     def kill(self, partition: AssignmentState, reason: str, run_seq: int | None = None) -> None:
-        """Kill a worker and its whole process group, because of the run `run_seq`."""
+        """Kill a worker and its whole process group.
+
+        `run_seq` is the run that caused the kill. If it is None, the worker's last run is recorded.
+        """
         worker = partition.worker
         if worker is None or worker.kill is not None:
             return
@@ -458,7 +474,7 @@ class WorkerPool:
         )
 
     def abandon_unkillable(self, partitions: Iterable[AssignmentState], now: float) -> None:
-        """Detach processes that survived SIGKILL, and reap them after their exit."""
+        """Detach workers that survived SIGKILL, and reap earlier ones that have exited since."""
         for assignment in list(self.unkillable):
             self.isolate(assignment, self._collect_unkillable, assignment)
         for partition in partitions:
@@ -483,10 +499,10 @@ class WorkerPool:
             )
 
     def kill_given_up(self, partition: AssignmentState) -> None:
-        """Kill the processes of a partition that is given up. The processes are reaped later.
+        """Kill the processes of a partition that is given up. They are reaped later.
 
-        Until then, the partition is not acquired again, because its processes may write to the
-        slot.
+        Until then, the partition is not acquired again, because the processes may still write to
+        its slot.
         """
         children = [each for each in (partition.child, partition.standby) if each is not None]
         if children:
