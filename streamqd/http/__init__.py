@@ -1,9 +1,9 @@
 """A small HTTP server for metrics, health and the status page. It supports only GET and HEAD.
 
-It runs in one thread of the housekeeper, with an event loop. All sizes and times are bounded: a
-slow or silent client uses a file descriptor for up to 15 seconds and delays no other client. The
-server is independent of its routes. If the address cannot be bound, it keeps trying, and the
-daemon's work never depends on it.
+The server runs an event loop in one thread of the housekeeper. All sizes and times are limited. A
+slow or silent client uses a file descriptor for up to 15 seconds, and delays no other client. If
+the server cannot listen on its address, it keeps trying. The other work of the daemon does not
+depend on it. The module knows nothing about the pages that its routes serve.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from streamqd import logs
 
 CONNECTIONS_MAX = 64
 REQUEST_BYTES_MAX = 8 * 1024
-REQUEST_SECONDS = 5.0  # from accept to the end of the request's header
-RESPONSE_SECONDS = 10.0
+REQUEST_SECONDS = 5.0  # time limit from accepting a client to the end of its request header
+RESPONSE_SECONDS = 10.0  # time limit for sending the response
 _CHALLENGE = 'WWW-Authenticate: Bearer realm="streamqd"\r\n'
-BIND_RETRY_SECONDS = (1.0, 30.0)  # first and longest wait
+BIND_RETRY_SECONDS = (1.0, 30.0)  # first and longest pause between attempts to listen
 
 Address = tuple[str, int] | Path
 
 
 class HttpRequest(NamedTuple):
-    """The path of a request, without its query, and the headers by lowercase name."""
+    """The path of a request without its query, and its headers by lowercase name."""
 
     path: str
     headers: Mapping[str, str]
 
 
 class HttpResponse(NamedTuple):
-    """A response, after which the connection is closed."""
+    """A response to a request. The connection is closed after it."""
 
     status: int
     body: bytes
@@ -53,35 +53,35 @@ Route = Callable[[HttpRequest], HttpResponse]
 
 
 class HttpServer:
-    """An HTTP server that serves `routes` on `address` from `start` to `stop`."""
+    """An HTTP server for one address. It serves its routes until it is stopped."""
 
     def __init__(self, address: Address, routes: Mapping[str, Route]) -> None:
         self._address = address
         self._routes = routes
-        self._clients: dict[asyncio.Task[None], float] = {}  # deadlines (seconds, monotonic)
+        self._clients: dict[asyncio.Task[None], float] = {}  # deadline of each client (monotonic)
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self.bound: Address | None = None
-        """The address it listens on, with the real port for port 0, or None while not listening."""
+        """The address on which the server listens, with the actual port, or None before that."""
         self.listening = threading.Event()
-        """Set once it listens."""
+        """Set as soon as the server listens."""
 
     def start(self) -> None:
-        """Start serving in a thread."""
+        """Start the thread of the server."""
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_report)
         self._serving = self._loop.create_task(self._serve())
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop serving, and close open connections. Waits up to 5 s for the thread."""
+        """Stop the server and close its connections. Wait up to 5 seconds for its thread."""
         with contextlib.suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._serving.cancel)
         self._thread.join(5.0)
 
     @property
     def alive(self) -> bool:
-        """True while the thread runs, so that it listens or tries to."""
+        """True while the thread is running, which means that it listens or is trying to."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -97,7 +97,8 @@ class HttpServer:
             self._meet, sock=listener, limit=REQUEST_BYTES_MAX, backlog=CONNECTIONS_MAX
         )
         try:
-            # It waits for its cancellation. `serve_forever` would then wait for the clients.
+            # Wait until this task is canceled. `serve_forever` is not used, because it would then
+            # wait for all clients.
             await self._loop.create_future()
         finally:
             server.close()
@@ -109,7 +110,7 @@ class HttpServer:
                     self._address.unlink()
 
     async def _listening(self) -> socket.socket:
-        """Return the listening socket, once the address can be bound."""
+        """Try to listen on the address until this succeeds. Return the listening socket."""
         first, longest = BIND_RETRY_SECONDS
         while True:
             try:
@@ -131,7 +132,7 @@ class HttpServer:
         return listener
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client. With too many clients, close the one whose deadline is next."""
+        """Serve one client. If there are too many, disconnect the one whose deadline is next."""
         client = asyncio.current_task()
         assert client is not None
         if len(self._clients) >= CONNECTIONS_MAX:
@@ -153,7 +154,7 @@ class HttpServer:
             pass
         finally:
             self._clients.pop(client, None)
-            # A transport that has sent its last buffer after `close` has no loop any more.
+            # After `close`, a transport that has sent its last buffer no longer has a loop.
             with contextlib.suppress(AttributeError):
                 writer.transport.abort()
 
@@ -162,7 +163,7 @@ class HttpServer:
         return seconds
 
     def _respond(self, raw: bytes) -> bytes:
-        """Return the response to a request's header, as bytes."""
+        """Return the encoded response to a request header."""
         head, *lines = raw.decode("latin-1").split("\r\n")
         parts = head.split(" ")
         if len(parts) != 3 or not parts[2].startswith("HTTP/1.") or not parts[1].startswith("/"):
@@ -179,16 +180,17 @@ class HttpServer:
         try:
             route = self._routes.get(path, _answer_missing)
             response = route(HttpRequest(path, headers))
-        except Exception as error:  # noqa: BLE001 - a page that fails must not end the server
+        except Exception as error:  # noqa: BLE001 - a page that fails must not stop the server
             logs.event("http.failed", logging.ERROR, path=target, exc=error)
             response = _plain_response(HTTPStatus.INTERNAL_SERVER_ERROR)
         return _encode(response, with_body=method == "GET")
 
 
 def _report(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log unhandled errors of asyncio, except for OSError from a client or a full file table.
+    """Log unhandled errors of the event loop, except for OSError.
 
-    After such an OSError, asyncio accepts connections again one second later.
+    An OSError comes from a client, or means that there are no free file descriptors. In the latter
+    case, asyncio accepts connections again after one second.
     """
     error = context.get("exception")
     if not isinstance(error, OSError):
@@ -200,7 +202,7 @@ def _answer_missing(_request: HttpRequest) -> HttpResponse:
 
 
 def _encode(response: HttpResponse, *, with_body: bool = True) -> bytes:
-    """Return the response with its header, as bytes."""
+    """Return a response with its header in the form in which it is sent."""
     head = (
         f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
         f"Content-Type: {response.content_type}\r\n"
@@ -226,7 +228,7 @@ def _listen(address: Address) -> socket.socket:
             address.unlink(missing_ok=True)
         family, place = socket.AF_UNIX, os.fspath(address)
     else:
-        # getaddrinfo does not reject larger numbers.
+        # Check the port here, because getaddrinfo does not reject larger numbers.
         if not 0 <= address[1] <= 65_535:
             raise OverflowError(f"port {address[1]} is not valid; use 0 to 65535")
         family, _, _, _, place = socket.getaddrinfo(
@@ -246,7 +248,10 @@ def _listen(address: Address) -> socket.socket:
 
 
 def fault_of(address: Address) -> str | None:
-    """Return why an address cannot be served on now, None if it can. Leaves no socket open."""
+    """Return the reason why no server could listen on an address now, or None if one could.
+
+    No socket is left open.
+    """
     try:
         if isinstance(address, Path):
             _try_unix(address)
@@ -261,7 +266,7 @@ def fault_of(address: Address) -> str | None:
 
 
 def _try_unix(path: Path) -> None:
-    """Raise OSError if a socket cannot be created at `path`. Does not create it."""
+    """Raise OSError if a socket could not be created at `path`. The socket is not created."""
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, f"this user cannot write to {path.parent}")
     if path.exists() and not _is_stale(path):
@@ -269,7 +274,7 @@ def _try_unix(path: Path) -> None:
 
 
 def _is_stale(path: Path) -> bool:
-    """Return True if `path` is the socket of a killed process, which refuses connections."""
+    """Return True if `path` is a socket that a killed process left, so it refuses connections."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             return False
@@ -285,7 +290,7 @@ def _is_stale(path: Path) -> bool:
 
 
 def format_address(address: Address) -> str:
-    """Return the address as text, such as `http://127.0.0.1:9464`."""
+    """Return the address as a string, such as `http://127.0.0.1:9464`."""
     if isinstance(address, Path):
         return f"unix:{address}"
     host, port = address

@@ -1,11 +1,13 @@
-"""Access to the HTTP pages: open to every client, or only with the token.
+"""Control the access to the HTTP pages, which are open to all clients or protected by a token.
 
-On the loopback a request must name an address, localhost or a configured host. Otherwise a page of
-the web could have its own name resolved to 127.0.0.1 and read the answers in an operator's browser
-(DNS rebinding). An address that other hosts reach is protected by the token instead.
+On the loopback interface, the Host of a request must be an IP address, localhost or a configured
+host. Otherwise, a website could let its own name resolve to 127.0.0.1, and then read the pages in
+an operator's browser (DNS rebinding). An address that other hosts can reach is protected by the
+token instead.
 
-Health needs no token, because a service manager has none. On an address that other hosts reach,
-it is only one word, because the reasons contain topics and groups.
+The health page needs no token, because a service manager has none. On an address that other hosts
+can reach, it does not show the reasons to clients without the token, because these contain topics
+and groups.
 """
 
 from __future__ import annotations
@@ -24,17 +26,20 @@ _SCHEME = "bearer "
 
 
 class Access:
-    """Guards routes by the settings of `[http]`."""
+    """Protects routes according to the settings in `[http]`."""
 
     def __init__(self, http: config.Http) -> None:
         self._token = config.token_path(http)
         self._discreet = config.is_public(http)
-        # No browser reaches a unix socket.
+        # Browsers cannot reach a Unix socket, so the Host of a request does not matter there.
         anyone = self._discreet or isinstance(http.address, Path)
         self._hosts = None if anyone else {"localhost", *map(str.lower, http.hosts)}
 
     def require_host(self, route: Route) -> Route:
-        """Return a route that answers 421 Misdirected Request unless a request names this host."""
+        """Return a route that accepts only requests whose Host is allowed.
+
+        To all other requests, it responds with 421 Misdirected Request.
+        """
 
         def answer(request: HttpRequest) -> HttpResponse:
             if self.names_us(request.headers.get("host", "")):
@@ -46,7 +51,10 @@ class Access:
         return answer
 
     def names_us(self, host: str) -> bool:
-        """Return True if the Host of a request ('' for none) can only mean this address."""
+        """Return True if the Host of a request is an IP address, localhost or a configured host.
+
+        Pass '' for a request without a Host, which is accepted too.
+        """
         if self._hosts is None or not host:
             return True
         if host.startswith("["):
@@ -60,7 +68,10 @@ class Access:
         return True
 
     def require_token(self, route: Route) -> Route:
-        """Return the route, for clients with the token if one is configured."""
+        """Return a route that accepts only clients with the token, if a token is configured.
+
+        To all other clients, it responds with 401 Unauthorized.
+        """
 
         def answer(request: HttpRequest) -> HttpResponse:
             if not self.allows(request):
@@ -71,7 +82,11 @@ class Access:
         return answer
 
     def health(self, request: HttpRequest, reasons: list[str]) -> HttpResponse:
-        """Answer a health request, with the reasons for clients that may read the other pages."""
+        """Return the response to a health request.
+
+        The status is 200 if there are no reasons for poor health, and 503 otherwise. Only clients
+        that may read the other pages get the reasons themselves.
+        """
         status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
         document: dict[str, object] = {"ok": not reasons}
         if not self._discreet or (self._token is not None and self.allows(request)):
@@ -79,10 +94,10 @@ class Access:
         return HttpResponse(status, (json.dumps(document) + "\n").encode(), JSON_TYPE)
 
     def allows(self, request: HttpRequest) -> bool:
-        """Return True if a request has the token, or no token is required.
+        """Return True if a request contains the token, or if no token is configured.
 
-        The file is read each time, so that a new token needs no restart. If it is empty or missing,
-        all requests are refused.
+        The file with the token is read each time, so that a new token takes effect without a
+        restart. If the file is empty or missing, all requests are refused.
         """
         if self._token is None:
             return True

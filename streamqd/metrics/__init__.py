@@ -1,10 +1,12 @@
-"""Metrics for Prometheus: the table, the figures that it reads, and the exporter.
+"""Metrics for Prometheus.
 
-Workers do not call this package, so a message costs no metric call. At a scrape, the table reads
-the scoreboard and the last figures that the housekeeper measured. The counters of a worker are in
-its slot. They survive the exit of the worker, and start at 0 again when the supervisor restarts.
-The configuration limits the number of label values: topics, partitions, groups, and this instance.
+The package consists of the table of metrics, the figures that the table reads, and the exporter.
+Workers do not call it, so metrics add no cost to a message. At each scrape, the table reads the
+scoreboard and the figures that the housekeeper measured last. The counters of a worker are stored
+in its slot of the scoreboard. They are kept when the worker exits, and start again at 0 when the
+supervisor restarts. The number of label values is limited by the configuration, because labels
+contain only topics, partitions, groups and this instance.
 
-The package imports none of its modules, because every process uses `view`, but only the process
-that serves HTTP needs the others.
+The package does not import its own modules. Every process uses `view`, but only the process that
+serves HTTP needs the others.
 """

@@ -1,4 +1,4 @@
-"""Render the table of metrics for Prometheus. The only module that imports prometheus_client."""
+"""Render the table of metrics for Prometheus. No other module imports prometheus_client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamqd.metrics.view import MetricsView
 
 
 class Exporter(Collector):
-    """Renders the table for one view."""
+    """Renders the table of metrics with the figures of one view."""
 
     def __init__(self, view: MetricsView) -> None:
         self._view = view
@@ -23,12 +23,15 @@ class Exporter(Collector):
         self._registry.register(self)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the exposition and its content type, in the format that `accept` prefers."""
+        """Return the metrics as text and their content type.
+
+        `accept` is the Accept header of the request, which determines the format.
+        """
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Family]:
-        """Yield every metric of the table. Called by prometheus_client."""
+        """Yield every metric in the table. prometheus_client calls this method at each scrape."""
         for metric in METRICS:
             if metric.kind == "histogram":
                 yield _histogram_family(metric, self._view)

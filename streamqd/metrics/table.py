@@ -1,8 +1,8 @@
-"""The table of metrics, with the name, meaning, labels and source of each.
+"""The table of metrics, with the name, meaning, labels and source of each metric.
 
-If several instances read the same partition, each instance reports the partition. Use
-`max by (topic, partition)` for metrics without a `streamqd_instance` label, and `sum` for counters
-of an instance's own housekeeping.
+If several instances read the same partition, each of them reports the figures of this partition. In
+queries, use `max by (topic, partition)` for metrics without a `streamqd_instance` label, and `sum`
+for counters of an instance's own housekeeping.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from streamqd.store.statistics import AssignmentFigures, PartitionFigures, Query
 from streamqd.version import __version__
 
 Values = Iterable[tuple[Labels, float]]
-# Bounds (0 = not shown), counts by bucket including +Inf, and the sum in seconds.
+# The bounds of the buckets, of which those that are 0 are not shown, the counts by bucket including
+# +Inf, and the total time in seconds.
 Histograms = Iterable[tuple[Labels, tuple[Sequence[float], list[int], float]]]
-# Omit bounds that add no information: run times below 16 us and above 5 minutes, and delays above
-# two days.
+# Some bounds are omitted because they add no information: those of run times below 16 us and above
+# 5 minutes, and those of delays above two days.
 _RUN_BOUNDS = [bound if 4 <= index < 29 else 0.0 for index, bound in enumerate(BUCKETS)]
 _DELAY_BOUNDS = [bound if index < 29 else 0.0 for index, bound in enumerate(DELAY_BUCKETS)]
 
@@ -46,7 +47,7 @@ OUTBOX = ("outbox",)
 
 
 class Source(NamedTuple):
-    """The source of values, and their labels."""
+    """A source of values, and the names of their labels."""
 
     labels: Labels
     read: Callable[[MetricsView], Any]
@@ -54,7 +55,10 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One line of the table. `read` yields label values, in the order of `labels`, and a value."""
+    """One line of the table.
+
+    `read` returns pairs of label values and a value. The label values are in the order of `labels`.
+    """
 
     name: str
     kind: str  # counter | gauge | histogram
@@ -71,7 +75,7 @@ def _labels(view: MetricsView, assignment: Assignment) -> Labels:
 
 
 def _slots(read: Callable[[WorkerSlot], float]) -> Source:
-    """Return a source with a value of each assignment that this instance owns or has owned."""
+    """Return a source with a value for each assignment that this instance owns or has owned."""
     return Source(
         ASSIGNMENT,
         lambda view: (
@@ -81,7 +85,7 @@ def _slots(read: Callable[[WorkerSlot], float]) -> Source:
 
 
 def _per_assignment(read: Callable[[WorkerSlot], float]) -> Source:
-    """Return a source with a value of each assignment that this instance owns."""
+    """Return a source with a value for each assignment that this instance owns."""
     return Source(
         ASSIGNMENT,
         lambda view: (
@@ -91,7 +95,10 @@ def _per_assignment(read: Callable[[WorkerSlot], float]) -> Source:
 
 
 def _waits(read: Callable[[Waiting], float]) -> Source:
-    """Return a source with a figure of each owned assignment's wait, 0 without a worker."""
+    """Return a source with a figure about the wait of each owned assignment's worker.
+
+    The figure is 0 if there is no worker.
+    """
     return _per_assignment(lambda slot: read(waiting(slot)))
 
 
@@ -122,7 +129,7 @@ def _group(read: Callable[[MetricsView, AssignmentFigures], float | None]) -> So
 
 
 def _query(read: Callable[[QueryFigures], float | None]) -> Source:
-    """Return a source with a value of each Spark query that publishes its position."""
+    """Return a source with a value for each Spark query that publishes its position."""
     return Source(
         GROUP,
         lambda view: (
@@ -135,7 +142,7 @@ def _query(read: Callable[[QueryFigures], float | None]) -> Source:
 
 
 def _outbox(read: Callable[[MetricsView, OutboxView], float]) -> Source:
-    """Return a source with a figure of each configured outbox."""
+    """Return a source with a value for each configured outbox."""
     return Source(OUTBOX, lambda view: (((each.name,), read(view, each)) for each in view.outboxes))
 
 
@@ -156,7 +163,7 @@ def _tally(name: str, labels: Labels) -> Source:
 
 
 def _thousandths(name: str, labels: Labels) -> Source:
-    """Return a source that converts a count of milliseconds to seconds."""
+    """Return a source that reads a count of milliseconds and converts it to seconds."""
     return Source(
         labels, lambda view: ((each, number / 1000) for each, number in view.tally(name).items())
     )
@@ -218,7 +225,7 @@ def _held_seconds(view: MetricsView) -> Values:
 
 
 def _rate_limits(view: MetricsView) -> Values:
-    """Return the rate limit of every owned assignment that has one."""
+    """Return the rate limit of each owned assignment that has one."""
     return (row for row in _per_assignment(lambda slot: slot.rate_micro / 1e6).read(view) if row[1])
 
 
@@ -646,6 +653,6 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         ),
     ),
 }
-"""Every metric, by the section of the reference page. Within a section, metrics are sorted."""
+"""All metrics by their section on the reference page. Within a section, they are sorted."""
 
 METRICS = tuple(metric for metrics in SECTIONS.values() for metric in metrics)

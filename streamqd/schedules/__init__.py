@@ -1,7 +1,7 @@
-"""Schedules: due times of messages, missed ticks, and the owners of declarations.
+"""Declare schedules, compute their due times, and send their messages.
 
-`ticks` computes due times, without Redis and without a clock. No other module deals with cron and
-time zones. Scripts turn each due tick into a message in one step.
+`ticks` computes due times without Redis and without a clock. It is the only module that deals with
+cron expressions and time zones. A script turns each due tick into a message in one step.
 """
 
 from __future__ import annotations

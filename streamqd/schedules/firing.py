@@ -1,7 +1,8 @@
-"""Fire due ticks: send their messages. Any housekeeper may fire a tick, and the first call wins.
+"""Fire due ticks, which means to send their messages.
 
-The instance that owns a partition fires first. The others try STAGGER_MS later, in case the owner
-did not. Usually only the owner does the work, but no single instance is required.
+Any housekeeper may fire a tick, and only the first call succeeds. The instance that owns the
+partition fires first, and the others try STAGGER_MS later, in case it did not. In this way, usually
+only the owner does the work, but the schedule does not depend on a single instance.
 """
 
 from __future__ import annotations
@@ -33,22 +34,28 @@ from streamqd.store.schedules import (
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
 
-# Interval of the reads of all places, and of the checks of an idle place.
+# The set of all places is read at this interval, and a place without a due schedule is checked at
+# this interval.
 PLACES_INTERVAL_SECONDS = 1.0
-STAGGER_MS = 300  # milliseconds by which instances that do not own a partition fire later
-PAGE = 128  # schedules of one page
-BYTES_MAX = 256 << 10  # message bytes in one call, exceeded by at most one message
-# Pause after a refusal, because the topic does not exist or a key has a wrong type.
+STAGGER_MS = 300  # delay with which instances that do not own a partition fire its schedules
+PAGE = 128  # maximum number of schedules in one page
+BYTES_MAX = 256 << 10  # limit for the messages in one call, which the last message may exceed
+# Pause before a place is checked again after an error, such as a missing topic or a key with the
+# wrong type.
 REST_SECONDS = 5.0
-AHEAD_MS = 5_000  # milliseconds before the due time at which a specification may be read
-AHEAD_MAX = 16_384  # specifications of one place that are read ahead
-TURN_SECONDS = 0.3  # longest turn of one task
-CACHE_MAX = 20_000
-_MOVED_ON = ("FIRED", "SKIPPED", "SENT", "OVERLAP")  # words of schedule_fire
+AHEAD_MS = 5_000  # how long before its due time a specification may be read
+AHEAD_MAX = 16_384  # maximum number of specifications of a place that are read ahead
+TURN_SECONDS = 0.3  # time limit of one turn
+CACHE_MAX = 20_000  # maximum number of specifications in the cache
+# After these words of schedule_fire, the schedule has advanced to its next tick.
+_MOVED_ON = ("FIRED", "SKIPPED", "SENT", "OVERLAP")
 
 
 class Outcome(NamedTuple):
-    """The outcome of one tick, for the metrics. `reason` is '' for a message that was sent."""
+    """The outcome of one or more ticks, for the metrics.
+
+    `reason` is '' if the message was sent. Otherwise, it is the reason why none was sent.
+    """
 
     place: TopicPartition
     reason: str
@@ -57,7 +64,7 @@ class Outcome(NamedTuple):
 
 
 class Firer:
-    """Fires due schedules of this Redis, including schedules of other fleets."""
+    """Fires all due schedules in Redis, including those of other fleets."""
 
     def __init__(
         self,
@@ -67,9 +74,11 @@ class Firer:
         isolate: Isolate[TopicPartition] = run_directly,
         declared: Mapping[str, Schedule] = MappingProxyType({}),
     ) -> None:
-        """`owned` returns the partitions of this instance. `note` gets each outcome.
+        """Prepare to fire the schedules in `store`.
 
-        `declared` maps the hash of a specification to its schedule, which then need not be read.
+        `owned` returns the partitions that this instance owns. `note` is called with each outcome.
+        `declared` maps the hashes of known specifications to their schedules, so that these need
+        not be read.
         """
         self._store = store
         self._owned = owned
@@ -77,12 +86,12 @@ class Firer:
         self._isolate = isolate
         self._places: list[TopicPartition] = []
         self._check_at = 0.0
-        self._ask_at: dict[TopicPartition, float] = {}  # monotonic
+        self._ask_at: dict[TopicPartition, float] = {}  # time of the next check (monotonic)
         self._declared = declared
-        self._cache: dict[str, Schedule] = {}  # by the hash of the specification
+        self._cache: dict[str, Schedule] = {}  # schedules by the hash of their specification
         self._counts: dict[str, tuple[float, int]] = {}
-        # For each place, the time (unix ms) up to which specifications are read ahead, and the
-        # number that were read so far, 0 after all were read.
+        # For each place, the time (unix ms) up to which specifications are read ahead, and how many
+        # of these were read so far. The number is 0 when all were read.
         self._ahead: dict[TopicPartition, tuple[int, int]] = {}
 
     def turn(self) -> float:
@@ -96,7 +105,7 @@ class Firer:
         owned = self._owned()
         wanted = [each for each in self._places if self._ask_at[each] <= begun]
         for place in sorted(wanted, key=lambda each: self._ask_at[each]):
-            self._ask_at[place] = begun + REST_SECONDS  # replaced below, unless an error occurs
+            self._ask_at[place] = begun + REST_SECONDS  # remains only if an error occurs
             wait = self._isolate(place, self._fire_at, place, place in owned)
             if wait is not None:
                 self._ask_at[place] = time.monotonic() + wait
@@ -106,7 +115,7 @@ class Firer:
         return max(0.0, min(first, self._check_at) - time.monotonic())
 
     def _fire_at(self, place: TopicPartition, owned: bool) -> float:
-        """Fire one page of a place. Return the seconds until the next page."""
+        """Fire one page of due schedules of a place. Return the seconds until the next page."""
         keys, behind = self._store.keys, 0 if owned else STAGGER_MS
         try:
             reply = self._store.run(calls.page(keys, place, PAGE))
@@ -132,7 +141,7 @@ class Firer:
     def _fire(
         self, place: TopicPartition, rows: Sequence[DueSchedule], now: int
     ) -> list[int] | None:
-        """Fire due rows. Return their next due times, or None if the topic does not exist."""
+        """Fire due schedules. Return their next due times, or None if the topic does not exist."""
         count = self._count(place[0])
         if not count:
             return None
@@ -149,7 +158,7 @@ class Firer:
             offset = offset_ms(schedule)
             expected: int | None = row.due_unix_ms
             for step in steps(schedule, row.due_unix_ms - offset, now - offset):
-                # A step without a following tick is always the last one.
+                # Only the last step has no following tick, so `expected` is never None here.
                 assert expected is not None
                 following = None if step.following is None else step.following + offset
                 fields = [] if step.tick is None else record.message_of(schedule, step.tick)
@@ -191,10 +200,10 @@ class Firer:
                 logs.event("schedule.orphaned", logging.WARNING, schedule=tick.name, topic=place[0])
 
     def _read_ahead(self, place: TopicPartition, page: DuePage) -> bool:
-        """Read specifications of schedules that are due soon. Return True if more are left.
+        """Read specifications of schedules that will soon be due. Return True if more are left.
 
-        Thousands of schedules may be due at the same time, and reading all of them only then would
-        delay the last ones.
+        Thousands of schedules may be due at the same time. If all of them were read only then, the
+        last ones would be late.
         """
         until, skip = self._ahead[place]
         if skip == 0:
@@ -203,7 +212,7 @@ class Firer:
                 return False
             until = page.now_unix_ms + AHEAD_MS
         rows = calls.find_due(self._store, place, page.now_unix_ms, until, skip, PAGE)
-        self._read(place, rows)  # an invalid specification is held when it is due
+        self._read(place, rows)  # schedules with invalid specifications are held when they are due
         more = len(rows) == PAGE and skip + PAGE < AHEAD_MAX
         self._ahead[place] = until, skip + PAGE if more else 0
         return more
@@ -211,7 +220,10 @@ class Firer:
     def _readable_schedules(
         self, place: TopicPartition, rows: Sequence[DueSchedule]
     ) -> dict[bytes, Schedule]:
-        """Return the schedules of rows. Hold invalid schedules, so that others can run."""
+        """Return the schedules of these rows by name.
+
+        Schedules that cannot be read are held, so that they do not stop the others.
+        """
         found, problems = self._read(place, rows)
         for name, problem in problems.items():
             self._hold_unreadable(place, name, problem)
@@ -220,7 +232,7 @@ class Firer:
     def _read(
         self, place: TopicPartition, rows: Sequence[DueSchedule]
     ) -> tuple[dict[bytes, Schedule], dict[bytes, str]]:
-        """Return schedules, and the problems of invalid schedules, both by name."""
+        """Return the schedules of these rows, and the problems of invalid ones, both by name."""
         found, problems, unknown = {}, {}, []
         for row in rows:
             cached = self._declared.get(row.hash) or self._cache.get(row.hash)
@@ -245,12 +257,12 @@ class Firer:
     def _select_local(
         self, place: TopicPartition, known: dict[bytes, Schedule]
     ) -> dict[bytes, Schedule]:
-        """Return the schedules that the index maps to this place, and hold the others.
+        """Return the schedules whose place according to the index is this one, and hold the others.
 
-        A second copy of a schedule would send each tick twice. Such a copy is left if an instance
-        reads the index, another instance then moves the schedule, and the first one then declares
-        it. The index is read after the page, so its line is at least as new as the copies in the
-        page.
+        With a second copy of a schedule, each tick would be sent twice. A copy can remain if an
+        instance reads the index, another instance then moves the schedule, and after that, the
+        first one declares it. The index is read after the page, so that its lines are at least as
+        recent as the schedules in the page.
         """
         lines = calls.index(self._store, [each.name for each in known.values()])
         found = {}
@@ -259,7 +271,7 @@ class Firer:
             if not isinstance(line, IndexLine) or line.place == place:
                 found[name] = schedule
                 continue
-            # Hold it as unreadable, so that a later declaration for this place can replace it.
+            # With the reason "unreadable", a later declaration for this place can replace it.
             self._hold_unreadable(
                 place, name, f"its name is reserved for {line.place[0]}/{line.place[1]}"
             )
@@ -283,7 +295,7 @@ class Firer:
         return count
 
     def _move(self, place: TopicPartition, schedule: Schedule, count: int) -> None:
-        """Move a schedule to the partition of its key, after its topic has grown."""
+        """Move a schedule to the partition of its key after the topic has grown."""
         partition = record.partition_of(schedule, count)
         entry = calls.index(self._store, [schedule.name]).get(schedule.name)
         if partition >= count or not isinstance(entry, IndexLine) or entry.place[0] != place[0]:
@@ -303,9 +315,9 @@ def _parse_due(row: DueSchedule, raw: bytes | None) -> Schedule:
 
 
 def _batches(ticks: Sequence[tuple[str, DueTick]]) -> Iterator[tuple[str, list[DueTick]]]:
-    """Yield the ticks of each call, in order.
+    """Divide ticks into calls. Yield the group and the ticks of each call, in order.
 
-    A call has one group and is limited in ticks and bytes.
+    All ticks of a call have the same group. The number of ticks and their total size are limited.
     """
     batch: list[DueTick] = []
     size, of = 0, ""

@@ -1,8 +1,9 @@
-"""Make the schedules in Redis match the declarations.
+"""Keep the schedules in Redis in accordance with the declarations in configuration files.
 
-A schedule is stored in the slot of the partition of its messages. Any instance may repeat any step
-at any time. Unchanged specifications are not written, so a deployment does not change due times.
-There is no leader. While two releases run, the schedules of both exist.
+A schedule is stored in the slot of the partition to which it sends. There is no leader, because any
+instance may repeat any step at any time. Specifications that have not changed are not written
+again, so a deployment does not change due times. While two releases are running, the schedules of
+both exist.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from streamqd.store.replies import check_replies
 from streamqd.store.schedules import FILE, MOVING, PAUSED, IndexLine, StoredSchedule
 from streamqd.store.store import Store
 
-NAMES_MAX = 500  # names in one read of the index
-BATCH = 16  # scripts in one write
+NAMES_MAX = 500  # maximum number of names in one read of the index
+BATCH = 16  # maximum number of scripts in one write
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """The declaration of a schedule, by a fleet's configuration file or an operator."""
+    """The declaration of a schedule, which comes from a configuration file or from an operator."""
 
     schedule: Schedule
     fleet: str
@@ -47,7 +48,7 @@ class Declaration:
 
 
 class Reconciler:
-    """Keeps the declarations of this instance's file in Redis. `run` is called periodically."""
+    """Declares the schedules in this instance's configuration file. Call `run` periodically."""
 
     def __init__(
         self,
@@ -58,7 +59,11 @@ class Reconciler:
         settings: Mapping[str, Topic],
         isolate: Isolate[TopicPartition] = run_directly,
     ) -> None:
-        """`settings` are those of the topics. The first run creates missing topics."""
+        """Prepare to declare these schedules.
+
+        `since_unix_ms` is the time at which the configuration file was read. `settings` contains
+        the settings of topics, because the first run creates topics that do not exist.
+        """
         self._store = store
         self._isolate = isolate
         self._declared = [Declaration(each, fleet, FILE, since_unix_ms) for each in schedules]
@@ -69,7 +74,7 @@ class Reconciler:
 
     @property
     def wanted(self) -> bool:
-        """Return True if there is a schedule to declare."""
+        """True if there is at least one schedule to declare."""
         return bool(self._declared)
 
     @property
@@ -78,9 +83,10 @@ class Reconciler:
         return {self._hashes[each.name]: each.schedule for each in self._declared}
 
     def run(self) -> None:
-        """Declare, move and stamp the schedules.
+        """Declare the schedules, and move those whose partition has changed.
 
-        Raises RedisUnavailableError, RedisResponseError.
+        This also records that an instance still declares them. Raises RedisUnavailableError,
+        RedisResponseError.
         """
         counts = self._counts()
         self._create = False
@@ -116,7 +122,10 @@ class Reconciler:
         entry: IndexLine | InvalidValueError | None,
         counts: Mapping[str, int],
     ) -> TopicPartition | None:
-        """Return the current place of a schedule, or None if a problem was logged."""
+        """Return the current place of a schedule, moving it to the right place if possible.
+
+        Return None if the schedule cannot be declared. The problem is then logged.
+        """
         topic = each.schedule.topic
         count = counts.get(topic, 0)
         place = _place(each.schedule, count)
@@ -158,7 +167,7 @@ class Reconciler:
 
 
 def _read_or_log(topic: str, do: Callable[..., T], /, *args: object) -> T | None:
-    """Return `do(...)`, or None after an invalid value, which is logged."""
+    """Return the result of `do`. If it meets an invalid value, log the error and return None."""
     try:
         return do(*args)
     except InvalidValueError as error:
@@ -171,12 +180,12 @@ def _read_or_log(topic: str, do: Callable[..., T], /, *args: object) -> T | None
 
 
 def _place(schedule: Schedule, count: int) -> TopicPartition:
-    """Return the place of a schedule in a topic of `count` partitions. A count of 0 means 1."""
+    """Return the place of a schedule in a topic of `count` partitions. A count of 0 counts as 1."""
     return schedule.topic, record.partition_of(schedule, max(count, 1))
 
 
 def find_name_conflict(each: Declaration, entry: IndexLine | InvalidValueError) -> str:
-    """Return the reason for which a schedule cannot use its name, or ''."""
+    """Return the reason why a schedule cannot use its name, or '' if it can."""
     if isinstance(entry, InvalidValueError):
         return str(entry)
     if entry.fleet != each.fleet:
@@ -189,7 +198,7 @@ def find_name_conflict(each: Declaration, entry: IndexLine | InvalidValueError) 
 def declare(
     store: Store, place: TopicPartition, some: Sequence[Declaration], *, force: bool = False
 ) -> list[str]:
-    """Store schedules in a place. Return the reply words of schedule_declare."""
+    """Store schedules in a place, and return the words with which schedule_declare replied."""
     known = read_stored(store, [(each.name, place) for each in some])
     now = server_unix_ms(store)
     built = []
@@ -220,7 +229,10 @@ def declare(
 
 
 def next_due(schedule: Schedule, now_unix_ms: int, before: StoredSchedule | None) -> int | None:
-    """Return the first due time of a new or changed schedule. A tick that was sent is skipped."""
+    """Return the first due time of a new or changed schedule, or None if it has no more ticks.
+
+    `before` is the stored state of the schedule. Ticks that were already sent are left out.
+    """
     offset = offset_ms(schedule)
     sent = before.tick if before is not None and before.tick is not None else 0
     tick = next_tick(schedule, max(now_unix_ms - offset, sent))
@@ -228,22 +240,22 @@ def next_due(schedule: Schedule, now_unix_ms: int, before: StoredSchedule | None
 
 
 def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPartition) -> bool:
-    """Move a schedule to the partition of its key, with its due time.
+    """Move a schedule to another place, and keep its due time.
 
-    An interrupted move continues where it stopped. Return False if the specification of another
-    release is in force and sends to a different partition.
+    If a move was interrupted, the call continues where it stopped. Return False if the schedule was
+    not moved, because the specification of another release is in force.
     """
     origin = entry.origin_place or entry.place
     [before] = read_stored(store, [(each.name, origin)])
     if entry.origin_place is None:
         if before is not None and not _may_move(store, each, before):
             return False
-        # Write the index before any hold, so that an interrupted move is found again.
+        # Write the index before the schedule is held, so that an interrupted move can be found.
         calls.write_index(
             store, each.name, IndexLine(entry.fleet, entry.origin, place, origin), new=False
         )
     elif entry.place != place:
-        place = entry.place  # first finish the move that was started
+        place = entry.place  # finish the earlier move first
     store.run(calls.hold(store.keys, origin, each.name, _reason(before)))
     [before] = read_stored(store, [(each.name, origin)])
     text = record.text_of(each.schedule)
@@ -252,7 +264,7 @@ def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPart
     now = server_unix_ms(store)
     due = before.due_unix_ms if same and before else next_due(each.schedule, now, before)
     carried = calls.copy_commands(store.keys, place, each.name, before) if before else []
-    if carried:  # copied before the schedule can fire in the new place
+    if carried:  # this must be copied before the schedule can fire in the new place
         check_replies(store.pipeline(carried))
     store.run(
         calls.declare(
@@ -275,10 +287,10 @@ def relocate(store: Store, each: Declaration, entry: IndexLine, place: TopicPart
 
 
 class MoveFinisher:
-    """Finishes moves of a killed process, for schedules that no live instance declares.
+    """Finishes moves that a killed process started, if no live instance declares the schedules.
 
-    Each check finishes the moves that have not advanced since the previous check, so checks must be
-    far apart.
+    Each check finishes the moves that have not advanced since the previous check. Checks must
+    therefore be far enough apart.
     """
 
     def __init__(self, store: Store, isolate: Isolate[TopicPartition] = run_directly) -> None:
@@ -287,7 +299,7 @@ class MoveFinisher:
         self._seen: dict[str, IndexLine] = {}
 
     def run(self) -> None:
-        """Check all schedules. Raises RedisUnavailableError, RedisResponseError."""
+        """Check all schedules once. Raises RedisUnavailableError, RedisResponseError."""
         moving = {
             name: line
             for name, line in calls.read_index(self._store).items()
@@ -306,7 +318,8 @@ class MoveFinisher:
             schedule = record.read(found.text or "") if found is not None else None
         except ValueError:
             return
-        # A move to another topic can only be finished by its caller, which has the specification.
+        # A move to another topic can be finished only by the client that started it, because only
+        # this client has the new specification.
         if found is not None and schedule is not None and schedule.topic == line.place[0]:
             declaration = Declaration(schedule, line.fleet, line.origin, found.since_unix_ms)
             relocate(self._store, declaration, line, line.place)
@@ -317,7 +330,10 @@ def _reason(before: StoredSchedule | None) -> str:
 
 
 def _may_move(store: Store, each: Declaration, before: StoredSchedule) -> bool:
-    """Return True if this specification is in force, by the same rule as in schedule_declare."""
+    """Return True if this specification is in force, or would replace the stored one.
+
+    The rule is the same as in schedule_declare.
+    """
     if before.hash == record.hash_of(record.text_of(each.schedule)):
         return True
     if before.origin != each.origin:
@@ -329,7 +345,11 @@ def _may_move(store: Store, each: Declaration, before: StoredSchedule) -> bool:
 def read_stored(
     store: Store, named: Iterable[tuple[str, TopicPartition]]
 ) -> list[StoredSchedule | None]:
-    """Read the stored state of schedules by name and place. Raises InvalidValueError."""
+    """Read the stored state of schedules, which are given by name and place.
+
+    The result is in the same order, with None for a schedule that does not exist. Raises
+    InvalidValueError.
+    """
     wanted = list(named)
     commands = [
         each for name, place in wanted for each in calls.read_commands(store.keys, place, name)
@@ -342,6 +362,6 @@ def read_stored(
 
 
 def server_unix_ms(store: Store) -> int:
-    """Return the server's clock."""
+    """Return the time of the server's clock."""
     seconds, micros = store.execute("TIME")
     return int(seconds) * 1000 + int(micros) // 1000

@@ -1,4 +1,4 @@
-"""The specification of a schedule as JSON, its hash, and the messages of the schedule."""
+"""Convert schedules to and from the JSON in which they are stored, and build their messages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from streamqd.schedules.ticks import format_tick
 
 
 def text_of(schedule: Schedule) -> str:
-    """Return the specification as a string. Equal schedules have equal strings."""
+    """Return the specification of a schedule as JSON. Equal schedules have equal specifications."""
     settings = settings_of(Schedule)
     stated = {name: plain(setting, getattr(schedule, name)) for name, setting in settings.items()}
     return json.dumps(stated, ensure_ascii=False, separators=(",", ":"))
 
 
 def hash_of(text: str) -> str:
-    """Return the hash of a specification, for comparisons."""
+    """Return the hash of a specification, by which specifications are compared."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -36,7 +36,7 @@ def read(text: str) -> Schedule:
     except (ValueError, RecursionError):
         raise ValueError("it is not JSON") from None
     if isinstance(found, dict):
-        # Do not check default values, which are valid. Checking them would take most of the time.
+        # Default values are valid, so leave them out. Checking them would take most of the time.
         default = _defaults()
         found = {
             name: value
@@ -48,7 +48,7 @@ def read(text: str) -> Schedule:
 
 @functools.cache
 def _defaults() -> dict[str, object]:
-    """Return the defaults of the optional settings, as `text_of` writes them."""
+    """Return the default values of the optional settings in the form that `text_of` writes."""
     some = Schedule("", "")
     named = {each.name for each in fields(Schedule) if each.default is not MISSING}
     return {
@@ -59,9 +59,9 @@ def _defaults() -> dict[str, object]:
 
 
 def build(given: object) -> Schedule:
-    """Return the schedule with these settings, in the format of the configuration file.
+    """Create a schedule from settings in the format of the configuration file.
 
-    Raises ValueError with every problem.
+    Raises ValueError, which contains all problems, if the settings are invalid.
     """
     problems = Problems()
     known = TableReader(problems, Path()).settings(Schedule, given, ("schedule",))
@@ -76,23 +76,26 @@ def build(given: object) -> Schedule:
 
 
 def partition_of(schedule: Schedule, count: int) -> int:
-    """Return the partition. A result of `count` or more means that the partition does not exist."""
+    """Return the partition to which a schedule sends, in a topic of `count` partitions.
+
+    If the result is `count` or more, the configured partition does not exist.
+    """
     if schedule.partition is not None:
         return schedule.partition
     return crc32_partition(key_of(schedule), count)
 
 
 def key_of(schedule: Schedule) -> bytes:
-    """Return the key of the schedule's messages."""
+    """Return the key of the schedule's messages, which is its name by default."""
     return (schedule.key or schedule.name).encode()
 
 
 def message_of(schedule: Schedule, tick: int) -> list[str | bytes]:
-    """Return the fields of the message of one tick: names and values."""
+    """Return the fields of the message for one tick, as alternating names and values."""
     payload = schedule.payload
     if payload.lstrip().startswith('"'):  # a JSON string is sent without its quotes
         payload = json.loads(payload)
-    # Neither value needs escaping.
+    # Neither the name nor the time contains characters that must be escaped in JSON.
     headers = f'{{"x-schedule":"{schedule.name}","x-scheduled-for":"{format_tick(tick)}"}}'
     fields: list[str | bytes] = ["payload", payload.encode()]
     if schedule.partition is None:

@@ -1,7 +1,8 @@
-"""Compute due times of schedules, without I/O. Times are in unix ms, by the server's clock.
+"""Compute the due times of schedules, without I/O.
 
-A tick is the time that a schedule defines. It is due later by an offset within the schedule's
-jitter. All ticks of a schedule have the same offset.
+A tick is a time that a schedule defines. It is due later than that by an offset, which is less than
+the jitter of the schedule. The offset is the same for all ticks of a schedule. All times are in
+unix ms, by the server's clock.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from cronsim import CronSim
 
 from streamqd.config.schedules import ALL, LAST_UNIX_MS, SKIP, Schedule, zone_of
 
-CATCH_UP_MAX = 100  # missed ticks that `misfire = "all"` sends
-COUNTED_MAX = 1_000  # limit up to which skipped ticks of a cron are counted
-SLACK_MS = 5_000  # largest lateness that is not a misfire
+CATCH_UP_MAX = 100  # maximum number of missed ticks that `misfire = "all"` sends
+COUNTED_MAX = 1_000  # number up to which the skipped ticks of a cron expression are counted
+SLACK_MS = 5_000  # a tick counts as on time at least this long, unless misfire_grace is shorter
 
 
 @dataclass(frozen=True, slots=True)
 class TickStep:
-    """One step of a schedule, up to the tick `following`, which is None if no tick follows.
+    """One step of a schedule, which advances it to the tick `following`.
 
-    `tick` is the tick to send, None if the step sends no message. `skipped` is the number of ticks
-    in the step that are not sent.
+    `tick` is the tick for which the step sends a message, or None if it sends none. `following` is
+    None if there are no more ticks. `skipped` is the number of ticks in the step for which no
+    message is sent.
     """
 
     tick: int | None
@@ -36,13 +38,16 @@ class TickStep:
 
 
 def offset_ms(schedule: Schedule) -> int:
-    """Return the milliseconds from a tick to the due time."""
+    """Return the number of milliseconds from a tick to its due time."""
     jitter_ms = round(schedule.jitter * 1000)
     return zlib.crc32(schedule.name.encode()) % jitter_ms if jitter_ms else 0
 
 
 def next_tick(schedule: Schedule, after_unix_ms: int) -> int | None:
-    """Return the first tick after a time, or None. Years are 1970 to 9000, except for `at`."""
+    """Return the first tick after a time, or None if there is none.
+
+    Except for `at`, ticks are limited to the years 1970 to 9000.
+    """
     if schedule.at is not None:
         at = schedule.at_unix_ms
         return at if at is not None and at > after_unix_ms else None
@@ -57,15 +62,19 @@ def next_tick(schedule: Schedule, after_unix_ms: int) -> int | None:
 
 @functools.lru_cache(maxsize=8_192)
 def _next_by_cron(cron: str, zone: str, after_unix_ms: int) -> int | None:
-    """Return the next tick. Cached, because it takes half a millisecond and schedules share it."""
+    """Return the next tick of a cron expression.
+
+    The result is cached, because computing it takes half a millisecond, and schedules often have
+    the same expression.
+    """
     return next(_cron_ticks(cron, zone, after_unix_ms), None)
 
 
 def _cron_ticks(cron: str, zone: str, after_unix_ms: int) -> Iterator[int]:
-    """Yield the ticks after a time.
+    """Yield the ticks of a cron expression after a time.
 
-    When a local time is skipped or repeated, cronsim yields equal times, or times before its start.
-    Those are dropped, so that ticks only increase.
+    When a local time is skipped or repeated, cronsim yields the same time again, or a time before
+    the start. Such times are left out, so that ticks only increase.
     """
     begin = datetime.fromtimestamp(after_unix_ms // 1000, zone_of(zone))
     last = after_unix_ms
@@ -77,7 +86,10 @@ def _cron_ticks(cron: str, zone: str, after_unix_ms: int) -> Iterator[int]:
 
 
 def newest_ticks(schedule: Schedule, after: int, until: int, limit: int) -> list[int]:
-    """Return the latest `limit` ticks in (after, until], in order."""
+    """Return up to `limit` ticks that are later than `after` and not later than `until`.
+
+    If there are more, these are the latest ones. They are in ascending order.
+    """
     span = 3_600_000
     while True:
         start = max(after, until - span)
@@ -88,7 +100,10 @@ def newest_ticks(schedule: Schedule, after: int, until: int, limit: int) -> list
 
 
 def count_ticks(schedule: Schedule, after: int, until: int) -> int:
-    """Return the number of ticks in (after, until], for a cron at most COUNTED_MAX."""
+    """Return the number of ticks that are later than `after` and not later than `until`.
+
+    For a cron expression, the result is at most COUNTED_MAX.
+    """
     if schedule.every is not None:
         period = round(schedule.every * 1000)
         return max(0, until // period - after // period)
@@ -110,7 +125,7 @@ def _ticks_between(schedule: Schedule, after: int, until: int) -> Iterator[int]:
             yield at
     else:
         first = next_tick(schedule, after)
-        if first is None or first > until:  # avoids evaluating the cron expression twice
+        if first is None or first > until:  # this result is cached, so it often saves a computation
             return
         for tick in _cron_ticks(schedule.cron or "", schedule.timezone or "UTC", after):
             if tick > until:
@@ -119,17 +134,18 @@ def _ticks_between(schedule: Schedule, after: int, until: int) -> Iterator[int]:
 
 
 def grace_ms(schedule: Schedule, tick: int) -> int:
-    """Return how many milliseconds late a tick still counts as on time."""
+    """Return by how many milliseconds a tick may be late without counting as a misfire."""
     following = next_tick(schedule, tick)
     grace = round(schedule.misfire_grace * 1000)
     return grace if following is None else min(grace, max(following - tick, SLACK_MS))
 
 
 def steps(schedule: Schedule, tick: int, now: int) -> list[TickStep]:
-    """Return the steps for a tick that is due at `now` (both without jitter), in order.
+    """Return the steps that a schedule has to take at the time `now`, in order.
 
-    Each step starts at the `following` tick of the previous step. That of the last step is after
-    `now`.
+    `tick` is its next tick. Both times exclude the jitter. Each step starts at the `following` tick
+    of the previous one, and the last step leads to a tick after `now`. The result is empty if the
+    tick is not due yet.
     """
     if tick > now:
         return []
@@ -139,11 +155,12 @@ def steps(schedule: Schedule, tick: int, now: int) -> list[TickStep]:
         return _to_steps(schedule, [tick, *_ticks_between(schedule, tick, now)])
     if schedule.misfire == ALL:
         ticks = newest_ticks(schedule, tick, now, CATCH_UP_MAX)
-        # Include the tick itself if the limit allows it.
+        # Include the tick itself if this does not exceed the limit.
         ticks = [tick, *ticks] if len(ticks) < CATCH_UP_MAX else ticks
         return _to_steps(schedule, ticks, count_ticks(schedule, tick - 1, ticks[0] - 1))
     [newest] = newest_ticks(schedule, tick, now, 1) or [tick]
-    # Count the tick separately, because an operator or an older specification may have set it.
+    # Count this tick separately. If an operator or an older specification has set it, it is not a
+    # tick of the present specification.
     before = int(newest != tick) + max(0, count_ticks(schedule, tick, newest) - 1)
     following = next_tick(schedule, newest)
     if schedule.misfire == SKIP:
@@ -159,8 +176,8 @@ def _to_steps(schedule: Schedule, ticks: list[int], skipped: int = 0) -> list[Ti
     ]
 
 
-@functools.lru_cache(maxsize=256)  # many schedules have a tick at the same time
+@functools.lru_cache(maxsize=256)  # many schedules have ticks at the same times
 def format_tick(tick: int) -> str:
-    """Return a tick in the format of the header x-scheduled-for (ISO 8601, UTC)."""
+    """Return a tick in the format of the header `x-scheduled-for`, which is ISO 8601 in UTC."""
     instant = datetime.fromtimestamp(tick // 1000, UTC).replace(tzinfo=None).isoformat()
     return f"{instant}.{tick % 1000:03d}Z" if tick % 1000 else f"{instant}Z"
