@@ -3,7 +3,7 @@
 The server runs an event loop in one thread of the housekeeper. All sizes and times are limited. A
 slow or silent client uses a file descriptor for up to 15 seconds, and delays no other client. If
 the server cannot listen on its address, it keeps trying. The other work of the daemon does not
-depend on it. The module knows nothing about the pages that its routes serve.
+depend on it, and the server does not depend on the pages that its routes return.
 """
 
 from __future__ import annotations

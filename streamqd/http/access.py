@@ -1,7 +1,7 @@
 """Control the access to the HTTP pages, which are open to all clients or protected by a token.
 
 On the loopback interface, the Host of a request must be an IP address, localhost or a configured
-host. Otherwise, a website could let its own name resolve to 127.0.0.1, and then read the pages in
+host. Otherwise, a website could make its own name resolve to 127.0.0.1, and then read the pages in
 an operator's browser (DNS rebinding). An address that other hosts can reach is protected by the
 token instead.
 

@@ -80,8 +80,8 @@ def _assign_part(
         offers: [column for column, pair in enumerate(by_pair) if pair in offers]
         for offers in {member.offers for member in members}
     }
-    kept: list[dict[int, list[Assignment]]] = []  # by column, then by row
-    free: list[list[Assignment]] = []  # by column
+    kept: list[dict[int, list[Assignment]]] = []  # owned assignments by column and row
+    free: list[list[Assignment]] = []  # assignments without an owner by column
     counts = [[0] * len(by_pair) for _ in members]
     for column, (pair, assignments) in enumerate(by_pair.items()):
         offering = {member.id for member in members if pair in member.offers}
@@ -101,7 +101,7 @@ def _assign_part(
         free=list(map(len, free)),
         fixed=[member.owned_elsewhere for member in members],
     )
-    wants = zip(*balancing.balance(part), strict=True)  # by column, too
+    wants = zip(*balancing.balance(part), strict=True)  # the balanced counts by column
     wanted: dict[Assignment, str] = {}
     for by_row, want, loose in zip(kept, wants, free, strict=True):
         for row, dealt in _deal(by_row, want, loose):

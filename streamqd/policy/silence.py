@@ -62,7 +62,7 @@ class SilenceWatch(Generic[Key, Value]):
         """Record the current values, and return for each how long it has been unchanged."""
         # A check that follows immediately after another one does not prove that a value is silent.
         counts = now - self._counted >= self.interval / 2
-        # Earlier checks prove nothing if this instance itself has not made any checks for a while.
+        # Earlier checks prove nothing if this instance itself made no checks in the meantime.
         blind = now - self._counted > SILENT_HEARTBEATS * self.interval
         if counts:
             self._counted = now

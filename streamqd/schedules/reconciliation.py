@@ -1,4 +1,4 @@
-"""Keep the schedules in Redis in accordance with the declarations in configuration files.
+"""Keep the schedules in Redis in line with the declarations in configuration files.
 
 A schedule is stored in the slot of the partition to which it sends. There is no leader, because any
 instance may repeat any step at any time. Specifications that have not changed are not written

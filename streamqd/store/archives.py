@@ -33,14 +33,14 @@ def acquire_lease(
 
 
 def renew_lease(keys: Keys, topic: str, name: str, token: str, ttl: float) -> Call:
-    """Extend the lease to `ttl` seconds from now."""
+    """Extend the lease of a pipeline on a topic to `ttl` seconds from now."""
     return scripts.get("pipeline_lease_renew").call(
         {"lease": keys.pipeline(topic, name)}, token=token, ttl_ms=_ms(ttl)
     )
 
 
 def release_lease(keys: Keys, topic: str, name: str, token: str) -> Call:
-    """Release the lease."""
+    """Release the lease of a pipeline on a topic."""
     return scripts.get("pipeline_lease_release").call(
         {"lease": keys.pipeline(topic, name)}, token=token
     )

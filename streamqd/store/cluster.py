@@ -35,7 +35,7 @@ class _Command:
 
     command: Sequence[Any]
     slot: int | None  # None if any node may run the command
-    address: Address | None = None  # target of the last redirect
+    address: Address | None = None  # the target of the last redirect, if there was one
     asking: bool = False
     bound: bool = False  # True if it is part of a transaction, whose commands are not redirected
     reply: Any = None

@@ -49,7 +49,7 @@ def acquire(
 
 
 def renew(keys: Keys, lease: Lease, ttl: float) -> Call:
-    """Extend the lease to `ttl` seconds from now."""
+    """Extend the lease of an assignment to `ttl` seconds from now."""
     return scripts.build_call(
         "lease_renew", keys, lease.assignment, token=lease.token, ttl_ms=_ttl_ms(ttl)
     )

@@ -286,7 +286,7 @@ class Node:
         """Read the replies to the commands that `post` has sent.
 
         The arguments and errors are those of `Transport.receive`. RedisUnavailableError is also
-        raised if the server is not the right one any longer.
+        raised if a reply shows that the server is no longer the right one.
         """
         replies: list[Any] = []
         self.receive(count, replies, silence=silence, bytes_max=bytes_max)

@@ -61,8 +61,8 @@ class MessageWriter:
     """Writes messages to topics over one connection, and caches their partition counts.
 
     On a single server, the calls of a transaction run in one step, so either all are executed or
-    none is. Only one transaction at a time can wait for its reply. Until the reply is read, the
-    connection may be used otherwise, lost or inherited by a forked child.
+    none is. Only one transaction at a time can wait for its reply. Before the reply is read, the
+    connection may be used for another call, be lost, or be inherited by a forked child.
 
     On a cluster, a script cannot compare the count, because the meta key and the partitions are in
     different slots. The count is therefore read together with each write. As a result, one write

@@ -38,7 +38,8 @@ def page(keys: Keys, holder: Holder, after: tuple[int, str], count: int) -> Call
     """Build a call that lists up to `count` delayed messages by due time.
 
     The page starts after the position `after`, which is the due time and place of the last row of
-    the previous page. That message need not exist any longer. For the first page, pass (0, '').
+    the previous page. It does not matter if that message no longer exists. For the first page, pass
+    (0, '').
     """
     due, place = after
     return scripts.build_call(
