@@ -1,7 +1,7 @@
-"""Insert a row over an application's connection, in its open transaction.
+"""Inserts a row over an application's connection, in its open transaction.
 
-The class of a connection is recognized by its module, so that no driver is imported. Connections
-are never committed, rolled back or closed here.
+The class of a connection is recognized by its module, so that no driver has to be imported.
+Connections are never committed, rolled back or closed here.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ _AUTOCOMMIT = (
     "{} commits each statement (autocommit), so the message would be sent even if your transaction"
     " fails; {}"
 )
-_SERVER_STATUS_IN_TRANS = 1  # MySQL's flag of an open transaction
+_SERVER_STATUS_IN_TRANS = 1  # MySQL's flag for an open transaction
 
 
 class AutocommitError(Exception):
-    """The connection is outside a transaction."""
+    """Raised if the connection has no open transaction."""
 
 
 def insert(connection: Any, table: str, row: SentRow) -> None:
     """Insert a row over a connection of an application.
 
-    Raises AutocommitError or TypeError before anything is inserted, and the errors of the driver.
+    Raises AutocommitError or TypeError before anything is inserted. Errors of the driver are raised
+    unchanged.
     """
     _choose_adapter(connection, _SYNC)(connection, table, row)
 
@@ -87,7 +88,7 @@ def _execute(connection: Any, statement: str, row: SentRow) -> None:
 
 
 def _check_psycopg(connection: Any) -> None:
-    # Status 0 is IDLE. In autocommit mode, `with connection.transaction()` may have opened a
+    # Status 0 is IDLE. Even in autocommit mode, `with connection.transaction()` may have opened a
     # transaction.
     if connection.autocommit and connection.info.transaction_status == 0:
         raise AutocommitError(_AUTOCOMMIT.format("the connection", "use connection.transaction()"))
@@ -107,7 +108,7 @@ async def _psycopg_async(connection: Any, table: str, row: SentRow) -> None:
 def _check_sqlite3(connection: Any) -> None:
     if connection.in_transaction:
         return
-    # `autocommit` exists from Python 3.12. Its value -1 means that isolation_level decides.
+    # `autocommit` exists since Python 3.12. Its value -1 means that isolation_level decides.
     mode = getattr(connection, "autocommit", -1)
     if mode is True or (mode is not False and connection.isolation_level is None):
         raise AutocommitError(_AUTOCOMMIT.format("the connection", "execute BEGIN first"))
@@ -152,12 +153,13 @@ def _sqlalchemy(connection: Any, table: str, row: SentRow) -> None:
 
 
 def _sqlalchemy_commits(connection: Any) -> bool:
-    """Return True if the connection is in autocommit mode, as far as its driver reports it."""
+    """Return True if the connection is in autocommit mode, as far as its driver can report it."""
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         return True
     pooled = connection.connection
     if connection.dialect.name == "sqlite":
-        # SQLAlchemy's recipe for savepoints sets isolation_level to None and executes BEGIN itself.
+        # SQLAlchemy's recipe for savepoints sets isolation_level to None, and executes BEGIN
+        # itself.
         driver = pooled.driver_connection
         return driver.isolation_level is None and not driver.in_transaction
     try:
@@ -203,7 +205,7 @@ def _django(connection: Any, table: str, row: SentRow) -> None:
         raise TypeError(
             f"the database {connection.vendor} cannot have an outbox; use {', '.join(DIALECTS)}"
         )
-    # All backends of Django accept this marker.
+    # All database backends of Django accept this marker.
     statement = OutboxTable(table, replace(dialect, marker="%s")).insert()
     binary = connection.Database.Binary
     with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""The relay's database access: read the oldest rows, delete sent rows, dead-letter others.
+"""The relay's database access: read the oldest rows, delete sent rows, and dead-letter others.
 
 No transaction is open between two calls, so a stopped relay holds no locks. After an error, the
 connection is closed, and the next call opens a new one.
@@ -18,11 +18,12 @@ from streamqd.outbox.drivers import Opened
 from streamqd.outbox.rows import DeadRow, OutboxRow, decode_all, decode_dead, readable_uid
 from streamqd.outbox.table import DIALECTS, TABLE, OutboxTable
 
-BATCH_BYTES = 8 << 20  # limit of the bodies in one batch, exceeded by at most one message
-# A row takes two parameters. Old versions of SQLite allow 999 parameters, and PostgreSQL 65,535.
+BATCH_BYTES = 8 << 20  # limit of the bodies in one batch, which one message may exceed
+# Limit of rows per statement, each of which takes two parameters. Old versions of SQLite allow 999
+# parameters, and PostgreSQL allows 65,535.
 ROWS_PER_STATEMENT = {"sqlite": 400}
 ROWS_PER_OTHER = 4096
-DETAIL_CHARS_MAX = 1_000  # characters of a dead-lettered row's error
+DETAIL_CHARS_MAX = 1_000  # limit of characters in the error of a dead-lettered row
 
 
 def connect(
@@ -33,10 +34,11 @@ def connect(
     max_message_bytes: int = 1 << 20,
     create: bool = False,
 ) -> Database:
-    """Return an open database. With `create`, a missing SQLite file is created.
+    """Return an open database. If `create` is True, a missing SQLite file is created.
 
-    Raises ValueError for an invalid URL or table name, DatabaseUnavailableError when the database
-    does not answer, and DatabaseResponseError when it rejects the login or the driver is missing.
+    Raises ValueError if the URL or the table name is invalid, DatabaseUnavailableError if the
+    database does not answer, and DatabaseResponseError if it rejects the login or the driver is
+    missing.
     """
     database = Database(url, table, password, max_message_bytes, create=create)
     database.open()
@@ -44,15 +46,15 @@ def connect(
 
 
 class _RowGoneError(Exception):
-    """Another relay has moved or deleted the row."""
+    """Raised if another relay has already moved or deleted the row."""
 
 
 class Database:
-    """One connection to one outbox, owned by one relay or command. Not thread-safe.
+    """One connection to one outbox, owned by one relay or command. It is not thread-safe.
 
-    Every method may be repeated. It raises DatabaseUnavailableError when the connection is lost,
-    and its subclass DatabaseResponseError when the database returns an error, which names the
-    remedy.
+    Every method may be repeated. A method raises DatabaseUnavailableError if the connection is
+    lost. If the database returns an error, it raises the subclass DatabaseResponseError, whose text
+    contains the remedy.
     """
 
     def __init__(
@@ -74,17 +76,17 @@ class Database:
 
     @property
     def dialect(self) -> str:
-        """The name of its dialect: postgresql, mysql or sqlite."""
+        """The name of the SQL dialect: postgresql, mysql or sqlite."""
         return self.table.dialect.name
 
     def open(self) -> Opened:
-        """Open the connection unless it is open. Raises as `connect` does."""
+        """Open the connection unless it is already open. Raises the same errors as `connect`."""
         if self._opened is None:
             self._opened = self._open()
         return self._opened
 
     def close(self) -> None:
-        """Close the connection. The next call opens another."""
+        """Close the connection. The next call opens a new one."""
         opened, self._opened = self._opened, None
         if opened is not None:
             with contextlib.suppress(*opened.errors):
@@ -93,10 +95,10 @@ class Database:
     # --- rows ---
 
     def oldest(self, limit: int) -> list[OutboxRow]:
-        """Return the oldest rows by ID, at most `limit` and about 8 MiB, from one new snapshot.
+        """Return the oldest rows by ID, up to `limit` rows and about 8 MiB, from one new snapshot.
 
-        A row that cannot be sent has a `fault`. Raises DatabaseResponseError for a row whose ID is
-        not an integer.
+        If a row cannot be sent, its `fault` is set. Raises DatabaseResponseError if the ID of a row
+        is not an integer.
         """
         query = self.table.select_oldest(limit, BATCH_BYTES, self._max_bytes)
         found = self.rows(query)
@@ -109,7 +111,7 @@ class Database:
             ) from None
 
     def find_existing(self, rows: Sequence[OutboxRow]) -> set[str]:
-        """Return the uids of those rows that still exist, after a delete without a reply."""
+        """Return the uids of the given rows that still exist, after a delete without a reply."""
         found: set[str] = set()
         for count, values in self._parts(rows):
             uids = self.rows(self.table.select_uids(count), values)
@@ -117,23 +119,23 @@ class Database:
         return found
 
     def delete(self, rows: Sequence[OutboxRow]) -> None:
-        """Delete rows that were sent.
+        """Delete rows that have been sent.
 
-        Raises DatabaseResponseError if rows are still there afterwards. After
-        DatabaseUnavailableError, any of them may be deleted: call `find_existing`.
+        Raises DatabaseResponseError if rows still exist afterwards. After DatabaseUnavailableError,
+        any of them may be deleted. Call `find_existing` to find out which.
         """
         parts = self._parts(rows)
         deleted = 0
         if len(parts) == 1:
             deleted = self.run(self.table.delete(parts[0][0]), parts[0][1])
         elif parts:
-            # Use one commit for all, because each commit costs a write to the disk.
+            # Use one commit for all parts, because each commit costs a write to the disk.
             with self._transaction() as cursor:
                 for count, values in parts:
                     cursor.execute(self.table.delete(count), values)
                     deleted += cursor.rowcount
-        # Missing rows may have been deleted earlier. But a trigger or a policy can prevent a delete
-        # without an error, and such a row would be sent again in a later batch.
+        # Missing rows may have been deleted earlier. However, a trigger or a policy can prevent a
+        # delete without an error, and such a row would be sent again in a later batch.
         if deleted < len(rows) and (left := self.find_existing(rows)):
             raise DatabaseResponseError(
                 f"{len(left)} sent rows of outbox {self.table.name} are still there after their"
@@ -143,7 +145,7 @@ class Database:
     def move_to_dead_table(self, row: OutboxRow, error: str) -> bool:
         """Move a row to the dead-letter table, in one transaction. Return True if it was moved.
 
-        Nothing is changed if the row no longer exists, even if another row has its ID.
+        If the row no longer exists, nothing is changed, even if another row now has its ID.
         """
         values = (error[:DETAIL_CHARS_MAX].replace("\0", ""), time.time_ns() // 1_000_000, row.id)
         try:
@@ -162,7 +164,7 @@ class Database:
     def backlog(self, limit: int) -> tuple[int, float]:
         """Return the number of rows, counted up to `limit`, and the age of the oldest in seconds.
 
-        The age is the difference between this host's clock and the sender's, at least 0.
+        The age is the difference between this host's clock and the sender's, but never less than 0.
         """
         [(count, oldest)] = self.rows(self.table.backlog(limit))
         if not count or not isinstance(oldest, int):
@@ -170,7 +172,7 @@ class Database:
         return count, max(0.0, time.time() - oldest / 1000)
 
     def dead(self, limit: int) -> list[DeadRow]:
-        """Return the newest dead-lettered rows, at most `limit`."""
+        """Return the newest dead-lettered rows, up to `limit`."""
         return [decode_dead(each) for each in self.rows(self.table.dead(limit))]
 
     def dead_count(self, limit: int) -> int:
@@ -179,9 +181,9 @@ class Database:
         return int(count)
 
     def wait(self, seconds: float, wake_fd: int | None = None) -> None:
-        """Wait for `seconds`, a notification of new rows, or until `wake_fd` is readable.
+        """Wait until `seconds` have passed, new rows are notified, or `wake_fd` becomes readable.
 
-        Only PostgreSQL notifies. Nothing is read from `wake_fd`.
+        Only PostgreSQL sends notifications. Nothing is read from `wake_fd`.
         """
         with self._errors() as opened:
             opened.wait(seconds, wake_fd)
@@ -189,25 +191,31 @@ class Database:
     # --- statements ---
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[Sequence[Any]]:
-        """Return the rows of a query, with strings as bytes."""
+        """Run a query and return its rows, with strings as bytes."""
         with self._errors() as opened, contextlib.closing(opened.connection.cursor()) as cursor:
             cursor.execute(query, values)
             return list(cursor.fetchall())
 
     def run(self, statement: str, values: Sequence[Any] = ()) -> int:
-        """Run one statement, committed immediately. Return the number of rows it changed."""
+        """Run one statement, which is committed immediately.
+
+        Return the number of rows it changed.
+        """
         with self._errors() as opened, contextlib.closing(opened.connection.cursor()) as cursor:
             cursor.execute(statement, values)
             return int(cursor.rowcount)
 
     def run_all(self, statements: Sequence[str]) -> None:
-        """Run statements in one transaction, if the database supports that."""
+        """Run statements in one transaction, if the database supports this."""
         with self._transaction() as cursor:
             for statement in statements:
                 cursor.execute(statement)
 
     def _parts(self, rows: Sequence[OutboxRow]) -> list[tuple[int, list[Any]]]:
-        """Split rows by statement. Return each statement's row count and parameters (IDs, uids)."""
+        """Split rows into parts for one statement each.
+
+        Each part is the number of its rows, and the statement's parameters (IDs and uids).
+        """
         most = ROWS_PER_STATEMENT.get(self.dialect, ROWS_PER_OTHER)
         parts = [rows[at : at + most] for at in range(0, len(rows), most)]
         return [(len(part), self._values(part)) for part in parts]
@@ -215,7 +223,7 @@ class Database:
     def _values(self, part: Sequence[OutboxRow]) -> list[Any]:
         if self.dialect != "postgresql":
             return [*(each.id for each in part), *(each.uid for each in part)]
-        # An array literal needs no quotes, because uids are hex digits.
+        # The array literal needs no quotes, because uids are hex digits.
         return [
             f"{{{','.join([str(each.id) for each in part])}}}",
             f"{{{','.join([each.uid for each in part])}}}",
@@ -223,7 +231,7 @@ class Database:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Any]:
-        # After an error, the connection is closed, which rolls back the transaction.
+        # After an error, the connection is closed, which rolls the transaction back.
         with self._errors() as opened, contextlib.closing(opened.connection.cursor()) as cursor:
             cursor.execute("BEGIN IMMEDIATE" if self.dialect == "sqlite" else "BEGIN")
             yield cursor
@@ -231,7 +239,7 @@ class Database:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[Opened]:
-        """Yield the connection, and translate its errors."""
+        """Yield the connection, and translate its errors into those of streamqd."""
         opened = self.open()
         try:
             yield opened
@@ -245,5 +253,5 @@ class Database:
             text = drivers.refused_text(f"the database of {name} returned an error", error, advice)
             raise DatabaseResponseError(text) from error
         except BaseException:
-            self.close()  # an interrupted statement leaves its reply in the connection
+            self.close()  # an interrupted statement leaves its reply unread
             raise

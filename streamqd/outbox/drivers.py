@@ -1,7 +1,7 @@
-"""The drivers of the databases: open a connection by URL, and interpret errors.
+"""The database drivers: open a connection by its URL, and interpret errors.
 
 A driver is imported when its first connection is opened. All connections are in autocommit mode and
-return strings as bytes, because no text in a table is trusted before it is decoded.
+return strings as bytes, because no text in a table is trusted before it has been decoded.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ ERROR_CHARS_MAX = 300
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """One open connection. `wait` returns after a time, a notification or a readable descriptor.
+    """One open connection, and functions for the peculiarities of its driver.
 
-    `errors` are the exceptions of the driver. `refusal` returns advice if the server returned an
-    error, or None if the connection is lost.
+    `wait` returns after a time, a notification, or when a descriptor is readable. `errors` lists
+    the exceptions of the driver. `refusal` returns advice if the server returned an error, or None
+    if the connection is lost.
     """
 
     dialect: Dialect
-    connection: Any  # DB-API, in autocommit mode
+    connection: Any  # a DB-API connection in autocommit mode
     errors: tuple[type[Exception], ...]
     refusal: Callable[[Exception], str | None]
     wait: Wait
@@ -49,8 +50,8 @@ def open_connection(
 ) -> Opened:
     """Open a connection.
 
-    Raises ValueError for a bad URL, DatabaseUnavailableError, DatabaseResponseError. `listen` is a
-    channel of PostgreSQL. With `create`, a missing SQLite file is created.
+    `listen` is the PostgreSQL channel to listen to. If `create` is True, a missing SQLite file is
+    created. Raises ValueError for an invalid URL, DatabaseUnavailableError, DatabaseResponseError.
     """
     name, parts = split(url)
     if name == "sqlite":
@@ -59,13 +60,13 @@ def open_connection(
 
 
 def refused_text(what: str, error: Exception, advice: str) -> str:
-    """Return the error text for an error that a database returned."""
+    """Return the text to report when a database has returned an error."""
     return f"{what} ({text_of(error)})" + (f"; {advice}" if advice else "")
 
 
 def text_of(error: Exception) -> str:
-    """Return the text of a driver's error on one line, with passwords masked."""
-    detail = error.args[1] if len(error.args) == 2 else error  # MySQL: a number and a text
+    """Return the text of a driver's error on a single line, with passwords masked."""
+    detail = error.args[1] if len(error.args) == 2 else error  # MySQL has a number and a text
     line = " ".join(str(detail).split())
     return mask_passwords(escape_unprintable(line[:ERROR_CHARS_MAX]))
 
@@ -78,7 +79,7 @@ def _missing(what: str, package: str, error: ImportError) -> DatabaseResponseErr
 
 
 def _wait(descriptors: list[int], seconds: float) -> list[int]:
-    """Return the readable descriptors, after at most `seconds`."""
+    """Return the descriptors that are readable, after waiting up to `seconds`."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -86,7 +87,7 @@ def _wait(descriptors: list[int], seconds: float) -> list[int]:
 
 
 def _sleep(seconds: float, wake_fd: int | None) -> None:
-    """Wait for a time or a descriptor, for databases without notifications."""
+    """Wait for a time or a descriptor, if the database has no notifications."""
     _wait([] if wake_fd is None else [wake_fd], seconds)
 
 
@@ -104,10 +105,10 @@ _POSTGRESQL = {
     "42501": _GRANT,
     "25006": _PRIMARY,
 }
-# Error codes of a server that is busy, starting or stopping. The same statement may work later.
+# Error codes of a server that is busy, starting or stopping. The same statement may succeed later.
 _POSTGRESQL_TRANSIENT = ("08", "40", "53", "55P03", "57")
-# libpq reports no codes for a refused login, so compare texts. A server whose messages are not in
-# English counts as unavailable.
+# libpq reports no code for a refused login, so the texts are compared. A server whose messages are
+# not in English therefore counts as unavailable.
 _POSTGRESQL_LOGINS = {
     "password authentication failed": _LOGIN,
     "no password supplied": "set password_file, or write the password into the URL",
@@ -117,8 +118,8 @@ _POSTGRESQL_LOGINS = {
     "invalid URI": "correct the URL",
 }
 _UNKNOWN = re.compile(r'(database|role) ".*" does not exist')
-# With asynchronous commits, a crash of the server could restore rows of several batches, of which
-# only the last is recorded.
+# With asynchronous commits, a crash of the server could restore the rows of several batches, but
+# only the last batch is recorded.
 _DURABLE = (
     "SELECT set_config('synchronous_commit', 'on', false)"
     " WHERE current_setting('synchronous_commit') = 'off'"
@@ -133,7 +134,7 @@ def _postgresql(parts: SplitResult, password: str | None, listen: str) -> Opened
     options: dict[str, Any] = {
         "connect_timeout": round(TIMEOUT),
         "application_name": "streamqd-outbox",
-        # A server that disappears is detected within about 10 seconds.
+        # With these values, a server that has disappeared is detected within about 10 seconds.
         "keepalives_idle": 4,
         "keepalives_interval": 2,
         "keepalives_count": 3,
@@ -156,7 +157,7 @@ def _postgresql(parts: SplitResult, password: str | None, listen: str) -> Opened
         raise _postgresql_login(text_of(error)) from error
 
     class Raw(psycopg.adapt.Loader):
-        """A loader that leaves a value undecoded."""
+        """A loader that returns values undecoded."""
 
         def load(self, data: Any) -> bytes:
             return bytes(data)
@@ -190,7 +191,10 @@ def _postgresql_refusal(error: Any) -> str | None:
 
 
 def _listening(connection: Any) -> Wait:
-    """Return a wait that a notification interrupts, even if it arrived with an earlier reply."""
+    """Return a function that waits for a notification, including one that has already arrived.
+
+    A notification can arrive together with the reply to an earlier statement.
+    """
     arrived: list[Any] = []
     connection.add_notify_handler(arrived.append)
 
@@ -236,7 +240,7 @@ def _mysql(parts: SplitResult, password: str | None, _listen: str) -> Opened:
             f"the URL has the unknown option {escape_unprintable(unknown[0])}; use unix_socket or"
             " ssl_ca"
         )
-    options.pop("charset", None)  # dropped, but accepted, because URLs of other tools contain it
+    options.pop("charset", None)  # accepted because other tools put it into URLs, but not used
     path = options.get("unix_socket")
     stated = None if parts.password is None else unquote(parts.password)
     try:
@@ -268,9 +272,9 @@ def _mysql(parts: SplitResult, password: str | None, _listen: str) -> Opened:
 
 
 def _unix_socket(path: str) -> socket.socket:
-    """Return a socket.
+    """Return a connected socket for the driver.
 
-    The driver's own socket would stay open after a failed connection attempt.
+    The driver's own socket would stay open after a failed attempt to connect.
     """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -304,7 +308,7 @@ def _sqlite(parts: SplitResult, *, create: bool) -> Opened:
     path = Path(unquote(parts.path).removeprefix("/"))
     mode = "rwc" if create else "rw"
     try:
-        # The thread that closes the connection may be another one than the thread that opened it.
+        # The thread that closes the connection may not be the thread that opened it.
         connection = sqlite3.connect(
             f"file:{quote(str(path))}?mode={mode}",
             uri=True,
@@ -326,11 +330,14 @@ def _sqlite(parts: SplitResult, *, create: bool) -> Opened:
 
 
 class _FileReplacedError(Exception):
-    """The file of a connection is no longer at its path. Reading the old file would still work."""
+    """Raised if the file of a connection is no longer at its path.
+
+    Reading the old file would still work, so SQLite itself reports no error.
+    """
 
 
 def _watching(path: Path) -> Wait:
-    """Return a wait that fails when the file was moved, deleted or replaced."""
+    """Return a function that waits, and fails if the file was moved, deleted or replaced."""
 
     def identity() -> tuple[int, int] | None:
         try:
@@ -350,7 +357,7 @@ def _watching(path: Path) -> Wait:
 
 
 def _sqlite_refusal(error: Exception) -> str | None:
-    # The name may be an extended one, such as SQLITE_READONLY_DBMOVED, so cut it.
+    # The name may be an extended one, such as SQLITE_READONLY_DBMOVED, so only its start is used.
     name = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
     if name in ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_PROTOCOL"):
         return None

@@ -1,4 +1,4 @@
-"""Read the state of an outbox's tables for `doctor`: their rows, and the space that they use."""
+"""Reads the state of an outbox's tables for `doctor`: their rows, and the space that they use."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from streamqd.outbox.database import Database, connect
 from streamqd.outbox.relay import COUNTED_MAX
 from streamqd.outbox.schema import table_parameters
 
-# Time limit of a statement, because a lock on the table must not stop `doctor`
+# Time limit of a statement in milliseconds, so that a lock on the table does not stop `doctor`.
 STATEMENT_MS = 10_000
-# Each query returns the number of deleted rows that still take space, the unused bytes and all
+# Each query returns the number of deleted rows that still take up space, the unused bytes, and all
 # bytes. A value may be NULL.
 _SPACE = {
     "postgresql": (
@@ -25,7 +25,7 @@ _SPACE = {
         " FROM information_schema.tables WHERE table_schema = COALESCE(%s, DATABASE())"
         " AND table_name = %s"
     ),
-    # These values are for the whole file.
+    # These values apply to the whole file.
     "sqlite": (
         "SELECT NULL, freelist_count * page_size, page_count * page_size"
         " FROM pragma_freelist_count, pragma_page_count, pragma_page_size"
@@ -34,7 +34,10 @@ _SPACE = {
 
 
 def table_of(outbox: OutboxSettings, max_message_bytes: int) -> OutboxTableState:
-    """Read the tables of an outbox. A problem of the URL or the database is part of the result."""
+    """Read the tables of an outbox.
+
+    The result also reports problems with the URL or the database.
+    """
     problem = outbox.fault()
     if problem:
         return OutboxTableState(outbox.table, problem=problem)
@@ -53,7 +56,7 @@ def table_of(outbox: OutboxSettings, max_message_bytes: int) -> OutboxTableState
 
 
 def _read(database: Database) -> OutboxTableState:
-    if database.dialect == "postgresql":  # the other drivers have a time limit of their own
+    if database.dialect == "postgresql":  # the other drivers have their own time limit
         database.run(f"SET statement_timeout = {STATEMENT_MS}")
     rows, oldest = database.backlog(COUNTED_MAX)
     newest = database.dead(1)

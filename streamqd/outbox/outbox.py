@@ -1,4 +1,4 @@
-"""The sender of the outbox: one message, as one row of the application's own transaction."""
+"""The sender of the outbox, which writes a message as one row in the application's transaction."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from streamqd.store.topics import PARTITIONS_MAX
 class Outbox:
     """A sender that inserts messages into a table of your database, in your transaction.
 
-    After the commit, the relay of the outbox moves the message to Redis. After a rollback, the
-    message does not exist. An `Outbox` has no connection and never connects to Redis. Threads,
+    After the commit, the outbox's relay moves the message to Redis. After a rollback, the message
+    does not exist. An `Outbox` has no connection of its own and never connects to Redis. Threads,
     tasks and forked children can share it.
 
-    `table` is a table that `streamqd outbox create` created. `settings`, as returned by
-    `config.load`, defaults to the settings of the command line: those of the file in
-    STREAMQ_CONFIG, or of ./streamq.toml if it exists. With `traces`, each send creates an
-    OpenTelemetry span and writes its context to the headers. With None, the setting
+    `table` is a table that was created by `streamqd outbox create`. `settings` is a result of
+    `config.load`. By default, the outbox uses the settings of the command line, from the file in
+    STREAMQ_CONFIG or from ./streamq.toml if it exists. If `traces` is True, each send creates an
+    OpenTelemetry span and writes its context to the headers. If it is None, the setting
     `telemetry.traces` applies.
 
     Raises TypeError or ValueError for an invalid table name, and ConfigError for an invalid
@@ -67,9 +67,9 @@ class Outbox:
         """Insert one message in the open transaction, and return its ID for `streamqd trace`.
 
         `connection` is a connection of psycopg, sqlite3, PyMySQL or Django, or a session or
-        connection of SQLAlchemy. The call executes one INSERT. It leaves commits, rollbacks and
-        savepoints to the caller. The other arguments are those of `Producer.send`. `delay` counts
-        from now, by the clock of this host. A message without a key is routed by its ID. If the
+        connection of SQLAlchemy. The call executes one INSERT. Commits, rollbacks and savepoints
+        remain the caller's task. The other arguments are the same as for `Producer.send`. `delay`
+        counts from now, on this host's clock. A message without a key is routed by its ID. If the
         partition does not exist, the relay moves the row to the dead-letter table.
 
         Raises:
@@ -103,7 +103,7 @@ class Outbox:
         at: float | datetime | None = None,
         expires: float | timedelta | datetime | None = None,
     ) -> str:
-        """Insert one message as `send` does, over an asynchronous connection.
+        """Insert one message over an asynchronous connection, in the same way as `send`.
 
         `connection` is an AsyncSession or AsyncConnection of SQLAlchemy, or an AsyncConnection of
         psycopg.

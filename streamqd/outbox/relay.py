@@ -1,10 +1,10 @@
-"""The relay: moves committed rows of an outbox to their topics, each exactly once.
+"""The relay, which moves committed rows of an outbox to their topics, each exactly once.
 
 The relay holds its outbox through a lease with an epoch. Before it sends to a topic for the first
-time, it fences all partitions of the topic, which returns the rows of the last batches as a record.
-The relay then reads the table again. Rows in a record are already in the topic, so the relay only
-deletes them. No transaction is open while Redis is called, and no clock decides whether a row is
-sent. See decision 0035.
+time, it fences all partitions of the topic. Fencing a partition returns a record of the rows in its
+last batch. The relay then reads the table again. Rows in a record are already in the topic, so the
+relay only deletes them. No transaction is open while Redis is called, and no clock decides whether
+a row is sent. See decision 0035.
 """
 
 from __future__ import annotations
@@ -41,24 +41,25 @@ from streamqd.store.replies import require_all
 from streamqd.store.scripts import Answer, Call, Reply
 from streamqd.store.store import Store
 
-CALL_BYTES = 1 << 20  # size in bytes at which a call for one partition is full
-FENCES_MAX = 512  # calls in one write
-PAGES_MAX = 16  # limit of batches that one pass reads if all rows of the first ones wait
-COUNTED_MAX = 10_000  # rows counted for the figures
-PAUSE_FIRST, PAUSE_LONGEST = 0.1, 5.0  # first and longest pause in seconds after a failure
-WAIT_LONGEST = 5.0  # longest single wait in seconds, because the supervisor expects a heartbeat
-CONFIRM_MS = 1000  # milliseconds within which replicas must confirm a batch
-# A burst does not wait for another relay that is blocked for longer than this.
+CALL_BYTES = 1 << 20  # bytes after which a call for one partition is full
+FENCES_MAX = 512  # limit of calls in one write
+PAGES_MAX = 16  # limit of batches that one pass reads while all earlier rows wait
+COUNTED_MAX = 10_000  # limit up to which rows are counted for the figures
+PAUSE_FIRST, PAUSE_LONGEST = 0.1, 5.0  # seconds of the first and the longest pause after a failure
+WAIT_LONGEST = 5.0  # limit of a single wait in seconds, so that the supervisor gets heartbeats
+CONFIRM_MS = 1000  # milliseconds that replicas have to confirm a batch
+# If another relay holds the outbox and has been blocked for longer than this, a burst stops
+# waiting.
 FAILING_SECONDS = 10.0
 _LOADED_REPLICA = re.compile(rb"^slave[0-9]+:.*,state=online,offset=[1-9]", re.MULTILINE)
-LEFT = 1  # exit code of a burst that left rows
-# Refusals that mean "not now" for the whole server, and not a fault of one key or of writing.
+LEFT = 1  # exit code of a burst that left rows in the table
+# Refusals that mean "not now" for the whole server. They are not caused by one key or by a write.
 _SERVER_REFUSALS = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.LOGIN)
 
 
 @dataclass(slots=True)
 class _Topic:
-    """A topic in this epoch: its partition count, and True if all its partitions are fenced."""
+    """A topic in this epoch. `fenced` is True once all its partitions are fenced."""
 
     count: int
     fenced: bool = False
@@ -69,7 +70,7 @@ class _Obstacle(NamedTuple):
 
     cause: str
     error: str
-    topic: str = ""  # '' if the rows of every topic wait
+    topic: str = ""  # '' if the rows of all topics wait
 
 
 @dataclass(slots=True)
@@ -80,7 +81,7 @@ class _Figures:
     dead: int = 0
     rows: int = 0
     oldest: float = 0.0
-    table: str = ""  # identity of the table, '' when it is unknown
+    table: str = ""  # identity of the table, or '' while it is unknown
     obstacle: _Obstacle | None = None
     _failing_since: float = 0.0  # monotonic
 
@@ -112,34 +113,34 @@ class _Figures:
 
 @dataclass(slots=True)
 class _Pass:
-    """The result of one pass over the oldest rows."""
+    """The result of one pass over the oldest rows in the table."""
 
-    progress: bool = False  # rows were sent or dead-lettered, so there may be more to send
-    read_again: bool = False  # the rows must be read again first
-    held: int = 0  # rows that wait because of an obstacle
-    obstacle: _Obstacle | None = None  # the first obstacle
+    progress: bool = False  # True if rows were sent or dead-lettered, so more may follow
+    read_again: bool = False  # True if the rows must be read again first
+    held: int = 0  # number of rows that wait because of an obstacle
+    obstacle: _Obstacle | None = None  # the first obstacle, or None
 
     def hold(self, rows: int, obstacle: _Obstacle) -> None:
         self.held += rows
         self.obstacle = self.obstacle or obstacle
 
 
-class _Superseded(Exception):  # noqa: N818 - it is no error, but the end of an epoch
-    """A relay with a later epoch has fenced a partition."""
+class _Superseded(Exception):  # noqa: N818 - the end of an epoch is not an error
+    """Raised if a relay with a later epoch has fenced a partition."""
 
 
 class _Hold(NamedTuple):
-    """The rows of a place wait until `until` (monotonic), because of an obstacle."""
+    """The rows for one partition or topic wait because of an obstacle, until a monotonic time."""
 
     until: float
     obstacle: _Obstacle
 
 
 class Relay:
-    """One relay of one outbox. It is a standby while another relay holds the outbox.
+    """One relay of one outbox, which is a standby while another relay holds the outbox.
 
-    It uses its own connection to Redis and its own database, in one thread. `stop_fd` becomes
-    readable when the relay should stop, and `stopping` reads it.
+    It uses its own connection to Redis and its own database connection, in one thread. `stop_fd`
+    becomes readable when the relay should stop, and `stopping` reads from it.
     """
 
     def __init__(
@@ -160,35 +161,35 @@ class Relay:
         self._stopping = stopping
         self._token = new_token()
         self._owner = f"{settings.daemon.instance} ({socket.gethostname()}, process {os.getpid()})"
-        self._epoch = 0  # 0 while it does not hold the outbox
-        self._above = 0  # the greatest epoch seen in a record
-        self._keep_at = 0.0  # monotonic
+        self._epoch = 0  # 0 while this relay does not hold the outbox
+        self._above = 0  # the greatest epoch that was seen in a record
+        self._keep_at = 0.0  # time of the next renewal, monotonic
         self._topics: dict[str, _Topic] = {}
-        # Rows that are in their topics, and perhaps still in the table.
+        # Rows that are already in their topics, but perhaps still in the table.
         self._settled: list[OutboxRow] = []
-        self._blocked: dict[tuple[str, int], _Hold] = {}  # by topic and partition
+        self._blocked: dict[tuple[str, int], _Hold] = {}  # by topic and partition (-1: the topic)
         self._spread = len(store.connection.group_by_node(("{a}", "{b}"))) > 1
-        self._pages = 1  # number of batches to read, increased while all rows of these batches wait
+        self._pages = 1  # batches to read, raised while all of their rows wait
         self._figures = _Figures()
         self._registered = False
         self._standby = False
         self._burst = False
-        self._identified = False  # True after the identity of the table was read
-        self._stuck = False  # True if the last pass could send no row
-        self._failures = 0  # consecutive failed turns
-        self.left = ""  # reason for which a burst left rows, as one sentence
+        self._identified = False  # True once the identity of the table has been read
+        self._stuck = False  # True if the last pass could not send any row
+        self._failures = 0  # number of turns that failed in succession
+        self.left = ""  # a sentence that says why a burst left rows
         self._redis_episode = logs.Episode("outbox.redis_lost", "outbox.redis_recovered")
         self._database_episode = logs.Episode("outbox.database_lost", "outbox.database_recovered")
         self._obstacle = logs.Episode("outbox.blocked", "outbox.unblocked")
 
-    # --- life ---
+    # --- running ---
 
     def run(self, *, burst: bool = False) -> int:
-        """Relay rows until a stop is requested, or with `burst` until no row can be sent.
+        """Relay rows until a stop is requested. A burst stops when no more rows can be sent.
 
-        Return 0, or LEFT if a burst left rows: `left` is the reason. The relay waits until an
-        outage is over. A burst raises DatabaseResponseError, RedisResponseError or
-        InvalidValueError if waiting would not help.
+        Return 0, or LEFT if a burst left rows. `left` then contains the reason. During an outage,
+        the relay waits. If waiting would not help, a burst raises DatabaseResponseError,
+        RedisResponseError or InvalidValueError.
         """
         self._burst = burst
         logs.event("outbox.started", outbox=self._options.name, owner=self._owner)
@@ -205,14 +206,14 @@ class Relay:
         return LEFT if self.left else 0
 
     def _turn(self) -> float:
-        """Do one step. Return the seconds until the next step."""
+        """Run one step, and return the seconds to wait until the next step."""
         try:
             pause = self._step()
         except (RedisUnavailableError, RedisResponseError, InvalidValueError) as error:
             if self._burst and not _is_transient(error):
                 raise
-            # The outcome of a write may be unknown, and its call may be executed late. Take a new
-            # epoch, with which a late call is refused.
+            # The outcome of a write may be unknown, and Redis may execute its call late. Acquire a
+            # new epoch, so that a late call is refused.
             self._epoch = 0
             self._registered = False  # Redis may have lost its data
             self._figures.note_obstacle(_Obstacle("redis", str(error)))
@@ -221,9 +222,9 @@ class Relay:
             refused = isinstance(error, DatabaseResponseError)
             if self._burst and refused:
                 raise
-            # If a delete was in progress, `_settled` is deleted again.
+            # If a delete was in progress, the rows in `_settled` are deleted again.
             self._database.close()
-            self._identified = False  # the next connection may reach a different server
+            self._identified = False  # the next connection may reach another server
             self._figures.note_obstacle(_Obstacle("refused" if refused else "database", str(error)))
             self._database_episode.log_failure(
                 outbox=self._options.name, error=str(error), refused=refused or None
@@ -279,14 +280,14 @@ class Relay:
             return False
 
     def _is_stuck(self) -> bool:
-        """Return True if a burst cannot send the rows that are left, and set `left`."""
+        """Return True if a burst cannot send the remaining rows, and set the reason in `left`."""
         if self._redis_episode.open or self._database_episode.open:
-            return False  # it waits
+            return False  # the burst waits until the outage is over
         obstacle = self._figures.obstacle
         if self._stuck and obstacle is not None:
             self.left = f"rows of outbox {self._options.name} wait: {obstacle.error}"
         elif self._standby:
-            # Another relay has the outbox. If it is stuck, the table never becomes empty.
+            # Another relay holds the outbox. If that relay is stuck, the table never becomes empty.
             try:
                 view = outbox.read_view(self._store, self._options.name)
             except (RedisUnavailableError, RedisResponseError, InvalidValueError):
@@ -299,7 +300,7 @@ class Relay:
         return bool(self.left)
 
     def _release(self) -> None:
-        """Release the outbox, so that another relay takes it immediately."""
+        """Release the outbox, so that another relay can acquire it immediately."""
         try:
             if self._epoch:
                 self._measure()
@@ -318,7 +319,10 @@ class Relay:
     # --- the lease ---
 
     def _acquire_or_renew(self) -> float:
-        """Take the outbox, or keep it. As a standby, return the seconds until the next try."""
+        """Acquire the lease, or renew it.
+
+        As a standby, return the seconds until the next attempt.
+        """
         if not self._epoch:
             pause = self._acquire()
             if not self._epoch:
@@ -330,9 +334,9 @@ class Relay:
                 self._stop_publishing()
             self._keep_at = time.monotonic() + self._options.lease_ttl / 3
             if self._spread:
-                self._topics.clear()  # on a cluster, no script compares the count, so read it again
+                self._topics.clear()  # in a cluster, no script compares the count, so read it again
             if self._epoch and self._is_shared():
-                # The relay of the other outbox may do the same now, so vary the pause.
+                # The relay of the other outbox may do the same at this moment, so vary the pause.
                 self._store.run(self._renew_call())
                 self._store.run(outbox.release(self._store.keys, self._options.name, self._token))
                 self._epoch = 0
@@ -340,11 +344,11 @@ class Relay:
         return 0.0
 
     def _is_shared(self) -> bool:
-        """Return True if a relay of another outbox holds the same table.
+        """Return True if the relay of another outbox is using the same table.
 
         Records belong to the name of an outbox, so both relays would send each row. Each relay
-        publishes the identity of its table before this check, so at least the later of two relays
-        finds the other.
+        publishes the identity of its table before this check, so at least the later one of two
+        relays finds the other.
         """
         other = outbox.find_conflict(self._store, self._options.name, self._figures.table)
         self._stuck = other is not None
@@ -361,7 +365,7 @@ class Relay:
         if not self._registered:
             outbox.register(self._store, self._options.name)
             self._registered = True
-        if self._is_shared():  # known from an earlier attempt
+        if self._is_shared():  # the identity is known from an earlier attempt
             return self._options.poll
         reply = self._store.run(self._acquire_call(""))
         if reply.word == "HELD" and is_gone(holder := untrusted.label(reply.values[0])):
@@ -377,9 +381,9 @@ class Relay:
                 )
             return min(self._options.poll, max(0.05, int(reply.values[1]) / 1000))
         self._epoch = int(reply.values[0])
-        self._keep_at = 0.0  # publish the first figures immediately
+        self._keep_at = 0.0  # so that the first figures are published immediately
         self._topics.clear()
-        self._settled.clear()  # the fences return these rows
+        self._settled.clear()  # the records from the fences contain these rows
         if self._standby or not self._figures.sent:
             logs.event("outbox.acquired", outbox=self._options.name, epoch=self._epoch)
         self._standby = False
@@ -417,7 +421,7 @@ class Relay:
             self._redis_episode.log_failure(outbox=self._options.name, error=str(error))
 
     def _stop_publishing(self) -> None:
-        """Stop publishing, because another relay holds the outbox."""
+        """Stop publishing rows, because another relay now holds the outbox."""
         if self._epoch:
             logs.event("outbox.lost", outbox=self._options.name, epoch=self._epoch)
         self._epoch = 0
@@ -425,9 +429,13 @@ class Relay:
     # --- one pass ---
 
     def _run_pass(self) -> _Pass:
-        """Send the oldest rows: delete sent ones, read, fence new topics, publish, delete."""
+        """Send the oldest rows, and delete them once they are in their topics.
+
+        The steps are: delete rows sent earlier, read the table, fence new topics, publish rows, and
+        delete those that were published.
+        """
         found = _Pass()
-        # The next batch replaces their records, so they must be deleted before it.
+        # The next batch replaces the records of these rows, so the rows must be deleted before it.
         self._delete_settled()
         wanted = self._options.batch * self._pages
         rows = self._database.oldest(wanted)
@@ -436,7 +444,7 @@ class Relay:
             if not found.read_again:
                 self._publish(sendable, found)
         except _Superseded:
-            self._epoch = 0  # `_acquire` shows whether another relay holds the outbox
+            self._epoch = 0  # `_acquire` finds out if another relay holds the outbox
             found.read_again = True
             return found
         found.progress = found.progress or bool(self._settled)
@@ -450,7 +458,7 @@ class Relay:
         return found
 
     def _delete_settled(self) -> None:
-        """Delete rows that are in their topics."""
+        """Delete the rows that are already in their topics."""
         if self._settled:
             self._confirm()
             self._database.delete(self._settled)
@@ -459,12 +467,15 @@ class Relay:
     def _route_rows(
         self, rows: Sequence[OutboxRow], found: _Pass
     ) -> Iterator[tuple[OutboxRow, int]]:
-        """Yield rows with their partitions. Dead-letter rows with a fault, and fence new topics."""
+        """Yield each row with its partition.
+
+        Dead-letter rows that have a fault, and fence new topics.
+        """
         uids: set[str] = set()
         for row in rows:
             fault, topic = row.fault, None
-            # A second row with the same uid would be skipped as already sent, and its message would
-            # be lost.
+            # A second row with the same uid would be skipped because it counts as sent, and its
+            # message would be lost.
             if not fault and row.uid in uids:
                 fault = f"another row has the uid {row.uid}; give each row a unique uid"
             uids.add(row.uid)
@@ -474,7 +485,7 @@ class Relay:
                 self._move_to_dead_table(row, fault)
                 found.progress = True
             elif topic is None:
-                continue  # it waits
+                continue  # the row waits
             elif row.partition is not None and row.partition >= topic.count:
                 self._move_to_dead_table(
                     row, topics.no_partition_text(row.topic, row.partition, topic.count)
@@ -488,7 +499,7 @@ class Relay:
     def _topic(self, name: str, found: _Pass) -> tuple[_Topic | None, str]:
         """Return a fenced topic, or None and the fault of its rows.
 
-        Without a fault, the rows wait.
+        If the fault is '', the rows wait.
         """
         topic = self._topics.get(name)
         try:
@@ -499,8 +510,8 @@ class Relay:
                 topic = self._topics[name] = _Topic(count)
             if not topic.fenced and not self._is_held_back((name, -1), found):
                 self._fence(name, topic)
-                # Rows that were read before the fence may already be in the topic, so read them
-                # again.
+                # Rows that were read before the fence may already be in the topic, so they must be
+                # read again.
                 found.read_again = True
         except (RedisResponseError, InvalidValueError, ContractError) as error:
             if isinstance(error, RedisResponseError) and error.kind in _SERVER_REFUSALS:
@@ -513,7 +524,7 @@ class Relay:
         return (topic if topic.fenced else None), ""
 
     def _count(self, name: str) -> int | None:
-        """Return the partition count of a topic. Create a missing topic if it is configured."""
+        """Return the partition count of a topic. A missing topic is created if it is configured."""
         count = topics.partition_count(self._store, name)
         configured = self._settings.topics.get(name)
         if count is None and configured is not None:
@@ -521,7 +532,7 @@ class Relay:
         return count
 
     def _fence(self, name: str, topic: _Topic) -> None:
-        """Close all partitions of a topic to earlier epochs, and read which rows they contain."""
+        """Fence all partitions of a topic against earlier epochs, and read their records."""
         keys, meta = self._store.keys, self._meta(name)
         for first in range(0, topic.count, FENCES_MAX):
             numbers = range(first, min(topic.count, first + FENCES_MAX))
@@ -559,7 +570,8 @@ class Relay:
                     max_backlog=self._options.max_backlog,
                 )
             )
-        # Raise a missing answer before other errors, because that write may be executed late.
+        # Raise an error for a missing reply before any other error, because that write may still be
+        # executed late.
         replies: list[Reply | RedisResponseError | ContractError] = require_all(
             self._store.run_each(calls)
         )
@@ -580,7 +592,7 @@ class Relay:
         reply: Reply | RedisResponseError | ContractError,
         found: _Pass,
     ) -> None:
-        """Note the result of the call for one partition."""
+        """Record the result of the call for one partition."""
         where = f"{name}/{number}"
         if isinstance(reply, RedisResponseError | ContractError):
             if isinstance(reply, RedisResponseError) and reply.kind in _SERVER_REFUSALS:
@@ -606,12 +618,12 @@ class Relay:
     def _hold_back(
         self, place: tuple[str, int], rows: int, obstacle: _Obstacle, found: _Pass
     ) -> None:
-        """Postpone the rows of a place for `poll` seconds. The rows of other places are sent."""
+        """Postpone these rows for `poll` seconds, while rows for other places are still sent."""
         self._blocked[place] = _Hold(time.monotonic() + self._options.poll, obstacle)
         found.hold(rows, obstacle)
 
     def _is_held_back(self, place: tuple[str, int], found: _Pass, rows: int = 1) -> bool:
-        """Return True if rows of a place wait for their next try."""
+        """Return True if the rows for this place are waiting for their next attempt."""
         hold = self._blocked.get(place)
         if hold is None:
             return False
@@ -622,17 +634,18 @@ class Relay:
         return True
 
     def _confirm(self) -> None:
-        """Wait until `wait_replicas` replicas have the written rows.
+        """Wait until `wait_replicas` replicas have the rows that were written.
 
-        Raises RedisUnavailableError.
+        Raises RedisUnavailableError if fewer replicas have them within CONFIRM_MS.
         """
         wanted = self._options.wait_replicas
         if not wanted:
             return
         for node in self._store.connection.masters():
             have = int(node.execute("WAIT", wanted, CONFIRM_MS))
-            # WAIT also counts a replica that is still loading its first copy, if no replica was
-            # connected when the rows were written. So count the loaded replicas.
+            # If no replica was connected when the rows were written, WAIT also counts a replica
+            # that is still loading its first copy. Therefore, count only replicas that have loaded
+            # theirs.
             if have >= wanted:
                 have = len(_LOADED_REPLICA.findall(bytes(node.execute("INFO", "replication"))))
             if have < wanted:
@@ -672,14 +685,14 @@ class Relay:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Return True for an error that may be over later without an operator's action."""
+    """Return True if an error may go away without an operator's action."""
     if isinstance(error, RedisResponseError):
         return error.transient or error.kind in (*_SERVER_REFUSALS[:2], RefusalKind.FULL)
     return isinstance(error, RedisUnavailableError)
 
 
 def _outgoing(row: OutboxRow) -> OutgoingRow:
-    # Write the uid to the field of delayed sends, so that `streamqd trace` finds the entry.
+    # Write the uid to the field for delayed sends, so that `streamqd trace` finds the entry.
     fields = [*row.fields, b"sendId", row.uid.encode()]
     return OutgoingRow(row.id, row.uid, row.due_unix_ms, fields)
 
@@ -687,7 +700,10 @@ def _outgoing(row: OutboxRow) -> OutgoingRow:
 def _first_rows(
     rows: Sequence[tuple[OutboxRow, int]], most: int
 ) -> dict[tuple[str, int], list[OutboxRow]]:
-    """Return the first rows of each partition: at most `most`, and CALL_BYTES or one larger row."""
+    """Return the first rows for each partition, up to `most` rows and CALL_BYTES.
+
+    The last row of a partition may exceed CALL_BYTES.
+    """
     parts: dict[tuple[str, int], list[OutboxRow]] = {}
     sizes: dict[tuple[str, int], int] = {}
     for row, number in rows:
@@ -695,7 +711,7 @@ def _first_rows(
         part, size = parts.setdefault(place, []), sizes.get(place, 0)
         if (
             size < CALL_BYTES and len(part) < most
-        ):  # once it is false for a partition, it stays false, so the order is kept
+        ):  # once false, this stays false for the partition, so the order is kept
             part.append(row)
             sizes[place] = size + row.size
     return parts

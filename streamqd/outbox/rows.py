@@ -1,4 +1,4 @@
-"""One row of an outbox: encode a message into columns, and decode untrusted columns.
+"""Encodes a message as a row of the outbox, and decodes rows whose columns are not trusted.
 
 No connection is used. A row that cannot be decoded has a fault, and does not affect other rows.
 """
@@ -24,14 +24,14 @@ _EXPIRY_NAMES = {"expiresAt": EXPIRES_AT, "expiresAfter": EXPIRES_AFTER}
 _UNIX_MS_MAX = 10**15
 _PARTITION_MAX = 2**31 - 1
 _NOT_TOO_LARGE = [None, None]
-SHOWN_MAX = 40  # characters of a wrong ID
+SHOWN_MAX = 40  # limit of characters shown of an invalid ID
 
 
 class OutboxRow(NamedTuple):
-    """One row, as read by the relay.
+    """One row, as the relay has read it.
 
-    With a `fault` (a sentence), the row cannot be sent, and only `id` is certain: the other fields
-    are empty if they could not be read. `expires` has the name and value of the wire field.
+    If `fault` (a sentence) is set, the row cannot be sent, and only `id` is certain. Fields that
+    could not be read are empty. `expires` contains the name and value of the wire field.
     """
 
     id: int
@@ -60,7 +60,7 @@ class OutboxRow(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The bytes of the names and values of its fields."""
+        """The size in bytes of the names and values of its fields."""
         size = len(b"payload") + len(self.payload)
         if self.key is not None:
             size += len(b"key") + len(self.key)
@@ -74,7 +74,7 @@ class OutboxRow(NamedTuple):
 class DeadRow(NamedTuple):
     """One row that could not be sent, in printable form.
 
-    `failed_unix_ms` is from the relay's clock.
+    `failed_unix_ms` is a time on the relay's clock.
     """
 
     id: int
@@ -85,7 +85,7 @@ class DeadRow(NamedTuple):
 
 
 class SentRow(NamedTuple):
-    """The columns of one message that is sent, in the order of `table.SENT_COLUMNS`."""
+    """The columns of a message to be sent, in the order of `table.SENT_COLUMNS`."""
 
     uid: str
     topic: str
@@ -99,19 +99,19 @@ class SentRow(NamedTuple):
 
 
 def new_uid(unix_ms: int) -> str:
-    """Return a new UUIDv7 as 32 hex digits. Its first 12 digits are the time."""
+    """Return a new UUIDv7 as 32 hex digits, of which the first 12 contain the time."""
     chance = int.from_bytes(os.urandom(10), "big")
     high = (unix_ms & (1 << 48) - 1) << 80
     return f"{high | 7 << 76 | (chance >> 68) << 64 | 2 << 62 | chance & (1 << 62) - 1:032x}"
 
 
 def unix_ms_of(uid: str) -> int:
-    """Return the time in a uid, in unix ms by the sender's clock. Accepts any 32 hex digits."""
+    """Return the time in a uid, in unix ms on the sender's clock. Accepts any 32 hex digits."""
     return int(uid[:12], 16)
 
 
 def encode(topic: str, message: Encoded, now_unix_ms: int | None = None) -> SentRow:
-    """Return the columns of an encoded message. `now_unix_ms` is the sender's clock."""
+    """Return an encoded message as columns. `now_unix_ms` is the time on the sender's clock."""
     now = time.time_ns() // 1_000_000 if now_unix_ms is None else now_unix_ms
     fields = dict(zip(message.fields[::2], message.fields[1::2], strict=True))
     due = message.at_unix_ms
@@ -136,8 +136,8 @@ def encode(topic: str, message: Encoded, now_unix_ms: int | None = None) -> Sent
 
 
 def decode_all(rows: Iterable[Sequence[Any]], max_bytes: int) -> list[OutboxRow]:
-    """Return the rows of untrusted columns, each as `decode` returns it."""
-    topics: dict[bytes, str] = {}  # names that were checked in this batch
+    """Decode rows whose columns are not trusted, each as `decode` does."""
+    topics: dict[bytes, str] = {}  # names that have been checked in this batch
     return [_decode_usual(columns, topics) or decode(columns, max_bytes) for columns in rows]
 
 
@@ -167,7 +167,7 @@ def _decode_usual(columns: Sequence[Any], topics: dict[bytes, str]) -> OutboxRow
 
 
 def decode(columns: Sequence[Any], max_bytes: int) -> OutboxRow:
-    """Return the row of untrusted columns: those of `table.COLUMNS`, then two sizes in bytes.
+    """Decode a row whose columns are not trusted: `table.COLUMNS`, then two sizes in bytes.
 
     A size is None unless it is too large. Raises ValueError if the ID is not a 64-bit integer,
     because such a row can neither be deleted nor moved.
@@ -190,7 +190,7 @@ def decode(columns: Sequence[Any], max_bytes: int) -> OutboxRow:
 
 
 def decode_dead(columns: Sequence[Any]) -> DeadRow:
-    """Return a dead-lettered row of untrusted columns, with invalid strings in printable form."""
+    """Decode a dead-lettered row. Strings that are not valid are returned in printable form."""
     number, uid, topic, error, failed = columns
     return DeadRow(
         number if isinstance(number, int) else 0,
@@ -202,7 +202,7 @@ def decode_dead(columns: Sequence[Any]) -> DeadRow:
 
 
 def readable_uid(value: Any) -> str:
-    """Return a uid in the form of a decoded row, or '' if it is not 32 hex digits."""
+    """Return a uid in the form that decoded rows have, or '' if it is not 32 hex digits."""
     try:
         return _uid("uid", value)
     except ValueError:

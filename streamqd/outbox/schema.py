@@ -1,4 +1,4 @@
-"""Create the tables of an outbox, and check existing ones."""
+"""Creates the tables of an outbox, and checks existing ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamqd.words import escape_unprintable
 _NO_ROW = OutboxRow(-1)  # no database assigns an ID below 1
 _ADVICE = "compare it with `streamqd outbox create --sql`"
 
-# Each query returns the name and the type of each column of a table.
+# Each query returns the name and type of each column in a table.
 _COLUMNS = {
     "postgresql": (
         "SELECT attname::text, format_type(atttypid, NULL)::text FROM pg_attribute"
@@ -34,8 +34,8 @@ _ENGINE = (
     "SELECT engine FROM information_schema.tables"
     " WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"
 )
-# Each query returns True if the column `id` alone is a key, excludes NULL and gets its values from
-# the database.
+# Each query returns True if the column `id` alone is a key, does not allow NULL, and gets its
+# values from the database.
 _KEY = {
     "postgresql": (
         "SELECT attnotnull AND (attidentity <> '' OR"
@@ -50,7 +50,7 @@ _KEY = {
         " FROM information_schema.columns WHERE table_schema = COALESCE(%s, DATABASE())"
         " AND table_name = %s AND column_name = 'id'"
     ),
-    # A column of exactly this type, as the only primary key, is an alias of the row ID.
+    # A column of exactly this type that is the only primary key is an alias of the row ID.
     "sqlite": (
         "WITH given(t, s) AS (SELECT ?, ?) SELECT upper(type) = 'INTEGER' AND pk = 1"
         " AND (SELECT max(pk) = 1 FROM pragma_table_info(t, s))"
@@ -76,7 +76,7 @@ _UNIQUE = {
         " AND (SELECT group_concat(name) FROM pragma_index_info(i.name, s)) = 'uid'"
     ),
 }
-# Each query returns the setting with which a crash can lose commits, or nothing.
+# Each query returns the setting because of which a crash can lose commits, or no row.
 _LOST_COMMITS = {
     "postgresql": (
         "SELECT 'synchronous_commit is off'::text FROM pg_settings"
@@ -87,7 +87,7 @@ _LOST_COMMITS = {
         " @@innodb_flush_log_at_trx_commit) FROM DUAL WHERE @@innodb_flush_log_at_trx_commit <> 1"
     ),
 }
-_BOOT = Path("/proc/sys/kernel/random/boot_id")  # equal in all containers of a host
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a host
 # Each query identifies the server or file, and the table in it.
 _IDENTITY = {
     # The start time identifies a server, because no two servers start in the same microsecond.
@@ -95,7 +95,7 @@ _IDENTITY = {
         "SELECT CAST(extract(epoch FROM pg_postmaster_start_time()) AS text),"
         " CAST(current_database() AS text), CAST(to_regclass(%s)::oid AS text)"
     ),
-    # For two servers in containers, only the creation time of the table may differ.
+    # Two servers in containers may differ only in the time at which the table was created.
     "mysql": (
         "SELECT @@hostname, @@port, @@datadir, table_schema, table_name, create_time"
         " FROM information_schema.tables WHERE table_schema = COALESCE(%s, DATABASE())"
@@ -120,9 +120,10 @@ class OutboxCheck:
 
 
 def create(database: Database, *, notify: bool = True) -> None:
-    """Create the missing tables, and in PostgreSQL the trigger that notifies the relay.
+    """Create missing tables, and in PostgreSQL the trigger that notifies the relay.
 
-    Raises DatabaseResponseError when the user may not create them, and DatabaseUnavailableError.
+    Raises DatabaseResponseError if the user is not allowed to create them, and
+    DatabaseUnavailableError.
     """
     try:
         database.run_all(database.table.create(notify=notify))
@@ -138,7 +139,7 @@ def create(database: Database, *, notify: bool = True) -> None:
 def check(database: Database) -> OutboxCheck:
     """Compare both tables with the required columns, and try the relay's statements.
 
-    The statements match no rows, so nothing changes. Raises DatabaseUnavailableError.
+    The statements match no rows, so they change nothing. Raises DatabaseUnavailableError.
     """
     table = database.table
     problems: list[str] = []
@@ -153,8 +154,8 @@ def check(database: Database) -> OutboxCheck:
 def identity(database: Database) -> str:
     """Return a string that identifies the table, or '' if the table does not exist.
 
-    It is equal for two URLs of the same table. It changes when a PostgreSQL server restarts. Raises
-    DatabaseUnavailableError.
+    Two URLs of the same table give the same string. It changes when a PostgreSQL server restarts.
+    Raises DatabaseUnavailableError.
     """
     found = database.rows(
         _IDENTITY[database.dialect], table_parameters(database, database.table.name)
@@ -173,7 +174,7 @@ def identity(database: Database) -> str:
 
 
 def _notes(database: Database) -> list[str]:
-    """Return notes on usable tables, as sentences."""
+    """Return notes on tables that can be used, as sentences."""
     table, notes = database.table, []
     if not _is_true(database, _UNIQUE[database.dialect], table.name):
         notes.append(
@@ -225,7 +226,7 @@ def _column_faults(database: Database, name: str, kinds: dict[str, str]) -> list
 
 
 def _columns(database: Database, name: str) -> dict[str, str]:
-    """Return the type of each column of a table, in lower case and without its length."""
+    """Return the type of each column in a table, in lower case and without a length."""
     found = database.rows(_COLUMNS[database.dialect], table_parameters(database, name))
     return {
         bytes(column).decode("utf-8", "replace"): _bare_type(bytes(kind).decode("utf-8", "replace"))
@@ -259,7 +260,7 @@ def _schema_and_name(name: str) -> tuple[str | None, str]:
 
 
 def _statement_faults(database: Database) -> list[str]:
-    """Return the errors of the relay's statements, which contain the missing permission."""
+    """Return the errors of the relay's statements, which name any missing permission."""
     faults = []
     for attempt in (
         lambda: database.oldest(1),

@@ -1,4 +1,4 @@
-"""Build a relay with its connections, and run it as a child of the daemon."""
+"""Builds a relay and its connections, and runs it as a child process of the daemon."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
 LINK_TIMEOUT = 5.0
-ALIVE_SECONDS = 1.0  # seconds between two heartbeats for the supervisor
+ALIVE_SECONDS = 1.0  # seconds between two heartbeats to the supervisor
 
 
 def relay_of(
     outbox: OutboxSettings, settings: Settings, *, stop_fd: int, stopping: Callable[[], bool]
 ) -> Relay:
-    """Build a relay without connecting. `settings` are the resolved settings of the daemon.
+    """Build a relay without connecting. `settings` must be the daemon's resolved settings.
 
-    Raises ValueError when the URL or the password of the database is invalid.
+    Raises ValueError if the URL or the password of the database is invalid.
     """
     daemon, keys = settings.daemon, settings.keys
     database = Database(
@@ -37,12 +37,12 @@ def relay_of(
 
 
 def serve(outbox: OutboxSettings, settings: Settings, control: socket.socket) -> int:
-    """Run a relay until the supervisor asks it to exit. Return the exit code."""
+    """Run a relay until the supervisor requests its exit. Return the exit code."""
     logs.assume("outbox")
     alive_at = 0.0
 
     def stopping() -> bool:
-        """Return True if the relay must stop. Also reports progress to the supervisor."""
+        """Return True if the relay must stop. This also sends a heartbeat to the supervisor."""
         nonlocal alive_at
         if time.monotonic() >= alive_at:
             alive_at = time.monotonic() + ALIVE_SECONDS
@@ -54,7 +54,7 @@ def serve(outbox: OutboxSettings, settings: Settings, control: socket.socket) ->
 
 
 def _must_quit(control: socket.socket) -> bool:
-    """Return True if the supervisor sent the command to exit, or has exited."""
+    """Return True if the supervisor has sent the command to exit, or has itself exited."""
     while True:
         try:
             message = control.recv(4096, socket.MSG_DONTWAIT)

@@ -15,8 +15,8 @@ __all__ = ["COLUMNS", "DIALECTS", "SENT_COLUMNS", "TABLE", "Dialect", "OutboxTab
 
 BINARY, TEXT, INTEGER = "binary", "text", "integer"
 
-# The columns that a sender inserts. The relay sends in the order of `id`. `uid` identifies the
-# message permanently.
+# The columns that a sender inserts. The relay sends rows in the order of `id`, and `uid` identifies
+# the message permanently.
 SENT_COLUMNS = (
     *("uid", "topic", "key", "partition", "payload", "headers", "expires"),
     *("due_unix_ms", "created_unix_ms"),
@@ -41,22 +41,25 @@ _NULL = frozenset({"key", "partition", "headers", "expires", "due_unix_ms"})
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One SQL dialect. `types` are the types of new columns, and `kinds` the accepted types."""
+    """One SQL dialect.
+
+    `types` are for columns of new tables, and `kinds` are the accepted types.
+    """
 
     name: str
     quotes: str
-    marker: str  # placeholder of a parameter
+    marker: str  # placeholder for a parameter
     types: dict[str, str]
     kinds: dict[str, frozenset[str]]
-    bytes_of: str  # size of a column in bytes
-    options: str = ""  # clause after the columns of a new table
+    bytes_of: str  # expression for the size of a column in bytes
+    options: str = ""  # clause that follows the columns of a new table
 
     def quote(self, name: str) -> str:
-        """Return a name as an identifier, with a schema before the dot."""
+        """Return a name as a quoted identifier. A part before a dot is the schema."""
         return ".".join(f"{self.quotes}{each}{self.quotes}" for each in name.split("."))
 
     def size(self, column: str) -> str:
-        """Return an expression for the size in bytes of a column, 0 for NULL."""
+        """Return an expression for the size of a column in bytes, which is 0 for NULL."""
         return f"COALESCE({self.bytes_of.format(self.quote(column))}, 0)"
 
 
@@ -77,7 +80,7 @@ POSTGRESQL = Dialect(
         BINARY: "bytea",
         TEXT: "text",
         INTEGER: "bigint",
-        "uid": 'text COLLATE "C"',  # the fastest collation for an index
+        "uid": 'text COLLATE "C"',  # the collation with the fastest index
         "partition": "integer",
     },
     {BINARY: frozenset({"bytea"}), TEXT: _TEXTS - {"json", "jsonb"}, INTEGER: _INTEGERS},
@@ -103,7 +106,7 @@ MYSQL = Dialect(
         INTEGER: _INTEGERS,
     },
     "octet_length({})",
-    # Other engines may have no transactions, so a row would stay after a rollback.
+    # Other engines may not support transactions, so a row would stay after a rollback.
     " ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin",
 )
 SQLITE = Dialect(
@@ -135,22 +138,22 @@ class OutboxTable:
 
     @property
     def channel(self) -> str:
-        """The channel of PostgreSQL's notifications: the name without its schema."""
+        """The PostgreSQL channel for notifications: the table's name without its schema."""
         return self.name.rpartition(".")[2]
 
     # --- the statements of the sender and the relay ---
 
     def insert(self) -> str:
-        """Return the sender's statement, with `SENT_COLUMNS` as parameters."""
+        """Return the sender's statement. Its parameters are the `SENT_COLUMNS`."""
         markers = ", ".join([self.dialect.marker] * len(SENT_COLUMNS))
         return f"INSERT INTO {self._table} ({self._column_list(SENT_COLUMNS)}) VALUES ({markers})"  # noqa: S608
 
     def select_oldest(self, limit: int, batch_bytes: int, message_bytes: int) -> str:
-        """Return the query of the oldest rows: `COLUMNS`, and the sizes of payload and the rest.
+        """Return a query that selects the oldest rows: `COLUMNS`, and two sizes in bytes.
 
-        The query returns at most `limit` rows, and only as many as fit into `batch_bytes`. A
-        payload, key or headers larger than `message_bytes` are NULL. A size is NULL unless it is
-        larger than that.
+        The sizes are those of the payload, and of the key and headers together. The query returns
+        no more than `limit` rows, and only as many as fit into `batch_bytes`. A payload, key or
+        headers larger than `message_bytes` are NULL. A size is NULL unless it is larger than that.
         """
         size, quoted = self.dialect.size, self.dialect.quote
         sizes = {name: size(name) for name in ("payload", "key", "headers")}
@@ -165,9 +168,9 @@ class OutboxTable:
             f"CASE WHEN {size} > {int(message_bytes)} THEN {size} END"
             for size in (sizes["payload"], f"{sizes['key']} + {sizes['headers']}")
         )
-        # The inner query sums the sizes by ID, so that no bodies are copied. With one last ID and
-        # the limit, the outer query uses the index, so its cost does not depend on the length of
-        # the table.
+        # The inner query sums up the sizes by ID, so that no bodies are copied. Because the outer
+        # query has a last ID and a limit, it uses the index, and its cost does not depend on the
+        # length of the table.
         return (
             f"SELECT {columns}, {too_large}"  # noqa: S608
             f" FROM {self._table} WHERE {quoted('id')} <= ("
@@ -179,18 +182,21 @@ class OutboxTable:
         )
 
     def select_uids(self, count: int) -> str:
-        """Return the query for the uids that still exist, for `count` IDs and `count` uids."""
+        """Return a query for the uids that still exist, given `count` IDs and as many uids."""
         return f"SELECT uid FROM {self._table} WHERE {self._match_both(count)}"  # noqa: S608
 
     def delete(self, count: int) -> str:
-        """Return the statement that deletes `count` rows, by their IDs and their uids.
+        """Return a statement that deletes `count` rows, by their IDs and their uids.
 
-        The IDs of a recreated table start again, so an ID alone could belong to a different row.
+        The IDs start again if a table is recreated, so an ID alone could belong to a different row.
         """
         return f"DELETE FROM {self._table} WHERE {self._match_both(count)}"  # noqa: S608
 
     def insert_dead_row(self) -> str:
-        """Return the statement that dead-letters a row, with the parameters error, time and ID."""
+        """Return a statement that dead-letters a row.
+
+        Its parameters are the error, the time and the ID.
+        """
         columns, marker = self._column_list(SENT_COLUMNS), self.dialect.marker
         cast = "CAST({} AS text), CAST({} AS bigint)" if self._is("postgresql") else "{}, {}"
         return (
@@ -200,37 +206,37 @@ class OutboxTable:
         )
 
     def select_uid(self) -> str:
-        """Return the query of the uid of a row, by its ID."""
+        """Return a query for the uid of a row, by its ID."""
         marker = self.dialect.marker
         return f"SELECT uid FROM {self._table} WHERE {self.dialect.quote('id')} = {marker}"  # noqa: S608
 
     def delete_one(self) -> str:
-        """Return the statement that deletes a row by its ID."""
+        """Return a statement that deletes a row by its ID."""
         marker = self.dialect.marker
         return f"DELETE FROM {self._table} WHERE {self.dialect.quote('id')} = {marker}"  # noqa: S608
 
     def backlog(self, limit: int) -> str:
-        """Return the query of the number of rows, up to `limit`, and their smallest time."""
+        """Return a query for the number of rows, up to `limit`, and the time of the earliest."""
         return (
             "SELECT COUNT(*), MIN(created_unix_ms) FROM (SELECT created_unix_ms"  # noqa: S608
             f" FROM {self._table} ORDER BY {self.dialect.quote('id')} LIMIT {int(limit)}) AS rows_"
         )
 
     def dead(self, limit: int) -> str:
-        """Return the query of the newest dead-lettered rows: id, uid, topic, error and time."""
+        """Return a query for the newest dead-lettered rows: id, uid, topic, error and time."""
         return (
             f"SELECT id, uid, topic, error, failed_unix_ms FROM {self._dead}"  # noqa: S608
             f" ORDER BY id DESC LIMIT {int(limit)}"
         )
 
     def dead_count(self, limit: int) -> str:
-        """Return the query of the number of dead-lettered rows, up to `limit`."""
+        """Return a query for the number of dead-lettered rows, up to `limit`."""
         return f"SELECT COUNT(*) FROM (SELECT id FROM {self._dead} LIMIT {int(limit)}) AS rows_"  # noqa: S608
 
-    # --- the statements that create it ---
+    # --- the statements that create and drop the tables ---
 
     def create(self, *, notify: bool = True) -> list[str]:
-        """Return the statements that create missing tables. `notify` matters in PostgreSQL."""
+        """Return statements that create missing tables. `notify` matters only in PostgreSQL."""
         made = [
             self._create_table(self._table, KINDS),
             # In a dead-lettered row, any value may be NULL, so that every invalid row can be
@@ -242,7 +248,7 @@ class OutboxTable:
         return made
 
     def drop(self) -> list[str]:
-        """Return the statements that drop both tables, with all their rows."""
+        """Return statements that drop both tables and all their rows."""
         dropped = [f"DROP TABLE IF EXISTS {each}" for each in (self._table, self._dead)]
         if self._is("postgresql"):
             function = self.dialect.quote(f"{self.name}_notify")
@@ -255,7 +261,7 @@ class OutboxTable:
             types = self.dialect.types
             # The type of the ID already excludes NULL.
             end = "" if name in null or name == "id" else " NOT NULL"
-            # The relay would send only one of two rows with the same uid.
+            # Of two rows with the same uid, the relay would send only one.
             end += " UNIQUE" if end and name == "uid" else ""
             lines.append(f"    {self.dialect.quote(name)} {types.get(name, types[kind])}{end}")
         inner = ",\n".join(lines)
@@ -282,7 +288,7 @@ class OutboxTable:
         return ", ".join(map(self.dialect.quote, columns))
 
     def _match_both(self, count: int) -> str:
-        if self._is("postgresql"):  # pass two arrays, because each parameter costs the driver time
+        if self._is("postgresql"):  # two arrays, because each parameter costs the driver time
             return "id = ANY(CAST(%s AS bigint[])) AND uid = ANY(CAST(%s AS text[]))"
         markers = ", ".join([self.dialect.marker] * count)
         # Cast the uid, because SQLite stores any type in any column, and bytes never equal a
@@ -292,7 +298,7 @@ class OutboxTable:
 
 
 def check_name(name: object) -> None:
-    """Raise TypeError or ValueError unless this can be the name of an outbox's table."""
+    """Raise TypeError or ValueError unless this is a valid name for an outbox's table."""
     if not isinstance(name, str):
         raise TypeError(f"table must be a string, not {name!r}")
     if not TABLE_NAME.pattern.fullmatch(name):
