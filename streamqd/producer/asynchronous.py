@@ -1,7 +1,8 @@
-"""The producer for asyncio: a thread waits for Redis, and the event loop never does.
+"""The producer for asyncio, in which a thread waits for Redis, so that the event loop never does.
 
-It uses the same buffer as the buffered producer, without linger. Concurrent sends of many tasks are
-written together, and both producers share the handling of lost replies.
+It uses the same buffer as the buffered producer, but does not wait for more messages (no linger).
+Concurrent sends of several tasks are written together, and both producers handle lost replies in
+the same way.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class AsyncProducer:
             awaited=True,
             **parse_options(max_messages=max_messages, max_bytes=max_bytes),
         )
-        self._queue = asyncio.Lock()  # keeps the order of the sends that wait for room
-        self._queued = 0  # the number of these sends
+        self._queue = asyncio.Lock()  # keeps sends in order while they wait for room
+        self._queued = 0  # number of sends that are waiting for room
         self._pid = os.getpid()
 
     async def __aenter__(self) -> Self:
@@ -143,15 +144,16 @@ class AsyncProducer:
     async def _post(self, topic: str, envelopes: Sequence[Envelope]) -> list[Result]:
         loop, since = asyncio.get_running_loop(), time.monotonic()
         if os.getpid() != self._pid:
-            # The lock belongs to the parent's loop. If a task there holds it, it is never released.
+            # The lock belongs to the parent's event loop. If a task there holds it, it is never
+            # released here.
             self._pid, self._queue, self._queued = os.getpid(), asyncio.Lock(), 0
         ticket: Ticket | None = None
-        if not self._queued:  # otherwise, it would overtake the sends that wait
+        if not self._queued:  # otherwise it would overtake sends that are waiting
             ticket = self._buffer.put(topic, envelopes, loop.create_future, since)
         return await (ticket or await self._put_in_turn(topic, envelopes, since))
 
     async def _put_in_turn(self, topic: str, envelopes: Sequence[Envelope], since: float) -> Ticket:
-        """Wait for room in the buffer, after all earlier sends that wait for it."""
+        """Wait for room in the buffer, behind all earlier sends that are waiting for it."""
         loop = asyncio.get_running_loop()
         self._queued += 1
         try:
@@ -171,14 +173,14 @@ class AsyncProducer:
 
 
 def _claim(ticket: Ticket) -> bool:
-    # It runs in the writing thread. If it misses a cancellation, the message is written.
+    # This runs in the writing thread. If it misses a cancellation, the message is written anyway.
     return not ticket.cancelled()
 
 
 def _deliver(answers: list[tuple[Ticket, list[Result]]]) -> None:
     if answers:
         loop = answers[0][0].get_loop()
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task is waiting
             loop.call_soon_threadsafe(_resolve, answers)
 
 

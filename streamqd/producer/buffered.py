@@ -1,4 +1,4 @@
-"""The buffered producer: `send` returns immediately, and a thread writes messages in batches."""
+"""The buffered producer, whose `send` returns immediately while a thread writes in batches."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Receipt(Future[Uid]):
     and never wait for another receipt in a callback.
     """
 
-    # A future with its lock consists of ten objects. They are created at first use, because most
-    # receipts are only asked for a result that is already available. Without this, the garbage
-    # collector took half of the producer's time to visit all these objects.
+    # A future and its lock consist of ten objects. They are created only when they are needed,
+    # because most receipts are only asked for a result that is already available. Without this, the
+    # garbage collector would spend half of the producer's time on visiting these objects.
     _lock = threading.Lock()
     _complete = False
     _claimed = False
-    # The result or the exception, until the future is completed with it.
+    # The result or the exception, until it is passed on to the future.
     _outcome: Result | None = None
 
     def __init__(self) -> None:
@@ -55,9 +55,9 @@ class Receipt(Future[Uid]):
         return super().exception(timeout)
 
     def _claim(self) -> bool:
-        """Mark the message as being written, in the writing thread.
+        """Mark the message as being written. Called in the writing thread.
 
-        Return False if it was canceled.
+        Returns False if the message was canceled.
         """
         with self._lock:
             if not self._complete:
@@ -66,7 +66,7 @@ class Receipt(Future[Uid]):
         return self.set_running_or_notify_cancel()
 
     def _settle(self, outcome: Result) -> None:
-        """Store the uid or the error, in the writing thread."""
+        """Store the uid or the error. Called in the writing thread."""
         with self._lock:
             if not self._complete:
                 self._outcome = outcome
@@ -80,7 +80,7 @@ class Receipt(Future[Uid]):
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            # Do not wait, because the writing thread is in the other process.
+            # Do not wait, because the writing thread is in another process.
             raise OutcomeUnknownError(
                 f"the message belongs to process {self._pid}, so its outcome is unknown here;"
                 " wait for it in that process"
@@ -158,7 +158,7 @@ class BufferedProducer:
             _deliver,
             **buffer,
         )
-        # Messages must not be lost when a program exits without calling `close`.
+        # Messages must not be lost if a program exits without calling `close`.
         atexit.register(self.close)
 
     def __enter__(self) -> Self:

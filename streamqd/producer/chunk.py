@@ -1,4 +1,4 @@
-"""A chunk of messages that are written together, with their results and the wait for room."""
+"""A chunk of messages that are written together, their results, and their wait for room."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamqd.producer.encoding import Envelope
 from streamqd.store.publishing import Transaction
 from streamqd.store.scripts import Call
 
-BACKLOG_PAUSES = (0.02, 0.05, 0.1, 0.25)  # seconds between checks for room. The last one repeats.
+BACKLOG_PAUSES = (0.02, 0.05, 0.1, 0.25)  # seconds between checks for room, the last one repeats
 
 Result = Uid | Exception  # the result of one message: its uid or its error
 NOT_YET = BacklogFullError("not tried yet")  # internal: the message waits for earlier messages
@@ -22,46 +22,46 @@ NOT_YET = BacklogFullError("not tried yet")  # internal: the message waits for e
 
 @dataclass(slots=True, eq=False)
 class EarlierChunks:
-    """The chunks of one topic that wait for room ahead of a certain chunk."""
+    """The chunks of one topic that are waiting for room ahead of a given chunk."""
 
-    counts: set[int] = field(default_factory=set)  # the partition counts by which they are routed
+    counts: set[int] = field(default_factory=set)  # the partition counts that routed them
     partitions: set[int] = field(default_factory=set)  # the partitions with waiting messages
 
     def add(self, chunk: Chunk) -> None:
-        """Add a chunk that waits for room."""
+        """Add a chunk that is waiting for room."""
         self.counts.add(chunk.count)
         self.partitions |= chunk.full_partitions()
 
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Messages of one kind to one topic, in one transaction, routed by one partition count.
+    """Messages of one kind for one topic, in one transaction, routed with one partition count.
 
-    A chunk consists of batches, and each batch gets the results of its own messages. While messages
-    wait for room, the next check is due at `check_at`, and the last one at `deadline` (seconds,
-    monotonic).
+    A chunk consists of batches, and each batch receives the results of its own messages. While
+    messages are waiting for room, `check_at` is the time of the next check, and `deadline` that of
+    the last one (seconds, monotonic).
     """
 
     topic: str
-    count: int = 0  # the partition count by which they are routed
+    count: int = 0  # the partition count that routed them
     envelopes: list[Envelope] = field(default_factory=list)
     partitions: list[int] = field(default_factory=list)  # the partition of each message
-    # For each batch: its start, its end, and the error of the message at which it stopped.
+    # For each batch: its start, its end, and the error of a message at which it stopped, or None.
     batches: list[tuple[int, int, Exception | None]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)  # the script calls that write the messages
     numbers: list[Sequence[int]] = field(default_factory=list)  # the message numbers of each call
     commands: list[Any] = field(default_factory=list)  # the calls in the writer's format
-    transaction: Transaction | None = None  # the transaction, if it was already sent
+    transaction: Transaction | None = None  # the transaction, if it has already been sent
     results: list[Result] = field(default_factory=list)
-    waiting: Sequence[int] = ()  # numbers of messages
-    since: float = field(default_factory=time.monotonic)  # start of its time limit
+    waiting: Sequence[int] = ()  # numbers of the messages that are waiting
+    since: float = field(default_factory=time.monotonic)  # start of the time limit
     deadline: float | None = None  # set at the first attempt
     checks: int = 0
     check_at: float = 0.0
-    is_blocked: bool = False  # True if all waiting messages wait for messages of earlier chunks
+    is_blocked: bool = False  # True if all waiting messages must wait for earlier chunks
 
     def subset(self, numbers: Sequence[int]) -> Chunk:
-        """Return a chunk with only these messages."""
+        """Return a chunk that contains only these messages."""
         if len(numbers) == len(self.envelopes):
             return self
         envelopes = [self.envelopes[at] for at in numbers]
@@ -69,14 +69,14 @@ class Chunk:
         return Chunk(self.topic, self.count, envelopes, partitions, since=self.since)
 
     def begin(self) -> None:
-        """Reset the results, so that all messages wait for their first attempt."""
+        """Reset the results, so that all messages are waiting for their first attempt."""
         self.results = [NOT_YET] * len(self.envelopes)
         self.waiting = range(len(self.envelopes))
 
     def settle(self, numbers: Sequence[int], found: list[Result]) -> None:
         """Store the results of an attempt.
 
-        After the first attempt, a message keeps waiting for room while Redis is unavailable.
+        After the first attempt, a message keeps waiting for room even if Redis is unavailable.
         """
         if not self.checks and len(found) == len(self.results):
             self.results = found
@@ -87,10 +87,10 @@ class Chunk:
                 self.results[at] = result
 
     def plan(self) -> None:
-        """Set the messages that still wait, and the time of the next attempt.
+        """Determine which messages are still waiting, and the time of the next attempt.
 
-        If all wait for earlier chunks, the next attempt is due when the earlier ones have room,
-        or at the deadline. Call it after an attempt.
+        If all of them wait for earlier chunks, the next attempt is due when those have found room,
+        or at the deadline. Call this after an attempt.
         """
         full = [at for at in self.waiting if isinstance(self.results[at], BacklogFullError)]
         self.waiting = full
@@ -115,12 +115,12 @@ class Chunk:
                 )
 
     def give_up(self) -> None:
-        """Stop waiting. The result of messages that found no room is BacklogFullError."""
+        """Stop waiting. Messages that found no room get BacklogFullError as their result."""
         self.deadline = 0.0
         self.plan()
 
     def fail(self, error: Exception) -> None:
-        """Stop waiting. The result of all waiting messages is `error`."""
+        """Stop waiting. All messages that are still waiting get `error` as their result."""
         for at in self.waiting:
             self.results[at] = error
         self.waiting = ()
@@ -130,7 +130,7 @@ class Chunk:
         return {self.partitions[at] for at in self.waiting}
 
     def waits(self, number: int) -> bool:
-        """Return True if a message of batch `number` waits for room."""
+        """Return True if a message of this batch is waiting for room."""
         begin, end, _ = self.batches[number]
         at = bisect_left(self.waiting, begin)
         return at < len(self.waiting) and self.waiting[at] < end

@@ -1,6 +1,7 @@
-"""Encoding: turns a message into the fields of an entry.
+"""Turns a message into the fields of an entry.
 
-It uses no Redis connection, clock or thread. All producers call it in the thread that sends.
+No Redis connection, clock or thread is used here. All producers call this module in the thread that
+sends.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from streamqd.message import HEADERS_MAX
 
 
 def _data(value: Any) -> Any:
-    """Return JSON data for a value whose type JSON does not support. Raises TypeError."""
+    """Convert a value whose type JSON does not support into JSON data. Raises TypeError."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     if hasattr(type(value), "model_dump"):  # a pydantic model
@@ -35,7 +36,7 @@ _to_json = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_data
 ).encode
 
-CENTURY = 36_525 * 86_400.0  # seconds. A larger value is a mistake, or in milliseconds.
+CENTURY = 36_525 * 86_400.0  # in seconds; a larger value is a mistake or in milliseconds
 
 
 class Outgoing(NamedTuple):
@@ -56,7 +57,7 @@ def outgoing_of(item: Any) -> Outgoing:
     return item if isinstance(item, Outgoing) else Outgoing(item)
 
 
-_ALONE = Outgoing(b"")[1:]  # the other fields of a message without key and options
+_ALONE = Outgoing(b"")[1:]  # the other fields of a message that has no key or options
 _PAYLOAD = b"payload"
 
 
@@ -64,11 +65,11 @@ _PAYLOAD = b"payload"
 class Encoded:
     """An encoded message: the fields of its entry, and where and when to write it.
 
-    A delayed send has a `send_id` and either `delay` or `at_unix_ms`.
+    A delayed send has a `send_id`, and either `delay` (seconds) or `at_unix_ms`.
     """
 
     fields: list[bytes]
-    size: int  # bytes of names and values
+    size: int  # size of the names and values in bytes
     key: bytes | None = None
     partition: int | None = None
     dedup_id: str | None = None
@@ -77,13 +78,14 @@ class Encoded:
     at_unix_ms: int | None = None
 
 
-# A message with only a payload, like most messages of a bulk send, is represented by that payload.
-# Additional objects took a sixth of the time, because the garbage collector has to visit them.
+# A message that has only a payload, like most messages of a bulk send, is represented by that
+# payload. Additional objects would take a sixth of the time, because the garbage collector has to
+# visit them.
 Envelope = Encoded | bytes
 
 
 def to_encoded(envelope: Envelope) -> Encoded:
-    """Return the message as an Encoded, even if it is only a payload."""
+    """Return a message as an Encoded, even if it is represented by its payload."""
     if isinstance(envelope, bytes):
         return Encoded([_PAYLOAD, envelope], size_of(envelope))
     return envelope
@@ -95,7 +97,7 @@ def size_of(envelope: Envelope) -> int:
 
 
 def envelope_of(item: Any, max_bytes: int) -> Envelope:
-    """Encode a message, an `Outgoing` or a value.
+    """Encode a message, which is an `Outgoing` or a plain value.
 
     Raises MessageTooLargeError, TypeError, ValueError.
     """
@@ -105,7 +107,7 @@ def envelope_of(item: Any, max_bytes: int) -> Envelope:
         payload = value if type(value) is bytes else _encode_value(value)
         if len(payload) <= max_bytes:
             return payload
-        item = Outgoing(payload)  # refused below
+        item = Outgoing(payload)  # `fields_of` raises the error
     if item.dedup_id is not None and not isinstance(item.dedup_id, str):
         raise TypeError(f"dedup_id must be a string, not {item.dedup_id!r}")
     if item.dedup_id == "":
@@ -134,7 +136,7 @@ def envelope_of(item: Any, max_bytes: int) -> Envelope:
 
 
 def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
-    """Encode an item into the names and values of its entry.
+    """Encode an item as the names and values of its entry.
 
     Raises MessageTooLargeError, TypeError, ValueError.
     """
@@ -165,10 +167,11 @@ def fields_of(item: Outgoing, max_bytes: int) -> list[bytes]:
 def batches(
     items: Iterable[Any], encode: Callable[[Any], Envelope], *, count: int, size: int
 ) -> Iterator[list[Envelope]]:
-    """Encode items and cut them into batches for one transaction each, with one kind of message.
+    """Encode items, and split them into batches for one transaction each.
 
-    A batch is full when it has `count` messages or at least `size` bytes. An error of an item, or
-    of `items` itself, is raised after the batches with all earlier items.
+    A batch contains only one kind of message. It is full when it has `count` messages or at least
+    `size` bytes. If an item or the iteration itself raises an error, it is raised after the batches
+    with all earlier items.
     """
     batch: list[Envelope] = []
     held = 0
@@ -177,7 +180,7 @@ def batches(
     try:
         for item in items:
             envelope = encode(item)
-            if type(envelope) is bytes:  # same result as the two calls, at a fraction of the cost
+            if type(envelope) is bytes:  # the result of the two calls, at a fraction of the cost
                 own, taken = "plain", len(_PAYLOAD) + len(envelope)
             else:
                 own, taken = kind_of(envelope), size_of(envelope)
@@ -190,7 +193,7 @@ def batches(
             if held >= size or len(batch) >= count:
                 yield batch
                 batch, held = [], 0
-    except Exception as error:  # noqa: BLE001 - raised below, after the items before it
+    except Exception as error:  # noqa: BLE001 - raised below, after the earlier items
         failure = error
     if batch:
         yield batch
@@ -199,13 +202,13 @@ def batches(
 
 
 def check_topic(topic: object) -> None:
-    """Raise TypeError if the topic is not a string. Routing checks the name itself."""
+    """Raise TypeError if the topic is not a string. The name itself is checked by the routing."""
     if not isinstance(topic, str):
         raise TypeError(f"a topic must be a string, not {topic!r}")
 
 
 def kind_of(envelope: Envelope) -> str:
-    """Return the kind: `plain`, `deduplicated` or `scheduled`. A transaction has one kind."""
+    """Return the kind: `plain`, `deduplicated` or `scheduled`. A transaction has only one kind."""
     if isinstance(envelope, bytes):
         return "plain"
     if envelope.send_id:
@@ -252,7 +255,7 @@ def _utf8(what: str, text: str) -> bytes:
 def _expiry(expires: float | timedelta | datetime) -> tuple[bytes, bytes]:
     """Return the name and value of the expiry field.
 
-    A duration is not converted to a time, because only Redis knows its start.
+    A duration is not converted to a time, because only Redis knows when it starts.
     """
     if isinstance(expires, datetime):
         return b"expiresAt", b"%d" % _unix_ms("expires", expires)

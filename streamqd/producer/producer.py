@@ -1,4 +1,4 @@
-"""The synchronous producer, whose calls return after the reply of Redis."""
+"""The synchronous producer, whose calls return after Redis has replied."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class Producer:
 def split_results(topic: str, results: Sequence[Result]) -> tuple[list[Uid], Exception | None]:
     """Return the uids of a batch in order, and the error that stops the sending, or None.
 
-    If the error itself contains the written uids of the batch, the list is empty.
+    If the error itself contains the uids of the messages that were written, the list is empty.
     """
     sent = [result for result in results if isinstance(result, Uid)]
     if len(sent) == len(results):
@@ -244,12 +244,12 @@ def split_results(topic: str, results: Sequence[Result]) -> tuple[list[Uid], Exc
         return [], BatchRejectedError(refused[0].code, text, ids)
     if isinstance(failures[0], BacklogFullError):
         return [], BacklogFullError(str(failures[0]), ids)
-    # A message could not be routed, or nothing was written at all.
+    # A message could not be routed, or nothing at all was written.
     return sent, failures[0]
 
 
 def note_written(error: Exception, ids: list[Uid]) -> None:
-    """Add the uids (or the number) of the messages written before to an error of `send_many`."""
+    """Add the earlier messages of a `send_many` call to its error, by uid or number."""
     if isinstance(error, BatchOutcomeUnknownError | BatchRejectedError | BacklogFullError):
         error.ids[:0] = ids
     else:

@@ -1,8 +1,8 @@
-"""Routing: the choice of a message's partition.
+"""Chooses the partition of a message.
 
-A partitioner has a name, or is a function of the key (None without a key) and the number of
-partitions. A repetition with a `dedup_id` must reach the partition of the first send, so such
-messages never take turns.
+A partitioner is a name, or a function of the key (None without a key) and the number of partitions.
+A repeated send with a `dedup_id` must reach the same partition as the first send, so such messages
+never take turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Partitioner = Named | Callable[[bytes | None, int], int]
 
 
 class Chooser:
-    """The partitioner of one topic. It stores whose turn it is.
+    """The partitioner of one topic, which remembers the partition whose turn it is.
 
     Raises ValueError for an unknown name.
     """
@@ -57,7 +57,10 @@ class Chooser:
         return key is None or self._name == "round-robin"
 
     def choose(self, key: bytes | None, dedup_id: str | None, count: int) -> int:
-        """Return the partition, of `count`. Raises ValueError if a function's choice is invalid."""
+        """Return one of `count` partitions.
+
+        Raises ValueError if a user's function returns another value.
+        """
         if self.takes_turns(key, dedup_id):
             [turn] = self.turns(1, count)
             return turn
@@ -74,10 +77,11 @@ class Chooser:
         return chosen
 
     def turns(self, number: int, count: int) -> list[int]:
-        """Return the partitions of `number` messages that take turns."""
+        """Return partitions for this number of messages, which take turns."""
         turn = self._turn
         if turn is None:
-            # Many short-lived producers must not all start at 0.
+            # Start at a random partition, because many short-lived producers must not all start at
+            # 0.
             turn = random.randrange(count)
         if self._name == "sticky":
             self._turn = turn
@@ -86,13 +90,13 @@ class Chooser:
         return [each % count for each in range(turn, turn + number)]
 
     def begin_batch(self) -> None:
-        """Start a new transaction, at which a sticky partitioner moves to the next partition."""
+        """Start a new transaction. A sticky partitioner then moves to the next partition."""
         if self._name == "sticky" and self._turn is not None:
             self._turn += 1
 
 
 class Router:
-    """The router of messages, which also creates topics. The writer caches the partition counts.
+    """Routes messages, and creates topics. The writer caches the partition counts.
 
     Raises ValueError for an unknown partitioner.
     """
@@ -118,11 +122,11 @@ class Router:
             self._of_others = partitioner
         self._choosers: dict[str, Chooser] = {}
         for each in (*self._of_topics.values(), self._of_others):
-            Chooser(each)  # raises ValueError for a mistake before the first send
-        self._checked: set[str] = set()  # topics that were looked up before
+            Chooser(each)  # raises ValueError for a mistake, before the first send
+        self._checked: set[str] = set()  # topics that have already been looked up
 
     def chooser(self, topic: str) -> Chooser:
-        """Return the chooser of a topic."""
+        """Return the partitioner of a topic."""
         found = self._choosers.get(topic)
         if found is None:
             found = self._choosers[topic] = Chooser(self._of_topics.get(topic, self._of_others))
@@ -133,10 +137,10 @@ class Router:
         self._choosers.clear()
 
     def choose(self, topic: str, envelopes: Sequence[Envelope], count: int) -> Iterable[int]:
-        """Return the partitions of messages, in their order, out of `count` partitions.
+        """Return the partition of each message, in order, out of `count` partitions.
 
-        The iteration raises RequestRefusedError, or the error of a user's partitioner, at the first
-        message that cannot be routed.
+        At the first message that cannot be routed, the iteration raises RequestRefusedError, or the
+        error of a user's partitioner.
         """
         chooser = self.chooser(topic)
         if set(map(type, envelopes)) == {bytes} and chooser.takes_turns(None, None):
@@ -144,7 +148,7 @@ class Router:
         return (_choose_partition(topic, chooser, each, count) for each in envelopes)
 
     def choose_one(self, topic: str, envelope: Envelope, count: int) -> int:
-        """Return the partition of a message that is written alone. Raises as `choose` does."""
+        """Return the partition for a single message. Raises the same errors as `choose`."""
         chooser = self._choosers.get(topic) or self.chooser(topic)
         chooser.begin_batch()
         return _choose_partition(topic, chooser, envelope, count)
@@ -152,9 +156,10 @@ class Router:
     def reroute(
         self, topic: str, envelopes: Sequence[Envelope], before: Sequence[int], count: int
     ) -> list[int]:
-        """Return the partitions of messages after the count changed. Raises as `choose` does.
+        """Route messages again after the partition count has changed.
 
-        A message that took its turn keeps its partition if that partition still exists.
+        Raises the same errors as `choose`. A message that took its turn keeps its partition if that
+        partition still exists.
         """
         chooser = self.chooser(topic)
         return [
@@ -165,14 +170,14 @@ class Router:
         ]
 
     def cached_count(self, topic: str) -> int | None:
-        """Return the topic's partition count, None unless it was looked up and is still cached."""
+        """Return the topic's partition count, or None if it was not looked up or is not cached."""
         return self._writer.cached_count(topic) if topic in self._checked else None
 
     def count(self, topic: str) -> int:
-        """Return the topic's partition count. If it is unknown, read it or create the topic.
+        """Return the topic's partition count. If it is unknown, read it, or create the topic.
 
-        Raises TopicNotFoundError, RedisResponseError, RedisUnavailableError (nothing was sent) and
-        ValueError, and never guesses a count.
+        A count is never guessed. Raises TopicNotFoundError, RedisResponseError,
+        RedisUnavailableError (nothing was sent) and ValueError.
         """
         known = self.cached_count(topic)
         if known is not None:
@@ -245,6 +250,6 @@ def _choose_partition(topic: str, chooser: Chooser, envelope: Envelope, count: i
 
 
 def _is_free(chooser: Chooser, envelope: Envelope) -> bool:
-    """Return True if a message took its turn, so that it may go to any partition."""
+    """Return True if a message took its turn, and may therefore go to any partition."""
     message = to_encoded(envelope)
     return message.partition is None and chooser.takes_turns(message.key, message.dedup_id)

@@ -1,9 +1,8 @@
-"""A bounded buffer of messages and the one thread that writes them.
+"""A buffer of limited size for messages, and the one thread that writes them.
 
 The buffered and the asynchronous producer use it. A `send` encodes the message and puts it into the
-buffer. The thread writes it, together with other messages to the same topic. The buffer is
-independent of futures: it calls `claim` before it writes a message, and passes results to
-`deliver`.
+buffer. The thread writes it, together with other messages to the same topic. The buffer does not
+depend on futures: it calls `claim` before it writes a message, and passes the results to `deliver`.
 """
 
 from __future__ import annotations
@@ -25,28 +24,28 @@ from streamqd.producer.sender import CHUNK_BYTES, CHUNK_COUNT, Sender, forget_in
 
 _log = logging.getLogger("streamqd.producer")
 
-T = TypeVar("T")  # stands for the sender of a batch: a future
+T = TypeVar("T")  # the ticket of a batch's sender, which is a future
 
 
 @dataclass(slots=True)
 class BufferedBatch(Generic[T]):
-    """One or more messages of one kind to one topic that are written together."""
+    """One or more messages of one kind that are written together to one topic."""
 
     topic: str
     envelopes: Sequence[Envelope]
     ticket: T
     size: int
-    since: float  # time of its arrival (seconds, monotonic)
-    number: int  # batches are numbered by arrival, starting at 1
+    since: float  # time of the sender's call, in seconds, monotonic
+    number: int  # the number in the order of arrival, starting at 1
 
 
 class SendBuffer(Generic[T]):
-    """A buffer that takes batches from any thread and writes them in the order of arrival.
+    """A buffer that accepts batches from any thread, and writes them in the order of arrival.
 
-    The first batch waits `linger` seconds for others, unless `max_batch` messages are waiting. The
-    buffer takes at most `max_messages` messages with `max_bytes` in total, and messages being
-    written count too. With `awaited`, the time limit of a batch starts at its arrival, otherwise
-    at its write.
+    The first batch waits `linger` seconds for others, unless `max_batch` messages are already
+    waiting. The buffer holds up to `max_messages` messages with `max_bytes` in total, including
+    messages that are being written. If `awaited` is True, the time limit of a batch starts when it
+    arrives, and otherwise when it is written.
     """
 
     def __init__(
@@ -74,20 +73,21 @@ class SendBuffer(Generic[T]):
 
     def _reset(self) -> None:
         lock = threading.Lock()
-        self._changed = threading.Condition(lock)  # the writing thread waits for it
-        self._room = threading.Condition(lock)  # all other threads wait for it
+        self._changed = threading.Condition(lock)  # for the writing thread
+        self._room = threading.Condition(lock)  # for all other threads
         self._queue: deque[BufferedBatch[T]] = deque()
-        self._queued = 0  # messages in `_queue`
+        self._queued = 0  # number of messages in `_queue`
         self._held = 0  # messages in the buffer, including those being written
         self._held_bytes = 0
-        self._taken = 0  # number of batches accepted so far
-        self._unfinished: dict[int, None] = {}  # numbers of batches, in their order
-        self._urgent = 0  # do not linger for batches up to this number
-        # Chunks with messages that wait for room, in order of arrival. The values are their
-        # unanswered batches, by their number in the chunk. Only the writing thread uses it.
+        self._taken = 0  # number of batches that have been accepted
+        self._unfinished: dict[int, None] = {}  # numbers of batches, in order
+        self._urgent = 0  # batches up to this number do not linger
+        # Chunks whose messages are waiting for room, in the order of arrival. Each value maps the
+        # numbers of batches in the chunk to the batches that have no result yet. Only the writing
+        # thread uses it.
         self._waiting: dict[Chunk, dict[int, BufferedBatch[T]]] = {}
-        self._earlier_chunks: dict[str, EarlierChunks] = {}  # by topic: its chunks that wait
-        self._check_at: float | None = None  # time of the next check for room (monotonic)
+        self._earlier_chunks: dict[str, EarlierChunks] = {}  # by topic, its waiting chunks
+        self._check_at: float | None = None  # time of the next check for room, monotonic
         self._given_up = False
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -101,10 +101,10 @@ class SendBuffer(Generic[T]):
         make: Callable[[], T],
         since: float | None = None,
     ) -> T | None:
-        """Accept a batch and return its ticket from `make`, None if the buffer has no room.
+        """Accept a batch and return its ticket from `make`, or None if the buffer has no room.
 
-        `since` (seconds, monotonic) is the time of the sender's call, by default now. An empty
-        buffer accepts any batch. Raises RequestRefusedError after `close`.
+        `since` (seconds, monotonic) is the time of the sender's call, by default the current time.
+        An empty buffer accepts a batch of any size. Raises RequestRefusedError after `close`.
         """
         check_topic(topic)
         size = sum(map(size_of, envelopes))
@@ -136,13 +136,13 @@ class SendBuffer(Generic[T]):
             return ticket
 
     def wait_for_room(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds until a batch has left. May return sooner."""
+        """Wait up to `timeout` seconds until a batch leaves the buffer. May return earlier."""
         with self._room:
             if self._held:
                 self._room.wait(timeout)
 
     def flush(self, timeout: float | None) -> bool:
-        """Write all batches without lingering. Return False if it takes longer than `timeout`."""
+        """Write all batches without lingering. Return False if this takes longer than `timeout`."""
         with self._changed:
             last = self._request_flush()
             return self._room.wait_for(
@@ -155,13 +155,13 @@ class SendBuffer(Generic[T]):
         return self._urgent
 
     def close(self) -> None:
-        """Reject new batches, write the others, then stop the thread. Does not wait for it."""
+        """Reject new batches, write all others, and then stop the thread. Does not wait for it."""
         with self._changed:
             self._closed = True
             self._changed.notify()
 
     def abandon(self) -> None:
-        """Give up all batches whose write has not started."""
+        """Give up all batches that are not being written yet."""
         with self._changed:
             batches = list(self._queue)
             self._queue.clear()
@@ -175,7 +175,7 @@ class SendBuffer(Generic[T]):
         self._finish(batches)
 
     def join(self, timeout: float | None) -> bool:
-        """Wait until the thread stops. Return False if it takes longer than `timeout`."""
+        """Wait until the thread stops. Return False if this takes longer than `timeout`."""
         thread = self._thread
         if thread is None:
             self._sender.close()
@@ -184,7 +184,7 @@ class SendBuffer(Generic[T]):
         return not thread.is_alive()
 
     def forget(self) -> None:
-        """Empty the buffer in a forked child. Its batches belong to the parent."""
+        """Empty the buffer in a forked child, because its batches belong to the parent."""
         held = self._held
         self._reset()
         if held:
@@ -204,9 +204,10 @@ class SendBuffer(Generic[T]):
         self._sender.close()
 
     def _next(self) -> list[BufferedBatch[T]] | None:
-        """Wait for batches to write together. Return None after `close`, when it is empty.
+        """Wait for batches that can be written together.
 
-        Return an empty list when a check for room is due.
+        Return an empty list if a check for room is due, and None after `close` once the buffer is
+        empty.
         """
         with self._changed:
             check_at = self._check_at
@@ -255,10 +256,10 @@ class SendBuffer(Generic[T]):
         self._attempt(chunk)
 
     def _retry_waiting(self) -> None:
-        """Retry the chunks that wait for room, in order of arrival.
+        """Retry the chunks that are waiting for room, in the order of arrival.
 
-        The time of a check is proportional to the number of waiting chunks. A chunk that waits for
-        earlier chunks of its partitions is tried only after those have found room.
+        The time that this takes is proportional to the number of waiting chunks. A chunk that waits
+        for earlier chunks to the same partitions is tried only after those have found room.
         """
         now = time.monotonic()
         if not self._waiting or not (self._given_up or (self._check_at or 0.0) <= now):
@@ -274,7 +275,7 @@ class SendBuffer(Generic[T]):
                 self._note_waiting(chunk)
 
     def _attempt(self, chunk: Chunk) -> None:
-        """Write a chunk, except for messages that would overtake earlier ones."""
+        """Write a chunk, except for messages that would overtake those of earlier chunks."""
         try:
             self._sender.attempt(chunk, self._earlier_chunks.get(chunk.topic))
         except BaseException as raised:  # noqa: BLE001 - the result of the messages
@@ -288,7 +289,7 @@ class SendBuffer(Generic[T]):
         self._check_at = min(self._check_at or math.inf, chunk.check_at)
 
     def _settle(self, chunk: Chunk) -> None:
-        """Deliver the results of all batches that have no waiting messages."""
+        """Deliver the results of all batches in which no message is waiting any longer."""
         batches = self._waiting[chunk]
         settled = [number for number in batches if not chunk.waits(number)]
         if settled:
@@ -310,12 +311,12 @@ class SendBuffer(Generic[T]):
 
 
 def _error_of(raised: BaseException) -> Exception:
-    # A partitioner that calls sys.exit only makes its own message fail.
+    # A partitioner that calls sys.exit makes only its own message fail.
     return raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
 
 
 def _bundles(batches: Sequence[BufferedBatch[T]]) -> list[list[BufferedBatch[T]]]:
-    """Group batches into one bundle per transaction. Batches to one topic keep their order."""
+    """Group batches into one bundle per transaction. Batches for one topic keep their order."""
     by_topic: dict[str, list[BufferedBatch[T]]] = {}
     for batch in batches:
         by_topic.setdefault(batch.topic, []).append(batch)

@@ -1,8 +1,8 @@
-"""Send the messages of all producers to Redis. Report each outcome, even if a reply is lost.
+"""Sends the messages of all producers to Redis, and reports each outcome.
 
-A producer has one connection, which one thread at a time uses. This module routes messages,
-builds the commands and writes them in one transaction. A write is repeated only if this cannot
-write a message twice.
+This includes unknown outcomes, if a reply is lost. A producer has one connection, which only one
+thread at a time uses. This module routes messages, builds the commands, and writes them in one
+transaction. A write is repeated only if this cannot write a message twice.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from streamqd.store.replies import check_replies
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-CHUNK_COUNT = 512  # maximum number of messages in one transaction
-CHUNK_BYTES = 1 << 20  # size in bytes at which a transaction is full
-PAUSES = (0.05, 0.2, 0.5)  # seconds before each repetition of a send that is safe to repeat
-HEADS_MAX = 4096  # maximum number of cached calls, which contain no messages
-# Maximum number of times that one transaction is routed again after a topic change.
+CHUNK_COUNT = 512  # limit of messages in one transaction
+CHUNK_BYTES = 1 << 20  # bytes after which a transaction is full
+PAUSES = (0.05, 0.2, 0.5)  # seconds before each repetition of a send that may be repeated
+HEADS_MAX = 4096  # limit of cached calls, which contain no messages
+# Limit for routing one transaction again because its topic has changed.
 REROUTES_MAX = 100
 DEDUP_WINDOW = 600.0
 _UID = re.compile(r"([^/]+)/([0-9]{1,9})/([!-~]{1,200})")
@@ -69,7 +69,7 @@ _inherited: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def forget_in_children(each: Any) -> None:
-    """Call the `forget` method of `each` in all children that are forked while it exists."""
+    """Call the object's `forget` method in all children that are forked while the object exists."""
     _inherited.add(each)
 
 
@@ -82,11 +82,11 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 class Sender:
-    """One connection, the cached partition counts of topics, and the rules for repeating.
+    """One connection, the cached partition counts of topics, and the rules for repeating sends.
 
-    It is thread-safe: a lock protects the connection for one round trip at a time. The lock is free
-    while a send waits for its next attempt. After a fork it also works in the child, over a new
-    connection.
+    It is thread-safe, because a lock protects the connection for one round trip at a time. The lock
+    is free while a send is waiting for its next attempt. After a fork, it also works in the child,
+    over a new connection.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Sender:
         self._backlog_wait: float = options["backlog_wait"]
         self._max_backlog: int | None = options["max_backlog"]
         self._window: float = options["dedup_window"]
-        # Encodes an `Outgoing` or a value, without using the connection or any state.
+        # Encodes an `Outgoing` or a plain value, without using the connection or any state.
         self.encode: Callable[[Any], Envelope] = functools.partial(
             envelope_of, max_bytes=settings.daemon.max_message_bytes
         )
@@ -131,7 +131,7 @@ class Sender:
         self._connection = connection
         self._keys = keys = Keys(settings.keys.control, settings.keys.streams)
         self._writer = MessageWriter(connection, keys)
-        # Calls that write to a partition, without their messages, and their commands.
+        # Calls that write to a partition, but without messages, and the commands for these calls.
         self._heads: dict[tuple[str, int, int, bool], tuple[Call, tuple[str, ...]]] = {}
         store = Store(connection, keys)
         self._router = Router(settings, store, self._writer, partitioner, create=create)
@@ -141,14 +141,14 @@ class Sender:
 
     @property
     def timeout(self) -> float:
-        """The maximum seconds of one send, without its wait for room."""
+        """The time limit of one send in seconds, not counting its wait for room."""
         return self._timeout
 
     def close(self) -> None:
         """Close the connection. The next use opens a new one."""
         with contextlib.suppress(
             RedisUnavailableError
-        ):  # other threads use it, and would reopen it
+        ):  # other threads are using it and would reopen it
             self._run_exclusively(time.monotonic() + self._timeout, self._close)
 
     def _close(self) -> None:
@@ -156,10 +156,11 @@ class Sender:
         self._connection.close()
 
     def _run_exclusively(self, end: float, work: Callable[[], T]) -> T:
-        """Run `work` with exclusive use of the connection, until `end` (seconds, monotonic).
+        """Call `work` with exclusive use of the connection, until `end` (seconds, monotonic).
 
-        Raises RedisUnavailableError when other threads use it until `end`, and RuntimeError in a
-        signal handler that interrupted a send of its own thread. In both cases nothing was sent.
+        Raises RedisUnavailableError if other threads use the connection until `end`. Raises
+        RuntimeError in a signal handler that has interrupted a send in its own thread. In both
+        cases, nothing was sent.
         """
         lock = self._lock
         owned = lock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001 - as Condition does
@@ -177,26 +178,27 @@ class Sender:
             self._connection.set_deadline(end)
             return work()
         finally:
-            # A signal handler may raise an exception before the lock is taken, or after.
+            # A signal handler may raise an exception before or after the lock is acquired.
             if owned():
                 lock.release()
 
     def forget(self) -> None:
-        """Drop the connection and the turns in a forked child. They belong to the parent."""
+        """Drop the connection and the turns in a forked child. Both belong to the parent."""
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a thread of the parent may hold the old lock
         self._writer.detach()
         self._router.forget_turns()
 
     def split_batches(self, items: Iterable[Any]) -> Iterator[list[Envelope]]:
-        """Encode many messages and cut them into batches for `chunk` and `post`."""
+        """Encode many messages, and split them into batches for `chunk` and `post`."""
         return batches(items, self.encode, count=CHUNK_COUNT, size=CHUNK_BYTES)
 
     def send(self, topic: str, envelope: Envelope) -> Result:
         """Write one message, as `post` does for a batch, and return its result.
 
-        A message without options to a known topic on a single server takes a fast path. All other
-        messages, and all replies other than an entry ID, are handled by `post` and `finish`.
+        There is a fast path for messages without options, to a known topic on a single server. All
+        other messages, and all replies that are not an entry ID, are handled by `post` and
+        `finish`.
         """
         if os.getpid() != self._pid:
             self.forget()
@@ -235,16 +237,16 @@ class Sender:
         """Write the messages of a batch in one transaction, and wait for room.
 
         All messages must be of one kind. If a message cannot be routed, the earlier messages are
-        written, its own result is the error, and later messages have no result. Raises errors that
-        concern all messages.
+        written, its own result is the error, and later messages have no result. Errors that affect
+        all messages are raised.
         """
         return self.finish(self.chunk(topic, [batch], time.monotonic()))
 
     def stream(self, topic: str, items: Iterable[Any]) -> Iterator[list[Result]]:
         """Write many messages, and yield the results of each batch.
 
-        While Redis processes a batch, the next batch is encoded, so `items` may use this sender
-        too. An error of `items` is raised after the results of all earlier items.
+        While Redis is processing a batch, the next batch is encoded. `items` may therefore use this
+        sender too. An error raised by `items` is raised after the results of all earlier items.
         """
         made = (self.chunk(topic, [batch]) for batch in self.split_batches(items))
         sent: Chunk | None = None
@@ -253,7 +255,7 @@ class Sender:
                 failure = following = None
                 try:
                     following = next(made, None)
-                except Exception as error:  # noqa: BLE001 - raised below, in its turn
+                except Exception as error:  # noqa: BLE001 - raised below, after the earlier results
                     failure = error
                 if sent is not None:
                     sent.since = time.monotonic()  # encoding the next items does not count
@@ -265,7 +267,7 @@ class Sender:
                 sent = following
                 sent.since = time.monotonic()
                 self._start(sent)
-                if sent.batches[0][2] is not None:  # the batch failed, so no other batch follows
+                if sent.batches[0][2] is not None:  # it failed, so no other batch follows
                     yield self.finish(sent)
                     return
         except BaseException:
@@ -276,13 +278,13 @@ class Sender:
     def chunk(
         self, topic: str, bundle: Sequence[Sequence[Envelope]], since: float | None = None
     ) -> Chunk:
-        """Route the messages of several batches, to be written in one transaction.
+        """Route the messages of several batches, which are to be written in one transaction.
 
-        It uses Redis only to read the partition count of an unknown topic. `since` (seconds,
-        monotonic) is the start of the messages' time limit, by default now.
+        Redis is used only to read the partition count of an unknown topic. `since` (seconds,
+        monotonic) is the start of the messages' time limit, by default the current time.
         """
         if os.getpid() != self._pid:
-            self.forget()  # uWSGI forks without running Python's fork hooks, by default
+            self.forget()  # by default, uWSGI forks without running Python's fork hooks
         check_topic(topic)
         chunk = Chunk(topic) if since is None else Chunk(topic, since=since)
         envelopes, partitions = chunk.envelopes, chunk.partitions
@@ -295,7 +297,7 @@ class Sender:
                 partitions.extend(self._router.choose(topic, batch, chunk.count))
             except Exception as error:  # noqa: BLE001 - a partitioner may raise anything
                 failure = error
-            # If a choice fails, `partitions` contains the earlier choices.
+            # If a choice fails, `partitions` already contains the earlier choices.
             envelopes += batch[: len(partitions) - begin]
             chunk.batches.append((begin, len(envelopes), failure))
         chunk.begin()
@@ -315,27 +317,28 @@ class Sender:
     def attempt(self, chunk: Chunk, ahead: EarlierChunks | None = None) -> None:
         """Write the waiting messages once. If one finds no room, schedule a retry (`check_at`).
 
-        `ahead` contains the earlier chunks of the topic that wait for room. A message is not
-        written to a partition for which one of their messages waits.
+        `ahead` contains the earlier chunks of the topic that are waiting for room. If one of their
+        messages waits for a partition, no other message is written to that partition.
         """
         if chunk.deadline is None:
             chunk.deadline = chunk.since + self._backlog_wait
         end = min(time.monotonic(), chunk.deadline) + self._timeout
         free = chunk.waiting
         if ahead is not None:
-            # If the topic changed, the partitions of the earlier chunks are not known yet.
+            # If the topic has changed, the partitions of the earlier chunks are not known yet.
             known = ahead.counts <= {chunk.count}
             blocked = ahead.partitions
             free = [at for at in free if known and chunk.partitions[at] not in blocked]
         chunk.is_blocked = not free
         if free:
-            # In each partition, the messages without room are the last ones, so the order is kept.
+            # In each partition, the messages that find no room are the last ones, so the order is
+            # kept.
             found = self._write(chunk.subset(free), end, fixed=ahead is not None)
             chunk.settle(free, found)
         chunk.plan()
 
     def cancel(self, uid: str) -> bool:
-        """Cancel a delayed send. Return False if no send with this uid waits."""
+        """Cancel a delayed send. Return False if no send with this uid is waiting."""
         if os.getpid() != self._pid:
             self.forget()
         topic, partition, send_id = _parse_send_uid(uid)
@@ -363,7 +366,10 @@ class Sender:
     # --- writing and repeating ---
 
     def _start(self, chunk: Chunk) -> None:
-        """Send a chunk and leave its reply to `finish`. Write it now if this is not possible."""
+        """Send a chunk, and leave its reply to `finish`.
+
+        If this is not possible, write it completely.
+        """
         if chunk.envelopes and self._connection.connected and not self._writer.spread:
             with contextlib.suppress(
                 RedisUnavailableError, RedisResponseError
@@ -374,7 +380,10 @@ class Sender:
             self.attempt(chunk)
 
     def _write(self, chunk: Chunk, end: float, *, fixed: bool) -> list[Result]:
-        """Write a chunk. In a cluster, split it by node, because a single node may be down."""
+        """Write a chunk.
+
+        In a cluster, the chunk is split by node, because a single node may be down.
+        """
         if not self._writer.spread:
             return self._repeat(chunk, end, fixed=fixed)
         parts: dict[str, list[int]] = {}
@@ -384,21 +393,21 @@ class Sender:
         results: dict[int, Result] = {}
         for left, numbers in zip(range(len(parts), 0, -1), parts.values(), strict=True):
             now = time.monotonic()
-            share = now + (end - now) / left  # a silent node does not use up the others' time
+            share = now + (end - now) / left  # so that a silent node leaves time for the others
             found = self._repeat(chunk.subset(numbers), share, fixed=fixed)
             results |= zip(numbers, found, strict=True)
         return [results[at] for at in range(len(chunk.envelopes))]
 
     def _repeat(self, chunk: Chunk, end: float, *, fixed: bool) -> list[Result]:
-        """Write a chunk, and repeat it after each of `PAUSES` if no message can be written twice.
+        """Write a chunk. Repeat this after each of `PAUSES` if no message can be written twice.
 
-        If the server lacks a script that this user may not load, repeat until `end`: a daemon loads
-        the script soon after a restart or a failover of the server.
+        If the server lacks a script that this user may not load, repeat until `end`, because a
+        daemon loads the script soon after the server restarts or fails over.
 
         All attempts finish by `end` (seconds, monotonic). An attempt that may be repeated gets half
-        of the remaining time, so that a silent connection does not use it up.
+        of the remaining time, so that a silent connection does not use all of it.
         """
-        lost: RedisUnavailableError | None = None  # the error of the first lost reply
+        lost: RedisUnavailableError | None = None  # the error of the first reply that was lost
         repeatable = all(map(self._may_repeat, chunk.envelopes))
         for pause in itertools.chain(PAUSES, itertools.repeat(math.inf)):
             replies: list[Any] = []
@@ -429,7 +438,10 @@ class Sender:
         raise AssertionError("unreachable")
 
     def _count(self, topic: str, end: float) -> int:
-        """Return the topic's partition count, cached or from Redis. Raises as `Router.count`."""
+        """Return the topic's partition count, cached or from Redis.
+
+        Raises as `Router.count` does.
+        """
         known = self._router.cached_count(topic)
         if known is not None:
             return known
@@ -438,9 +450,10 @@ class Sender:
     def _exchange(self, chunk: Chunk, end: float, *, fixed: bool) -> list[Any]:
         """Write a chunk in one transaction, and route it again each time the topic changes.
 
-        A `fixed` chunk is not routed again, because it could overtake earlier waiting messages.
-        Returns entry IDs, or the replies of scripts. Raises RedisUnavailableError (its `sent` shows
-        if anything was sent), RedisResponseError, TopicNotFoundError and RequestRefusedError.
+        A `fixed` chunk is not routed again, because it could overtake earlier messages that are
+        waiting. Returns entry IDs, or the replies of scripts. Raises RedisUnavailableError (its
+        `sent` shows if anything was sent), RedisResponseError, TopicNotFoundError and
+        RequestRefusedError.
         """
         by_source = False
         for _ in range(REROUTES_MAX):
@@ -454,10 +467,10 @@ class Sender:
             elif not (by_source or self._writer.spread) and any(
                 map(publishing.is_unknown_script, transaction.replies)
             ):
-                by_source = True  # the server lacks the script, so no message was written
+                by_source = True  # the server lacks the script, so nothing was written
                 chunk.commands = self._writer.pack_calls(chunk.calls, by_source=True)
             else:
-                if by_source:  # the next attempt may find the script
+                if by_source:  # the next attempt may find the script loaded
                     chunk.commands = self._writer.pack_calls(chunk.calls)
                 return _replies_of_messages(chunk, transaction.replies, by_source=by_source)
         text = (
@@ -467,7 +480,7 @@ class Sender:
         raise RedisUnavailableError(text, sent=False)
 
     def _send_and_read(self, chunk: Chunk, end: float) -> publishing.Transaction:
-        """Send a chunk, unless it was already sent, and read the reply."""
+        """Send a chunk, unless it has already been sent, and read the reply."""
 
         def exchange() -> publishing.Transaction:
             transaction = chunk.transaction or self._post(chunk)
@@ -483,14 +496,14 @@ class Sender:
             raise RedisUnavailableError(str(error), sent=True) from error
 
     def _abandon(self, transaction: publishing.Transaction) -> None:
-        """Give up a reply without waiting for it. The connection can no longer be used."""
+        """Give up a reply without waiting for it. The connection cannot be used afterwards."""
         with contextlib.suppress(RedisUnavailableError):
             self._run_exclusively(
                 time.monotonic() + self._timeout, lambda: self._writer.abandon(transaction)
             )
 
     def _post(self, chunk: Chunk) -> publishing.Transaction:
-        """Send a chunk with its current routing."""
+        """Send a chunk as it is currently routed."""
         if not chunk.commands:
             self._prepare(chunk)
         return self._writer.post(chunk.topic, chunk.count, chunk.commands)
@@ -498,7 +511,7 @@ class Sender:
     def _prepare(self, chunk: Chunk) -> None:
         """Build the commands that write the messages to their partitions, without using Redis.
 
-        Messages of one partition share one call, unless each needs its own keys.
+        Messages for the same partition share one call, unless each needs its own keys.
         """
         if kind_of(chunk.envelopes[0]) == "plain":
             places: dict[int, list[int]] = {}
@@ -517,7 +530,7 @@ class Sender:
         chunk.commands = self._writer.pack_calls(chunk.calls)
 
     def _plain_call(self, chunk: Chunk, partition: int, numbers: Sequence[int]) -> Call:
-        """Return the call that writes messages to a partition."""
+        """Return a call that writes messages to a partition."""
         envelopes = [chunk.envelopes[at] for at in numbers]
         alone = set(map(type, envelopes)) == {bytes}
         call, _ = self._call_head(chunk.topic, partition, chunk.count, alone)
@@ -531,7 +544,7 @@ class Sender:
     def _call_head(
         self, topic: str, partition: int, count: int, alone: bool
     ) -> tuple[Call, tuple[str, ...]]:
-        """Return the call that writes to a partition, without the messages, and its command."""
+        """Return a call that writes to a partition, but without messages, and its command."""
         place = (topic, partition, count, alone)
         found = self._heads.get(place)
         if found is None:
@@ -564,10 +577,10 @@ class Sender:
         )
 
     def _may_repeat(self, envelope: Envelope) -> bool:
-        """Return True if the server recognizes a second write of the message.
+        """Return True if the server recognizes a second write of the same message.
 
-        A write with the same send ID changes nothing while the message waits. If the message could
-        be due before the last repetition arrives, only a `dedup_id` makes repeating safe.
+        A write with the same send ID changes nothing while the message is waiting. If the message
+        could be due before the last repetition arrives, only a `dedup_id` makes it safe to repeat.
         """
         if isinstance(envelope, bytes):
             return False
@@ -577,7 +590,10 @@ class Sender:
 
 
 def _parse_send_uid(uid: str) -> tuple[str, int, str]:
-    """Parse the uid of a delayed send. Raises ValueError."""
+    """Return the topic, the partition and the send ID in a delayed send's uid.
+
+    Raises ValueError.
+    """
     match = _UID.fullmatch(uid) if isinstance(uid, str) else None
     if match is None or not NAME.fullmatch(match[1]):
         raise ValueError(
@@ -586,11 +602,11 @@ def _parse_send_uid(uid: str) -> tuple[str, int, str]:
     return match[1], int(match[2]), match[3]
 
 
-# --- the interpretation of replies ----------------------------------------------------------------
+# --- interpreting replies -------------------------------------------------------------------------
 
 
 def _replies_of_messages(chunk: Chunk, replies: Sequence[Any], *, by_source: bool) -> list[Any]:
-    """Return the reply for each message: the ID of its entry, RedisResponseError, or a Reply."""
+    """Return the reply for each message: the ID of its entry, a RedisResponseError, or a Reply."""
     found: list[Any] = [None] * len(chunk.envelopes)
     for numbers, call, raw in zip(chunk.numbers, chunk.calls, replies, strict=True):
         each: Sequence[Any]
@@ -612,7 +628,7 @@ def _replies_of_messages(chunk: Chunk, replies: Sequence[Any], *, by_source: boo
 
 
 class _NotLoadedError(RedisResponseError):
-    """The script is not loaded on the server, and this Redis user may not load it."""
+    """Raised if the script is not loaded on the server and this Redis user may not load it."""
 
     @property
     def transient(self) -> bool:
@@ -624,7 +640,7 @@ def _is_transient(reply: Any) -> bool:
 
 
 def _explain_refusal(reply: RedisResponseError, by_source: bool) -> RedisResponseError:
-    """Return an error for missing permissions with its remedy added, and other errors unchanged."""
+    """Add the remedy to an error about missing permissions. Return other errors unchanged."""
     if publishing.is_unknown_script(reply) or (by_source and publishing.may_not_load(reply)):
         text = (
             "the script that this message needs is not loaded on the server, and this Redis user"
@@ -644,7 +660,7 @@ def _explain_refusal(reply: RedisResponseError, by_source: bool) -> RedisRespons
 def _result(
     topic: str, partition: int, envelope: Envelope, reply: Any, lost: RedisUnavailableError | None
 ) -> Result:
-    if isinstance(reply, BacklogFullError):  # the write was not tried
+    if isinstance(reply, BacklogFullError):  # the write was not attempted
         return reply
     if isinstance(reply, bytes):
         return Uid(f"{topic}/{partition}/{reply.decode()}")
@@ -668,7 +684,7 @@ def _result(
 
 
 def _uids(chunk: Chunk, entry_ids: Sequence[bytes]) -> list[Result]:
-    """Return the uids of messages that were all written."""
+    """Return the uids of messages that have all been written."""
     heads = {each: f"{chunk.topic}/{each}/" for each in set(chunk.partitions)}
     return [
         Uid(heads[partition] + entry_id.decode())
@@ -679,7 +695,10 @@ def _uids(chunk: Chunk, entry_ids: Sequence[bytes]) -> list[Result]:
 def _unknown(
     topic: str, missing: RedisUnavailableError, lost: RedisUnavailableError | None
 ) -> RedisUnavailableError:
-    """Return a new error for each message, because several threads may raise them."""
+    """Return the error of a message without a reply.
+
+    Each message gets a new error, because several threads may raise them.
+    """
     if lost is None:
         return RedisUnavailableError(str(missing), sent=False)
     return OutcomeUnknownError(
