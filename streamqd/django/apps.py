@@ -8,13 +8,13 @@ from django.apps import AppConfig
 
 
 class StreamqdConfig(AppConfig):
-    """The app of `INSTALLED_APPS`: its migration creates the tables of the outbox."""
+    """The app for `INSTALLED_APPS`. Its migration creates the tables of the outbox."""
 
     name = "streamqd.django"
     label = "streamqd"
     verbose_name = "streamqd"
 
     def ready(self) -> None:
-        """Register Django's check of the setting TASKS, which exists from Django 6.0 on."""
+        """Register Django's check of the setting TASKS, which exists since Django 6.0."""
         with contextlib.suppress(ModuleNotFoundError):
             import django.tasks  # noqa: F401

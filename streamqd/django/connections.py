@@ -1,4 +1,4 @@
-"""Database connections between the runs of a handler, as Django keeps them between requests."""
+"""Refreshes database connections between the runs of a handler, as Django does between requests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def fresh_connections(function: Function) -> Function:
-    """Run a handler as Django runs a view: it never gets a stale database connection.
+    """Run a handler as Django runs a view, so that it never gets a stale database connection.
 
-    Before and after each run, connections that are unusable, older than CONN_MAX_AGE, or left in
-    an open transaction are closed. Put it below `@handler`. It also decorates coroutine functions.
+    Before and after each run, a connection is closed if it is unusable, older than CONN_MAX_AGE, or
+    still in an open transaction. Put this decorator below `@handler`. It also works for coroutine
+    functions.
     """
 
     @functools.wraps(function)
@@ -30,7 +31,7 @@ def fresh_connections(function: Function) -> Function:
 
     @functools.wraps(function)
     async def run_async(*args: Any, **options: Any) -> Any:
-        # The connections of asynchronous code belong to the one thread of `sync_to_async`.
+        # The connections of asynchronous code belong to the single thread of `sync_to_async`.
         await sync_to_async(_refresh)()
         try:
             return await function(*args, **options)
@@ -41,5 +42,5 @@ def fresh_connections(function: Function) -> Function:
 
 
 def _refresh() -> None:
-    reset_queries()  # with DEBUG, Django collects the statements of each connection
+    reset_queries()  # if DEBUG is set, Django collects the statements of each connection
     close_old_connections()

@@ -1,4 +1,4 @@
-"""The migration operation that creates the tables of an outbox in the dialect of the database."""
+"""The migration operation that creates the tables of an outbox in the database's dialect."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from streamqd.outbox.table import DIALECTS, TABLE, OutboxTable
 class CreateOutbox(Operation):
     """Create an outbox's table and its dead-letter table, as `streamqd outbox create` does.
 
-    Does nothing for a table that already exists. In PostgreSQL, `notify` adds a trigger that wakes
-    the relay at each commit. The reverse drops both tables and all messages that are not sent.
+    Tables that already exist are left unchanged. In PostgreSQL, `notify` adds a trigger that wakes
+    the relay after each commit. The reverse operation drops both tables, with all messages that
+    have not been sent.
     """
 
     reversible = True
@@ -25,7 +26,7 @@ class CreateOutbox(Operation):
         self.notify = notify
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Change nothing: the outbox has no models."""
+        """Change nothing, because the outbox has no models."""
 
     def database_forwards(
         self,
@@ -34,7 +35,7 @@ class CreateOutbox(Operation):
         from_state: Any,  # noqa: ARG002 - Django passes them
         to_state: Any,  # noqa: ARG002
     ) -> None:
-        """Create the tables. Raises NotSupportedError for another database."""
+        """Create the tables. Raises NotSupportedError for a database that has no outbox."""
         self._execute(app_label, schema_editor, create=True)
 
     def database_backwards(
@@ -44,11 +45,11 @@ class CreateOutbox(Operation):
         from_state: Any,  # noqa: ARG002 - Django passes them
         to_state: Any,  # noqa: ARG002
     ) -> None:
-        """Drop the tables. Raises NotSupportedError for another database."""
+        """Drop the tables. Raises NotSupportedError for a database that has no outbox."""
         self._execute(app_label, schema_editor, create=False)
 
     def describe(self) -> str:
-        """Return the line that `migrate --plan` prints."""
+        """Return the text that `migrate --plan` prints."""
         return f"Create outbox {self.table}"
 
     def _execute(

@@ -1,4 +1,4 @@
-"""Sending from a Django project, by its settings and over its database connections."""
+"""Sends messages from a Django project, with its settings and over its database connections."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def send(
     at: float | datetime | None = None,
     expires: float | timedelta | datetime | None = None,
 ) -> str:
-    """Send a message with the open transaction of the database `using`, and return its ID.
+    """Send a message in the open transaction of the database `using`, and return its ID.
 
-    It is one INSERT into the outbox, so the message is sent if and only if the transaction commits.
-    Redis is not used. Arguments, ID and errors are as for `Outbox.send`. Outside of
-    `transaction.atomic` it is refused.
+    The call executes one INSERT into the outbox, so the message is sent if and only if the
+    transaction commits. Redis is not used. The arguments, the ID and the errors are the same as for
+    `Outbox.send`. Outside `transaction.atomic`, the call is refused.
     """
     return outbox().send(
         connections[using],
@@ -51,15 +51,15 @@ def send(
 
 @functools.cache
 def outbox() -> Outbox:
-    """Return the outbox of this process. Raises ConfigError for a wrong setting STREAMQD."""
+    """Return the outbox of this process. Raises ConfigError if the setting STREAMQD is invalid."""
     return Outbox(settings=_settings())
 
 
 @functools.cache
 def producer() -> Producer:
-    """Return the producer of this process, which sends to Redis directly.
+    """Return the producer of this process, which sends messages directly to Redis.
 
-    All threads may use it. Raises ConfigError for a wrong setting STREAMQD.
+    All threads may use it. Raises ConfigError if the setting STREAMQD is invalid.
     """
     return Producer(settings=_settings())
 
@@ -74,4 +74,4 @@ def _forget(*, setting: str, **_: object) -> None:
         producer.cache_clear()
 
 
-setting_changed.connect(_forget)  # `override_settings` in tests
+setting_changed.connect(_forget)  # for `override_settings` in tests

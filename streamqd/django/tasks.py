@@ -1,6 +1,6 @@
-"""The backend for `django.tasks`: each task is a message, and each queue is a topic.
+"""The backend for `django.tasks`, in which each task is a message and each queue is a topic.
 
-It needs Django 6.0. `worker` runs the tasks. A result is not stored.
+It needs Django 6.0. `worker` runs the tasks. Results are not stored.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ Params = ParamSpec("Params")
 Returned = TypeVar("Returned")
 
 APP = "streamqd.django"
-TOPIC_CHARS_MAX = 23  # Django promises IDs of less than 64 characters: TOPIC/outbox/ and 32 digits
+TOPIC_CHARS_MAX = 23  # Django requires IDs below 64 characters: TOPIC/outbox/ and 32 digits
 
 
 class StreamqdBackend(BaseTaskBackend):
-    """The backend of one alias of `TASKS`. Django creates one for each thread.
+    """The backend of one alias in `TASKS`. Django creates one for each thread.
 
-    OPTIONS has three keys. With `outbox` (default: True), tasks are sent in the transaction of the
-    database, otherwise directly to Redis after its commit. `database` (default: "default") is the
-    alias of that database. `topics` maps queues to topics with a different name (default: none).
+    OPTIONS has three keys. If `outbox` is True (the default), tasks are sent in the transaction of
+    the database. Otherwise, they are sent directly to Redis after its commit. `database` (default:
+    "default") is the alias of that database. `topics` maps queues to topics that have a different
+    name (default: none).
 
     Raises InvalidTaskBackend for an invalid option.
     """
@@ -82,13 +83,13 @@ class StreamqdBackend(BaseTaskBackend):
     def enqueue(
         self, task: Task[Params, Returned], args: Iterable[Any], kwargs: dict[str, Any]
     ) -> TaskResult[Params, Returned]:
-        """Send a task in the transaction of the database, and return its result, always READY.
+        """Send a task in the transaction of the database, and return its result.
 
-        Outside `transaction.atomic`, the task has its own transaction. With `outbox`, you can pass
-        the ID of the result to `streamqd trace`.
+        The result is always READY. Outside `transaction.atomic`, the task gets its own transaction.
+        If the option `outbox` is True, you can pass the ID of the result to `streamqd trace`.
 
-        Raises InvalidTask, TypeError for arguments that JSON does not support, and the errors of
-        `Outbox.send`. Without `outbox`, errors of Redis are raised at the commit.
+        Raises InvalidTask, TypeError if JSON does not support the arguments, and the errors of
+        `Outbox.send`. If `outbox` is False, errors of Redis are raised at the commit.
         """
         self.validate_task(task)
         _check_found(task)
@@ -111,13 +112,13 @@ class StreamqdBackend(BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> NoReturn:
-        """Raise NotImplementedError, as Django asks of a backend without results."""
+        """Raise NotImplementedError, as Django requires from a backend that stores no results."""
         raise NotImplementedError(
             "streamqd does not store results; run `streamqd trace ID` to see the runs of a task"
         )
 
     def check(self, **_: Any) -> list[checks.CheckMessage]:
-        """Return an error if the outbox has no table, because its app is not installed."""
+        """Return an error if the outbox has no table because its app is not installed."""
         if not self._outbox or apps.is_installed(APP):
             return []
         hint = f"Add {APP!r} to INSTALLED_APPS and run migrate, or set OPTIONS outbox to False."
@@ -146,13 +147,16 @@ class StreamqdBackend(BaseTaskBackend):
 
 
 def in_app(module: str) -> bool:
-    """Return True if a module belongs to an installed app. Workers import no other for a task."""
+    """Return True if a module belongs to an installed app.
+
+    Workers import only such modules to run a task.
+    """
     names = {each.name for each in apps.get_app_configs()}
     return any(module == name or module.startswith(f"{name}.") for name in names)
 
 
 def _check_found(task: Task[..., Any]) -> None:
-    """Raise InvalidTask if a worker could not find the task by its path."""
+    """Raise InvalidTask if a worker would not find the task by its path."""
     module, name = task.func.__module__, task.func.__qualname__
     if not in_app(module):
         raise InvalidTask(
@@ -168,7 +172,7 @@ def _check_found(task: Task[..., Any]) -> None:
 
 
 def _fault(topic: object) -> str:
-    """Return the problem of a topic's name as a clause, or ''."""
+    """Return a clause about the problem with a topic's name, or '' if it is valid."""
     if not isinstance(topic, str) or not NAME.fullmatch(topic):
         return f"is {topic!r}, which is not a valid topic name ({NAME_HINT})"
     if len(topic) > TOPIC_CHARS_MAX:
@@ -177,7 +181,7 @@ def _fault(topic: object) -> str:
 
 
 def _instant(run_after: datetime | None) -> datetime | None:
-    """Return a time with a zone. Without USE_TZ, Django's times are local to TIME_ZONE."""
+    """Return a time with a time zone. Without USE_TZ, Django's times are local to TIME_ZONE."""
     if run_after is not None and timezone.is_naive(run_after):
         return timezone.make_aware(run_after, timezone.get_default_timezone())
     return run_after

@@ -1,6 +1,7 @@
-"""The handler that runs the tasks of `django.tasks` from a topic, for `[[consumers]]`.
+"""The handler for `[[consumers]]` that runs the tasks of `django.tasks` from a topic.
 
-It needs Django 6.0. Importing it sets Django up, so only workers import it, each after its fork.
+It needs Django 6.0. Importing this module sets up Django, so only workers import it, each after its
+fork.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from streamqd.message import Message
 
 django.setup()
 
-_SEND_ID = b"sendId"  # the field by which the outbox's relay names a row
+_SEND_ID = b"sendId"  # the field in which the outbox's relay stores the row's uid
 
 
 class TaskNotFoundError(LookupError):
-    """The task of a message is not in the code of this worker. Its message is retried."""
+    """Raised if this worker's code does not contain the task. The message is retried."""
 
 
 class _Call(NamedTuple):
-    """The body of a task's message. `id` is empty if the outbox sent it."""
+    """The body of a task's message. `id` is '' if the outbox sent the message."""
 
     task: str
     args: list[Any]
@@ -43,13 +44,13 @@ class _Call(NamedTuple):
 
 @fresh_connections
 def run_task(msg: Message) -> None:
-    """Run the task of a message. Its return value is dropped.
+    """Run the task of a message. Its return value is ignored.
 
-    An exception in the task is raised to the consumer, which retries or dead-letters the message
-    by its policy. A task may raise `Retry`, `Dead` and `Release`.
+    If the task raises an exception, the message is retried or dead-lettered, according to the
+    consumer's policy. A task may raise `Retry`, `Dead` and `Release`.
 
-    Raises TaskNotFoundError for an unknown task, so that a worker of an older release does not lose
-    one, and Dead for a message that is not a task.
+    Raises TaskNotFoundError if the task is unknown, so that a worker with an older release does not
+    lose the message. Raises Dead if the message is not a task.
     """
     call = _call_of(msg)
     task = _task_of(call.task)
@@ -81,7 +82,7 @@ def _call_of(msg: Message) -> _Call:
 
 
 def _task_of(path: str) -> Task[..., Any]:
-    """Return a task by its path. Imports modules of installed apps only."""
+    """Return a task by its path. Only modules of installed apps are imported."""
     module_name, _, name = path.rpartition(".")
     if not in_app(module_name):
         raise TaskNotFoundError(f"task {path} is not in an installed app")
@@ -89,7 +90,7 @@ def _task_of(path: str) -> Task[..., Any]:
         task = getattr(importlib.import_module(module_name), name, None)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # a module that the module of the task imports
+            raise  # the task's module imports a module that is missing
         task = None
     if not isinstance(task, Task):
         raise TaskNotFoundError(f"task {path} is not in this release; deploy the workers first")
@@ -112,7 +113,7 @@ def _mark_running(msg: Message, task: Task[..., Any], call: _Call) -> TaskResult
         kwargs=call.kwargs,
         backend=task.backend,
         errors=[],
-        worker_ids=[worker] * msg.attempt,  # Django counts the attempts by them
+        worker_ids=[worker] * msg.attempt,  # Django counts these to get the number of attempts
     )
 
 

@@ -8,7 +8,7 @@ from streamqd.django.operations import CreateOutbox
 
 
 class Migration(migrations.Migration):
-    """The first state of the database: the tables of the outbox, as `streamqd outbox create`."""
+    """Creates the tables of the outbox, as `streamqd outbox create` does."""
 
     initial = True
     dependencies = []  # noqa: RUF012 - Django's form
