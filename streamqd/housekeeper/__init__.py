@@ -1,8 +1,9 @@
 """The housekeeper: one process per instance that maintains the data of the owned partitions.
 
-It runs its due tasks in a loop. Each turn of a task is bounded. It exits when the supervisor
-commands it or has exited. It owns neither leases nor messages: while it is not running, no message
-is lost, but retries wait. It continues after any outage of Redis. A separate thread serves HTTP.
+It runs the tasks that are due in a loop, and each turn of a task is bounded. It exits if the
+supervisor tells it to or has itself exited. It owns neither leases nor messages, so no message is
+lost while it is not running, but retries have to wait. It continues after any outage of Redis. A
+separate thread serves HTTP.
 """
 
 from __future__ import annotations
@@ -52,18 +53,20 @@ if TYPE_CHECKING:
 
 LINK_TIMEOUT = 5.0
 PROBE_AFTER_SECONDS = 0.3  # silence after which a connection is probed
-AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # seconds between two attempts while Redis is unavailable
-MESSAGE_BYTES_MAX = 512  # longest message of the supervisor
-SPANS_SECONDS = 1.0  # longest time for which the exit waits for an export of spans
-SUMMARY_LIFE = 10.0  # seconds until a summary expires, five times its interval
+AWAY_FIRST, AWAY_LONGEST = 0.5, 5.0  # first and longest wait in seconds while Redis is unavailable
+MESSAGE_BYTES_MAX = 512  # longest message from the supervisor
+SPANS_SECONDS = 1.0  # longest time for which an export of spans delays the exit
+SUMMARY_LIFE = 10.0  # seconds until a summary expires, which is five times its interval
 NOT_AT_WORK = (WorkerState.GONE, WorkerState.BOOTING)
-# Refusals that mean "not now" for the whole server, and not a fault of one key or of writing.
+# Refusals that concern the whole server for a time, and not a single key or only writes.
 _AWAY = (RefusalKind.NOT_READY, RefusalKind.BUSY, RefusalKind.LOGIN)
 
 
 class Task:
-    """A periodic task. `run` returns the seconds after which to run it again if that is sooner
-    than `every`, or None.
+    """A task that runs every `every` seconds.
+
+    `run` takes a turn. It may return a number of seconds after which the task must run again, if
+    that is sooner, or None.
     """
 
     def __init__(self, name: str, every: float, run: Callable[[], float | None]) -> None:
@@ -75,7 +78,7 @@ class Task:
 
 
 class Housekeeper:
-    """The tasks, their due times, and the handling of failures."""
+    """Runs the tasks when they are due, and handles their failures."""
 
     def __init__(self, board: Scoreboard, settings: Settings, control: socket.socket) -> None:
         self._board = board
@@ -145,10 +148,10 @@ class Housekeeper:
 
         scheduler = Scheduler(store, view, self._settings, isolate)
         return [
-            # This task is first, because due times are compared with the clock that it reads.
+            # This task comes first, because due times are compared with the clock that it reads.
             Task("probe", 2.0, self._probe),
             Task("listen", LISTENER_INTERVAL_SECONDS, lambda: listener.run(view.owned_slots())),
-            # These tasks return the time of their next turn, which is sooner.
+            # These tasks return the time of their next turn, which is usually sooner.
             Task("promote_retries", 1.0, promote_retries),
             Task("promote_delayed", 2.0, promote_delayed),
             Task("declare_schedules", RECONCILE_SECONDS, scheduler.declare),
@@ -164,7 +167,7 @@ class Housekeeper:
         ]
 
     def _enabled_tasks(self) -> Iterator[Task]:
-        """Yield the tasks that the settings enable."""
+        """Yield the tasks that run only if the settings enable them."""
         if self._history is not None:
             yield Task("history", MINUTE, self._history.run)
         if self._killed_runs is not None:
@@ -178,7 +181,7 @@ class Housekeeper:
             )
 
     def run(self) -> int:
-        """Work until a stop is requested. Return the exit code."""
+        """Run the tasks until the housekeeper must stop, and return the exit code."""
         logs.event("housekeeper.started")
         server = self._serve()
         try:
@@ -200,21 +203,21 @@ class Housekeeper:
         return 0
 
     def _end_history(self) -> None:
-        """Write the figures of the unfinished minute, because the next process starts at zero."""
+        """Write the figures of the unfinished minute, because the next process starts from zero."""
         if self._history is not None and self.view.redis_up:
             with contextlib.suppress(RedisResponseError, RedisUnavailableError):
                 self._history.write()
 
     def _record_assignments(self) -> None:
-        """Record the assignments that this instance owns, and the running workers."""
+        """Record the owned assignments and the working workers, and publish changes soon."""
         slots = self.view.owned_slots()
         owned = [assignment for _, assignment in slots]
         idle = [slot.state in NOT_AT_WORK for slot, _ in slots]
         named = self._board.flags & (InstanceFlags.MEMBER | InstanceFlags.DUPLICATE)
         seen = (owned, idle, named)
         if seen != (self._owned, self._idle, self._named) and not self._redis_episode.open:
-            # Show a new partition, or a worker's start or exit, immediately and not at the next
-            # turn of these tasks.
+            # Publish a new partition, or the start or exit of a worker, immediately rather than at
+            # the next regular turn of these tasks.
             shown = ("measure", "publish") if owned != self._owned else ("publish",)
             self._owned, self._idle, self._named = seen
             for task in self._tasks:
@@ -229,7 +232,7 @@ class Housekeeper:
         for task in self._tasks:
             if task.due > time.monotonic():
                 continue
-            # Tasks stop after TURN_SECONDS, so a housekeeper that makes progress is never silent.
+            # Tasks stop after TURN_SECONDS, so a housekeeper that works is never silent for long.
             self._board.housekeeper_progress_ns = now_ns()
             try:
                 sooner = task.run()
@@ -254,14 +257,14 @@ class Housekeeper:
     def _probe(self) -> None:
         """Read the server's time.
 
-        Only a success of this task proves that Redis is available again.
+        Redis counts as available again only when this task succeeds.
         """
         ask_time(self._store.connection, self.view, self._store.keys.registry())
         self._redis_episode.log_recovery(address=self._store.connection.address)
         self.view.redis_up = True
 
     def _measure(self) -> float | None:
-        """Read the figures, which also show due entries that no promotion has found."""
+        """Read the figures, then check for due messages, because the figures may show new ones."""
         sooner = self._figures.run()
         for task in self._tasks:
             if task.name.startswith("promote_"):
@@ -269,14 +272,15 @@ class Housekeeper:
         return sooner
 
     def _delay_tasks(self, error: Exception, *, away: bool = True) -> None:
-        """Delay all tasks, for a time that grows with each attempt.
+        """Delay all tasks for a time that grows with each failure in a row.
 
-        There is no wait unless Redis is `away`, because Redis answers on another connection.
+        If only a connection has failed (`away` is false), nothing is delayed, because Redis answers
+        on a new connection.
         """
         self.view.redis_up = False
         self._redis_episode.log_failure(address=self._store.connection.address, error=str(error))
         if not away:
-            self._tasks[0].due = 0.0  # the task that detects that Redis is available again
+            self._tasks[0].due = 0.0  # this task detects that Redis is available again
             return
         wait = min(AWAY_LONGEST, AWAY_FIRST * 2 ** min(self._redis_episode.failures - 1, 8))
         again = time.monotonic() + wait * random.uniform(0.5, 1.0)
@@ -307,7 +311,7 @@ class Housekeeper:
         self._store.connection.execute("SET", key, document, "PX", round(SUMMARY_LIFE * 1000))
 
     def _wake_supervisor(self) -> None:
-        """Wake the supervisor, because a slot has a request for its worker."""
+        """Wake the supervisor, because a slot contains a request for its worker."""
         with contextlib.suppress(OSError):
             self._control.send(b"!", socket.MSG_DONTWAIT)
 
@@ -315,7 +319,10 @@ class Housekeeper:
         return max(0.0, min(task.due for task in self._tasks) - time.monotonic())
 
     def _stop_requested(self, seconds: float) -> bool:
-        """Wait for a command of the supervisor. A closed socket counts as a stop command."""
+        """Wait for a command from the supervisor. Return True if the housekeeper must stop.
+
+        A closed socket counts as a command to stop.
+        """
         if not process.wait_readable([self._control.fileno()], seconds):
             return False
         try:
@@ -335,17 +342,17 @@ class Housekeeper:
     def _serve(self) -> HttpServer | None:
         if self._settings.http.address is None:
             return None
-        # Imported by `preload`, unless a reload enabled it.
+        # `preload` has already imported this module, unless a reload enabled HTTP.
         from streamqd.housekeeper.serving import serve
 
         return serve(self._settings, self.view, self.summary)
 
 
 def preload(settings: Settings) -> None:
-    """Import the modules for these settings. The supervisor calls this before it forks.
+    """Import the modules that these settings require. The supervisor calls this before it forks.
 
-    Every worker is a fork of the supervisor, so a module that is not needed would take time at the
-    start and memory in every worker. A module that is needed takes less memory if the supervisor
+    Every worker is a fork of the supervisor, so a module that is not needed would cost time at the
+    start, and memory in every worker. A module that is needed costs less memory if the supervisor
     imports it.
     """
     if settings.http.address is not None:
@@ -353,12 +360,13 @@ def preload(settings: Settings) -> None:
 
 
 def run(board: Scoreboard, settings: Settings, control: socket.socket) -> int:
-    """Run the housekeeper in a forked child, until `control` closes or a quit arrives. Return 0.
+    """Run the housekeeper in a forked child, and return its exit code.
 
-    After any other exit code, the supervisor starts a new housekeeper.
+    It runs until the control socket is closed or receives `quit`, and then returns 0. It returns 1
+    if the HTTP server has died.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Ignore signals that a terminal or a service manager sends to all processes, because the
-        # supervisor decides.
+        # Ignore signals that a terminal or service manager sends to all processes, because the
+        # supervisor decides when the housekeeper stops.
         signal.signal(number, signal.SIG_IGN)
     return Housekeeper(board, settings, control).run()

@@ -1,8 +1,8 @@
-"""Send many scripts in bounded writes, in tasks that take turns.
+"""Send many scripts in writes of bounded length, in tasks that take turns.
 
-The server answers every command of a write before it serves other clients. A write therefore has
-only a few scripts that move or remove entries, and a task with much work stops after TURN_SECONDS
-and continues in its next turn.
+The server answers all commands of a write before it serves other clients. A write therefore
+contains only a few scripts that move or remove entries. A task with much work stops after
+TURN_SECONDS and continues in its next turn.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from streamqd.store.replies import check_valid
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-WORKS_MAX = 4  # scripts in one write that move or remove entries: each takes up to 2 ms
-LOOKS_MAX = 16  # scripts or commands in one write that only read: each takes about 0.1 ms
-TURN_SECONDS = 0.3  # longest turn of one task
+# Largest number of scripts in one write that move or remove entries. Each takes up to 2 ms.
+WORKS_MAX = 4
+# Largest number of scripts or commands in one write that only read. Each takes about 0.1 ms.
+LOOKS_MAX = 16
+TURN_SECONDS = 0.3  # longest turn of a task
 
 Target = TypeVar("Target")
 Made = TypeVar("Made")
-# Does one write per step, and returns the seconds until the next run or None.
+# A task that makes one write per step, and returns the seconds until its next run, or None.
 Steps = Generator[None, None, float | None]
 
 
 def read_all(
     store: Store, calls: Sequence[Call]
 ) -> Generator[None, None, list[Reply | RedisResponseError | ContractError]]:
-    """Run scripts that only read, one write per step. Return the answers."""
+    """Run scripts that only read, one write per step, and return the replies."""
     replies: list[Reply | RedisResponseError | ContractError] = []
     for start in range(0, len(calls), LOOKS_MAX):
         replies += map(_refusal, store.run_each(calls[start : start + LOOKS_MAX]))
@@ -39,7 +41,7 @@ def read_all(
 
 
 def run_commands(store: Store, commands: Sequence[Sequence[Any]]) -> list[Any]:
-    """Run commands that only read, in writes of bounded length."""
+    """Run commands that only read, in writes of bounded length, and return the replies."""
     replies: list[Any] = []
     for start in range(0, len(commands), LOOKS_MAX):
         replies += map(
@@ -51,7 +53,7 @@ def run_commands(store: Store, commands: Sequence[Sequence[Any]]) -> list[Any]:
 def prepare_calls(
     targets: Iterable[Target], call: Callable[[Target], Made], isolate: Isolate[Target]
 ) -> tuple[list[Target], list[Made]]:
-    """Build the calls or commands for targets. Targets for which this fails are skipped."""
+    """Build the calls or commands for some targets. Skip targets for which this fails."""
     made = [(target, isolate(target, call, target)) for target in targets]
     pairs = [(target, each) for target, each in made if each is not None]
     return [target for target, _ in pairs], [each for _, each in pairs]
@@ -65,10 +67,11 @@ def run_batched(
     rounds: int,
     isolate: Isolate[Target] = run_directly,
 ) -> Generator[None, None, list[Target]]:
-    """Run a script for each target, and repeat it for targets with more work.
+    """Run a script for each target, and repeat it for targets that have more work.
 
-    Each step is one write. `book` records a reply, and returns True if the target has more work.
-    Return the targets that still have more work after `rounds` rounds.
+    Each step is one write. `call` builds the script's call for a target. `book` records the reply,
+    and returns True if the target has more work. Return the targets that still have more work after
+    the given number of rounds.
     """
     waiting = list(targets)
     for _ in range(rounds):
@@ -95,23 +98,24 @@ def _record_reply(
 
 
 def _refusal(reply: Any) -> Any:
-    """Convert the error of a silent cluster node to a refusal, so that other work continues."""
+    """Return the error of a silent cluster node as a refusal, so that other work continues."""
     if isinstance(reply, RedisUnavailableError):
         return RedisResponseError("UNANSWERED", str(reply))
     return reply
 
 
 class TimeSlice:
-    """A task in steps that is spread over as many turns as it needs."""
+    """A task whose steps are spread over as many turns as it needs."""
 
     def __init__(self, begin: Callable[[], Steps]) -> None:
         self._begin = begin
         self._steps: Steps | None = None
 
     def run(self) -> float | None:
-        """Take a turn: start the steps, or continue them. Return 0 if they have not finished.
+        """Take a turn, in which the steps are started or continued.
 
-        When the steps have finished, return their result. An exception also finishes them.
+        Return 0 if they have not finished, and their result if they have. After an exception, the
+        next turn starts with the first step again.
         """
         until = time.monotonic() + TURN_SECONDS
         steps, self._steps = self._steps or self._begin(), None
@@ -127,20 +131,20 @@ class TimeSlice:
 
 
 class Refusals:
-    """Collects the refusals of a run, so that one bad key does not stop the others."""
+    """Collects the refusals of a run, so that a single bad key does not stop the others."""
 
     def __init__(self) -> None:
         self._first: RedisResponseError | None = None
 
     def accept(self, reply: Any) -> bool:
-        """Return True if the reply is an answer. A refusal is remembered."""
+        """Return True if a reply is an answer. If it is a refusal, record it and return False."""
         if isinstance(reply, RedisResponseError):
             self._first = self._first or reply
             return False
         return True
 
     def raise_first(self) -> None:
-        """Raise the first refusal, and forget it."""
+        """Raise the first refusal, if there was one, and forget it."""
         first, self._first = self._first, None
         if first is not None:
             raise first

@@ -1,8 +1,8 @@
-"""Deletes dead letters that are older than their topic's retention.
+"""Delete dead letters that are older than the `dlq_retention` of their topic.
 
-Without `dlq_retention`, no dead letter is deleted automatically. The stream is never trimmed.
+Without this setting, no dead letters are deleted automatically. The stream is never trimmed.
 Instead, the oldest dead letters are deleted by ID, a limited number at a time. If the topic
-requires an archive, dead letters that are not archived stay.
+requires an archive, dead letters stay until they are archived.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from streamqd.store import dead
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-PAGE = 64  # maximum number of dead letters deleted by one script, which takes less than 1 ms
-ROUNDS_MAX = 80  # scripts for one partition before the partitions are listed again
+PAGE = 64  # largest number of dead letters that one script deletes, in less than 1 ms
+ROUNDS_MAX = 80  # number of scripts for one partition before the partitions are listed again
 
 
 class DeadLetterExpirer:
@@ -42,7 +42,7 @@ class DeadLetterExpirer:
         self._turns = TimeSlice(self._steps)
 
     def run(self) -> float | None:
-        """Delete dead letters for one turn. Return 0 if more dead letters are due now."""
+        """Delete dead letters for one turn. Return 0 if more of them have expired, else None."""
         return self._turns.run()
 
     def _steps(self) -> Steps:

@@ -1,4 +1,4 @@
-"""Measure the figures for metrics, status and health in Redis."""
+"""Read the figures for metrics, status and health from Redis."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ Found = TypeVar("Found")
 
 
 def ask_time(link: Connection, view: MetricsView, key: str) -> None:
-    """Record the server's clock, for comparing times that Redis returns.
+    """Record the server's clock, with which times from Redis are compared.
 
-    Reads `key` too, because a server that is loading answers TIME and refuses all other commands.
+    A key is read too, because a server that is still loading its data answers TIME but refuses all
+    other commands.
     """
     time, _ = check_replies(link.pipeline((("TIME",), ("EXISTS", key))))
     view.asked_ns = now_ns()
@@ -41,7 +42,7 @@ def measure(
 ) -> Steps:
     """Read the figures of all owned assignments into the view, one write per step.
 
-    The figures are as old as the start of the measurement.
+    `measured_ns` is set to the start of the measurement, because some figures are that old.
     """
     began = now_ns()
     assignments = [assignment for _, assignment in view.owned_slots()]
@@ -79,10 +80,10 @@ def _count_dead_letters(
     refusals: Refusals,
     isolate: Isolate[tuple[str, int]],
 ) -> Generator[None, None, dict[tuple[str, int], statistics.DeadLetterCount]]:
-    """Count dead letters by group, page by page, one partition after the other.
+    """Count the dead letters of each group, one page of each partition at a time.
 
-    Only dead letters that were not counted before are read. After DEAD_LETTERS_SECONDS, no page is
-    started, and the next measurement continues.
+    Dead letters that were already counted are not read again. After DEAD_LETTERS_SECONDS, no more
+    pages are read, and the next measurement continues.
     """
     left = [place for place, figures in partitions.items() if figures.dead]
     known = {place: view.dead_letters.get(place, statistics.DeadLetterCount()) for place in left}
@@ -96,10 +97,10 @@ def _count_dead_letters(
     until = now_ns() + int(DEAD_LETTERS_SECONDS * 1e9)
     while left:
         counted = yield from _run_for_each(store, left, ask, read, refusals, isolate)
-        for place in left:  # the count of a refused partition is unknown
+        for place in left:  # so that the count of a refused partition is unknown
             del known[place]
         known |= counted
-        # If dead letters were removed, the count restarts in the next measurement.
+        # If dead letters were removed, the next measurement starts the count again.
         left = [place for place, one in counted.items() if one.after and not one.whole]
         if now_ns() >= until:
             break
@@ -114,9 +115,9 @@ def _run_for_each(
     refusals: Refusals,
     isolate: Isolate[Target],
 ) -> Generator[None, None, dict[Target, Found]]:
-    """Run a reading script for each subject.
+    """Run a script that only reads for each subject, and return the results by subject.
 
-    Return the results by subject, without missing ones.
+    Subjects without a result are left out.
     """
 
     def found_of(subject: Target, reply: Reply | ContractError) -> Found | None:

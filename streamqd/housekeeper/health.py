@@ -1,4 +1,4 @@
-"""Health of the instance: alive, started, ready. Reads only the view.
+"""Check if the instance is alive, started and ready, using only the view.
 
 Liveness never depends on Redis, because restarting a daemon while Redis is down makes things worse.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 from streamqd.metrics.view import MetricsView, longest_run
 from streamqd.scoreboard import InstanceFlags, WorkerState, now_ns
 
-SUPERVISOR_SECONDS = 15.0  # a tick takes at most a second, even while Redis is silent
+# Seconds without progress that count as a problem. A tick of the supervisor takes a second at most,
+# even while Redis is silent. An idle worker finishes a round trip every 5 s.
+SUPERVISOR_SECONDS = 15.0
 HOUSEKEEPER_SECONDS = 60.0
-WORKER_SECONDS = 60.0  # an idle worker finishes a round trip every 5 s
+WORKER_SECONDS = 60.0
 
 
 def liveness_problems(view: MetricsView) -> list[str]:
-    """Return the reasons why the instance is not alive, [] if it is."""
+    """Return the reasons why the instance is not alive, or [] if it is."""
     board = view.board
     reasons = []
     if _stale(board.progress_ns, SUPERVISOR_SECONDS):
@@ -26,14 +28,14 @@ def liveness_problems(view: MetricsView) -> list[str]:
 
 
 def startup_problems(view: MetricsView) -> list[str]:
-    """Return the reasons why the instance has not started, [] if it has."""
+    """Return the reasons why the instance has not started, or [] if it has."""
     if InstanceFlags.STARTED in view.board.flags:
         return []
     return ["the daemon is still starting"]
 
 
 def readiness_problems(view: MetricsView) -> list[str]:
-    """Return the reasons why the instance is not ready for work, [] if it is."""
+    """Return the reasons why the instance is not ready for work, or [] if it is."""
     flags = view.board.flags
     reasons = [*startup_problems(view), *liveness_problems(view)]
     if InstanceFlags.DRAINING in flags:
@@ -63,5 +65,5 @@ def _age(at_ns: int) -> float:
 
 
 def _stale(at_ns: int, seconds: float) -> bool:
-    # 0 means that it has not started yet, which the startup check reports.
+    # If the time is 0, the process has not started yet, which the startup check reports.
     return at_ns != 0 and _age(at_ns) > seconds

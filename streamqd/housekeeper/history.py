@@ -16,12 +16,12 @@ from streamqd.store.store import Store
 
 MINUTE = 60.0
 MINUTE_MS = 60_000
-COUNT_INTERVAL_SECONDS = 3.0  # seconds between two counts of the messages that were written
+COUNT_INTERVAL_SECONDS = 3.0  # seconds between two counts of the written messages
 _COUNTED = {name: COUNTERS.index(name) for name in history.COUNTS if name != "added"}
 
 
 class _SlotCounts:
-    """The counters of a slot at the last entry."""
+    """The counters of a slot at the time of the last entry."""
 
     __slots__ = ("counters", "delays", "handled")
 
@@ -34,9 +34,9 @@ class _SlotCounts:
 class HistoryWriter:
     """Appends one entry per minute, at the full minute of the server's clock.
 
-    An entry covers the time since the previous entry, and the first entry covers the time since the
+    Each entry covers the time since the previous one, and the first entry covers the time since the
     start of this process. The time between two housekeepers is therefore missing. Messages written
-    to a partition count from its first measurement until, if it was released, its last one.
+    to a partition count from its first measurement on, until its last one if it is released.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class HistoryWriter:
         self._slots = {slot.index: _SlotCounts(slot) for slot, _ in view.assigned_slots()}
         self._ever_added: dict[
             Assignment, int
-        ] = {}  # last measured number of messages ever written
-        self._added: Counter[Assignment] = Counter()  # since the last entry
+        ] = {}  # number of messages ever written, as last measured
+        self._added: Counter[Assignment] = Counter()  # messages written since the last entry
         self._since_ns = now_ns()
-        self._minute = 0  # minutes since 1970 at the last entry, server's clock
+        self._minute = 0  # minutes since 1970 at the last entry, on the server's clock
 
     def run(self) -> float:
-        """Write an entry when a minute is over. Return the seconds until the next call."""
+        """Write an entry if a minute is over. Return the seconds until the next call."""
         self._count_written()
         now = self._view.now_unix_ms()
         if self._view.asked_ns and now // MINUTE_MS != self._minute:
@@ -68,11 +68,10 @@ class HistoryWriter:
         return min(COUNT_INTERVAL_SECONDS, MINUTE - now % MINUTE_MS / 1000)
 
     def write(self) -> None:
-        """Write the entry for the time since the last one.
+        """Write an entry for the time since the last one.
 
-        After an error, the next entry includes it.
-
-        Raises RedisResponseError, RedisUnavailableError.
+        Raises RedisResponseError, RedisUnavailableError. After an error, the next entry also covers
+        the time of this one.
         """
         self._count_written()
         view = self._view
@@ -107,7 +106,7 @@ class HistoryWriter:
         self._added.clear()
 
     def _count_written(self) -> None:
-        """Count the messages written to the owned partitions since the last call."""
+        """Count the messages that were written to the owned partitions since the last call."""
         before, self._ever_added = self._ever_added, {}
         for _, assignment in self._view.owned_slots():
             partition = self._view.partitions.get((assignment.topic, assignment.partition))
@@ -116,7 +115,7 @@ class HistoryWriter:
                 self._added[assignment] += max(0, added - before.get(assignment, added))
 
     def _count(self, row: HistoryRow, slot: WorkerSlot, slots: dict[int, _SlotCounts]) -> None:
-        """Add the counts of a slot since the last entry. A new slot starts at zero."""
+        """Add the counts of a slot since the last entry to its row. A new slot starts from zero."""
         before, seen = slots.get(slot.index), _SlotCounts(slot)
         slots[slot.index] = seen
         for name, index in _COUNTED.items():
@@ -127,7 +126,7 @@ class HistoryWriter:
     def _backlog(
         self, row: HistoryRow, assignment: Assignment, measured: Counter[tuple[str, str]]
     ) -> None:
-        """Add the backlog of a partition to its row. Count the partition if its lag is known."""
+        """Add the backlog of an assignment to its row, and count it if its lag is known."""
         figures = self._view.assignments.get(assignment)
         if figures is not None:
             measured[assignment.topic, assignment.group] += figures.lag is not None
@@ -136,13 +135,13 @@ class HistoryWriter:
 
 
 def _new_runs(runs: Sequence[int], before: Sequence[int] | None) -> dict[int, int]:
-    """Return the new runs by bucket, without empty buckets."""
+    """Return the new runs by histogram bucket, without empty buckets."""
     new = runs if before is None else [a - b for a, b in zip(runs, before, strict=True)]
     return {bucket: count for bucket, count in enumerate(new) if count > 0}
 
 
 def _sum_groups(assignments: Iterable[HistoryRow]) -> list[HistoryRow]:
-    """Return the sums of each topic and group, with the age of the oldest message."""
+    """Return the sums for each topic and group, with the age of its oldest message."""
     rows: dict[tuple[str, str], HistoryRow] = {}
     for assignment in assignments:
         row = rows.setdefault(

@@ -1,7 +1,8 @@
-"""Isolate the subjects of housekeeper tasks: an error for one subject does not affect others.
+"""Isolate the subjects of the housekeeper's tasks, so that an error affects only one of them.
 
-Every task runs its work for one subject through this module. After an unexpected error, the task
-pauses for that subject, with a backoff, and continues with the others.
+A subject is an assignment or a partition. Every task runs its work for a single subject through
+this module. After an unexpected error, the task pauses for that subject, with a backoff, and
+continues with the others.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from streamqd.policy import backoff
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Subject = Assignment | tuple[str, int]  # an assignment, or a partition: topic and number
+Subject = Assignment | tuple[str, int]  # an assignment, or the topic and number of a partition
 
 BACKOFF = Backoff(kind="exponential", base=2.0, max=60.0, jitter="none")
 
 
 @dataclass
 class _Failing:
-    """A subject for which a task pauses until `until` (monotonic)."""
+    """The failures of one task for one subject."""
 
-    until: float = 0.0
+    until: float = 0.0  # monotonic time until which the task pauses for the subject
     last: float = 0.0  # monotonic time of the last error
     error: str = ""  # class of the last error
     trouble: logs.Episode = field(
@@ -40,9 +41,9 @@ class _Failing:
 
 
 class TaskIsolation:
-    """Counts and logs errors by subject, and pauses a task for a failing subject.
+    """Counts and logs errors by subject, and pauses a task for a subject that fails.
 
-    Shared by all tasks, and by the thread that serves HTTP.
+    All tasks and the thread that serves HTTP share one instance.
     """
 
     def __init__(self, view: MetricsView) -> None:
@@ -50,9 +51,9 @@ class TaskIsolation:
         self._failing: dict[tuple[str, Subject], _Failing] = {}
 
     def isolate_task(self, task: str) -> Isolate[Subject]:
-        """Return the function that isolates a task.
+        """Return the function that isolates the subjects of a task.
 
-        RedisUnavailableError and RedisResponseError are raised as usual.
+        RedisUnavailableError and RedisResponseError are not isolated, and reach the task.
         """
 
         def run(
@@ -72,7 +73,7 @@ class TaskIsolation:
         return run
 
     def observe(self) -> None:
-        """Record the subjects that had no error since their pause was over."""
+        """Log the recovery of subjects that have had no error since the end of their pause."""
         now = time.monotonic()
         for (task, subject), failing in list(self._failing.items()):
             if now > failing.until + BACKOFF.base:
@@ -80,7 +81,7 @@ class TaskIsolation:
                 del self._failing[task, subject]
 
     def failures(self, assignment: Assignment) -> list[dict[str, Any]]:
-        """Return the failures of an assignment or its partition, in the form of the summary."""
+        """Return the failures for an assignment or its partition, as the summary shows them."""
         now, subjects = time.monotonic(), (assignment, (assignment.topic, assignment.partition))
         return [
             {

@@ -1,9 +1,9 @@
-"""Finds entries that a waiting worker should have received.
+"""Find entries that a waiting worker should have received.
 
-A worker in a long poll gets no answer without a new entry, so it cannot detect that its connection
-is dead. The listener checks all waiting workers with one command on another connection. A worker
-that missed an entry is notified, and opens a new connection. Two checks are needed, because a new
-entry may still be on its way to the worker.
+A worker in a long poll gets no answer while there is no new entry, so it cannot tell that its
+connection is dead. The listener checks all waiting workers on another connection, usually with a
+single command. A worker that has missed an entry is notified, and opens a new connection. Two
+checks are needed, because a new entry may still be on its way to the worker.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from streamqd.store.store import Store
 
 LISTENER_INTERVAL_SECONDS = 0.5  # seconds between two checks
 SURE_SECONDS = 0.25  # time within which a worker should receive an entry
-STREAMS_MAX = 128  # streams of one command, which takes Redis about a microsecond for each
+STREAMS_MAX = 128  # largest number of streams in one command, which takes about 1 µs for each
 
-StreamPosition = tuple[str, bytes]  # a stream, and the id after which a worker waits
+StreamPosition = tuple[str, bytes]  # a stream, and the ID after which a worker waits for entries
 
 
 class Listener:
-    """Finds waiting workers that missed entries.
+    """Finds waiting workers that have missed entries.
 
-    `wake` makes the supervisor notify the workers for which a missed entry was recorded.
+    `wake` wakes the supervisor, which then notifies those workers.
     """
 
     def __init__(
@@ -37,10 +37,14 @@ class Listener:
         self._store = store
         self._isolate = isolate
         self._wake = wake
-        self._overdue: dict[Assignment, Poll] = {}  # waits for which the last check found an entry
+        self._overdue: dict[Assignment, Poll] = {}  # polls for which the last check found an entry
 
     def run(self, owned: Iterable[tuple[WorkerSlot, Assignment]]) -> float | None:
-        """Check the waiting workers. Return the seconds to the next check if that is sooner."""
+        """Check the waiting workers.
+
+        If a worker seems to have missed an entry, return the seconds until the second check, else
+        None.
+        """
         waiting: dict[Assignment, Poll] = {}
         for slot, assignment in owned:
             poll = self._isolate(assignment, self._read_poll, assignment, slot)
@@ -61,9 +65,10 @@ class Listener:
         return SURE_SECONDS if self._overdue else None
 
     def _read_poll(self, assignment: Assignment, slot: WorkerSlot) -> Poll | None:
-        """Return a worker's long poll, None if it is not waiting.
+        """Return a worker's long poll, or None if it is not waiting or was already notified.
 
-        If the previous check found an entry for the same poll, notify the worker and return None.
+        If the last check found an entry for the same poll, record this, so that the worker is
+        notified, and return None.
         """
         words = slot.poll
         poll = words.waiting()
@@ -76,7 +81,7 @@ class Listener:
         return poll
 
     def _filter_with_entries(self, places: Sequence[StreamPosition]) -> list[StreamPosition]:
-        """Return the positions after which there is an entry."""
+        """Return those positions after which the stream has an entry."""
         by_stream: dict[str, list[bytes]] = {}
         for stream, after in sorted(places, key=_id_key):
             by_stream.setdefault(stream, []).append(after)
@@ -89,7 +94,7 @@ class Listener:
         found: list[StreamPosition] = []
         for part, reply in zip(parts, replies, strict=True):
             if isinstance(reply, Exception) and len(part) > 1:
-                # Read each key alone, because one of a wrong type made the whole command fail.
+                # Read each key alone, because the whole command fails if one has the wrong type.
                 alone = run_commands(self._store, [_command([key], by_stream) for key in part])
                 for key, one in zip(part, alone, strict=True):
                     found += _read(one, [key], by_stream)
@@ -112,7 +117,11 @@ def _command(streams: Sequence[str], ids: Mapping[str, Sequence[bytes]]) -> tupl
 def _read(
     reply: Any, streams: Sequence[str], ids: Mapping[str, Sequence[bytes]]
 ) -> list[StreamPosition]:
-    """Return the positions with a later entry. Of each stream, only those with the lowest IDs."""
+    """Return the positions that have a later entry, according to the reply.
+
+    A stream occurs in the reply once for each of its positions with a later entry. These are the
+    positions with the lowest IDs.
+    """
     names = [name for name, _ in reply] if isinstance(reply, list) else []
     return [
         (stream, after)

@@ -1,6 +1,6 @@
-"""Read the figures that the relays of this instance's outboxes publish, for the metrics.
+"""Read the figures for the metrics that the relays of this instance's outboxes publish.
 
-The relays may run on other hosts. The databases are not read.
+The relays may run on other hosts. The databases themselves are not read.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from streamqd.store.store import Store
 def measure_outboxes(store: Store, view: MetricsView, names: Sequence[str], bad: Once) -> None:
     """Read the figures of all outboxes into the view, in one round trip.
 
-    An outbox with an invalid state gets no figures. Raises RedisResponseError after all outboxes
-    were read.
+    An outbox whose state is invalid gets no figures. If Redis refuses to read an outbox, raises
+    RedisResponseError after the others are recorded.
     """
     if not names:
         return

@@ -1,7 +1,7 @@
-"""Compute current rates: arriving messages, changes of the lag, durations of handlers.
+"""Compute the current rate of arriving messages, change of the lag, and duration of runs.
 
-Counters cover the time since the start, but operators need the last minute. The figures here are
-moving averages or medians, and exist only in the housekeeper.
+Counters cover the whole time since the start, but operators need the last minute. The figures here
+are moving averages or medians, and exist only in the housekeeper.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from streamqd.metrics.view import MetricsView
 from streamqd.model import Assignment
 from streamqd.scoreboard import BUCKETS, WorkerSlot, now_ns, quantile
 
-TREND_SECONDS = 20.0  # time constant of a trend, an exponential average
-DRIFT_LOOKS = 7  # number of checks whose changes a drift is the median of
+TREND_SECONDS = 20.0  # time constant of a trend, which is an exponential average
+DRIFT_LOOKS = 7  # number of checks from whose changes a drift takes the median
 LATENCY_SECONDS = 60.0
-QUIET = 0.01  # number of runs below which no durations are reported
+QUIET = 0.01  # decayed number of runs below which no durations are reported
 
 
 class Trend:
-    """The smoothed change of numbers per second. None before the second check."""
+    """The smoothed change per second of some numbers. It is None before the second check."""
 
     def __init__(self, seconds: float = TREND_SECONDS) -> None:
         self._seconds = seconds
@@ -32,7 +32,7 @@ class Trend:
         self._slopes: dict[Hashable, float] = {}
 
     def observe(self, numbers: dict[Hashable, float], now: int) -> None:
-        """Record the numbers at `now` (ns). Names that are missing are dropped."""
+        """Record the numbers at `now` (ns), and drop all names that are missing."""
         slopes: dict[Hashable, float] = {}
         for name, number in numbers.items():
             if name not in self._last:
@@ -47,16 +47,16 @@ class Trend:
         self._last = {name: (number, now) for name, number in numbers.items()}
 
     def get(self, name: Hashable) -> float | None:
-        """Return the slope of a number."""
+        """Return the smoothed change of a number per second, or None if it is unknown."""
         slope = self._slopes.get(name)
         return None if slope is None else round(slope, 2)
 
 
 class Drift:
-    """The typical change of numbers per second: the median of the last changes.
+    """The typical change per second of some numbers, which is the median of the last changes.
 
-    The median ignores a single burst, which would raise an average for a long time. None before the
-    third check, because a single change may be a burst.
+    The median ignores a single burst, which would raise an average for a long time. It is None
+    before the third check, because a single change may be a burst.
     """
 
     def __init__(self, looks: int = DRIFT_LOOKS) -> None:
@@ -64,7 +64,7 @@ class Drift:
         self._seen: dict[Hashable, deque[tuple[float, int]]] = {}
 
     def observe(self, numbers: Mapping[Hashable, float], now: int) -> None:
-        """Record the numbers at `now` (ns). Names that are missing are dropped."""
+        """Record the numbers at `now` (ns), and drop all names that are missing."""
         kept: dict[Hashable, deque[tuple[float, int]]] = {}
         for name, number in numbers.items():
             seen = kept[name] = self._seen.get(name) or deque(maxlen=self._looks)
@@ -72,9 +72,9 @@ class Drift:
         self._seen = kept  # replaced as a whole, because the HTTP thread reads it
 
     def get(self, name: Hashable) -> float | None:
-        """Return the drift of a number.
+        """Return the typical change of a number per second, or None if it is unknown.
 
-        Of two middle values, use the one with the slower change.
+        If two changes are in the middle, the slower one is used.
         """
         seen = list(self._seen.get(name, ()))
         changes = sorted(
@@ -89,7 +89,10 @@ class Drift:
 
 
 class Durations(NamedTuple):
-    """The durations of the runs of the last minute or so (seconds). These are upper bounds."""
+    """The durations in seconds of the runs in approximately the last minute.
+
+    The quantiles are upper bounds, because they are the bounds of histogram buckets.
+    """
 
     p50: float
     p99: float
@@ -97,15 +100,15 @@ class Durations(NamedTuple):
 
 
 class Latency:
-    """Histograms of handler runs that decay with time."""
+    """Histograms of the durations of runs, which decay with time."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[list[int], float, int]] = {}
         self._kept: dict[int, tuple[list[float], float]] = {}
-        self._ran: dict[int, int] = {}  # last check at which a slot had new runs
+        self._ran: dict[int, int] = {}  # time of the last check at which a slot had new runs
 
     def observe(self, index: int, counts: list[int], total: float, now: int) -> None:
-        """Record a slot's histogram at `now`: the runs per bucket, and their total seconds."""
+        """Record a slot's histogram at `now` (ns): the runs per bucket, and their total seconds."""
         before, total_before, then = self._last.get(index, ([0] * len(counts), 0.0, now))
         self._last[index] = counts, total, now
         kept, kept_total = self._kept.get(index, ([0.0] * len(counts), 0.0))
@@ -120,7 +123,7 @@ class Latency:
         )
 
     def get(self, index: int) -> Durations | None:
-        """Return the durations of a slot's runs, or None without recent runs."""
+        """Return the durations of a slot's recent runs, or None if there were none."""
         kept, total = self._kept.get(index, ([], 0.0))
         runs = math.fsum(kept)
         if runs < QUIET:
@@ -129,12 +132,15 @@ class Latency:
 
 
 def _quantile(counts: Sequence[float], share: float) -> float:
-    """Return the upper bound of the bucket that contains a quantile. There must be runs."""
+    """Return the upper bound of the bucket that contains a quantile of the runs.
+
+    There must be at least one run.
+    """
     return round(quantile(dict(enumerate(counts)), share) or BUCKETS[-1], 6)
 
 
 class Pace:
-    """The pace figures of the summary, updated at each check."""
+    """The current rates and durations for the summary, updated at each check."""
 
     def __init__(self, isolate: Isolate[Assignment] = run_directly) -> None:
         self._isolate = isolate
@@ -145,7 +151,7 @@ class Pace:
 
     def observe(self, view: MetricsView) -> None:
         """Update the figures from the view."""
-        # Skip figures that were not measured again, which would count as no change.
+        # Skip figures that were not measured again, because they would count as no change.
         if view.measured_ns != self._measured_ns:
             now = self._measured_ns = view.measured_ns
             added: dict[Hashable, float] = {
@@ -166,7 +172,7 @@ class Pace:
         self.latency.observe(slot.index, *slot.histogram("handle"), now)
 
     def document(self, index: int, assignment: Assignment) -> dict[str, float | None]:
-        """Return the fields of an assignment, in seconds or per second. None if unknown."""
+        """Return the fields of an assignment, which are None if they are unknown."""
         durations = self.latency.get(index)
         return {
             "arriving": self.arriving.get((assignment.topic, assignment.partition)),

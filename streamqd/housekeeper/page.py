@@ -1,6 +1,6 @@
-"""The status page: the state of one instance and links. It loads nothing from elsewhere.
+"""The status page, which shows the state of one instance, and links. It loads no other resources.
 
-Figures of partitions are in `/status`, and the web console shows the whole fleet.
+The figures of partitions are in `/status`, and the web console shows the whole fleet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LINKS = (  # relative links, so that they work under the path of a proxy
 
 
 def render(summary: dict[str, Any], reasons: list[str]) -> str:
-    """Return the page for a summary and the reasons why the instance is not ready."""
+    """Return the page as HTML. `reasons` lists why the instance is not ready."""
     name, state = escape(summary["instance"]), escape(summary["state"])
     now = summary["at_unix_ms"] or time.time() * 1000
     owned = sum(each["owned"] for each in summary["assignments"])

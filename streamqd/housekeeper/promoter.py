@@ -1,6 +1,7 @@
-"""Move due messages: retries into the retry streams, delayed sends into the partitions.
+"""Move messages that are due: retries to the retry streams, and delayed messages to the partitions.
 
-The moves need no fence, because each is atomic and safe even if repeated or concurrent.
+The moves need no fence, because each is atomic, and safe even if it is repeated or if several
+processes make it at the same time.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from streamqd.store.messages import Promoted
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-PAGE = 32  # entries moved by one script, which takes less than 0.5 ms
-ROUNDS_MAX = 64  # scripts for one target in one turn
-POLL_SECONDS = 1.0  # longest time between two calls for a target with waiting messages
+PAGE = 32  # largest number of entries that one script moves, in less than 0.5 ms
+ROUNDS_MAX = 64  # largest number of scripts for one target in one turn
+POLL_SECONDS = 1.0  # longest time between two calls for a target that has waiting messages
 LIVELY_SECONDS = 60.0  # time for which a target counts as active after its last waiting message
 HINT_INTERVAL_SECONDS = 0.2  # seconds between two reads of the workers' hints
 
@@ -35,17 +36,18 @@ T = TypeVar("T")
 
 
 class Promoter(Generic[Target]):
-    """Moves delayed sends and waiting retries when they are due.
+    """Moves delayed messages or waiting retries when they are due.
 
-    A target is a group's retry set, or the delayed sends of a partition. The reply to a move
-    contains the next due time. A worker that delays a message writes its due time to its slot as a
-    hint. Other sources give no hint: delayed sends, retries that an operator runs now, and workers
-    whose reply was lost. Their messages are found within a second if the target has waiting
-    messages, or had any within the last minute. For any other target, no call is made until the
-    figures, which are measured every three seconds, show waiting messages.
+    A target is the waiting retries of a group on a partition, or the delayed messages of a
+    partition. The reply to a move contains the next due time. A worker that delays a message writes
+    the due time to its slot as a hint. There is no hint for delayed messages, for retries that an
+    operator runs now, or if the worker did not get Redis's reply. Such messages are found within a
+    second if the target has waiting messages, or had any within the last minute. For any other
+    target, no call is made until the figures, which are measured every three seconds, show waiting
+    messages.
 
-    Only a check examines all targets. Between two checks, only targets with messages due before the
-    next check are examined, so a busy target causes no work for the others.
+    Only a check examines all targets. Between two checks, only targets whose messages are due
+    before the next check are examined, so a busy target causes no work for the others.
     """
 
     def __init__(
@@ -58,7 +60,12 @@ class Promoter(Generic[Target]):
         check_interval: float = HINT_INTERVAL_SECONDS,
         isolate: Isolate[Target] = run_directly,
     ) -> None:
-        """`measured` returns a target's due time in the view. `check_interval`: seconds."""
+        """Create the promoter.
+
+        `call` builds the call that moves a target's due messages, and `moved` records how many it
+        has moved. `measured` returns the target's next due time from the view. `check_interval` is
+        in seconds.
+        """
         self._store = store
         self._view = view
         self._call = call
@@ -66,30 +73,36 @@ class Promoter(Generic[Target]):
         self._moved = moved
         self._check_interval = check_interval
         self._isolate = isolate
-        self._check_at = 0.0  # time of the next check (monotonic)
-        self._checked_ns = 0  # time of the figures at the last check
-        self._wanted: set[Target] = set()  # targets to call immediately
+        self._check_at = 0.0  # monotonic time of the next check
+        self._checked_ns = 0  # time at which the figures of the last check were measured
+        self._wanted: set[Target] = set()  # targets that must be called immediately
         self._due_soon: dict[Target, int] = {}  # due times before the next check
-        self._asked: dict[Target, float] = {}  # time of the last script call
-        self._lively: dict[Target, float] = {}  # last time with waiting messages
-        self._due: dict[Target, int | None] = {}
+        self._asked: dict[Target, float] = {}  # monotonic time of each target's last call
+        self._lively: dict[Target, float] = {}  # last monotonic time with waiting messages
+        self._due: dict[Target, int | None] = {}  # next due times (unix ms), None if there is none
         self._measured_ns: dict[Target, int] = {}  # time at which `_due` was measured
         self._hinted: dict[Target, int] = {}  # the last hint that was followed
         self._refusals = Refusals()
 
     def turn(self, targets: Callable[[], Mapping[Target, int]]) -> float:
-        """Check `targets()` if due, and promote. Return the seconds until the next turn."""
+        """Make a check if it is due, and move due messages. Return the seconds to the next turn.
+
+        `targets` returns all targets with their hints. It is only called for a check.
+        """
         if time.monotonic() >= self._check_at or self._view.measured_ns > self._checked_ns:
             self.select_targets(targets())
         return self.promote()
 
     def run(self, targets: Mapping[Target, int]) -> float:
-        """Check `targets`, and promote. Return the seconds until the next turn."""
+        """Make a check, and move due messages. Return the seconds until the next turn."""
         self.select_targets(targets)
         return self.promote()
 
     def select_targets(self, targets: Mapping[Target, int]) -> None:
-        """Select the targets to call, from `targets` (target -> hint, unix ms or 0)."""
+        """Make a check, which selects the targets that must be called now or soon.
+
+        `targets` maps all targets to their hints (unix ms, or 0 if there is none).
+        """
         clock, now = time.monotonic(), self._view.now_unix_ms()
         self._check_at, self._checked_ns = clock + self._check_interval, self._view.measured_ns
         for known in self._asked.keys() - targets.keys():
@@ -108,7 +121,7 @@ class Promoter(Generic[Target]):
         }
 
     def promote(self) -> float:
-        """Promote due messages for one turn. Return the seconds until the next turn."""
+        """Move due messages for one turn. Return the seconds until the next turn."""
         now = self._view.now_unix_ms()
         self._wanted |= {target for target, due in self._due_soon.items() if due <= now}
         until = time.monotonic() + batch.TURN_SECONDS
@@ -130,15 +143,15 @@ class Promoter(Generic[Target]):
     ) -> T | None:
         found = self._isolate(target, do, *args, **named)
         if found is None:
-            # The data about this target may be incomplete, so drop it. The target is called again
-            # after its pause.
+            # Drop the data about this target, because it may be incomplete. The target is called
+            # again after its pause.
             self._wanted.discard(target)
             self._due_soon.pop(target, None)
             self._forget(target)
         return found
 
     def _is_due(self, target: Target, hint: int, clock: float, now: int) -> bool:
-        """Return True if a message is or may be due `now`."""
+        """Return True if a message of the target is due, or may be due, at `now` (unix ms)."""
         asked = self._asked.get(target)
         if asked is None:
             return True
@@ -159,12 +172,12 @@ class Promoter(Generic[Target]):
             self._lively[target] = time.monotonic()
 
     def _record_reply(self, target: Target, reply: Reply | RedisResponseError) -> bool:
-        """Record a reply. Return True if there is more to move now."""
+        """Record a reply. Return True if more messages are due now."""
         self._asked[target] = time.monotonic()
         self._wanted.discard(target)
         self._due_soon.pop(target, None)
         if isinstance(reply, RedisResponseError):
-            # The refused message is still due. Try again at the next poll and not immediately.
+            # The refused message is still due, but try again at the next poll, not immediately.
             self._record_due(target, None, now_ns())
             self._lively[target] = time.monotonic()
             return self._refusals.accept(reply)
@@ -190,7 +203,7 @@ class Promoter(Generic[Target]):
         return done.more
 
     def _horizon_unix_ms(self) -> float:
-        """Return the server's clock at the next check."""
+        """Return the server's time at the next check (unix ms)."""
         return self._view.now_unix_ms() + (self._check_at - time.monotonic()) * 1000
 
     def _next_turn(self) -> float:
@@ -206,7 +219,7 @@ class Promoter(Generic[Target]):
 def retry_promoter(
     store: Store, view: MetricsView, isolate: Isolate[Assignment] = run_directly
 ) -> Promoter[Assignment]:
-    """Promote due retries into the retry streams."""
+    """Return the promoter that moves due retries to the retry streams."""
 
     def next_due(assignment: Assignment) -> int | None:
         figures = view.assignments.get(assignment)
@@ -226,7 +239,7 @@ def retry_promoter(
 def send_promoter(
     store: Store, view: MetricsView, isolate: Isolate[tuple[str, int]] = run_directly
 ) -> Promoter[tuple[str, int]]:
-    """Promote due `delay=` sends into the partitions."""
+    """Return the promoter that moves due messages, sent with `delay=`, to the partitions."""
 
     def next_due(place: tuple[str, int]) -> int | None:
         figures = view.partitions.get(place)
@@ -238,7 +251,7 @@ def send_promoter(
     def call(place: tuple[str, int]) -> Call:
         return messages.promote_delayed(store.keys, *place, PAGE)
 
-    # There are no hints, so check only new figures and due times.
+    # There are no hints, so checks are only needed for new figures and due times.
     return Promoter(
         store, view, call, next_due, count_sent, check_interval=POLL_SECONDS, isolate=isolate
     )

@@ -1,7 +1,7 @@
-"""Find entries that other clients' consumers left pending.
+"""Find entries that other clients' consumers have left pending.
 
 The housekeeper does not claim entries itself. It sets a flag in the slot of the partition's worker,
-and the worker claims them with its fencing token.
+and the worker claims them under its token.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from streamqd.scoreboard import WorkerSlot
 from streamqd.store.store import Store
 
 OUR_CONSUMER = b"w"  # consumer name of every owner, because the fence identifies the owner
-# Do not use the IDLE filter, with which one command would scan all entries that are not idle.
-PAGE = 500  # pending entries of one consumer in one answer
-PAGES_MAX = 32  # pages in one check
-NEXT_PAGE_SECONDS = 1.0  # pause before the next pages while a list is not finished
+# Largest number of a consumer's pending entries in one reply. The IDLE filter is not used, because
+# a command with it would scan all entries that are not idle.
+PAGE = 500
+PAGES_MAX = 32  # largest number of pages in one check
+NEXT_PAGE_SECONDS = 1.0  # pause before the next pages while a scan is not finished
 BEGIN = b"0-0"
 
 
 class GroupWalk(NamedTuple):
-    """A scan of another client's pending entries: either the first page or the later pages."""
+    """A scan of another client's pending entries, either of the first page or of later pages."""
 
     assignment: Assignment
     key: str
@@ -36,10 +37,10 @@ class GroupWalk(NamedTuple):
 
 
 class Reclaimer:
-    """Sets the flag in the slots of workers that have entries to claim.
+    """Sets the flag in the slots of workers that must claim entries.
 
-    A long list is read page by page. After each listing of the consumers, the first page is read
-    again, because its entries are the oldest and become idle first.
+    A long list of pending entries is read page by page. After each listing of the consumers, the
+    first page is read again, because its entries are the oldest and become idle first.
     """
 
     def __init__(
@@ -51,16 +52,22 @@ class Reclaimer:
         self._store = store
         self._isolate = isolate
         self._idle = {(each.topic, each.assignment_group): each.reclaim_idle for each in consumers}
-        self._walks: dict[GroupWalk, bytes] = {}  # position of each scan, the next scan first
-        self._list_at = 0.0  # time of the next listing of consumers (monotonic)
+        self._walks: dict[GroupWalk, bytes] = {}  # position of each scan, in the order of turns
+        self._list_at = 0.0  # monotonic time of the next listing of consumers
 
     @property
     def every(self) -> float:
-        """Seconds between two checks: a quarter of the shortest idle time."""
+        """The seconds between two checks, which are a quarter of the shortest `reclaim_idle`.
+
+        They are limited to the range from 1 to 15.
+        """
         return min(15.0, max(1.0, min(self._idle.values(), default=60.0) / 4))
 
     def run(self, owned: Iterable[tuple[WorkerSlot, Assignment]]) -> float | None:
-        """Read pages of other clients' pending entries. Return the seconds until the next pages."""
+        """Read some pages of other clients' pending entries.
+
+        Return the seconds until the next pages, or None if no scan is left.
+        """
         slots = {
             assignment: slot
             for slot, assignment in owned
@@ -69,7 +76,8 @@ class Reclaimer:
         if not self._walks or time.monotonic() >= self._list_at:
             self._list_at = time.monotonic() + self.every
             self._list_consumers(slots)
-        # If the flag is set, no more pages are needed. The worker clears it when no entry is left.
+        # While the flag is set, no more pages are needed. The worker clears it when it has examined
+        # all entries.
         self._walks = {
             walk: at
             for walk, at in self._walks.items()
@@ -87,9 +95,9 @@ class Reclaimer:
         return NEXT_PAGE_SECONDS if self._walks else None
 
     def _list_consumers(self, slots: Mapping[Assignment, WorkerSlot]) -> None:
-        """Start a scan of every consumer with pending entries. Scans in progress continue.
+        """Start a scan of each other consumer with pending entries. Scans in progress continue.
 
-        An entry without a consumer counts as idle, so the flag is set immediately.
+        An entry that has no consumer counts as idle, so the flag is set immediately.
         """
         places = [
             (assignment, key)
@@ -122,7 +130,7 @@ class Reclaimer:
         return ("XPENDING", walk.key, walk.assignment.group, after, "+", PAGE, walk.name)
 
     def _record_reply(self, walk: GroupWalk, rows: list[Any], slot: WorkerSlot) -> None:
-        """Process a page: set the flag, or continue with later entries in another turn."""
+        """Set the flag if a page contains an idle entry, or else continue with the next page."""
         del self._walks[walk]
         idle_ms = round(self._idle[walk.assignment.topic, walk.assignment.group] * 1000)
         if any(row[2] >= idle_ms for row in rows):
@@ -136,7 +144,10 @@ class Reclaimer:
 def _other_clients(
     assignment: Assignment, key: str, pending: list[Any], slot: WorkerSlot
 ) -> list[GroupWalk]:
-    """Return the scans of the pending entries of other consumers in a stream."""
+    """Return the scans of other consumers' pending entries in a stream.
+
+    If the stream has pending entries without a consumer, set the flag.
+    """
     held = {name: int(count) for name, count in pending[3] or () if name}
     if int(pending[0]) > sum(held.values()):
         _raise_flag(slot, assignment, b"")

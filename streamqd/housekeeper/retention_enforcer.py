@@ -1,6 +1,6 @@
-"""Remove unacknowledged entries of topics whose settings allow it, and count the loss.
+"""Remove unacknowledged entries of topics whose settings allow this, and count the loss.
 
-Each loss is counted in a metric, in the log and in the trimming record of the partition.
+Each loss appears in a metric, in the log and in the trimming record of the partition.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from streamqd.store.retention import Dropped
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-PAGE = 2_000  # entries removed by one script, at most
-MISSING = 256  # pending entries settled by one script, at most
-ROUNDS_MAX = 20  # scripts for one partition before the partitions are listed again
+PAGE = 2_000  # largest number of entries that one script removes
+MISSING = 256  # largest number of pending entries that one script settles
+ROUNDS_MAX = 20  # number of scripts for one partition before the partitions are listed again
 
-Loss = tuple[str, int, str, str]  # topic, partition, group, unread or pending
+Loss = tuple[str, int, str, str]  # topic, partition, group, and `unread` or `pending`
 
 
 class RetentionEnforcer:
-    """Drops the oldest entries of a partition, then settles the pending ones of its groups."""
+    """Drops the oldest entries of partitions, then settles those that were pending in a group."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class RetentionEnforcer:
     ) -> Generator[None, None, bool]:
         """Drop a limited number of entries, one write per step.
 
-        Returns True if there is more to drop now.
+        Return True if more must be dropped or settled now.
         """
         losses: Counter[Loss] = Counter()
         try:
             return (yield from self._drop(places, refusals, losses))
         except RedisUnavailableError:
-            # A drop may have been executed without an answer, or not yet settled, so check every
-            # partition again.
+            # Entries may have been dropped without an answer, or may not have been settled yet, so
+            # check every partition again.
             self._seen.clear()
             raise
         finally:
@@ -102,7 +102,7 @@ class RetentionEnforcer:
         losses: Counter[Loss],
         affected: set[Assignment],
     ) -> bool:
-        """Record a reply. Return True if there is more to drop now."""
+        """Record a reply. Return True if there may be more to drop now."""
         if isinstance(reply, RedisResponseError):
             refusals.accept(reply)
             return False
@@ -112,8 +112,8 @@ class RetentionEnforcer:
         if dropped.removed:
             self._view.count("trimmed", (place[0], str(place[1])), dropped.removed)
         if dropped.removed or place not in self._seen:
-            # Settle at the first check too, because the process that dropped entries may have died
-            # before it settled.
+            # Settle at the first check too, because a process that dropped entries may have died
+            # before it settled them.
             self._seen.add(place)
             affected |= {Assignment(*place, group) for group in dropped.unread}
         for group, lost in dropped.unread.items():
@@ -123,7 +123,7 @@ class RetentionEnforcer:
     def _settle(
         self, affected: set[Assignment], refusals: Refusals, losses: Counter[Loss]
     ) -> Generator[None, None, list[Assignment]]:
-        """Settle dropped entries in flight. Return the assignments that may have more."""
+        """Settle dropped entries that were pending. Return the assignments that may have more."""
 
         def book(assignment: Assignment, reply: Reply | RedisResponseError) -> bool:
             settled = 0

@@ -1,6 +1,6 @@
 """The housekeeper's tasks for schedules: declare this instance's schedules, and fire due ones.
 
-Firing starts after this instance has declared its schedules, so that none looks orphaned.
+Firing starts only after this instance has declared its schedules, so that none looks orphaned.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOVES_SECONDS = 60.0
 
 
 class Scheduler:
-    """The housekeeper's work for schedules."""
+    """Runs the housekeeper's tasks for schedules."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Scheduler:
         settings: Settings,
         isolate: Callable[[str], Isolate[TopicPartition]],
     ) -> None:
-        """`isolate` returns the function that isolates a task."""
+        """Create the tasks. `isolate` returns the function that isolates a task of this name."""
         self._view = view
         self._reconciler = Reconciler(
             store,
@@ -56,11 +56,11 @@ class Scheduler:
         self._declared = True
 
     def finish_moves(self) -> None:
-        """Finish moves of schedules that a killed process left unfinished."""
+        """Finish the moves of schedules that a killed process has left unfinished."""
         self._moves.run()
 
     def fire(self) -> float | None:
-        """Fire due schedules. Return the seconds until the next turn."""
+        """Fire due schedules. Return the seconds until the next turn, or None for the default."""
         return self._firer.turn() if self._declared else None
 
     def _owned_partitions(self) -> set[TopicPartition]:
@@ -75,6 +75,6 @@ class Scheduler:
         else:
             self._view.count("schedules_fired", (topic,), outcome.ticks)
             self._view.count("schedules_late_ms", (topic,), outcome.late_ms)
-            # Start at 0, because increase() ignores the first value of a counter.
+            # Create these counters with the value 0, because increase() ignores the first value.
             for reason in ("misfire", "overlap"):
                 self._view.count("schedules_skipped", (topic, reason), 0)

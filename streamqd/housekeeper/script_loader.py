@@ -1,7 +1,7 @@
 """Load the scripts of producers into the server, for Redis users that may not load scripts.
 
-A producer whose user may run EVALSHA but not EVAL can send once the server has the scripts.
-A restart of the server, or SCRIPT FLUSH, removes them.
+A producer whose user may run EVALSHA but not EVAL can send as soon as the server has the scripts. A
+restart of the server or SCRIPT FLUSH removes them, so they are checked periodically.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PRODUCER_SCRIPTS = ("message_append", "message_publish", "message_schedule")
 
 
 class ScriptLoader:
-    """Checks that the server has the scripts, and loads the missing ones."""
+    """Checks whether the server has the producers' scripts, and loads the missing ones."""
 
     def __init__(self, link: Connection) -> None:
         self._link = link
@@ -23,8 +23,8 @@ class ScriptLoader:
     def run(self) -> None:
         """Load the missing scripts on every node that answers.
 
-        Raises RedisUnavailableError if no node answers, and RedisResponseError unless the refusal
-        is transient.
+        Raises the first error if no node can be used now, and RedisResponseError if any node
+        refuses for a reason that is not transient.
         """
         nodes = self._link.masters()
         silent: list[RedisResponseError | RedisUnavailableError] = []

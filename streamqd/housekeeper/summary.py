@@ -1,6 +1,7 @@
-"""The summary of an instance: one JSON document for Redis, `/status` and the status page.
+"""The summary of an instance, which is a JSON document for Redis, `/status` and the status page.
 
-`status`, `top` and `partitions` on any host read it from Redis, for every instance of the fleet.
+The commands `status`, `top` and `partitions` on any host read the summaries of all instances in the
+fleet from Redis.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from streamqd.store.statistics import DeadLetterCount
 from streamqd.version import __version__
 
 RATE_SECONDS = 10.0  # time constant of the exponential average of each rate
-FAILURES_MAX = 4  # kinds of failure that are shown for each assignment
+FAILURES_MAX = 4  # largest number of kinds of failure for each assignment
 RATED = ("fetched", "acked", "retried", "dead_lettered", "failed")
 _RATED = [COUNTERS.index(name) for name in RATED]
 
 
 class Rates:
-    """Smoothed counts per second of every slot."""
+    """The smoothed counts per second of each slot."""
 
     def __init__(self, isolate: Isolate[Assignment] = run_directly) -> None:
         self._isolate = isolate
@@ -44,7 +45,7 @@ class Rates:
         self._rates: dict[int, list[float]] = {}
 
     def observe(self, view: MetricsView) -> None:
-        """Sample the current counters of every slot."""
+        """Sample the current counters of each slot."""
         now = now_ns()
         for slot, assignment in view.assigned_slots():
             self._isolate(assignment, self._take, slot, now)
@@ -65,13 +66,13 @@ class Rates:
         self._seen[slot.index] = (values, now)
 
     def get(self, slot: WorkerSlot) -> dict[str, float]:
-        """Return the rates of a slot per second, by counter name."""
+        """Return the rates of a slot per second, by the name of the counter."""
         rates = self._rates.get(slot.index, [0.0] * len(RATED))
         return {name: round(rate, 2) for name, rate in zip(RATED, rates, strict=True)}
 
 
 class Summary:
-    """Builds the document from the view. `pid` is that of the supervisor."""
+    """Builds the summary from the view and the scoreboard."""
 
     def __init__(
         self,
@@ -81,7 +82,11 @@ class Summary:
         isolate: Isolate[Assignment] = run_directly,
         tasks: Callable[[Assignment], list[dict[str, Any]]] = lambda _: [],
     ) -> None:
-        """`tasks` returns the failures of the housekeeper's tasks for an assignment."""
+        """Create the summary of an instance.
+
+        `pid` is the process ID of the supervisor. `tasks` returns the failures of the housekeeper's
+        tasks for an assignment.
+        """
         self._isolate = isolate
         self._tasks = tasks
         self._view = view
@@ -94,7 +99,7 @@ class Summary:
         self._consumers = {(each.topic, each.assignment_group): each for each in settings.consumers}
 
     def observe(self) -> None:
-        """Sample the counters for the rates. Call this once before each `document`."""
+        """Sample the counters for the rates. Call this before each summary is published."""
         self.rates.observe(self._view)
         self.pace.observe(self._view)
 
@@ -125,7 +130,7 @@ class Summary:
         }
 
     def _refused_board(self) -> str:
-        """Return the path of a predecessor's refused scoreboard file, '' if none exists."""
+        """Return the path of a predecessor's rejected scoreboard file, or '' if none exists."""
         path = self._view.board.refused_file
         return str(path) if path is not None and path.exists() else ""
 
@@ -177,7 +182,7 @@ class Summary:
         }
 
     def _failures(self, slot: WorkerSlot) -> list[dict[str, Any]]:
-        """Return the recent failures: class of the error, count, age."""
+        """Return the class, count and age of each recent failure."""
         return [
             {
                 "error": each.name,
@@ -189,24 +194,27 @@ class Summary:
 
 
 def worker_state(slot: WorkerSlot) -> str:
-    """Return the state of a worker as a word. For a waiting worker, this is the reason."""
+    """Return a word for the state of a worker. If it waits, this is the reason for the wait."""
     try:
         state = WorkerState(slot.state)
     except ValueError:
         return "unknown"
     if state is WorkerState.READY:
-        waits = WORDS.get(slot.waits.read().kind)  # only for a ready worker, which has a process
+        waits = WORDS.get(slot.waits.read().kind)  # valid only for a ready worker
         return waits or ("recovering" if slot.suspects_left else "ready")
     return state.name.lower()
 
 
 def _progress(slot: WorkerSlot, since_ns: int) -> float | None:
-    """Return the seconds since a handler reported progress, None if none did after `since_ns`."""
+    """Return the seconds since a handler last reported progress.
+
+    Return None if none has done so since `since_ns`.
+    """
     return round(seconds_since(slot.heartbeat_ns), 1) if slot.heartbeat_ns > since_ns else None
 
 
 def _waits(slot: WorkerSlot) -> dict[str, Any]:
-    """Return the remaining time of a wait, the held entries, and counts of the guards."""
+    """Return the remaining time of a wait, the held entries, and the counts of the guards."""
     waits = waiting(slot)
     seconds = max(0.0, (waits.until_ns - now_ns()) / 1e9) if waits.until_ns else None
     return {
@@ -219,7 +227,7 @@ def _waits(slot: WorkerSlot) -> dict[str, Any]:
 
 
 def _recovery(slot: WorkerSlot) -> dict[str, int]:
-    """Return the progress of the rounds after a crash or a lost host, see `policy/rounds.py`."""
+    """Return the progress of the rounds after a crash or host loss, see `policy/rounds.py`."""
     left = slot.suspects_left if slot.pid else 0
     return {
         "suspects_left": left,
@@ -229,7 +237,7 @@ def _recovery(slot: WorkerSlot) -> dict[str, int]:
 
 
 def _loop(slot: WorkerSlot) -> dict[str, Any]:
-    """Return how long a worker's event loop is blocked, and the last block with its code."""
+    """Return how long a worker's event loop has been blocked, and its last block and blocker."""
     blocked = slot.loop_blocked_ns if slot.pid else 0
     turned = slot.loop_turned_ns
     return {
@@ -240,7 +248,7 @@ def _loop(slot: WorkerSlot) -> dict[str, Any]:
 
 
 def state_of(flags: InstanceFlags, *, owned: bool) -> str:
-    """Return the most important state of the instance, as a word."""
+    """Return a word for the most important state of the instance."""
     if InstanceFlags.DRAINING in flags:
         return "draining"
     if InstanceFlags.STARTED not in flags:
@@ -255,5 +263,5 @@ def state_of(flags: InstanceFlags, *, owned: bool) -> str:
 
 
 def supervisor_pid() -> int:
-    """Return the pid of the process that forked this one."""
+    """Return the process ID of the supervisor, which is the parent of this process."""
     return os.getppid()

@@ -1,4 +1,4 @@
-"""The effective settings of topics: settings in the file override those registered in Redis."""
+"""The effective settings of topics. Those in the file override those registered in Redis."""
 
 from __future__ import annotations
 
@@ -12,21 +12,27 @@ from streamqd.store import topics
 from streamqd.store.store import Store
 
 REFRESH_SECONDS = 30.0
-TOPICS_MAX = 128  # read at a time
+TOPICS_MAX = 128  # largest number of topics that are read at a time
 
 
 class Topics:
-    """Reads registered settings periodically, for a bounded number of topics at a time."""
+    """The effective settings of topics, for which the registered ones are read periodically.
+
+    A bounded number of topics is read at a time.
+    """
 
     def __init__(self, store: Store, stated: Mapping[str, Topic]) -> None:
         self._store = store
         self._stated = stated
         self._known: dict[str, tuple[Topic, int]] = {}  # settings and number of partitions
-        self._read: dict[str, float] = {}  # time of the last read of each topic
-        self.trouble: StreamqdError | None = None  # error of the last topic that could not be read
+        self._read: dict[str, float] = {}  # monotonic time at which each topic was last read
+        self.trouble: StreamqdError | None = None  # last error if a topic could not be read
 
     def refresh(self, names: Iterable[str]) -> None:
-        """Read the topics that were never read, then those whose last read is oldest."""
+        """Read the topics that have not been read for REFRESH_SECONDS, up to TOPICS_MAX.
+
+        Topics that were never read come first, then those whose last read is oldest.
+        """
         now = time.monotonic()
         due = sorted(
             (self._read.get(name, 0.0), name)
@@ -49,9 +55,12 @@ class Topics:
                 self._known[name] = config.effective(stated, found.settings), found.partitions
 
     def get(self, name: str) -> Topic | None:
-        """Return the effective settings. While unknown (None), no entry may be removed."""
+        """Return the effective settings of a topic, or None if they are unknown.
+
+        While they are unknown, no entry may be removed.
+        """
         return self._known[name][0] if name in self._known else None
 
     def partitions(self, name: str) -> int:
-        """Return the registered number of partitions, 0 if the topic does not exist."""
+        """Return the registered number of partitions, or 0 if it is unknown."""
         return self._known[name][1] if name in self._known else 0

@@ -1,7 +1,7 @@
 """Remove entries that every group has acknowledged and that no retention setting retains.
 
-In retry streams, no acknowledged entry is retained. In partitions, the topic's settings decide. At
-the end of each run, the retention enforcer drops entries, if settings allow a loss.
+Retry streams never retain acknowledged entries. For partitions, the settings of the topic decide.
+At the end of each run, the retention enforcer drops entries if the settings allow a loss.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from streamqd.store.scripts import Call, Reply
 from streamqd.store.statistics import unix_ms
 from streamqd.store.store import Store
 
-PAGE = 4_000  # entries removed by one script, at most
-ROUNDS_MAX = 50  # scripts for one stream before the streams are listed again
-SOON = 1.0  # seconds between runs for streams whose acknowledged entries are removed immediately
+PAGE = 4_000  # largest number of entries that one script removes
+ROUNDS_MAX = 50  # number of scripts for one stream before the streams are listed again
+SOON = 1.0  # seconds between runs if acknowledged entries must be removed immediately
 
 
 class Trimmer:
-    """Trims the streams of this instance's partitions and assignments.
+    """Trims this instance's partitions and the retry streams of its assignments.
 
-    The script computes the floor.
+    The script determines the smallest ID that must stay.
     """
 
     def __init__(
@@ -52,13 +52,16 @@ class Trimmer:
                 self._groups.setdefault(consumer.topic, []).append(consumer.group)
         self._dropper = RetentionEnforcer(store, view, self._groups, isolate)
         self._refused: set[TopicPartition] = set()
-        # For each partition, the holder of the smallest ID that must stay, and the time of that ID
-        # (unix ms).
+        # Maps each partition to the holder that keeps entries from being trimmed, and to the time
+        # of the first of these entries (unix ms).
         self._held: dict[TopicPartition, tuple[str, int]] = {}
         self._turns = TimeSlice(self._steps)
 
     def run(self) -> float | None:
-        """Trim for one turn. Return 0 if there is more to trim now."""
+        """Trim for one turn. Return 0 if there is more to trim now.
+
+        Otherwise, return the seconds until the next run, or None for the default.
+        """
         try:
             return self._turns.run()
         finally:
@@ -89,8 +92,8 @@ class Trimmer:
         return SOON if at_once else None
 
     def _places(self, owned: list[Assignment]) -> dict[TopicPartition, Topic]:
-        """Return the partitions to trim, with the settings of their topics."""
-        # A group that only reads dead letters does not need the partition trimmed.
+        """Return the partitions that this instance trims, with the settings of their topics."""
+        # A group that only reads dead letters does not need the partition to be trimmed.
         wanted = {
             (assignment.topic, assignment.partition)
             for assignment in owned
@@ -99,8 +102,8 @@ class Trimmer:
         for name in self._configured:
             topic = self._topics.get(name)
             if topic is not None and topic.retention.without_groups:
-                # No instance owns a partition without groups, so each instance trims such a
-                # partition. That does no harm.
+                # No instance owns a partition that has no groups, so every instance trims it. This
+                # does no harm.
                 wanted |= {(name, number) for number in range(self._topics.partitions(name))}
         places = {}
         for place in sorted(wanted):
@@ -112,7 +115,10 @@ class Trimmer:
     def _streams(
         self, owned: list[Assignment], places: dict[TopicPartition, Topic]
     ) -> list[TopicPartition | Assignment]:
-        """Return the partitions (places) and retry streams (assignments) that may need trimming."""
+        """Return the streams that may need trimming.
+
+        A place stands for its partition, and an assignment for its retry stream.
+        """
         figures = self._view.assignments
         return [
             *(place for place, topic in places.items() if topic.retention.bounded),
