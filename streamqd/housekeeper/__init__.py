@@ -1,8 +1,8 @@
 """The housekeeper: one process per instance that maintains the data of the owned partitions.
 
-It runs the tasks that are due in a loop, and each turn of a task is bounded. It exits if the
-supervisor tells it to or has itself exited. It owns neither leases nor messages, so no message is
-lost while it is not running, but retries have to wait. It continues after any outage of Redis. A
+It runs the tasks that are due in a loop, and each turn of a task is bounded. It exits on command of
+the supervisor, or if the supervisor has exited. It owns neither leases nor messages, so no message
+is lost while it is not running, but retries have to wait. It continues after any outage of Redis. A
 separate thread serves HTTP.
 """
 
@@ -119,7 +119,7 @@ class Housekeeper:
         self._owned: list[Assignment] = []
         self._idle: list[bool] = []
         self._named = InstanceFlags.NONE  # MEMBER or DUPLICATE, if one applies to the instance
-        self._check_at = 0.0  # next check of the slots, monotonic
+        self._check_at = 0.0  # monotonic time of the next check of the slots
 
     def _all_tasks(self) -> list[Task]:
         store, view = self._store, self.view

@@ -26,7 +26,7 @@ ROUNDS_MAX = 80  # number of scripts for one partition before the partitions are
 
 
 class DeadLetterExpirer:
-    """Deletes expired dead letters of the partitions in which this instance owns an assignment."""
+    """Deletes expired dead letters of all partitions of which this instance owns an assignment."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Find entries that a waiting worker should have received.
 
-A worker in a long poll gets no answer while there is no new entry, so it cannot tell that its
+A worker in a long poll gets no answer while there is no new entry, so it cannot detect that its
 connection is dead. The listener checks all waiting workers on another connection, usually with a
 single command. A worker that has missed an entry is notified, and opens a new connection. Two
 checks are needed, because a new entry may still be on its way to the worker.

@@ -160,7 +160,7 @@ class Trimmer:
         reply: Reply | RedisResponseError,
         refusals: Refusals,
     ) -> bool:
-        """Record a reply. Return True if there is more to trim now."""
+        """Record a reply. Return True if the stream has more to trim now."""
         if isinstance(reply, RedisResponseError):
             refusals.accept(reply)
             return False

@@ -129,8 +129,8 @@ class TopicPresence:
     ) -> bool:
         """Return True if topics should be registered again. Raises the errors of `ask`.
 
-        Redis is read once per `TOPICS_INTERVAL_SECONDS` at most. `served` contains the topics whose
-        partitions this instance knows.
+        Redis is read no more than once per `TOPICS_INTERVAL_SECONDS`. `served` contains the topics
+        whose partitions this instance knows.
         """
         now = time.monotonic()
         if now - self._looked_at < TOPICS_INTERVAL_SECONDS:

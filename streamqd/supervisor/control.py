@@ -15,7 +15,7 @@ from streamqd.model import Assignment
 from streamqd.policy.rebalance import Constraints, MemberView, may_reload
 from streamqd.store.directives import Directive, Directives
 
-LOGGED_MAX = 50  # number of changes of one kind that are logged, before a line that counts others
+LOGGED_MAX = 50  # number of logged changes of one kind, after which one line counts the others
 
 
 class Control:

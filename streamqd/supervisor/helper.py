@@ -25,9 +25,9 @@ Start = Callable[[], Child]
 class Helper:
     """A helper process, on which no lease depends. The supervisor calls `keep` once per tick.
 
-    `start` forks the process and may raise OSError. `silent` returns how many seconds it has made
-    no progress. `exited` is the name of the log event for an unexpected exit. If the process is a
-    relay, `outbox` is the name of its outbox.
+    `start` forks the process and may raise OSError. `silent` returns the number of seconds since
+    its last progress. `exited` is the name of the log event for an unexpected exit. If the process
+    is a relay, `outbox` is the name of its outbox.
     """
 
     start: Start

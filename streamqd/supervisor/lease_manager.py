@@ -1,4 +1,4 @@
-"""Send the supervisor's calls to Redis, in at most one bounded round trip per tick.
+"""Send the supervisor's calls to Redis, with no more than one bounded round trip per tick.
 
 Renewals, the heartbeat and the other calls of the partitions share one write. The supervisor reads
 the fleet, wakes it and subscribes to wake-ups in the following ticks, which come without a pause.
@@ -39,7 +39,7 @@ from streamqd.supervisor.resolver import Resolver
 EXCHANGE_SECONDS = 1.0
 EXCHANGE_SHARE = 0.25
 PROBE_AFTER_SECONDS = 0.3  # silence after which the calls are sent again on a new connection
-CALLS_MAX = 64  # approximate number of scripts in one round trip (about 0.03 ms each)
+CALLS_MAX = 64  # approximate limit of scripts in one round trip, each of which takes about 0.03 ms
 TOGETHER = 0.2  # share of the renewal interval by which a lease may be renewed early
 _REFUSED = "redis.refused", logging.ERROR
 
@@ -427,7 +427,7 @@ class RenewalScheduler:
     """
 
     def __init__(self, interval: float) -> None:
-        """`interval` is the time between renewals of a lease, in seconds."""
+        """Create the scheduler. `interval` is the time between renewals of a lease, in seconds."""
         self._interval = interval
         self._waiting: list[Assignment] = []
         self._due = 0.0

@@ -127,7 +127,7 @@ class Refencing:
 
 @dataclass(frozen=True, slots=True)
 class Releasing:
-    """This instance is releasing the lease, whose token no process uses any longer."""
+    """This instance is releasing the lease. No process still uses its token."""
 
     phase: ClassVar[Phase] = Phase.RELEASING
 
@@ -521,7 +521,7 @@ class AssignmentState:
 
     @property
     def stop_reason(self) -> str:
-        """The reason for which the worker was told to stop, or ''."""
+        """The reason for the command to stop the worker, or '' if there was none."""
         return self.worker.stop_reason if self.worker is not None else ""
 
     @property

@@ -9,7 +9,7 @@ Precedence, highest first:
 1. Kill: a process that must exit now gets no other command.
 2. Drain: stop the worker, or release the partition.
 3. Stop a worker whose lease is lost.
-4. Hand over: another instance should own the partition, or no consumer needs it any longer.
+4. Hand over: another instance should own the partition, or no consumer needs it now.
 5. Dismiss a quiet worker, so that its successor gets a new token without waiting for its exit.
 6. Stop a worker, because it is being replaced.
 7. Start a process: adopt a standby, fork a worker, or fork a standby.

@@ -101,7 +101,7 @@ class _Replacing:
 
     @property
     def stops_old(self) -> bool:
-        """True if the old worker must be told to stop now.
+        """True if the old worker needs the command to stop now.
 
         With a standby for `max_messages`, it stops automatically.
         """
@@ -117,12 +117,13 @@ class RollingReplacement:
 
     def __init__(self, isolate: Isolate[Assignment] = run_directly) -> None:
         self._isolate = isolate
-        self._wanted: dict[Assignment, str] = {}  # the reasons, in the order of the requests
+        # Maps the queued assignments to the reasons, in the order of the requests.
+        self._wanted: dict[Assignment, str] = {}
         self._current: _Replacing | None = None
         self._deaths: list[restart.WorkerExit] = []
         self._cooling_down: dict[
             Assignment, float
-        ] = {}  # monotonic time at which replacements may start again
+        ] = {}  # monotonic times at which replacements may start again
         # Reasons for which the last replacements were given up.
         self._failed: dict[Assignment, str] = {}
         self._roll: list[Assignment] = []  # workers that a reload must replace after `_rolling`

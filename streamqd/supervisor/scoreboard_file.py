@@ -323,7 +323,7 @@ def _sweep(place: Path) -> None:
     with contextlib.suppress(OSError):
         found = [path for path in place.iterdir() if path.suffix in (SUFFIX, DRAFT, REFUSED)]
         for path in sorted(found)[:SWEPT_MAX]:
-            with contextlib.suppress(Exception):  # untrusted content
+            with contextlib.suppress(Exception):  # the content is not trusted
                 if not _has_lock(path):
                     path.unlink()
 

@@ -136,7 +136,7 @@ class Watcher:
         return bool(file)
 
     def close(self) -> None:
-        """Kill the child."""
+        """Kill the child, if it is running."""
         if self.child is not None:
             self.child.kill_group()
 

@@ -56,7 +56,7 @@ def _wait_for_the_end(control: socket.socket) -> int:
 
 @dataclass
 class Dismissed:
-    """A process that has no partition any longer. It only runs `on_stop` and exits."""
+    """A process that no longer has a partition, and only runs `on_stop` and exits."""
 
     child: Child
     partition: AssignmentState
@@ -83,7 +83,7 @@ class WorkerPool:
         default_factory=dict
     )  # processes that were killed but have not exited yet
     dismissed: list[Dismissed] = field(default_factory=list)
-    _relays: dict[str, Helper] = field(default_factory=dict)  # by the name of the outbox
+    _relays: dict[str, Helper] = field(default_factory=dict)  # relays by the name of their outbox
     _settings_of_relays: dict[str, tuple[object, ...]] = field(
         default_factory=dict
     )  # settings of each relay

@@ -65,7 +65,7 @@ class ConcurrentExecutor:
         self._run_ns = 0.0  # moving mean of the run time
         self._may_expire = False  # True once a fetched message may have an expiry
         self._free = list(range(context.consumer.lanes))
-        self._indexes: list[int] = []  # some free indexes
+        self._indexes: list[int] = []  # free indexes that were found and not used yet
         self._inspected: FetchedEntry | None = None  # the entry whose verdict is being determined
         self.wake_fds = (lanes.ends.wake_fd,)  # readable when a run has finished
         context.slot.open_table(context.consumer.lanes)
@@ -320,7 +320,7 @@ class ConcurrentExecutor:
     # --- finished runs ---
 
     def collect_finished(self) -> None:
-        """Find the verdicts of the runs that have finished since the last call."""
+        """Collect the runs that have finished since the last call, and determine their verdicts."""
         if ended := self._lanes.ends.take():
             self._collect(ended)
 

@@ -173,7 +173,7 @@ class PreciseSelector(selectors.EpollSelector):
         self._polled = _PollDescriptor(self.fileno(), select.POLLIN, 0)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for events, for `timeout` seconds at most, and return the keys that are ready."""
+        """Wait for events for up to `timeout` seconds, and return the keys that are ready."""
         if timeout and timeout > 0:
             if milliseconds := int(timeout * 1000):
                 self._poll.poll(milliseconds)
@@ -268,7 +268,7 @@ class EventLoop:
             self.interrupt(self._waited, limit)
 
     def close(self) -> None:
-        """Cancel the remaining tasks and stop the thread. Waits for CLOSE_SECONDS at most."""
+        """Cancel the remaining tasks and stop the thread. This takes up to CLOSE_SECONDS."""
         with contextlib.suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_SECONDS)

@@ -58,7 +58,7 @@ class Executor(Protocol):
         """
 
     def collect_finished(self) -> None:
-        """Find the verdicts of the runs that have finished since the last call."""
+        """Collect the runs that have finished since the last call, and determine their verdicts."""
 
     # --- entries in flight, and room for more ---
 

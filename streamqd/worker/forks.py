@@ -43,7 +43,7 @@ class ForkingWorker:
         self.assignment = assignment
         self.slot = slot
         self.control = control
-        self.links: Callable[[], Iterable[Connection]] = tuple  # its open connections
+        self.links: Callable[[], Iterable[Connection]] = tuple  # returns its open connections
 
 
 class ForkRole:

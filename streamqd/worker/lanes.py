@@ -126,7 +126,7 @@ class TaskLanes:
         self._name = getattr(function, "__name__", "handler")  # the name of its tasks
 
     def start(self, entries: list[FetchedEntry]) -> None:
-        """Start to handle entries."""
+        """Start a task for each entry."""
         if not self._limited:
             self._loop.call(self._begin, entries)
             return
@@ -200,7 +200,7 @@ class ThreadLanes:
             thread.start()
 
     def start(self, entries: list[FetchedEntry]) -> None:
-        """Start to handle entries."""
+        """Pass the entries to the threads."""
         for entry in entries:
             self._work.put(entry)
 

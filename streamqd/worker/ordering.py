@@ -34,7 +34,7 @@ class Ordering(Protocol[KeyedEntry]):
         """Append entries, which are in order."""
 
     def take(self, count: int) -> list[KeyedEntry]:
-        """Remove and return the oldest entries that may start, `count` at most."""
+        """Remove and return up to `count` of the oldest entries that may start."""
 
     def mark_finished(self, entries: Iterable[KeyedEntry]) -> None:
         """Record that taken entries have finished, with any result."""
@@ -84,7 +84,7 @@ class Unordered(Generic[KeyedEntry]):
 
 
 class ByKey(Generic[KeyedEntry]):
-    """An order in which one entry of each key runs at a time. Entries without a key never wait."""
+    """An order in which each key has only one running entry. Entries without a key never wait."""
 
     def __init__(self) -> None:
         self._ready: deque[KeyedEntry] = deque()

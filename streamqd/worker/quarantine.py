@@ -193,7 +193,7 @@ class Quarantine:
         The places are separated by spaces.
         """
         settler = self._context.settler
-        self._marked = b""  # unknown until Redis answers
+        self._marked = b""  # the mark is unknown until Redis answers
         call = messages.quarantine_mark(settler.keys, settler.lease, self._session, places, [])
         self._calls.run(call)
         self._marked = places

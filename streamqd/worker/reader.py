@@ -136,7 +136,7 @@ class Reader:
         return self.fetcher.receive_round(polled=False)
 
     def start_poll(self, count: int, seconds: float) -> None:
-        """Send a read that waits up to `seconds` at the server for new entries."""
+        """Send a read that waits at the server for new entries, for up to `seconds`."""
         self._slot.add("round_trips")  # count the poll before any client can see it
         self.poll.start(count, self.last_retry, self.last_main, seconds)
 

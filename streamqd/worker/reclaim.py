@@ -55,7 +55,7 @@ class Reclaim:
             self._slot.reclaim_done = wanted
 
     def take_page(self, retried: bool, session: str, count: int) -> list[messages.PendingEntry]:
-        """Take over idle entries from the next page of a stream, `count` at most, and return them.
+        """Take over up to `count` idle entries from the next page of a stream, and return them.
 
         Raises Fenced, RedisResponseError, RedisUnavailableError.
         """

@@ -135,7 +135,7 @@ class SerialExecutor:
     # --- running ---
 
     def collect_finished(self) -> None:
-        """Do nothing: `start` returns after all its runs have finished."""
+        """Do nothing, because `start` returns only after all its runs have finished."""
 
     def start(self, *, held: bool = True) -> None:
         """Run all fetched entries, and if `held` is true, also the held messages that are due.

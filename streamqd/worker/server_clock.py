@@ -16,7 +16,7 @@ class ServerClock:
 
     def __init__(self) -> None:
         self.ahead_ns = 0  # the server's unix time minus `now_ns`
-        self._read_ns = 0  # 0 = not read yet
+        self._read_ns = 0  # time of the last reading (`now_ns`), 0 if there is none
 
     def read(self, link: Connection) -> None:
         """Read the server's clock. Raises RedisUnavailableError, RedisResponseError."""

@@ -189,7 +189,7 @@ class Settler:
     # | a failure of a longer run       | of the oldest | yes             | immediately       |
     # | only entries that Redis refused | 0             | no              | at each `settle`  |
     #
-    # Because of `_deferred_until_ns`, refused entries are sent once per DEFER_SECONDS at most.
+    # Because of `_deferred_until_ns`, refused entries are sent no more than once per DEFER_SECONDS.
 
     def make_failures_due(self) -> None:
         """Make failures due immediately, because one of their runs was not quick."""
@@ -438,7 +438,7 @@ class Settler:
         histogram[len(BUCKETS) + 1] += waited * count
 
 
-# The entries of one call, after True if they become dead letters or False if they are retried.
+# The entries of one call. The Boolean is True for dead letters and False for retries.
 _Batch = tuple[bool, list[FailedEntry]]
 
 T = TypeVar("T")

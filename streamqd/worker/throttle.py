@@ -81,7 +81,7 @@ class RateLimiter:
 
     @property
     def one_by_one(self) -> bool:
-        """False, because the rate limits starts and not active runs."""
+        """False, because the rate limits starts and not the number of active runs."""
         return False
 
     def note_start(self, now: int, runs: int = 1) -> None:

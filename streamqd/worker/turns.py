@@ -146,7 +146,7 @@ class Turns:
         self._settler.flush()
 
     def wait(self, *descriptors: int, held: bool = True) -> set[int]:
-        """Wait until a run finishes or a descriptor is readable, for `wait_seconds` at most.
+        """Wait until a run finishes, a descriptor is readable, or `wait_seconds` have passed.
 
         Return the descriptors that are readable.
         """
@@ -174,7 +174,7 @@ class Turns:
 
     @property
     def longest_wait(self) -> float:
-        """Seconds until the worker must send a command to Redis."""
+        """The number of seconds after which the worker must send a command to Redis."""
         return DEFER_SECONDS if self._settler.items else BLOCK_SECONDS
 
     @property
