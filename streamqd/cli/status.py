@@ -32,12 +32,13 @@ from streamqd.words import age, count
 def status(session: Session, *, topic: str | None) -> CommandResult:
     """Show instances, groups and problems.
 
-    With TOPIC, the command shows the groups and partitions of this topic. The row of a group has
-    the totals of its partitions. STATE is the most severe state of its partitions, with the number
-    of partitions in this state. `running 12s` means that one message has been running for 12
-    seconds. MSG/S is an average of about the last 10 seconds. DLQ counts the group's dead letters
-    (`-`: not counted). LAG, PENDING, RETRIES and OLDEST are as in `partitions`. HEARTBEAT is the
-    age of an instance's last heartbeat, and UPTIME the time since its start.
+    With TOPIC, the command shows the groups and partitions of this topic. The row of a group
+    contains the totals of its partitions. STATE is the most severe state of its partitions, with
+    the number of partitions in this state. `running 12s` means that one message has been running
+    for 12 seconds. MSG/S is an average of about the last 10 seconds. DLQ is the number of the
+    group's dead letters, or `-` if they were not counted. LAG, PENDING, RETRIES and OLDEST have the
+    same meaning as in `streamqd partitions`. HEARTBEAT is the age of an instance's last heartbeat,
+    and UPTIME is the time since the instance started.
 
     \b
     Examples:

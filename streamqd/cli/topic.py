@@ -144,9 +144,9 @@ def _lags(groups: list[topics.GroupLag]) -> str:
 def settings(session: Session, *, name: str, assignments: tuple[str, ...]) -> CommandResult:
     """Show or change the settings of a topic.
 
-    Without NAME=VALUE, the command shows the settings. Otherwise, it changes the settings that are
-    registered in Redis. A registered setting applies to every daemon whose configuration does not
-    set it. The value `none` removes a limit.
+    Without NAME=VALUE, the command shows the settings. With NAME=VALUE, it changes the settings
+    that are registered in Redis. A registered setting applies to every daemon whose own
+    configuration does not contain it. The value `none` removes a limit.
 
     Example:
 
