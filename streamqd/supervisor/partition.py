@@ -12,10 +12,10 @@ recorded cause of the crash is lost.
                                           ▼
                                       RELEASING ── answered ──► FREE
 
-A *refence* replaces the token in the fence. It also acknowledges finished messages and charges one,
-so REFENCING is left only when Redis replies. If no message has to be acknowledged or charged, HELD
-leads directly to RELEASING. A refused acquire or a lost lease leads to FREE. An assignment of a
-killed supervisor (`resume`) starts in REFENCING, or reaches it through ACQUIRING.
+A *refence* replaces the token in the fence. It also acknowledges finished messages and may charge
+one, so REFENCING is left only when Redis replies. If no message has to be acknowledged or charged,
+HELD leads directly to RELEASING. A refused acquire or a lost lease leads to FREE. An assignment of
+a killed supervisor (`resume`) starts in REFENCING, or reaches it through ACQUIRING.
 """
 
 from __future__ import annotations

@@ -76,10 +76,7 @@ class Supervisor:
         signals: process.SignalQueue,
         watched: Watched | None = None,
     ) -> None:
-        """Create the supervisor, and resume the partitions that a killed predecessor held.
-
-        `counts` maps each topic to its number of partitions.
-        """
+        """Resume a killed predecessor's partitions. `counts` maps topics to partition counts."""
         self.settings = settings
         self.embedded = embedded
         self.notifier = Notifier()

@@ -207,7 +207,7 @@ class Guards:
     def pause_partition(self) -> None:
         """Pause the partition as an operator would, and wait until an operator resumes it.
 
-        It may be called again after a lost connection. It does not repeat a pause that Redis has
+        This may be called again after a lost connection, and does not repeat a pause that Redis has
         confirmed.
         """
         self._settler.flush()

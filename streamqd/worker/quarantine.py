@@ -188,9 +188,9 @@ class Quarantine:
         self._gates.await_open(now_ns(), runs)
 
     def _mark(self, places: bytes) -> None:
-        """Write the places of the next entries to Redis, so that they are accused if the host dies.
+        """Write the places of the next entries to Redis, separated by spaces.
 
-        The places are separated by spaces.
+        If this host is lost, these entries are accused.
         """
         settler = self._context.settler
         self._marked = b""  # the mark is unknown until Redis answers

@@ -221,9 +221,7 @@ class SingleRunner:
 
         Return the number of messages that ran. The pass stops early at a message that waits in its
         place, because other messages may then have to wait too. `entry` is set only for a single
-        message that `handle` passes on.
-
-        This is the hot path, so values that are the same for all messages are looked up only once.
+        message. In this hot path, values that all messages share are looked up only once.
         """
         context, function, current, pace = self._context, self._function, logs.current, self._pace
         gates, gated = self._gates, self._gates.has_gates

@@ -66,7 +66,7 @@ class FailedEntry(NamedTuple):
 
 @dataclass
 class Settler:
-    """Collects verdicts and settles them. Each worker has one settler, also across reconnects.
+    """Collects verdicts and settles them. A worker keeps its settler when it reconnects.
 
     The state byte of an entry stays DONE or FAILED until Redis confirms its settlement. Only the
     main thread may use the settler.
@@ -352,7 +352,7 @@ class Settler:
     def _record_moved(
         self, reply: Reply, items: list[FailedEntry], *, dead: bool
     ) -> list[FailedEntry]:
-        """Mark the entries that Redis has moved. Return the others, with the bodies it needs."""
+        """Mark the settled entries. Return the others, which must be sent again with bodies."""
         again = []
         moved = 0
         settled = messages.SettledReply.parse(reply)

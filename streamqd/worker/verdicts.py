@@ -307,7 +307,7 @@ class Verdicts:
         details.described = described
 
     def _inspect_fully(self, details: FailureDetails) -> None:
-        """Collect the fingerprint and the traceback, which only a dead letter or report needs."""
+        """Collect the fingerprint and the traceback, which only some verdicts and logs need."""
         described = details.described
         if described is None:
             return  # `_inspect` timed out
