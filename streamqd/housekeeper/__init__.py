@@ -209,7 +209,7 @@ class Housekeeper:
                 self._history.write()
 
     def _record_assignments(self) -> None:
-        """Record the owned assignments and the working workers, and publish changes soon."""
+        """Record the owned assignments and the running workers, and publish changes soon."""
         slots = self.view.owned_slots()
         owned = [assignment for _, assignment in slots]
         idle = [slot.state in NOT_AT_WORK for slot, _ in slots]
