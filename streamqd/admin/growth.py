@@ -1,8 +1,9 @@
 """Grow a topic to more partitions while it is written and read, and keep the order of each key.
 
-The new count is a multiple of the old one, so a key keeps its partition or moves to a new one. For
-each group, the growth itself holds the leases of the new partitions. It releases them when the
-group has settled the entries that the old partitions contained at the switch to the new count.
+The new count is a multiple of the old one, so each key either keeps its partition or moves to a new
+one. To preserve the order, the growth itself holds the leases of the new partitions for each group.
+It releases them when the group has acknowledged the entries that were in the old partitions at the
+switch to the new count.
 
 1. start    the meta key records the growth and its token
 2. keep     each group is created on each new partition, and its lease is taken
@@ -39,11 +40,11 @@ SWITCHED, RELEASED = "switched", "released"
 
 @dataclass(frozen=True, slots=True)
 class GroupSettling:
-    """The progress of a group. `left` counts its unfinished messages before the barriers.
+    """The progress of one group during a growth.
 
-    `left_exact` is false if an old partition has more than 200,000 unread messages, or at least
-    10,000 pending ones. `left` is then a lower bound. `done` is true when the group reads the new
-    partitions.
+    `left` is the number of messages before the barriers that the group has not finished. If an old
+    partition has more than 200,000 unread messages, or at least 10,000 pending ones, `left_exact`
+    is false and `left` is a lower bound. `done` is true when the group reads the new partitions.
     """
 
     group: str
@@ -54,7 +55,10 @@ class GroupSettling:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a growth from `before` to `partitions`. `done` is true when it is over."""
+    """The progress of a growth from `before` to `partitions`.
+
+    `done` is true when it is complete.
+    """
 
     topic: str
     before: int
@@ -80,12 +84,12 @@ def grow(
     *,
     notify: Callable[[str], None] = lambda _what: None,
 ) -> Progress:
-    """Start or continue the growth of a topic to `to` partitions, as far as possible now.
+    """Start the growth of a topic to `to` partitions, or continue it as far as possible now.
 
-    Does not wait for groups. To continue, repeat the call. `notify` receives SWITCHED when there
-    are new partitions (at the latest when the growth is over), and RELEASED when some of these can
-    be owned. A topic that has `to` partitions is not changed. Raises TopicNotFoundError,
-    RequestRefusedError.
+    The call does not wait for groups. To continue the growth, repeat it. `notify` is called with
+    SWITCHED when the new partitions exist, even if an earlier call has created them, and with
+    RELEASED when some of them can be owned. A topic that already has `to` partitions is not
+    changed. Raises TopicNotFoundError and RequestRefusedError.
     """
     _refuse_cluster(store, topic)
     count = topics.partition_count(store, topic)
@@ -112,11 +116,11 @@ def grow(
 
 
 def progress(store: Store, topic: str, to: int) -> Progress | None:
-    """Return the progress of the growth to `to` partitions, None if `grow` would start it.
+    """Return the progress of the growth to `to` partitions, or None if `grow` would start it.
 
     The growth is done if the topic has that many partitions. Writes nothing. Raises
-    TopicNotFoundError, and RequestRefusedError when the topic cannot grow to this number, or grows
-    to another one.
+    TopicNotFoundError, and RequestRefusedError if the topic cannot grow to this number or is
+    already growing to another.
     """
     _refuse_cluster(store, topic)
     count = topics.partition_count(store, topic)
@@ -130,9 +134,10 @@ def progress(store: Store, topic: str, to: int) -> Progress | None:
 
 
 def check_configured(topic: str, to: int, configured: config.Topic | None, source: str) -> None:
-    """Raise RequestRefusedError if a configuration states fewer partitions.
+    """Raise RequestRefusedError if a configuration sets fewer partitions than the new count.
 
-    Its daemons would not start again. `source` names the configuration in the error.
+    Daemons with this configuration would not start again. `source` is the name of the configuration
+    in the error.
     """
     if configured and "partitions" in configured.stated and configured.partitions < to:
         raise RequestRefusedError(
@@ -145,9 +150,10 @@ def check_configured(topic: str, to: int, configured: config.Topic | None, sourc
 def notifier(
     fleet: Fleet, topic: str, to: int, note: Callable[[str], None] = lambda _text: None
 ) -> Callable[[str], None]:
-    """Return the `notify` of one growth: it makes the daemons of a fleet reload, and wakes them.
+    """Return a `notify` function for one growth.
 
-    `note` receives a sentence when no daemon can reload.
+    The function makes the daemons of a fleet reload, and wakes them. `note` is called with a
+    sentence if no daemon can reload.
     """
     reloaded = False
 
@@ -167,9 +173,9 @@ def notifier(
 
 
 def _refuse_cluster(store: Store, topic: str) -> None:
-    """Raise RequestRefusedError if different nodes have the partition count and the partitions.
+    """Raise RequestRefusedError if the partition count and the partitions are on different nodes.
 
-    The script that writes a message cannot compare such a count.
+    The script that writes a message cannot compare the count then.
     """
     if (
         len(store.connection.group_by_node([store.keys.meta(topic), store.keys.stream(topic, 0)]))
@@ -182,7 +188,7 @@ def _refuse_cluster(store: Store, topic: str) -> None:
 
 
 def read_progress(store: Store, topic: str) -> Progress | None:
-    """Return the progress of a growth, None when the topic does not grow. Writes nothing."""
+    """Return the progress of a growth, or None if the topic is not growing. Writes nothing."""
     found = growth_calls.in_progress(store, topic)
     if found is None:
         return None
@@ -244,7 +250,7 @@ def _reserve_partitions(
     names: Iterable[str],
     new: Iterable[int],
 ) -> None:
-    """Create the groups at the start of the new partitions, and acquire the leases."""
+    """Create each group at the start of the new partitions, and acquire its leases."""
     assignments = [Assignment(topic, number, name) for name in names for number in new]
     measure(
         store, [messages.ensure_group(store.keys, assignment, "0") for assignment in assignments]
@@ -255,7 +261,8 @@ def _reserve_partitions(
         for assignment, view in zip(assignments, views, strict=True)
     ]
     for assignment, reply in zip(assignments, measure(store, calls), strict=True):
-        # After the switch, a daemon may already read a new group, which has no earlier messages.
+        # After the switch, a daemon may already own the partitions of a new group. This is no
+        # problem, because such a group has no earlier messages.
         if reply.word not in ("OK", "MINE") and found.phase == growth_calls.STARTED:
             raise RequestRefusedError(
                 f"{assignment} is already owned, although the topic has only {found.before}"
@@ -272,7 +279,10 @@ def _last_ids(store: Store, topic: str, found: Growth) -> list[str]:
 def _hand_over_partitions(
     store: Store, topic: str, found: Growth, to: int, notify: Callable[[str], None]
 ) -> Progress:
-    """Give the new partitions to groups that settled. Finish when all groups have them."""
+    """Release the new partitions to the groups that are done.
+
+    Finish the growth when all groups have their partitions.
+    """
     kept = _find_owned(store, topic, found, to)
     rows = []
     for name in sorted(kept):
@@ -309,13 +319,13 @@ def _find_owned(store: Store, topic: str, found: Growth, to: int) -> dict[str, l
 
 
 def _count_unsettled(store: Store, topic: str, found: Growth, name: str) -> GroupSettling:
-    """Count a group's unsettled messages before the barriers."""
+    """Count the messages before the barriers that a group has not acknowledged."""
     left, exact = 0, True
     for start in range(0, len(found.barriers), BATCH):
         numbers = range(start, min(start + BATCH, len(found.barriers)))
         for stream, barrier, position in _positions(store, topic, found, name, numbers):
             if position is None:
-                continue  # the group has been deleted here
+                continue  # the group was deleted on this partition
             # Count unread entries first. An entry that is read between the two calls is then
             # counted as pending.
             unread = 0

@@ -1,6 +1,6 @@
 """Trim a topic for an operator (`streamqd trim`).
 
-A trim never goes below what groups and the archive still need.
+A trim never removes entries that a group or the archive still needs.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from streamqd.store.retention import PartitionPositions, Trimmed
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 
-PAGE = 4_000  # entries removed by one script, at most
-COUNT_MAX = 100_000  # entries counted one by one in a partition
-ARCHIVE = "@archive"  # stands for the archive where a group is named
+PAGE = 4_000  # maximum number of entries that one script removes
+COUNT_MAX = 100_000  # maximum number of entries counted one by one in a partition
+ARCHIVE = "@archive"  # used for the archive in place of a group's name
 
 
 @dataclass(frozen=True, slots=True)
 class TrimRow:
-    """One partition after a trim, or before one with `--dry-run`.
+    """One partition after a trim, or before one in a dry run.
 
-    `removed` counts the removed entries. In a dry run, it is the maximum, because the server
-    removes only whole nodes (100 entries by default). It is null for more than 100,000. `messages`
-    and `bytes` (approximate, null without the permission) count the current contents. `holder` is
-    the group, or @archive, that needs the oldest entry that must stay, '' without one.
-    `held_since_unix_ms` is the entry's write time.
+    `removed` is the number of removed entries. In a dry run, it is the maximum, because the server
+    removes only whole nodes (100 entries by default), and it is null for more than 100,000.
+    `messages` is the number of entries in the partition now, and `bytes` is their approximate
+    memory, or null without the permission to read it. `holder` is the group that needs the oldest
+    entry that must stay, @archive if the archive needs it, or '' if no entry must stay.
+    `held_since_unix_ms` is the time at which that entry was written.
     """
 
     partition: int
@@ -43,10 +44,10 @@ class TrimRow:
 
 @dataclass(frozen=True, slots=True)
 class RetentionFloor:
-    """The oldest entry of a partition that must stay, whatever the settings of the topic retain.
+    """The oldest entry of a partition that must stay, regardless of the topic's retention settings.
 
-    `holder` is the group, or @archive, that needs it. Both are '' and `since_unix_ms` (its write
-    time) is null if nothing needs an entry.
+    `holder` is the group that needs it, or @archive. `since_unix_ms` is the time at which it was
+    written. If nothing needs an entry, `holder` and `entry_id` are '', and `since_unix_ms` is null.
     """
 
     partition: int
@@ -57,9 +58,10 @@ class RetentionFloor:
 
 @dataclass(frozen=True, slots=True)
 class TrimReport:
-    """The result of `trim`. `removed` is the sum over the partitions with a known count.
+    """The result of `trim`.
 
-    `unreadable` are values in Redis that cannot be read. Their partitions were not trimmed.
+    `removed` is the sum over the partitions with a known count. `unreadable` lists values in Redis
+    that cannot be read. Their partitions were not trimmed.
     """
 
     topic: str
@@ -91,10 +93,10 @@ def trim(
     *,
     dry_run: bool,
 ) -> TrimReport:
-    """Trim partitions to the entries that `wanted` retains. `expected` are groups that must exist.
+    """Trim partitions to the entries that a topic with the settings `wanted` retains.
 
-    Raises RequestRefusedError when no group reads the topic or an expected one is missing, because
-    then no position bounds the trim.
+    `expected` contains the groups that must exist. Raises RequestRefusedError if no group reads the
+    topic or an expected group is missing, because then no position bounds the trim.
     """
     now = server_unix_ms(store.connection)
     rows, reader = [], ViewReader(store)
@@ -128,9 +130,10 @@ def trim(
 def floors(
     reader: ViewReader, topic: str, partitions: Sequence[int], *, archive: bool
 ) -> list[RetentionFloor]:
-    """Return the floor of each partition. With `archive`, unarchived entries must stay.
+    """Return the floor of each partition.
 
-    A partition that cannot be measured is left out, and `reader` records the reason.
+    If `archive` is true, entries that are not archived must stay as well. A partition that cannot
+    be measured is left out, and `reader` records the reason.
     """
     calls = [retention.measure(reader.keys, topic, each) for each in partitions]
     rows = []
@@ -144,7 +147,7 @@ def floors(
 
 
 def floor_of(stand: PartitionPositions, archive: bool) -> tuple[str, Id | None]:
-    """Return the holder and the ID of the oldest entry that must stay, '' and None without one."""
+    """Return the holder and the ID of the oldest entry that must stay, or '' and None."""
     needs = [(read_id(group.needs), group.name) for group in stand.groups if group.needs]
     if archive and stand.unarchived:
         needs.append((read_id(stand.unarchived), ARCHIVE))
@@ -157,7 +160,7 @@ def floor_of(stand: PartitionPositions, archive: bool) -> tuple[str, Id | None]:
 def parse_positions(
     reader: ViewReader, topic: str, partition: int, reply: Reply | None
 ) -> PartitionPositions | None:
-    """Parse the reply of `retention.measure`, None when unreadable.
+    """Parse a reply to `retention.measure`. Return None if it is unreadable.
 
     A group whose name is not UTF-8 is shown with escaped bytes and recorded as unreadable.
     """
@@ -172,7 +175,7 @@ def parse_positions(
 
 @dataclass(frozen=True, slots=True)
 class _Partition:
-    """One partition, the settings that hold for it, and the time by the server's clock."""
+    """One partition, the effective settings of its topic, and the time on the server's clock."""
 
     store: Store
     topic: str
@@ -246,9 +249,9 @@ class _Partition:
         )
 
     def removable(self, stand: PartitionPositions) -> int | None:
-        """Return the maximum number of entries that a trim would remove, None if not counted.
+        """Return the maximum number of entries that a trim would remove.
 
-        More than COUNT_MAX entries are not counted.
+        Return None if there are more than COUNT_MAX, because they are not counted.
         """
         bounds = self.holds.retention
         _, floor = floor_of(stand, self.holds.archive == "required")
@@ -284,7 +287,10 @@ class _Partition:
 def count(
     store: Store, topic: str, partition: int, first: Id | None, before: Id | None
 ) -> int | None:
-    """Count the entries from `first` inclusive to `before` exclusive. None: more than COUNT_MAX."""
+    """Count the entries from `first` (inclusive) to `before` (exclusive).
+
+    Return None if there are more than COUNT_MAX.
+    """
     after = "0-0" if first is None else str(first.before())
     upto = "+" if before is None else str(before.before())
     stream = store.keys.stream(topic, partition)

@@ -1,4 +1,4 @@
-"""List, run now and cancel the waiting retries of a group, in the order of their due times.
+"""List the waiting retries of a group in the order of their due times, run them now or cancel them.
 
 The ID of a retry is `PARTITION:place`, such as `3:m:1700000000000-0`. The place is the entry that
 failed.
@@ -20,19 +20,20 @@ from streamqd.store.items import portions
 from streamqd.store.retries import Delayed
 from streamqd.store.store import Store
 
-TEXT_BYTES_MAX = 1000  # longest shown error
+TEXT_BYTES_MAX = 1000  # maximum number of bytes of an error that are shown
 _NAME = re.compile(r"([0-9]{1,9}):([mr]:[0-9]{1,20}-[0-9]{1,20})")
 
 
 @dataclass(frozen=True, slots=True)
 class RetryRow:
-    """A waiting retry. `attempt` is the number of its next attempt, from 1.
+    """A waiting retry.
 
-    `id` is its partition and place, such as `3:m:1700000000000-0`. `crashes` is the number of
-    worker processes that the message crashed so far. `uid` identifies the message in all its
-    copies. `key` is '' without a key. `payload_bytes` is null if the stored retry is invalid.
-    `error` is the error of the last run and `at` the line of code that raised it. Both are '' if
-    `dlq_error` or `redact_error` removes them.
+    `id` is its partition and place, such as `3:m:1700000000000-0`. `attempt` is the number of its
+    next attempt, starting at 1. `crashes` is the number of worker processes that the message has
+    crashed so far. `uid` identifies the message in all its copies. `key` is '' if the message has
+    no key. `payload_bytes` is null if the stored retry is invalid. `error` is the error of the last
+    run, and `at` is the line of code that raised it. Both are '' if `dlq_error` or `redact_error`
+    removes them.
     """
 
     id: str
@@ -48,9 +49,10 @@ class RetryRow:
 
 @dataclass(frozen=True, slots=True)
 class RetriesMadeDue:
-    """The result of `retry now`: how many retries are `due` now, and how many were `missing`.
+    """The result of `retry now`.
 
-    A missing retry was no longer waiting.
+    `due` is the number of retries that are due now. `missing` is the number of retries that were no
+    longer waiting.
     """
 
     topic: str
@@ -63,9 +65,10 @@ class RetriesMadeDue:
 class RetriesCanceled:
     """The result of `retry cancel`.
 
-    `dead_letters` is the number of retries that became dead letters, and `dead_letter_ids` are the
-    IDs of these. The `dropped` retries were deleted without a dead letter. The `missing` ones were
-    no longer waiting. The `unreadable` ones stay, and can only be dropped.
+    `dead_letters` is the number of retries that became dead letters, and `dead_letter_ids` contains
+    the IDs of these dead letters. `dropped` is the number of retries that were deleted without a
+    dead letter. `missing` is the number of retries that were no longer waiting. `unreadable` is the
+    number of retries that cannot be read. They stay, and can only be dropped.
     """
 
     topic: str
@@ -78,19 +81,19 @@ class RetriesCanceled:
 
 
 def messages(store: Store, topic: str, group: str) -> MessageList[Delayed, RetryRow]:
-    """Return the waiting retries of a group by due time.
+    """Return the waiting retries of a group, sorted by due time.
 
-    Raises TopicNotFoundError, RequestRefusedError.
+    Raises TopicNotFoundError and RequestRefusedError.
     """
     count = groups.partition_count(store, topic, group)
     return due.messages(store, topic, group, count, lambda found: _row(topic, found))
 
 
 def select_rows(store: Store, topic: str, group: str, choice: MessageFilter) -> list[RetryRow]:
-    """Return the retries with the IDs in the filter, or all matches, by partition.
+    """Return the retries that a filter names or, if it names none, all that match.
 
-    Raises TopicNotFoundError. Raises RequestRefusedError, before any is changed, if an ID is
-    invalid or no longer waits.
+    They are sorted by partition. Raises TopicNotFoundError. Raises RequestRefusedError if an ID is
+    invalid or its retry is no longer waiting. This happens before any retry is changed.
     """
     waiting = messages(store, topic, group)
     if not choice.ids:
@@ -119,10 +122,10 @@ def make_due(store: Store, topic: str, group: str, rows: Sequence[RetryRow]) -> 
 def cancel(
     store: Store, topic: str, group: str, rows: Sequence[RetryRow], *, drop: bool = False
 ) -> RetriesCanceled:
-    """Turn waiting retries into dead letters with the reason canceled. With `drop`, delete them.
+    """Turn waiting retries into dead letters with the reason canceled, or delete them.
 
-    A retry of a group that reads dead letters is always dropped, because its dead letter still
-    exists.
+    They are deleted if `drop` is true. The retries of a group that reads dead letters are always
+    deleted, because their dead letters still exist.
     """
     drop = drop or group.endswith(DLQ_SUFFIX)
     words: list[str] = []
@@ -180,7 +183,7 @@ def _row(topic: str, found: FoundMessage[Delayed]) -> RetryRow:
 
 
 def _text(raw: bytes | None) -> str:
-    """Decode a stored error, at most `TEXT_BYTES_MAX` bytes."""
+    """Decode a stored error, limited to `TEXT_BYTES_MAX` bytes."""
     return (raw or b"")[:TEXT_BYTES_MAX].decode("utf-8", "replace")
 
 

@@ -1,7 +1,7 @@
 """List, add, edit, pause, run and remove schedules in Redis, and compute their next ticks.
 
-A schedule is declared in the files of a fleet, or added by an operator. Only the operator's can be
-edited here, because a fleet declares the specification of its file again.
+A schedule is declared in the files of a fleet or added by an operator. Only those of operators can
+be edited here, because a fleet declares the specification in its files again.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from streamqd.store.schedules import (
 from streamqd.store.store import Store
 
 ACTIVE, FINISHED, MISSING = "active", "finished", "missing"
-LATE_MS = 60_000  # delay that no running housekeeper reaches
-COUNTED_MAX = 1_000  # schedules that `status` reads
+LATE_MS = 60_000  # delay in ms that a running housekeeper never reaches
+COUNTED_MAX = 1_000  # maximum number of schedules that `status` reads
 TRIES = 5  # attempts of `run`, if the schedule sent another message in the same millisecond
 _WHEN = ("cron", "every", "at")
 
@@ -56,12 +56,13 @@ class ScheduleRow:
     """A schedule in a list.
 
     `origin` is file (declared in a configuration file or by `@schedule`) or operator (added by
-    `schedule add`), and `fleet` is the fleet that declared or added it. `when` is its cron, every
-    or at, null if the specification is invalid. `state` is active, paused, orphaned (no instance
-    declares it), unreadable, moving (to another partition), finished (no tick follows) or missing
-    (its topic was deleted). `due_unix_ms` is null if no tick follows. `last_tick` is the
-    `x-scheduled-for` of its last message, null before the first one. `late_ms` is the delay of that
-    message. `fired` counts the messages that it sent, and `skipped` the ticks without a message.
+    `schedule add`), and `fleet` is the fleet that declared or added it. `when` is its `cron`,
+    `every` or `at` setting, or null if the specification is invalid. `state` is active, paused,
+    orphaned (no instance declares it), unreadable, moving (to another partition), finished (no tick
+    follows) or missing (its topic was deleted). `due_unix_ms` is null if no tick follows.
+    `last_tick` is the `x-scheduled-for` of its last message, or null if it has not sent any, and
+    `late_ms` is the delay of that message. `fired` is the number of messages that it has sent.
+    `skipped` is the number of ticks for which it sent no message.
     """
 
     name: str
@@ -80,10 +81,10 @@ class ScheduleRow:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleList:
-    """A page of schedules, by name. `total` counts all that match the filter.
+    """A page of schedules, sorted by name.
 
-    `cursor` is that of the next page, '' on the last one. `unreadable` lists invalid values in
-    Redis.
+    `total` is the number of all schedules that match the filter. `cursor` is the cursor of the next
+    page, or '' on the last page. `unreadable` lists invalid values in Redis.
     """
 
     now_unix_ms: int
@@ -97,9 +98,9 @@ class ScheduleList:
 class ScheduleDetail:
     """All details of one schedule.
 
-    `specification` contains its settings. If they are invalid, it is null, and `problem` is the
-    reason. `declared_unix_ms` is the last time that an instance declared it, null if an operator
-    added it. `last_uid` is the uid of its last message.
+    `specification` contains its settings. If these are invalid, it is null, and `problem` is the
+    reason. `declared_unix_ms` is the last time at which an instance declared the schedule, or null
+    if an operator added it. `last_uid` is the uid of its last message.
     """
 
     now_unix_ms: int
@@ -112,9 +113,11 @@ class ScheduleDetail:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A tick: the value of `x-scheduled-for`, and the same time in the schedule's time zone.
+    """One tick of a schedule.
 
-    Its message is sent at `due_unix_ms`, the tick plus the schedule's offset (see `jitter`).
+    `tick` is the value of `x-scheduled-for`, and `local` is the same time in the schedule's time
+    zone. The message is sent at `due_unix_ms`, which is the tick plus the schedule's offset (see
+    `jitter`).
     """
 
     tick: str
@@ -125,7 +128,10 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class NextTicks:
-    """The next ticks of a schedule. `source` is redis, or configuration if Redis has none."""
+    """The next ticks of a schedule.
+
+    `source` is redis, or configuration if the schedule is not in Redis.
+    """
 
     name: str
     timezone: str
@@ -135,10 +141,10 @@ class NextTicks:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleChanged:
-    """The result of a command, or of its dry run.
+    """The result of a command that changes schedules, or of its dry run.
 
     `changed` maps each schedule to its new state, or to `removed`. `due_unix_ms` is their earliest
-    due time, null if none has one.
+    due time, or null if none of them has one.
     """
 
     changed: dict[str, str]
@@ -148,7 +154,7 @@ class ScheduleChanged:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRan:
-    """The result of `schedule run`. `uid` is that of the message, null in a dry run."""
+    """The result of `schedule run`. `uid` identifies the message, and is null in a dry run."""
 
     name: str
     topic: str
@@ -160,7 +166,7 @@ class ScheduleRan:
 
 @dataclass(frozen=True, slots=True)
 class _SeenSchedule:
-    """A schedule as it was read. `kept` is None if its partition has no state for it."""
+    """A schedule as it was read. `kept` is None if its partition has no valid state for it."""
 
     name: str
     line: IndexLine
@@ -168,12 +174,12 @@ class _SeenSchedule:
 
     @property
     def places(self) -> list[TopicPartition]:
-        """The partitions that can have its state. A moving schedule has two."""
+        """The partitions that can contain its state. A schedule that is being moved has two."""
         return [each for each in (self.line.place, self.line.origin_place) if each is not None]
 
     @property
     def schedule(self) -> Schedule | None:
-        """The specification, None if it is missing or cannot be read."""
+        """The specification, or None if it is missing or cannot be read."""
         try:
             return self.specification()
         except ValueError:
@@ -192,7 +198,7 @@ class _SeenSchedule:
         return found
 
     def state(self, now_unix_ms: int) -> str:
-        """Return the state (see `ScheduleRow`)."""
+        """Return the state, as described in `ScheduleRow`."""
         kept = self.kept
         if kept is None:
             return MISSING
@@ -205,7 +211,7 @@ class _SeenSchedule:
         return ACTIVE if kept.due_unix_ms is not None else FINISHED
 
     def row(self, now_unix_ms: int) -> ScheduleRow:
-        """Return the row for lists."""
+        """Return the row that lists show."""
         kept, schedule = self.kept, self.schedule
         return ScheduleRow(
             name=self.name,
@@ -233,7 +239,7 @@ def list_schedules(
 ) -> ScheduleList:
     """Return a page of schedules, of one topic or of all.
 
-    Raises InvalidRequestError for a bad cursor.
+    Raises InvalidRequestError if the cursor is invalid.
     """
     if cursor:
         check_name(cursor)
@@ -253,7 +259,7 @@ def list_schedules(
 def show(store: Store, name: str) -> ScheduleDetail:
     """Return the details of a schedule.
 
-    Raises InvalidRequestError, RequestRefusedError, InvalidValueError.
+    Raises InvalidRequestError, RequestRefusedError and InvalidValueError.
     """
     found = _find_schedule(store, name)
     now, kept, schedule = server_unix_ms(store.connection), found.kept, found.schedule
@@ -277,8 +283,8 @@ def next_ticks(
 ) -> NextTicks:
     """Return the next ticks of a schedule, starting at a time (now by default).
 
-    Uses the specification in Redis, or that of the configuration if Redis has none. Raises
-    InvalidRequestError, RequestRefusedError, InvalidValueError, RedisUnavailableError.
+    The specification is read from Redis or, if the schedule is not there, from the configuration.
+    Raises InvalidRequestError, RequestRefusedError, InvalidValueError and RedisUnavailableError.
     """
     check_name(name)
     entry = calls.index(store, [name]).get(name)
@@ -297,13 +303,13 @@ def next_ticks(
 
 
 def first_ticks(schedule: Schedule, from_unix_ms: int, count: int, source: str) -> NextTicks:
-    """Return the first ticks of a specification at or after an instant."""
+    """Return the first ticks of a specification at or after a time."""
     rows = ticks_of(schedule, from_unix_ms, count)
     return NextTicks(schedule.name, schedule.timezone or "UTC", source, rows)
 
 
 def ticks_of(schedule: Schedule, from_unix_ms: int, count: int) -> list[Tick]:
-    """Return the first ticks at or after an instant, at most `count`."""
+    """Return at most `count` ticks of a specification, the first ones at or after a time."""
     rows: list[Tick] = []
     after, offset = from_unix_ms - 1, offset_ms(schedule)
     while len(rows) < count:
@@ -317,7 +323,7 @@ def ticks_of(schedule: Schedule, from_unix_ms: int, count: int) -> list[Tick]:
 
 
 def format_trigger(schedule: Schedule) -> str:
-    """Return the trigger as text: `every 15m`, `cron 0 3 * * * (Europe/Berlin)`."""
+    """Format the trigger of a schedule, such as `every 15m` or `cron 0 3 * * * (Europe/Berlin)`."""
     stated = json.loads(record.text_of(schedule))
     [name] = [each for each in _WHEN if getattr(schedule, each) is not None]
     zone = f" ({schedule.timezone})" if schedule.timezone else ""
@@ -328,8 +334,8 @@ def format_trigger(schedule: Schedule) -> str:
 class ScheduleTotals:
     """The number of schedules in each state.
 
-    `late` were due more than a minute ago. `next_due_unix_ms` is the earliest due time of the
-    others, null if none has one.
+    `late` is the number of schedules that were due more than a minute ago. `next_due_unix_ms` is
+    the earliest due time of the other schedules, or null if none of them has one.
     """
 
     schedules: int
@@ -342,7 +348,10 @@ class ScheduleTotals:
 
 
 def totals(reader: ViewReader, topic: str | None, now_unix_ms: int) -> ScheduleTotals:
-    """Count the schedules, of one topic or of all. At most COUNTED_MAX are counted by state."""
+    """Count the schedules of one topic or of all topics.
+
+    At most COUNTED_MAX schedules are counted by state.
+    """
     return count_schedules(reader, topic, now_unix_ms)[0]
 
 
@@ -373,7 +382,7 @@ def count_schedules(
 
 
 def is_late(row: ScheduleRow, now_unix_ms: int) -> bool:
-    """Return True if it was due more than a minute ago and no instance has sent it."""
+    """Return True if a schedule was due more than a minute ago and no instance has sent it."""
     due = row.due_unix_ms
     return row.state == ACTIVE and due is not None and due < now_unix_ms - LATE_MS
 
@@ -384,10 +393,10 @@ def is_late(row: ScheduleRow, now_unix_ms: int) -> bool:
 def add(
     store: Store, fleet: str, given: Mapping[str, Any], *, dry_run: bool = False
 ) -> ScheduleChanged:
-    """Add a schedule. If it exists with the same specification, change nothing.
+    """Add a schedule. If it already exists with the same specification, change nothing.
 
-    Raises InvalidRequestError for a bad setting, TopicNotFoundError, RequestRefusedError for a name
-    that is in use.
+    Raises InvalidRequestError if a setting is invalid, TopicNotFoundError, and RequestRefusedError
+    if the name is in use.
     """
     schedule = _build(given)
     place = _place(store, schedule)
@@ -442,9 +451,9 @@ def add(
 def edit(
     store: Store, name: str, given: Mapping[str, Any], *, dry_run: bool = False
 ) -> ScheduleChanged:
-    """Change settings of a schedule that an operator added. A paused one stays paused.
+    """Change settings of a schedule that an operator added. A paused schedule stays paused.
 
-    Raises InvalidRequestError for a bad setting, TopicNotFoundError, RequestRefusedError,
+    Raises InvalidRequestError if a setting is invalid, TopicNotFoundError, RequestRefusedError and
     InvalidValueError.
     """
     found = _find_schedule(store, name)
@@ -485,9 +494,9 @@ def edit(
 
 
 def pause(store: Store, names: Iterable[str], *, dry_run: bool = False) -> ScheduleChanged:
-    """Pause schedules.
+    """Pause schedules. Each of them keeps its due time.
 
-    Each keeps its due time. Raises InvalidRequestError, RequestRefusedError, InvalidValueError.
+    Raises InvalidRequestError, RequestRefusedError and InvalidValueError.
     """
     return _apply_to_each(store, names, _may_pause, PAUSED, _hold, dry_run)
 
@@ -495,8 +504,8 @@ def pause(store: Store, names: Iterable[str], *, dry_run: bool = False) -> Sched
 def resume(store: Store, names: Iterable[str], *, dry_run: bool = False) -> ScheduleChanged:
     """Resume paused schedules. Their `misfire` setting determines whether missed ticks are sent.
 
-    An active schedule is not changed. Raises InvalidRequestError, InvalidValueError, and
-    RequestRefusedError for a schedule that is unreadable, missing, orphaned or moving.
+    An active schedule is not changed. Raises InvalidRequestError and InvalidValueError. Raises
+    RequestRefusedError if a schedule is unreadable, missing, orphaned or moving.
     """
     return _apply_to_each(store, names, _may_resume, ACTIVE, _release, dry_run)
 
@@ -504,14 +513,14 @@ def resume(store: Store, names: Iterable[str], *, dry_run: bool = False) -> Sche
 def find_removable(store: Store, names: Iterable[str]) -> list[ScheduleRow]:
     """Return the schedules with these names.
 
-    Raises InvalidRequestError, and RequestRefusedError if one must stay.
+    Raises InvalidRequestError, and RequestRefusedError if one of them may not be removed.
     """
     now = server_unix_ms(store.connection)
     return [each.row(now) for each in _find_all(store, names) if _may_remove(store, each)]
 
 
 def remove(store: Store, names: Iterable[str]) -> ScheduleChanged:
-    """Remove schedules and their counts. To finish an interrupted call, repeat it."""
+    """Remove schedules and their counts. If the call was interrupted, repeat it."""
     removed = {}
     for name in names:
         line = calls.index(store, [name]).get(name)
@@ -528,7 +537,7 @@ def remove(store: Store, names: Iterable[str]) -> ScheduleChanged:
 
 
 def find_prunable(store: Store) -> list[ScheduleRow]:
-    """Return the schedules that `prune` removes: those without a declaring instance or a topic."""
+    """Return the schedules that `prune` removes, because their instance or topic is gone."""
     reader, now = ViewReader(store), server_unix_ms(store.connection)
     rows = [each.row(now) for each in read_schedules(reader, index(reader))]
     gone = [row for row in rows if row.state in (ORPHANED, MISSING)]
@@ -536,9 +545,9 @@ def find_prunable(store: Store) -> list[ScheduleRow]:
 
 
 def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
-    """Send a message of a schedule now.
+    """Send a message of a schedule now, without changing its due time.
 
-    Its due time stays. Raises InvalidRequestError, RequestRefusedError, InvalidValueError.
+    Raises InvalidRequestError, RequestRefusedError and InvalidValueError.
     """
     found = _find_schedule(store, name)
     place, schedule, kept = found.line.place, found.schedule, found.kept
@@ -581,7 +590,7 @@ def _time_between_ticks(schedule: Schedule, instant: int) -> int:
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidRequestError when it is not the name of a schedule."""
+    """Raise InvalidRequestError if this is not a valid name for a schedule."""
     if not SCHEDULE_NAME.fullmatch(name):
         raise InvalidRequestError(
             f"{name!r} is not a valid schedule name; use 1 to 64 characters from a-z 0-9 . _ - and"
@@ -590,7 +599,7 @@ def check_name(name: str) -> None:
 
 
 def index(reader: ViewReader) -> dict[str, IndexLine]:
-    """Return the readable lines of the index, by name."""
+    """Return the readable lines of the schedule index, by name."""
     key, found = reader.keys.schedule_index(), {}
     try:
         lines = calls.read_index(reader.store)
@@ -608,7 +617,10 @@ def index(reader: ViewReader) -> dict[str, IndexLine]:
 
 
 def read_schedules(reader: ViewReader, lines: Mapping[str, IndexLine]) -> list[_SeenSchedule]:
-    """Read schedules. The reader records an invalid one, and the result omits it."""
+    """Read the stored states of schedules.
+
+    A schedule whose state is missing or invalid has no `kept`. The reader records invalid ones.
+    """
     wanted = [(name, line, line.place) for name, line in lines.items()]
     found = {name: each for name, line, _ in wanted if (each := _SeenSchedule(name, line, None))}
     for name, kept in _read_stored(reader, wanted).items():
@@ -645,9 +657,9 @@ def _read_stored(
 
 
 def _find_all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
-    """Return the named schedules.
+    """Return the schedules with these names.
 
-    Raises InvalidRequestError, RequestRefusedError when one does not exist.
+    Raises InvalidRequestError, and RequestRefusedError if one of them does not exist.
     """
     wanted = list(dict.fromkeys(names))
     for name in wanted:
@@ -659,7 +671,7 @@ def _find_all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
         if line is None:
             raise _not_found_error(store, name)
         if isinstance(line, InvalidValueError):
-            # The schedule can only be removed, which does not need its place.
+            # Such a schedule can only be removed, for which its place is not needed.
             line = IndexLine("", OPERATOR, ("", 0))
             found.append(_SeenSchedule(name, line, None))
             continue
@@ -670,7 +682,8 @@ def _find_all(store: Store, names: Iterable[str]) -> list[_SeenSchedule]:
 def _find_schedule(store: Store, name: str) -> _SeenSchedule:
     """Return a schedule.
 
-    Raises InvalidRequestError, RequestRefusedError when it does not exist, InvalidValueError.
+    Raises InvalidRequestError, RequestRefusedError if it does not exist, and InvalidValueError if
+    it cannot be read.
     """
     check_name(name)
     lines = _read_index_line(store, name)
@@ -704,7 +717,10 @@ def _build(given: Mapping[str, Any]) -> Schedule:
 
 
 def _clear_replaced(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, with None for each one that they replace (cron, every and at)."""
+    """Return the given settings, with empty values for the settings that they replace.
+
+    For example, `every` replaces `cron` and `at`, and `key` replaces `partition`.
+    """
     changed = dict(given)
     chosen = [name for name in _WHEN if name in given]
     if chosen:
@@ -718,9 +734,9 @@ def _clear_replaced(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place(store: Store, schedule: Schedule) -> TopicPartition:
-    """Return the topic and partition.
+    """Return the topic and the partition of a schedule.
 
-    Raises TopicNotFoundError, and RequestRefusedError for a missing partition.
+    Raises TopicNotFoundError, and RequestRefusedError if the partition does not exist.
     """
     count = topics.partition_count(store, schedule.topic)
     partition = record.partition_of(schedule, count)
@@ -736,7 +752,7 @@ def _apply_to_each(
     act: Callable[[Store, TopicPartition, str], str],
     dry_run: bool,
 ) -> ScheduleChanged:
-    """Run an action on schedules, after checking that each one allows it."""
+    """Apply an action to schedules, after checking that each of them allows it."""
     chosen = [found for found in _find_all(store, names) if may(store, found)]
     dues = [found.kept.due_unix_ms for found in chosen if found.kept and found.kept.due_unix_ms]
     if not dry_run:
@@ -782,9 +798,9 @@ def _may_resume(store: Store, found: _SeenSchedule) -> bool:
 
 
 def _may_remove(store: Store, found: _SeenSchedule) -> bool:
-    """Raise RequestRefusedError for a declared schedule.
+    """Return True, or raise RequestRefusedError if an instance still declares the schedule.
 
-    Its instance would add it again within 10 s.
+    The instance would add it again within 10 s.
     """
     kept, now = found.kept, server_unix_ms(store.connection)
     if kept is not None and kept.origin == FILE:

@@ -1,4 +1,4 @@
-"""Read and create topics: the registry, the partitions and their contents."""
+"""Create topics, and read the registry, the partitions and their contents."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ SAMPLES = 20  # stream nodes that the server samples to estimate the memory of a
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """A topic in `topic list`. `messages` is the number of entries in its partitions.
+    """A topic in `topic list`.
 
-    `groups` are the names of its groups. It was registered at `created_unix_ms`, null when unknown.
+    `messages` is the number of entries in its partitions. `groups` contains the names of its
+    groups. `created_unix_ms` is the time at which it was registered, or null if that is unknown.
     `unreadable` lists invalid values in its keys, which count as missing. An invalid name in the
-    registry has a row of its own, with that text as its `topic`.
+    registry has a row of its own, in which `topic` is the text of that name.
     """
 
     topic: str
@@ -43,7 +44,10 @@ class TopicRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """A group on one partition, or on a whole topic. The fields are those of `group describe`."""
+    """A group on one partition, or on a whole topic.
+
+    The fields have the same meaning as in `group describe`.
+    """
 
     group: str
     lag: int
@@ -54,9 +58,10 @@ class GroupLag:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRow:
-    """A partition of a topic. `added` counts all entries ever added. IDs are '' without an entry.
+    """A partition of a topic.
 
-    `bytes` is the approximate memory of its stream, null without the permission to read it.
+    `added` is the number of all entries that were ever added. The IDs are '' if there is no entry.
+    `bytes` is the approximate memory of its stream, or null without the permission to read it.
     """
 
     partition: int
@@ -72,7 +77,7 @@ class PartitionRow:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The sums over all partitions."""
+    """The sums over all partitions of a topic."""
 
     messages: int
     added: int
@@ -86,10 +91,11 @@ class Totals:
 class TopicDetail:
     """A topic as `topic describe` shows it.
 
-    `settings` are those registered with the topic, and `configured` those of this configuration.
-    `effective` are the settings of a daemon with this configuration: configured settings override
-    registered ones, which override defaults. `growing_to` is the partition count of a growth in
-    progress, else null. `unreadable` lists invalid values in its keys, which count as missing.
+    `settings` contains the settings that are registered with the topic, and `configured` those in
+    this configuration. `effective` contains the settings that a daemon with this configuration
+    uses: configured settings override registered ones, which override the defaults. `growing_to` is
+    the partition count of a growth in progress, or null. `unreadable` lists invalid values in its
+    keys, which count as missing.
     """
 
     topic: str
@@ -106,7 +112,10 @@ class TopicDetail:
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """The result of `topic create`. `created` is False if it existed with the same count."""
+    """The result of `topic create`.
+
+    `created` is False if it existed with the same partition count.
+    """
 
     topic: str
     partitions: int
@@ -116,7 +125,8 @@ class Created:
 def partition_count(store: Store, topic: str) -> int:
     """Return the partition count of a topic.
 
-    Raises TopicNotFoundError, which suggests a similar name.
+    Raises TopicNotFoundError, which suggests a similar name. Raises InvalidRequestError if the name
+    is not valid.
     """
     if not NAME.fullmatch(topic):
         raise InvalidRequestError(f"{topic!r} is not a valid topic name ({NAME_HINT})")
@@ -129,7 +139,7 @@ def partition_count(store: Store, topic: str) -> int:
 
 
 def check_partition(topic: str, partition: int, count: int) -> None:
-    """Raise RequestRefusedError when a topic has no such partition."""
+    """Raise RequestRefusedError if a topic does not have this partition."""
     if partition not in range(count):
         raise RequestRefusedError(topics.no_partition_text(topic, partition, count))
 
@@ -137,7 +147,7 @@ def check_partition(topic: str, partition: int, count: int) -> None:
 def create(store: Store, topic: str, wanted: config.Topic) -> Created:
     """Register a topic.
 
-    Raises RequestRefusedError when it exists with a different partition count.
+    Raises RequestRefusedError if it already exists with a different partition count.
     """
     if not NAME.fullmatch(topic):
         raise InvalidRequestError(f"{topic!r} is not a valid topic name ({NAME_HINT})")
@@ -155,7 +165,8 @@ def list_topics(store: Store) -> list[TopicRow]:
     """Return every registered topic with its totals."""
     names, invalid = topics.registry(store)
     found = ((topic, _row(store, topic)) for topic in names)
-    # The registry is in another slot, so it may contain a topic whose meta key was lost.
+    # The registry is in another slot than the meta keys, so it may contain a topic whose meta key
+    # was lost.
     rows = [row for _, row in found if row is not None]
     for error in invalid:
         reader = ViewReader(store)
@@ -187,7 +198,7 @@ def _row(store: Store, topic: str) -> TopicRow | None:
 def known_meta(reader: ViewReader, topic: str) -> topics.TopicMeta | None:
     """Return the registration of a topic, without its unreadable values.
 
-    None for an unknown topic, or when its partition count cannot be read.
+    Return None if the topic is unknown or its partition count cannot be read.
     """
     count = known_count(reader, topic)
     if count is None:
@@ -203,12 +214,12 @@ def known_meta(reader: ViewReader, topic: str) -> topics.TopicMeta | None:
 
 
 def known_count(reader: ViewReader, topic: str) -> int | None:
-    """Return the partition count of a topic, None when it is missing or unreadable."""
+    """Return the partition count of a topic, or None if it is missing or unreadable."""
     return read_counts(reader, [topic])[topic]
 
 
 def read_counts(reader: ViewReader, names: Sequence[str]) -> dict[str, int | None]:
-    """Return the partition count of each topic, None when it is missing or unreadable."""
+    """Return the partition count of each topic, or None if it is missing or unreadable."""
     keys = [reader.keys.meta(name) for name in names]
     replies = reader.ask([("HGET", key, "partitionCount") for key in keys])
     return {
@@ -218,7 +229,7 @@ def read_counts(reader: ViewReader, names: Sequence[str]) -> dict[str, int | Non
 
 
 def known_counts(reader: ViewReader) -> dict[str, int]:
-    """Return the partition counts of all registered topics, without unreadable ones."""
+    """Return the partition counts of all registered topics. Unreadable ones are left out."""
     names, invalid = topics.registry(reader.store)
     for error in invalid:
         reader.add(error)
@@ -228,7 +239,7 @@ def known_counts(reader: ViewReader) -> dict[str, int]:
 
 
 def _keep_missing(reader: ViewReader, names: Sequence[str]) -> None:
-    """Report topics that have neither a partition count nor a deletion in progress as invalid."""
+    """Record each topic that has no partition count and is not being deleted as invalid."""
     replies = reader.ask([topics.presence(reader.keys, name) for name in names])
     unreadable = {row.key for row in reader.rows}
     for name, reply in zip(names, replies, strict=True):
@@ -238,16 +249,20 @@ def _keep_missing(reader: ViewReader, names: Sequence[str]) -> None:
 
 
 def counts_of(reader: ViewReader, topic: str | None) -> dict[str, int]:
-    """Return the partition count of one topic, or `known_counts`. Raises TopicNotFoundError."""
+    """Return the partition count of one topic, or of all readable topics for None.
+
+    Raises TopicNotFoundError.
+    """
     if topic is None:
         return known_counts(reader)
     return {topic: partition_count(reader.store, topic)}
 
 
 def describe(store: Store, topic: str, configured: config.Topic | None = None) -> TopicDetail:
-    """Describe a topic and each of its partitions. `configured` are the settings of the file.
+    """Describe a topic and each of its partitions.
 
-    Raises TopicNotFoundError.
+    `configured` contains the settings of the topic in the configuration file. Raises
+    TopicNotFoundError.
     """
     count, reader = partition_count(store, topic), ViewReader(store)
     meta = known_meta(reader, topic)
@@ -329,8 +344,9 @@ def groups(
 ) -> list[str]:
     """Return the sorted names of the groups that read any of the partitions.
 
-    `only_messages` leaves out the groups that read their dead letters, and those that show the
-    position of a Spark query. Names that are not UTF-8 are skipped: another client created them.
+    If `only_messages` is true, groups that read dead letters and groups that show the position of a
+    Spark query are left out. Names that are not UTF-8 are skipped, because another client created
+    them.
     """
     places = [(topic, each) for each in partitions]
     found = groups_on(ViewReader(store), places, dead_letters=not only_messages)
@@ -339,7 +355,7 @@ def groups(
 
 
 def groups_of(reader: ViewReader, counts: Mapping[str, int]) -> dict[str, list[str]]:
-    """Return the sorted names of the groups of each topic, from its partition count."""
+    """Return the sorted names of the groups of each topic, given the partition counts."""
     places = [(topic, number) for topic, count in counts.items() for number in range(count)]
     found: dict[str, set[str]] = {topic: set() for topic in counts}
     for (topic, _), names in zip(places, groups_on(reader, places), strict=True):
@@ -350,7 +366,7 @@ def groups_of(reader: ViewReader, counts: Mapping[str, int]) -> dict[str, list[s
 def groups_on(
     reader: ViewReader, places: Sequence[tuple[str, int]], *, dead_letters: bool = True
 ) -> list[frozenset[str]]:
-    """Return the names of the groups of each partition, as `groups` reads them."""
+    """Return the names of the groups that read each partition or, by default, its dead letters."""
     kinds = (reader.keys.stream, reader.keys.dlq) if dead_letters else (reader.keys.stream,)
     streams = [kind(*place) for kind in kinds for place in places]
     replies = reader.ask([("XINFO", "GROUPS", stream) for stream in streams])
@@ -366,7 +382,10 @@ def groups_on(
 def figures_of(
     reader: ViewReader, counts: Mapping[str, int]
 ) -> dict[tuple[str, int], statistics.PartitionFigures]:
-    """Return the figures of each partition of the topics, zeros where it cannot be measured."""
+    """Return the figures of each partition.
+
+    They are zero for a partition that cannot be measured.
+    """
     places = [(topic, number) for topic, count in counts.items() for number in range(count)]
     calls = [statistics.measure_partition(reader.keys, *place) for place in places]
     return {
@@ -378,7 +397,7 @@ def figures_of(
 def partition_figures_of(
     reader: ViewReader, place: tuple[str, int], reply: Reply | None
 ) -> statistics.PartitionFigures:
-    """Parse the reply of `statistics.measure_partition`. An unreadable reply is None."""
+    """Parse a reply to `statistics.measure_partition`. If it is None or invalid, return zeros."""
     found = reader.figures(statistics.partition_figures, reply, reader.keys.trim(*place))
     if found is None:
         return statistics.PartitionFigures(0, 0, "", "", 0, 0, "")

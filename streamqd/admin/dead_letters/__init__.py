@@ -1,7 +1,7 @@
 """List, count, replay, purge and export the dead letters of a topic.
 
 Each step of a replay or purge is atomic and can be repeated. No dead letter is replayed twice, even
-if several clients work on the same ones.
+if several clients replay the same ones at the same time.
 """
 
 from __future__ import annotations

@@ -50,11 +50,11 @@ class DeadLetterRow:
     """A dead letter in `dlq list`.
 
     `reason` is attempts, dead, undecodable, crashes, too-old, too-large, not-retried or canceled.
-    `uid` identifies the message in all its copies. Dead letters with the same cause have the same
-    `fingerprint`. `attempts` counts the failed runs, `crashes` the worker processes that the
-    message crashed, and `replays` its earlier replays from the dead letters. The message was first
-    written at `original_unix_ms` and dead-lettered at `failed_unix_ms`. A number is null if the
-    dead letter does not contain it.
+    `attempts` is the number of failed runs, and `crashes` the number of worker processes that the
+    message crashed. `replays` is the number of times that it was replayed from the dead letters
+    before. `uid` identifies the message in all its copies. The message was dead-lettered at
+    `failed_unix_ms` and first written at `original_unix_ms`. Dead letters with the same cause have
+    the same `fingerprint`. A number is null if the dead letter does not contain it.
     """
 
     id: str
@@ -76,11 +76,11 @@ class DeadLetterRow:
 class DeadLetterDetail(DeadLetterRow):
     """A dead letter with all its fields, as `dlq show` prints it.
 
-    If the message crashed its worker, `pid`, `exit_code` or `signal`, and `rss` (bytes) describe
-    that process. `frame` is the innermost frame of user code, as `file:function`. `moving_to` is
-    the destination of an interrupted replay. `trace_id` and `span_id` identify the span of the last
-    run, '' without tracing. `headers` is null if the field is invalid. `other` contains the fields
-    that streamqd does not write.
+    If the message crashed its worker, `pid`, `exit_code` or `signal`, and `rss` (in bytes) describe
+    that process. `frame` is the innermost frame of user code, written `file:function`. `moving_to`
+    is the destination of an interrupted replay. `trace_id` and `span_id` identify the span of the
+    last run, and are '' without tracing. `headers` is null if the field is invalid. `other`
+    contains fields that streamqd does not write.
     """
 
     topic: str
@@ -145,13 +145,16 @@ def overview(store: Store) -> list[TopicDeadLetters]:
 
 
 def messages(store: Store, topic: str) -> MessageList[Entry, DeadLetterRow]:
-    """Return a topic's dead letters of all groups, newest first. Raises TopicNotFoundError."""
+    """Return the dead letters of a topic, for all groups, newest first.
+
+    Raises TopicNotFoundError.
+    """
     streams = list(streams_of(store, topic).values())
     return newest_first(store, topic, streams, lambda entry: _row(topic, entry))
 
 
 def show(store: Store, topic: str, dead_letter_id: str) -> DeadLetterDetail:
-    """Return one dead letter in full.
+    """Return one dead letter with all its fields.
 
     Raises TopicNotFoundError, and RequestRefusedError if the ID is not found.
     """
@@ -179,7 +182,7 @@ def show(store: Store, topic: str, dead_letter_id: str) -> DeadLetterDetail:
 
 
 def mask_dead_letter(dead_letter: DeadLetterDetail) -> DeadLetterDetail:
-    """Return the dead letter with `***` for each value that user data can be in."""
+    """Return a dead letter with `***` in place of every value that can contain user data."""
     return replace(
         dead_letter,
         key=dead_letter.key and MASK.encode(),
@@ -212,11 +215,12 @@ _EVERY = 1 << 62
 class FailureCause:
     """The dead letters of one group that have the same cause.
 
-    `fingerprint` identifies the exception class, frame of user code and handler. `frame` is
-    `file:function`, '' if unknown. `first_unix_ms` and `last_unix_ms` are the times of the oldest
-    and the newest dead letter, and `example` is the ID of the newest. `instances` lists up to 8
-    instances where they failed. `replayed` is the number of dead letters that were replayed before,
-    and `replays` the highest number of replays of one of these.
+    `fingerprint` identifies the exception class, the frame of user code and the handler. `frame` is
+    written `file:function`, and is '' if it is unknown. `first_unix_ms` and `last_unix_ms` are the
+    times of the oldest and the newest dead letter, and `example` is the ID of the newest.
+    `instances` lists at most 8 instances on which the messages failed. `replayed` is the number of
+    these dead letters that were replayed before, and `replays` the highest number of replays among
+    them.
     """
 
     fingerprint: str
@@ -242,13 +246,13 @@ class Causes:
     topic: str
     #: The number of dead letters of the topic.
     total: int
-    #: The number of dead letters that were read, from the newest on.
+    #: The number of dead letters that were read, starting with the newest.
     examined: int
     #: The number of dead letters that match.
     looked_at: int
     #: False if older dead letters can match too, so that counts are lower bounds.
     complete: bool
-    #: The number of matches with a cause beyond the first 1,000.
+    #: The number of matches with a cause that is not among the first 1,000 causes.
     others: int
     causes: list[FailureCause]
     #: Invalid values in Redis.
@@ -256,7 +260,10 @@ class Causes:
 
 
 class FailureTally:
-    """Counts dead letters by cause, in bounded memory: `CAUSES_MAX` causes."""
+    """Counts dead letters by cause.
+
+    Memory is bounded, because at most CAUSES_MAX causes are kept.
+    """
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], _CauseTally] = {}
@@ -333,8 +340,8 @@ def causes(
 ) -> Causes:
     """Count the matching dead letters by cause, reading the newest first.
 
-    At most `last` are counted and `budget` are read, fewer if `stop` returns True.
-    Raises TopicNotFoundError, RequestRefusedError.
+    At most `last` dead letters are counted and at most `budget` are read. Counting stops earlier if
+    `stop` returns True. Raises TopicNotFoundError and RequestRefusedError.
     """
     return survey(store, topic, choice, last=last, budget=budget, stop=stop).causes
 
@@ -356,7 +363,7 @@ def survey(
     budget: int | None = None,
     stop: Stop = never_stop,
 ) -> DeadLetterSurvey:
-    """Count causes as `causes` does, and return the newest `limit` matches, in one pass."""
+    """Count causes like `causes`, and return the newest `limit` matches, in a single pass."""
     dead_letters, tally, complete, examined = messages(store, topic), FailureTally(), True, 0
     rows: list[FoundMessage[Entry]] = []
     place: MessagePosition | None = None
@@ -374,7 +381,7 @@ def survey(
                 rows.append(each)
         examined += 1
         place = each.position
-    full = len(rows) < tally.count  # more matches than rows of the page
+    full = len(rows) < tally.count  # there are more matches than rows on the page
     if full and rows:
         place = rows[-1].position
     found = Causes(

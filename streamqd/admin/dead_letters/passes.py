@@ -1,4 +1,4 @@
-"""Passes over the dead letters of a topic, with a rate, counts and a result: purge and export.
+"""Purge and export the dead letters of a topic in passes, which have a rate, counts and a result.
 
 An operator can stop a pass, and Redis can fail during one. Each step is atomic and can be repeated,
 so the same pass can be started again. Its counts are exact, except for dead letters whose command
@@ -6,8 +6,8 @@ got no reply (`unknown`).
 
 An export writes one JSON document per line for each dead letter, with its ID, topic, partition,
 time and fingerprint. `fields` is a list of all fields in order, each as `{"name": …, "value": …}`.
-A name or value that is not UTF-8 is `{"base64": …}`. To get an object, use
-`.fields | from_entries` in jq.
+A name or value that is not UTF-8 is `{"base64": …}`. To get an object, use `.fields | from_entries`
+in jq.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def ignore_progress(_count: int) -> None:
 
 
 class ReplayPace:
-    """Spaces actions evenly in time. After a delay, no burst follows."""
+    """Spaces actions evenly in time. A delay is not followed by a burst."""
 
     def __init__(
         self, per_second: float | None, clock: Callable[[], float] = time.monotonic
@@ -65,7 +65,7 @@ class ReplayPace:
         return max(1, min(PAGE_MAX, math.floor(self._per_second / 10)))
 
     def take(self, count: int) -> float:
-        """Reserve time for `count` actions. Return the seconds to wait before the first."""
+        """Reserve time for a number of actions. Return the seconds to wait before the first one."""
         if self._per_second is None:
             return 0.0
         now = self._clock()
@@ -75,9 +75,9 @@ class ReplayPace:
 
 
 class Pass:
-    """Walks over the dead letters of a topic once, and counts the outcomes.
+    """One pass over the dead letters of a topic, which counts the outcomes.
 
-    It stops at a limit, when `stop` returns True, or at an error of Redis.
+    It stops at a limit, if `stop` returns True, or at an error of Redis.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Pass:
     ) -> None:
         """Select the dead letters that exist now.
 
-        Raises TopicNotFoundError, RequestRefusedError.
+        Raises TopicNotFoundError and RequestRefusedError.
         """
         self.topic = topic
         self._store, self._choice = store, choice
@@ -109,8 +109,8 @@ class Pass:
     ) -> Iterator[list[Entry]]:
         """Yield the matching dead letters in batches, at `rate` dead letters per second.
 
-        `room` returns the maximum size of the next batch, None without a limit. Dead letters that
-        do not match are read at full speed.
+        `room` returns the maximum size of the next batch, or None if there is no limit. Dead
+        letters that do not match are read at full speed.
         """
         throttle = ReplayPace(rate)
         try:
@@ -140,13 +140,16 @@ class Pass:
         self.last = str(entry.place)
 
     def fail(self, error: RedisUnavailableError | RedisResponseError, sent: int = 0) -> None:
-        """Record the error that stops the pass. `sent` dead letters have no reply yet."""
+        """Record the error that stops the pass.
+
+        `sent` is the number of dead letters whose calls were sent and have no reply yet.
+        """
         self.result, self.error = FAILED, str(error)
         if isinstance(error, RedisUnavailableError) and error.sent:
             self.unknown += sent
 
     def record(self, verb: str, note: str = "", **more: str) -> bool:
-        """Write the pass to the audit log. Return True if that succeeded."""
+        """Write the pass to the audit log. Return True if this succeeds."""
         counts = dict(self.counts)
         if self.refused:
             counts["refused"] = self.refused.total()
@@ -178,11 +181,11 @@ class Pass:
 class Purged:
     """The result of a purge. `purged` and the next three fields are numbers of dead letters.
 
-    The `unarchived` ones stay, because the topic requires an archive that does not contain them
-    yet. Another client replayed or purged the `missing` ones. For the `unknown` ones, the
-    connection was lost before the reply. `result` is done, stopped or failed, with the reason in
-    `error`. `first_id` and `last_id` are the first and the last dead letter of the calls that got
-    a reply. `audited` is False if the audit log could not be written.
+    `unarchived` counts those that stay, because the topic requires an archive that does not contain
+    them yet. `missing` counts those that another client replayed or purged. `unknown` counts those
+    for which the connection was lost before the reply. `result` is done, stopped or failed, and
+    `error` is the reason. `first_id` and `last_id` identify the first and the last dead letter of
+    the calls that got a reply. `audited` is False if the audit log could not be written.
     """
 
     topic: str
@@ -211,12 +214,13 @@ def purge(
     """Delete dead letters permanently.
 
     If the topic requires an archive, dead letters that are not archived yet stay, unless
-    `unarchived` is True. `configured` are the topic's settings in the file. They override the
-    registered ones. The callbacks are those of `replay`.
+    `unarchived` is True. `configured` contains the topic's settings in the configuration file,
+    which override the registered ones. `stop`, `progress` and `examining` are called as in
+    `replay`.
 
     Raises TopicNotFoundError. Raises RequestRefusedError if a named dead letter does not exist or
-    does not match. Raises RedisUnavailableError before anything is deleted. A connection that is
-    lost later stops the purge with the result failed.
+    does not match. Raises RedisUnavailableError before anything is deleted. If the connection is
+    lost later, the purge stops with the result failed.
     """
     holds, _ = retention.settings(store, topic, configured)
     required = holds.archive == "required" and not unarchived
@@ -251,7 +255,10 @@ def purge(
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export. `result` is done or stopped. `audited` is that of `Purged`."""
+    """The result of an export.
+
+    `result` is done or stopped. `audited` is False if the audit log could not be written.
+    """
 
     topic: str
     exported: int
@@ -262,7 +269,7 @@ class Exported:
 
 
 class Export:
-    """A running export. Iterate over `lines`, then call `finish` for the result."""
+    """A running export. Iterate over `lines`, then call `finish` to get the result."""
 
     def __init__(
         self,
@@ -275,12 +282,15 @@ class Export:
     ) -> None:
         """Select the dead letters that exist now.
 
-        Raises TopicNotFoundError, RequestRefusedError.
+        Raises TopicNotFoundError and RequestRefusedError.
         """
         self._done = Pass(store, topic, choice, stop, progress)
 
     def lines(self) -> Iterator[str]:
-        """Yield one JSON document (no newline) per dead letter. Raises RedisUnavailableError."""
+        """Yield one JSON document for each dead letter, without a newline.
+
+        Raises RedisUnavailableError.
+        """
         for piece in self._done.pieces():
             for entry in piece:
                 yield json.dumps(document(self._done.topic, entry), ensure_ascii=True)
@@ -303,7 +313,7 @@ class Export:
 
 
 def document(topic: str, entry: Entry) -> dict[str, Any]:
-    """Return a dead letter as a document for JSON, as the module describes it."""
+    """Return a dead letter as a JSON document, in the format that the module describes."""
     dead_letter = DeadLetterFields(entry.fields)
     *origin, original_id = origin_of(topic, entry)
     return {

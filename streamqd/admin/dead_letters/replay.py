@@ -2,9 +2,9 @@
 
 A replay to the same partition is one atomic step. A replay to another partition or topic takes
 three repeatable steps: mark the dead letter as moving, write it at the destination with a dedup ID,
-and delete it. After an interruption, the same replay completes the move. No dead letter is lost.
-None is written twice: after half of `RESUME_SECONDS`, an interrupted move is refused, because its
-dedup ID may expire.
+and delete it. After an interruption, the same replay completes the move, so no dead letter is lost.
+None is written twice either: after half of `RESUME_SECONDS`, an interrupted move is refused,
+because its dedup ID may expire.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _FRESH = {b"retryCount": b"0", b"crashCount": b"0"}  # initial counters of a rep
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The destination of a replay. The default is each dead letter's own group and partition.
+    """The destination of a replay. By default, it is each dead letter's own group and partition.
 
-    With `all_groups`, the message goes to all groups of its topic. With `topic`, it goes to all
-    groups of the given topic. `partition` is a partition of the destination topic. Without
-    `partition`, a message for another topic goes to the partition of its key. A message without a
-    key keeps its partition number, modulo the partition count.
+    If `all_groups` is true, the message goes to all groups of its topic. If `topic` is set, it goes
+    to all groups of that topic. `partition` is a partition of the destination topic. If it is None,
+    a message for another topic goes to the partition of its key. A message without a key keeps its
+    partition number, modulo the partition count.
     """
 
     all_groups: bool = False
@@ -71,7 +71,7 @@ HOME = Target()
 
 
 class Destination(NamedTuple):
-    """A destination stream: a partition, or the retry stream of a group on it."""
+    """The stream that a message is written to: a partition, or a group's retry stream on it."""
 
     topic: str
     partition: int
@@ -83,7 +83,7 @@ class Destination(NamedTuple):
 
 
 def read_destination(text: str) -> Destination | None:
-    """Parse a destination, None when it is not valid."""
+    """Parse a destination. Return None if it is not valid."""
     topic, _, rest = text.partition("/")
     number, slash, group = rest.partition("/")
     if not (topic and number.isascii() and number.isdigit()):
@@ -110,7 +110,7 @@ class Route:
             topics.check_partition(target.topic or topic, target.partition, self.count)
 
     def destination(self, entry: Entry) -> Destination | None:
-        """Return the destination of a dead letter, None if its group is needed and unknown."""
+        """Return the destination of a dead letter, or None if its group is needed but unknown."""
         target = self.target
         partition = entry.partition if target.partition is None else target.partition
         if target.topic is not None:
@@ -125,7 +125,10 @@ class Route:
         return Destination(self.topic, partition, group) if group else None
 
     def stays(self, entry: Entry, to: Destination) -> bool:
-        """Return True if the destination is in the dead letter's slot (one atomic step)."""
+        """Return True if the destination is in the slot of the dead letter.
+
+        The replay is then one atomic step.
+        """
         return (to.topic, to.partition) == (self.topic, entry.partition)
 
     def matches(self, mark: Destination, to: Destination) -> bool:
@@ -170,11 +173,12 @@ BODY_WITHHELD = "its body was not kept (dlq_body)"
 class ReplayResult:
     """The result of a replay. All counts are numbers of dead letters.
 
-    Another client replayed or purged the `missing` ones. The `refused` ones stay, counted by
-    reason. For the `unknown` ones, the connection was lost before the reply, so each was replayed
-    or stays. `result` is done, limit (reached), stopped or failed, with the reason in `error`. Dead
-    letters newer than `started_unix_ms` were not read. `first_id` and `last_id` are the first and
-    the last replayed dead letter. `audited` is False if the audit log could not be written.
+    `missing` counts those that another client replayed or purged. `refused` counts, for each
+    reason, those that stay because of it. `unknown` counts those for which the connection was lost
+    before the reply, so each of them was either replayed or stays. `result` is done, limit (which
+    was reached), stopped or failed, and `error` is the reason. Dead letters newer than
+    `started_unix_ms` were not read. `first_id` and `last_id` identify the first and the last
+    replayed dead letter. `audited` is False if the audit log could not be written.
     """
 
     topic: str
@@ -192,7 +196,7 @@ class ReplayResult:
 
 
 def refuse_replayed(most: int) -> str:
-    """Return the reason to refuse a dead letter that was replayed at least `most` times."""
+    """Return the reason for refusing a dead letter that was replayed at least `most` times."""
     times = "before" if most == 1 else f"{most} times or more already"
     return f"it was replayed {times}, and was dead-lettered again"
 
@@ -212,13 +216,15 @@ def replay(
 ) -> ReplayResult:
     """Replay dead letters, the oldest of each partition first.
 
-    `rate` is in dead letters per second, evenly spaced. At most `limit` are replayed. A dead letter
-    that was replayed `max_replays` times stays. `stop` is called between batches. `progress` gets
-    the size of each batch, and `examining` the number of dead letters read for each page.
+    `rate` is the number of dead letters per second. They are spaced evenly. At most `limit` dead
+    letters are replayed, and one that was already replayed `max_replays` times stays. `stop` is
+    called between batches, and the replay stops if it returns True. `progress` is called with the
+    size of each batch, and `examining` with the number of dead letters that were read for each
+    page.
 
     Raises TopicNotFoundError. Raises RequestRefusedError if a named dead letter does not exist or
     does not match, or if the destination does not exist. Raises RedisUnavailableError before
-    anything is replayed. A connection that is lost later stops the replay with the result failed.
+    anything is replayed. If the connection is lost later, the replay stops with the result failed.
     """
     route = Route(store, topic, target)
     done = Pass(store, topic, choice, stop, progress, examining)
@@ -251,7 +257,10 @@ def replay(
 
 
 def refusal(route: Route, entry: Entry, max_replays: int) -> str:
-    """Return the reason to refuse a dead letter, '' if it may be replayed. Reads only the entry."""
+    """Return the reason for refusing a dead letter, or '' if it may be replayed.
+
+    Only the entry itself is examined.
+    """
     to = route.destination(entry)
     if to is None:
         return NO_GROUP_NAMED
@@ -329,7 +338,8 @@ class _Replay:
             for entry, to in dead_letters
         ]
         going = []
-        # If the reply to a mark is lost, the dead letter is still in its stream: none is unknown.
+        # If the reply to a mark is lost, the dead letter is still in its stream, so none of them is
+        # unknown.
         for (entry, to), reply in self._ask(dead_letters, marks, 0):
             destination = self._choose_destination(to, reply)
             if destination is not None:
@@ -338,7 +348,7 @@ class _Replay:
             self._deliver(going)
 
     def _choose_destination(self, to: Destination, reply: Reply) -> Destination | None:
-        """Return the destination to deliver a marked dead letter to, None if it stays."""
+        """Return the destination to deliver a marked dead letter to, or None if it stays."""
         if reply.word == "GONE":
             self._done.counts["missing"] += 1
             return None
@@ -389,7 +399,10 @@ class _Replay:
     def _ask(
         self, about: list[Subject], calls: list[Call], under_way: int
     ) -> list[tuple[Subject, Reply]]:
-        """Run a call per item. Return the replies with their items. An error stops the pass."""
+        """Run one call for each item, and return the items with their replies.
+
+        An error stops the pass.
+        """
         try:
             replies = self._store.run_many(calls)
         except RedisUnavailableError as error:
@@ -418,9 +431,10 @@ GroupPartition = tuple[str, int]  # group, partition
 class Receiver:
     """A group that would receive replayed messages, with the state of its destination partitions.
 
-    It has `partitions` destination partitions, of which `owned` have a live owner and `paused` are
-    paused. `owners` are instance names. On `same_worker` partitions, the current worker is older
-    than the newest dead letter to replay, so the code that failed would run again.
+    `partitions` is the number of its destination partitions. `owned` of them have a live owner, and
+    `paused` of them are paused. `owners` contains the names of the owning instances. `same_worker`
+    is the number of partitions whose current worker is older than the newest dead letter to replay,
+    so that the code that failed would run again.
     """
 
     group: str
@@ -434,17 +448,17 @@ class Receiver:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """The effects of a replay if it ran now.
+    """The effects that a replay would have now.
 
-    `dead_letters` counts the dead letters that would be replayed, and `replayed_before` the ones
-    that were replayed before. The `refused` dead letters would stay, counted by reason.
-    `causes` groups the dead letters to replay, as in `dlq stats`, and `receivers` are the groups
-    that would get their messages. `notes` are sentences for the operator. `warnings` repeats the
-    notes that are reasons not to replay. To replay only the dead letters that this plan counts,
-    pass `until_unix_ms` to the filter.
+    `dead_letters` is the number of dead letters that would be replayed, and `replayed_before` the
+    number of these that were replayed before. `refused` counts, for each reason, the dead letters
+    that would stay. `causes` groups the dead letters to replay, as in `dlq stats`, and `receivers`
+    contains the groups that would get their messages. `notes` contains sentences for the operator.
+    `warnings` repeats the notes that are reasons not to replay. To replay only the dead letters
+    that this plan counts, pass `until_unix_ms` to the filter.
 
-    `examined` of the topic's `total` dead letters were read. If `complete` is False, the budget
-    ran out before the last one, and all counts are lower bounds.
+    `examined` of the topic's `total` dead letters were read. If `complete` is False, the budget ran
+    out before the last one, and all counts are lower bounds.
     """
 
     topic: str
@@ -476,8 +490,8 @@ def plan(
 ) -> ReplayPlan:
     """Return the effects of a replay without running it.
 
-    Raises TopicNotFoundError, RequestRefusedError. Reads at most `budget` dead letters, fewer if
-    `stop` returns True.
+    At most `budget` dead letters are read, and fewer if `stop` returns True. Raises
+    TopicNotFoundError and RequestRefusedError.
     """
     route = Route(store, topic, target)
     receiving = target.topic or topic
@@ -530,11 +544,11 @@ class _PlanTally:
 
     @property
     def is_full(self) -> bool:
-        """True once `limit` dead letters would be replayed."""
+        """True once the number of dead letters to replay has reached the limit."""
         return self._limit is not None and self.failures.count >= self._limit
 
     def add(self, examined: int, dead_letters: Sequence[Entry]) -> None:
-        """Count the dead letters of a page, among `examined`."""
+        """Count the matching dead letters of a page on which `examined` dead letters were read."""
         self.examined += examined
         for entry in dead_letters:
             if self.is_full:
@@ -593,7 +607,7 @@ def _receivers(
 def _notes(
     dead_letters: int, target: Target, causes: list[FailureCause], receivers: list[Receiver]
 ) -> tuple[list[str], list[str]]:
-    """Return the warnings (reasons not to replay) and the notes, the most important first."""
+    """Return the warnings (reasons not to replay) and the notes, with the most important first."""
     if not dead_letters:
         return [], []
     warnings, notes = list[str](), list[str]()

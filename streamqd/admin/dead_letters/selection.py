@@ -1,7 +1,7 @@
 """Select dead letters, parse their fields, and read them page by page.
 
 A walk reads only the dead letters that existed at its start. A message that it replays and that
-fails again is therefore not read twice. One page is in memory at a time.
+fails again is therefore not read twice. Only one page is in memory at a time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from streamqd.admin.reading import (
 from streamqd.errors import RequestRefusedError
 from streamqd.store.store import Store
 
-# Counts the replays to a partition. The field `replayCount` is trusted only in a retry stream,
-# because every client can write to a partition.
+# This header counts the replays to a partition. The field `replayCount` is trusted only in a retry
+# stream, because any client can write to a partition.
 REPLAYS_HEADER = "x-replays"
 
 # Fields that only a dead letter has. `lua/dead_replay.lua` removes the same fields.
@@ -43,7 +43,7 @@ KNOWN = DEAD_ONLY | frozenset(
 )
 
 
-# Fields of a dead letter, by the names that views give them.
+# Fields of a dead letter, under the names that views use for them.
 _TEXTS = (
     *("group", "reason", "error_class", "error_message"),
     *("handler", "instance", "traceback", "signal"),
@@ -53,13 +53,13 @@ _ELSE_IN_REDIS = {"failed_unix_ms": "failedAt", "original_unix_ms": "timestamp"}
 
 
 def _redis_name(name: str) -> bytes:
-    """Return a field's name in Redis: `error_class` is `errorClass`."""
+    """Return the name of a field in Redis. For example, `error_class` is stored as `errorClass`."""
     first, *words = name.split("_")
     return _ELSE_IN_REDIS.get(name, first + "".join(map(str.title, words))).encode()
 
 
 class DeadLetterFields:
-    """A dead letter's fields as strings and integers. An invalid number counts as missing."""
+    """The fields of a dead letter, as strings and integers. An invalid number counts as missing."""
 
     def __init__(self, fields: dict[bytes, bytes]) -> None:
         self._fields = fields
@@ -74,14 +74,14 @@ class DeadLetterFields:
             return None
 
     def fields_for(self, view: type) -> dict[str, Any]:
-        """Return the fields that a dataclass shows under their own names."""
+        """Return the values of those fields that a dataclass has under the same name."""
         names = {field.name for field in fields(view)}
         texts = {name: self.text(_redis_name(name)) for name in _TEXTS if name in names}
         return texts | {name: self.number(_redis_name(name)) for name in _NUMBERS if name in names}
 
 
 def replays_of(entry: Entry) -> int:
-    """Return the number of replays of a dead letter, of any kind."""
+    """Return the number of times that a dead letter was replayed, by any kind of replay."""
     found = max(0, DeadLetterFields(entry.fields).number(b"replayCount") or 0)
     raw = entry.fields.get(b"headers", b"")
     if b"x-replays" not in raw and b"\\" not in raw:  # most dead letters, which need no JSON parser
@@ -92,7 +92,10 @@ def replays_of(entry: Entry) -> int:
 
 
 def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
-    """Return topic, partition and ID of the first write. The ID is '' if it was not recorded."""
+    """Return the topic, partition and ID of a message's first write.
+
+    The ID is '' if it was not recorded.
+    """
     dead_letter = DeadLetterFields(entry.fields)
     return (
         dead_letter.text(b"originalTopic") or topic,
@@ -102,9 +105,9 @@ def origin_of(topic: str, entry: Entry) -> tuple[str, str, str]:
 
 
 def find(store: Store, streams: dict[int, str], dead_letter_id: str) -> Entry:
-    """Return the dead letter `PARTITION:ms-seq`.
+    """Return the dead letter with an ID such as `3:1700000000000-0`.
 
-    Raises RequestRefusedError if it is missing or invalid.
+    Raises RequestRefusedError if the ID is invalid or there is no such dead letter.
     """
     place = read_place(dead_letter_id, len(streams))
     page = store.execute("XRANGE", streams[place.partition], str(place.id), str(place.id))
@@ -137,13 +140,16 @@ def never_stop() -> bool:
 
 
 def stop_after(seconds: float) -> Stop:
-    """Return a function that stops a walk after `seconds` from now."""
+    """Return a function that stops a walk after a number of seconds from now."""
     end = time.monotonic() + seconds
     return lambda: time.monotonic() >= end
 
 
 class DeadLetterPage(NamedTuple):
-    """The matches among `examined` dead letters of one partition, oldest first."""
+    """The matching dead letters on one page of a partition, oldest first.
+
+    `examined` is the number of all dead letters on the page.
+    """
 
     examined: int
     dead_letters: list[Entry]
@@ -154,9 +160,9 @@ def pages(
 ) -> Iterator[DeadLetterPage]:
     """Yield the matching dead letters, partition by partition and oldest first.
 
-    A page has the matches among at most `size` dead letters. Dead letters that arrive after the
-    call are not read. Raises TopicNotFoundError. Raises RequestRefusedError if the partition or a
-    named dead letter does not exist, or if a named dead letter does not match.
+    A page contains the matches among at most `size` dead letters. Dead letters that arrive after
+    the call are not read. Raises TopicNotFoundError. Raises RequestRefusedError if the partition or
+    a named dead letter does not exist, or if a named dead letter does not match.
     """
     streams = streams_of(store, topic)
     if choice.partition is not None:
@@ -197,7 +203,11 @@ def _walk(
 def _find_by_ids(
     store: Store, streams: dict[int, str], choice: MessageFilter
 ) -> list[DeadLetterPage]:
-    """Return the named dead letters. Raises RequestRefusedError before any is changed."""
+    """Return the named dead letters, each on its own page.
+
+    Raises RequestRefusedError if one does not exist or does not match, before any of them is
+    changed.
+    """
     found = [find(store, streams, dead_letter_id) for dead_letter_id in dict.fromkeys(choice.ids)]
     for entry in found:
         here = choice.partition in (None, entry.partition)
@@ -217,9 +227,10 @@ def _find_by_ids(
 
 
 class MatchCount(NamedTuple):
-    """The number of matches among `examined` of the topic's `total` dead letters.
+    """The number of matching dead letters of a topic.
 
-    If `complete` is False, later dead letters can match too.
+    `examined` of the `total` dead letters were read. If `complete` is False, later ones can match
+    too.
     """
 
     dead_letters: int
@@ -231,7 +242,7 @@ class MatchCount(NamedTuple):
 def count(store: Store, topic: str, choice: MessageFilter) -> int:
     """Return the number of matching dead letters.
 
-    Raises TopicNotFoundError, RequestRefusedError.
+    Raises TopicNotFoundError and RequestRefusedError.
     """
     return count_within(store, topic, choice).dead_letters
 
@@ -246,8 +257,8 @@ def count_within(
 ) -> MatchCount:
     """Count the matches among the first `budget` dead letters, in the order of `pages`.
 
-    Stops earlier when `stop` returns True. Without a filter, the count is exact and no dead letter
-    is read. Raises TopicNotFoundError, RequestRefusedError.
+    Counting stops earlier if `stop` returns True. Without a filter, the count is exact and no dead
+    letter is read. Raises TopicNotFoundError and RequestRefusedError.
     """
     everything = total(store, topic)
     if choice == EVERY:
