@@ -1,4 +1,4 @@
-"""Take over a group that other clients read."""
+"""Take over a group that other clients have read."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from streamqd.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class ConsumerRow:
-    """A consumer of another client on one partition: its number of pending entries.
+    """A consumer of another client on one partition.
 
-    `idle_ms` is the time since its last call.
+    `pending` is the number of its pending entries, and `idle_ms` is the time since its last call.
     """
 
     partition: int
@@ -32,8 +32,8 @@ class ConsumerRow:
 class AdoptedGroup:
     """The result of an adoption, or of its dry run.
 
-    `consumers` are the consumers as they were before, `entries` the number of their pending
-    entries. `unreadable` values in Redis count as missing.
+    `consumers` lists the consumers as they were before, and `entries` is the number of their
+    pending entries. `unreadable` lists values in Redis that cannot be read. They count as missing.
     """
 
     topic: str
@@ -47,7 +47,7 @@ class AdoptedGroup:
 def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
     """Return the other clients' consumers of a group.
 
-    Raises RequestRefusedError while streamqd owns a partition of the group.
+    Raises RequestRefusedError if streamqd owns a partition of the group.
     """
     count = groups.partition_count(store, topic, group)
     assignments = [Assignment(topic, number, group) for number in range(count)]
@@ -74,8 +74,8 @@ def survey(store: Store, topic: str, group: str) -> AdoptedGroup:
 def adopt(store: Store, topic: str, group: str) -> AdoptedGroup:
     """Hand all pending entries of other clients to streamqd. The next owner handles them first.
 
-    Raises RequestRefusedError while streamqd owns a partition of the group. Entries adopted until
-    then stay adopted.
+    Raises RequestRefusedError if streamqd owns a partition of the group. If it acquires one during
+    the call, entries that were already adopted stay adopted.
     """
     seen, reader = survey(store, topic, group), ViewReader(store)
     for unread in seen.unreadable:

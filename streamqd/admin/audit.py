@@ -1,8 +1,9 @@
-"""The audit log of a topic: who changed what, in one bounded stream per topic.
+"""The audit log of a topic, a bounded stream that records its changes and who made them.
 
 Commands that replay, cancel, reset, delete, export or forget, and commands that change a schedule,
 write one entry when they finish. A growth writes one when it starts. Commands on dead letters also
 write one when they are interrupted. The web console writes one for each change.
+
 The stream keeps about the last 10,000 entries and belongs to no partition. Deleting the topic
 deletes the log and writes one new entry that records the deletion.
 """
@@ -25,17 +26,20 @@ from streamqd.store.store import Store
 
 ENTRIES_MAX = 10_000
 _person: ContextVar[str] = ContextVar("person", default="")  # '' for the user of this process
-# Maximum characters of a value, because a filter may list a thousand dead letters.
+# Maximum number of characters of a value. It is limited because a filter may list a thousand dead
+# letters.
 _VALUE_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """An entry of the audit log. `at_unix_ms` is the server's time, `who` is user@host.
+    """An entry of the audit log.
 
-    `id` is its entry ID in the stream of the log, in order of time. `arguments` are the arguments
-    of the command, and `counts` the numbers of items per outcome. `first_id` and `last_id` are the
-    first and the last changed ID, '' if the command has no IDs. `note` is free text.
+    `id` is its entry ID in the stream of the log, so IDs are in order of time. `at_unix_ms` is the
+    time on the server's clock, and `who` is user@host, or a person who used the web console.
+    `arguments` contains the arguments of the command, and `counts` the number of items for each
+    outcome. `first_id` and `last_id` are the first and the last changed ID, or '' if the command
+    has no IDs. `note` is free text.
     """
 
     id: str
@@ -51,7 +55,10 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class AuditLog:
-    """A page of the log, newest entries first. `cursor` continues it, '' at the end."""
+    """A page of the log, newest entries first.
+
+    Pass `cursor` to get the next page. It is '' on the last page.
+    """
 
     topic: str
     entries: list[AuditEntry]
@@ -69,9 +76,10 @@ def record(
     last_id: str = "",
     note: str = "",
 ) -> str:
-    """Write one entry and return its id. Raises RedisUnavailableError, RedisResponseError.
+    """Write one entry and return its ID. Raises RedisUnavailableError and RedisResponseError.
 
-    `command` is the command without `streamqd`, such as "dlq replay". The topic need not exist.
+    `command` is the command without `streamqd`, such as "dlq replay". The topic does not need to
+    exist.
     """
     fields = {
         "who": acting_person(),
@@ -88,7 +96,10 @@ def record(
 
 
 def page(store: Store, topic: str, *, limit: int = 20, cursor: str = "") -> AuditLog:
-    """Return a page of the log, which is empty without a log or a topic."""
+    """Return a page of the log. It is empty if there is no log or no topic.
+
+    Raises InvalidRequestError if the cursor is invalid.
+    """
     upper = "+"
     if cursor:
         try:
@@ -102,7 +113,7 @@ def page(store: Store, topic: str, *, limit: int = 20, cursor: str = "") -> Audi
 
 @contextlib.contextmanager
 def acting_as(person: str) -> Iterator[None]:
-    """Record a person, and not the user of the process, for changes of this thread or task."""
+    """Record a person instead of the process's user for changes in this thread or task."""
     token = _person.set(person)
     try:
         yield
@@ -136,7 +147,8 @@ def _entry(raw_id: bytes, fields: dict[bytes, bytes]) -> AuditEntry:
         return fields.get(name, b"").decode("utf-8", "replace")
 
     def table(name: bytes) -> dict[str, Any]:
-        # An entry may be written by hand or by a later version. Show an invalid one unchanged.
+        # An entry may have been written by hand or by a later version. Show an invalid value
+        # unchanged.
         try:
             found = json.loads(text(name) or "{}")
         except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The backlog of groups: figures of assignments, positions, and counts of entries."""
+"""Measure the backlog of groups: figures of assignments, positions, and counts of entries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PENDING_MAX = 10_000  # pending entries of one stream that are counted one by on
 def figures(
     reader: ViewReader, assignments: Sequence[Assignment]
 ) -> list[statistics.AssignmentFigures | None]:
-    """Measure assignments, as `assignment_figures` reads them."""
+    """Measure assignments. The result for each of them is that of `assignment_figures`."""
     calls = [statistics.measure_assignment(reader.keys, assignment) for assignment in assignments]
     replies = reader.measure(calls)
     return [
@@ -32,15 +32,15 @@ def figures(
 def assignment_figures(
     reader: ViewReader, assignment: Assignment, reply: Reply | None
 ) -> statistics.AssignmentFigures | None:
-    """Parse a reply of `statistics.measure_assignment`.
+    """Parse a reply to `statistics.measure_assignment`.
 
-    None: no such group, or an unreadable reply.
+    Return None if the group does not exist, or if the reply is unreadable.
     """
     return reader.figures(statistics.assignment_figures, reply, reader.keys.retry(*assignment))
 
 
 def positions(reader: ViewReader, streams: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the groups of each stream, with the last ID delivered to each."""
+    """Return the groups of each stream, with the ID that was last delivered to each group."""
     replies = reader.ask([("XINFO", "GROUPS", stream) for stream in streams])
     return {
         stream: {
@@ -54,7 +54,7 @@ def positions(reader: ViewReader, streams: Sequence[str]) -> dict[str, dict[str,
 def count_behind(store: Store, stream: str, position: str) -> tuple[int, bool]:
     """Count the entries after a position. If the second value is False, there may be more.
 
-    No body is read. Entries that are written during the count are not counted.
+    No bodies are read. Entries that are written during the count are not counted.
     """
     newest = store.execute("XREVRANGE", stream, "+", "-", "COUNT", 1)
     if not newest:
@@ -65,7 +65,11 @@ def count_behind(store: Store, stream: str, position: str) -> tuple[int, bool]:
 def count_between(
     store: Store, stream: str, position: str, upto: str, most: int | None = None
 ) -> tuple[int, bool]:
-    """Count the entries after a position, up to and including `upto`. Returns as `count_behind`."""
+    """Count the entries after a position, up to and including `upto`.
+
+    Counting stops at `most` entries (COUNT_MAX by default) or a few more. If the second value is
+    False, there may be more entries.
+    """
     most, total = most or COUNT_MAX, 0
     while total < most:
         call = spark.step(stream, position, upto, spark.STEP_MAX)
@@ -78,9 +82,9 @@ def count_between(
 
 
 def other_clients(reader: ViewReader, assignments: Sequence[Assignment]) -> list[dict[str, int]]:
-    """Return for each assignment the number of pending entries by other client.
+    """Return the pending entries of each assignment, counted by the other client that holds them.
 
-    The name '' stands for entries without a consumer.
+    Entries with no consumer are counted under ''.
     """
     asked = [
         ("XPENDING", stream, assignment.group)

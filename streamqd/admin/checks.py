@@ -44,10 +44,10 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """A result of a check function: the problem and the fix (a sentence each), and the evidence.
+    """One result of a check function: the problem and the fix (a sentence each), and the evidence.
 
-    `about` is the subject, such as a topic or an instance, '' for the server or this host.
-    `severity` overrides that of the check.
+    `about` is the subject, such as a topic or an instance, or '' for the server or this host.
+    `severity` overrides the severity of the check.
     """
 
     text: str
@@ -59,10 +59,11 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding of a check. `about` is the subject, '' for the server or this host.
+    """A finding of a check.
 
-    `severity` is problem, warning or note. `evidence` contains the figures. Its fields depend on
-    the check, and later versions can add fields.
+    `about` is the subject, or '' for the server or this host. `severity` is problem, warning or
+    note. `evidence` contains the figures. Its fields depend on the check, and later versions can
+    add fields.
     """
 
     check: str
@@ -98,7 +99,10 @@ class Check(Generic[Facts]):
 def check(
     name: str, severity: Severity, *needs: Need
 ) -> Callable[[Callable[[Facts], Iterable[CheckResult]]], Check[Facts]]:
-    """Register a function as a check. Its docstring is the title."""
+    """Return a decorator that makes a check of a function.
+
+    The function's docstring is the title.
+    """
     return lambda run: Check(name, severity, run.__doc__ or "", needs, run)
 
 

@@ -1,4 +1,4 @@
-"""Derive the condition of an assignment, one stable word, from its facts. No I/O.
+"""Derive the condition of an assignment from its facts, as one stable word. No I/O.
 
 An operator's directive takes precedence over ownership, and ownership over the worker's state.
 """
@@ -18,7 +18,8 @@ _WORKERS = {
     "": "unknown",
 }
 
-# The most serious first. For a group with several conditions, views show the first of these.
+# All conditions, the most serious first. If the partitions of a group have different conditions,
+# views show the one that comes first.
 _ORDER = (
     *("failed", "crash-loop", "expired", "free", "gone", "circuit-open", "circuit-half-open"),
     *("flooded", "blocked", "keys-held", "stopped", "paused", "unknown", "booting", "quiet"),
@@ -48,8 +49,8 @@ def condition(
 ) -> str:
     """Return the condition of an assignment.
 
-    `lease` is owned, expired, free or query. `worker` is the state that the owner publishes, '' for
-    none. `run_seconds` is the age of the current run.
+    `lease` is owned, expired, free or query. `worker` is the state that the owner publishes, or ''
+    if it publishes none. `run_seconds` is the age of the current run.
     """
     if stopped and lease != "owned":
         return "stopped"
@@ -61,19 +62,19 @@ def condition(
     if worker == "ready" and long:
         return "running"
     if paused or worker == "paused":
-        # It is running until the current message finishes, and then paused.
+        # The worker counts as running until the current message finishes, and then as paused.
         return "running" if long else "paused"
     return _WORKERS.get(worker, worker)
 
 
 def recovery(left: int | None, of: int | None, size: int | None) -> str:
-    """Describe the progress of a run in rounds. `size` 0: no round is running."""
+    """Describe the progress of a run in rounds. `size` is 0 if no round is running."""
     this_round = f", round of {size:,}" if size else ""
     return f"{left or 0:,} of {of or 0:,} suspects left{this_round}"
 
 
 def gravity(word: str) -> int:
-    """Return the sort key of a condition: the most serious has the lowest."""
+    """Return the sort key of a condition. The most serious condition has the lowest one."""
     return _ORDER.index(word) if word in _ORDER else _ORDER.index("unknown")
 
 

@@ -1,7 +1,7 @@
-"""List, show, cancel and send now the delayed sends of a topic, in the order of their due times.
+"""List, show and cancel the delayed sends of a topic, or send them now.
 
-The ID of a delayed send is `PARTITION:send-id`. `send` with `delay` or `at` returned its uid,
-`topic/partition/send-id`. The delivered message has a different uid.
+The ID of a delayed send is `PARTITION:send-id`. `send` with `delay` or `at` returned its uid, which
+is `topic/partition/send-id`. The delivered message has a different uid.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _UID = re.compile(r"(?P<topic>[^/]+)/([0-9]{1,9})/([!-~]{1,200})")
 
 @dataclass(frozen=True, slots=True)
 class DelayedRow:
-    """A delayed send in a list. `key` is '' without a key. Unknown numbers are null.
+    """A delayed send in a list, which is sorted by due time.
 
-    `payload_bytes` is null if the stored send is invalid.
+    `key` is '' if it has no key. Unknown numbers are null, and `payload_bytes` is null if the
+    stored send is invalid.
     """
 
     id: str
@@ -54,7 +55,7 @@ class DelayedSend:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A delayed send that was sent, with the uid of its message."""
+    """A delayed send that was already sent, with the uid of its message."""
 
     id: str
     uid: str
@@ -62,11 +63,12 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class DelayedChanged:
-    """The result of an action on delayed sends. `changed` counts the changed ones.
+    """The result of an action on delayed sends.
 
-    The others were no longer waiting. `sent` lists those that were already sent, with the uids of
-    their messages. `unknown` lists the IDs that are not among the newest 10,000 entries of their
-    partitions: these sends were canceled, sent earlier, or never written.
+    `changed` is the number of delayed sends that were changed. The others were no longer waiting.
+    `sent` lists those that were already sent, with the uids of their messages. `unknown` lists the
+    IDs that are not among the newest 10,000 entries of their partitions: these sends were canceled,
+    sent earlier, or never written.
     """
 
     changed: int
@@ -75,14 +77,14 @@ class DelayedChanged:
 
 
 def messages(store: Store, topic: str) -> MessageList[Delayed, DelayedRow]:
-    """Return the delayed sends of a topic by due time. Raises TopicNotFoundError."""
+    """Return the delayed sends of a topic, sorted by due time. Raises TopicNotFoundError."""
     return due.messages(store, topic, "", topics.partition_count(store, topic), _row)
 
 
 def select_ids(store: Store, topic: str, choice: MessageFilter) -> Iterator[str]:
     """Yield the IDs of the matching delayed sends, page by page.
 
-    Raises TopicNotFoundError, RequestRefusedError.
+    Raises TopicNotFoundError and RequestRefusedError.
     """
     return (message.position.name for message in messages(store, topic).iterate(choice))
 
@@ -90,7 +92,8 @@ def select_ids(store: Store, topic: str, choice: MessageFilter) -> Iterator[str]
 def show(store: Store, topic: str, name: str) -> DelayedSend:
     """Return a delayed send.
 
-    If it no longer waits, raises RequestRefusedError with the uid of its message.
+    Raises RequestRefusedError if it is no longer waiting. If its message is found, the error
+    contains the uid.
     """
     [(partition, send_id)] = _read(store, topic, [name])
     score = store.execute("ZSCORE", store.keys.delayed_sends(topic, partition), send_id)
@@ -125,10 +128,10 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
 
 
 def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
-    """Cancel delayed sends. Each is either canceled or sent.
+    """Cancel delayed sends. Each of them is either canceled or sent.
 
-    Raises TopicNotFoundError, InvalidRequestError, and RequestRefusedError for a partition that
-    does not exist.
+    Raises TopicNotFoundError, InvalidRequestError, and RequestRefusedError if a partition does not
+    exist.
     """
     canceled, gone = 0, []
     for partition, batch in _batches(store, topic, names):
@@ -148,8 +151,8 @@ def cancel(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
 def make_due(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
     """Make delayed sends due now. A housekeeper sends them within seconds.
 
-    Raises TopicNotFoundError, InvalidRequestError, and RequestRefusedError for a partition that
-    does not exist.
+    Raises TopicNotFoundError, InvalidRequestError, and RequestRefusedError if a partition does not
+    exist.
     """
     changed, gone = 0, []
     for partition, batch in _batches(store, topic, names):
@@ -167,7 +170,10 @@ def make_due(store: Store, topic: str, names: Iterable[str]) -> DelayedChanged:
 
 
 def find_sent(store: Store, topic: str, names: Sequence[str], changed: int = 0) -> DelayedChanged:
-    """Find the messages of delayed sends that no longer wait, by the send ID in their fields."""
+    """Find the messages of delayed sends that are no longer waiting.
+
+    They are found by the send ID in their fields.
+    """
     wanted: dict[int, dict[bytes, str]] = {}
     for name in names:
         number, _, send_id = name.partition(":")
@@ -201,9 +207,9 @@ def _row(found: FoundMessage[Delayed]) -> DelayedRow:
 
 
 def _read(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Parse IDs: `PARTITION:send-id`, or the uid that `send` returned.
+    """Parse IDs. Each is either `PARTITION:send-id` or the uid that `send` returned.
 
-    Raises TopicNotFoundError, InvalidRequestError, RequestRefusedError.
+    Raises TopicNotFoundError, InvalidRequestError and RequestRefusedError.
     """
     count = topics.partition_count(store, topic)
     for name in names:
@@ -223,9 +229,9 @@ def _read(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int,
 
 
 def _batches(store: Store, topic: str, names: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Return the IDs by partition, in batches for one call each.
+    """Return the IDs by partition, in batches of which each fits one call.
 
-    All IDs of a list are parsed first.
+    If the IDs are given as a list, all of them are parsed before the first batch is returned.
     """
     read = _read(store, topic, names)
     if isinstance(names, Sequence):

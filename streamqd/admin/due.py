@@ -19,9 +19,10 @@ from streamqd.store.retries import Delayed, Holder
 from streamqd.store.store import Store
 
 PAGE = 64
-BATCH = 64  # messages that are changed by one call
+BATCH = 64  # maximum number of messages that one call changes
 FIRST, LAST = " ", "\U0010ffff"  # sort before and after every place
-# The buckets of a histogram, with their ends in seconds from now. Later messages are in LATER.
+# The buckets of a histogram, with the end of each in seconds from now. Messages that are due later
+# are in LATER.
 BUCKETS = {
     "overdue": 0,
     "within 1 min": 60,
@@ -32,8 +33,8 @@ BUCKETS = {
     "within 7 d": 7 * 86_400,
 }
 LATER = "later"
-COUNTS_MAX = 4_096  # ZCOUNT commands of one histogram
-LAST_NAME = "~" * 8  # sorts after every place in a cursor, whose characters end with this one
+COUNTS_MAX = 4_096  # maximum number of ZCOUNT commands for one histogram
+LAST_NAME = "~" * 8  # sorts after every place in a cursor, because ~ is the last valid character
 
 Due = FoundMessage[Delayed]
 Item = TypeVar("Item")
@@ -41,7 +42,7 @@ Row = TypeVar("Row")
 
 
 def holder_of(topic: str, partition: int, group: str) -> Holder:
-    """Return the assignment, or only topic and partition if `group` is '' (delayed sends)."""
+    """Return the assignment or, if `group` is '' (delayed sends), only the topic and partition."""
     return Assignment(topic, partition, group) if group else (topic, partition)
 
 
@@ -69,10 +70,11 @@ def messages(
 
 @dataclass(frozen=True, slots=True)
 class DueBucket:
-    """The messages that are due after the previous bucket, up to `until_unix_ms` (inclusive).
+    """The number of messages that are due after the previous bucket, up to the end of this one.
 
-    `label` is a name in `BUCKETS`, or LATER for the last bucket, which has no `until_unix_ms`.
-    `cursor` is the start of the bucket, for a page of the list, '' for the first bucket.
+    `until_unix_ms` is the end (inclusive). `label` is a name in `BUCKETS`, or LATER for the last
+    bucket, which has no end. To show the messages of the bucket, start a page of the list at
+    `cursor`. It is '' for the first bucket.
     """
 
     label: str
@@ -83,7 +85,10 @@ class DueBucket:
 
 @dataclass(frozen=True, slots=True)
 class DueHistogram:
-    """The waiting messages by due time, counted in the first `counted` of `partitions`."""
+    """The number of waiting messages by due time.
+
+    They were counted in the first `counted` of `partitions` partitions.
+    """
 
     buckets: Sequence[DueBucket]
     counted: int
@@ -122,7 +127,10 @@ def histogram(
 
 
 def batches(items: Iterable[tuple[int, Item]]) -> Iterator[tuple[int, list[Item]]]:
-    """Group items by partition, in lists of at most BATCH. Holds one list per partition."""
+    """Group items by partition, in lists of at most BATCH items.
+
+    One list for each partition is held in memory.
+    """
     waiting: dict[int, list[Item]] = {}
     for partition, item in items:
         batch = waiting.setdefault(partition, [])
@@ -133,7 +141,7 @@ def batches(items: Iterable[tuple[int, Item]]) -> Iterator[tuple[int, list[Item]
 
 
 def find(store: Store, holder: Holder, name: str) -> Due | None:
-    """Return one message, None if it does not wait."""
+    """Return one message, or None if it is not waiting."""
     score = store.execute("ZSCORE", key_of(store.keys, "delayed", holder), name)
     if score is None:
         return None
@@ -153,7 +161,7 @@ def _message_of(holder: Holder, one: Delayed) -> Due:
 def _read_in_order(
     reader: ViewReader, holder: Holder, until: int | None, after: MessagePosition | None
 ) -> Iterator[Due]:
-    """Yield the messages of one partition after a position. Stops at the time `until`."""
+    """Yield the messages of one partition after a position. Stop at the due time `until`."""
     start = (0, "")
     if after is not None:
         partition = holder[1]
@@ -172,7 +180,7 @@ def _read_in_order(
 
 
 def _page(reader: ViewReader, holder: Holder, start: tuple[int, str]) -> tuple[list[Delayed], bool]:
-    """Read a page. An unreadable due time is kept, and its message is left out."""
+    """Read a page. A message with an unreadable due time is left out, and the reader records it."""
     due, items = key_of(reader.keys, "delayed", holder), key_of(reader.keys, "items", holder)
     (reply,) = reader.measure([retries.page(reader.keys, holder, start, PAGE)])
     if reply is None:

@@ -1,8 +1,8 @@
-"""Find the message of a row of an outbox. Writes nothing.
+"""Find the message that a row of an outbox became. Writes nothing.
 
-`Outbox.send` returns `TOPIC/outbox/UID` before a partition has an entry. The entry carries the UID
-as its send ID, and the UID starts with the time of the send, by the sender's clock. The search is
-bounded. A partition that cannot be read only makes it incomplete.
+`Outbox.send` returns `TOPIC/outbox/UID` before a partition has an entry. The entry then carries the
+UID as its send ID. The UID starts with the time of the send, by the sender's clock. The search is
+bounded. A partition that cannot be read makes the search incomplete, but does not stop it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from streamqd.errors import (
 from streamqd.store import tracing
 from streamqd.store.store import Store
 
-CALLS_MAX = 40  # reads of one stream: 20,000 entries after the time of the send
-NEWEST = 10_000  # newest entries of the topic, searched if those reads do not reach the end
+CALLS_MAX = 40  # calls that search one stream, for 20,000 entries after the time of the send
+NEWEST = 10_000  # newest entries of the topic, searched if those calls do not reach the end
 SKEW_MS = 5_000  # tolerated lead of the sender's clock over the server's
 _UID = re.compile(r"([^/]+)/outbox/(.*)", re.DOTALL)
 _DIGITS = re.compile(r"[0-9a-f]{12}7[0-9a-f]{19}")
 
 
 class OutboxUid(NamedTuple):
-    """The result of `Outbox.send`, parsed. `uid` is a UUIDv7 as 32 hex digits."""
+    """A parsed result of `Outbox.send`. `uid` is a UUIDv7 as 32 hex digits."""
 
     topic: str
     uid: str
@@ -50,8 +50,8 @@ class FoundEntry(NamedTuple):
 class Search(NamedTuple):
     """The result of a search. `found` is None if no partition has the message.
 
-    `trimmed` is true when a partition has lost entries of this time, and `complete` is false when
-    a partition has entries that were not examined.
+    `trimmed` is true if a partition has lost entries of this time. `complete` is false if a
+    partition has entries that were not examined.
     """
 
     found: FoundEntry | None
@@ -60,7 +60,10 @@ class Search(NamedTuple):
 
 
 def read_uid(text: str) -> OutboxUid | None:
-    """Read TOPIC/outbox/UID, None for another form. Raises InvalidRequestError for a wrong UID."""
+    """Parse TOPIC/outbox/UID. Return None for any other form.
+
+    Raises InvalidRequestError if the UID is invalid.
+    """
     match = _UID.fullmatch(text)
     if match is None:
         return None
@@ -72,9 +75,10 @@ def read_uid(text: str) -> OutboxUid | None:
 
 
 def find(store: Store, name: OutboxUid, partitions: int) -> Search:
-    """Return the places of a message: delayed sends first, then entries written after the send."""
+    """Search for a message among delayed sends, and then among entries written after the send."""
     reader, keys, numbers = ViewReader(store), store.keys, range(partitions)
-    # Search delayed sends first. If one becomes due during the search, its stream then contains it.
+    # Search delayed sends first, because one that becomes due during the search is in its stream
+    # afterwards.
     waiting = [("ZSCORE", keys.delayed_sends(name.topic, number), name.uid) for number in numbers]
     for number, score in zip(numbers, reader.ask(waiting), strict=True):
         if score is not None:
@@ -96,7 +100,7 @@ def _search_since_send(
 ) -> tuple[FoundEntry | None, list[int], list[int]]:
     """Examine the entries of all partitions since the send, up to BATCH partitions per pipeline.
 
-    Return the message, the partitions that have entries left, and the unreadable ones.
+    Return the message, the partitions with entries that were not examined, and the unreadable ones.
     """
     begins = dict.fromkeys(streams, f"{max(0, sent_ms - SKEW_MS)}-0")
     unreadable: list[int] = []
@@ -123,7 +127,7 @@ def _search_since_send(
 
 
 def _search_newest(store: Store, streams: Mapping[int, str], uid: str) -> FoundEntry | None:
-    """Examine the newest entries: a delayed send becomes an entry at its due time."""
+    """Examine the newest entries, because a delayed send only becomes an entry at its due time."""
     pages = [read_backwards(store, number, key, size=PAGE_MAX) for number, key in streams.items()]
     newest = heapq.merge(*pages, key=lambda entry: entry.id, reverse=True)
     for entry in itertools.islice(newest, NEWEST):
@@ -133,7 +137,7 @@ def _search_newest(store: Store, streams: Mapping[int, str], uid: str) -> FoundE
 
 
 def _first_kept_ms(first: bytes | None) -> int:
-    """Return the time of the first entry that trimming kept, -1 without one."""
+    """Return the time of the first entry that trimming kept, or -1 if there is none."""
     try:
         return read_id(first).ms if first else -1
     except (ValueError, UnicodeDecodeError):

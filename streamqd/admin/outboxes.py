@@ -1,6 +1,7 @@
 """Read the outboxes as their relays publish them, and return remedies for operators.
 
-Writes nothing and reads no database. The number of rows is the one that the last relay published.
+Nothing is written, and no database is read. The number of rows is the one that the last relay
+published.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _FALLBACK = f"run `streamqd outbox status {{outbox}}` to see whether it persists
 
 
 def read(reader: ViewReader, configured: Collection[str] = ()) -> list[OutboxView]:
-    """Return the configured outboxes and all others, by name. An unreadable one is left out."""
+    """Return the configured outboxes and all others, sorted by name.
+
+    Unreadable ones are left out.
+    """
     others: list[str] = []
     try:
         known, invalid = outbox.registry(reader.store)
@@ -61,7 +65,8 @@ def read_senders(
 ) -> dict[str, list[OutboxView]]:
     """Return the outboxes that sent to each topic, in one pipeline.
 
-    An outbox that sent to a topic has a record in each partition of the topic.
+    An outbox that sent to a topic has a record in each partition of the topic, so only the first
+    partition is examined.
     """
     pairs = [(topic, each) for topic in topics for each in views]
     records = [("EXISTS", reader.keys.outbox_record(topic, 0, each.name)) for topic, each in pairs]
@@ -87,14 +92,14 @@ def start(view: OutboxView, configured: Collection[str]) -> str:
 
 
 def failing_seconds(view: OutboxView, now_unix_ms: int) -> float:
-    """Return the seconds for which a relay has been blocked, 0 if it is not blocked."""
+    """Return the seconds for which a relay has been blocked, or 0 if it is not blocked."""
     if not view.error:
         return 0.0
     return view.failing_seconds + max(0, now_unix_ms - view.at_unix_ms) / 1000
 
 
 def find_shared_tables(views: Sequence[OutboxView]) -> list[list[OutboxView]]:
-    """Return the groups of outboxes whose relays hold one table."""
+    """Return the groups of outboxes whose relays hold the same table."""
     tables: dict[str, list[OutboxView]] = {}
     for view in views:
         if view.relayed and view.table:

@@ -1,4 +1,4 @@
-"""The last owners of an assignment, from the changes of owner that the scripts record."""
+"""Derive the last owners of an assignment from the changes of owner that the scripts record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamqd.store import leases
 from streamqd.store.leases import OwnerChange
 
 OWNERS_MAX = 20
-# The stable words for the reasons of a release, and for the other ends of an ownership.
+# Stable words for the recorded reasons of a release.
 _ENDS = {
     "shed": "handed-over",
     "drain": "instance-stopped",
@@ -37,16 +37,17 @@ IN_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class OwnerPeriod:
-    """One owner of an assignment. `epoch` is that of its acquisition. Times are Redis time.
+    """One period in which an instance owned an assignment.
 
-    `end` is '' for the current owner, otherwise handed-over, instance-stopped, crash-loop,
-    internal-error, unstartable, unkillable, released, lost, reset or unknown. `unknown` means that
-    an older version changed the owner without a record.
+    `epoch` is the epoch of its acquisition. Times are on the Redis clock. `end` is '' for the
+    current owner, and otherwise handed-over, instance-stopped, crash-loop, internal-error,
+    unstartable, unkillable, released, lost, reset or unknown. `unknown` means that an older version
+    changed the owner without recording it.
 
     `since_unix_ms` is None if the acquisition was not recorded. `until_unix_ms` is None for the
-    current owner, and if the end was not recorded. `held_seconds` is None if a time that it needs
-    was not recorded. For a lost owner, `until_unix_ms` is the time at which another instance took
-    over, after the lease expired.
+    current owner, and if the end was not recorded. For a lost owner, it is the time at which
+    another instance took over, after the lease expired. `held_seconds` is None if a time that it
+    depends on was not recorded.
     """
 
     owner: str
@@ -60,9 +61,10 @@ class OwnerPeriod:
 def read(
     reader: ViewReader, assignment: Assignment, owner: str, now_unix_ms: int
 ) -> list[OwnerPeriod]:
-    """Return the last owners, newest first, at most OWNERS_MAX. `owner` is the current one, or ''.
+    """Return at most OWNERS_MAX of the last owners, newest first.
 
-    Costs one command. The reader records invalid entries.
+    `owner` is the current owner, or ''. The cost is one command. The reader records invalid
+    entries.
     """
     key = reader.keys.epochs(*assignment)
     [entries] = reader.ask([leases.changes(reader.keys, assignment)])
@@ -71,7 +73,7 @@ def read(
 
 
 def periods(changes: Iterable[OwnerChange], owner: str, now_unix_ms: int) -> list[OwnerPeriod]:
-    """Return the owners, newest first, for changes in their order. No I/O."""
+    """Turn changes of owner, oldest first, into periods of ownership, newest first. No I/O."""
     found: list[OwnerPeriod] = []
     for each in changes:
         starts = each.event in ("acquired", "inherited")

@@ -18,9 +18,10 @@ _FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class PartitionsView:
-    """The assignments of the selected topics. `idle_topics` are the topics without a group.
+    """The assignments of the selected topics.
 
-    `unreadable` lists invalid values in Redis. An invalid number counts as missing.
+    `idle_topics` contains the topics that no group reads. `unreadable` lists invalid values in
+    Redis. An invalid number counts as missing.
     """
 
     now_unix_ms: int
@@ -29,7 +30,7 @@ class PartitionsView:
     unreadable: list[Unreadable]
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON."""
+        """Return the JSON document."""
         rows = [named_fields(each, _FIELDS, state=each.lease) for each in self.assignments]
         return named_fields(
             self, "now_unix_ms assignments idle_topics unreadable", assignments=rows
@@ -44,7 +45,7 @@ def view(
 ) -> PartitionsView:
     """Return the assignments of a topic, group and partition. None selects all.
 
-    A partition requires a topic. Raises TopicNotFoundError, RequestRefusedError.
+    A partition requires a topic. Raises TopicNotFoundError and RequestRefusedError.
     """
     reader, now = ViewReader(store), server_unix_ms(store.connection)
     _, groups, assignments = snapshot.select_assignments(reader, topic, group, partition)

@@ -13,8 +13,8 @@ from streamqd.model import Assignment
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
-# A server checks permissions when it queues a command of a transaction, and a discarded transaction
-# does nothing. The keys are those of a topic that does not exist.
+# A server checks permissions when it queues a command of a transaction, and a transaction that is
+# then discarded does nothing. The keys belong to a topic that does not exist.
 _ASSIGNMENT = Assignment("streamqd-check", 0, "streamqd-check")
 
 # The commands used on each kind of key. `@` stands for the key.
@@ -48,14 +48,14 @@ _WAKE = "PUBLISH @ m, SUBSCRIBE @"
 _KEYLESS = "TIME, INFO, WAIT 0 1, SCRIPT EXISTS sha, SCRIPT LOAD return-1"
 
 
-# Commands with permissions per subcommand.
+# Commands whose subcommands have separate permissions.
 _WORDED = frozenset({"MEMORY", "SCRIPT", "XGROUP", "XINFO"})
 
 
 class MissingPermission(NamedTuple):
     """A missing permission, such as `HGET` or `XINFO STREAM`.
 
-    `key` is '' for a command that takes none.
+    `key` is '' for a command that takes no key.
     """
 
     command: str
@@ -63,19 +63,21 @@ class MissingPermission(NamedTuple):
 
 
 def find_missing(store: Store, fleet: str) -> list[MissingPermission]:
-    """Return the missing permissions, empty when none is missing.
+    """Return the missing permissions. The list is empty if none is missing.
 
-    Raises RedisResponseError when the user may not start a transaction, which workers need too.
+    Raises RedisResponseError if the user may not start a transaction, which workers need too.
     """
     fence = store.keys.fence(*_ASSIGNMENT)
-    # Without a transaction, EXEC is an error, which differs if the user lacks the permission.
+    # Without a transaction, EXEC fails in any case, but with a different error if the user lacks
+    # the permission.
     transaction = (("WATCH", fence), ("MULTI",), ("DISCARD",), ("EXEC",))
     watched, *others = store.pipeline(transaction)
     for reply in others:
         if isinstance(reply, RedisResponseError) and reply.code != "ERR":
             raise reply
     lacking = [MissingPermission("WATCH", fence)] if _is_forbidden(watched) else []
-    # Use one transaction per slot, because a cluster refuses others as a whole.
+    # Use one transaction per slot, because a cluster refuses a transaction with keys of several
+    # slots.
     for needed in (
         _partition_rules(store.keys),
         {
@@ -90,7 +92,8 @@ def find_missing(store: Store, fleet: str) -> list[MissingPermission]:
             for key, listed in needed.items()
             for command in listed.split(", ")
         ]
-        # Use one write, so that MULTI and the commands cannot be sent on different connections.
+        # Send everything in one write, so that MULTI and the commands cannot be sent on different
+        # connections.
         replies = store.pipeline((("MULTI",), *(parts for _, parts in commands), ("DISCARD",)))
         lacking += [
             MissingPermission(_command_name(parts), key)
@@ -101,7 +104,7 @@ def find_missing(store: Store, fleet: str) -> list[MissingPermission]:
 
 
 def by_command(lacking: Iterable[MissingPermission]) -> dict[str, list[str]]:
-    """Return the keys of each forbidden command, none for a command without keys."""
+    """Return the keys of each forbidden command. The list is empty for a command without keys."""
     found: dict[str, list[str]] = {}
     for command, key in lacking:
         found.setdefault(command, []).extend([key] if key else [])

@@ -11,7 +11,7 @@ from streamqd.admin.assignments import AssignmentRow, RecentFailure, by_group
 from streamqd.admin.condition import ALARMING, STUCK_SECONDS
 
 CALM = ("ready", "running", "recovering")
-RECENT_SECONDS = 600.0  # age of a failure after which it is left out
+RECENT_SECONDS = 600.0  # age in seconds after which a failure is left out
 
 Rank = Callable[[AssignmentRow], tuple[float | str, ...]]
 
@@ -67,7 +67,7 @@ def sort_rows(rows: Iterable[AssignmentRow], order: str) -> list[AssignmentRow]:
 def select_rows(
     rows: Iterable[AssignmentRow], text: str, order: str, *, reverse: bool = False
 ) -> list[AssignmentRow]:
-    """Return the assignments whose name, owner or state contains a text, in an order."""
+    """Return the assignments whose name, owner or state contains a text, in one of `ORDERS`."""
     wanted = text.lower()
     found = sort_rows(
         [
@@ -82,7 +82,11 @@ def select_rows(
 
 @dataclass(frozen=True, slots=True)
 class SlowHandler:
-    """The slow runs of a group: `p99_seconds` of the last minute, and the longest current run."""
+    """The slow runs of a group.
+
+    `p99_seconds` is the 99th percentile of its runs in the last minute, and `run_seconds` is the
+    age of its longest current run.
+    """
 
     topic: str
     group: str
@@ -107,7 +111,11 @@ def slowest(rows: Iterable[AssignmentRow]) -> list[SlowHandler]:
 
 @dataclass(frozen=True, slots=True)
 class FailureKind:
-    """One kind of failure of a group: its `count` on all partitions, and the age of the last."""
+    """One kind of failure of a group.
+
+    `count` is the number of these failures on all partitions, and `seconds_ago` is the age of the
+    last.
+    """
 
     error: str
     topic: str

@@ -1,6 +1,6 @@
-"""Unfinished reloads: find those that instances have not completed, and the reason. No I/O.
+"""Find reloads that instances have not completed yet, and the reasons. No I/O.
 
-A supervisor publishes its reload with its heartbeat: `reloading` in its information.
+A supervisor publishes its reload with its heartbeat, as `reloading` in its information.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class PendingReload:
     """An unfinished reload of one instance.
 
     `asked_unix_ms` is the time of the directive (server's clock) or of the signal (clock of the
-    instance's host). `by` and `reason` are those of the directive, '' for a signal. `assignment` is
-    the assignment whose worker is being replaced. `waits_for` is a clause for sentences. `its_turn`
-    is False while other instances reload first.
+    instance's host). `by` and `reason` come from the directive, and are '' for a signal.
+    `assignment` is the assignment whose worker is being replaced. `waits_for` is a clause for use
+    in sentences. `its_turn` is False while other instances reload first.
     """
 
     asked_unix_ms: int
@@ -35,9 +35,9 @@ class PendingReload:
 
 
 def pending(state: FleetState, instance: str, summary: Mapping[str, Any]) -> PendingReload | None:
-    """Return the unfinished reload of a live instance, None if it has none.
+    """Return the unfinished reload of a live instance, or None if it has none.
 
-    `summary` is the one that the instance published.
+    `summary` is the summary that the instance published.
     """
     seen = state.live.get(instance)
     if seen is None or seen.leaving:
@@ -72,14 +72,14 @@ def pending(state: FleetState, instance: str, summary: Mapping[str, Any]) -> Pen
 
 
 def _assignment_of(raw: Any) -> Assignment | None:
-    """Return an assignment published as a list, None for anything else."""
+    """Return an assignment that was published as a list, or None for anything else."""
     if not isinstance(raw, list) or [type(part) for part in raw] != [str, int, str]:
         return None
     return Assignment(*raw)
 
 
 def _run_seconds(summary: Mapping[str, Any], assignment: Assignment | None) -> float:
-    """Return the age of the oldest run of an assignment in seconds, 0 without one."""
+    """Return the age of the oldest run of an assignment in seconds, or 0 if there is none."""
     for raw in published.tables(summary.get("assignments")):
         if assignment is not None and [*assignment] == [
             raw.get(each) for each in Assignment._fields

@@ -1,6 +1,7 @@
 """Measure how many workers each group can use now, for `streamqd scale` and autoscalers.
 
-Everything is read from Redis, so the figures exist even if no instance runs. Writes nothing.
+Everything is read from Redis, so the figures exist even if no instance is running. Nothing is
+written.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from streamqd.store.keys import Keys
 class GroupScale:
     """The work of one group, and the number of workers that it can use.
 
-    `backlog` counts unread messages, messages in flight, and `due`: the retries, delayed sends and
-    schedules that are due within the given seconds. `backlog_exact` is false if the unread messages
-    of a partition could not all be counted, and `backlog` is then a lower bound. `busy` is the
-    number of partitions with pending messages. `wanted` is the number of partitions with a backlog,
-    but no more than one for each `target` messages. It is 0 for a paused or stopped group.
+    `backlog` is the number of unread messages, messages in flight and due messages. `due` is the
+    number of retries, delayed sends and schedules that are due within the requested period. If the
+    unread messages of a partition could not all be counted, `backlog_exact` is false and `backlog`
+    is a lower bound. `busy` is the number of partitions with pending messages. `wanted` is the
+    number of partitions with a backlog, but no more than one for each `target` messages. It is 0
+    for a paused or stopped group.
     """
 
     backlog: int
@@ -42,9 +44,9 @@ class GroupScale:
 class ScaleView:
     """The work of all chosen groups, by TOPIC/GROUP, and the total over them.
 
-    `target` is the number of messages for one worker. `within_seconds` is the period whose due
-    messages count. `unreadable` are values in Redis that cannot be read. An unreadable number
-    counts as 0.
+    `target` is the number of messages for one worker. `within_seconds` is the period in which
+    messages must be due to be counted. `unreadable` lists values in Redis that cannot be read. An
+    unreadable number counts as 0.
     """
 
     fleet: str
@@ -59,10 +61,10 @@ class ScaleView:
 def measure(
     fleet: Fleet, names: Collection[str] = (), *, target: int, within_seconds: float
 ) -> ScaleView:
-    """Measure groups by their names, TOPIC or TOPIC/GROUP, or all groups without names.
+    """Measure the groups with the given names (TOPIC or TOPIC/GROUP) or, without names, all groups.
 
-    `target` is the backlog that one worker should have, at least 1. Raises TopicNotFoundError
-    for an unknown topic, and RequestRefusedError for an unknown group.
+    `target` is the backlog that one worker should have, at least 1. Raises TopicNotFoundError if a
+    topic is unknown, and RequestRefusedError if a group is unknown.
     """
     reader = ViewReader(fleet.store)
     state = published.fleet_state(fleet, reader)
@@ -105,7 +107,7 @@ def _name(assignment: Assignment) -> str:
 def _count_due(
     reader: ViewReader, assignments: Sequence[Assignment], last_unix_ms: int
 ) -> Counter[Assignment]:
-    """Count the due times of each assignment up to an instant."""
+    """Count the messages of each assignment that are due until a given time."""
     sets = {assignment: _due_keys(reader.keys, assignment) for assignment in assignments}
     names = list(dict.fromkeys(name for some in sets.values() for name in some))
     replies = reader.ask([("ZCOUNT", name, "-inf", last_unix_ms) for name in names])
@@ -144,7 +146,7 @@ def _group(
 
 
 def _backlog(each: AssignmentRow) -> int:
-    """Return the unread and pending messages. 0 where the group does not exist yet."""
+    """Return the number of unread and pending messages, or 0 if the group does not exist yet."""
     lag = min(each.lag_at_least, COUNT_MAX) if each.lag is None else each.lag
     return lag + (each.pending or 0)
 

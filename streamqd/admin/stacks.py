@@ -20,10 +20,10 @@ REQUESTS_MAX = 16  # maximum number of unanswered stack requests among a fleet's
 
 @dataclass(frozen=True, slots=True)
 class StackView:
-    """The last published stack of an assignment, and the request that has no answer yet.
+    """The last published stack of an assignment, and the last request for one.
 
-    `awaited` is true up to ANSWER_SECONDS after the `request`, and `missed` from then on. Neither
-    is true without a request, or if `published` answers the last one.
+    While the request has no answer, `awaited` is true up to ANSWER_SECONDS after it, and `missed`
+    from then on. Neither is true if there is no request, or if `published` is the answer to it.
     """
 
     request: Directive | None
@@ -35,8 +35,8 @@ class StackView:
 def request(fleet: Fleet, assignment: Assignment, *, dry_run: bool = False) -> Steered:
     """Ask the owner of an assignment to publish the stack of its worker.
 
-    Removes requests of the fleet that are too old for an answer. Raises RequestRefusedError if the
-    assignment has no live owner, and if REQUESTS_MAX other requests have no answer yet.
+    Requests of the fleet that are too old to be answered are removed. Raises RequestRefusedError if
+    the assignment has no live owner, or if there are already REQUESTS_MAX other recent requests.
     """
     directives.check_scope(fleet, Scope(*assignment))
     state = published.fleet_state(fleet)
@@ -63,7 +63,7 @@ def request(fleet: Fleet, assignment: Assignment, *, dry_run: bool = False) -> S
 def read(
     reader: ViewReader, state: FleetState, assignment: Assignment, now_unix_ms: int
 ) -> StackView:
-    """Return the stack of an assignment. The reader records an invalid one, and it is missing."""
+    """Return the stack of an assignment. An invalid one is recorded, and counts as missing."""
     key = reader.keys.stack(*assignment)
     [raw] = reader.ask([("GET", key)])
     found, given = reader.read(stacks.parse, raw, key), state.control.stacks.get(assignment)

@@ -23,7 +23,7 @@ from streamqd.admin.reading import (
 from streamqd.store.store import Store
 
 BLOCK_MS = 1000  # wait per read for new messages, shorter than the connection's timeout
-READ_COUNT = 16  # messages of one partition and one reply: XREAD has no limit in bytes
+READ_COUNT = 16  # messages per partition in one reply, because XREAD has no byte limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,15 @@ class TailedEntry:
 
 
 class Tail:
-    """A position in a topic. `last` returns existing messages, `follow` the later ones."""
+    """A position in a topic.
+
+    `last` and `since` return existing messages, and `follow` returns the later ones.
+    """
 
     def __init__(self, store: Store, topic: str, partition: int | None = None) -> None:
-        """Start at the current end of all partitions, or of one.
+        """Start at the current end of all partitions, or of one partition.
 
-        Raises TopicNotFoundError, RequestRefusedError.
+        Raises TopicNotFoundError and RequestRefusedError.
         """
         count = topics.partition_count(store, topic)
         if partition is not None:
@@ -64,7 +67,7 @@ class Tail:
     def last(self, count: int, since_unix_ms: int | None = None) -> list[TailedEntry]:
         """Return the last `count` messages of all partitions together, oldest first.
 
-        With `since_unix_ms`, only messages written at this time or later.
+        If `since_unix_ms` is set, only messages written at this time or later are returned.
         """
         choice = MessageFilter(since_unix_ms=since_unix_ms, partition=self._partition)
         every = messages(self._store, self.topic).iterate(choice, count)
@@ -87,7 +90,10 @@ class Tail:
             yield from (Entry(partition, *each) for each in page)
 
     def follow(self) -> Iterator[list[TailedEntry]]:
-        """Yield messages as they are written, and [] after each second without one. Never ends."""
+        """Yield messages as they are written, and [] after each second without one.
+
+        Never returns.
+        """
         numbers = {stream.encode(): number for number, stream in self._streams.items()}
         groups = self._store.connection.group_by_node(list(self._positions))
         while True:

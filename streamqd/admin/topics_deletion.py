@@ -27,8 +27,8 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.store import Store
 
-UNLINK_MAX = 256  # keys deleted by one command
-SCAN_COUNT = 1000  # keys examined by one command
+UNLINK_MAX = 256  # maximum number of keys that one command deletes
+SCAN_COUNT = 1000  # number of keys that one command examines
 
 Progress = Callable[[int], None]
 
@@ -58,7 +58,7 @@ class DeletionExtent:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """The result of `topic delete`. `keys` counts the removed keys."""
+    """The result of `topic delete`. `keys` is the number of removed keys."""
 
     topic: str
     partitions: int
@@ -66,7 +66,7 @@ class Deleted:
 
 
 def measure_extent(store: Store, topic: str) -> DeletionExtent:
-    """Return the extent of the deletion without deleting. Raises TopicNotFoundError."""
+    """Return the extent of a deletion without deleting anything. Raises TopicNotFoundError."""
     raw = store.execute("HGET", store.keys.meta(topic), "deleting")
     count = int(raw) if raw is not None else admin.partition_count(store, topic)
     names = sorted({*admin.groups(store, topic, range(count)), *topics.groups_seen(store, topic)})
@@ -105,10 +105,11 @@ def delete(
     force: bool,
     progress: Progress = lambda _removed: None,
 ) -> Deleted:
-    """Delete a topic, or continue its deletion. `progress` gets the number of removed keys so far.
+    """Delete a topic, or continue its deletion.
 
-    Raises TopicNotFoundError, and RequestRefusedError while a group on it is owned and `force` is
-    false.
+    `progress` is called with the number of keys that were removed so far. Raises
+    TopicNotFoundError, and RequestRefusedError if a group on the topic is owned and the deletion is
+    not forced.
     """
     found = measure_extent(store, topic)
     if found.owned and not force:
@@ -132,7 +133,7 @@ def delete(
 
 
 def _batches(store: Store, topic: str, found: DeletionExtent) -> Iterator[list[str | bytes]]:
-    """Yield the keys to remove: known ones, the owner's first, then keys that a scan finds."""
+    """Yield the keys to remove: first those with known names, then those that a scan finds."""
     keys, numbers = store.keys, range(found.partitions)
     assignments = [(topic, number, group) for number in numbers for group in found.groups]
     of_assignments = (
@@ -144,7 +145,7 @@ def _batches(store: Store, topic: str, found: DeletionExtent) -> Iterator[list[s
         keys.moving,
         *(keys.schedules, keys.schedules_due, keys.schedules_last),
     )
-    # Delete the fences first. Every call of an owner is then rejected.
+    # Delete the fences first, so that every later call of an owner is rejected.
     names: list[str | bytes] = [keys.fence(*assignment) for assignment in assignments]
     names += [kind(*assignment) for assignment in assignments for kind in of_assignments]
     names += [kind(topic, number) for number in numbers for kind in of_partitions]

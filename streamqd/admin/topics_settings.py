@@ -1,4 +1,4 @@
-"""Read and change the settings that are registered with a topic, in the notation of the file."""
+"""Read and change the settings registered with a topic, in the configuration file's notation."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from streamqd.errors import ConfigError, InvalidValueError, RequestRefusedError
 from streamqd.store import topics, untrusted
 from streamqd.store.store import Store
 
-TRIES = 5  # attempts, if another client changes the same settings
+TRIES = 5  # attempts if other clients change the same settings
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """The result of `topic settings`, with the three kinds of settings of `topic describe`.
+    """The result of `topic settings`, with the three kinds of settings that `topic describe` shows.
 
-    `registered` is the field `settings` there. `changed` is True if this call changed the
-    registered settings. `unreadable` lists invalid registered settings, which are ignored.
+    `registered` has the same meaning as the field `settings` of `topic describe`. `changed` is True
+    if this call changed the registered settings. `unreadable` lists invalid registered settings,
+    which are ignored.
     """
 
     topic: str
@@ -54,10 +55,10 @@ def change(
     assignments: Sequence[str],
     configured: config.Topic | None,
 ) -> TopicSettings:
-    """Change registered settings, each as `NAME=VALUE`, such as `retention.max_age=24h`.
+    """Change registered settings. Each is given as `NAME=VALUE`, such as `retention.max_age=24h`.
 
-    They are checked like settings of the file. Raises ConfigError with every problem, and
-    RequestRefusedError.
+    They are checked like settings in the configuration file. Raises ConfigError, which lists every
+    problem, and RequestRefusedError.
     """
     for _ in range(TRIES):
         text = topics.read_settings(store, topic)
@@ -77,7 +78,7 @@ def change(
 
 
 def valid_settings(reader: ViewReader, raw: bytes | None, key: str) -> dict[str, Any]:
-    """Return the registered settings without invalid ones."""
+    """Return the valid registered settings. The reader records invalid ones."""
     found = reader.read(untrusted.json_object, raw or None, key, "settings", default={}) or {}
     holds = plain(config.effective(config.Topic(), found))
     bounds = found.get("retention")
@@ -111,7 +112,7 @@ def _invalid_error(raw: bytes | None, key: str) -> InvalidValueError:
 def changed_topic(
     topic: str, stored: Mapping[str, Any], assignments: Sequence[str]
 ) -> config.Topic:
-    """Return the registered settings, overlaid with the assignments. Raises ConfigError."""
+    """Return the registered settings with the given changes. Raises ConfigError."""
     problems = Problems()
     path = ("topics", topic)
     raw: dict[str, Any] = {}
@@ -141,7 +142,7 @@ def changed_topic(
 
 
 def settings_in_file(topic: config.Topic) -> dict[str, Any]:
-    """Return a topic's settings as stated in the file, without the partition count."""
+    """Return a topic's settings as they are set in the file, without the partition count."""
     whole = plain(topic)
     bounds = {name: whole["retention"][name] for name in sorted(topic.retention.stated)}
     settings = {
@@ -157,7 +158,7 @@ def plain(topic: config.Topic) -> dict[str, Any]:
 
 
 def lines(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings in TOML form: `retention.max_age = "24h"`."""
+    """Format settings as lines of TOML, such as `retention.max_age = "24h"`."""
     found = []
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -207,7 +208,7 @@ def _parse_settings(topic: str, text: str) -> dict[str, Any]:
 
 
 def _merge_settings(before: Mapping[str, Any], topic: config.Topic) -> dict[str, Any]:
-    """Return the settings to store, including settings of a later version."""
+    """Return the settings to store, including those that only a later version of streamqd knows."""
     new = config.registered_settings(topic)
     bounds = before.get("retention")
     later = {
