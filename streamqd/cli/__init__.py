@@ -1,8 +1,9 @@
-"""The command `streamqd`: parses, calls `admin`, `producer` or the supervisor, and prints.
+"""The `streamqd` command line, which parses arguments, calls the library, and prints results.
 
-Each command has its own module. Exit codes: 0 done, 1 problems found (`check`) or a bug of
-streamqd, 2 usage, 3 configuration, 4 Redis, 8 refused or not found. For a user's mistake, it prints
-one sentence on standard error and no traceback.
+The commands call `admin`, `producer` or the supervisor, and related commands share a module. The
+exit codes are 0 (done), 1 (problems found, or an unexpected error), 2 (usage), 3 (configuration), 4
+(Redis or a database), and 8 (refused or not found). An error of the user is reported in one
+sentence on standard error, without a traceback unless -v is passed.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ __all__ = ["cli", "main"]
 
 
 def main() -> None:
-    """Run the command with the arguments of the process."""
+    """Run the command line with the arguments of the process."""
     early.record_signals()
     __getattr__("cli").main(prog_name="streamqd")
 
 
 def __getattr__(name: str) -> Any:
-    # Imported late, because signals that arrive during this import must already find a handler.
+    # Import the command late, so that signals that arrive during the import are already handled.
     if name != "cli":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from streamqd.cli.root import cli as command

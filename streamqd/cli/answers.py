@@ -1,4 +1,4 @@
-"""Print rows from Spark for people and programs."""
+"""Print rows that Spark returned, either for people or for programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def show(names: Sequence[str], rows: Sequence[Sequence[Any]], form: str) -> None
 
 
 def row_to_dict(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    """Return a row as a dict for JSON.
+    """Return a row as a dict that can be printed as JSON.
 
     Raises RequestRefusedError if two columns have the same name.
     """
@@ -49,12 +49,15 @@ def refuse_doubles(names: Sequence[str]) -> None:
 
 
 def column_check(form: str) -> Callable[[Sequence[str]], None]:
-    """Return the function that refuses the columns that an output format cannot show."""
+    """Return a function that raises RequestRefusedError for columns that a format cannot show."""
     return refuse_doubles if form == "json" else lambda _: None
 
 
 def to_readable(value: Any) -> Any:
-    """Return a value of a row for text and JSON. Raises RequestRefusedError as `row_to_dict`."""
+    """Convert a value of a row to a form that can be printed as text or JSON.
+
+    Raises RequestRefusedError if two columns of a nested row have the same name.
+    """
     if isinstance(value, tuple) and (names := getattr(value, "__fields__", None)):  # Spark's Row
         return row_to_dict(names, value)
     if isinstance(value, bytes | bytearray):
@@ -69,7 +72,7 @@ def to_readable(value: Any) -> Any:
 
 
 def _cell(value: Any) -> Any:
-    """Return a CSV cell. Control characters are escaped for a terminal only."""
+    """Return a value as a CSV cell. Control characters are escaped only on a terminal."""
     plain = to_readable(value)
     text = json_text(plain) if isinstance(plain, dict | list) else plain
     return printable(text) if isinstance(text, str) and sys.stdout.isatty() else text

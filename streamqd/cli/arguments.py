@@ -15,7 +15,7 @@ from streamqd.policy.fingerprint import LENGTH
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
-_UNIX_MS_MIN = 10**11  # a plain number above it is an instant, below it a number of seconds
+_UNIX_MS_MIN = 10**11  # plain numbers from this one on are unix ms, and smaller ones are seconds
 
 
 def json_option(command: Command) -> Command:
@@ -33,7 +33,11 @@ def yes_option(command: Command) -> Command:
 
 
 def yes_accepted(command: Command) -> Command:
-    """Add a `--yes` without effect, because scripts pass it to similar commands that do ask."""
+    """Add a hidden `--yes` that has no effect.
+
+    Scripts pass it to similar commands that do ask for confirmation, and may pass it to this one
+    too.
+    """
     return click.option(
         "-y", "--yes", is_flag=True, expose_value=False,
         hidden=True,
@@ -41,7 +45,10 @@ def yes_accepted(command: Command) -> Command:
 
 
 def retired(short: str, instead: str, *, flag: bool = False) -> Callable[[Command], Command]:
-    """Refuse a short option that has another meaning elsewhere, and suggest the long option."""
+    """Add a hidden short option that is refused with a hint to pass `instead`.
+
+    Other commands use the short option for something else.
+    """
 
     def refuse(_ctx: click.Context, _param: click.Parameter, value: object) -> None:
         if value:
@@ -86,7 +93,10 @@ def wait_options(command: Command) -> Command:
 
 
 def limit_option(default: int, *more: str, lowest: int = 1) -> Callable[[Command], Command]:
-    """Add `-n`, `--limit`: the rows of a page. `more` are other names of the option."""
+    """Add `-n` and `--limit`, which set the number of rows on a page.
+
+    `more` contains further names of the option, and `lowest` is the smallest value that it accepts.
+    """
     return click.option(
         "-n", "--limit", *more, "limit", type=click.IntRange(lowest, 10_000), default=default,
         show_default=True, help="The number of rows per page.",
@@ -106,7 +116,11 @@ def page_options(default: int) -> Callable[[Command], Command]:
 
 
 class Parsed(click.ParamType[Value]):
-    """A parameter type for a function. Its ValueError continues a sentence about the text."""
+    """A parameter type whose values are parsed by a function.
+
+    If the function raises ValueError, the error message is the value followed by the text of the
+    error. The text therefore continues a sentence, such as "is not a valid time".
+    """
 
     def __init__(self, name: str, parse: Callable[[Any], Value]) -> None:
         self.name = name
@@ -123,7 +137,10 @@ class Parsed(click.ParamType[Value]):
 
 
 class FolderPath(click.Path):
-    """A local directory, as a path or file:///PATH. Any other URI raises InvalidRequestError."""
+    """A parameter type for a local directory, written as a path or as file:///PATH.
+
+    Any other URI raises InvalidRequestError.
+    """
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -134,9 +151,10 @@ class FolderPath(click.Path):
 
 
 class Directory(click.ParamType[Path | str]):
-    """A local directory, as a path or file:///PATH, or the URL of one in an object store.
+    """A parameter type for a directory that is local or in an object store.
 
-    Converts to a Path or to the URL. Any other URI raises InvalidRequestError.
+    A local directory is written as a path or as file:///PATH and converted to a Path. The URL of a
+    directory in an object store is kept as a string. Any other URI raises InvalidRequestError.
     """
 
     name = "path"
@@ -151,7 +169,8 @@ class Directory(click.ParamType[Path | str]):
 def _moment(value: object) -> tuple[float, bool]:
     """Parse a date or time in UTC, unix milliseconds, or an age such as `12h`.
 
-    Return unix milliseconds and False, or seconds ago (by the server's clock) and True.
+    For an instant, return unix milliseconds and False. For an age, return seconds and True. An age
+    is relative to the server's clock, see `unix_ms`.
     """
     text = str(value).strip()
     if text.isascii() and text.isdigit() and int(text) >= _UNIX_MS_MIN:
@@ -204,6 +223,6 @@ FINGERPRINT = Parsed("fingerprint", _fingerprint)
 
 
 def unix_ms(moment: tuple[float, bool], now_unix_ms: int) -> int:
-    """Return a MOMENT as unix milliseconds. `now_unix_ms` is the server's time."""
+    """Convert a value of type MOMENT to unix milliseconds. `now_unix_ms` is the server's time."""
     number, ago = moment
     return round(now_unix_ms - number * 1000 if ago else number)

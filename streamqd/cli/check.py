@@ -24,8 +24,8 @@ from streamqd.errors import (
 from streamqd.store import key_types, members, topics
 from streamqd.words import count
 
-PATIENCE = 2.0  # seconds that a server may take to load its data
-HEARTBEAT_SECONDS_MAX = 15.0  # seconds of waiting for a heartbeat of a duplicate instance
+PATIENCE = 2.0  # maximum number of seconds to wait for a server that is loading its data
+HEARTBEAT_SECONDS_MAX = 15.0  # maximum number of seconds to wait for a duplicate's heartbeat
 EXIT_PROBLEMS = 1
 
 
@@ -100,7 +100,7 @@ def _state_dir(folder: Path) -> list[CheckFinding]:
 def _http(settings: config.Settings) -> list[CheckFinding]:
     address = settings.http.address
     if address is None or startup.is_running(settings):
-        return []  # the daemon itself listens there
+        return []  # if the daemon is running, it is the process that uses the address
     if isinstance(address, Path):
         address = settings.base_dir / address
     fault = http.fault_of(address)
@@ -114,7 +114,7 @@ def _redis(session: Session, settings: config.Settings) -> list[CheckFinding]:
     findings = []
     try:
         link = session.link
-        link.open()  # fails immediately, as PATIENCE is for a server that loads its data
+        link.open()  # fails immediately, because only a server that loads its data is waited for
         servers = inspection.ask_servers(link, PATIENCE)
         findings += [
             CheckFinding("redis", "ok", f"{facts.product} {facts.version} at {facts.address}")
@@ -179,7 +179,7 @@ def _pipelines(session: Session, settings: config.Settings) -> list[CheckFinding
         return []
     known, unread = topics.registry(session.store)
     if unread:
-        return []  # a topic without a row may be one of the unreadable ones
+        return []  # a topic that seems to be missing may be one of the unreadable ones
     return [
         CheckFinding(f"pipelines.{name}", "warning", text)
         for name, text in config.find_useless(settings, known)
@@ -187,7 +187,7 @@ def _pipelines(session: Session, settings: config.Settings) -> list[CheckFinding
 
 
 def _duplicate(session: Session, settings: config.Settings) -> list[CheckFinding]:
-    """Look for another process with the name of this instance that sends heartbeats."""
+    """Report another process that uses the name of this instance and may still send heartbeats."""
     daemon = settings.daemon
     wrong = key_types.find_mistyped(
         session.link, members.expected_types(session.store.keys, daemon.fleet)
@@ -224,7 +224,7 @@ _OTHER_NAME = "set another daemon.instance and daemon.state_dir, or stop it"
 def _heartbeats(
     session: Session, settings: config.Settings, found: members.Heartbeat, ttl: float
 ) -> bool:
-    """Wait for the next heartbeat of another process. Return True if it arrived."""
+    """Wait for the next heartbeat of the other process. Return True if it arrived."""
     seconds = min(ttl / 5 * 1.25 + 0.5, HEARTBEAT_SECONDS_MAX)
     session.note(f"waiting up to {seconds:.1f} s for a heartbeat of {found.instance}")
     deadline = time.monotonic() + seconds

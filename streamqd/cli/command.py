@@ -1,7 +1,8 @@
-"""The decorators of commands: connection, `--json`, exit code, and waiting for a directive.
+"""Decorators that give commands a connection, common options, and an output format.
 
-A command returns a `CommandResult`, or a `DirectiveResult` if it sends a directive to the fleet.
-The decorators here add the common options, wait for the effect with `--wait`, and print.
+A decorated command returns a `CommandResult`, or a `DirectiveResult` if it sends a directive to the
+fleet. The decorators add options such as `--json`, print the result, and return the exit code. With
+`--wait`, they also wait until a directive takes effect.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ POLL_INTERVAL_SECONDS = 0.2
 class CommandResult:
     """The result of a command.
 
-    `document` is the JSON. `show` is the text output: a sentence, or a function that prints.
-    `notes` go to standard error in both cases. `error` is raised after the output.
+    With `--json`, `document` is printed. Otherwise, `show` is printed if it is a sentence, or
+    called if it is a function that prints. In both cases, `notes` go to standard error, and `error`
+    is raised last.
     """
 
     document: Any
@@ -42,13 +44,15 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class DirectiveResult:
-    """A directive that was sent to the fleet.
+    """The result of a command that sent a directive to the fleet.
 
-    `done` is the result from `admin`, and `text` describes it in a sentence. `missing` returns
-    texts about assignments or instances without the effect, and the wait ends when there are none.
-    `refusals`, called after the wait, returns texts about instances that rejected the directive.
-    `show` replaces `text`. It gets `done`, and True if the command waited. `more` adds fields to
-    the JSON.
+    `done` is the result from `admin`, and `text` describes it in a sentence. With `--wait`, the
+    command polls `missing`. It returns a text for each assignment or instance where the directive
+    has not taken effect yet, and the wait ends when there are none. After the wait, `refusals`
+    returns texts about instances that rejected the directive.
+
+    If `show` is set, it is called instead of printing `text`. Its arguments are `done`, and True if
+    the command waited. `more` contains additional fields for the JSON document.
     """
 
     done: Any
@@ -74,7 +78,7 @@ def connected(function: Callable[..., Any]) -> Callable[..., Any]:
 def answering(function: Callable[..., CommandResult | int]) -> Callable[..., int]:
     """Add a session and `--json` to a command, print its result, and return its exit code.
 
-    A command that returns a number has already printed its output.
+    A command that returns an exit code instead of a result has already printed its output.
     """
 
     @json_option
@@ -91,7 +95,7 @@ def answering(function: Callable[..., CommandResult | int]) -> Callable[..., int
 def directing(function: Callable[..., DirectiveResult]) -> Callable[..., int]:
     """Add `--wait`, `--timeout`, `--dry-run` and `--json` to a command that sends a directive.
 
-    Only `dry_run` is passed to the command.
+    Of these options, the command itself receives only `dry_run`.
     """
 
     @wait_options
@@ -126,7 +130,10 @@ def directing(function: Callable[..., DirectiveResult]) -> Callable[..., int]:
 
 
 def wait_until_applied(missing: Callable[[], list[str]], timeout: float) -> list[str]:
-    """Poll `missing` until it is empty, `timeout` seconds at most. Return its last value."""
+    """Poll `missing` until it returns an empty list, for up to `timeout` seconds.
+
+    Return the last list.
+    """
     deadline = time.monotonic() + timeout
     while (waiting := missing()) and time.monotonic() < deadline:
         time.sleep(POLL_INTERVAL_SECONDS)

@@ -1,7 +1,8 @@
 """Shell completion of names that are read from Redis, such as topics and groups.
 
-The metavar of a parameter, or its name, selects the completion: TOPIC, GROUP, INSTANCE and
-combinations. On an error, or after a second, the shell gets no completions and no message.
+The metavar of a parameter, or its name if it has no metavar, selects the names to complete. For
+example, TOPIC stands for topics, and TOPIC/GROUP for topics and their groups. If an error occurs,
+or if the names are not found within a second, the shell gets no completions and no message.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ from streamqd.model import DLQ_SUFFIX
 from streamqd.store import topics
 from streamqd.store.client import Connection
 
-SECONDS = 1.0  # limit of a completion, including the connection
-OFFERED_MAX = 1000  # names per completion
+SECONDS = 1.0  # time limit of a completion in seconds, including the time to connect
+OFFERED_MAX = 1000  # maximum number of names that are offered
 
 
 class CompletionRequest(NamedTuple):
-    """A request for completions: the earlier parameters, and the typed part of this one."""
+    """A request for the completions of a parameter.
+
+    `params` contains the parameters that were typed before it, and `incomplete` the text that was
+    typed for this parameter.
+    """
 
     session: Session
     link: Connection
@@ -39,7 +44,7 @@ Lookup = Callable[[CompletionRequest], Iterable[str]]
 
 
 class CompletedName(click.types.StringParamType):
-    """A parameter type for names in Redis. `lookup` returns the completions."""
+    """A parameter type for names in Redis. `lookup` reads the names for completion."""
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
@@ -47,7 +52,10 @@ class CompletedName(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, _param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return at most OFFERED_MAX names with this prefix, none if Redis does not reply."""
+        """Return up to OFFERED_MAX names that start with the typed text.
+
+        Return no names if Redis does not reply within SECONDS.
+        """
         found: list[str] = []
 
         def ask() -> None:
@@ -60,8 +68,8 @@ class CompletedName(click.types.StringParamType):
                     )
                     found.extend(sorted(each for each in set(names) if _is_complete(each)))
 
-        # A daemon thread, because a DNS or Redis server that does not reply must not block the
-        # shell.
+        # This is a daemon thread, because a DNS or Redis server that does not reply must not block
+        # the shell.
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         asking.join(SECONDS)
@@ -105,7 +113,7 @@ def _schedules(asked: CompletionRequest) -> list[str]:
 
 
 def _places(asked: CompletionRequest) -> list[str]:
-    """Return topics. After `TOPIC/`, return its groups, and its partitions with each group."""
+    """Return topics or, after `TOPIC/`, the topic's groups and its partitions with each group."""
     topic, slash, _ = asked.incomplete.partition("/")
     if not slash:
         return _topics(asked)
@@ -119,12 +127,12 @@ def _places(asked: CompletionRequest) -> list[str]:
 
 
 def _named_groups(asked: CompletionRequest) -> list[str]:
-    """Return topics. After `TOPIC/`, return its groups."""
+    """Return topics or, after `TOPIC/`, the topic's groups."""
     return [each for each in _places(asked) if each.count("/") < 2]
 
 
 def _assignments(asked: CompletionRequest) -> list[str]:
-    """Return topics. After `TOPIC/`, return its partitions, alone and with each group."""
+    """Return topics or, after `TOPIC/`, the topic's partitions, both alone and with each group."""
     topic, slash, _ = asked.incomplete.partition("/")
     if not slash:
         return _topics(asked)
@@ -133,7 +141,7 @@ def _assignments(asked: CompletionRequest) -> list[str]:
     return [*partitions, *(each for each in _places(asked) if each.count("/") == 2)]
 
 
-# By the metavar of the parameter, or its name if it has no metavar.
+# The keys are metavars of parameters, or names of parameters that have no metavar.
 LOOKUPS: dict[str, Lookup] = {
     "topic": _topics,
     "TOPIC": _topics,
@@ -153,7 +161,7 @@ LOOKUPS: dict[str, Lookup] = {
 
 
 def _session(ctx: click.Context) -> Session:
-    """Return a session with the `--config` from the command line, before or after the command."""
+    """Return a session with the `--config` option that was typed before or after the command."""
     typed = ctx.find_object(Session)
     named = typed.config_path if typed else None
     named = named or ctx.find_root().params.get("config_path")
@@ -161,5 +169,5 @@ def _session(ctx: click.Context) -> Session:
 
 
 def _is_complete(name: str) -> bool:
-    """Return True if the text contains valid names only. Other text could harm the shell."""
+    """Return True if the text consists of valid names. Any other text could harm the shell."""
     return all(NAME.fullmatch(part.removesuffix(DLQ_SUFFIX)) for part in name.split("/"))

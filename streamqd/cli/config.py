@@ -45,7 +45,7 @@ def schema(as_json: bool) -> None:  # noqa: ARG001 - accepted as in other comman
 
 
 def _toml(document: dict[str, Any]) -> Iterator[str]:
-    """Return the lines of the configuration as TOML."""
+    """Yield the lines of the configuration as TOML."""
     for name, content in document.items():
         if isinstance(content, list):
             for each in content:

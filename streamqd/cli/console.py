@@ -1,4 +1,4 @@
-"""`streamqd console`: serve the web console, or add a person to its users file."""
+"""`streamqd console`: serve the web console, or add a user to its users file."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def console(
 
 
 def _print_line(line: str) -> None:
-    """Print a line immediately. A closed standard output does not stop the console."""
+    """Print a line immediately. If standard output is closed, the console keeps running."""
     try:
         click.echo(line)
         sys.stdout.flush()
@@ -121,7 +121,7 @@ def _print_line(line: str) -> None:
 
 
 def _password() -> str:
-    """Read a password: twice from a terminal, or one line of standard input."""
+    """Read a password twice from a terminal, or once as a line of standard input."""
     if not sys.stdin.isatty():
         return sys.stdin.readline().rstrip("\n")
     first = getpass.getpass("Password: ")

@@ -184,7 +184,7 @@ def audit_(session: Session, *, topic: str, limit: int, cursor: str) -> CommandR
 
 
 def _describe_nothing(topic: str, filters: dict[str, Any], no: str = "no") -> str:
-    """Return the sentence for no result: nothing matches the filters, or no dead letters."""
+    """Return the sentence to print if no dead letter was found."""
     if any_set({name: value for name, value in filters.items() if name != "group"}):
         return NO_MATCH
     group = filters["group"]
@@ -306,7 +306,7 @@ def replay(
 def _replay_result(
     session: Session, done: ReplayResult, choice: MessageFilter, target: Target, rest: list[str]
 ) -> CommandResult:
-    """Return the result of a replay. An interrupted one includes the command to continue."""
+    """Return the result of a replay. If it was interrupted, include the command to continue."""
     replayed = count(done.replayed, "dead letter")
     lines = [
         f"{replayed} of {done.topic} replayed{_format_group(choice.group)}{_format_target(target)}"
@@ -331,7 +331,7 @@ def _replay_result(
 
 
 def _exit_code_and_error(result: str, text: str) -> tuple[int, StreamqdError | None]:
-    """Return the exit code and the error of work that was complete, interrupted or failed."""
+    """Return the exit code and the error for work that is complete, was stopped, or failed."""
     error = RedisUnavailableError(text, sent=False) if result == FAILED else None
     return (EXIT_INTERRUPTED if result == STOPPED else 0), error
 
@@ -506,7 +506,11 @@ def export(
 
 @contextlib.contextmanager
 def _open_output(path: Path | None) -> Iterator[IO[str]]:
-    """Open a file that gets its name when it is complete, or standard output for None."""
+    """Open an output file, which appears under its name only when it is complete.
+
+    If `path` is None, use standard output. Raises RequestRefusedError if the file cannot be
+    written.
+    """
     if path is None:
         yield sys.stdout
         return
@@ -533,9 +537,11 @@ def _open_output(path: Path | None) -> Iterator[IO[str]]:
 def _confirm(
     session: Session, topic: str, choice: MessageFilter, question: str, yes: bool, past: str
 ) -> bool:
-    """Ask for confirmation. Return False if nothing matches, which is printed.
+    """Ask the user for confirmation. Return False if no dead letter matches.
 
-    With --json the answer is True even then, so that the caller prints an empty result.
+    In this case, a message is printed. With --json, the function returns True even if nothing
+    matches, so that the caller prints an empty result. Raises RequestRefusedError if the user
+    declines.
     """
     if yes:
         return True
@@ -551,7 +557,7 @@ def _confirm(
 
 
 def _given_options(ctx: click.Context, *names: str) -> list[str]:
-    """Return the options from the command line, as arguments for another command line."""
+    """Return the options that the user passed, as arguments for another command line."""
     found = []
     for name in names:
         if ctx.get_parameter_source(name) is not click.core.ParameterSource.COMMANDLINE:
@@ -564,7 +570,10 @@ def _given_options(ctx: click.Context, *names: str) -> list[str]:
 
 
 def _bound_until(choice: MessageFilter, until_unix_ms: int) -> MessageFilter:
-    """Return the same filter, without messages dead-lettered at this time or later."""
+    """Return the filter with the condition that messages were dead-lettered before this time.
+
+    A filter with IDs is returned unchanged.
+    """
     if choice.ids:
         return choice
     until = choice.until_unix_ms

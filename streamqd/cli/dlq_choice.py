@@ -1,4 +1,4 @@
-"""The filters of the `dlq` commands, from options and back to a command line."""
+"""Convert the options of the `dlq` commands to a filter, and a filter back to a command line."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def build_filter(
     ids: Sequence[str] = (),
     older_than: float | None = None,
 ) -> MessageFilter:
-    """Return the filter that the options describe. Relative times use the clock of Redis.
+    """Return the filter that the options describe. Relative times are based on the clock of Redis.
 
-    Raises RequestRefusedError for a group that neither reads the topic nor has dead letters there.
+    Raises RequestRefusedError if the group neither reads the topic nor has dead letters in it.
     """
     now = server_unix_ms(session.link)
 
@@ -111,7 +111,11 @@ def build_filter(
 
 
 def require_choice(ids: Sequence[str], all_: bool, others: bool, ways: str) -> None:
-    """Raise UsageError without IDs, --all or other filters (`others`), or with IDs and --all."""
+    """Raise UsageError unless dead letters are selected by ID, with --all, or with a filter.
+
+    `others` is True if a filter is set, and `ways` lists the possible options for the error
+    message. IDs and --all cannot be combined.
+    """
     if ids and all_:
         raise click.UsageError("--id cannot be used with --all")
     if not ids and not all_ and not others:
@@ -134,7 +138,10 @@ def any_set(filters: Mapping[str, Any]) -> bool:
 def command_line(
     session: Session, verb: str, topic: str, choice: MessageFilter, rest: Sequence[str]
 ) -> str:
-    """Return a command line with the same choice, for people to copy."""
+    """Return a command line that selects the same dead letters, for a user to copy.
+
+    `rest` contains further arguments for the end of the command line.
+    """
     args = ["streamqd"]
     if session.config_path is not None:
         args += ["--config", str(session.config_path)]
@@ -169,7 +176,10 @@ def _instant(unix_ms: int | None) -> str | None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Stop after the current batch at the first Ctrl-C, and immediately at the second."""
+    """Stop after the current batch at the first Ctrl-C, and immediately at the second.
+
+    Yields a function that returns True if the work should stop.
+    """
     stopping = False
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -191,7 +201,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 class Meter:
-    """Counts dead letters on a terminal while they are moved or deleted."""
+    """Counts dead letters on a terminal while they are being replayed or purged."""
 
     def __init__(self, session: Session) -> None:
         self._shown = sys.stderr.isatty() and not session.quiet
@@ -199,7 +209,7 @@ class Meter:
         self._next = time.monotonic() + _METER_SECONDS
 
     def __call__(self, count: int) -> None:
-        """Add to the count."""
+        """Add a number to the count."""
         self._count += count
         if self._shown and time.monotonic() >= self._next:
             self._next = time.monotonic() + _METER_SECONDS

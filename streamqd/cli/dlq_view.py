@@ -12,11 +12,11 @@ from streamqd.admin.dead_letters.listing import MASK, DeadLetterDetail, DeadLett
 from streamqd.cli.output import BELOW, ago, listing, printable, room
 from streamqd.words import age
 
-_TEXT_CHARS = 70  # characters of an error message in a list of causes
+_TEXT_CHARS = 70  # maximum length of an error message in a list of causes
 
 
 def print_rows(rows: Sequence[DeadLetterRow], now_unix_ms: int) -> None:
-    """Print dead letters, one per line. On a narrow terminal, the cause goes below."""
+    """Print one line for each dead letter. On a narrow terminal, the error gets a second line."""
     columns = room()
     width = None if columns is None else columns - BELOW
     listing(
@@ -31,16 +31,16 @@ def print_rows(rows: Sequence[DeadLetterRow], now_unix_ms: int) -> None:
 
 
 def _count_runs(row: DeadLetterRow) -> int | None:
-    """Return the number of runs: failed ones (`attempts`) plus crashed ones."""
+    """Return the number of failed runs, including crashes, or None if it is unknown."""
     if row.attempts is None and row.crashes is None:
         return None
     return (row.attempts or 0) + (row.crashes or 0)
 
 
 def _cause(row: DeadLetterRow, width: int | None) -> str:
-    """Return the class of the error, without its module, and the message.
+    """Return the class of the error, without its module, followed by the message.
 
-    If both do not fit into `width`, return the message alone.
+    If both together are longer than `width`, return only the message.
     """
     name, message = row.error_class.rpartition(".")[2], printable(row.error_message)
     whole = ": ".join(filter(None, (name, message)))
@@ -48,7 +48,10 @@ def _cause(row: DeadLetterRow, width: int | None) -> str:
 
 
 def print_causes(causes: Sequence[FailureCause], now_unix_ms: int) -> None:
-    """Print three lines per cause: error and place, times and instances, and an example."""
+    """Print three lines for each cause.
+
+    The lines show the error and where it occurred, its times and instances, and an example.
+    """
     width = max(len(f"{each.count:,}") for each in causes)
     for each in causes:
         where = f" at {each.frame}" if each.frame else ""
@@ -113,7 +116,7 @@ def print_dead_letter(dead_letter: DeadLetterDetail, now_unix_ms: int) -> None:
 
 
 def print_audit(entries: Sequence[AuditEntry], now_unix_ms: int) -> None:
-    """Print entries of the audit log, one per line."""
+    """Print one line for each entry of the audit log."""
     listing(
         "AGE WHO COMMAND COUNTS DETAILS",
         entries,

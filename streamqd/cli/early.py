@@ -1,8 +1,8 @@
-"""Handle TERM and INT while the command is still being imported, for some tenths of a second.
+"""Handle SIGTERM and SIGINT while the rest of the command is still being imported.
 
-At that point, the daemon has nothing to drain, so it exits with code 0, as it does after the start.
-A command is terminated by the signal, like any other program. The garbage collector waits until the
-imports are done.
+The imports take some tenths of a second. During this time, the daemon has nothing to drain, so it
+exits with code 0 on a signal, just as it does later. A command, however, is terminated by the
+signal, like any other program. The garbage collector is stopped until the imports are done.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ _received: list[int] = []
 
 
 def record_signals() -> None:
-    """Record signals from now on. Called first, which is why this module imports little.
+    """Start recording signals, and stop the garbage collector.
 
-    Stops the garbage collector, which would spend a fifth of the time of the imports on modules and
-    classes that live as long as the process.
+    This function is called before anything else, which is why this module imports so little. The
+    garbage collector would spend a fifth of the import time on modules and classes that exist as
+    long as the process.
     """
     gc.disable()
     for number in _SIGNALS:
@@ -28,9 +29,9 @@ def record_signals() -> None:
 
 
 def resume_collection() -> None:
-    """Start the garbage collector again, without the imported objects. Called after the imports.
+    """Restart the garbage collector after the imports, but exempt the imported objects from it.
 
-    Does nothing if `record_signals` has not stopped it.
+    Does nothing if `record_signals` has not stopped the garbage collector.
     """
     if not gc.isenabled():
         gc.freeze()
@@ -38,12 +39,18 @@ def resume_collection() -> None:
 
 
 def stopped() -> bool:
-    """Return True if a signal already asked the daemon to stop. Called when it takes over."""
+    """Return True if a signal has already asked the daemon to stop.
+
+    The daemon checks this after it has installed its own signal handlers.
+    """
     return bool(_received)
 
 
 def restore_signals() -> None:
-    """Restore the default effect of the signals, and repeat a recorded one. For commands."""
+    """Restore the default handlers of the signals, and send the first recorded signal again.
+
+    Commands call this function, because a signal should terminate them as usual.
+    """
     if signal.getsignal(signal.SIGTERM) is _note:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is _note:

@@ -1,4 +1,4 @@
-"""Spark for one command: start it on demand, show its progress, and stop it."""
+"""Start Spark for one command when it is needed, show its progress, and stop it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from streamqd.spark.pipelines.progress import PipelineProgress
 
 _BAR = 24
-_EXIT_SECONDS = 5.0  # seconds that a JVM with broken connections may take to exit
-_BROKEN = "Exception while sending command."  # logged by py4j with a traceback, as the root logger
+_EXIT_SECONDS = 5.0  # seconds that a JVM may take to exit after its connection broke
+_BROKEN = "Exception while sending command."  # py4j logs it on the root logger with a traceback
 _FIXED = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
@@ -34,7 +34,7 @@ _FIXED = {
 
 
 class Engine:
-    """The Spark session of one command, started at first use."""
+    """The Spark session of one command. Spark starts when the session is first used."""
 
     def __init__(
         self, name: str, master: str | None, conf: tuple[str, ...], *, quiet: bool, verbose: bool
@@ -57,7 +57,7 @@ class Engine:
         return self._spark
 
     def light(self) -> SparkSession:
-        """Return a session that starts fast, for work that is done mostly outside Java."""
+        """Return a session that starts fast, for work that is mostly done outside Java."""
         return self(light=True)
 
     @contextlib.contextmanager
@@ -77,14 +77,14 @@ class Engine:
             raise
         finally:
             if not self._quiet:
-                _line("")  # further output starts on an empty line
+                _line("")  # clear the line, so that further output starts on an empty one
         self.start_seconds = round(time.monotonic() - began, 3)
 
     def exit_error(self, error: Exception) -> SparkError | None:
-        """Return the error to print if Spark's JVM has exited, otherwise None.
+        """Return the error to report if Spark's JVM has exited, or None otherwise.
 
-        Only the JVM that this process started is checked. If its connection broke, it may take
-        `_EXIT_SECONDS` to exit.
+        Only a JVM that this process started is checked. If the connection to it broke, wait up to
+        `_EXIT_SECONDS` for it to exit.
         """
         if self._spark is None:
             return None
@@ -105,7 +105,7 @@ class Engine:
         )
 
     def stop(self) -> None:
-        """Stop Spark. Does nothing if the JVM has exited."""
+        """Stop Spark if it was started, and ignore errors of a JVM that has already exited."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
         if self._spark is not None:
@@ -115,7 +115,10 @@ class Engine:
 
 
 def _hush_tracebacks(spark: SparkSession) -> None:
-    """Drop PySpark's tracebacks when the JVM dies. `Engine.exit_error` returns a sentence."""
+    """Suppress the tracebacks that PySpark prints when the JVM exits unexpectedly.
+
+    `Engine.exit_error` describes the problem in a sentence instead.
+    """
     server = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda *_: None
@@ -131,7 +134,7 @@ def _is_early_exit(error: Exception) -> bool:
 
 
 def _is_broken(error: BaseException | None) -> bool:
-    """Return True if the connection to the JVM broke, somewhere in the chain of an error."""
+    """Return True if an error or one of its causes is a broken connection to the JVM."""
     from py4j.protocol import Py4JNetworkError
 
     while error is not None:
@@ -152,7 +155,10 @@ def _status(code: int) -> str:
 
 @contextlib.contextmanager
 def _hushed() -> Iterator[None]:
-    """Discard the output of processes started inside. Errors are raised, and printed elsewhere."""
+    """Discard standard error during the block, including that of processes started in it.
+
+    Errors are still raised, and are printed elsewhere.
+    """
     own = os.dup(2)
     null = os.open(os.devnull, os.O_WRONLY)
     sys.stderr.flush()
@@ -163,7 +169,7 @@ def _hushed() -> Iterator[None]:
         os.dup2(own, 2)
         os.close(own)
         os.close(null)
-        logging.getLogger("SQLQueryContextLogger").disabled = True  # PySpark's own
+        logging.getLogger("SQLQueryContextLogger").disabled = True  # a logger of PySpark
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -183,7 +189,7 @@ def engine(
     quiet = session.quiet or not sys.stderr.isatty()
     lent = Engine(name, master, conf, quiet=quiet, verbose=session.verbose)
     try:
-        need_spark()  # fails before any work is done
+        need_spark()  # fails before any work is done if Spark cannot run
         _ = session.settings  # reports bad settings before Java starts
         yield lent
     except Exception as error:
@@ -199,7 +205,10 @@ def _line(text: str) -> None:
 
 
 def bar(session: Session) -> Callable[[PipelineProgress], None]:
-    """Return a function that shows progress as one overwritten line, on a terminal only."""
+    """Return a function that shows progress on a single line, which it overwrites each time.
+
+    The function does nothing if standard error is not a terminal, or with --quiet.
+    """
     if session.quiet or not sys.stderr.isatty():
         return lambda _: None
 

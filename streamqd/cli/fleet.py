@@ -1,4 +1,4 @@
-"""The commands that manage the fleet: pause, move, drain, rebalance, reload, and `control`."""
+"""The commands that manage the fleet, such as pause, move, drain, reload and `control`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from streamqd.model import Assignment
 from streamqd.store.directives import Scope, scope_of
 from streamqd.words import age, count
 
-ALIKE_MAX = 5  # listed partitions per problem
-SHOWN_MAX = 20  # listed partitions per new owner (--json lists all)
+ALIKE_MAX = 5  # maximum number of partitions listed for each problem
+SHOWN_MAX = 20  # maximum number of partitions listed for each new owner (--json lists all)
 _WHY_STRANDED = {
     "no-consumer": "no other instance has their consumer",
     "broken": "their workers crash in a loop on all other instances",
@@ -38,7 +38,10 @@ _WHY_STRANDED = {
 
 
 def scoped(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the parameter `scope`: TOPIC, TOPIC/GROUP, TOPIC/PARTITION/GROUP, or --all."""
+    """Add the argument and the options that select a scope, and pass the scope to the command.
+
+    A scope is TOPIC, TOPIC/GROUP, TOPIC/PARTITION/GROUP, or the entire fleet with --all.
+    """
 
     @functools.wraps(command)
     def run(
@@ -98,7 +101,10 @@ def resume(session: Session, *, scope: Scope, dry_run: bool) -> DirectiveResult:
 def read_scope(
     name: str | None, group: str | None, partition: int | None, *, everything: bool
 ) -> Scope:
-    """Parse TOPIC, TOPIC/GROUP or TOPIC/PARTITION/GROUP, and the options -g and -p."""
+    """Return the scope that the argument and the options select.
+
+    Raises UsageError if they are invalid, or if they contradict each other.
+    """
     if everything:
         if name is not None or group is not None or partition is not None:
             raise click.UsageError("--all cannot be used with another argument or option")
@@ -131,7 +137,7 @@ def read_scope(
 
 
 def read_assignment(name: str) -> Assignment:
-    """Parse TOPIC/PARTITION/GROUP without `*`."""
+    """Parse TOPIC/PARTITION/GROUP. A `*` is not allowed."""
     topic, partition, group = _scope(name)
     if topic is None or partition is None or group is None:
         raise click.UsageError(
@@ -249,7 +255,7 @@ def drain(
 
 
 def show_departure(departure: Departure) -> None:
-    """Print the effects of the departure of an instance, partitions without a new owner first."""
+    """Print the effects if an instance departs, beginning with partitions without a new owner."""
     name = printable(departure.instance)
     if not departure.assignments:
         click.echo(f"{name} owns no partitions, so nothing changes")

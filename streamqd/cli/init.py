@@ -253,7 +253,7 @@ def init(session: Session, directory: Path, example: str | None, as_json: bool) 
 
 
 def _files(example: str | None) -> dict[str, str]:
-    """Return the configuration and the code of a project by file name."""
+    """Return the configuration and the code of a project, as a dict from file name to text."""
     if example == "outbox":
         return {"streamq.toml": OUTBOX_CONFIG, "shop.py": SHOP, "billing.py": BILLING}
     files = {"streamq.toml": CONFIG, "weblog.py": HANDLER}
@@ -301,7 +301,10 @@ def _user() -> str:
 
 
 def _quote(path: Path) -> str:
-    """Return a path escaped for a unit file: % doubled, quoted if it contains separators."""
+    """Return a path in the syntax of a unit file.
+
+    Each % is doubled, and a path that contains spaces, quotes, backslashes or colons is quoted.
+    """
     text = str(path).replace("%", "%%")
     if any(each in text for each in " \t\"'\\:"):
         escaped = text.replace("\\", "\\\\").replace('"', '\\"')

@@ -1,4 +1,4 @@
-"""Read a file or standard input line by line, plain or gzip, in bounded memory."""
+"""Read plain or gzip-compressed lines from a file or standard input in bounded memory."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ def _limit(max_bytes: int) -> str:
 
 
 class BadInputError(Exception):
-    """The input cannot be read or sent. The text is a sentence with the number of the line."""
+    """The input cannot be read or sent. The message is a sentence with the place of the error."""
 
 
 class Lines:
-    """The lines of a file, or of standard input for the path `-`."""
+    """The lines of a file, or of standard input if the path is `-`."""
 
     def __init__(self, path: str) -> None:
         """Open the file. Raises click.UsageError if it cannot be read."""
         self.name = STDIN if path == "-" else path
-        self.number = 0  # number of the last line read
+        self.number = 0  # number of the line that was read last, starting from 1
         self._raw = self._open(path)
 
     @property
     def place(self) -> str:
-        """The last line read, as the start of an error message."""
+        """A description of the line that was read last, for the start of an error message."""
         return f"line {self.number} of {self.name}"
 
     @property
     def size(self) -> int | None:
-        """The size of the file in bytes, None if it is not a regular file."""
+        """The size of the file in bytes, or None if it is not a regular file."""
         try:
             found = os.fstat(self._raw.fileno())
         except (OSError, io.UnsupportedOperation):
@@ -52,13 +52,13 @@ class Lines:
 
     @property
     def position(self) -> int:
-        """The number of bytes read so far. It is ahead of the last line, by up to a buffer."""
+        """The number of bytes read so far, which is ahead of the last line by up to one buffer."""
         return self._raw.tell()
 
     def read(self, max_bytes: int) -> Iterator[bytes]:
-        """Yield and count the lines, without line breaks. `max_bytes` is the limit of a line.
+        """Yield the lines without their line breaks, and count them.
 
-        Raises BadInputError for a longer line, and if the input cannot be read.
+        Raises BadInputError if a line is longer than `max_bytes`, or if the input cannot be read.
         """
         readline = self._unpack().readline
         while True:
@@ -82,7 +82,10 @@ class Lines:
             self._raw.close()
 
     def _unpack(self) -> io.BufferedIOBase:
-        """Return the unpacked input. Call it at the first read, as standard input may block."""
+        """Return the input, decompressed if it is gzip.
+
+        Call this only at the first read, because reading from standard input may block.
+        """
         head = self._raw.read(2)
         whole = io.BufferedReader(_Joined(head, self._raw), _BUFFER_BYTES)
         return gzip.GzipFile(fileobj=whole) if head == _GZIP else whole
@@ -97,7 +100,10 @@ class Lines:
 
 
 class File(Lines):
-    """All bytes of a file or of standard input as one message, without unpacking."""
+    """The entire content of a file or of standard input as one message.
+
+    It is sent as it is, even if it is compressed.
+    """
 
     @property
     def place(self) -> str:
@@ -116,7 +122,7 @@ class File(Lines):
 
 
 class Payload:
-    """A single message from the command line, with the interface of `Lines`."""
+    """A single message from the command line. It has the same interface as `Lines`."""
 
     name = place = "the payload"
     size: int | None = None
@@ -132,11 +138,11 @@ class Payload:
         yield self._payload
 
     def close(self) -> None:
-        """Do nothing. `Lines` has a file to close."""
+        """Do nothing, because there is no file to close."""
 
 
 class _Joined(io.RawIOBase):
-    """A stream whose first bytes were already read."""
+    """A stream whose first bytes were already read, and are returned first."""
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         super().__init__()
@@ -154,6 +160,7 @@ class _Joined(io.RawIOBase):
 
 
 def _read_some(stream: BinaryIO, size: int) -> bytes:
-    # read1 returns the bytes that a pipe has now. read would wait until the buffer is full.
+    # read1 returns the bytes that are available in a pipe, whereas read would wait until the buffer
+    # is full.
     read = cast(Callable[[int], bytes], getattr(stream, "read1", stream.read))
     return read(size)

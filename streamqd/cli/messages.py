@@ -1,4 +1,4 @@
-"""`streamqd tail`, `pending`, `delayed` (sends) and `retry` (next attempts)."""
+"""`streamqd tail`, `pending`, `delayed` and `retry`: show messages, delayed sends and retries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from streamqd.model import DLQ_SUFFIX
 from streamqd.words import age, count, plural
 
 EXIT_NOT_ALL = 8
-ERROR_CHARS = 80  # characters of an error in the table. --json prints the whole stored text.
+ERROR_CHARS = 80  # maximum length of an error in the table; --json prints the whole stored text
 
 
 # --- tail and pending -----------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def _only_group(session: Session, topic: str) -> str:
 
 # --- filters of delayed sends and retries ---------------------------------------------------------
 
-_DUE = "now_unix_ms total rows cursor unreadable"  # the fields of --json
+_DUE = "now_unix_ms total rows cursor unreadable"  # fields of a page that --json prints
 _ATTEMPT = click.option(
     "--attempt", "attempt_min", type=click.IntRange(1), default=1,
     help="Select only retries whose next attempt has this number or a higher one.",
@@ -199,7 +199,10 @@ def _filters(command: Command) -> Command:
 
 
 def _id_arguments(metavar: str, noun: str) -> Callable[[Command], Command]:
-    """Add ID arguments to a command, and --all for everything that passes the filters."""
+    """Add arguments for IDs to a command, and the options --all and --dry-run.
+
+    `noun` is the plural of the things that --all selects, for its help text.
+    """
 
     def add(command: Command) -> Command:
         help_of_all = f"Select all {noun} that match the filters."
@@ -234,7 +237,8 @@ def _require_choice(
 ) -> MessageFilter:
     """Return the filter of a command that needs either IDs or --all.
 
-    Raises UsageError if neither is given, or both.
+    `noun` names the IDs in error messages. Raises UsageError if there are neither IDs nor --all, or
+    if IDs are combined with --all or another filter.
     """
     choice = _choice(session, **filters)
     if ids and (every or choice.narrows):
@@ -429,9 +433,9 @@ def _changed_sends(
 def _preview_sends(
     session: Session, topic: str, ids: tuple[str, ...], choice: MessageFilter, what: str
 ) -> CommandResult:
-    """Return the number of sends that a command would change.
+    """Return the number of sends that a command would change, for a dry run.
 
-    Raises RequestRefusedError if one of the IDs is not waiting.
+    Raises RequestRefusedError if one of the IDs does not belong to a waiting send.
     """
     if ids:
         names = [sends.show(session.store, topic, each).id for each in ids]
@@ -593,6 +597,6 @@ def _preview_retries(rows: list[retries.RetryRow], what: str) -> CommandResult:
 
 
 def _error(row: retries.RetryRow) -> str:
-    """Return the error of the previous attempt, with its place in the code."""
+    """Return the error of the previous attempt, followed by its location in the code."""
     text = row.error if len(row.error) <= ERROR_CHARS else row.error[: ERROR_CHARS - 1] + "…"
     return (f"{text} ({row.at})" if row.at else text) or "-"

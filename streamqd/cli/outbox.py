@@ -25,7 +25,7 @@ EXIT_PROBLEMS = 1
 
 
 def outbox_options(command: Command) -> Command:
-    """Add NAME, `--database` and `--table`, which choose one outbox."""
+    """Add NAME, `--database` and `--table` to a command. They select one outbox."""
     for add in (
         click.option(
             "--table", metavar="NAME",
@@ -45,7 +45,10 @@ def outbox_options(command: Command) -> Command:
 def outbox_of(
     session: Session, name: str | None, database: str | None, table: str | None
 ) -> OutboxSettings:
-    """Return the chosen outbox. Raises InvalidRequestError, RequestRefusedError and ConfigError."""
+    """Return the outbox that the arguments select.
+
+    Raises InvalidRequestError, RequestRefusedError and ConfigError.
+    """
     if database is not None:
         if name is not None:
             raise InvalidRequestError("NAME cannot be used with --database; pass one of them")
@@ -65,9 +68,10 @@ def outbox_of(
 
 
 def _name_by_table(session: Session, found: OutboxSettings) -> OutboxSettings:
-    """Return an outbox of the command line under the name of its table.
+    """Return an outbox from the command line with a name that depends only on its table.
 
-    The name determines the lease and the records, so two names for one table would send rows twice.
+    If a configured outbox has the same table, return that outbox. The name determines the lease and
+    the records, so if one table had two names, its rows would be sent twice.
     """
     where = place_of(found)
     for each in session.settings.outboxes:
@@ -94,7 +98,7 @@ def _select_outbox(outboxes: tuple[OutboxSettings, ...], name: str | None) -> Ou
 
 
 def open_database(session: Session, outbox: OutboxSettings, *, create: bool = False) -> Database:
-    """Return the open database of an outbox.
+    """Connect to the database of an outbox.
 
     Raises RequestRefusedError, DatabaseUnavailableError, ConfigError.
     """

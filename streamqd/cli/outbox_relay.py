@@ -1,4 +1,4 @@
-"""`streamqd outbox run` and `streamqd outbox status`: the relay of an outbox, and its state."""
+"""`streamqd outbox run` and `streamqd outbox status`: relay an outbox, or show its state."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from streamqd.store import outbox as relays
 
 __all__ = ["outbox"]
 
-DEAD_SHOWN = 10  # dead-lettered rows that `status` lists
+DEAD_SHOWN = 10  # maximum number of dead-lettered rows that `status` lists
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxState:
-    """The state of one outbox: its table, and its relay. `oldest` is in seconds.
+    """The state of an outbox, its table and its relay.
 
-    `rows` and `dead` are counted up to 10,000. They are None while the database is unavailable,
-    and `problem` is the reason. `relay` is '' and `expires` None if no relay holds the outbox.
-    While Redis is unavailable, `relay` and `epoch` are None.
+    `rows` and `dead` are counted up to 10,000, and `oldest` is the age of the oldest row in
+    seconds. While the database is unavailable, all three are None, and `problem` is the reason. If
+    no relay owns the outbox, `relay` is '' and `expires` is None. While Redis is unavailable,
+    `relay`, `epoch` and `expires` are None.
     """
 
     name: str

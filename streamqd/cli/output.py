@@ -1,4 +1,4 @@
-"""The output of commands: tables, ages, text that is safe for a terminal, and JSON."""
+"""Functions that print tables, ages, text that is safe for a terminal, and JSON."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from streamqd.admin import as_json
 from streamqd.errors import RequestRefusedError
 from streamqd.words import HIDING_JOINERS, INVISIBLE, age
 
-if TYPE_CHECKING:  # the daemon does without them, and should start quickly
+if TYPE_CHECKING:  # the daemon does not need these modules, and should start quickly
     from streamqd.admin.messages import MessagePage
     from streamqd.admin.reading import Unreadable
 
-WIDTH = 80  # columns of a table without a terminal
+WIDTH = 80  # width in columns if the size of the terminal is unknown
 NO_MATCH = "nothing matches"
-BELOW = 4  # columns of indentation for a line below a row
-LEVELS = {"problem": "bad", "warning": "warn", "ok": "good"}  # word -> style
+BELOW = 4  # number of columns by which a line below a row is indented
+LEVELS = {"problem": "bad", "warning": "warn", "ok": "good"}  # level of a finding -> style
 _STYLES: dict[str, dict[str, Any]] = {
     "heading": {"bold": True},
     "bad": {"fg": "red", "bold": True},
     "warn": {"fg": "yellow"},
     "good": {"fg": "green"},
 }
-# In addition to control characters: Unicode line breaks, invisible characters (some of them change
-# the writing direction), and halves of surrogate pairs, which cannot be encoded.
+# Characters that are escaped in addition to ASCII control characters. They include Unicode line
+# breaks, invisible characters (some of which change the writing direction), and halves of surrogate
+# pairs, which cannot be encoded.
 _HARMFUL = f"\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff{INVISIBLE}"
 _CONTROLS = re.compile(f"[\\x00-\\x1f{_HARMFUL}]|{HIDING_JOINERS}")
 _CONTROLS_OF_TEXT = re.compile(f"[\\x00-\\x08\\x0b-\\x1f{_HARMFUL}]|{HIDING_JOINERS}")
@@ -45,15 +46,18 @@ def emit(document: Any) -> None:
 
 
 def json_text(document: Any, indent: int | None = None) -> str:
-    """Return a result as JSON, on one line if `indent` is None."""
+    """Return a result as JSON, on one line unless `indent` is set."""
     ascii_only = "utf" not in (getattr(sys.stdout, "encoding", None) or "").lower()
     text = json.dumps(as_json(document), ensure_ascii=ascii_only, indent=indent)
-    # JSON permits control characters that start a command in some terminals.
+    # JSON allows control characters that some terminals interpret as the start of a command.
     return _CONTROLS_OF_JSON.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def page_document(page: MessagePage[Any], names: str) -> dict[str, Any]:
-    """Return the fields of a page for `--json`. `names` are separated by spaces, in their order."""
+    """Return some fields of a page as a dict for `--json`.
+
+    `names` contains the names of the fields, separated by spaces and in the order of the output.
+    """
     return {name: getattr(page, name) for name in names.split()}
 
 
@@ -66,18 +70,18 @@ def print_unreadable(rows: Sequence[Unreadable]) -> None:
 
 
 def apply_style(text: str, style: str) -> str:
-    """Return text in a style: heading, bad, warn or good. Other styles leave it unchanged.
+    """Return text in the style heading, bad, warn or good. Any other style leaves it unchanged.
 
-    Print it with `click.echo`, which removes the colors if the output is not a terminal.
+    Print the text with `click.echo`, which removes the colors if the output is not a terminal.
     """
     found = _STYLES.get(style)
     return click.style(text, **found) if found and text else text
 
 
 def printable(text: str | bytes | None, *, lines: bool = False) -> str:
-    """Return text from a message with control and invisible characters escaped, for a terminal.
+    """Return text in which control and invisible characters are escaped, for a terminal.
 
-    With `lines`, line breaks and tabs stay.
+    Use it for all text from messages. If `lines` is True, line breaks and tabs are kept.
     """
     if text is None:
         return ""
@@ -91,17 +95,18 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def room() -> int | None:
-    """Return the columns of the terminal, None if standard output is not a terminal."""
+    """Return the number of columns of the terminal, or None if the output is not a terminal."""
     return shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else None
 
 
 def table(
     headings: Sequence[str], rows: Sequence[Sequence[Any]], *, last_below: bool = False
 ) -> None:
-    """Print rows under headings. Numbers are right-aligned, None is `-`, and text is escaped.
+    """Print rows under headings.
 
-    On a terminal, the last column is cut to the width. With `last_below`, it gets its own line
-    below each row instead if it does not fit. Without a terminal, nothing is cut.
+    Numbers are right-aligned, None is shown as `-`, and text is escaped with `printable`. On a
+    terminal, lines are cut to its width. If `last_below` is True and the table is too wide, the
+    last column is moved to a separate line below each row. Without a terminal, nothing is cut.
     """
     cells = [["-" if cell is None else _cell(cell) for cell in row] for row in rows]
     numeric = [
@@ -132,10 +137,11 @@ def table(
 def listing(
     headings: str, rows: Sequence[Any], *, last_below: bool = False, **cells: Callable[[Any], Any]
 ) -> None:
-    """Print one table row per object. `headings` are separated by spaces, with `_` for a space.
+    """Print a table with one row for each object.
 
-    `cells` maps a heading in lower case to the function that returns the cell. Other headings show
-    the attribute with the same name.
+    `headings` contains the headings, separated by spaces. A `_` stands for a space in a heading.
+    `cells` maps a heading in lower case to a function that returns the cell for an object. For any
+    other heading, the cell is the attribute with the same name.
     """
     names = [re.sub(r"\W", "_", heading.lower()) for heading in headings.split()]
     table(
@@ -152,10 +158,10 @@ def _cell(cell: Any) -> str:
 
 
 def sentence(text: str, begin: str = "", hang: int = 0) -> None:
-    """Print `begin` and the escaped text on one line.
+    """Print the escaped text on one line, preceded by `begin`.
 
     On a terminal, the line is wrapped between words, and further lines are indented by `hang`
-    columns. Without a terminal, it stays one line, so that programs can search it.
+    columns. Without a terminal, it remains one line, so that programs can search it.
     """
     line = begin + printable(text)
     if sys.stdout.isatty():
@@ -168,7 +174,7 @@ def sentence(text: str, begin: str = "", hang: int = 0) -> None:
 
 
 def ago(now_unix_ms: int, then_unix_ms: int | None) -> str | None:
-    """Return the age of an instant for a table cell, None if the instant is unknown."""
+    """Return the age of an instant for a table cell, or None if the instant is unknown."""
     return None if then_unix_ms is None else age(now_unix_ms - then_unix_ms)
 
 
@@ -178,19 +184,19 @@ def at_least(number: int, exact: bool) -> str:
 
 
 def owner(row: Any) -> str:
-    """Return the owner of a row for a table cell."""
+    """Return the owner of a row for a table cell, with a mark if its lease has expired."""
     return f"{row.owner} (expired)" if row.state == "expired" else row.owner or "-"
 
 
 def epoch(row: Any) -> str | None:
-    """Return the epoch of the owner without commas, or None before the first owner."""
+    """Return the epoch of the owner without commas, or None if there was never an owner."""
     return str(row.epoch) if row.epoch else None
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask for confirmation of an irreversible action.
+    """Ask the user to confirm an irreversible action, unless `yes` is True.
 
-    Raises RequestRefusedError if it is not given.
+    Raises RequestRefusedError if the user declines, or if standard input is not a terminal.
     """
     if yes:
         return

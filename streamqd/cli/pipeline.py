@@ -1,4 +1,4 @@
-"""`streamqd pipeline`: the commands on Spark, which is imported only to run one of them."""
+"""`streamqd pipeline`: the commands on Spark, which is imported only when one of them runs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ UNTIL = click.option(
 def _open_archive(
     session: Session, folder: Path | str | None, *, create: bool = False
 ) -> Archive | None:
-    """Return the archive, None without a directory. Raises RequestRefusedError."""
+    """Open the archive in a directory. Return None if no directory was passed.
+
+    Raises RequestRefusedError.
+    """
     from streamqd.spark.pipelines.storage import Archive
 
     stored = session.settings.archive.pairs
@@ -151,8 +154,8 @@ def archive(
                 try:
                     done = archiver.run(topics)
                 except (RedisUnavailableError, RedisResponseError) as error:
-                    # At the start, the cause is a wrong address or password. Later, it is an
-                    # outage.
+                    # Before the first successful run, the address or the password may be wrong.
+                    # Later, an error means an outage, which is worth waiting for.
                     if every is None or not ran:
                         raise
                     click.echo(f"Error: {printable(str(error), lines=True)}", err=True)

@@ -36,12 +36,12 @@ from streamqd.store import topics as registry
 from streamqd.words import count
 
 EXIT_INPUT = 2
-RATE_SECONDS = 0.1  # shortest time for which a rate is printed
+RATE_SECONDS = 0.1  # minimum duration in seconds for which a rate is printed
 Key = Callable[[bytes], bytes | None]
 
 
 def _instant(value: object) -> float:
-    """Return a date and time as unix seconds. Without an offset, it is UTC."""
+    """Parse a date and time, and return unix seconds. Without an offset, the time is in UTC."""
     try:
         return parse_instant(str(value))
     except ValueError:
@@ -57,11 +57,14 @@ INSTANT = Parsed("time", _instant)
 class Produced:
     """The result of `produce`.
 
-    `sent` counts confirmed messages. `unknown` counts messages that may or may not be written,
-    because the connection was lost. `duplicate` is the uid of the earlier message with the same
-    --dedup-id, if nothing was sent because of it, otherwise null. `lines` counts the lines that
-    were read, and `empty` the skipped ones. `without_key` counts sent messages for which no key
-    was found. `error` is the reason if it stopped early, otherwise null.
+    `sent` is the number of confirmed messages. `unknown` is the number of messages that may or may
+    not have been written, because the connection was lost. If nothing was sent because the
+    --dedup-id was used before, `duplicate` is the uid of the earlier message. Otherwise, it is
+    null.
+
+    `lines` is the number of lines that were read, `empty` the number of lines that were skipped,
+    and `without_key` the number of messages that were sent although no key was found in them.
+    `error` is the reason why the command stopped early, or null if it did not.
     """
 
     topic: str
@@ -213,7 +216,7 @@ def _deliver(
     *,
     quiet: bool,
 ) -> BaseException | None:
-    """Send the messages and count them in `done`. Return the error that stopped it, or None."""
+    """Send the messages, and count them in `done`. Return the error that stopped this, or None."""
     started = time.monotonic()
     failure: BaseException | None = None
     try:
@@ -244,7 +247,7 @@ def _send(
     *,
     quiet: bool,
 ) -> None:
-    """Send the chunks in order, with a progress bar on a terminal."""
+    """Send the chunks in order, and show a progress bar on a terminal."""
     size = lines.size
     watched = sys.stderr.isatty() and size and not quiet and not session.quiet
     with contextlib.ExitStack() as stack:
@@ -255,7 +258,7 @@ def _send(
             )
         position = 0
         for ids in chunks:
-            if ids[0].is_duplicate:  # a --dedup-id is for one message
+            if ids[0].is_duplicate:  # with --dedup-id, there is only one message
                 done.duplicate = ids[0]
             else:
                 done.sent += len(ids)
@@ -274,9 +277,10 @@ def _items(
     *,
     skip: bool,
 ) -> Iterator[Outgoing]:
-    """Yield the messages to send. Raises BadInputError at the first line that cannot be sent.
+    """Yield the messages to send, and count the lines in `done`.
 
-    With `skip`, empty lines are skipped.
+    If `skip` is True, empty lines are skipped. Raises BadInputError at the first line that cannot
+    be sent.
     """
     check = form == "jsonl" and not isinstance(key, _FieldKey)
     for line in lines.read(max_bytes):
@@ -296,7 +300,11 @@ def _items(
 
 
 def _parse_line(line: bytes) -> Any:
-    """Parse a line of JSON. The text of ValueError continues a sentence: `line 7 of FILE …`."""
+    """Parse a line of JSON.
+
+    Raises ValueError if this fails. The caller puts the place before its message, which therefore
+    continues a sentence, as in `line 7 of FILE is not UTF-8 text`.
+    """
     try:
         return _decode(line.decode())
     except UnicodeDecodeError:
@@ -316,7 +324,7 @@ _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class _FieldKey:
-    """Reads the key from a field of the JSON object."""
+    """Returns the key of a message, which is the value of one field of the JSON object."""
 
     def __init__(self, field: str) -> None:
         self._field = field
@@ -346,7 +354,7 @@ def _message_template(
     expires: float | None,
     dedup_id: str | None,
 ) -> Outgoing:
-    """Return a message without value and key. Raises click.UsageError."""
+    """Return a message with all fields except the value and the key. Raises click.UsageError."""
     shared = Outgoing(b"", None, _headers(headers), partition, delay, at, expires, dedup_id)
     try:
         envelope_of(shared, sys.maxsize)
@@ -364,9 +372,10 @@ def _dedup_id(given: str | None, *, one: bool) -> str | None:
 
 
 def _check_topic(session: Session, topic: str, create: bool | None) -> None:
-    """Ask before an unknown topic is created. Raises TopicNotFoundError without a terminal.
+    """Ask for confirmation before an unknown topic is created.
 
-    If `create` is not None, the producer creates or refuses the topic accordingly.
+    If `create` is not None, do not ask, because the producer then creates or refuses the topic.
+    Raises TopicNotFoundError if there is no terminal, and RequestRefusedError if the user declines.
     """
     settings = session.settings
     named = {*settings.topics, *(each.topic for each in settings.consumers)}
@@ -434,7 +443,7 @@ def _describe_failure(failure: BaseException | None) -> str | None:
 
 
 def _summarise(session: Session, done: Produced) -> None:
-    # The rate of a few milliseconds is meaningless.
+    # A rate that was measured for only a few milliseconds is meaningless.
     rate = f", {done.sent / done.seconds:,.0f}/s" if done.seconds >= RATE_SECONDS else ""
     took = f"in {done.seconds:.2f} s{rate}"
     if not session.quiet:

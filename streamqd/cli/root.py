@@ -1,4 +1,7 @@
-"""The command itself: global options, the daemon as the default command, errors as sentences."""
+"""The top-level command, with its global options and its error messages.
+
+Without the name of a command, `streamqd` runs the daemon. Errors are printed as sentences.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +45,11 @@ EXIT_CONFIG = 3
 EXIT_REDIS = 4
 EXIT_REFUSED = 8
 EXIT_INTERRUPTED = 128 + signal.SIGINT
-EXIT_PIPE = 128 + signal.SIGPIPE  # the status of a program that a broken pipe terminates
+EXIT_PIPE = 128 + signal.SIGPIPE  # status that a shell reports for a program killed by SIGPIPE
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command at its first use, so that the command line starts fast.
+    """A group that imports a command only when it is used, so that the command line starts fast.
 
     `places` maps the name of each command to `module:name`.
     """
@@ -60,7 +63,7 @@ class LazyGroup(click.Group):
         return sorted(self.places)
 
     def get_command(self, _ctx: click.Context | None, name: str) -> click.Command | None:
-        """Import a command. Return None if no command has this name."""
+        """Import a command and return it. Return None if no command has this name."""
         if name not in self.places:
             return None
         module, _, attribute = self.places[name].partition(":")
@@ -71,7 +74,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command in the first argument. An error includes the nearest names."""
+        """Find the command that the first argument names. The error suggests similar names."""
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
@@ -81,7 +84,7 @@ class LazyGroup(click.Group):
 
 
 def _with_config(command: click.Command) -> click.Command:
-    """Accept `--config` also after the name of a command or subcommand."""
+    """Allow `--config` after the name of a command or subcommand as well."""
     if not any({"-c", "--config"} & {*param.opts} for param in command.params):
         command.params.append(
             click.Option(
@@ -103,7 +106,7 @@ def _take_config(ctx: click.Context, _param: click.Parameter, value: Path | None
 
 
 class Root(LazyGroup):
-    """A group whose commands return their exit code, and whose errors are printed as sentences."""
+    """The top-level group. Its commands return exit codes, and errors are printed as sentences."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command and exit with its exit code."""
@@ -119,7 +122,7 @@ class Root(LazyGroup):
             code = error.exit_code
         except click.Abort:
             code = EXIT_INTERRUPTED
-        except Exception as error:  # noqa: BLE001 - the last place to turn it into a sentence
+        except Exception as error:  # noqa: BLE001 - the last chance to turn it into a sentence
             code = _report_error(error, session)
         sys.exit(code)
 
@@ -136,7 +139,7 @@ class Root(LazyGroup):
                     formatter.write_dl(rows, col_max=12)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Exit silently if the reader of its output has closed the pipe."""
+        """Run the command. Exit silently if the program that reads its output closed the pipe."""
         try:
             returned = super().invoke(ctx)
             sys.stdout.flush()
@@ -152,14 +155,14 @@ def _format_error(error: click.ClickException) -> str:
 
 
 def _print_error(text: str, session: Session) -> None:
-    """Print an error with escaped control characters. On a terminal, the word `Error:` is red."""
+    """Print an error with control characters escaped. On a terminal, the word `Error:` is red."""
     before, word, after = printable(text, lines=True).partition("Error: ")
     red = apply_style(word.strip(), "bad") + " " if word else ""
     click.echo(before + red + after, err=True, color=None if session.colored else False)
 
 
 def _hint(error: click.ClickException) -> None:
-    """Print the correct place of a global option that was passed after the command."""
+    """Print a hint if a global option was passed after the command instead of before it."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None or not error.ctx.parent:
         return
     name = error.option_name
@@ -169,7 +172,7 @@ def _hint(error: click.ClickException) -> None:
 
 
 def _report_error(error: Exception, session: Session) -> int:
-    """Print or log the problem, and return its exit code."""
+    """Print or log the problems that an error describes, and return the exit code."""
     problems, code = _problems(error, session)
     style = _style_of_daemon(session)
     if style is not None and logs.is_json(style):
@@ -187,7 +190,7 @@ def _report_error(error: Exception, session: Session) -> int:
 
 
 def _problems(error: Exception, session: Session) -> tuple[list[str], int]:
-    """Return the problems, one sentence each, and the exit code."""
+    """Return the problems that an error describes, each as a sentence, and the exit code."""
     match error:
         case StartupError():
             return list(error.problems), error.code
@@ -213,7 +216,10 @@ def _problems(error: Exception, session: Session) -> tuple[list[str], int]:
 
 
 def _style_of_daemon(session: Session) -> str | None:
-    """Return the setting log.format for the daemon, None for a command."""
+    """Return the setting log.format if the daemon is to run, or None for a command.
+
+    If the configuration is invalid, the value comes from the settings that are valid.
+    """
     if not session.is_daemon:
         return None
     try:
@@ -225,7 +231,7 @@ def _style_of_daemon(session: Session) -> str | None:
 
 
 def _log_refusal(error: Exception, problems: list[str], code: int, *, verbose: bool) -> None:
-    """Log why the daemon does not start, as JSON."""
+    """Log the reasons why the daemon does not start, as JSON events."""
     logs.setup(role="supervisor", style="json")
     exc = error if verbose or not isinstance(error, StreamqdError) else None
     for problem in problems:
@@ -236,8 +242,8 @@ def _log_refusal(error: Exception, problems: list[str], code: int, *, verbose: b
 
 
 def _leave_pipe() -> NoReturn:
-    """Exit silently, because the reader of the output (such as `head`) has closed the pipe."""
-    # At exit, Python flushes standard output again, and would print an error.
+    """Exit silently, because the program that reads the output (such as `head`) closed the pipe."""
+    # Python flushes standard output again at exit, and would print an error if it failed.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(EXIT_PIPE)
 
@@ -421,7 +427,7 @@ def _run(session: Session, burst: bool, only: tuple[str, ...], watch: bool) -> i
         if not (topic_name and slash and group) or "/" in group:
             raise click.UsageError(f"--only {name} is not TOPIC/GROUP")
     session.is_daemon = True
-    # Imported here because the commands do not need it and must start fast.
+    # These modules are imported here, because commands do not need them and should start fast.
     from streamqd import startup, supervisor
 
     early.resume_collection()

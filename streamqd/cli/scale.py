@@ -1,4 +1,4 @@
-"""`streamqd scale`: how many workers each group can use, printed once or served over HTTP."""
+"""`streamqd scale`: print the number of workers that each group can use, or serve it over HTTP."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from streamqd.errors import (
 from streamqd.http import HttpRequest, HttpResponse, HttpServer
 from streamqd.http.access import JSON_TYPE, Access
 
-SHARED_SECONDS = 1.0  # age up to which one check answers all requests
-LOOK_TIMEOUT = 3.0  # seconds per round trip to Redis, which an autoscaler waits for
+SHARED_SECONDS = 1.0  # seconds for which the response of one check is reused for all requests
+LOOK_TIMEOUT = 3.0  # seconds per round trip to Redis, while an autoscaler waits for the response
 LISTEN_SECONDS = 5.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -102,11 +102,11 @@ def _row(name: str, each: GroupScale) -> tuple[object, ...]:
 
 
 class ScaleServer:
-    """Serves `GET /scale`, and `/livez`, which does not depend on Redis.
+    """An HTTP server for `GET /scale`, and for `/livez`, which does not depend on Redis.
 
-    If a measurement fails, for example because Redis does not answer, `/scale` returns 503 with a
-    sentence, so that an autoscaler keeps the number of instances. One measurement answers all
-    requests of a second.
+    If a measurement fails, for example because Redis does not reply, `/scale` returns status 503
+    and a sentence. An autoscaler then keeps the number of instances. The result of a measurement is
+    reused for all requests within a second.
     """
 
     def __init__(self, session: Session, bind: str, read_view: Callable[[], ScaleView]) -> None:
@@ -119,7 +119,7 @@ class ScaleServer:
         self._read_view = read_view
         self._address = address
         self._redis_episode = logs.Episode("redis.lost", "redis.recovered")
-        self._next_check = 0.0  # monotonic
+        self._next_check = 0.0  # monotonic time in seconds from which a request checks again
         self._response = HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"")
         access = Access(session.settings.http)
         self._server = HttpServer(
@@ -133,15 +133,15 @@ class ScaleServer:
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT.
 
-        Raises RequestRefusedError if it cannot listen on the address.
+        Raises RequestRefusedError if the server cannot listen on the address.
         """
         if fault := http.fault_of(self._address):
             raise RequestRefusedError(fault)
         with contextlib.suppress(RedisUnavailableError):
-            self._read_view()  # a wrong name is an error at the start
+            self._read_view()  # reports a wrong name before the server starts
         log = self._session.settings.log
         logs.setup(role="scale", style=log.format, level=log.level)
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # also for the server's thread
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the server's thread inherits it
         self._server.start()
         try:
             if not self._server.listening.wait(LISTEN_SECONDS) or self._server.bound is None:
@@ -159,7 +159,8 @@ class ScaleServer:
     def _scale(self, _request: HttpRequest) -> HttpResponse:
         if time.monotonic() >= self._next_check:
             self._response = self._measure()
-            # Count from the end of the check, so that a slow server is checked less often.
+            # The interval starts at the end of the check, so that a slow server is checked less
+            # often.
             self._next_check = time.monotonic() + SHARED_SECONDS
             logs.flush()
         return self._response

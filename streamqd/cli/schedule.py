@@ -29,11 +29,11 @@ from streamqd.config.setting import Kind, settings_of
 from streamqd.errors import RedisUnavailableError
 from streamqd.words import age, count
 
-NEXT_MAX = 1_000  # ticks that `next` prints
+NEXT_MAX = 1_000  # maximum number of ticks that `next` prints
 
 
 def _payload(value: object) -> Any:
-    """Return the payload parsed as JSON, or the string itself if it is not JSON."""
+    """Parse a payload as JSON. If it is not JSON, return the string itself."""
 
     def refuse(name: str) -> None:
         raise ValueError(name)
@@ -50,7 +50,7 @@ _TYPES: dict[Kind, Any] = {Kind.JSON: PAYLOAD, Kind.INTEGER: click.INT}
 
 
 def _metavar(name: str, kind: Kind) -> str | None:
-    """Return the metavar of a setting, None for a choice, whose values are shown."""
+    """Return the metavar of a setting, or None if its help shows the choices instead."""
     known = {"topic": "TOPIC", "cron": "EXPRESSION", "at": "TIME", "timezone": "ZONE", "key": "KEY"}
     kinds = {Kind.DURATION: "DURATION", Kind.INTEGER: "N", Kind.JSON: "JSON"}
     return known.get(name) or kinds.get(kind) or ("allow|skip:GROUP" if name == "overlap" else None)
@@ -385,7 +385,7 @@ def _change_result_of_each(
 def _audit_each(
     session: Session, topics: dict[str, str], names: Iterable[str], command: str
 ) -> None:
-    """Write one entry into the audit log of each topic."""
+    """Record the command in the audit log of each topic, with one entry per topic."""
     by_topic: dict[str, list[str]] = {}
     for name in names:
         by_topic.setdefault(topics[name], []).append(name)

@@ -1,4 +1,4 @@
-"""One invocation of `streamqd`: its configuration and its connection to Redis."""
+"""The state of one invocation of `streamqd`: options, configuration, and connection to Redis."""
 
 from __future__ import annotations
 
@@ -22,21 +22,25 @@ from streamqd.store.store import Store
 if TYPE_CHECKING:
     from streamqd.admin.published import Fleet
 
-TIMEOUT = 5.0  # seconds per round trip of a command to Redis
+TIMEOUT = 5.0  # seconds after which a round trip to Redis times out
 NOT_AUDITED = "the audit log could not be written, so it does not contain this command"
 
 
 @dataclass
 class Session:
-    """The global options. Configuration and connection are created at first use."""
+    """The state of one invocation of `streamqd`.
+
+    It holds the global options. The configuration and the connection are created when they are
+    first used.
+    """
 
     config_path: Path | None = None
     overrides: dict[str, str] = field(default_factory=dict)
     verbose: bool = False
     quiet: bool = False
-    color: bool | None = None  # --color or --no-color, None without either
+    color: bool | None = None  # value of --color or --no-color, or None if neither was passed
     is_daemon: bool = False  # True for the daemon, False for a command
-    timeout: float | None = None  # seconds per round trip to Redis, None for TIMEOUT
+    timeout: float | None = None  # seconds per round trip to Redis, or None to use TIMEOUT
     _settings: config.Settings | None = None
     _link: Connection | None = None
 
@@ -46,7 +50,7 @@ class Session:
 
     @property
     def settings(self) -> config.Settings:
-        """The configuration. Raises ConfigError."""
+        """The configuration, loaded at first use. Raises ConfigError."""
         if self._settings is None:
             self._settings = self.load()
         return self._settings
@@ -66,12 +70,12 @@ class Session:
 
     @property
     def store(self) -> Store:
-        """The connection with the names of the keys. Raises ConfigError."""
+        """The connection to Redis together with the names of the keys. Raises ConfigError."""
         return Store(self.link, self.keys)
 
     @contextlib.contextmanager
     def using_redis(self) -> Iterator[None]:
-        """Close the connection after the block, and reword its errors as `explain`."""
+        """Close the connection after the block, and add a cause and a remedy to its errors."""
         try:
             yield
         except RedisUnavailableError as error:
@@ -92,7 +96,10 @@ class Session:
     def record(
         self, topic: str, command: str, what: dict[str, Any], counts: dict[str, int]
     ) -> None:
-        """Write a command into the audit log of a topic. Print a note if this fails."""
+        """Record a command, with its arguments and counts, in the audit log of a topic.
+
+        If the entry cannot be written, only a note is printed.
+        """
         from streamqd.admin import audit
 
         try:
@@ -101,7 +108,7 @@ class Session:
             self.note(NOT_AUDITED)
 
     def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
-        """Return the error with a cause and a remedy for the operator."""
+        """Return an error that adds the cause and a remedy for the operator, if they are known."""
         if is_timeout(error):
             # The server exists, but it is stopped, overloaded, or waiting for its disk.
             return RedisUnavailableError(f"Redis does not answer: {error}", sent=error.sent)
@@ -122,7 +129,7 @@ class Session:
         return RedisUnavailableError(text, sent=False)
 
     def explain_forbidden(self, error: BaseException) -> str:
-        """Return a sentence if this user may not open the daemon's socket, '' otherwise."""
+        """Return an explanation if this user may not open the daemon's socket, or '' otherwise."""
         folder = self.settings.daemon.state_dir.absolute()
         denied = _is_caused_by(error, PermissionError)
         if not denied and os.access(folder, os.X_OK, effective_ids=True):
@@ -132,7 +139,7 @@ class Session:
         except PermissionError:
             return f"daemon.state_dir: no permission to look into {folder}; use the daemon's user"
         except OSError:
-            return ""  # no daemon was ever started there
+            return ""  # no daemon was ever started with this directory
         try:
             name = pwd.getpwuid(found.st_uid).pw_name
         except KeyError:
@@ -149,7 +156,10 @@ class Session:
 
     @property
     def colored(self) -> bool:
-        """True if a terminal gets colors: by the option, otherwise by NO_COLOR and TERM."""
+        """True if output on a terminal is colored.
+
+        --color and --no-color take precedence over the environment variables NO_COLOR and TERM.
+        """
         if self.color is not None:
             return self.color
         return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -160,7 +170,7 @@ class Session:
             click.echo(text, err=True)
 
     def print_next_page(self, cursor: str) -> None:
-        """Print the option for the next page. Print nothing after the last page."""
+        """Print the option that shows the next page, or nothing if `cursor` is ''."""
         if cursor:
             self.note(f"more: --cursor {cursor}")
 
@@ -172,9 +182,10 @@ def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> boo
 
 
 def is_timeout(error: BaseException | None) -> bool:
-    """Return True if the server did not reply in time, and the connection was not refused."""
+    """Return True if the server did not reply in time, and False if it refused the connection."""
     while error is not None:
-        # A Unix socket with a full queue raises BlockingIOError, as its server does not accept.
+        # A Unix socket raises BlockingIOError if its queue is full because the server does not
+        # accept connections.
         if isinstance(error, TimeoutError | BlockingIOError):
             return True
         error = error.__cause__ or error.__context__

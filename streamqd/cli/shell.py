@@ -1,4 +1,4 @@
-"""`streamqd pipeline shell`: a prompt for SQL, on a terminal or from a pipe."""
+"""`streamqd pipeline shell`: run SQL statements from a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from streamqd.words import count
 if TYPE_CHECKING:
     from streamqd.spark.pipelines.prompt import Prompt
 
-SHOWN_MAX = 1000  # rows of one table
+SHOWN_MAX = 1000  # maximum number of rows shown in one table on a terminal
 _BEGIN, _GO_ON = "streamqd> ", "      ... "
 
 
 def run_interactively(prompt: Prompt, form: str) -> None:
-    """Run typed statements until Ctrl-D. After an error, continue with the next statement."""
+    """Run the statements that a user types, until Ctrl-D. An error does not end the session."""
     from streamqd.spark.pipelines.statements import SqlSplitter
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - adds line editing and history
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark's handler calls Java
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark's handler would call Java
     click.echo("Tables: topic_NAME, dlq_NAME. End a statement with ;  Exit with Ctrl-D.", err=True)
     typed = SqlSplitter()
     while True:
@@ -52,7 +52,7 @@ def run_from_input(prompt: Prompt, form: str) -> None:
 
     piped = SqlSplitter()
     for line in sys.stdin.buffer:
-        # Invalid UTF-8 is kept, because the check of the statement reports it.
+        # Invalid UTF-8 is kept here and reported later, when the statement is checked.
         for statement in piped.add(line.decode("utf-8", "surrogateescape")):
             _print_rows(prompt, statement, form)
     if rest := piped.remainder():
@@ -72,7 +72,10 @@ def _print_answer(prompt: Prompt, statement: str, form: str) -> None:
 
 
 def _print_rows(prompt: Prompt, statement: str, form: str) -> int:
-    """Print the result and return the number of rows, SHOWN_MAX + 1 if the table was cut."""
+    """Print the result of a statement, and return the number of its rows.
+
+    The number is SHOWN_MAX + 1 if the table was cut.
+    """
     most = SHOWN_MAX + 1 if form == "table" and sys.stdout.isatty() else None
     found = prompt.ask(statement, most, answers.column_check(form))
     if found.columns:

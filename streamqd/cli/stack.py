@@ -1,4 +1,4 @@
-"""`streamqd stack`: the stack of a worker, from any host."""
+"""`streamqd stack`: print the stack of a worker that runs on any host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`streamqd status` and `partitions`: an overview of the fleet, and the owner of each partition."""
+"""`streamqd status` and `partitions`: show the fleet, and the owner of each partition."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _total(seen: fleet.StatusView) -> tuple[Any, ...]:
         sum(known) if len(known) == len(lags) else None,
         sum(each.pending for each in groups),
         sum(each.waiting_retries for each in groups),
-        # The total is always known. It includes groups that no longer exist.
+        # The total of dead letters is always known, and includes groups that no longer exist.
         sum(seen.dead_letters.values()),
         ago(seen.now_unix_ms, min(oldest, default=None)),
         "",
@@ -138,7 +138,7 @@ def _total(seen: fleet.StatusView) -> tuple[Any, ...]:
 
 
 def _group_state(each: fleet.GroupStatus) -> str:
-    """Return the worst state of the group. Its reason is printed above the table."""
+    """Return the most severe state of a group. Its reason is printed above the table."""
     text = _state(each.condition, each.longest_run_seconds, each.reason)
     if each.condition_partitions < each.partitions:
         text += f" ({each.condition_partitions}/{each.partitions})"
@@ -146,7 +146,7 @@ def _group_state(each: fleet.GroupStatus) -> str:
 
 
 def _state(condition: str, run_seconds: float | None, progress: str) -> str:
-    """Return the text of a condition. `progress` is the progress of a recovery."""
+    """Return a text for a condition. `progress` is used only if an instance is recovering."""
     if condition == "recovering":
         return f"recovering: {progress}"
     if condition == "running":
@@ -173,7 +173,7 @@ def _assignment_state(each: AssignmentRow) -> str:
 
 
 def _describe_lag(now_unix_ms: int, group: fleet.Behind) -> str:
-    """Return the lag of a group as a sentence, with its start and its trend."""
+    """Return a sentence about the lag of a group, with its start and its trend."""
     lag = "more than 1,000 messages" if group.lag is None else count(group.lag, "message")
     where = (
         f"partition {group.partitions[0]}"
@@ -196,7 +196,7 @@ def _describe_lag(now_unix_ms: int, group: fleet.Behind) -> str:
 
 
 def _show_directives(seen: fleet.StatusView) -> None:
-    """Print the directives of operators. They come first, because they explain the rest."""
+    """Print the directives of operators. They come first, because they explain the other output."""
     for each in seen.directives:
         text = _DIRECTIVES[each.kind].format(target=printable(each.target), to=printable(each.to))
         reason = f": {printable(each.why)}" if each.why else ""

@@ -1,12 +1,12 @@
-"""`streamqd top`: the whole fleet, live, in a terminal.
+"""`streamqd top`: watch the whole fleet live in a terminal.
 
-The screen uses a few escape sequences that every terminal since the VT100 supports, and termios
-from the standard library. Curses would add a terminal database and its own handling of signals and
-resizing. rich does not read keys (decision 0019). textual and blessed would each add an event loop
-for one command. A frame is a pure function of the data, so that it can be tested.
+The screen uses termios from the standard library, and a few escape sequences that every terminal
+since the VT100 supports. Curses would add a terminal database and its own handling of signals and
+resizing. rich cannot read keys (decision 0019). textual and blessed would each add an event loop
+for a single command. A frame is a pure function of the data, so that it can be tested.
 
-A thread reads from Redis, so that a Redis that does not reply never blocks a key or a resize. The
-main thread waits for keys, signals and new data, and paints.
+A thread reads from Redis, so that a Redis server that does not reply never delays the response to a
+key or a resize. The main thread waits for keys, signals and new data, and paints the screen.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from streamqd.store.client import Connection, connect
 from streamqd.store.store import Store
 
 INTERVAL_MIN = 0.2
-LOOK_TIMEOUT = 3.0  # seconds per read of the fleet
+LOOK_TIMEOUT = 3.0  # seconds per round trip to Redis
 ESCAPE_SECONDS = 0.1  # seconds to wait for the rest of an escape sequence
-WIDTH_ELSEWHERE = 132  # columns of --once without a terminal
+WIDTH_ELSEWHERE = 132  # width of --once in columns if there is no terminal
 
 
 @click.command(short_help="Watch the fleet live.")
@@ -77,7 +77,7 @@ def top(session: Session, *, interval: float, once: bool, as_json: bool) -> int 
 
 
 class TopScreen:
-    """The live screen: a thread reads the fleet, and the main loop paints and handles keys."""
+    """The live screen. A thread reads the fleet, while the main loop paints and handles keys."""
 
     def __init__(self, session: Session, terminal: Terminal, interval: float) -> None:
         self._terminal = terminal
@@ -88,7 +88,7 @@ class TopScreen:
         self._code: int | None = None
 
     def run(self) -> int:
-        """Run until a key or a signal stops it, and return the exit code.
+        """Show the screen until a key or a signal stops it, and return the exit code.
 
         Raises KeyboardInterrupt at Ctrl-C.
         """
@@ -96,7 +96,8 @@ class TopScreen:
             self._reader.start()
             while self._code is None:
                 self._paint()
-                # Wait 1 s at most, because ages grow on the screen even without Redis.
+                # Wait no longer than 1 s, because the ages on the screen grow even if Redis does
+                # not reply.
                 try:
                     typed = self._terminal.wait(ESCAPE_SECONDS if self._unparsed else 1.0)
                 except EOFError:
@@ -144,14 +145,15 @@ class TopScreen:
             case signal.SIGTSTP:
                 self._terminal.suspend()
             case signal.SIGCONT:
-                # SIGSTOP cannot be handled, and the shell has changed the terminal since.
+                # The process may have been stopped by SIGSTOP, which cannot be handled, and the
+                # shell has changed the terminal in the meantime.
                 self._terminal.enter()
             case signal.SIGTERM | signal.SIGHUP | signal.SIGINT:
                 self._code = 128 + number
 
 
 class TopReader:
-    """Reads the fleet every `interval` seconds, in its own thread and connection."""
+    """Reads the fleet every `interval` seconds in a separate thread, over its own connection."""
 
     def __init__(self, session: Session, interval: float, wake: Callable[[], None]) -> None:
         self._session = session
@@ -171,9 +173,9 @@ class TopReader:
         self._stop.set()
 
     def latest(self) -> tuple[FleetSnapshot | None, str, float]:
-        """Return the last view, the reason if it is outdated ('' otherwise), and its age (seconds).
+        """Return the last view, the reason why it is outdated, and its age in seconds.
 
-        The view is None before the first read.
+        The view is None before the first read. The reason is '' if the view is up to date.
         """
         return self._view, self._trouble, time.monotonic() - self._at
 

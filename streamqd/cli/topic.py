@@ -225,7 +225,7 @@ def delete(
         )
     confirm(f"Delete {_describe_deletion(extent)}?", yes)
     done = topics_deletion.delete(session.store, name, force=force)
-    # The audit log was deleted with the topic: this is the first entry of a new one.
+    # The audit log was deleted with the topic, so this becomes the first entry of a new log.
     session.record(
         name, "topic delete",
         {"groups": extent.groups, "partitions": done.partitions, "force": force},

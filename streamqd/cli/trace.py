@@ -80,9 +80,9 @@ def _show(found: admin.Trace, folder: Path | str | None, looked: Any) -> None:
 def find_in_archive(
     folder: Path | str, topic: str, partition: int, entry_id: str, options: Mapping[str, str]
 ) -> Any:
-    """Return the place of an entry in an archive, with `file` and `found`.
+    """Search an archive for an entry. The result has the fields `file` and `found`.
 
-    Raises RequestRefusedError.
+    Raises RequestRefusedError if the archive cannot be read.
     """
     # Imported here because other commands do not need it.
     try:
@@ -148,7 +148,10 @@ def _describe_archive(found: admin.Trace, folder: Path | str | None, looked: Any
 
 
 def _describe_group(found: admin.Trace, each: admin.GroupTrace, *, proven: bool) -> str:
-    """Return the state of one group as a clause. `proven`: the message was written."""
+    """Return the state of one group as a clause.
+
+    `proven` is True if it is certain that the message was written.
+    """
     now, attempt = found.now_unix_ms, f"attempt {each.attempt}" if each.attempt else "its attempt"
     on = f" on {each.owner}" if each.owner else ""
     error = _error(each.error_class, each.error_message)
@@ -205,7 +208,10 @@ def _describe_done(state: str, *, proven: bool) -> str:
 
 
 def _describe_obstacle(each: admin.GroupTrace) -> str:
-    """Return what the group does on the partition instead of reading the message."""
+    """Return a clause about the state of the partition, which may explain why the message waits.
+
+    The clause is '' if the state is unknown.
+    """
     on = f" on {each.owner}" if each.owner else ""
     if each.condition == "unknown":
         return ""
@@ -215,7 +221,7 @@ def _describe_obstacle(each: admin.GroupTrace) -> str:
 
 
 def _error(error_class: str, message: str) -> str:
-    # The class without its module, which is in the dead letter.
+    # The module of the class is left out, because it is in the dead letter.
     short = error_class.rpartition(".")[2]
     if not short and not message:
         return ""

@@ -1,4 +1,4 @@
-"""`streamqd trim`: remove acknowledged entries beyond the retention now."""
+"""`streamqd trim`: remove acknowledged entries that exceed the retention now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`streamqd why`: why a topic or a partition does not move."""
+"""`streamqd why`: explain why a topic or a partition makes no progress."""
 
 from __future__ import annotations
 

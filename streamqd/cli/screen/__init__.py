@@ -1,5 +1,5 @@
-"""The live screen of `streamqd top`: contents, layout, keys and terminal.
+"""The live screen of `streamqd top`, with its contents, layout, keys and terminal.
 
 `columns` defines the cells of a row, `frame` lays out one screen, and `input` turns keys into
-changes of the view. These three are pure. Only `terminal` uses a terminal.
+changes of the view. These three modules are pure. Only `terminal` uses a terminal.
 """

@@ -1,4 +1,4 @@
-"""The columns of the partitions table: their text, and the screen width that each needs.
+"""The columns of the table of partitions, with their texts and the screen width that they need.
 
 All functions are pure.
 """
@@ -29,7 +29,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScreenColumn:
-    """A column for screens of at least `from_width`."""
+    """A column of the table. It is shown on screens that are at least `from_width` columns wide."""
 
     name: str
     heading: str
@@ -40,7 +40,10 @@ class ScreenColumn:
 
 
 def number(value: float | None, width: int = 7) -> str:
-    """Return a number in at most `width` characters (1,204 or 12.3k or 4.5M), `-` for None."""
+    """Format a number in up to `width` characters, such as 1,204, 12.3k or 4.5M.
+
+    None is shown as `-`.
+    """
     if value is None:
         return "-"
     if abs(value) < 10 and value != int(value):
@@ -56,7 +59,10 @@ def number(value: float | None, width: int = 7) -> str:
 
 
 def state_cell(row: AssignmentRow) -> Cell:
-    """Return the condition, in capitals if it needs attention, so that color is not required."""
+    """Return a cell with the condition of an assignment.
+
+    A condition that needs attention is in capitals, so that it stands out even without color.
+    """
     word, run = row.condition, row.longest_run_seconds or 0
     if word == "running":
         long = run >= STUCK_SECONDS
@@ -69,7 +75,7 @@ def state_cell(row: AssignmentRow) -> Cell:
     return Cell(short_word, "" if word in CALM else "warn")
 
 
-# Short names that fit into the column.
+# Short names of conditions, which fit into the column.
 _SHORT = {
     "circuit-open": "circuit",
     "circuit-half-open": "half-open",
@@ -155,7 +161,7 @@ COLUMNS = (
 
 
 def fit_columns(width: int) -> tuple[list[ScreenColumn], int]:
-    """Return the columns that fit on a screen, and the width of the name before them."""
+    """Return the columns that fit on the screen, and the remaining width for the name."""
     fit = [column for column in COLUMNS if column.from_width <= width]
     while len(fit) > 1:
         name = width - sum(column.width + GAP for column in fit)

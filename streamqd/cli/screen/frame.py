@@ -1,7 +1,8 @@
-"""One screen of `streamqd top` as a list of lines, each a list of (text, style). No I/O.
+"""Lay out one screen of `streamqd top` as a list of lines, which are lists of styled cells.
 
-From top to bottom: the fleet and the age of the data, the totals, the problems (pauses first), the
-partitions, slow handlers next to recent failures, and the line of keys.
+This module does no I/O. From top to bottom, a screen shows the fleet and the age of the data, the
+totals, the problems (pauses first), the partitions, slow handlers next to recent failures, and the
+keys that the user can press.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from streamqd.words import age, short_duration
 
 Line = list[Cell]
 
-PANEL_ROWS = (3, 8)  # rows of slow handlers and failures: minimum, and on a large screen
-PANEL_MIN_HEIGHT = 16  # lines of the screen, below which the panels are hidden
+PANEL_ROWS = (3, 8)  # maximum number of rows in a panel, on a small screen and on a large one
+PANEL_MIN_HEIGHT = 16  # minimum height of the screen, in lines, for the panels to be shown
 TROUBLES_MAX = 3
 KEYS = "q quit s sort / filter p page space freeze ? help"
 HELP = (
@@ -74,7 +75,7 @@ def frame(
     trouble: str = "",
     old: float = 0.0,
 ) -> list[Line]:
-    """Lay out one screen of `height` lines, or of all lines for None.
+    """Lay out a screen of `height` lines, or all lines if `height` is None.
 
     If the view is outdated, `trouble` is the reason and `old` its age in seconds. Otherwise,
     `trouble` is ''.
@@ -169,7 +170,7 @@ def _table(
     room: int | None,
 ) -> list[Line]:
     columns, name_width = fit_columns(width)
-    # On a wide screen, names must not be far away from their figures.
+    # On a wide screen, the names should not be far away from the figures.
     longest = max((_cut(printable(row.name), width)[1] for row in view.assignments), default=0)
     name_width = min(name_width, max(NAME_MIN, longest + 1))
     mark = "^" if chosen.reverse else "v"
@@ -267,7 +268,7 @@ def _columns_of(character: str) -> int:
 
 
 def _cut(text: str, width: int) -> tuple[str, int]:
-    """Return the start of a text that fits into `width`, and its columns."""
+    """Return the part of a text that fits into `width` columns, and the number of its columns."""
     if text.isascii():
         return text[:width], min(len(text), width)
     taken, used = [], 0
@@ -283,7 +284,7 @@ def _cut(text: str, width: int) -> tuple[str, int]:
 def _pad(text: str, width: int, *, left: bool = True) -> str:
     cut, used = _cut(text, width)
     if cut != text and width > 1:
-        # `~` marks a cut text.
+        # A `~` marks text that was cut.
         cut, used = _cut(text, width - 1)
         cut, used = cut + "~", used + 1
     space = " " * (width - used)
@@ -291,7 +292,7 @@ def _pad(text: str, width: int, *, left: bool = True) -> str:
 
 
 def _fit(lines: Sequence[Line], width: int, height: int | None) -> list[Line]:
-    """Return the lines cut and padded to the size of the screen."""
+    """Return the lines, cut and padded to the size of the screen."""
     fitted: list[Line] = []
     for line in lines[:height]:
         room = width

@@ -1,4 +1,4 @@
-"""Parse keys from the bytes of a terminal, and apply them to the view. No I/O."""
+"""Parse keys from the bytes of a terminal, and apply them to the view, without any I/O."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _NAMED = {
 
 
 def keys(raw: bytes) -> tuple[list[str], bytes]:
-    """Return the keys in the bytes of a terminal, and the bytes of an incomplete key.
+    """Return the keys that the bytes from a terminal contain, and the bytes of an incomplete key.
 
-    A lone escape at the end is incomplete. Call `flush` if no more bytes follow.
+    A single escape character at the end is incomplete. If no more bytes follow, pass it to `flush`.
     """
     found: list[str] = []
     while raw:
@@ -52,17 +52,23 @@ def keys(raw: bytes) -> tuple[list[str], bytes]:
 
 
 def flush(raw: bytes) -> list[str]:
-    """Return the keys in incomplete bytes that no others followed. A lone escape is Esc."""
+    """Return the key that incomplete bytes stand for if no more bytes follow them.
+
+    If they start with an escape character, this is the Esc key.
+    """
     return ["esc"] if raw[:1] == b"\x1b" else []
 
 
 def _size(first: int) -> int:
-    """Return the number of bytes of the UTF-8 character with this first byte."""
+    """Return the number of bytes in the UTF-8 character that starts with this byte."""
     return 1 if first < 0xC0 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
 
 
 def _sequence(raw: bytes) -> int:
-    """Return the bytes of the leading escape sequence, 0 if incomplete, 1 for the Esc key."""
+    """Return the length of the escape sequence at the start of `raw`, in bytes.
+
+    Return 0 if the sequence is incomplete, and 1 if it is only the Esc key.
+    """
     if len(raw) < 2:
         return 0
     if raw[1:2] == b"O":
@@ -76,7 +82,11 @@ def _sequence(raw: bytes) -> int:
 
 
 def handle_key(chosen: ScreenOptions, key: str, *, rows: int, room: int) -> ScreenOptions | None:
-    """Return the view after a key, None to quit. `rows` match the filter, `room` rows fit."""
+    """Return the view after a key, or None if the key quits.
+
+    `rows` is the number of rows that match the filter, and `room` the number of rows that fit on
+    the screen.
+    """
     if chosen.typing:
         return _edit_filter(chosen, key)
     if chosen.help:
@@ -90,7 +100,7 @@ def handle_key(chosen: ScreenOptions, key: str, *, rows: int, room: int) -> Scre
         "page-up": chosen.top - room,
         "P": chosen.top - room,
         "page-down": chosen.top + room,
-        # The first page follows the last one.
+        # After the last page, the first one is shown again.
         "p": chosen.top + room if chosen.top < last else 0,
         "home": 0,
         "g": 0,

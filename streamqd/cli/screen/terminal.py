@@ -1,10 +1,10 @@
-"""The terminal: its size, its modes, and one write per frame. Independent of streamqd.
+"""Control the modes and the size of the terminal, paint frames, and wait for keys and signals.
 
 1. `enter` switches to the alternate screen, hides the cursor and reads single keys.
 2. Each `paint` writes a whole frame with one write, so that the screen does not flicker.
 3. `leave` restores the terminal, even after an exception.
 
-Signal handlers only record the signal. The loop that calls `wait` acts on it.
+Signal handlers only record the signal. The loop that calls `wait` handles it later.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from typing import Any
 from streamqd import process
 from streamqd.cli.screen.columns import Cell
 
-# Alternate screen, no cursor, and no wrapping, because a full last column must not scroll.
+# Switch to the alternate screen, hide the cursor, and disable wrapping, because a character in the
+# last column must not scroll the screen.
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 _LEAVE = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
-# Synchronized output: terminals show a frame when it is complete. Others ignore this.
+# With synchronized output, a terminal shows a frame only when it is complete. Terminals that do not
+# support it ignore these sequences.
 _BEGIN, _END = "\x1b[?2026h\x1b[H", "\x1b[?2026l"
 _PLAIN = {"head": "\x1b[7m", "bold": "\x1b[1m"}
 _COLORS = _PLAIN | {
@@ -39,7 +41,7 @@ SIGNALS = (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal
 
 
 class Terminal:
-    """The terminal on standard input and output. For the main thread."""
+    """The terminal on standard input and output, for use by the main thread."""
 
     def __init__(self, *, color: bool) -> None:
         self._styles = _COLORS if color else _MONOCHROME
@@ -63,7 +65,7 @@ class Terminal:
                 signal.signal(number, handler)
 
     def enter(self) -> None:
-        """Switch the terminal to the live screen. May be repeated."""
+        """Switch the terminal to the live screen. This may be repeated."""
         if self._before is None:
             self._before = termios.tcgetattr(self._in)
         modes = termios.tcgetattr(self._in)
@@ -74,18 +76,18 @@ class Terminal:
         self._write(_ENTER)
 
     def leave(self) -> None:
-        """Restore the terminal. May be repeated."""
+        """Restore the terminal. This may be repeated."""
         before, self._before = self._before, None
         if before is None:
             return
-        # A closed terminal needs no restoring.
+        # A terminal that is closed does not have to be restored.
         with contextlib.suppress(OSError):
             self._write(_LEAVE)
         with contextlib.suppress(OSError, termios.error):
             termios.tcsetattr(self._in, termios.TCSANOW, before)
 
     def suspend(self) -> None:
-        """Stop this process like Ctrl-Z, with the terminal restored until it continues."""
+        """Stop this process, as Ctrl-Z does, and restore the terminal until it continues."""
         self.leave()
         ours = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
@@ -93,7 +95,7 @@ class Terminal:
         self.enter()
 
     def size(self) -> tuple[int, int]:
-        """Return columns and lines, 80 and 24 if they are unknown."""
+        """Return the number of columns and lines, or 80 and 24 if they are unknown."""
         try:
             found = os.get_terminal_size(self._out)
         except OSError:
@@ -102,7 +104,7 @@ class Terminal:
 
     def paint(self, lines: Sequence[Sequence[Cell]]) -> None:
         """Show a frame that covers the whole screen."""
-        # Do not erase to the line's end, as a full line would lose its last character.
+        # Do not erase to the end of the line, because a full line would lose its last character.
         self._write(_BEGIN + "\r\n".join(self.text(line) for line in lines) + _END)
 
     def text(self, line: Sequence[Cell]) -> str:
@@ -134,12 +136,12 @@ class Terminal:
         return raw
 
     def wake(self) -> None:
-        """Make `wait` return. Any thread may call it."""
+        """Make `wait` return. Any thread may call this method."""
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b"!")
 
     def signals(self) -> list[signal.Signals]:
-        """Return the signals since the last call."""
+        """Return the signals that arrived since the last call."""
         noted, self._noted = self._noted, []
         return noted
 
