@@ -1,10 +1,10 @@
-"""Test handlers in the same way as the daemon runs them, without a daemon and without Redis.
+"""Test handlers as the daemon runs them, but without a daemon and without Redis.
 
-`run` runs a handler once and returns the verdict on its message. `run_to_end` continues until the
+`run` runs a handler once, and returns the verdict on its message. `run_to_end` continues until the
 message is acknowledged or dead-lettered, without waiting between runs. `assert_idempotent` runs a
-message again, as after a crash. `Worker` does the same for many messages, with the hooks of the
-module. `next_ticks` returns the ticks of a schedule. For tests with a server and the real daemon,
-use the pytest plugin: see docs/how-to/test-a-handler.md.
+message again, as happens after a crash. `Worker` does the same for many messages, with the hooks of
+the module. `next_ticks` returns the ticks of a schedule. For tests with a server and the real
+daemon, use the pytest plugin, which is described in docs/how-to/test-a-handler.md.
 
 These parts are the real ones: the producer's encoding, `Message`, the decoding of typed payloads,
 all forms of handlers, the time limit, the policy and its delays, dead letters, and process crashes.

@@ -1,7 +1,7 @@
-"""Process crashes in the middle of a handler.
+"""Crashes a process in the middle of a handler.
 
-`run_and_kill` kills a forked child process. The handler's changes to files, databases and servers
-remain. Its memory is lost, no `finally` runs, and connections are not closed cleanly.
+`run_and_kill` kills a forked child process. Changes that the handler has made to files, databases
+and servers remain. Its memory is lost, no `finally` runs, and connections are not closed cleanly.
 
 `watched` is for a handler that kills its own process, which is the process of the tests. Python's
 calls that end a process raise an exception instead, so a `finally` does run.
@@ -24,7 +24,7 @@ from streamqd.process import Exit
 
 END = "end"
 KILLED = Exit(None, signal.SIGKILL)
-# By default, these signals stop or continue a process, or are ignored. They do not kill it.
+# By default, these signals stop or continue a process, or are ignored, but do not kill it.
 _HARMLESS = frozenset(
     [
         *(0, signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH),
@@ -35,10 +35,13 @@ CrashAt = int | Literal["end"]
 
 
 def code_of(function: Callable[..., object]) -> CodeType:
-    """Return the code whose lines are counted. Raises TypeError unless it is written in Python."""
+    """Return the code whose lines are counted.
+
+    Raises TypeError if the function is not written in Python.
+    """
     inner: Any = inspect.unwrap(function)
     if not inspect.isroutine(inner):
-        inner = type(inner).__call__  # a callable object
+        inner = type(inner).__call__  # the function is a callable object
     code = getattr(inner, "__code__", None)
     if isinstance(code, CodeType):
         return code
@@ -48,12 +51,13 @@ def code_of(function: Callable[..., object]) -> CodeType:
 def run_and_kill(work: Callable[[], object], code: CodeType, crash_at: CrashAt) -> bool:
     """Run the work in a child that is killed after `crash_at` lines. Return True if it died.
 
-    Returns False if the work finished before that line. With "end", the child is killed after the
-    work. A child that is killed by the work itself counts as dead, too.
+    Returns False if the work finished before that line. If `crash_at` is "end", the child is killed
+    after the work. A child that the work itself kills also counts as dead.
     """
     ended, report = os.pipe()
     with warnings.catch_warnings():
-        # Python warns about a fork with threads. The child only runs the work and then exits.
+        # Python warns about forking a process that has threads. The child only runs the work and
+        # exits.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -61,9 +65,9 @@ def run_and_kill(work: Callable[[], object], code: CodeType, crash_at: CrashAt) 
     os.close(report)
     try:
         os.waitpid(child, 0)
-        os.set_blocking(ended, False)  # processes started by the work may still have the other end
+        os.set_blocking(ended, False)  # processes that the work started may hold the other end
         return not _read_byte(ended)
-    except BaseException:  # such as KeyboardInterrupt during the wait
+    except BaseException:  # for example a KeyboardInterrupt while waiting
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -80,7 +84,7 @@ def _read_byte(pipe: int) -> bytes:
 
 
 def _die(work: Callable[[], object], code: CodeType, crash_at: CrashAt, report: int) -> None:
-    """Run the work in the child and report to the pipe that it finished alive. Never returns."""
+    """Run the work in the child, and report over the pipe if it finished alive. Never returns."""
     try:
         if isinstance(crash_at, int):
             _count_lines(code, crash_at)
@@ -93,7 +97,7 @@ def _die(work: Callable[[], object], code: CodeType, crash_at: CrashAt, report: 
 
 
 def _count_lines(code: CodeType, left: int) -> None:
-    """Kill this process after `left` more lines of the code."""
+    """Kill this process after this many more lines of the code."""
 
     def on_line(_frame: FrameType, event: str, _arg: object) -> Any:
         nonlocal left
@@ -111,18 +115,18 @@ def _count_lines(code: CodeType, left: int) -> None:
 
 
 class Death:
-    """The exit of a handler that killed its process, or None."""
+    """The exit of a handler that killed its process, or None if it did not."""
 
     exit: Exit | None = None
 
 
 class ProcessEndedError(BaseException):
-    """Unwinds a handler that killed its process. User code should not catch it."""
+    """Unwinds the stack of a handler that killed its process. User code should not catch it."""
 
 
 @contextlib.contextmanager
 def watched(function: Callable[..., object]) -> Iterator[Death]:
-    """Record an attempt of the function to kill this process, and keep the process alive.
+    """Record if the function tries to kill this process, and keep the process alive.
 
     This covers `os._exit`, `os.abort`, and signals that this process sends to itself. A crash in
     native code, or a signal from another process, still kills this process.
@@ -136,7 +140,7 @@ def watched(function: Callable[..., object]) -> Iterator[Death]:
 
     def instead(original: Callable[..., Any], ending: Callable[..., Exit | None]) -> Any:
         def called(*args: Any) -> Any:
-            # Children forked by the function may exit.
+            # Children that the function has forked may exit.
             how = ending(*args) if os.getpid() == own else None
             return original(*args) if how is None else end(how)
 
@@ -153,7 +157,7 @@ def watched(function: Callable[..., object]) -> Iterator[Death]:
         signal.raise_signal: lambda number: exit_of_signal(own, number),
     }
     by_id = {id(each): instead(each, ending) for each, ending in replaced.items()}
-    # The calls are replaced in `os` and `signal`, and among the handler module's imports.
+    # The calls are replaced in `os` and `signal`, and in the handler module where it imported them.
     imported = getattr(inspect.unwrap(function), "__globals__", {})
     places = [
         (names, name, value)
@@ -176,5 +180,5 @@ def _ends(number: int) -> bool:
         return True
     try:
         return number not in _HARMLESS and signal.getsignal(number) is signal.SIG_DFL
-    except ValueError:  # not a signal number, so the real call raises the error
+    except ValueError:  # the real call raises the error for an invalid number
         return False

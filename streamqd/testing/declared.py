@@ -1,4 +1,4 @@
-"""The settings of a handler under test: those of @handler, overridden by those of the test."""
+"""The settings of a handler under test: those of @handler, which those of the test override."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from streamqd.errors import ConfigError
 from streamqd.handlers.options import HandlerOptions
 from streamqd.model import RetryPolicy
 
-TOPIC, GROUP = "test", "test"  # defaults for a function without @handler
+TOPIC, GROUP = "test", "test"  # for a function without @handler
 
 
 class TestedOptions(HandlerOptions, total=False):
-    """The settings that a test may pass: the options of `@handler`, including `retry`."""
+    """The settings that a test may pass, which are the options of `@handler`, including `retry`."""
 
     retry: RetryPolicy | None
 
 
 def reference_of(function: Callable[..., object]) -> str:
-    """Return `module:function`, the name of the handler in dead letters."""
+    """Return `module:function`, which is the name of the handler in dead letters."""
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}:{named.__qualname__}"
 
@@ -30,10 +30,11 @@ def reference_of(function: Callable[..., object]) -> str:
 def consumer_of(
     function: Callable[..., object], topic: str | None, group: str | None, given: TestedOptions
 ) -> Consumer:
-    """Return the settings of a handler. `given` overrides @handler, as the configuration file does.
+    """Return the settings of a handler.
 
-    Among several declarations for `topic` and `group`, where None matches all, the latest wins.
-    Raises ConfigError with every problem.
+    `given` overrides @handler, as a configuration file does. If there are several declarations for
+    `topic` and `group`, where None matches all, the latest one is used. Raises ConfigError with all
+    problems.
     """
     reference = reference_of(function)
     raw: dict[str, Any] = {"topic": topic or TOPIC, "group": group or GROUP}
@@ -45,7 +46,8 @@ def consumer_of(
     raw |= handlers.plain_options(given.get("retry"), options)
     if raw.get("source") == "dlq":
         raise ConfigError(["source: a handler of dead letters is tested with `streamqd_daemon`"])
-    # The name of a nested function is not valid in a configuration file.
+    # The name of a nested function is not valid in a configuration file, so use another name for
+    # the check.
     raw["handler"] = "tested:handler"
     [consumer] = config.declare_consumers(config.load(None, environ={}), [raw]).consumers
     return replace(consumer, handler=reference)
@@ -54,7 +56,7 @@ def consumer_of(
 def prepare_handler(
     consumer: Consumer, function: Callable[..., object], module: Any
 ) -> handlers.Loaded:
-    """Return the handler, ready for messages. Raises HandlerLoadError or ConfigError."""
+    """Return a handler that is ready for messages. Raises HandlerLoadError or ConfigError."""
     loaded = handlers.prepare(function, consumer.handler, module, consumer.codec)
     if problems := handlers.misfits([consumer], {consumer.handler: loaded.form.traits}):
         raise ConfigError([each.partition(").")[2] for each in problems])

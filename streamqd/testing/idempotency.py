@@ -1,6 +1,6 @@
-"""Checking that a second run of the same message changes nothing.
+"""Checks that a second run for the same message changes nothing.
 
-Messages are delivered at least once, so handlers must expect second runs.
+Messages are delivered at least once, so handlers must expect to run twice.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def assert_idempotent(
     state_dir: Path | None = None,
     **settings: Unpack[TestedOptions],
 ) -> None:
-    """Run a handler twice for the same message, as after a crash before the acknowledgment.
+    """Run a handler twice for the same message, as happens after a crash before the acknowledgment.
 
-    `observe` returns a value that shows the effects of the handler. It must be equal after both
-    runs. Effects in memory are lost with the process, so observe a file or a database.
+    `observe` returns a value that shows the effects of the handler. The value must be equal after
+    both runs. Effects in memory are lost with the process, so observe a file or a database.
 
-    With `reset`, a function that undoes all effects, the handler also runs in a process that is
-    killed at each of its first 500 steps. The run after each crash must lead to the same value. A
-    step is one executed line of the handler.
+    `reset` is a function that undoes all effects. If you pass it, the handler also runs in a
+    process that is killed at each of its first 500 steps, and the run after each crash must lead to
+    the same value. A step is one executed line of the handler.
 
     Raises AssertionError with the difference, or if a run does not succeed.
     """
@@ -54,7 +54,7 @@ def assert_idempotent(
             try:
                 worker.run(message, crash_at=step)
             except ValueError:
-                return  # the handler finished before this step: all steps were tried
+                return  # the handler finished before this step, so all steps were tried
             what = f"the run after a crash at step {step}"
             _check_success(worker.run(message), what)
             _check_same(once, observe(), what)

@@ -1,4 +1,4 @@
-"""The soft time limit: like the daemon, it raises an exception inside the running handler."""
+"""The soft time limit, which raises an exception inside the running handler, as the daemon does."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def check_thread(seconds: float | None, interrupt: Interrupt | None) -> None:
 def soft_limit(seconds: float | None, interrupt: Interrupt | None) -> Iterator[None]:
     """Interrupt the block with SoftTimeout after `seconds`. None means no limit.
 
-    `interrupt` raises the exception in a coroutine. Without it, a SIGUSR1 handler raises it in the
-    main thread.
+    `interrupt` raises the exception in a coroutine. If it is None, a SIGUSR1 handler raises the
+    exception in the main thread.
     """
     if seconds is None:
         yield

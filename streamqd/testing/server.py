@@ -1,4 +1,4 @@
-"""A server and the real daemon for tests, for the pytest plugin."""
+"""A server and the real daemon for tests. The pytest plugin uses this module."""
 
 from __future__ import annotations
 
@@ -18,33 +18,36 @@ from typing import Any
 from streamqd.embedded import EmbeddedServer
 
 START_SECONDS = 30.0
-END_SECONDS = 15.0  # time for a daemon or a server to exit after the signal
-LOG_LINES = 40  # last lines that the error of a failed daemon quotes
+END_SECONDS = 15.0  # seconds that a daemon or a server has to exit after the signal
+LOG_LINES = 40  # limit of last lines in the error of a failed daemon
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The files of a daemon that handled all messages and exited. `streamqd_daemon` returns it."""
+    """The files of a daemon that has handled all messages and exited.
+
+    `streamqd_daemon` returns it.
+    """
 
     __module__ = "streamqd.testing"
 
     state_dir: Path
-    """The `daemon.state_dir` of the daemon. `on_start` hooks get the same directory."""
+    """The `daemon.state_dir` of the daemon, which `on_start` hooks also get."""
     log: str
-    """The log of the daemon, one JSON object per line, mixed with the output of the handlers."""
+    """The log of the daemon, one JSON object per line, mixed with any output of the handlers."""
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The events of the log, in order. The `event` field of each contains its name."""
+        """The events in the log, in order. The `event` field of each contains its name."""
         lines = (json.loads(each) for each in self.log.splitlines() if each.startswith("{"))
         return [each for each in lines if "event" in each]
 
 
 @contextlib.contextmanager
 def embedded_server() -> Iterator[str]:
-    """Run the embedded server in a temporary directory. Yields its URL, `unix://…`.
+    """Run the embedded server in a temporary directory, and yield its URL, `unix://…`.
 
-    Raises ConfigError when no server program is installed.
+    Raises ConfigError if no server program is installed.
     """
     # Paths below pytest's own directory can be too long for a socket.
     folder = Path(tempfile.mkdtemp(prefix="streamqd-"))
@@ -63,15 +66,15 @@ def settle(
 ) -> Settled:
     """Run the daemon in `folder` until all messages in the server are handled.
 
-    `config` is a file, or the text of one. Without it, the handlers of `modules` run with their
-    declared settings. Raises AssertionError with the end of the log when the daemon fails, or when
-    it takes longer than `timeout` seconds.
+    `config` is a configuration file or its text. If it is None, the handlers in `modules` run with
+    their declared settings. Raises AssertionError with the end of the log if the daemon fails, or
+    if it takes longer than `timeout` seconds.
     """
     path = config if isinstance(config, Path) else folder / "streamq.toml"
     if not isinstance(config, Path):
         path.write_text(config or "")
     environment = os.environ | {
-        # The daemon imports handlers from the same places as the tests.
+        # The daemon must import handlers from the same places as the tests.
         "PYTHONPATH": os.pathsep.join(each or str(Path.cwd()) for each in sys.path),
         "STREAMQ_REDIS__URL": url,
         "STREAMQ_DAEMON__STATE_DIR": str(folder / "state"),

@@ -29,9 +29,9 @@ def run(
     state_dir: Path | None = None,
     **settings: Unpack[TestedOptions],
 ) -> Run:
-    """Run a handler once, for one message, as the daemon would.
+    """Run a handler once for one message, as the daemon would.
 
-    The arguments and errors are those of `Worker`, `Worker.message` and `Worker.run`.
+    The arguments and errors are the same as for `Worker`, `Worker.message` and `Worker.run`.
     """
     with Worker(handler, topic=topic, group=group, state_dir=state_dir, **settings) as worker:
         message = worker.message(
@@ -49,7 +49,7 @@ def run_batch(
     state_dir: Path | None = None,
     **settings: Unpack[TestedOptions],
 ) -> list[Run]:
-    """Run a handler of `list[Message]` once. Each message has its own verdict."""
+    """Run a handler of `list[Message]` once. Each message gets its own verdict."""
     with Worker(handler, topic=topic, group=group, state_dir=state_dir, **settings) as worker:
         return worker.run_batch([worker.message(payload) for payload in payloads])
 
@@ -72,7 +72,7 @@ def run_to_end(
 ) -> list[Run]:
     """Run a handler until its message is acknowledged or dead-lettered, without waiting.
 
-    The arguments and errors are those of `Worker`, `Worker.message` and `Worker.run_to_end`.
+    The arguments and errors are the same as for `Worker`, `Worker.message` and `Worker.run_to_end`.
     """
     with Worker(handler, topic=topic, group=group, state_dir=state_dir, **settings) as worker:
         return worker.run_to_end(

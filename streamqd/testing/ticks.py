@@ -1,4 +1,4 @@
-"""The ticks of a schedule, without a server."""
+"""Computes the ticks of a schedule, without a server."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def next_ticks(
     """Return the first `count` ticks of a schedule at or after `start`, in its time zone.
 
     Pass a handler with `@schedule`, the options of a schedule, or both. If the handler has several
-    schedules, also pass the `name` of one. Options override `@schedule`. The list is shorter if the
-    schedule has fewer ticks. Ticks do not include jitter, like the `x-scheduled-for` header. Raises
-    ValueError if `start` has no time zone, and ConfigError if the schedule is invalid.
+    schedules, also pass the `name` of one of them. Options override `@schedule`. The list is
+    shorter if the schedule has fewer ticks. Like the `x-scheduled-for` header, ticks do not include
+    jitter. Raises ValueError if `start` has no time zone, and ConfigError if the schedule is
+    invalid.
     """
     if start.tzinfo is None:
         raise ValueError(f"start {start} has no time zone; pass tzinfo=UTC, or another zone")

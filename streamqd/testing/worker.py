@@ -1,4 +1,4 @@
-"""A worker without a daemon: it runs one handler and returns the verdict on each message."""
+"""A worker without a daemon, which runs one handler and returns the verdict on each message."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ RUNS_MAX = 100
 
 
 class Worker:
-    """Runs a handler in the same way as a worker of the daemon. Use it in a `with` block.
+    """Runs a handler as a worker of the daemon does. Use it in a `with` block.
 
-    `settings` are options of `@handler`, and override those of the decorator. If the handler has
-    several declarations, `topic` and `group` select one. With a `state_dir`, the `on_start` and
-    `on_stop` hooks of the handler's module also run. Raises ConfigError or HandlerLoadError if the
-    daemon could not start with this handler.
+    The other keyword arguments are options of `@handler`, and override those of the decorator. If
+    the handler has several declarations, `topic` and `group` select one of them. If you pass a
+    `state_dir`, the `on_start` and `on_stop` hooks of the handler's module also run. Raises
+    ConfigError or HandlerLoadError if the daemon could not start with this handler.
     """
 
     __module__ = "streamqd.testing"
@@ -103,8 +103,9 @@ class Worker:
     ) -> Message:
         """Return a message as a producer would send it. `payload` may be an Outgoing.
 
-        The message was first written `age` seconds ago, and its first `attempt` - 1 runs failed.
-        For an invalid message, raises the errors of `Producer.send`.
+        The message was first written `age` seconds ago. `attempt` is the number of its next run, so
+        all earlier runs have failed. If the message is invalid, the errors of `Producer.send` are
+        raised.
         """
         if not isinstance(payload, Outgoing):
             payload = Outgoing(payload, key, headers, expires=expires)
@@ -115,12 +116,12 @@ class Worker:
     # --- runs ---
 
     def run(self, message: Message, *, crashes: int = 0, crash_at: CrashAt | None = None) -> Run:
-        """Run the handler once for a message from `Worker.message`, which may have run before.
+        """Run the handler once for a message from `Worker.message`, which may already have run.
 
-        `crashes` is the number of earlier crashes counted against the message. With `crash_at`, the
-        handler runs in a child process that is killed at this step, or after the handler with
-        "end". A step is one executed line of the handler, counted from 0. Raises ValueError if the
-        handler has fewer steps.
+        `crashes` is the number of earlier crashes that were counted against the message. If you
+        pass `crash_at`, the handler runs in a child process that is killed at this step. A step is
+        one executed line of the handler, counted from 0. "end" kills the child after the handler.
+        Raises ValueError if the handler has fewer steps.
 
         A handler that calls `os._exit` or `os.abort`, or sends a fatal signal to its own process,
         counts as crashed. The test process continues.
@@ -128,9 +129,9 @@ class Worker:
         return self._run([message], crashes, crash_at, self._now)[0]
 
     def run_batch(self, messages: Sequence[Message]) -> list[Run]:
-        """Run a handler of `list[Message]` once. Each message has its own verdict.
+        """Run a handler of `list[Message]` once. Each message gets its own verdict.
 
-        Raises TypeError for a handler that takes one message.
+        Raises TypeError if the handler takes a single message.
         """
         if not self._loaded.form.batch:
             raise TypeError(f"{self._reference} takes one message, not list[Message]")
@@ -147,10 +148,10 @@ class Worker:
     ) -> list[Run]:
         """Run the handler until the message is acknowledged or dead-lettered, without waiting.
 
-        `crash_at` applies to the first run. With `duplicate`, the message runs once more after it
-        was acknowledged. `jitter`, from 0 to 1, replaces the random part of a delay: 0 is the
-        shortest, 1 the longest. Raises AssertionError if the message is neither acknowledged nor
-        dead-lettered within `runs_max` runs.
+        `crash_at` applies only to the first run. If `duplicate` is True, the message runs once more
+        after it was acknowledged. `jitter`, from 0 to 1, replaces the random part of each delay: 0
+        is the shortest delay, and 1 the longest. Raises AssertionError if the message is neither
+        acknowledged nor dead-lettered within `runs_max` runs.
         """
         story: list[Run] = []
         charged = 0
@@ -177,7 +178,7 @@ class Worker:
     def _run(
         self, batch: list[Message], crashes: int, crash_at: CrashAt | None, now: float
     ) -> list[Run]:
-        """Run the handler once and decide on the messages. `now` is the time in unix seconds."""
+        """Run the handler once, and decide on the messages. `now` is the time in unix seconds."""
         wanted = [each for each in batch if each.expires_at is None or now < each.expires_at]
         found = {each: self._run_of(each, "expired", crashes, now) for each in batch}
         charged = crashes + max(each.crash_count for each in batch)
@@ -195,7 +196,7 @@ class Worker:
         return [found[each] for each in batch]
 
     def _call(self, batch: list[Message]) -> list[BaseException | None] | Exit:
-        """Return the error of each message, None for success, or the exit of a dead process."""
+        """Return the error of each message (None for success), or the exit of a dead process."""
         hooks = self._hooks
         if hooks is None:
             raise RuntimeError("use a Worker in a `with` block")
@@ -206,7 +207,7 @@ class Worker:
                 with soft_limit(self._consumer.timeout, hooks.interrupt):
                     end = hooks.function(self._argument(batch))
             except KeyboardInterrupt:
-                raise  # it is meant for the tests, not for the handler
+                raise  # it is meant for the tests, and not for the handler
             except BaseException as raised:  # noqa: BLE001 - user code may raise anything
                 end = raised
         if death.exit is not None:
@@ -216,12 +217,12 @@ class Worker:
         return [handlers.error_of(end)]
 
     def _argument(self, batch: list[Message]) -> Message | list[Message]:
-        """Return the argument of the handler: the batch, or its only message."""
+        """Return the argument for the handler, which is the batch or its only message."""
         return batch if self._loaded.form.batch else batch[0]
 
     def _run_and_kill(self, batch: list[Message], crash_at: CrashAt) -> bool:
         code = deaths.code_of(self.handler)
-        # The child process starts its own hooks and event loop.
+        # The child process starts its own hooks and its own event loop.
         return deaths.run_and_kill(
             lambda: self._start_hooks().function(self._argument(batch)), code, crash_at
         )
@@ -278,9 +279,9 @@ class Worker:
     def _run_of_crash(
         self, message: Message, charged: int, now: float, ending: Exit = deaths.KILLED
     ) -> Run:
-        """Return the result of a crash: the message runs again, or is dead-lettered.
+        """Return the result of a crash, after which the message runs again or is dead-lettered.
 
-        `charged` is the number of crashes since its last write.
+        `charged` is the number of crashes since the message was last written.
         """
         crashes = message.crash_count + charged
         dead = settlement.before_run(crashes, self._consumer.policy)
@@ -318,7 +319,7 @@ class Worker:
         return Run(message, message.attempt, crashes, verdict, at=at, **more)
 
     def _requeue(self, message: Message, retries: int, crashes: int) -> Message:
-        """Return the message as it is stored in the retry stream."""
+        """Return the message in the form in which it is stored in the retry stream."""
         carried = dead_letters.bookkeeping_fields(message, retries=retries, crashes=crashes)
         flat = [part for pair in (message.fields | carried).items() for part in pair]
         return Message(self._delivery, self._new_id(0.0), flat, retried=True)
