@@ -1,1 +1,1 @@
-"""Examples that ship with streamqd. They use the public API only."""
+"""Examples that ship with streamqd. They use only the public API."""

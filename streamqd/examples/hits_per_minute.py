@@ -25,7 +25,7 @@ STATUS = r'" (\d{3}) '
 
 
 def count(job: Job) -> None:
-    """Count the lines of each minute and status, starting at the checkpoint of the last run."""
+    """Count the lines for each minute and status, starting at the checkpoint of the last run."""
     from pyspark.sql import functions as f
 
     line = f.col("value").cast("string")
@@ -68,7 +68,7 @@ def on_start(context: Context) -> None:
 
 @handler(topic=TARGET, group="board")
 def keep(message: Message) -> None:
-    """Store the latest count of a minute and status.
+    """Store the latest count for a minute and status.
 
     Counts only grow, so a message that is repeated or out of order changes nothing.
     """

@@ -14,7 +14,7 @@ from streamqd import Context, Message, handler
 
 @dataclass(frozen=True)
 class Line:
-    """A quantity of one article. `cents` is the price of one piece."""
+    """A line of an order: a quantity of one article. `cents` is the price of one piece."""
 
     article: str
     cents: int

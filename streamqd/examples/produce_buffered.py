@@ -15,7 +15,7 @@ from streamqd import BufferedProducer, BufferFullError, StreamqdError, Uid
 
 
 def send(url: str, lines: Iterable[str]) -> tuple[int, int]:
-    """Send one message per line. Return the numbers of written and failed messages."""
+    """Send one message per line. Return how many messages were written and how many failed."""
     written = lost = 0
 
     def count(receipt: Future[Uid]) -> None:

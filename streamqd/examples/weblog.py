@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS hits (
 CREATE TABLE IF NOT EXISTS agents (agent TEXT PRIMARY KEY, count INTEGER) WITHOUT ROWID;
 """
 
-# The combined log format. It matches whole lines only, so a truncated line does not match. Within
+# The combined log format. It matches only whole lines, so a truncated line does not match. Within
 # quotation marks, the server writes a quotation mark as \".
 COMBINED = re.compile(
     r"(?P<client>\S+) \S+ (?P<user>\S+) "
@@ -98,10 +98,11 @@ def on_stop() -> None:
 
 
 def count(uid: str, statement: str, *values: object) -> None:
-    """Run a counting statement once for the message `uid`, even if it is called again.
+    """Run a counting statement only once for the message `uid`, even if this is called again.
 
-    One transaction stores both the uid and the count, or neither. A message that is delivered again
-    finds its uid and changes nothing. A process that dies in the middle stores nothing.
+    One transaction stores both the uid and the count, or neither of them. If a message is delivered
+    again, its uid already exists, so nothing changes. If the process dies in the middle, nothing is
+    stored.
     """
     if _database is None:
         raise RuntimeError("on_start has not run")

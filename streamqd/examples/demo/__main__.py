@@ -15,9 +15,9 @@ from streamqd.examples.demo.board import Board, Row, number
 from streamqd.examples.demo.stage import DemoConsole, DemoDaemon, DemoError, Folder
 from streamqd.examples.demo.tally import GROUPS, PARTITIONS, TOPIC, DemoTally
 
-CLIENT_ADDRESS = r"^(\S+)"  # the key: lines of one client go to one partition, in order
+CLIENT_ADDRESS = r"^(\S+)"  # the key, so that the lines of one client go to one partition, in order
 POLL_INTERVAL_SECONDS = 0.05
-SETTLE_SECONDS = 0.3  # time without new counts before the demonstration queries Redis
+SETTLE_SECONDS = 0.3  # seconds without new counts before the demonstration queries Redis
 STALL_SECONDS = 60.0
 
 
@@ -57,9 +57,10 @@ def _run(folder: Folder, lines: int, *, serve: bool) -> int:
 
 
 def _feed_and_watch(tally: DemoTally, daemon: DemoDaemon) -> tuple[float, float]:
-    """Produce all lines and show the progress until both groups have handled them.
+    """Produce all lines, and show the progress until both groups have handled them.
 
-    Returns the duration of the feed and the time until the last message was handled, in seconds.
+    Returns two durations in seconds: until all lines were produced, and until the last message was
+    handled.
     """
     source = ("--from", str(tally.folder.lines), "--key-regex", CLIENT_ADDRESS)
     began = last_change = time.monotonic()
@@ -133,7 +134,7 @@ def main() -> int:
         "--dir", type=Path, default=Path("var/demo"), help="folder of this run (var/demo)"
     )
     options = parser.parse_args()
-    # After these signals, the daemon is drained before the exit.
+    # After one of these signals, the daemon is drained before the exit.
     for number_ in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number_, lambda signum, _frame: sys.exit(128 + signum))
     try:

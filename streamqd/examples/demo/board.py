@@ -7,13 +7,16 @@ import sys
 from collections.abc import Sequence
 
 BAR_CELLS = 28
-STEPS = 10  # progress lines in total if the output is not a terminal
+STEPS = 10  # number of progress lines if the output is not a terminal
 
 Row = tuple[str, int, int, str]  # name, done, total, remark
 
 
 class Board:
-    """Progress bars on a terminal, redrawn in place. Elsewhere, one plain line per 10%."""
+    """Progress bars on a terminal, which are redrawn in place.
+
+    Elsewhere, one plain line per 10%.
+    """
 
     def __init__(self) -> None:
         self._live = sys.stdout.isatty()
@@ -63,5 +66,5 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], indent: str =
 
 
 def shorten(text: str, width: int) -> str:
-    """Return the text, cut to `width` characters."""
+    """Return the text, shortened to `width` characters."""
     return text if len(text) <= width else text[: width - 1] + "…"

@@ -26,7 +26,7 @@ CONSOLE_PORT = 9466
 
 
 class DemoError(Exception):
-    """The demonstration failed. The text is for people."""
+    """Raised if the demonstration failed. The text is for the user."""
 
 
 class Folder:
@@ -98,7 +98,7 @@ def _free_port(wanted: int) -> int:
 
 
 class DemoDaemon:
-    """The real daemon as a process in its own session, so that Ctrl-C only reaches this process."""
+    """The real daemon as a process in its own session, so that Ctrl-C reaches only this process."""
 
     def __init__(self, folder: Folder, *options: str) -> None:
         self._folder = folder
@@ -158,7 +158,10 @@ class DemoDaemon:
 
 
 class DemoConsole:
-    """The web console as a process. It prints a link, and a new one after each use of a link."""
+    """The web console as a process.
+
+    It prints a link, and a new link each time one has been used.
+    """
 
     def __init__(self, folder: Folder) -> None:
         self._output: IO[bytes] = folder.log.open("ab")
@@ -185,7 +188,7 @@ class DemoConsole:
         self._output.close()
 
     def print_address(self) -> None:
-        """Print the link, then each following link as soon as there is one."""
+        """Print the link, and each new link as soon as the console prints it."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         print(line or "console: it did not start; the log of the daemon has the reason", flush=True)

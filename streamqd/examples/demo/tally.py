@@ -1,4 +1,4 @@
-"""Counting the results of the handlers and the entries in Redis, and comparing them."""
+"""Counts the results of the handlers and the entries in Redis, and compares them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from streamqd.examples.demo.stage import Folder
 TOPIC = "access"
 PARTITIONS = range(4)
 GROUPS = ("hits", "agents")
-TABLES = {"hits": "path, status", "agents": "agent"}  # columns by which a group's table counts
+TABLES = {"hits": "path, status", "agents": "agent"}  # columns by which the table of a group counts
 
-GroupPartition = tuple[str, int]  # group and partition
+GroupPartition = tuple[str, int]  # a group and a partition
 
 
 @dataclass
@@ -24,12 +24,12 @@ class DemoTally:
     """The figures of one run, per group and partition."""
 
     folder: Folder
-    lines: int  # lines of input
+    lines: int  # number of input lines
     handled: Counter[GroupPartition] = field(default_factory=Counter)
     dead: Counter[GroupPartition] = field(default_factory=Counter)
-    added: Counter[int] = field(default_factory=Counter)  # entries written to Redis, per partition
+    added: Counter[int] = field(default_factory=Counter)  # entries written to Redis, by partition
     unsettled: int | None = (
-        None  # unread and pending messages and waiting retries, None if a lag is unknown
+        None  # unread and pending messages and waiting retries, or None if a lag is unknown
     )
     dead_letters: list[dict[str, Any]] = field(default_factory=list)
 
@@ -55,7 +55,7 @@ class DemoTally:
         return self.unsettled == 0
 
     def ask_redis(self) -> None:
-        """Count the entries written to Redis, and read the dead letters."""
+        """Count the entries that were written to Redis, and read the dead letters."""
         for row in self.folder.ask("topic", "describe", TOPIC)["partitions"]:
             self.added[row["partition"]] = row["added"]
         for row in self.folder.ask("dlq", "list", TOPIC)["rows"]:
