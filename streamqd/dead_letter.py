@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_DIGITS_MAX = 18  # digits of a number (streamqd never writes a longer one)
+_DIGITS_MAX = 18  # limit of digits, since streamqd never writes a longer number
 
 
-# All values of `reason`: why a message was dead-lettered.
+# All values of `reason`, which says why a message was dead-lettered.
 REASONS = (
     "attempts",
     "crashes",

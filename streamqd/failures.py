@@ -1,9 +1,9 @@
 """A short table of the most recent failures, in shared memory.
 
-Each assignment has a table in its slot of the scoreboard. A row contains an exception's class or
-the exit of a process, with a count and the time of the last one. It never contains a message or a
-traceback, which may include parts of a payload. The worker writes the table when a handler fails,
-and the supervisor writes it while no worker runs.
+Each assignment has a table in its slot of the scoreboard. A row contains the class of an exception
+or the exit of a process, the number of such failures, and the time of the last one. It never
+contains a message or a traceback, which could include parts of a payload. The worker writes the
+table when a handler fails. While no worker is running, the supervisor writes it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 ROWS = 12
-HOUSEKEEPING = "housekeeping"  # first word of the failures of the housekeeper's tasks
+HOUSEKEEPING = "housekeeping"  # first word in the names of failures of housekeeping tasks
 _NAME_BYTES = 80
-_ROW = struct.Struct(f"<QQ{_NAME_BYTES}s")  # count, `now_ns` of the last one, name
-_COUNT = struct.Struct("<QQ")  # first two fields of a row
+_ROW = struct.Struct(f"<QQ{_NAME_BYTES}s")  # count, `now_ns` time of the last failure, name
+_COUNT = struct.Struct("<QQ")  # the first two fields of a row
 BYTES = ROWS * _ROW.size
 
 
 class Failure(NamedTuple):
-    """One kind of failure: its count since the slot got its assignment, and its last time.
+    """One kind of failure, its number since the slot got its assignment, and the time of the last.
 
     `last_ns` is on the `now_ns` clock.
     """
@@ -32,13 +32,16 @@ class Failure(NamedTuple):
 
 
 class RecentFailures:
-    """The table of 12 kinds. A new kind replaces the kind whose last failure is oldest."""
+    """A table with room for 12 kinds of failure.
+
+    A new kind replaces the kind that has not occurred for the longest time.
+    """
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
 
     def note(self, name: str, now: int) -> None:
-        """Count one failure."""
+        """Count one failure of this kind."""
         raw = _cut(name)
         quietest, quietest_ns = 0, -1
         for at in range(ROWS):
@@ -51,7 +54,7 @@ class RecentFailures:
         _ROW.pack_into(self._view, quietest * _ROW.size, 1, now, raw)
 
     def recent(self) -> list[Failure]:
-        """Return the kinds of failure, the most recent first."""
+        """Return the kinds of failure, with the most recent first."""
         rows = [_ROW.unpack_from(self._view, at * _ROW.size) for at in range(ROWS)]
         found = [
             Failure(raw.rstrip(b"\0").decode("utf-8", "replace"), count, last)
@@ -64,5 +67,5 @@ class RecentFailures:
 @lru_cache(maxsize=ROWS)
 def _cut(name: str) -> bytes:
     raw = name.encode("utf-8", "replace")[:_NAME_BYTES]
-    # Drop a character that was cut in half.
+    # Drop a character that was cut in the middle.
     return raw.decode("utf-8", "ignore").encode().ljust(_NAME_BYTES, b"\0")

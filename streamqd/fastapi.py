@@ -1,4 +1,4 @@
-"""An `AsyncProducer` in FastAPI: the lifespan of Starlette, and a dependency for routes."""
+"""An `AsyncProducer` in FastAPI: Starlette's lifespan, and a dependency for routes."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from streamqd.starlette import Lifespan, producer_lifespan, producer_of
 
 __all__ = ["AppProducer", "Lifespan", "producer_lifespan", "producer_of"]
 
-# The annotation of a route's parameter that receives the producer of the application.
+# The annotation for a route's parameter that should receive the application's producer.
 AppProducer = Annotated[AsyncProducer, Depends(producer_of)]

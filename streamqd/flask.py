@@ -1,4 +1,4 @@
-"""An extension for Flask: one `Producer` and one `Outbox` for each application."""
+"""A Flask extension that creates one `Producer` and one `Outbox` for each application."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class Streamqd:
     """The producer and the outbox of the current Flask application.
 
     `app.config["STREAMQD"]` is the path of a configuration file, or a dictionary with its sections.
-    Without it, the file in STREAMQ_CONFIG is used, or else ./streamq.toml. `options` are those of
-    `Producer`. The producer connects at the first send. All threads can share it and the outbox.
+    Without this key, the file in STREAMQ_CONFIG is used, or else ./streamq.toml. The keyword
+    arguments are the options of `Producer`, which connects at the first send. All threads can share
+    the producer and the outbox.
 
     `init_app` raises ConfigError if the configuration is invalid.
     """

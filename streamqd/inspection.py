@@ -1,4 +1,4 @@
-"""Checks of the configuration and state that each Redis master reports."""
+"""Checks the configuration and the state that each Redis master reports."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def ask_servers(
     interrupted: Callable[[], bool] = lambda: False,
     waits: Callable[[Exception], None] = lambda _error: None,
 ) -> list[ServerFacts]:
-    """Return the facts of each master, waiting up to `patience` seconds while they start.
+    """Return the facts about each master. Waits up to `patience` seconds while they are starting.
 
-    `waits` is called once, with the first error, if there is still time to try again. Raises
+    If there is still time to try again, `waits` is called once, with the first error. Raises
     RedisUnavailableError.
     """
     deadline, waiting = time.monotonic() + patience, False
@@ -47,7 +47,7 @@ def ask_servers(
 def check_servers(
     servers: Sequence[ServerFacts], settings: Settings
 ) -> tuple[list[str], list[str]]:
-    """Check the configuration of the servers. Return (problems, warnings)."""
+    """Check the configuration of the servers, and return (problems, warnings)."""
     problems: dict[str, list[str]] = {}
     warnings: dict[str, list[str]] = {}
     for facts in servers:

@@ -1,6 +1,6 @@
-"""Isolation: an error in the work for one subject, such as an assignment, affects no other.
+"""Isolation: an unexpected error for one subject, such as an assignment, affects no other subject.
 
-A loop over many subjects calls an `Isolate` for each one. The supervisor and the housekeeper
+A loop over many subjects calls an `Isolate` for each of them. The supervisor and the housekeeper
 each have their own `Isolate`.
 """
 
@@ -20,12 +20,12 @@ class Isolate(Protocol[Subject]):
     def __call__(
         self, subject: Subject, do: Callable[P, T], /, *args: P.args, **named: P.kwargs
     ) -> T | None:
-        """Return `do(...)`, or None after an unexpected error."""
+        """Return `do(...)`, or None if an unexpected error occurred."""
 
 
 def run_directly(
     subject: object, do: Callable[P, T], /, *args: P.args, **named: P.kwargs
 ) -> T | None:
-    """Return `do(...)` without isolation: an error reaches the caller."""
+    """Return `do(...)` without isolation, so that any error reaches the caller."""
     del subject
     return do(*args, **named)

@@ -1,10 +1,10 @@
 """The position of a worker's long poll, in shared memory.
 
-A worker that waits for messages receives nothing for seconds, even if its connection is dead. So it
-records the last entries it received. The housekeeper, on its own connection, checks whether a later
-entry exists that the worker should have received. The position is stored in words of an
-assignment's slot in the scoreboard. The housekeeper writes the last word, and the worker writes the
-others.
+A worker that is waiting for messages may receive nothing for seconds, even if its connection is
+dead. It therefore records the last entries that it has received. The housekeeper uses its own
+connection to check if there is a later entry, which the worker should have received. The position
+is stored in words of an assignment's slot in the scoreboard. The housekeeper writes the last word,
+and the worker writes the others.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ class Poll(NamedTuple):
 
 
 class PollWords:
-    """The words of one assignment."""
+    """The words of one assignment that describe its long poll."""
 
     def __init__(self, words: memoryview[int]) -> None:
         self._words = words
 
     def begin(self, since_ns: int, retry: bytes, main: bytes) -> None:
-        """Record that the worker waits for entries after these IDs, which it has received."""
+        """Record that the worker is waiting for entries after these IDs, which it has received."""
         words = self._words
-        words[_SINCE_NS] = 0  # no process may read the IDs before all words are written
+        words[_SINCE_NS] = 0  # no process may use the IDs until all words are written
         words[_RETRY_MS], words[_RETRY_SEQ] = _parts(retry)
         words[_MAIN_MS], words[_MAIN_SEQ] = _parts(main)
         words[_SINCE_NS] = since_ns
 
     def end(self) -> None:
-        """Record that the worker got a reply or no longer waits."""
+        """Record that the worker has received a reply or is no longer waiting."""
         self._words[_SINCE_NS] = 0
 
     def waiting(self) -> Poll | None:
-        """Return the worker's current long poll, None if it does not wait."""
+        """Return the worker's current long poll, or None if it is not waiting."""
         since, *ids = self._words[_SINCE_NS:_MISSED].tolist()
         if not since or since != self._words[_SINCE_NS]:
             return None
         return Poll(since, b"%d-%d" % (ids[0], ids[1]), b"%d-%d" % (ids[2], ids[3]))
 
     def miss(self, poll: Poll) -> None:
-        """Record that a later entry exists, which this long poll should have returned."""
+        """Record that there is a later entry, which this long poll should have returned."""
         self._words[_MISSED] = poll.since_ns
 
     @property
     def missed(self) -> int:
-        """The start of the last long poll that missed an entry, 0 for none."""
+        """The start of the last long poll that missed an entry, or 0 if there is none."""
         return self._words[_MISSED]
 
     @property
     def is_missed(self) -> bool:
-        """True if the current long poll missed an entry."""
+        """True if the current long poll has missed an entry."""
         since = self._words[_SINCE_NS]
         return since > 0 and since == self._words[_MISSED]
 

@@ -1,4 +1,4 @@
-"""The message that a handler gets for an entry. Fields are decoded at first access."""
+"""The message that a handler receives for an entry. Fields are decoded when they are first used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamqd.dead_letter import DeadLetter
 from streamqd.model import Assignment, RawEntry
 
 # Bookkeeping fields. They are trusted only in the retry stream, which only streamqd writes. In the
-# partition stream, a producer can write any value into them. The fields with a message's origin are
+# partition stream, a producer can write any value to them. The fields with a message's origin are
 # trusted everywhere, because they only name the message and affect no decision.
 ORIGINAL_ID = b"originalId"
 ORIGINAL_TOPIC = b"originalTopic"
@@ -29,14 +29,14 @@ LAST_ERROR_PLACE = b"lastErrorPlace"
 # The span of the last failed run, as a traceparent. The next run's span links to it.
 LAST_RUN = b"lastRun"
 RUN_REFERENCE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")  # trace, span, flags
-HEADERS_MAX = 256  # headers of one message
-REPLAY_OF = "x-replay-of"  # header of a message that `pipeline replay` sent: the original
+HEADERS_MAX = 256  # limit of headers in one message
+REPLAY_OF = "x-replay-of"  # header that `pipeline replay` sets to the original message
 # Fields that a producer sets. They are trusted everywhere.
 EXPIRES_AT = b"expiresAt"
 EXPIRES_AFTER = b"expiresAfter"
 
 
-_DIGITS_MAX = 18  # digits of a count (streamqd never writes a longer one)
+_DIGITS_MAX = 18  # limit of digits, since streamqd never writes a longer count
 _ENTRY_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 _TOPIC = re.compile(NAME.pattern.encode())
 _NUMBER = re.compile(rb"[0-9]{1,9}")
@@ -48,13 +48,13 @@ def _ignore_progress() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The recipient of entries, which is the same for all messages of one worker."""
+    """The recipient of entries. It is the same for all messages of a worker."""
 
     assignment: Assignment
     instance: str
     epoch: int
     progress: Callable[[], None] = (
-        _ignore_progress  # reports to the daemon that a run makes progress
+        _ignore_progress  # reports to the daemon that a run is making progress
     )
 
 
@@ -67,8 +67,8 @@ class Message:
 
     __slots__ = ("__dict__", "_delivery", "_fields", "_retried", "id_bytes")
 
-    failures_in_place = 0  # failed runs since it was fetched, if it stays in flight after a failure
-    due_in_place_ns = 0  # time of its next run (`now_ns`), if an earlier owner kept it in flight
+    failures_in_place = 0  # failed runs since it was fetched, if it stayed in flight
+    due_in_place_ns = 0  # `now_ns` time of its next run, if an earlier owner kept it in flight
 
     def __init__(
         self, delivery: Delivery, id_bytes: bytes, fields: list[bytes], *, retried: bool
@@ -90,7 +90,7 @@ class Message:
     def payload(self) -> bytes:
         """The body, as sent. Empty when the entry has no payload."""
         fields = self._fields
-        # If a second field or a value is named `payload`, use the slower lookup below.
+        # If another field or a value is also named `payload`, use the slower lookup below.
         if (
             fields
             and fields[0] == b"payload"
@@ -129,7 +129,7 @@ class Message:
         """The key that determined the partition, or None."""
         fields = self._fields
         if len(fields) > 3 and fields[2] == b"key" and fields.count(b"key") < 2:
-            return fields[3]  # the place where producers put the key
+            return fields[3]  # producers put the key here
         return self.fields.get(b"key") if b"key" in fields else None
 
     @cached_property
@@ -217,7 +217,7 @@ class Message:
         """
         names = self._fields
         if len(names) < 3 or (EXPIRES_AT not in names and EXPIRES_AFTER not in names):
-            return None  # a cheap check, because it runs for every message
+            return None  # a cheap check comes first, because this runs for every message
         if self._delivery.assignment.reads_dead_letters:
             return None
         at, after = (self.fields.get(name, b"") for name in (EXPIRES_AT, EXPIRES_AFTER))
@@ -248,7 +248,8 @@ class Message:
         self._delivery.progress()
 
     def _field(self, name: bytes) -> bytes | None:
-        # Most messages have no such field, so check that before building the dict of all fields.
+        # Most messages do not have such a field, so check that before building the dict of all
+        # fields.
         return self.fields.get(name) if name in self._fields else None
 
     def _count(self, name: bytes, *, believed: bool = False) -> int:
@@ -261,11 +262,11 @@ class Message:
 def messages_of_read(
     delivery: Delivery, entries: list[RawEntry], retried: bool
 ) -> tuple[list[Message], bool]:
-    """Return the messages for entries of one stream, and True if any message may expire."""
+    """Return messages for the entries of one stream, and True if any of them may expire."""
     new, messages, may_expire = Message.__new__, [], False
     for entry_id, fields in entries:
-        message = new(Message)  # same as the constructor, in a third of the time
-        message._delivery = delivery  # noqa: SLF001 - it is ours
+        message = new(Message)  # like the constructor, in a third of the time
+        message._delivery = delivery  # noqa: SLF001 - it is our own class
         message.id_bytes = entry_id
         message._fields = fields
         message._retried = retried  # noqa: SLF001
@@ -277,12 +278,12 @@ def messages_of_read(
 
 def has_field(message: Message, name: bytes) -> bool:
     """Return True if the entry has a field with this name."""
-    # The list also contains values. For most messages, it is enough to rule out the field.
+    # The list also contains values, but for most messages it is enough to rule out the field.
     return name in message._fields and name in message.fields
 
 
 def notes_of(message: Message) -> dict[str, Any]:
-    """Return the worker's notes on a message that stays in flight, for `restore_message`."""
+    """Return the worker's notes on a message that stays in flight. `restore_message` takes them."""
     return {name: value for name, value in vars(message).items() if name in _NOTED}
 
 
@@ -292,12 +293,12 @@ _NOTED = ("failures_in_place", "due_in_place_ns", "forgiven_at")
 def restore_message(
     message: Message, id_bytes: bytes, *, retried: bool, noted: dict[str, Any] | None = None
 ) -> Message:
-    """Return a copy of a message in its state before the handler ran.
+    """Return a copy of a message in the state that it had before the handler ran.
 
-    A handler may assign to any attribute, so settlement uses the values from before the run.
+    A handler may assign to any attribute, so settlement must use the values from before the run.
     """
     own = Message.__new__(Message)  # as in `messages_of_read`
-    own._delivery = message._delivery  # noqa: SLF001 - it is ours
+    own._delivery = message._delivery  # noqa: SLF001 - it is our own class
     own.id_bytes = id_bytes
     own._fields = message._fields
     own._retried = retried  # noqa: SLF001

@@ -5,28 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-TopicPartition = tuple[str, int]  # the name of a topic and the number of a partition
-RawEntry = list[Any]  # a stream entry in the format of a Redis reply: [id, [name, value, …]]
+TopicPartition = tuple[str, int]  # topic name and partition number
+RawEntry = list[Any]  # a stream entry as Redis returns it: [id, [name, value, …]]
 
 DLQ_SUFFIX = (
-    "@dlq"  # suffix of groups that read dead letters. A configured name never contains an @
+    "@dlq"  # suffix of groups that read dead letters, while configured names never contain an @
 )
 
-QUERY_PREFIX = "spark:"  # prefix of groups that only record the position of a Spark query
+QUERY_PREFIX = "spark:"  # prefix of groups that only record a Spark query's position
 
-# Owner names that commands use while they own an assignment for a short time.
+# Names that commands use as the owner while they own an assignment for a short time.
 TOPIC_GROW = "topic-grow"
 KEEPERS = frozenset({TOPIC_GROW, "group-reset", "group-delete"})
 
-LANES_MAX = 4096  # maximum number of coroutines that one worker runs at a time
-THREADS_MAX = 128  # maximum number of its threads, each of which has its own stack
+LANES_MAX = 4096  # limit of coroutines that one worker runs at a time
+THREADS_MAX = 128  # limit of threads in one worker, each of which has its own stack
 
-# Maximum number of entries that one worker has in flight: 256 from each of two streams, and the
-# running ones. Every table, list and argument for entries in flight has room for this number.
+# Limit of entries that one worker has in flight: 256 from each of two streams, and the running
+# ones. Every table, list and argument for entries in flight has room for this number.
 FETCHED_MAX = 2 * 256
 ENTRIES_MAX = FETCHED_MAX + LANES_MAX
 
-# Values of `on_error`: where a failed message waits for its retry.
+# The values of `on_error`, which determine where a failed message waits for its retry.
 REQUEUE, BLOCK, HOLD_KEY = "requeue", "block", "hold-key"
 BATCHED, EACH = "batched", "each"  # how messages are acknowledged
 
@@ -65,13 +65,16 @@ class Uid(str):
 
 
 class _DuplicateUid(Uid):
-    """A subclass instead of an attribute, which would cost memory and time for every uid."""
+    """The uid of a duplicate.
+
+    This is a subclass, because an attribute would cost memory and time for every uid.
+    """
 
     __slots__ = ()
 
 
 def duplicate_uid(uid: str) -> Uid:
-    """Return the uid of an earlier message, for a send that wrote nothing."""
+    """Return the uid of an earlier message, for a send that did not write anything."""
     return _DuplicateUid(uid)
 
 
@@ -92,7 +95,7 @@ class Assignment(NamedTuple):
 
     @property
     def is_of_query(self) -> bool:
-        """True if the assignment is the position of a Spark query, which no instance ever owns."""
+        """True for the position of a Spark query, which no instance ever owns."""
         return self.group.startswith(QUERY_PREFIX)
 
     def __str__(self) -> str:
@@ -106,7 +109,7 @@ class Lease(NamedTuple):
     """
 
     assignment: Assignment
-    token: str  # '' for none
+    token: str  # '' if there is no owner
     epoch: int = 0
 
 
@@ -144,7 +147,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The handler raised an exception, or exceeded its soft time limit.
+    """An outcome: the handler raised an exception, or exceeded its soft time limit.
 
     `lineage` holds the qualified and bare names of the exception's class and its bases, most
     derived first, so that policies can name a base class.
@@ -159,7 +162,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class RetryAsked:
-    """The handler raised `Retry`. `after` is in seconds. None means the policy's backoff."""
+    """An outcome: the handler raised `Retry`.
+
+    `after` is in seconds, and None means the backoff of the policy.
+    """
 
     after: float | None
     failure: Failed
@@ -167,7 +173,7 @@ class RetryAsked:
 
 @dataclass(frozen=True, slots=True)
 class DeadAsked:
-    """The handler raised `Dead`, or its payload could not be decoded."""
+    """An outcome: the handler raised `Dead`, or the payload could not be decoded."""
 
     reason: str  # dead | undecodable
     failure: Failed
@@ -175,7 +181,7 @@ class DeadAsked:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAsked:
-    """The handler raised `Release`: it cannot handle the message now, whichever message it is."""
+    """An outcome: the handler raised `Release`, because it cannot handle any message now."""
 
 
 Outcome = Failed | RetryAsked | DeadAsked | ReleaseAsked
@@ -185,10 +191,10 @@ Outcome = Failed | RetryAsked | DeadAsked | ReleaseAsked
 
 
 class RetryVerdict(NamedTuple):
-    """The message runs again in `delay` seconds.
+    """A verdict that runs the message again in `delay` seconds.
 
-    With `in_place`, it stays pending in its worker, and messages that must keep the order wait for
-    it. Otherwise it becomes a waiting retry, and other messages can overtake it.
+    If `in_place` is True, the message stays pending in its worker, and messages that must keep the
+    order wait for it. Otherwise it becomes a waiting retry, which other messages can overtake.
     """
 
     delay: float
@@ -197,7 +203,7 @@ class RetryVerdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeadVerdict:
-    """The message is moved to the dead-letter stream. `reason` is a stable word."""
+    """A verdict that moves the message to the dead-letter stream. `reason` is a stable word."""
 
     # dead | undecodable | attempts | crashes | too-old | not-retried. Messages that are too-large
     # or canceled are dead-lettered without a verdict. `dead_letter.REASONS` lists all words.
@@ -206,10 +212,10 @@ class DeadVerdict:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseVerdict:
-    """The message stays pending, and no attempt is counted.
+    """A verdict that leaves the message pending and counts no attempt.
 
-    `in_place` means the same as in `RetryVerdict`. Otherwise the message runs again after the next
-    listing of pending entries.
+    `in_place` means the same as in `RetryVerdict`. If it is False, the message runs again after the
+    next listing of pending entries.
     """
 
     in_place: bool = False

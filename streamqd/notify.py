@@ -1,8 +1,8 @@
-"""Notifications to the service manager: sd_notify(3) without a library.
+"""Notifications to the service manager, as in sd_notify(3), but without a library.
 
-The supervisor calls it. No function here raises or blocks, because a daemon must not fail when
-systemd is slow or missing. No file descriptor stays open between calls, so children have nothing to
-close.
+The supervisor uses this module. No function here raises or blocks, because a daemon must not fail
+if systemd is slow or missing. No file descriptor stays open between calls, so children have nothing
+to close.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from collections.abc import Mapping
 
 
 class Notifier:
-    """A client of the socket in $NOTIFY_SOCKET. Without this variable it sends nothing.
+    """A client for the socket in $NOTIFY_SOCKET. Without this variable, it sends nothing.
 
-    Its methods return True if the service manager received the notification.
+    Its methods return True if the notification was sent to the service manager.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))
         self.watchdog_interval = _watchdog_interval(environ)
-        """Maximum seconds between `watchdog` calls, or None. Use a third of it as the interval."""
+        """The maximum seconds between two `watchdog` calls, or None.
+
+        Call it at a third of this interval.
+        """
 
     @property
     def enabled(self) -> bool:
@@ -30,7 +33,7 @@ class Notifier:
         return self._address is not None
 
     def ready(self, status: str = "") -> bool:
-        """Report that the daemon is up, or that a reload is finished."""
+        """Report that the daemon is up and running, or that a reload has finished."""
         return self._send("READY=1", *_status(status))
 
     def status(self, text: str) -> bool:
@@ -38,19 +41,19 @@ class Notifier:
         return self._send(*_status(text))
 
     def stopping(self, status: str = "") -> bool:
-        """Report that the daemon drains and will exit."""
+        """Report that the daemon is draining and will then exit."""
         return self._send("STOPPING=1", *_status(status))
 
     def reloading(self, status: str = "") -> bool:
-        """Report the start of a reload. Call `ready` after it.
+        """Report the start of a reload. Call `ready` when it has finished.
 
-        It works for Type=notify and Type=notify-reload.
+        This works for Type=notify and Type=notify-reload.
         """
         usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         return self._send("RELOADING=1", f"MONOTONIC_USEC={usec}", *_status(status))
 
     def watchdog(self) -> bool:
-        """Report that the daemon makes progress."""
+        """Report that the daemon is making progress."""
         return self._send("WATCHDOG=1")
 
     def extend_timeout(self, seconds: float) -> bool:
@@ -58,7 +61,7 @@ class Notifier:
         return self._send(f"EXTEND_TIMEOUT_USEC={max(1, round(seconds * 1_000_000))}")
 
     def _send(self, *assignments: str) -> bool:
-        """Send one datagram. Return True if it was sent."""
+        """Send one datagram, and return True if it was sent."""
         if self._address is None or not assignments:
             return False
         data = "\n".join(assignments).encode("utf-8", "replace")
@@ -78,13 +81,13 @@ def forget(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
 
 
 def _status(text: str) -> tuple[str, ...]:
-    # Join the lines, because a line break would start another variable.
+    # Put the status on one line, because a line break would start another variable.
     return (f"STATUS={' '.join(text.split())}",) if text else ()
 
 
 def _address(value: str) -> str | bytes | None:
     if value.startswith("@"):
-        return b"\0" + os.fsencode(value[1:])  # the abstract namespace
+        return b"\0" + os.fsencode(value[1:])  # a socket in the abstract namespace
     # Other addresses, such as vsock, are for virtual machines.
     return value if value.startswith("/") else None
 

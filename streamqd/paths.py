@@ -1,4 +1,4 @@
-"""Safe paths below one of streamqd's directories, built from names that another program chose.
+"""Builds safe paths below one of streamqd's directories, from names that another program chose.
 
 Topics, groups and instances become parts of paths. With `..`, an absolute part or a symbolic link,
 a path would leave the directory, and streamqd would write or remove files of another program.
@@ -14,23 +14,23 @@ from urllib.parse import unquote
 
 from streamqd.errors import InvalidRequestError, RequestRefusedError
 
-# `Path` turns `s3a://bucket` into `s3a:/bucket`. A one-letter scheme is a path, as on Windows.
+# `Path` turns `s3a://bucket` into `s3a:/bucket`. A scheme of one letter is a path, as on Windows.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
-# Schemes of object stores, each with its usual form. `s3a` is Hadoop's name for the same store.
+# Schemes of object stores, and the usual form of each. `s3a` is Hadoop's name for the same store.
 _STORES = {"s3": "s3", "s3a": "s3", "gs": "gs", "abfss": "abfss"}
 _STORE_FORMS = (
     "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or"
     " abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER"
 )
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9.-]*)?")
-_OBJECT = re.compile(r"[A-Za-z0-9._=+-]+")  # a part of an object's name that needs no escaping
+_OBJECT = re.compile(r"[A-Za-z0-9._=+-]+")  # part of an object's name that needs no escaping
 
 
 def store_url(named: str | Path) -> str | None:
-    """Return the URL of a directory in an object store, None for any other name.
+    """Return the URL of a directory in an object store, or None for any other name.
 
     `s3a` becomes `s3`, and the URL has no slash at its end. Raises InvalidRequestError for a URL
-    that cannot be used. Its message repeats neither a password nor a query, which may be a
+    that cannot be used. The error contains neither a password nor a query, which could be a
     signature.
     """
     text = str(named)
@@ -58,10 +58,10 @@ def store_url(named: str | Path) -> str | None:
 
 
 def local_folder(named: str | Path) -> Path:
-    """Return the directory of a path or a URI `file:///…`, without accessing it.
+    """Return the directory that a path or a URI `file:///…` names, without accessing it.
 
-    Raises InvalidRequestError for any other URI, which would become a local directory with the
-    URI's name.
+    Raises InvalidRequestError for any other URI. Otherwise, a local directory with the URI as its
+    name would be used.
     """
     text = str(named)
     found = _SCHEME.match(text)
@@ -81,18 +81,18 @@ def local_folder(named: str | Path) -> Path:
 def join_parts(root: Path, *parts: str | PurePosixPath) -> Path:
     """Return `root` joined with the parts, which need not exist.
 
-    Raises RequestRefusedError if the result is not below `root`: for an absolute part, `..`, no
-    parts or a NUL byte. Raises RequestRefusedError for a symbolic link at any level below `root`,
-    whatever its target. `root` itself may be or contain a link.
+    Raises RequestRefusedError if the result is not below `root`, which includes an absolute part,
+    `..`, no parts, or a NUL byte. Also raises it for a symbolic link at any level below `root`,
+    whatever its target is. `root` itself may be or contain a link.
     """
-    # PurePosixPath drops `.` and empty parts. An absolute part replaces all parts before it.
+    # PurePosixPath drops `.` and empty parts. An absolute part replaces all earlier parts.
     joined = PurePosixPath(*parts)
     if joined.is_absolute() or not joined.parts or ".." in joined.parts:
         raise RequestRefusedError(f"{str(joined)!r} is not a path below {root}")
     try:
         real_root = os.path.realpath(root)
         real = os.path.realpath(root / joined)
-    except ValueError as error:  # a NUL byte, or a string that is not a valid file name
+    except ValueError as error:  # a NUL byte, or not a valid file name
         raise RequestRefusedError(f"{str(joined)!r} is not a path below {root}") from error
     if Path(real) != Path(real_root, joined):
         raise RequestRefusedError(
@@ -103,9 +103,10 @@ def join_parts(root: Path, *parts: str | PurePosixPath) -> Path:
 
 
 def write_whole(path: Path, text: str, mode: int | None = None) -> None:
-    """Replace a file atomically: a reader sees the old content or the new content.
+    """Replace a file atomically, so that readers see either the old content or the new content.
 
-    Surrogates become `?`. The new content may be lost if the host crashes. Raises OSError.
+    Surrogates are replaced by `?`. If the host crashes, the new content may be lost. Raises
+    OSError.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -118,15 +119,16 @@ def write_whole(path: Path, text: str, mode: int | None = None) -> None:
 
 
 def remove_below(root: Path, *parts: str | PurePosixPath) -> None:
-    """Remove a directory below `root` with its content. Does nothing if it is missing.
+    """Remove a directory below `root` and its content. Does nothing if it does not exist.
 
-    Raises RequestRefusedError as `join_parts` does, and when a file cannot be removed.
+    Raises RequestRefusedError under the same conditions as `join_parts`, and if a file cannot be
+    removed.
     """
     folder = join_parts(root, *parts)
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:
-        if folder.exists():  # another process removed one of its files at the same time
+        if folder.exists():  # another process removed one of its files in the meantime
             raise RequestRefusedError(
                 f"{folder} is being removed by another process; try again"
             ) from None

@@ -1,7 +1,7 @@
 """Processes and signals: fork, reap, parent death, titles. Independent of Redis and messages.
 
-The supervisor forks from its only thread. So no thread that is missing in the child can hold a
-lock, and PDEATHSIG, which is tied to the forking thread, works.
+The supervisor forks from its only thread. Therefore, no lock can be held by a thread that does not
+exist in the child, and PDEATHSIG, which is tied to the forking thread, works.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import setproctitle
 
 from streamqd import fork_hygiene
 
-CROWDED_SECONDS = 0.02  # interval between two polls of more descriptors than poll(2) accepts
+CROWDED_SECONDS = 0.02  # seconds between polls if poll(2) does not accept all descriptors
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -47,21 +47,21 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _BLOCKED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_tgkill = getattr(_libc, "tgkill", None)  # glibc 2.30 and later
+_tgkill = getattr(_libc, "tgkill", None)  # exists in glibc 2.30 and later
 
 
-# A thread that gets the first signal writes its own stack, even in the middle of C code. All other
-# processes and programs ignore this signal. After the second signal, the main thread writes the
-# stacks of all threads between two bytecodes. A single signal for both, chained by faulthandler,
-# nests without limit: about ten signals in a burst overflowed the signal stack and killed the
-# worker.
+# The thread that receives the first signal writes its own stack, even in the middle of C code. All
+# other processes and programs ignore this signal. After the second signal, the main thread writes
+# the stacks of all threads between two bytecodes. One signal for both purposes, chained by
+# faulthandler, would nest without limit. A burst of about ten such signals overflowed the signal
+# stack and killed the worker.
 STACK_OF_THREAD = signal.SIGURG
 STACKS_OF_ALL = signal.SIGUSR2
 
-FAILURE_PREFIX = b"failed: "  # prefix of the reason that a child sends when it cannot start
+FAILURE_PREFIX = b"failed: "  # prefix of the reason that a child sends if it cannot start
 FAILURE_BYTES_MAX = 2000
-STACK_BYTES = 64 * 1024  # maximum size of a child's stacks that wait for `take_stack`
-MESSAGES_MAX = 64  # control messages read from a dead child, whose own children may keep sending
+STACK_BYTES = 64 * 1024  # limit for stacks of a child that wait for `take_stack`
+MESSAGES_MAX = 64  # limit for reads from a dead child, whose own children may keep sending
 
 
 @dataclass
@@ -72,23 +72,26 @@ class Child:
     pidfd: int
     control: socket.socket
     title: str
-    stacks: int  # file descriptor of the memory to which its fault handler writes
-    stack_seen: int = 0  # bytes of stacks at the last `poll_stack`
-    peak_rss: int = 0  # bytes, 0 until it is reaped
-    last_message_at: float = 0.0  # seconds, monotonic, of its last control message
+    stacks: int  # descriptor of the memory to which its fault handler writes
+    stack_seen: int = 0  # bytes of stacks at the last call of `poll_stack`
+    peak_rss: int = 0  # in bytes, 0 until the child is reaped
+    last_message_at: float = 0.0  # time of its last control message, monotonic
     control_closed_at: float = (
-        0.0  # seconds, monotonic, when its end of the control socket was seen closed
+        0.0  # time at which its end of the control socket was found closed, monotonic
     )
-    problem: str = ""  # the reason why it cannot start, if it sent one
-    collected: Exit | None = None  # its exit, after which its pid and pidfd may be reused
+    problem: str = ""  # the reason why it cannot start, if it has sent one
+    collected: Exit | None = None  # its exit, after which pid and pidfd may be reused
 
     def send(self, message: bytes) -> None:
-        """Send a control message. Never raises: a child that cannot receive it is noticed later."""
+        """Send a control message. Never raises.
+
+        If the child cannot receive the message, this is noticed later.
+        """
         with contextlib.suppress(OSError):
             self.control.send(message, socket.MSG_DONTWAIT)
 
     def drain(self) -> bool:
-        """Read one control message of the child. Return False if none was waiting.
+        """Read one control message from the child. Return False if there was none.
 
         Most messages only mean that the scoreboard has changed.
         """
@@ -104,12 +107,12 @@ class Child:
             self.problem = message.removeprefix(FAILURE_PREFIX).decode("utf-8", "replace")
         if not message and not self.control_closed_at:
             # The child has closed its end, probably because it is about to exit. If it keeps
-            # running, it can get no more messages.
+            # running, it cannot receive any more messages.
             self.control_closed_at = time.monotonic()
         return bool(message)
 
     def kill_group(self) -> None:
-        """Kill the child and its process group. Does nothing after the child is reaped."""
+        """Kill the child and its process group. Does nothing once the child has been reaped."""
         if self.collected is None:
             kill_group(self.pid)
 
@@ -121,21 +124,21 @@ class Child:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def ask_stack(self, thread: int) -> None:
-        """Make a thread of the child write its stack, for `poll_stack`."""
+        """Make a thread of the child write its stack. `poll_stack` then returns it."""
         if self.collected is None and _tgkill is not None:
             _tgkill(self.pid, thread, int(STACK_OF_THREAD))
 
     def ask_stacks(self) -> None:
-        """Make the main thread of the child write its stack, and then the other threads theirs.
+        """Make the main thread of the child write its stack, and then all other threads theirs.
 
-        The main thread writes even while C code holds the interpreter. The other threads write
-        after the main thread leaves that code.
+        The main thread writes its stack even while C code holds the interpreter. The other threads
+        write theirs once the main thread has left that code.
         """
         self.signal(STACK_OF_THREAD)
         self.signal(STACKS_OF_ALL)
 
     def reap(self) -> Exit | None:
-        """Collect the child if it is dead. Return None while it runs. May be repeated."""
+        """Collect the child if it is dead. Return None while it is running. May be repeated."""
         if self.collected is None:
             self.collected = self._collect()
         if self.collected is None or self.control.fileno() < 0:
@@ -154,8 +157,8 @@ class Child:
         result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if result is None:
             return None
-        # Kill the programs that the child started. Do this before the zombie is collected, because
-        # its process group ID may then be reused.
+        # Kill the programs that the child started. This must happen before the zombie is collected,
+        # because its process group ID may be reused afterwards.
         self.kill_group()
         self.peak_rss = os.wait4(self.pid, 0)[2].ru_maxrss * 1024
         os.close(self.pidfd)
@@ -163,17 +166,19 @@ class Child:
         return Exit(result.si_status, None) if exited else Exit(None, result.si_status)
 
     def poll_stack(self) -> str:
-        """Return the new stacks once they have stopped growing between two calls, '' until then."""
+        """Return the new stacks once they have stopped growing between two calls, or '' before."""
         before, self.stack_seen = self.stack_seen, os.lseek(self.stacks, 0, os.SEEK_CUR)
-        # A stack that starts after this check is incomplete. Leave it for the next call.
+        # A stack whose output starts after this check would be incomplete, so leave it for the next
+        # call.
         return self.take_stack() if before == self.stack_seen > 0 else ""
 
     def take_stack(self) -> str:
-        """Return the stacks written since the last call, '' for none, and clear them.
+        """Return the stacks written since the last call, or '' if there are none, and clear them.
 
-        The fault handlers of the child and of the processes that it forked write them.
+        They come from the fault handlers of the child and of the processes that it forked.
         """
-        # The child shares the file offset. Zero the memory, because the next stack may be shorter.
+        # The child shares the file offset. Fill the memory with zeros, because the next stack may
+        # be shorter.
         size = os.lseek(self.stacks, 0, os.SEEK_CUR)
         if not size:
             return ""
@@ -185,13 +190,13 @@ class Child:
 
 
 class Exit(NamedTuple):
-    """The exit of a child: exactly one of `code` and `signal` is set."""
+    """The exit of a child. Exactly one of `code` and `signal` is set."""
 
     code: int | None
     signal: int | None
-    out_of_memory: bool = False  # True if the kernel killed it for lack of memory
-    problem: str = ""  # the reason that it sent when it could not start
-    stack: str = ""  # stacks that its fault handler wrote
+    out_of_memory: bool = False  # True if the kernel killed it because of a lack of memory
+    problem: str = ""  # the reason that it sent because it could not start
+    stack: str = ""  # stacks that its fault handler has written
 
     def __str__(self) -> str:
         if self.signal is None:
@@ -200,7 +205,7 @@ class Exit(NamedTuple):
 
     @property
     def signal_name(self) -> str:
-        """The name of the signal, such as SIGKILL, '' if no signal killed the child."""
+        """The name of the signal, such as SIGKILL, or '' if no signal killed the child."""
         try:
             return signal.Signals(self.signal).name if self.signal is not None else ""
         except ValueError:
@@ -217,11 +222,12 @@ def spawn(
 ) -> Child:
     """Fork a child that runs `run(control)` and exits with its result.
 
-    `forget` contains the `detach` methods of all connections of the parent. They run first in the
-    child, so that no later cleanup there can use the parent's sockets. `keep` lists file
-    descriptors that stay open, in addition to the standard ones and the control socket. When the
-    parent dies, the child calls `on_parent_death` and exits. Without `on_parent_death` the kernel
-    kills the child. Raises RuntimeError if the parent has more than one thread, and OSError.
+    `forget` contains the `detach` methods of all connections of the parent. The child calls them
+    first, so that no later cleanup in the child can use the parent's sockets. `keep` lists file
+    descriptors that stay open, in addition to the standard ones and the control socket. If the
+    parent dies, the child calls `on_parent_death` and exits. If `on_parent_death` is None, the
+    kernel kills the child instead. Raises RuntimeError if the parent has more than one thread, and
+    OSError.
     """
     if threading.active_count() != 1:
         names = ", ".join(thread.name for thread in threading.enumerate()[1:])
@@ -238,7 +244,7 @@ def spawn(
     sys.stdout.flush()
     sys.stderr.flush()
     fork_hygiene.before_fork()
-    # Block signals until the child has set its own handlers. Otherwise, the parent's handler would
+    # Block signals until the child has set its own handlers. Otherwise, the parent's handlers would
     # run in the child.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -251,7 +257,7 @@ def spawn(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     child_end.close()
-    # Both parent and child set the process group, so whichever runs first, no later killpg can
+    # Parent and child both set the process group. Whichever runs first, no later killpg can then
     # reach the supervisor.
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
@@ -259,8 +265,8 @@ def spawn(
     try:
         return Child(pid, os.pidfd_open(pid), parent_end, title, stacks)
     except OSError:
-        # Kill the child, because it is not registered, and would keep working with a token that the
-        # next child gets too.
+        # Kill the child, because it is not registered. It would keep working with a token that the
+        # next child also gets.
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         parent_end.close()
@@ -271,19 +277,19 @@ def spawn(
 def started_at(pid: int) -> float:
     """Return the start of a process in unix seconds. Raises OSError if it does not exist.
 
-    Source: /proc/PID/stat, in clock ticks since the boot.
+    Source: /proc/PID/stat, in clock ticks since the host booted.
     """
     stat = Path(f"/proc/{pid}/stat").read_bytes()
-    ticks = int(stat.rpartition(b") ")[2].split()[19])  # field 22, and the first one here is 3
+    ticks = int(stat.rpartition(b") ")[2].split()[19])  # field 22, while the first here is field 3
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return booted + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _memory_for_stacks() -> int:
-    """Return the file descriptor of a file in memory that cannot grow beyond STACK_BYTES.
+    """Return the file descriptor of a memory file that cannot grow beyond STACK_BYTES.
 
-    The fault handler of a child writes to it, because standard error is a log with one line per
-    record. The kernel allocates a page at the first write to it.
+    The fault handler of a child writes to this file, because standard error is a log in which each
+    line is a record. The kernel allocates a page only when it is first written to.
     """
     descriptor = os.memfd_create("stacks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -328,8 +334,8 @@ def _child(
         set_title(title)
         _write_stacks_to(stacks)
         code = run(child_end)
-    except BaseException as error:  # noqa: BLE001 - the last frame of the process
-        # Writes to the log if logging is configured.
+    except BaseException as error:  # noqa: BLE001 - this is the last frame of the process
+        # This writes to the log if logging is configured.
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
         with contextlib.suppress(Exception):
@@ -342,22 +348,22 @@ class _Output(io.FileIO):
     """A standard stream whose writes never fail. Text that cannot be written is lost."""
 
     def write(self, data: Any, /) -> int:
-        written = None  # stays None for an error and for a full non-blocking pipe
+        written = None  # stays None after an error or with a full non-blocking pipe
         with contextlib.suppress(OSError):
             written = super().write(data)
         return memoryview(data).nbytes if written is None else written
 
 
 def _tolerate_closed_output() -> None:
-    """Keep a handler's `print` from failing after the reader of the output has exited.
+    """Let a handler's `print` succeed even if the reader of the output has exited.
 
-    Otherwise `streamqd | head -2` would fail every message whose handler prints.
+    Otherwise, `streamqd | head -2` would make every message fail whose handler prints.
     """
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
         if old is None:
-            continue  # the stream was already closed when the daemon started
-        # With PYTHONUNBUFFERED, as in the systemd unit, each `print` is written immediately.
+            continue  # the stream was already closed when the daemon was started
+        # If PYTHONUNBUFFERED is set, as in the systemd unit, each `print` is written immediately.
         unbuffered = bool(getattr(old, "write_through", False))
         with contextlib.suppress(OSError):
             output = _Output(descriptor, "w", closefd=False)
@@ -373,11 +379,11 @@ def _tolerate_closed_output() -> None:
 
 
 def _write_stacks_to(descriptor: int) -> None:
-    """Write stacks to a file after a crash and at the signals of `Child.ask_stacks`.
+    """Write stacks to a file after a crash, and when the signals of `Child.ask_stacks` arrive.
 
     Reading the stack of a running thread can crash the process, so the signal handler in C reads
-    only the stack of its own thread. The handler in Python runs while the main thread has the
-    interpreter, so no other thread is running.
+    only the stack of its own thread. The handler in Python runs while the main thread holds the
+    interpreter, so no other thread is running then.
     """
 
     def show_all(_number: int, _frame: object) -> None:
@@ -391,17 +397,18 @@ def _write_stacks_to(descriptor: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process and all others in its process group. Ignores a missing process."""
+    """Kill a process and all others in its process group. A missing process is ignored."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def _reset_signals() -> None:
     signal.set_wakeup_fd(-1)
-    # A terminal's Ctrl-C and a service manager's TERM reach all processes of the daemon, but the
-    # children obey only the supervisor. They handle these signals instead of ignoring them, because
-    # every program that a handler starts would inherit SIG_IGN and could not be terminated. A
-    # process that a handler forks without exec gets the default actions before it gets a signal.
+    # A terminal's Ctrl-C and a service manager's TERM reach all processes of the daemon, but
+    # children must obey only the supervisor. They handle these signals and do not ignore them,
+    # because every program that a handler starts would inherit SIG_IGN and could not be terminated.
+    # In a process that a handler forks without exec, the default actions are restored before any
+    # signal arrives.
     for number in _BLOCKED_SIGNALS:
         signal.signal(number, _ignore_signal)
         signal.siginterrupt(number, False)
@@ -423,7 +430,7 @@ def _restore_signals() -> None:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Make the kernel kill this process when its parent dies. Exits if it is already dead."""
+    """Make the kernel kill this process when its parent dies. Exit if it has already died."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)
@@ -432,7 +439,7 @@ def die_with_parent(parent_pid: int) -> None:
 def _call_on_parent_death(parent_pid: int, on_parent_death: Callable[[], None]) -> None:
     def end(_number: int, _frame: object) -> None:
         if os.getppid() == parent_pid:
-            return  # another process, not the kernel, sent it to all processes of the daemon
+            return  # another process sent it to all processes of the daemon
         try:
             on_parent_death()
         finally:
@@ -445,7 +452,7 @@ def _call_on_parent_death(parent_pid: int, on_parent_death: Callable[[], None]) 
 
 
 def is_orphaned(control: socket.socket) -> bool:
-    """Return True if the parent is gone. For a child only.
+    """Return True if the parent is gone. Call this only in a child.
 
     The parent keeps the other end of `control` open until it has reaped the child.
     """
@@ -463,7 +470,7 @@ def become_subreaper() -> None:
 
 
 def reap_adopted(known: set[int]) -> None:
-    """Collect dead adopted processes. Leaves the `known` children to their own `reap`."""
+    """Collect adopted processes that are dead. Children in `known` are left to their own `reap`."""
     while True:
         try:
             result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -486,12 +493,15 @@ def _close_all_but(kept: set[int]) -> None:
 
 
 def set_title(title: str) -> None:
-    """Show `title` in ps and top."""
+    """Set the title of this process in ps and top."""
     setproctitle.setproctitle(title)
 
 
 class SignalQueue:
-    """A queue of signals, read as numbers from a pipe. The Python-level handlers do nothing."""
+    """A queue of signals, which are read as numbers from a pipe.
+
+    Their Python handlers do nothing.
+    """
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
@@ -501,8 +511,8 @@ class SignalQueue:
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in SIGNALS:
             signal.signal(number, _ignore_signal)
-        # Ignore it, because `report.dump` may send it to a child that has not registered its
-        # handler yet.
+        # Ignore this signal, because `report.dump` may send it to a child that has not registered
+        # its handler yet.
         signal.signal(STACKS_OF_ALL, signal.SIG_IGN)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
 
@@ -511,18 +521,18 @@ class SignalQueue:
         return self._reader
 
     def take(self) -> list[signal.Signals]:
-        """Return the signals received since the last call, in order, with SIGCONT last.
+        """Return the signals received since the last call, in order, but with SIGCONT last.
 
-        The order of signals that arrive together is not reliable, because the operating system
-        runs the handler of the later one first. If a pause and a SIGCONT arrive together, SIGCONT
-        takes effect.
+        The order of signals that arrive together is not reliable, because the operating system runs
+        the handler of the later one first. If a pause and a SIGCONT arrive together, SIGCONT takes
+        effect.
         """
         self._fill()
         taken, self._waiting = self._waiting, []
         return sorted(taken, key=lambda number: number is signal.SIGCONT)
 
     def stop_waits(self) -> bool:
-        """Return True if a signal to stop is among the signals not yet taken."""
+        """Return True if a signal to stop has arrived and has not been taken yet."""
         self._fill()
         return any(number in STOPPING for number in self._waiting)
 
@@ -545,14 +555,14 @@ def _ignore_signal(_number: int, _frame: object) -> None:
 
 
 def wait_readable(descriptors: Iterable[int], seconds: float) -> list[int]:
-    """Wait up to `seconds` until a descriptor is readable. Return the readable ones."""
+    """Wait up to `seconds` until a descriptor is readable, and return all that are."""
     wanted = list(descriptors)
     try:
         return _wait_readable(wanted, seconds)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    # There are more descriptors than the limit allows, because it was lowered after they were
+    # There are more descriptors than the limit now allows, because it was lowered after they were
     # opened.
     time.sleep(min(max(0.0, seconds), CROWDED_SECONDS))
     return [found for each in wanted for found in _wait_readable([each], 0.0)]

@@ -1,4 +1,4 @@
-"""Tokens of leases that identify a process, so that another process can check whether it exited."""
+"""Lease tokens that identify a process, so that another process can find out if it has exited."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamqd.startup import boot_id
 
 
 def new_token() -> str:
-    """Return a token of the host, PID namespace, process ID, start time and a random part."""
+    """Return a token with the host, PID namespace, process ID, start time and a random part."""
     me = psutil.Process()
     return "|".join((socket.gethostname(), _space(), str(me.pid), _start(me), secrets.token_hex(4)))
 
@@ -24,7 +24,7 @@ def holder_of(token: str) -> str:
 
 
 def is_gone(token: str) -> bool:
-    """Return True if the process of a token has exited. False for other hosts."""
+    """Return True if the process in a token has exited. Always False for another host."""
     parts = token.split("|")
     if len(parts) != 5 or parts[:2] != [socket.gethostname(), _space()]:
         return False
@@ -42,6 +42,6 @@ def _start(process: psutil.Process) -> str:
 def _space() -> str:
     """Return the boot ID and the PID namespace, which differ for hosts of the same name."""
     try:
-        return f"{boot_id()}:{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - it is not a path
+        return f"{boot_id()}:{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - not a path
     except OSError:
         return "unknown"

@@ -1,7 +1,7 @@
-"""Fixtures to test handlers with pytest. They are installed with streamqd.
+"""Pytest fixtures for testing handlers. They are installed together with streamqd.
 
-pytest loads this module in every run where streamqd is installed. Therefore, nothing is imported or
-started before a test requests a fixture.
+Wherever streamqd is installed, pytest loads this module in every run. Therefore, nothing is
+imported or started before a test requests a fixture.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ class RunDaemon(Protocol):
     def __call__(
         self, *modules: str, config: str | Path | None = None, timeout: float = 60.0
     ) -> Settled:
-        """Run the daemon until all messages are handled. If it fails, raises AssertionError."""
+        """Run the daemon until all messages are handled.
+
+        Raises AssertionError if the daemon fails.
+        """
 
 
 @pytest.fixture(scope="session")
 def streamqd_server() -> Iterator[str]:
-    """The URL of a server for this session, or for one process of pytest-xdist.
+    """The URL of a server for this session, or for this process of pytest-xdist.
 
-    To start a test with an empty server, use `streamqd_redis_url`.
+    For a test that must start with an empty server, use `streamqd_redis_url`.
     """
     from streamqd.testing.server import embedded_server
 
@@ -39,7 +42,7 @@ def streamqd_server() -> Iterator[str]:
 
 @pytest.fixture
 def streamqd_redis_url(streamqd_server: str) -> str:
-    """The URL of the server of this session. All its data is deleted before the test."""
+    """The URL of the session's server. All its data is deleted before the test."""
     from streamqd.config import Redis
     from streamqd.store.client import connect
 
@@ -55,9 +58,9 @@ def streamqd_redis_url(streamqd_server: str) -> str:
 def streamqd_daemon(streamqd_redis_url: str, tmp_path: Path) -> RunDaemon:
     """Return a function that runs the daemon until all messages are handled.
 
-    Pass the handler modules, such as `streamqd_daemon("billing")`. `config` is a configuration file
-    or its text. The server, the state directory and the log are always those of the test. To handle
-    messages that were sent after a run, call the function again.
+    Pass the handler modules, for example `streamqd_daemon("billing")`. `config` is a configuration
+    file or its text. The server, the state directory and the log are always those of the test. To
+    handle messages that are sent after a run, call the function again.
     """
     from streamqd.testing.server import settle
 

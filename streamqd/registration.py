@@ -1,6 +1,6 @@
-"""Registration of the consumed topics, and of their groups on all partitions.
+"""Registers the consumed topics, and their groups on all partitions.
 
-It runs before the first fork, after a reload, and after the server lost its data.
+This runs before the first fork, after a reload, and after the server has lost its data.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def ensure_topics(
 ) -> dict[str, int]:
     """Register topics and create missing groups. Return the partition counts.
 
-    May be repeated: a second call changes nothing.
+    May be repeated, since a second call changes nothing.
 
-    A new group starts at its consumer's `start` setting. A group that was seen before and is
-    missing starts at the oldest remaining entry and is added to `restored`. If the server was
-    `emptied` while the groups were consumed, all groups start at the oldest entry, so that messages
-    sent since are not skipped. A missing topic gets its previous number of partitions, from `known`
-    or from the set of its streams.
+    A new group starts at its consumer's `start` setting. A group that is missing although it was
+    seen before starts at the oldest remaining entry, and is added to `restored`. If the server was
+    emptied while the groups were consumed, all groups start at the oldest entry, so that messages
+    sent since then are not skipped. A missing topic gets its previous number of partitions, from
+    `known` or from the set of its streams.
 
-    A topic that cannot be read is logged and left out of the result. A group that cannot be read
-    on one partition is logged. Raises ConfigError if the configuration has fewer partitions than
+    A topic that cannot be read is logged and left out of the result. A group that cannot be read on
+    one partition is only logged. Raises ConfigError if the configuration has fewer partitions than
     are registered.
     """
     store = Store(link, Keys(settings.keys.control, settings.keys.streams))
@@ -66,8 +66,8 @@ def ensure_topics(
             if not mistyped:
                 _log_or_raise(error, topic=topic)
                 continue
-            # Register the topic anyway, because views list the registered topics and report the
-            # keys that cannot be read.
+            # Register the topic anyway, because views list registered topics and report keys that
+            # cannot be read.
             try:
                 topics.register(store, topic)
             except RedisResponseError as refused:
@@ -87,7 +87,7 @@ def ensure_topics(
 
 
 def _count_problems(settings: Settings, topic: str, count: int | None) -> list[str]:
-    """Return the problems with a topic's partition count. The count is None for a missing topic."""
+    """Return the problems with a topic's partition count, which is None if the topic is missing."""
     if count is None:
         return [
             (
@@ -127,17 +127,17 @@ def _size_problems(settings: Settings, counts: Mapping[str, int]) -> list[str]:
 
 
 def _create_topic(store: Store, settings: Settings, topic: str, known: int) -> int | None:
-    """Create a topic unless it exists, and return its partition count. Raises InvalidValueError.
+    """Create a topic unless it exists, and return its partition count.
 
-    `known` is the previous partition count, 0 if unknown. Return None for a missing topic that only
-    readers of dead letters name, which is not created.
+    `known` is the previous partition count, or 0 if it is unknown. A missing topic that only
+    readers of dead letters name is not created, and the result is None. Raises InvalidValueError.
     """
     if not known and _is_unknown(store, settings, topic):
         return None
     wanted = settings.topics.get(topic) or Topic()
     lost = known > 0 and topics.partition_count(store, topic) is None
     if lost:
-        # The topic may have grown since, so its streams may show more partitions.
+        # The topic may have grown since then, so there may be streams for more partitions.
         wanted = replace(wanted, partitions=max(known, topics.count_streams(store, topic)))
     count = topics.create(store, topic, wanted)
     if lost:
@@ -146,7 +146,7 @@ def _create_topic(store: Store, settings: Settings, topic: str, known: int) -> i
 
 
 def _find_mistyped(store: Store, topic: str) -> list[InvalidValueError]:
-    """Return the keys of a topic that have a wrong type."""
+    """Return the keys of a topic whose type is wrong."""
     meta, partitions = store.keys.meta(topic), store.keys.partitions(topic)
     wanted = {meta: key_types.HASH, partitions: key_types.SET}
     return key_types.find_mistyped(store.connection, wanted)
@@ -155,7 +155,10 @@ def _find_mistyped(store: Store, topic: str) -> list[InvalidValueError]:
 def _log_or_raise(
     error: RedisResponseError, topic: str | None = None, assignment: Assignment | None = None
 ) -> None:
-    """Log an error that concerns one key. Raises all other errors, which concern the server."""
+    """Log an error that affects only one key.
+
+    Raise any other error, which affects the whole server.
+    """
     if error.kind is not RefusalKind.BAD_KEY_OR_COMMAND:
         raise error
     logs.event(
@@ -164,17 +167,17 @@ def _log_or_raise(
 
 
 def _required_count(declared: Topic | None) -> int | None:
-    """Return the partition count that the settings require, None for any count."""
+    """Return the partition count that the settings require, or None if they accept any count."""
     if declared is None:
         return None
-    # Settings built in code have no `stated` names. For such settings, a value other than the
+    # Settings that were built in code have no `stated` names. For these, any value that is not the
     # default counts.
     stated = "partitions" in declared.stated or declared.partitions != Topic().partitions
     return declared.partitions if stated else None
 
 
 def _is_unknown(store: Store, settings: Settings, topic: str) -> bool:
-    """Return True if the topic is missing and only readers of dead letters name it.
+    """Return True if the topic is missing, and only readers of dead letters name it.
 
     Such a topic is not created.
     """
@@ -187,7 +190,10 @@ def _is_unknown(store: Store, settings: Settings, topic: str) -> bool:
 
 
 def log_restored(assignment: Assignment, reply: Reply) -> bool:
-    """Return True, and log it, if an expected group was created. `reply` is from group_ensure."""
+    """Log an expected group that had to be created again, and return True in this case.
+
+    `reply` is the reply of group_ensure.
+    """
     created = reply.word == "CREATED"
     if created:
         logs.event(
@@ -199,7 +205,7 @@ def log_restored(assignment: Assignment, reply: Reply) -> bool:
 def _ensure_group(
     store: Store, consumer: Consumer, count: int, *, emptied: bool
 ) -> list[Assignment]:
-    """Create the group where it is missing. Return the assignments for which it was lost."""
+    """Create the group where it is missing. Return the assignments whose group was lost."""
     meta, field = store.keys.meta(consumer.topic), f"group:{consumer.assignment_group}"
     seen_before = store.execute("HGET", meta, field) is not None
     new = not seen_before and not emptied
@@ -216,8 +222,8 @@ def _ensure_group(
             if isinstance(reply, RedisUnavailableError):
                 raise reply
             if isinstance(reply, ContractError):
-                # The supervisor tries again when it owns the assignment, and then gives up only
-                # that assignment.
+                # The supervisor tries again when it owns the assignment. If this fails too, it
+                # gives up only that assignment.
                 logs.event(
                     "redis.refused",
                     logging.ERROR,
@@ -232,7 +238,7 @@ def _ensure_group(
             elif not new and log_restored(assignment, reply):
                 restored.append(assignment)
     if whole and not seen_before:
-        # Set this only after every partition has the group. After an earlier crash, the next call
-        # then repeats this step.
+        # This is set only after every partition has the group. After an earlier crash, the next
+        # call therefore repeats this step.
         store.execute("HSETNX", meta, field, count)
     return restored

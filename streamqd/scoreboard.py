@@ -1,20 +1,21 @@
-"""The scoreboard: the memory through which the processes of one instance share their state.
+"""The scoreboard: memory through which the processes of one instance share their state.
 
 The supervisor creates one shared mapping before its first fork. The mapping is backed by a file in
-a memory file system (`supervisor/scoreboard_file.py`), so that it outlives a killed supervisor.
-Where no such file system exists, the mapping is anonymous. Every (topic, partition, group)
-assignment that this instance ever owned has a slot and keeps it for the supervisor's life, so
-counters survive a crashed worker. Untouched slots cost no memory.
+a memory file system (`supervisor/scoreboard_file.py`), so that it outlives a supervisor that is
+killed. If there is no such file system, the mapping is anonymous. Every (topic, partition, group)
+assignment that this instance has ever owned has a slot, and keeps it as long as the supervisor
+runs. Its counters therefore survive a crash of the worker. Slots that are not used cost no memory.
 
 The scoreboard uses no locks. While a process works in a slot, each field has one writer: the
-worker, the supervisor or the housekeeper, as listed in `WorkerSlot`. After the worker exited, went
-quiet or was abandoned, the supervisor also writes the worker's fields: its state, its batch, some
-counters and the recent failures. `warm_pid` has two writers too: a standby sets it, and the
-supervisor clears it.
+worker, the supervisor or the housekeeper, as listed in `WorkerSlot`. After the worker has exited,
+gone quiet or been abandoned, the supervisor also writes the worker's fields: its state, its batch,
+some counters and the recent failures. `warm_pid` has two writers too, because a standby sets it and
+the supervisor clears it.
 
-A slot also contains the fetched batch: the places of all entries in flight, written once per batch,
-and one state byte per entry. After a worker's death, the supervisor reads from it which entries
-were finished and which were running, so that it charges exactly the right messages.
+A slot also contains the fetched batch: the places of all entries in flight, which are written once
+per batch, and one state byte per entry. After a worker has died, the supervisor reads from the slot
+which entries were finished and which were running. It then counts the crash against exactly those
+messages that may have caused it.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from streamqd.idle_reason import IdleReason
 from streamqd.long_poll import PollWords
 from streamqd.model import ENTRIES_MAX, FETCHED_MAX, LANES_MAX, Assignment, Lease
 
-LAYOUT = 3  # version of the byte layout. Raise it when a field changes its place or meaning.
+LAYOUT = 3  # version of the byte layout, raise it if a field changes its place or meaning
 SLOT_COUNT = 4096
-LOOP_HEARTBEAT_SECONDS = 0.125  # interval between two heartbeats of an event loop with open runs
+LOOP_HEARTBEAT_SECONDS = 0.125  # seconds between heartbeats of an event loop that runs handlers
 PLACE_BYTES_MAX = 44  # "m:" + 20 digits + "-" + 20 digits + separator
 
 _WORDS = 64
@@ -46,8 +47,8 @@ _COUNTERS = 32
 _NAME_BYTES = 192
 _BUCKET_COUNT = 34
 
-# Histogram bucket k counts durations below 1024 ns << k. Computing the index takes one shift and
-# one bit_length, which is far cheaper per message than a search.
+# Histogram bucket k counts durations below 1024 ns << k. The index takes only one shift and one
+# bit_length to compute, which costs far less per message than a search.
 BUCKETS: tuple[float, ...] = tuple((1 << (10 + k)) / 1e9 for k in range(_BUCKET_COUNT - 1))
 # Bucket k counts delays below 1 ms << k, because entry IDs are in milliseconds and a backlog can be
 # weeks old.
@@ -57,9 +58,9 @@ DELAY_BUCKETS = tuple((1 << k) / 1e3 for k in range(_BUCKET_COUNT - 1))
 def quantile(
     runs: Mapping[int, float], share: float, bounds: Sequence[float] = BUCKETS
 ) -> float | None:
-    """Return the upper bound (seconds) of the bucket of a quantile, None without runs.
+    """Return the upper bound (seconds) of the bucket that contains a quantile, None without runs.
 
-    `runs` has the number of runs of each bucket by its index.
+    `runs` maps the index of each bucket to its number of runs.
     """
     total, seen = sum(runs.values()), 0.0
     for index in sorted(runs):
@@ -70,12 +71,12 @@ def quantile(
 
 
 def _page_end(offset: int) -> int:
-    """Return the offset rounded up to the next page boundary."""
+    """Return the offset, rounded up to the next page boundary."""
     return -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-# Fields that are read before a worker runs come first. Four tables follow, sized for the highest
-# concurrency. Each table starts on a separate page, because most workers touch only a few pages.
+# Fields that are read before a worker runs come first. Four tables follow, which are sized for the
+# highest concurrency. Each table starts on its own page, because most workers use only a few pages.
 _OFFSET_COUNTERS = _WORDS * 8
 _OFFSET_HISTOGRAMS = _OFFSET_COUNTERS + _COUNTERS * 8
 # The last word is the sum, in ms for delays and otherwise in ns.
@@ -86,8 +87,8 @@ _LEASE_BYTES = 128
 _OFFSET_FAILURES = _OFFSET_LEASE + _LEASE_BYTES
 _OFFSET_BLOCKER = _OFFSET_FAILURES + failures.BYTES
 _BLOCKER_BYTES = 256
-# This histogram fits into the rest of the page, so the rest of the layout is the same as in older
-# versions.
+# This histogram fits into the rest of the page, so that the rest of the layout stays the same as in
+# older versions.
 _OFFSET_DELAYS = _OFFSET_BLOCKER + _BLOCKER_BYTES
 _HEAD_END = _OFFSET_DELAYS + _HISTOGRAM_WORDS * 8
 HEAD_BYTES = _page_end(_HEAD_END)
@@ -102,7 +103,7 @@ HEADER_OFFSET = 1024  # offset of the file's header in the board's page
 
 _LEASE = struct.Struct(
     "<32s32sQI"
-)  # two tokens, the epoch, a checksum that includes the assignment
+)  # two tokens, the epoch, and a checksum that includes the assignment
 _TOKEN_BYTES = 32
 _PLACE = re.compile(rb"[mr]:[0-9]{1,20}-[0-9]{1,20}")
 
@@ -118,8 +119,8 @@ _NO_PLACE = b"-".ljust(PLACE_BYTES_MAX)
 _PLACE_FORMAT = b"%%-%db" % PLACE_BYTES_MAX
 
 # State bytes of an entry in flight. CLEARED means that this worker has nothing left to do for the
-# entry, because it is settled, released or held with its key. An unused index of a table is CLEARED
-# too.
+# entry, because it is settled, released or held with its key. Unused indexes of a table are CLEARED
+# as well.
 WAITING, RUNNING, DONE, FAILED, CLEARED = range(5)
 
 COUNTERS = (
@@ -145,20 +146,21 @@ BOARD_COUNTERS = (
 
 
 def now_ns() -> int:
-    """Return the clock of all deadlines (ns, CLOCK_BOOTTIME).
+    """Return the time on the clock that all deadlines use (ns, CLOCK_BOOTTIME).
 
-    It counts suspended time, and all processes of the host share it.
+    The clock also counts the time while the host is suspended, and all processes of the host share
+    it.
     """
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def entries_of(lanes: int) -> int:
-    """Return the maximum number of entries in flight of a worker with `lanes` lanes."""
+    """Return how many entries a worker with this number of lanes can have in flight."""
     return FETCHED_MAX + max(FETCHED_MAX, lanes)
 
 
 class WorkerState(enum.IntEnum):
-    """The state of a slot's process."""
+    """The state of the process that uses a slot."""
 
     GONE = 0
     BOOTING = 1
@@ -166,11 +168,11 @@ class WorkerState(enum.IntEnum):
     PAUSED = 3
     QUIET = 4
     BROKEN = 5
-    FAILED = 6  # an error in streamqd itself: the supervisor gave the assignment up
+    FAILED = 6  # an error in streamqd itself, after which the supervisor gave up the assignment
 
 
 class WorkerCommand(enum.IntEnum):
-    """A command of the supervisor to a worker, which reads it between two messages."""
+    """A command from the supervisor to a worker, which reads it between two messages."""
 
     NONE = 0
     PAUSE = 1
@@ -178,7 +180,7 @@ class WorkerCommand(enum.IntEnum):
 
 
 class _Field:
-    """One unsigned 64-bit word of a slot, or of the board, as an attribute."""
+    """One unsigned 64-bit word of a slot or of the board, as an attribute."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -199,39 +201,39 @@ class RunningEntry(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The entries in flight of a dead worker: the finished ones and the running ones."""
+    """The entries that a dead worker had in flight: the finished ones and the running ones."""
 
     done: list[bytes]
     running: list[bytes]
 
 
 class RecordedLease(NamedTuple):
-    """The lease under which an assignment's worker works.
+    """The lease under which an assignment's worker is working.
 
-    `next_token` is about to replace the lease's token, or '' if no change is in progress.
+    `next_token` is about to replace the token of the lease, or '' if no change is in progress.
     """
 
     lease: Lease
     next_token: str
 
 
-# Numbers of the words that the hot path and the writer of a batch access directly.
+# Indexes of the words that the hot path and the writer of a batch access directly.
 WORD_TRUSTED_UNTIL, WORD_COMMAND, WORD_RUN_SEQ = 5, 6, 10
 _GENERATION, _IN_FLIGHT = 12, 13
 _PLACES_SIZE = 18  # size of the places of all entries in flight, in bytes
-_LANES = 29  # number of lanes in use by a worker that runs several messages at a time
+_LANES = 29  # number of lanes in use, for a worker that runs several messages at a time
 
 
 class WorkerSlot:
-    """The pages of one assignment. The fields map its 64 words, some of which are unused.
+    """The pages of one assignment. The fields are its 64 words, some of which are unused.
 
     `words`, `lanes` and `states` are public for the worker's hot path.
 
-    A lane has room for one running entry: `lanes[2 * k]` is the entry's index in the batch and
-    `lanes[2 * k + 1]` its start. A worker that runs one message at a time uses only lane 0. A
+    A lane has room for one running entry: `lanes[2 * k]` is the entry's index in the batch, and
+    `lanes[2 * k + 1]` is its start. A worker that runs one message at a time uses only lane 0. A
     worker that runs one batch at a time uses lane 0 for all entries of the batch. A worker that
-    runs several messages at a time also writes `sequences[k]`: the run sequence of the lane's
-    entry. The start of a free lane is 0, and its other words are those of its last run.
+    runs several messages at a time also writes `sequences[k]`, the run sequence of the lane's
+    entry. The start of a free lane is 0, and its other words still belong to its last run.
     """
 
     # written by the supervisor
@@ -241,43 +243,44 @@ class WorkerSlot:
     since_unix_ms = _Field(4)
     trusted_until_ns = _Field(WORD_TRUSTED_UNTIL)
     command = _Field(WORD_COMMAND)
-    soft_kill_seq = _Field(7)  # run sequence for which the last soft-limit signal was sent
+    soft_kill_seq = _Field(7)  # run sequence to which the last soft-limit signal was sent
     rss = _Field(8)
     rss_baseline = _Field(9)
     standby_pid, leaving_pid = _Field(21), _Field(22)  # pids of the next and the previous worker
-    partitions = _Field(26)  # partition count of the topic, as known to this supervisor
-    loop_blocked_ns = _Field(27)  # time at which the event loop was blocked, 0 while it runs
-    loop_turned_ns = _Field(28)  # time at which it last ran again after a block, 0 = never
-    warm_pid = _Field(23)  # pid of a booted standby that waits for its assignment
-    # written by the worker, and `state` and the batch by the supervisor while no worker uses it
+    partitions = _Field(26)  # the topic's partition count, as this supervisor knows it
+    loop_blocked_ns = _Field(27)  # time at which the event loop was blocked, or 0 while it runs
+    loop_turned_ns = _Field(28)  # time at which it last ran again after a block, or 0
+    warm_pid = _Field(23)  # pid of a standby that has booted and waits for its assignment
+    # written by the worker, while `state` and the batch are also written by the supervisor when no
+    # worker uses them
     state = _Field(1)
-    run_seq = _Field(WORD_RUN_SEQ)  # grows by one per handler run, across all incarnations
+    run_seq = _Field(WORD_RUN_SEQ)  # grows by one with each run, across all workers
     generation = _Field(_GENERATION)  # odd while the batch is being written
     in_flight = _Field(_IN_FLIGHT)
     next_due_unix_ms = _Field(14)
-    progress_ns = _Field(15)  # last completed round trip or handler run
+    progress_ns = _Field(15)  # time of the last completed round trip or handler run
     reclaim_done = _Field(16)
-    rate_due_ns = _Field(24)  # state of the rate limit, passed on to the next worker, 0 = no state
-    rate_micro = _Field(25)  # run starts allowed per second, in millionths, 0 = no limit
-    heartbeat_ns = _Field(17)  # time of a handler's last progress report
-    loop_thread = _Field(11)  # thread ID of the event loop
-    # Time of the event loop's last heartbeat, 0 = no coroutine runs.
+    rate_due_ns = _Field(24)  # state of the rate limit for the next worker, or 0
+    rate_micro = _Field(25)  # starts allowed per second, in millionths, or 0 for no limit
+    heartbeat_ns = _Field(17)  # time at which a handler last reported progress
+    loop_thread = _Field(11)  # ID of the thread that runs the event loop
+    # Time of the event loop's last heartbeat, or 0 while no coroutine runs.
     loop_heartbeat_ns = _Field(19)
     suspects_left = _Field(57)  # suspects not run since a crash, set by the supervisor at a fork
-    round_size = _Field(58)  # number of suspects that run now
-    suspects = _Field(59)  # number of suspects in all, with those already run
+    round_size = _Field(58)  # number of suspects that are running now
+    suspects = _Field(59)  # number of all suspects, including those already run
     # written by the housekeeper
     reclaim_requested = _Field(20)
     # written once, when the slot gets its assignment
     _name_length = _Field(30)
-    # words whose layout other modules define
+    # words whose layout is defined in other modules
     _POLL = slice(31, 37)
     _WAITS = slice(40, 54)
 
     def __init__(self, view: memoryview, index: int, board: Scoreboard) -> None:
         self.index, self.board = index, board
         self._assignment: Assignment | None = None
-        self._reserved = 0  # number of lanes with reserved memory
+        self._reserved = 0  # number of lanes whose memory is reserved
         self.words: memoryview[int] = view[:_OFFSET_COUNTERS].cast("Q")
         self.poll = PollWords(self.words[self._POLL])
         self.waits = IdleReason(self.words[self._WAITS])
@@ -297,31 +300,32 @@ class WorkerSlot:
 
     @property
     def assignment(self) -> Assignment | None:
-        """The assignment that the slot belongs to, None while the slot is unused."""
-        # Every process reads the name often, and it never changes, so it is parsed only once.
+        """The assignment that the slot belongs to, or None while the slot is unused."""
+        # Every process reads the name often, but it never changes, so it is parsed only once.
         if self._assignment is None and (length := self._name_length):
             topic, partition, group = bytes(self._name[:length]).decode().split("\n")
             self._assignment = Assignment(topic, int(partition), group)
         return self._assignment
 
     def name(self, assignment: Assignment) -> None:
-        """Assign the slot to an assignment permanently."""
+        """Assign the slot to an assignment. This is permanent."""
         raw = f"{assignment.topic}\n{assignment.partition}\n{assignment.group}".encode()
         self._name[: len(raw)] = raw
         self._name_length = len(raw)
 
     def counter(self, name: str) -> int:
-        """Return a counter's value. The names are in `COUNTERS`."""
+        """Return the value of a counter. `COUNTERS` lists the names."""
         return self.counters[COUNTERS.index(name)]
 
     def add(self, name: str, amount: int = 1) -> None:
-        """Add to a counter. Only one process at a time may write a counter."""
+        """Add to a counter. Only one process at a time may write to it."""
         self.counters[COUNTERS.index(name)] += amount
 
     def histogram(self, name: str) -> tuple[list[int], float]:
-        """Return (counts per bucket, one more than bounds for +Inf, and the sum in seconds).
+        """Return the count of each bucket, including one for +Inf, and the sum in seconds.
 
-        `name` is handle or ack, with the bounds `BUCKETS`, or delay, with `DELAY_BUCKETS`.
+        `name` is "handle" or "ack", whose bounds are `BUCKETS`, or "delay", whose bounds are
+        `DELAY_BUCKETS`.
         """
         if name == "delay":
             delays = self.delay_histogram.tolist()
@@ -331,7 +335,7 @@ class WorkerSlot:
         return values[:-1], values[-1] / 1e9
 
     def heartbeat(self) -> None:
-        """Record that a handler makes progress."""
+        """Record that a handler is making progress."""
         self.heartbeat_ns = now_ns()
 
     @property
@@ -340,29 +344,29 @@ class WorkerSlot:
         return bytes(self._blocker).rstrip(b"\0").decode("utf-8", "replace")
 
     def note_blocker(self, place: str) -> None:
-        """Record the code that blocks the event loop. Only the last 256 bytes are kept."""
+        """Record the code that is blocking the event loop. Only its last 256 bytes are kept."""
         raw = place.encode("utf-8", "replace")[-_BLOCKER_BYTES:]
         self._blocker[:] = raw.ljust(_BLOCKER_BYTES, b"\0")
 
     def detach(self) -> None:
-        """Replace the shared pages with private zeroed memory. For a forked child only.
+        """Replace the shared pages with private memory full of zeros.
 
-        All existing views of the slot then show the private memory. Raises OSError when the
-        operating system has no memory left.
+        Call this only in a forked child. All existing views of the slot then show the private
+        memory. Raises OSError if the operating system has no memory left.
         """
         address = ctypes.addressof(ctypes.c_char.from_buffer(self.words))
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         if _libc.mmap(address, SLOT_BYTES, protection, _OURS_ALONE, -1, 0) != address:
             raise OSError(ctypes.get_errno(), "no memory for a slot of our own")
 
-    # --- the lease, which only a successor of the supervisor reads ---
+    # --- the lease, which only the supervisor's successor reads ---
 
     def note_lease(self, lease: Lease, next_token: str = "") -> None:
-        """Record the lease of the worker, and the token that is about to replace its token.
+        """Record the worker's lease, and the token that is about to replace its token.
 
-        Call it before sending the command that replaces the token. If the supervisor is killed,
+        Call this before sending the command that replaces the token. If the supervisor is killed,
         its successor repeats that command, which acknowledges and charges only once. Raises
-        ValueError for a token longer than 32 bytes.
+        ValueError if a token is longer than 32 bytes.
         """
         self.epoch = lease.epoch
         raw = lease.token.encode(), next_token.encode()
@@ -373,13 +377,13 @@ class WorkerSlot:
         self._lease[: _LEASE.size] = _LEASE.pack(*padded, self.epoch, checked)
 
     def forget_lease(self) -> None:
-        """Record that the assignment is not owned."""
+        """Record that the assignment has no owner here."""
         self._lease[: _LEASE.size] = bytes(_LEASE.size)
 
     def lease(self) -> RecordedLease | None:
-        """Return the lease that `note_lease` wrote, None for no lease.
+        """Return the lease that `note_lease` has written, or None if there is none.
 
-        Raises ValueError when the record is torn.
+        Raises ValueError if the record is torn.
         """
         assignment = self.assignment
         token, next_token, epoch, found = _LEASE.unpack(self._lease[: _LEASE.size])
@@ -397,7 +401,7 @@ class WorkerSlot:
     # --- the batch ---
 
     def post_batch(self, places: list[bytes]) -> None:
-        """Write the places of all entries in flight and set every state to WAITING."""
+        """Write the places of all entries in flight, and set all states to WAITING."""
         raw = b" ".join(places)
         if len(places) > ENTRIES_MAX:
             raise ValueError(
@@ -412,7 +416,7 @@ class WorkerSlot:
         self.words[_GENERATION] = generation + 2
 
     def open_table(self, lanes: int) -> None:
-        """Turn the batch into a table, where entries come and go one by one, each at its own index.
+        """Turn the batch into a table, in which entries come and go, each at its own index.
 
         The table has `entries_of(lanes)` rows.
         """
@@ -424,7 +428,7 @@ class WorkerSlot:
         self.words[_IN_FLIGHT] = count
 
     def put(self, index: int, *places: bytes) -> None:
-        """Write entries into the table from a CLEARED index on, with the state WAITING."""
+        """Write entries to the table, starting at a CLEARED index. Their state becomes WAITING."""
         start, raw = index * PLACE_BYTES_MAX, _PLACE_FORMAT * len(places) % places
         self._places[start : start + len(raw)] = raw
         self.states[index : index + len(places)] = bytes(len(places))
@@ -432,8 +436,8 @@ class WorkerSlot:
     def batch(self) -> Batch:
         """Return the batch of a dead worker.
 
-        A half-written batch counts as empty. The previous batch was settled in the round trip that
-        fetched the new one, and no entry of the new batch had started.
+        A batch that is only partly written counts as empty. The previous batch was settled in the
+        round trip that fetched the new one, and no entry of the new batch had been started.
         """
         count = self.in_flight
         if self.generation % 2 or not count:
@@ -447,7 +451,10 @@ class WorkerSlot:
         return batch
 
     def unsettled_places(self) -> list[bytes]:
-        """Return the places of the entries in flight that have not succeeded. Worker only."""
+        """Return the places of entries in flight that have not succeeded.
+
+        Call this only in the worker.
+        """
         states = bytes(self.states[: self.in_flight])
         return [
             place
@@ -458,23 +465,24 @@ class WorkerSlot:
     def _read_places(self) -> list[bytes]:
         raw = bytes(self._places[: self.words[_PLACES_SIZE]])
         if len(raw) != self.words[_IN_FLIGHT] * PLACE_BYTES_MAX:
-            return raw.split(b" ")  # a batch, which has no separator after its last place
-        # This is a table. Cut it by width, because a half-written place may contain a space.
+            return raw.split(b" ")  # a batch, whose last place has no separator after it
+        # This is a table. It is cut by width, because a half-written place may contain a space.
         starts = range(0, len(raw), PLACE_BYTES_MAX)
         return [raw[start : start + PLACE_BYTES_MAX].rstrip() for start in starts]
 
     @property
     def unfinished(self) -> int:
-        """The number of entries in flight whose run is waiting or running, for other processes.
+        """The number of entries in flight that are waiting or running. Other processes use it.
 
-        A batch stays on the page until the next one replaces it. Its finished entries do not count.
+        A batch stays on the page until the next one replaces it, but its finished entries do not
+        count.
         """
         states = bytes(self.states[: self.in_flight])
         return states.count(WAITING) + states.count(RUNNING)
 
     @property
     def running(self) -> list[RunningEntry]:
-        """The entries whose handler is running now, as another process sees them (no lock)."""
+        """The entries whose handler is running, as another process sees them without a lock."""
         count = self.in_flight
         if self.generation % 2 or not count:
             return []
@@ -483,7 +491,7 @@ class WorkerSlot:
             return []
         used, latest = self._lanes_used, self.run_seq
         lanes = self.lanes[: 2 * used].tolist()
-        # An unused lane contains (0, 0), which must not be mistaken for the start of entry 0.
+        # An unused lane contains (0, 0). This must not be taken for the start of entry 0.
         runs = {
             i: (start, sequence or latest)
             for i, start, sequence in zip(
@@ -496,13 +504,13 @@ class WorkerSlot:
         return [RunningEntry(places[i], *runs.get(i, first)) for i in indexes if i < len(places)]
 
     def running_in(self, sequence: int) -> list[bytes]:
-        """Return the places of the entries in one run, none when the run is over."""
+        """Return the places of the entries in one run, which is empty once the run is over."""
         return [each.place for each in self.running if each.sequence == sequence]
 
     def checked_batch(self) -> Batch:
-        """Return the batch of a slot that a killed supervisor left.
+        """Return the batch in a slot that a killed supervisor has left.
 
-        Unlike `batch`, which reads the data of our own worker, it validates everything. Raises
+        This validates everything, unlike `batch`, which reads data of our own worker. Raises
         ValueError if the batch is torn.
         """
         if self.in_flight > ENTRIES_MAX or self.words[_PLACES_SIZE] > len(self._places):
@@ -514,7 +522,7 @@ class WorkerSlot:
         return batch
 
     def restore(self, done: list[bytes], running: list[bytes]) -> None:
-        """Write a predecessor's finished and running entries as the batch of this slot.
+        """Write the finished and running entries of a predecessor as the batch of this slot.
 
         Raises OSError if the memory file system is full.
         """
@@ -524,7 +532,7 @@ class WorkerSlot:
         self.states[len(done) : len(done) + len(running)] = bytes([RUNNING]) * len(running)
 
     def acquit(self, suspects: Collection[bytes]) -> None:
-        """Set the running entries that are not `suspects` to WAITING, so that none is charged."""
+        """Set running entries that are not suspects to WAITING, so that none of them is charged."""
         count = self.in_flight
         if self.generation % 2 or not count:
             return
@@ -533,21 +541,21 @@ class WorkerSlot:
                 self.states[index] = WAITING
 
     def forget_batch(self) -> None:
-        """Clear the batch, whose entries are settled or belong to an earlier process."""
+        """Clear the batch, because its entries are settled or belong to an earlier process."""
         self.words[_IN_FLIGHT] = 0
         self.words[_PLACES_SIZE] = 0
         generation = self.words[_GENERATION]
         self.words[_GENERATION] = generation + generation % 2
 
     def vacate(self) -> None:
-        """Clear the process. The counters stay, and the batch stays until it is settled."""
+        """Clear the process. The counters stay, and the batch stays until it has been settled."""
         self.pid = 0
         self.state = WorkerState.GONE
         self.command = WorkerCommand.NONE
         self.soft_kill_seq = 0
         self.poll.end()
         self.loop_heartbeat_ns = 0
-        # Clear the lanes, which the next worker must not see.
+        # Clear the lanes, because the next worker must not see them.
         if not self.run_seq:
             return  # no worker has used the slot, so its tables may have no memory
         used = self._lanes_used
@@ -556,9 +564,9 @@ class WorkerSlot:
         self.words[_LANES] = 0
 
     def clear(self) -> None:
-        """Clear the batch and the process. The counters stay.
+        """Clear the batch and the process, but keep the counters.
 
-        Call it after the messages of the dead worker are settled.
+        Call this after the dead worker's messages have been settled.
         """
         self.forget_batch()
         self.vacate()
@@ -568,10 +576,10 @@ class WorkerSlot:
         return min(max(1, self.words[_LANES]), LANES_MAX)
 
     def reserve(self, lanes: int) -> None:
-        """Reserve the memory that a worker with `lanes` lanes can write in this slot.
+        """Reserve the memory that a worker with this number of lanes can write to in this slot.
 
-        Without a reservation, writing to a page of a full file system kills the process (SIGBUS).
-        Raises OSError when the file system is full.
+        Without a reservation, writing to a page of a full file system would kill the process
+        (SIGBUS). Raises OSError if the file system is full.
         """
         if lanes > self._reserved:
             count = entries_of(lanes)
@@ -586,17 +594,17 @@ class WorkerSlot:
 
 
 class Scoreboard:
-    """The mapping and its slots. `used` slots have a name, and a name never changes.
+    """The mapping and its slots. The first `used` slots have a name, which never changes.
 
-    `descriptor` is the file descriptor of an empty file in memory, -1 for an anonymous mapping.
-    Raises OSError when the mapping does not fit into memory.
+    `descriptor` is the file descriptor of an empty memory file, or -1 for an anonymous mapping.
+    Raises OSError if the mapping does not fit into memory.
     """
 
-    used = _Field(0)  # number of named slots
+    used = _Field(0)  # number of slots that have a name
     _flags = _Field(1)
-    progress_ns = _Field(2)  # end of the supervisor's last tick (`now_ns` clock)
+    progress_ns = _Field(2)  # end of the supervisor's last tick, `now_ns` clock
     housekeeper_progress_ns = _Field(3)  # end of the housekeeper's last round, or its fork
-    unowned = _Field(4)  # wanted assignments that no instance owned at the supervisor's last check
+    unowned = _Field(4)  # number of wanted assignments without an owner at the last check
 
     def __init__(self, slots: int = SLOT_COUNT, descriptor: int = -1) -> None:
         self._descriptor = descriptor
@@ -610,14 +618,15 @@ class Scoreboard:
         counters = self._view[_WORDS * 8 : (_WORDS + _COUNTERS) * 8]
         self._counters: memoryview[int] = counters.cast("Q")
         self.size = slots
-        # Path to which an unusable scoreboard file of the previous supervisor was moved.
+        # The path to which the previous supervisor's scoreboard file was moved, if it could not be
+        # used.
         self.refused_file: Path | None = None
         self._slots: dict[int, WorkerSlot] = {}
         self._allotted: dict[Assignment, WorkerSlot] = {}
 
     @property
     def flags(self) -> InstanceFlags:
-        """The state of the instance, as the supervisor sees it."""
+        """The state of the instance, as the supervisor knows it."""
         return InstanceFlags(self._flags)
 
     @flags.setter
@@ -625,7 +634,7 @@ class Scoreboard:
         self._flags = value
 
     def slot(self, index: int) -> WorkerSlot:
-        """Return slot `index`."""
+        """Return the slot with this index."""
         found = self._slots.get(index)
         if found is None:
             start = BOARD_BYTES + index * SLOT_BYTES
@@ -635,14 +644,14 @@ class Scoreboard:
         return found
 
     def slots(self) -> list[WorkerSlot]:
-        """Return the named slots."""
+        """Return all slots that have a name."""
         return [self.slot(index) for index in range(self.used)]
 
     def allot(self, assignment: Assignment) -> WorkerSlot:
-        """Return the assignment's slot.
+        """Return the assignment's slot. Only the supervisor may call this.
 
-        The first call for an assignment names an unused slot. Supervisor only. Raises ValueError
-        when all slots are in use, and OSError when the memory is full.
+        The first call for an assignment gives it an unused slot. Raises ValueError if all slots are
+        in use, and OSError if there is not enough memory.
         """
         if assignment not in self._allotted:
             if self.used == self.size:
@@ -654,19 +663,22 @@ class Scoreboard:
         return self._allotted[assignment]
 
     def reserve(self, index: int, size: int, offset: int = 0) -> None:
-        """Allocate `size` bytes of a slot, starting at `offset`. Raises OSError."""
+        """Allocate `size` bytes of a slot, starting at `offset`.
+
+        Raises OSError if the memory is full.
+        """
         if self._descriptor >= 0:
             start = BOARD_BYTES + index * SLOT_BYTES + offset
             os.posix_fallocate(self._descriptor, start, size)
 
     def write_header(self, raw: bytes) -> None:
-        """Write the header of the scoreboard file. Raises ValueError when it is too long."""
+        """Write the header of the scoreboard file. Raises ValueError if it is too long."""
         if len(raw) > BOARD_BYTES - HEADER_OFFSET:
             raise ValueError("the header of the scoreboard is too long")
         self._view[HEADER_OFFSET : HEADER_OFFSET + len(raw)] = raw
 
     def counter(self, name: str) -> int:
-        """Return an instance-wide counter. The names are in `BOARD_COUNTERS`."""
+        """Return the value of an instance-wide counter. `BOARD_COUNTERS` lists the names."""
         return self._counters[BOARD_COUNTERS.index(name)]
 
     def add(self, name: str, amount: int = 1) -> None:
@@ -682,8 +694,8 @@ class InstanceFlags(enum.IntFlag):
     REDIS_OK = 2
     DRAINING = 4
     PAUSED = 8
-    STANDBY = 16  # healthy without assignments, because other instances own every partition
-    DRAINED = 32  # an operator set it to own nothing
-    LIMITED = 64  # the operating system refuses to start more processes for it
-    MEMBER = 128  # Redis accepted its last heartbeat, so its name in the fleet is its own
-    DUPLICATE = 256  # another run uses its name and sends heartbeats
+    STANDBY = 16  # healthy without assignments, because others own every partition
+    DRAINED = 32  # an operator has set it to own nothing
+    LIMITED = 64  # the operating system refuses to start more processes
+    MEMBER = 128  # Redis accepted its last heartbeat, so its name is unique
+    DUPLICATE = 256  # another run uses its name and is sending heartbeats

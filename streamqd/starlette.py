@@ -1,6 +1,7 @@
-"""An `AsyncProducer` in Starlette: one for each process, from the start of the server to its end.
+"""An `AsyncProducer` in Starlette, with one producer for each server process.
 
-`streamqd.fastapi` adds a dependency for FastAPI.
+The producer exists from the start of the server until it stops. `streamqd.fastapi` adds a
+dependency for FastAPI.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ def producer_lifespan(
 ) -> Lifespan:
     """Return a lifespan for `Starlette(lifespan=...)` that opens and closes an AsyncProducer.
 
-    `given` is the path of a configuration file, or a dictionary with its sections. None means the
-    file in STREAMQ_CONFIG, or else ./streamq.toml. `options` are those of `Producer`. When the
-    server stops, all sent messages are written first. If your application has its own lifespan,
-    enter this one inside it, and yield its state.
+    `given` is the path of a configuration file, or a dictionary with its sections. If it is None,
+    the file in STREAMQ_CONFIG is used, or else ./streamq.toml. The keyword arguments are the
+    options of `Producer`. When the server stops, it first writes all messages that were sent. If
+    your application has its own lifespan, enter this one inside it, and yield its state.
 
-    With an invalid configuration, the lifespan raises ConfigError and the server does not start.
-    The server starts even if Redis is unavailable.
+    If the configuration is invalid, the lifespan raises ConfigError, and the server does not start.
+    If Redis is unavailable, the server starts anyway.
     """
 
     @asynccontextmanager
@@ -47,7 +48,7 @@ def producer_lifespan(
 
 
 def producer_of(connection: HTTPConnection) -> AsyncProducer:
-    """Return the producer of the application that serves a request or a WebSocket.
+    """Return the producer of the application that is serving a request or a WebSocket.
 
     Raises RuntimeError if the application has no `producer_lifespan`.
     """

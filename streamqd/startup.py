@@ -1,4 +1,4 @@
-"""The checks before the first fork, shared by the daemon and the `check` command.
+"""The checks that run before the first fork, for both the daemon and the `check` command.
 
 Each problem becomes one sentence with its remedy. All problems are collected before an error is
 raised.
@@ -44,13 +44,13 @@ DESCRIPTORS = 65_536
 
 _DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql"}
 
-SLOW_IMPORT_SECONDS = 2.0  # import time after which the command or the log reports a slow import
-UNREAPED_SECONDS = 5.0  # time that the children of a killed supervisor may take to exit
+SLOW_IMPORT_SECONDS = 2.0  # seconds after which a slow import is reported
+UNREAPED_SECONDS = 5.0  # seconds that the children of a killed supervisor have to exit
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The settings with the consumers that handler modules declare, and all problems found."""
+    """The settings, with the consumers that handler modules declare, and all problems found."""
 
     settings: Settings
     problems: list[str]
@@ -63,11 +63,11 @@ def prepare(
     interrupted: Callable[[], bool] = lambda: False,
     slow: Callable[[str], None] | None = None,
 ) -> Prepared:
-    """Import the handler modules in a probe child and merge the consumers that they declare.
+    """Import the handler modules in a probe child, and merge the consumers that they declare.
 
-    `only` selects consumers by TOPIC/GROUP. An empty set selects all. `slow` is called with one
-    sentence when the import takes longer than SLOW_IMPORT_SECONDS. Without `slow`, this sentence is
-    logged.
+    `only` selects consumers by TOPIC/GROUP, and an empty set selects all of them. If the import
+    takes longer than SLOW_IMPORT_SECONDS, `slow` is called with one sentence about this. If `slow`
+    is None, the sentence is logged.
     """
     began = time.monotonic()
     on_slow: Callable[[str], None] | None = slow or _log_slow_import
@@ -97,7 +97,7 @@ def _modules(settings: Settings) -> set[str]:
 def _probe_handlers(
     settings: Settings, interrupted: Callable[[], bool] = lambda: False
 ) -> handlers.Probe:
-    """Return the declarations of the handler modules, as imported by a probe child."""
+    """Return the declarations of the handler modules, which a probe child imports."""
     return handlers.probe(
         settings.daemon.handlers,
         references(settings),
@@ -109,7 +109,7 @@ def _probe_handlers(
 
 @contextlib.contextmanager
 def _open_connection(settings: Settings) -> Iterator[Connection]:
-    """Return a connection to the server that is closed after the block."""
+    """Yield a connection to the server, which is closed after the block."""
     link = connect(settings.redis, timeout=max(2.0, settings.redis.connect_timeout), name=NAME)
     try:
         yield link
@@ -118,9 +118,9 @@ def _open_connection(settings: Settings) -> Iterator[Connection]:
 
 
 def collect_problems(error: ConfigError) -> ConfigError:
-    """Return the error with the problems of the handlers and the server added.
+    """Return the error with the problems of the handlers and of the server added.
 
-    One error therefore lists all problems. Only the valid settings of the file are checked.
+    In this way, one error lists all problems. Of the file, only the valid settings are checked.
     """
     settings: Settings | None = error.salvaged
     if settings is None:
@@ -140,14 +140,14 @@ def collect_problems(error: ConfigError) -> ConfigError:
 
 
 def _unavailable(address: str, error: RedisUnavailableError, seconds: float = 0.0) -> str:
-    """Return a sentence that contains the address once."""
+    """Return a sentence that contains the address exactly once."""
     text = str(error)
     named = text if address in text else f"{address}: {text}"
     return f"redis: {named}" + (f" (tried for {seconds:.0f} s)" if seconds >= 1 else "")
 
 
 def _rejection_text(address: str, error: RedisResponseError) -> str:
-    """Return a sentence about a command that Redis rejects."""
+    """Return a sentence about a command that Redis has rejected."""
     advice = "; run `streamqd check`, which lists missing permissions"
     return f"redis: {address}: {error}{advice if error.kind is RefusalKind.FORBIDDEN else ''}"
 
@@ -158,7 +158,7 @@ def references(settings: Settings) -> list[str]:
 
 
 def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) -> Prepared:
-    """Merge the declarations that a probe found into the settings, and check the result."""
+    """Merge the declarations from a probe into the settings, and check the result."""
     problems = [f"handlers: {problem}" for problem in found.problems]
     problems += _missing_loop(settings)
     problems += _unusable_outboxes(settings)
@@ -169,7 +169,8 @@ def complete(settings: Settings, found: handlers.Probe, only: frozenset[str]) ->
         return Prepared(settings, problems)
     problems += handlers.misfits(settings.consumers, found.traits)
     if not found.whole:
-        # A module failed to import, so its declarations are unknown and no consumer can be missing.
+        # A module could not be imported, so its declarations are unknown, and a consumer that seems
+        # to be missing may exist.
         return Prepared(settings, problems, tuple(found.sources))
     if not (settings.consumers or settings.outboxes or problems):
         problems.append(_describe_no_consumers(settings.daemon.handlers))
@@ -195,7 +196,7 @@ def _unusable_outboxes(settings: Settings) -> list[str]:
 
 
 def _missing_loop(settings: Settings) -> list[str]:
-    """Return a problem if the event loop of the workers is not installed."""
+    """Return a problem if the event loop for the workers is not installed."""
     wanted = settings.daemon.event_loop
     if wanted == "asyncio" or importlib.util.find_spec(wanted) is not None:
         return []
@@ -214,17 +215,17 @@ def _describe_no_consumers(modules: Sequence[str]) -> str:
 
 
 class Renewal(NamedTuple):
-    """The result of a reload's task, with which the supervisor switches to new settings."""
+    """The result of a reload's task. The supervisor uses it to switch to the new settings."""
 
     declared: list[dict[str, Any]]
     problems: list[str]
     partitions: dict[str, int]
     sources: list[str] = []  # noqa: RUF012 - as in Probe
-    restored: int = 0  # number of groups that were created again
+    restored: int = 0  # number of groups that had to be created again
 
 
 def renew(settings: Settings, only: frozenset[str]) -> Renewal:
-    """Validate new settings and code, and register their topics and groups. Run it in a task."""
+    """Validate new settings and code, and register their topics and groups. Run this in a task."""
     found = handlers.examine(
         list(settings.daemon.handlers), references(settings), settings.base_dir
     )
@@ -242,10 +243,10 @@ def renew(settings: Settings, only: frozenset[str]) -> Renewal:
 
 
 def restore(settings: Settings, known: Mapping[str, int]) -> tuple[str, int, dict[str, int]]:
-    """Register topics and groups again after the server lost its data. Run it in a task.
+    """Register topics and groups again after the server has lost its data. Run this in a task.
 
-    `known` maps topics to the partition counts that they had. Returns the problem ('' for none),
-    the number of groups that were created again, and the partition counts of all topics.
+    `known` maps topics to their previous partition counts. Returns the problem (or ''), the number
+    of groups that were created again, and the partition counts of all topics.
     """
     problem, restored, partitions = "", list[Assignment](), dict[str, int]()
     try:
@@ -262,7 +263,7 @@ def register(
     *,
     emptied: bool = False,
 ) -> dict[str, int]:
-    """Call `ensure_topics` over a separate connection."""
+    """Call `ensure_topics` over its own connection."""
     with _open_connection(settings) as link:
         return ensure_topics(link, settings, known, emptied=emptied, restored=restored)
 
@@ -270,7 +271,7 @@ def register(
 def preload(settings: Settings) -> None:
     """Import the libraries that workers share by copy-on-write, but no handler modules.
 
-    Raises StartupError when an import fails or starts a thread.
+    Raises StartupError if an import fails or starts a thread.
     """
     for name in settings.daemon.preload:
         try:
@@ -285,7 +286,7 @@ def preload(settings: Settings) -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files up to 65,536.
+    """Raise the soft limit for open files, up to 65,536.
 
     The supervisor needs three file descriptors for each worker.
     """
@@ -304,10 +305,10 @@ def begin(
 ) -> tuple[Settings, dict[str, int]]:
     """Run all steps that must succeed before the first fork.
 
-    `prepared` is an earlier result of `prepare`, possibly from before the server's address was
-    known. Waits up to `patience` seconds for the server. Returns the complete settings and the
-    registered partition count of every consumed topic. Raises StartupError with all problems and
-    the matching exit code.
+    `prepared` is an earlier result of `prepare`, which may be from before the server's address was
+    known. Waits up to `patience` seconds for the server. Returns the complete settings, and the
+    registered partition count of each consumed topic. Raises StartupError with all problems and the
+    matching exit code.
     """
     prepared = prepared or prepare(settings, only, interrupted)
     problems, code = list(prepared.problems), 3
@@ -319,8 +320,8 @@ def begin(
 
     with _open_connection(settings) as link:
         try:
-            # If there are other problems, do not wait for the server, because the start fails
-            # anyway.
+            # If there are other problems, do not wait for the server, because the start fails in
+            # any case.
             servers = ask_servers(link, 0.0 if problems else patience, interrupted, waits)
             refused, warnings = check_servers(servers, settings)
             problems += refused
@@ -354,9 +355,9 @@ def _restrict(settings: Settings, only: frozenset[str]) -> tuple[Settings, list[
 
 
 def start_embedded(settings: Settings) -> EmbeddedServer | None:
-    """Start the embedded server and wait until it answers. Return None if it is not configured.
+    """Start the embedded server, and wait until it answers.
 
-    Raises StartupError.
+    Returns None if no embedded server is configured. Raises StartupError.
     """
     if settings.redis.url != embedded.URL:
         return None
@@ -380,11 +381,11 @@ def start_embedded(settings: Settings) -> EmbeddedServer | None:
 class InstanceLock:
     """The lock that allows only one running instance per name and state directory.
 
-    The children inherit it, so holding it proves that no process of a predecessor is left.
+    The children inherit it, so holding the lock proves that no process of a predecessor is left.
     """
 
     def __init__(self, state_dir: Path, instance: str) -> None:
-        """Compute the lock's path. Raises StartupError when it is not inside `state_dir`."""
+        """Set the path of the lock. Raises StartupError if it is not inside `state_dir`."""
         try:
             self.path = join_parts(state_dir, f"{instance}.lock")
         except RequestRefusedError as error:
@@ -392,10 +393,10 @@ class InstanceLock:
         self._file: IO[str] | None = None
 
     def acquire(self) -> int | None:
-        """Take the lock. Return None, or the pid of the instance that holds it (0 if unknown).
+        """Acquire the lock. Return None, or the pid of the instance that holds it (0 if unknown).
 
-        Waits up to 5 s for the children of a killed supervisor. Raises StartupError when the
-        state directory cannot be written.
+        Waits up to 5 s for the children of a killed supervisor. Raises StartupError if the state
+        directory is not writable.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -433,7 +434,7 @@ class InstanceLock:
     def identity(self) -> str:
         """The identity of the lock's file: boot ID, device and inode.
 
-        The process that holds the lock on this file has no living predecessor.
+        If a process holds the lock on this file, none of its predecessor's processes is alive.
         """
         return _lock_identity(os.fstat(self.fileno()))
 
@@ -449,9 +450,9 @@ def _lock_identity(found: os.stat_result) -> str:
 
 
 def _open_private(path: Path) -> IO[str]:
-    """Open the lock's file with mode 0600, because any user who can read a file can lock it.
+    """Open the lock's file with mode 0600, because any user who can read a file can also lock it.
 
-    Raises OSError, for example PermissionError for a file that belongs to another user.
+    Raises OSError, for example PermissionError if the file belongs to another user.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o600)
@@ -468,7 +469,10 @@ def _open_private(path: Path) -> IO[str]:
 
 
 def lock_identity(settings: Settings) -> str:
-    """Return the `identity` of the instance's lock on this host, held or not, '' without a file."""
+    """Return the `identity` of the instance's lock on this host, or '' if its file does not exist.
+
+    It does not matter if the lock is held.
+    """
     try:
         return _lock_identity(_lock_path(settings).stat())
     except OSError:
@@ -480,7 +484,7 @@ def _lock_path(settings: Settings) -> Path:
 
 
 def is_running(settings: Settings) -> bool:
-    """Return True if the daemon of this instance runs on this host, that is, holds its lock."""
+    """Return True if the daemon of this instance is running on this host and holds its lock."""
     try:
         with _lock_path(settings).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -500,7 +504,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def boot_id() -> str:
-    """Return the ID of the host's current boot, or '' if unknown.
+    """Return the ID of the host's current boot, or '' if it is unknown.
 
     Source: /proc/sys/kernel/random/boot_id.
     """

@@ -1,6 +1,6 @@
-"""A task in a forked child, which neither blocks its caller nor changes the caller's state.
+"""Runs a task in a forked child, which neither blocks the caller nor changes its state.
 
-The supervisor uses it to validate new code and to register topics while it keeps renewing leases.
+The supervisor uses this to validate new code and to register topics while it keeps renewing leases.
 The result of the task is sent back as JSON.
 """
 
@@ -17,14 +17,14 @@ from streamqd import logs, process
 
 
 class TaskResult(NamedTuple):
-    """The outcome of a task: its result, or a sentence that explains the failure."""
+    """The outcome of a task: its result, or a sentence that explains why it failed."""
 
     result: Any
     trouble: str
 
 
 class SubprocessTask:
-    """One running child. `poll` does not block, unless `wait` is given."""
+    """One child that is running a task. `poll` does not block, unless `wait` is given."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class SubprocessTask:
         timeout: float,
         forget: Iterable[Callable[[], None]] = (),
     ) -> None:
-        """Start the child, which runs `work`. `forget` is the same as for `process.spawn`.
+        """Start the child, which calls `work`. `forget` is the same as for `process.spawn`.
 
         The child is killed after `timeout` seconds.
         """
@@ -45,7 +45,8 @@ class SubprocessTask:
         self._deadline = self.began + timeout
         self._chunks: list[bytes] = []
         self._killed = False
-        # True after the end of the pipe, which would otherwise always be readable.
+        # True once the end of the pipe has been read. From then on, the pipe would always be
+        # readable.
         self._read_all = False
 
         def run(_control: object) -> int:
@@ -68,7 +69,7 @@ class SubprocessTask:
         return self._child.pid
 
     def poll(self, wait: float = 0.0) -> TaskResult | None:
-        """Return the outcome, None while the child runs. Waits up to `wait` seconds."""
+        """Return the outcome, or None while the child is running. Waits up to `wait` seconds."""
         awaited = [self._child.pidfd] if self._read_all else [self._child.pidfd, self._reader]
         process.wait_readable(awaited, wait)
         self._read()
@@ -82,7 +83,7 @@ class SubprocessTask:
         logs.stack(exit_.stack, child=self._child.pid, about=self._child.title)
         if self._killed:
             return TaskResult(None, f"it took longer than {self._timeout:g} s")
-        # A killed child may have written only a part of its result, so check the exit.
+        # A child that was killed may have written only part of its result, so check how it exited.
         if exit_.code != 0 or not self._chunks:
             return TaskResult(None, f"its process terminated with {exit_}")
         try:
@@ -91,7 +92,7 @@ class SubprocessTask:
             return TaskResult(None, f"its result cannot be read: {error}")
 
     def cancel(self) -> None:
-        """Kill the child. `poll` collects it."""
+        """Kill the child. `poll` then collects it."""
         self._killed = True
         self._child.kill_group()
 

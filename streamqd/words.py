@@ -1,20 +1,21 @@
-"""Human-readable formats: durations, sizes, plurals, partitions, sums."""
+"""Formats for people: durations, sizes, plurals, partitions, sums."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-# A character class for regular expressions: characters without a width, which can make two strings
-# differ that look the same. These are Unicode's Default_Ignorable_Code_Point, except for joiners
-# and variation selectors.
+# A character class for regular expressions, which contains characters without a width. These can
+# make two strings differ that look the same. They are Unicode's Default_Ignorable_Code_Point,
+# except for joiners and variation selectors.
 INVISIBLE = (
     "\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b\\u200e\\u200f\\u202a-\\u202e"
     "\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff0-\\ufffb\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a"
     "\\U000e0000-\\U000e00ff\\U000e01f0-\\U000e0fff"
 )
 # Joiners and variation selectors shape emoji and the letters of many scripts. They have no effect
-# next to a Latin, Greek or Cyrillic letter, at the start or end of the text, or when doubled.
+# next to a Latin, Greek or Cyrillic letter, at the start or end of the text, or if they are
+# doubled.
 _PLAIN = "\\x20-\\x7e\\u00a0-\\u052f"
 HIDING_JOINERS = (
     f"(?:(?:^|(?<=[{_PLAIN}\\u200c\\u200d]))[\\u200c\\u200d]|[\\u200c\\u200d](?:$|(?=[{_PLAIN}]))"
@@ -22,11 +23,11 @@ HIDING_JOINERS = (
 )
 HIDDEN = re.compile(f"[{INVISIBLE}]|{HIDING_JOINERS}")
 
-PARTITIONS_SHOWN = 12  # maximum number of ranges of partition numbers in one sentence
+PARTITIONS_SHOWN = 12  # limit of ranges of partition numbers in one sentence
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Return partition numbers as `partition 3` or `partitions 0-2, 5`."""
+    """Return partition numbers in words, as `partition 3` or `partitions 0-2, 5`."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and runs[-1][1] == number - 1:
@@ -41,7 +42,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def rough_duration(seconds: float) -> str:
-    """Return an approximate duration, such as `1 second`, `3 minutes`, `5 days`."""
+    """Return an approximate duration, such as `1 second`, `3 minutes` or `5 days`."""
     for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.0f} {unit}s"
@@ -49,12 +50,12 @@ def rough_duration(seconds: float) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """Return `1 message` or `3 messages`. 'entry' becomes 'entries'."""
+    """Return a number and a noun, as `1 message` or `3 messages`. 'entry' becomes 'entries'."""
     return f"1 {noun}" if number == 1 else f"{number:,} {_many(noun)}"
 
 
 def count(number: int, noun: str) -> str:
-    """Return `1 dead letter`, `3 dead letters` or `no dead letters`."""
+    """Return a number and a noun, as `1 dead letter`, `3 dead letters` or `no dead letters`."""
     return plural(number, noun) if number else f"no {_many(noun)}"
 
 
@@ -63,7 +64,7 @@ def _many(noun: str) -> str:
 
 
 def age(milliseconds: float | None) -> str:
-    """Return a duration or an age in at most two units, such as `3h12m`, or `-` for None."""
+    """Return a duration or an age in one or two units, such as `3h12m`, or `-` for None."""
     if milliseconds is None:
         return "-"
     seconds = max(0.0, milliseconds / 1000)
@@ -82,7 +83,7 @@ def age(milliseconds: float | None) -> str:
 
 
 def short_duration(seconds: float | None) -> str:
-    """Return a duration in at most six characters, such as 850us, 12ms, 1.4s, 3m10s."""
+    """Return a duration in no more than six characters, such as 850us, 12ms, 1.4s or 3m10s."""
     if seconds is None:
         return "-"
     if seconds < 0.0009995:
@@ -91,10 +92,10 @@ def short_duration(seconds: float | None) -> str:
 
 
 def escape_unprintable(text: str) -> str:
-    """Return the text with unprintable and invisible characters escaped, for a log or an error.
+    """Escape unprintable and invisible characters in a text for a log or an error.
 
-    It is stricter than `cli.output.printable`, which keeps the joiners and wide spaces of a
-    message's script.
+    This is stricter than `cli.output.printable`, which keeps the joiners and wide spaces that are
+    part of a message's script.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -122,7 +123,7 @@ def memory(size: int | None) -> str:
 
 
 def precise_duration(seconds: float) -> str:
-    """Return a duration for a sentence: `75 s`, `16 min 53 s`, `3 h 5 min`."""
+    """Return a duration for a sentence, such as `75 s`, `16 min 53 s` or `3 h 5 min`."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -130,7 +131,7 @@ def precise_duration(seconds: float) -> str:
 
 
 def known_sum(values: Iterable[int | None]) -> int | None:
-    """Return the sum of the values, None if a value is None."""
+    """Return the sum of the values, or None if one of them is None."""
     total = 0
     for value in values:
         if value is None:
