@@ -50,7 +50,7 @@ class DeadLetter:
     fingerprint: str
     """The short name of the failure. `streamqd dlq stats` counts dead letters by it."""
     failed_at: float
-    """The time at which it was dead-lettered, unix seconds by the server's clock."""
+    """The time at which it was dead-lettered, in unix seconds on the server's clock."""
     signal: str
     """The name or number of the signal that killed the process, or ''."""
     exit_code: int | None

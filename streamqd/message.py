@@ -88,7 +88,7 @@ class Message:
 
     @property
     def payload(self) -> bytes:
-        """The body, as sent. Empty when the entry has no payload."""
+        """The body, as it was sent. It is empty if the entry has no payload."""
         fields = self._fields
         # If another field or a value is also named `payload`, use the slower lookup below.
         if (
@@ -101,7 +101,7 @@ class Message:
 
     @property
     def id(self) -> str:
-        """The ID of this entry, `ms-seq`. A retry has a new one, and keeps its `original_id`."""
+        """The ID of this entry, `ms-seq`. A retry has a new ID, but keeps its `original_id`."""
         return self.id_bytes.decode()
 
     @property
@@ -134,7 +134,7 @@ class Message:
 
     @cached_property
     def headers(self) -> dict[str, str]:
-        """The headers. Raises ValueError when they are not a JSON object."""
+        """The headers of the message. Raises ValueError if they are not a JSON object."""
         raw = self.fields.get(b"headers")
         if raw is None:
             return {}
@@ -145,7 +145,7 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """The number of this run, starting at 1. Process crashes and releases do not count."""
+        """The number of this run, starting at 1. Process crashes and releases are not counted."""
         return self.retry_count + self.failures_in_place + 1
 
     @property
@@ -165,19 +165,19 @@ class Message:
 
     @cached_property
     def forgiven_at(self) -> float:
-        """The time of the last failure not counted because of an outage, unix seconds, or 0.0."""
+        """The time (unix seconds) of the last failure not counted because of an outage, or 0.0."""
         return self._count(FORGIVEN_AT) / 1000
 
     @cached_property
     def dead_letter(self) -> DeadLetter | None:
-        """The details of the dead letter. None for consumers without `source = "dlq"`."""
+        """The details of the dead letter, or None unless the consumer has `source = "dlq"`."""
         return (
             DeadLetter.read(self.fields) if self._delivery.assignment.reads_dead_letters else None
         )
 
     @property
     def original_id(self) -> str:
-        """The ID of the first write: the field `originalId` if it is an entry ID, else `id`."""
+        """The ID of the first write: the field `originalId` if it is an entry ID, or else `id`."""
         written = self._field(ORIGINAL_ID)
         if written is None or not _ENTRY_ID.fullmatch(written):
             return self.id_bytes.decode()
@@ -200,18 +200,18 @@ class Message:
 
     @property
     def uid(self) -> str:
-        """`topic/partition/original_id`. It is the same in every run of the message."""
+        """`topic/partition/original_id`, which is the same in every run of the message."""
         topic, partition = self.origin
         return f"{topic}/{partition}/{self.original_id}"
 
     @property
     def timestamp(self) -> float:
-        """The time of the first write, unix seconds by the server's clock."""
+        """The time of the first write, in unix seconds on the server's clock."""
         return int(self.original_id.partition("-")[0]) / 1000
 
     @property
     def expires_at(self) -> float | None:
-        """The time after which the message is dropped, unix seconds, or None if it does not expire.
+        """The time (unix seconds) after which the message is dropped, or None if it never expires.
 
         A dead letter does not expire.
         """
@@ -229,13 +229,13 @@ class Message:
         return min(ends, default=None)
 
     def text(self, encoding: str = "utf-8") -> str:
-        """Return the payload as a string. Raises UnicodeDecodeError when it cannot be decoded."""
+        """Return the payload as a string. Raises UnicodeDecodeError if it cannot be decoded."""
         return self.payload.decode(encoding)
 
     def json(self) -> Any:
         """Return the payload as parsed JSON.
 
-        Raises ValueError when the payload is not valid JSON, or nested too deeply.
+        Raises ValueError if the payload is not valid JSON, or is nested too deeply.
         """
         return _parse_json("payload", self.payload)
 

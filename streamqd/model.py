@@ -58,7 +58,7 @@ class Uid(str):
     def is_duplicate(self) -> bool:
         """True if this send wrote nothing, because its `dedup_id` was used before.
 
-        The uid is then that of the earlier message. This can be the message of the same send,
+        The uid then belongs to the earlier message. This can be the message of the same send,
         because the producer repeats a send whose reply was lost.
         """
         return isinstance(self, _DuplicateUid)
@@ -203,7 +203,7 @@ class RetryVerdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeadVerdict:
-    """A verdict that moves the message to the dead-letter stream. `reason` is a stable word."""
+    """A verdict that moves the message to the dead-letter stream, for one of several reasons."""
 
     # dead | undecodable | attempts | crashes | too-old | not-retried. Messages that are too-large
     # or canceled are dead-lettered without a verdict. `dead_letter.REASONS` lists all words.

@@ -58,7 +58,7 @@ DELAY_BUCKETS = tuple((1 << k) / 1e3 for k in range(_BUCKET_COUNT - 1))
 def quantile(
     runs: Mapping[int, float], share: float, bounds: Sequence[float] = BUCKETS
 ) -> float | None:
-    """Return the upper bound (seconds) of the bucket that contains a quantile, None without runs.
+    """Return the upper bound (seconds) of a quantile's bucket, or None if there were no runs.
 
     `runs` maps the index of each bucket to its number of runs.
     """

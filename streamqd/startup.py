@@ -120,7 +120,7 @@ def _open_connection(settings: Settings) -> Iterator[Connection]:
 def collect_problems(error: ConfigError) -> ConfigError:
     """Return the error with the problems of the handlers and of the server added.
 
-    In this way, one error lists all problems. Of the file, only the valid settings are checked.
+    In this way, one error lists all problems. Only the valid settings of the file are checked.
     """
     settings: Settings | None = error.salvaged
     if settings is None:

@@ -81,7 +81,7 @@ class Desk:
         """The shared snapshot of the fleet.
 
         It is up to 2 s old. If reading the snapshot takes longer than 0.2 s, it may be older, up to
-        10 times as old as the reading takes. Raises RedisUnavailableError.
+        10 times the duration of the reading. Raises RedisUnavailableError.
         """
         return self.backend.fleet_now(self)
 

@@ -43,7 +43,7 @@ _NULL = frozenset({"key", "partition", "headers", "expires", "due_unix_ms"})
 class Dialect:
     """One SQL dialect.
 
-    `types` are for columns of new tables, and `kinds` are the accepted types.
+    `types` maps the kinds of columns to the types in new tables, and `kinds` to the accepted types.
     """
 
     name: str
@@ -151,9 +151,10 @@ class OutboxTable:
     def select_oldest(self, limit: int, batch_bytes: int, message_bytes: int) -> str:
         """Return a query that selects the oldest rows: `COLUMNS`, and two sizes in bytes.
 
-        The sizes are those of the payload, and of the key and headers together. The query returns
-        no more than `limit` rows, and only as many as fit into `batch_bytes`. A payload, key or
-        headers larger than `message_bytes` are NULL. A size is NULL unless it is larger than that.
+        They are the size of the payload, and the size of the key and headers together. The query
+        returns no more than `limit` rows, and only as many as fit into `batch_bytes`. A payload,
+        key or headers larger than `message_bytes` are NULL. A size is NULL unless it is larger than
+        that.
         """
         size, quoted = self.dialect.size, self.dialect.quote
         sizes = {name: size(name) for name in ("payload", "key", "headers")}
@@ -261,7 +262,7 @@ class OutboxTable:
             types = self.dialect.types
             # The type of the ID already excludes NULL.
             end = "" if name in null or name == "id" else " NOT NULL"
-            # Of two rows with the same uid, the relay would send only one.
+            # If two rows had the same uid, the relay would send only one of them.
             end += " UNIQUE" if end and name == "uid" else ""
             lines.append(f"    {self.dialect.quote(name)} {types.get(name, types[kind])}{end}")
         inner = ",\n".join(lines)

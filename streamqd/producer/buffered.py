@@ -121,9 +121,9 @@ class BufferedProducer:
     4. `flush` waits until all earlier messages are written. `close` and the end of a `with` block
        flush too.
 
-    The buffer contains at most `max_messages` messages, with `max_bytes` in total. When it is full,
-    `send` waits for room for up to `block`, and then raises BufferFullError. With `block=0`, it
-    raises the error immediately. All other options are those of `Producer`. The writing thread
+    The buffer holds up to `max_messages` messages, with `max_bytes` in total. When it is full,
+    `send` waits up to `block` for room, and then raises BufferFullError. With `block=0`, it raises
+    the error immediately. All other options are the same as for `Producer`. The writing thread
     calls the `partitioner`. While a message waits for room in its partition (`backlog_wait`), only
     messages to the same partition are delayed.
 
@@ -180,10 +180,10 @@ class BufferedProducer:
         expires: float | timedelta | datetime | None = None,
         dedup_id: str | None = None,
     ) -> Receipt:
-        """Put one message into the buffer. The arguments are those of `Producer.send`.
+        """Put one message into the buffer. The arguments are the same as for `Producer.send`.
 
-        Raises BufferFullError when the buffer stays full, RequestRefusedError after `close`, and
-        MessageTooLargeError, TypeError or ValueError for a message that cannot be encoded. The
+        Raises BufferFullError if the buffer stays full, RequestRefusedError after `close`, and
+        MessageTooLargeError, TypeError or ValueError if the message cannot be encoded. The
         receipt raises all other errors.
         """
         item = Outgoing(value, key, headers, partition, delay, at, expires, dedup_id)

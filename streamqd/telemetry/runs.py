@@ -47,7 +47,7 @@ HELD_MAX = 10_000  # limit of messages waiting in place whose last span is store
 
 
 class OpenRun:
-    """One running span."""
+    """The span of a run that has not been ended yet."""
 
     __slots__ = ("cell", "context", "ended_ns", "places", "span")
 

@@ -1,4 +1,4 @@
-"""The settings of a handler under test: those of @handler, which those of the test override."""
+"""The settings of a handler under test: its @handler options, which the test's options override."""
 
 from __future__ import annotations
 

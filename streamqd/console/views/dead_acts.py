@@ -320,7 +320,7 @@ def purge(visit: Visit) -> ActResult:
 
 
 def _describe_purge(done: Purged) -> tuple[int, list[str]]:
-    """Return the number of purged dead letters, and clauses about these and all others."""
+    """Return the number of purged dead letters, and clauses about these and any that were kept."""
     parts = [f"{plural(done.purged, 'dead letter')} purged"]
     if done.unarchived:
         parts.append(f"{done.unarchived:,} kept, because they are not archived yet")

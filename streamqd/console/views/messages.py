@@ -87,7 +87,7 @@ def _search(
 
 
 def _read_test(visit: Visit) -> Test | None:
-    """Return the test in `where`: NAME = TEXT, NAME ~ TEXT or NAME exists. None without a test.
+    """Return the test in `where`: NAME = TEXT, NAME ~ TEXT or NAME exists. None if it is empty.
 
     Raises InvalidRequestError, RequestRefusedError.
     """
