@@ -77,7 +77,7 @@ class RefusalKind(Enum):
 _KINDS = {word: kind for kind in RefusalKind for word in kind.value}
 
 
-def kind_of(code: str) -> RefusalKind:
+def refusal_kind_for_code(code: str) -> RefusalKind:
     """Return the kind of an error reply, given its first word."""
     return _KINDS.get(code, RefusalKind.OTHER)
 
@@ -101,7 +101,7 @@ class RedisResponseError(StreamqdError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
-        self.kind = kind_of(code)
+        self.kind = refusal_kind_for_code(code)
 
     @property
     def transient(self) -> bool:

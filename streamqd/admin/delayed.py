@@ -109,7 +109,7 @@ def show(store: Store, topic: str, name: str) -> DelayedSend:
                 " existed"
             )
         )
-    fields = scheduled.fields_of(raw, items, send_id)
+    fields = scheduled.unpack_fields(raw, items, send_id)
     known = (b"payload", b"key", b"headers", b"sentAt", b"sendId")
     return DelayedSend(
         topic=topic,

@@ -447,7 +447,7 @@ def forget(fleet: Fleet, instance: str, *, dry_run: bool = False) -> Forgotten:
     """
     state = published.fleet_state(fleet)
     heartbeat = _member(fleet, state, instance)
-    nonce, seen = heartbeat.info.get("nonce"), members.seen_of(heartbeat)
+    nonce, seen = heartbeat.info.get("nonce"), members.to_member_view(heartbeat)
     if not isinstance(nonce, str):
         raise RequestRefusedError(
             f"the published state of {instance} cannot be read, so its run is unknown; a live"
@@ -599,7 +599,7 @@ def move(
             f"the worker of {assignment} crashes in a loop on {to}; fix the handler and run"
             f" `streamqd reload {to}`, or choose another instance"
         )
-    if state.control.stop_of(assignment) is not None:
+    if state.control.find_stop(assignment) is not None:
         raise RequestRefusedError(
             f"group {assignment.group} of {assignment.topic} is stopped; run"
             f" `streamqd group start {assignment.topic} {assignment.group}` first"
@@ -637,7 +637,7 @@ def plan(fleet: Fleet, state: FleetState) -> list[PlannedMove]:
     assignments = [
         assignment
         for assignment in offered_assignments(fleet, state)
-        if state.control.stop_of(assignment) is None
+        if state.control.find_stop(assignment) is None
     ]
     owners = owners_of(fleet, assignments)
     wanted = place(state.placeable(), assignments, owners)
@@ -752,7 +752,7 @@ def _list_unreported(fleet: Fleet, scope: Scope, since: int, *, paused: bool) ->
     ]
     if not paused:
         assignments = [
-            assignment for assignment in assignments if state.control.pause_of(assignment) is None
+            assignment for assignment in assignments if state.control.find_pause(assignment) is None
         ]
     owners = owners_of(fleet, assignments)
     reports = _read_reports(fleet, sorted(set(owners.values())))

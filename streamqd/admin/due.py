@@ -14,7 +14,7 @@ from streamqd.admin.reading import ViewReader
 from streamqd.errors import InvalidValueError
 from streamqd.model import Assignment
 from streamqd.store import retries, untrusted
-from streamqd.store.keys import key_of
+from streamqd.store.keys import key_by_name
 from streamqd.store.retries import Delayed, Holder
 from streamqd.store.store import Store
 
@@ -54,7 +54,7 @@ def messages(
     holders = [holder_of(topic, number, group) for number in range(partitions)]
 
     def total() -> int:
-        due = [key_of(store.keys, "delayed", each) for each in holders]
+        due = [key_by_name(store.keys, "delayed", each) for each in holders]
         return sum(each or 0 for each in reader.ask([("ZCARD", key) for key in due]))
 
     def read(
@@ -109,7 +109,9 @@ def histogram(
     """
     ends = [now_unix_ms + seconds * 1000 for seconds in BUCKETS.values()]
     counted = min(partitions, COUNTS_MAX // (len(ends) + 1))
-    keys = [key_of(store.keys, "delayed", holder_of(topic, each, group)) for each in range(counted)]
+    keys = [
+        key_by_name(store.keys, "delayed", holder_of(topic, each, group)) for each in range(counted)
+    ]
     ranges = list(zip(["-inf", *(f"({end}" for end in ends)], [*ends, "+inf"], strict=True))
     replies = ViewReader(store).ask([("ZCOUNT", key, *each) for each in ranges for key in keys])
     starts = ["", *(str(MessagePosition(end, partitions - 1, LAST_NAME)) for end in ends)]
@@ -142,7 +144,7 @@ def batches(items: Iterable[tuple[int, Item]]) -> Iterator[tuple[int, list[Item]
 
 def find(store: Store, holder: Holder, name: str) -> Due | None:
     """Return one message, or None if it is not waiting."""
-    score = store.execute("ZSCORE", key_of(store.keys, "delayed", holder), name)
+    score = store.execute("ZSCORE", key_by_name(store.keys, "delayed", holder), name)
     if score is None:
         return None
     # Read the page that starts just before the message. Due times have no fraction.
@@ -181,7 +183,10 @@ def _read_in_order(
 
 def _page(reader: ViewReader, holder: Holder, start: tuple[int, str]) -> tuple[list[Delayed], bool]:
     """Read a page. A message with an unreadable due time is left out, and the reader records it."""
-    due, items = key_of(reader.keys, "delayed", holder), key_of(reader.keys, "items", holder)
+    due, items = (
+        key_by_name(reader.keys, "delayed", holder),
+        key_by_name(reader.keys, "items", holder),
+    )
     (reply,) = reader.measure([retries.page(reader.keys, holder, start, PAGE)])
     if reply is None:
         return [], False

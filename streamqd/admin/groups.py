@@ -195,7 +195,7 @@ def names(store: Store, topic: str) -> list[str]:
     """Return the groups of a topic, including partially deleted ones. Raises TopicNotFoundError."""
     count = topics.partition_count(store, topic)
     found = {*topics.groups(store, topic, range(count))}
-    return sorted(found | {*registry.groups_seen(store, topic)})
+    return sorted(found | {*registry.known_groups(store, topic)})
 
 
 def delete(store: Store, topic: str, group: str, *, force: bool) -> GroupDeleted:

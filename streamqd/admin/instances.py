@@ -14,7 +14,7 @@ from streamqd.admin.checks import CheckResult, Need, Severity, check
 from streamqd.admin.published import FleetState
 from streamqd.admin.reloads import PendingReload
 from streamqd.model import Assignment
-from streamqd.store.members import Heartbeat, seen_of
+from streamqd.store.members import Heartbeat, to_member_view
 from streamqd.words import plural, precise_duration, rough_duration
 
 QUIET_SECONDS = 30.0  # silence after which a housekeeper is reported. It publishes every 2 s.
@@ -89,7 +89,7 @@ class InstanceRow:
 
 def instance_row(state: FleetState, heartbeat: Heartbeat, summary: dict[str, Any]) -> InstanceRow:
     """Build the row of an instance from the values that it has published."""
-    info, seen = heartbeat.info, seen_of(heartbeat)
+    info, seen = heartbeat.info, to_member_view(heartbeat)
     assignments = [
         assignment
         for assignment in published.tables(summary.get("assignments"))

@@ -67,7 +67,7 @@ def read(
     entries.
     """
     key = reader.keys.epochs(*assignment)
-    [entries] = reader.ask([leases.changes(reader.keys, assignment)])
+    [entries] = reader.ask([leases.owner_changes_command(reader.keys, assignment)])
     found = [reader.read(OwnerChange.parse, entry, key) for entry in entries or ()]
     return periods([each for each in found if each is not None], owner, now_unix_ms)
 

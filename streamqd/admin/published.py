@@ -60,7 +60,7 @@ class FleetState:
     def live(self) -> dict[str, MemberView]:
         """The instances that do not count as lost."""
         return {
-            heartbeat.instance: members.seen_of(heartbeat)
+            heartbeat.instance: members.to_member_view(heartbeat)
             for heartbeat in self.heartbeats
             if heartbeat.instance not in self.silent
         }

@@ -42,7 +42,7 @@ def pending(state: FleetState, instance: str, summary: Mapping[str, Any]) -> Pen
     seen = state.live.get(instance)
     if seen is None or seen.leaving:
         return None
-    directive = state.control.reload_for(instance)
+    directive = state.control.find_reload(instance)
     if directive is not None and (seen.reloaded is None or seen.reloaded >= directive.at_unix_ms):
         directive = None
     raw = state.infos[instance].get("reloading")

@@ -133,7 +133,7 @@ def _group(
     able = [
         backlog
         for assignment, backlog in backlogs.items()
-        if control.pause_of(assignment) is None and control.stop_of(assignment) is None
+        if control.find_pause(assignment) is None and control.find_stop(assignment) is None
     ]
     return GroupScale(
         backlog=sum(backlogs.values()),

@@ -557,7 +557,7 @@ def run(store: Store, name: str, *, dry_run: bool = False) -> ScheduleRan:
             f"schedule {name} is {state}, so nothing was sent; run `streamqd schedule show {name}`"
         )
     count = topics.partition_count(store, place[0])
-    single = store.connection.node_of(store.keys.meta(place[0])) == ""
+    single = store.connection.node_for_key(store.keys.meta(place[0])) == ""
     instant = max(kept.tick or 0, kept.ran or 0)
     for _ in range(TRIES):
         instant = _time_between_ticks(schedule, max(server_unix_ms(store.connection), instant + 1))

@@ -203,7 +203,9 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
     state = published.fleet_state(fleet, reader)
     names = [heartbeat.instance for heartbeat in state.heartbeats]
     offers = {
-        pair for heartbeat in state.heartbeats for pair in members.seen_of(heartbeat).member.offers
+        pair
+        for heartbeat in state.heartbeats
+        for pair in members.to_member_view(heartbeat).member.offers
     }
     offered = sorted({topic for topic, _ in offers})[:TOPICS_MAX]
     # Send single GETs in a pipeline, because a Redis user that may run GET might not be allowed to
@@ -215,7 +217,7 @@ def read_published(fleet: Fleet) -> FleetSnapshot:
         ],
     )
     counts = {
-        topic: reader.read(registry.count_of, topic, raw, store.keys.meta(topic)) or 0
+        topic: reader.read(registry.parse_partition_count, topic, raw, store.keys.meta(topic)) or 0
         for topic, raw in zip(offered, replies, strict=False)
         if raw
     }
@@ -296,8 +298,8 @@ def _make_shared_values(
 
     def shared_values(assignment: Assignment) -> dict[str, Any]:
         found: dict[str, Any] = {
-            "paused": control.pause_of(assignment) is not None,
-            "stopped": control.stop_of(assignment) is not None,
+            "paused": control.find_pause(assignment) is not None,
+            "stopped": control.find_stop(assignment) is not None,
             "failures": tuple(by_assignment.get(assignment, ())),
         }
         place = (assignment.topic, assignment.partition)
@@ -361,4 +363,4 @@ def _count_dead_letters(
 
 
 def _add_dead_letters(known: DeadLetterCount, reply: Reply, _key: str) -> DeadLetterCount:
-    return statistics.dead_letters_counted(known, reply)
+    return statistics.merge_dead_letter_count(known, reply)

@@ -132,7 +132,7 @@ def partition_count(store: Store, topic: str) -> int:
         raise InvalidRequestError(f"{topic!r} is not a valid topic name ({NAME_HINT})")
     count = topics.partition_count(store, topic)
     if count is None:
-        near = difflib.get_close_matches(topic, topics.registry(store)[0], n=1)
+        near = difflib.get_close_matches(topic, topics.read_registry(store)[0], n=1)
         hint = f"did you mean {near[0]}?" if near else "`streamqd topic list` shows those that do"
         raise TopicNotFoundError(f"topic {topic} does not exist; {hint}")
     return count
@@ -163,7 +163,7 @@ def create(store: Store, topic: str, wanted: config.Topic) -> Created:
 
 def list_topics(store: Store) -> list[TopicRow]:
     """Return every registered topic with its totals."""
-    names, invalid = topics.registry(store)
+    names, invalid = topics.read_registry(store)
     found = ((topic, _row(store, topic)) for topic in names)
     # The registry is in another slot than the meta keys, so it may contain a topic whose meta key
     # was lost.
@@ -223,14 +223,14 @@ def read_counts(reader: ViewReader, names: Sequence[str]) -> dict[str, int | Non
     keys = [reader.keys.meta(name) for name in names]
     replies = reader.ask([("HGET", key, "partitionCount") for key in keys])
     return {
-        name: None if raw is None else reader.read(topics.count_of, name, raw, key)
+        name: None if raw is None else reader.read(topics.parse_partition_count, name, raw, key)
         for name, key, raw in zip(names, keys, replies, strict=True)
     }
 
 
 def known_counts(reader: ViewReader) -> dict[str, int]:
     """Return the partition counts of all registered topics. Unreadable ones are left out."""
-    names, invalid = topics.registry(reader.store)
+    names, invalid = topics.read_registry(reader.store)
     for error in invalid:
         reader.add(error)
     found = read_counts(reader, names)
@@ -240,7 +240,7 @@ def known_counts(reader: ViewReader) -> dict[str, int]:
 
 def _keep_missing(reader: ViewReader, names: Sequence[str]) -> None:
     """Record each topic that has no partition count and is not being deleted as invalid."""
-    replies = reader.ask([topics.presence(reader.keys, name) for name in names])
+    replies = reader.ask([topics.partition_count_command(reader.keys, name) for name in names])
     unreadable = {row.key for row in reader.rows}
     for name, reply in zip(names, replies, strict=True):
         key = reader.keys.meta(name)

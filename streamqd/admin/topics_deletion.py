@@ -69,7 +69,7 @@ def measure_extent(store: Store, topic: str) -> DeletionExtent:
     """Return the extent of a deletion without deleting anything. Raises TopicNotFoundError."""
     raw = store.execute("HGET", store.keys.meta(topic), "deleting")
     count = int(raw) if raw is not None else admin.partition_count(store, topic)
-    names = sorted({*admin.groups(store, topic, range(count)), *topics.groups_seen(store, topic)})
+    names = sorted({*admin.groups(store, topic, range(count)), *topics.known_groups(store, topic)})
     assignments = [Assignment(topic, number, name) for number in range(count) for name in names]
     views = lease_views(ViewReader(store), assignments)
     lengths = ask(
@@ -118,7 +118,7 @@ def delete(
             f"the topic is in use ({found.owned[0]}{more}); stop its consumers first, or pass"
             " --force"
         )
-    reply = store.run(topics.retirement(store.keys, topic))
+    reply = store.run(topics.retire_call(store.keys, topic))
     if reply.word == "MISSING":
         raise RequestRefusedError(f"topic {topic} was deleted by another client")
     removed = 0

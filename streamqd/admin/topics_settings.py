@@ -64,7 +64,7 @@ def change(
         text = topics.read_settings(store, topic)
         before = _parse_settings(topic, text)
         after = _merge_settings(before, changed_topic(topic, before, assignments))
-        reply = store.run(topics.configuration(store.keys, topic, text, after))
+        reply = store.run(topics.configure_call(store.keys, topic, text, after))
         if reply.word == "MISSING":
             raise RequestRefusedError(
                 f"topic {topic} was deleted by another client; to create it again, run"

@@ -860,7 +860,7 @@ def share_failing(acked: float | None, failed: float | None) -> float:
 
 def _sentence_values(f: WaitFacts) -> dict[str, object]:
     """Return the values that are inserted into the sentences of the rules."""
-    stop, pause = f.control.stop_of(f.row.assignment), f.control.pause_of(f.row.assignment)
+    stop, pause = f.control.find_stop(f.row.assignment), f.control.find_pause(f.row.assignment)
     directive = stop or (pause and pause[1])
     scope = str(pause[0]) if pause else ""
     silence = f"has been silent for {_silent_seconds(f, f.holder):.0f} s" if f.holder else ""

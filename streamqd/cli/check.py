@@ -177,7 +177,7 @@ def _grow_hint(name: str, partitions: int) -> str:
 def _pipelines(session: Session, settings: config.Settings) -> list[CheckFinding]:
     if not config.find_useless(settings, ()):
         return []
-    known, unread = topics.registry(session.store)
+    known, unread = topics.read_registry(session.store)
     if unread:
         return []  # a topic that seems to be missing may be one of the unreadable ones
     return [
@@ -201,7 +201,7 @@ def _duplicate(session: Session, settings: config.Settings) -> list[CheckFinding
     age = (server_unix_ms(session.link) - found.heartbeat_unix_ms) / 1000
     if age > ttl or info.get("lock") == startup.lock_identity(settings):
         return []
-    process = members.process_of(found)
+    process = members.process_fields(found)
     where = f"on {process.get('other_host', 'another host')} (pid {process.get('other_pid', '?')})"
     if not info.get("leaving") and _heartbeats(session, settings, found, ttl):
         text = f"{daemon.instance} is in use by a live instance {where}"

@@ -97,7 +97,7 @@ def _topics(asked: CompletionRequest) -> list[str]:
 def _groups(asked: CompletionRequest) -> list[str]:
     named = asked.params.get("topic")
     chosen = [str(named).partition("/")[0]] if named else _topics(asked)
-    return [name for topic in chosen for name in topics.groups_seen(asked.session.store, topic)]
+    return [name for topic in chosen for name in topics.known_groups(asked.session.store, topic)]
 
 
 def _instances(asked: CompletionRequest) -> list[str]:
@@ -118,7 +118,7 @@ def _places(asked: CompletionRequest) -> list[str]:
     if not slash:
         return _topics(asked)
     count = topics.partition_count(asked.session.store, topic) or 0
-    groups = topics.groups_seen(asked.session.store, topic)
+    groups = topics.known_groups(asked.session.store, topic)
     places = [f"{topic}/{number}" for number in range(count)]
     return [
         *(f"{topic}/{group}" for group in groups),

@@ -25,7 +25,7 @@ from streamqd.cli.output import (
 )
 from streamqd.cli.session import Session
 from streamqd.model import Assignment
-from streamqd.store.directives import Scope, scope_of
+from streamqd.store.directives import Scope, parse_scope
 from streamqd.words import age, count
 
 ALIKE_MAX = 5  # maximum number of partitions listed for each problem
@@ -148,7 +148,7 @@ def read_assignment(name: str) -> Assignment:
 
 def _scope(name: str) -> Scope:
     try:
-        return scope_of(name)
+        return parse_scope(name)
     except ValueError as error:
         raise click.UsageError(f"{name}: {error}") from None
 

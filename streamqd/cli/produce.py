@@ -386,7 +386,7 @@ def _check_topic(session: Session, topic: str, create: bool | None) -> None:
             return
         missing = f"topic {topic} does not exist"
         with contextlib.suppress(RedisResponseError):  # a user who may only send cannot list topics
-            near = difflib.get_close_matches(topic, registry.registry(session.store)[0], n=1)
+            near = difflib.get_close_matches(topic, registry.read_registry(session.store)[0], n=1)
             missing += f" (did you mean {near[0]}?)" if near else ""
     if not sys.stdin.isatty():
         raise TopicNotFoundError(f"{missing}; not a terminal: pass --create to create {topic}")

@@ -214,7 +214,7 @@ def _add_figures(figures: array[int], row: HistoryRow, at: int, minutes: int) ->
         index = _FIGURES + min(bucket, len(BUCKETS) - 1)
         added[index] = added.get(index, 0) + runs
     for index, each in added.items():
-        figures[index] = min(_MOST, figures[index] + history.share(each, at, minutes))
+        figures[index] = min(_MOST, figures[index] + history.split_evenly(each, at, minutes))
 
 
 def _measured_minutes(some: Mapping[int, array[int]], partitions: int) -> frozenset[int]:

@@ -92,7 +92,7 @@ def _count_dead_letters(
         return statistics.count_dead_letters(store.keys, *place, known[place])
 
     def read(place: tuple[str, int], reply: Reply) -> statistics.DeadLetterCount:
-        return statistics.dead_letters_counted(known[place], reply)
+        return statistics.merge_dead_letter_count(known[place], reply)
 
     until = now_ns() + int(DEAD_LETTERS_SECONDS * 1e9)
     while left:

@@ -548,7 +548,7 @@ class Relay:
                     self._topics.pop(name, None)
                     return
                 record = keys.outbox_record(name, number, self._options.name)
-                recorded = outbox.rows_of(answered.values[0], record)
+                recorded = outbox.parse_rows(answered.values[0], record)
                 self._settled += [OutboxRow(each.id, each.uid) for each in recorded]
         topic.fenced = True
 

@@ -388,7 +388,7 @@ class Sender:
             return self._repeat(chunk, end, fixed=fixed)
         parts: dict[str, list[int]] = {}
         for at, partition in enumerate(chunk.partitions):
-            node = self._connection.node_of(self._keys.stream(chunk.topic, partition))
+            node = self._connection.node_for_key(self._keys.stream(chunk.topic, partition))
             parts.setdefault(node, []).append(at)
         results: dict[int, Result] = {}
         for left, numbers in zip(range(len(parts), 0, -1), parts.values(), strict=True):
@@ -641,7 +641,7 @@ def _is_transient(reply: Any) -> bool:
 
 def _explain_refusal(reply: RedisResponseError, by_source: bool) -> RedisResponseError:
     """Add the remedy to an error about missing permissions. Return other errors unchanged."""
-    if publishing.is_unknown_script(reply) or (by_source and publishing.may_not_load(reply)):
+    if publishing.is_unknown_script(reply) or (by_source and publishing.is_eval_forbidden(reply)):
         text = (
             "the script that this message needs is not loaded on the server, and this Redis user"
             " may not load it; a running daemon loads it within 2 s"

@@ -169,7 +169,7 @@ class Firer:
                 expected = following
             if expected is not None:
                 following_all.append(expected)
-        single = self._store.connection.node_of(self._store.keys.meta(place[0])) == ""
+        single = self._store.connection.node_for_key(self._store.keys.meta(place[0])) == ""
         for group, batch in _batches(ticks):
             call = calls.fire(
                 self._store.keys, place, batch, group=group, partitions=count if single else None

@@ -15,7 +15,7 @@ from streamqd.spark.offsets import Id, Loss, Span
 from streamqd.spark.options import ReadOptions
 from streamqd.spark.streams import Catalog, keys_for, link_for, persist, report_loss, stream_key
 from streamqd.store.client import Connection
-from streamqd.store.transport import OverweightError
+from streamqd.store.transport import ReplyTooLargeError
 
 BATCH_ROWS = 10_000  # rows after which an Arrow batch is complete, at the end of a fetch
 PROGRESS_TTL = 86_400  # seconds without new rows after which the progress of a run expires
@@ -144,10 +144,10 @@ class EntryReader:
         while True:
             command = ("XRANGE", self._key, cursor, end, "COUNT", count)
             most = allowed if count > _FETCH_MIN else math.inf
-            work = partial(_execute_weighed, command=command, bytes_max=most)
+            work = partial(_execute_limited, command=command, bytes_max=most)
             try:
                 page, received = persist(self._options.connection, work, key=self._key)
-            except OverweightError:
+            except ReplyTooLargeError:
                 count = max(_FETCH_MIN, count // _GROWTH_MAX)
                 self._size = max(1, self._size // _GROWTH_MAX)
                 continue
@@ -214,10 +214,10 @@ class EntryReader:
             report_loss(span.place, span.start, loss, fail=self._options.fail_on_data_loss)
 
 
-def _execute_weighed(
+def _execute_limited(
     link: Connection, command: Sequence[str | int], bytes_max: float
 ) -> tuple[list[RawEntry], int]:
-    return link.node.execute_weighed(*command, bytes_max=bytes_max)
+    return link.node.execute_limited(*command, bytes_max=bytes_max)
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ from streamqd.store import statistics, topics
 from streamqd.store.client import Connection, connect
 from streamqd.store.keys import Keys
 from streamqd.store.replies import check_replies
-from streamqd.store.slots import slot_of
+from streamqd.store.slots import key_slot
 from streamqd.store.store import Store
 
 LINKS_MAX = 8  # maximum connections of one thread
@@ -82,7 +82,7 @@ def link_for(connection: SparkConnection, key: str = "") -> Connection:
     if where.kind != topology.CLUSTER:
         key = ""
     thread, now = threading.get_ident(), time.monotonic()
-    known = (thread, connection, slot_of(key) if key else -1)
+    known = (thread, connection, key_slot(key) if key else -1)
     with _links_lock:
         _drop_inherited()
         held = _links.pop(known, None)
@@ -161,7 +161,7 @@ def topic_names(store: Store) -> list[str]:
     Any client can add any name to the registry, and names become parts of paths. Invalid names are
     therefore skipped, and each of them is logged once.
     """
-    found, bad = topics.registry(store)
+    found, bad = topics.read_registry(store)
     for error in bad:
         warn_once(f"{error}, so it is skipped")
     return found
@@ -175,10 +175,10 @@ def partition_counts(link: Connection, keys: Keys, names: Iterable[str]) -> dict
     """
     wanted = {name: name.removesuffix(DLQ) for name in names}
     found = check_replies(
-        link.pipeline([topics.presence(keys, topic) for topic in wanted.values()])
+        link.pipeline([topics.partition_count_command(keys, topic) for topic in wanted.values()])
     )
     return {
-        name: topics.present(keys, topic, reply) or 0
+        name: topics.parse_partition_count_reply(keys, topic, reply) or 0
         for (name, topic), reply in zip(wanted.items(), found, strict=True)
     }
 

@@ -17,9 +17,9 @@ from streamqd.errors import ContractError, RedisResponseError, RedisUnavailableE
 from streamqd.store import scripts
 from streamqd.store.cluster import Cluster
 from streamqd.store.discovery import TopologyDiscovery, master_finder, slot_finder
-from streamqd.store.endpoint import endpoint_at, endpoint_of, sentinel_at, topology_of
-from streamqd.store.node import NEVER, Key, Node, Terms, fixed_finder
-from streamqd.store.replies import check_valid, kind_of, require_all
+from streamqd.store.endpoint import endpoint_at, make_endpoint, parse_topology, sentinel_at
+from streamqd.store.node import NEVER, ConnectionOptions, Key, Node, fixed_finder
+from streamqd.store.replies import check_valid, refusal_kind, require_all
 from streamqd.store.transport import Lookup, resolve
 
 if TYPE_CHECKING:
@@ -38,19 +38,24 @@ def connect(
 ) -> Connection:
     """Return a connection for the configured URL without opening it.
 
-    `Terms` describes the arguments. If `key` is given, the connection uses only the cluster node
-    that serves this key. Pass a key for WATCH, subscriptions and blocking reads, because these are
-    bound to one socket. Raises ConfigError if the URL is invalid.
+    `ConnectionOptions` describes the arguments. If `key` is given, the connection uses only the
+    cluster node that serves this key. Pass a key for WATCH, subscriptions and blocking reads,
+    because these are bound to one socket. Raises ConfigError if the URL is invalid.
     """
-    where, terms = topology_of(settings), Terms(settings, timeout, name, lookup, probe_after)
+    where, options = (
+        parse_topology(settings),
+        ConnectionOptions(settings, timeout, name, lookup, probe_after),
+    )
     if where.kind == topology.SENTINEL:
-        return Connection(Node(terms, master_finder(TopologyDiscovery(terms, where, sentinel_at))))
+        return Connection(
+            Node(options, master_finder(TopologyDiscovery(options, where, sentinel_at)))
+        )
     if where.kind != topology.CLUSTER:
-        return Connection(Node(terms, fixed_finder(endpoint_of(settings, where))))
-    discovery = TopologyDiscovery(terms, where, endpoint_at)
+        return Connection(Node(options, fixed_finder(make_endpoint(settings, where))))
+    discovery = TopologyDiscovery(options, where, endpoint_at)
     if key:
-        return Connection(Node(terms, slot_finder(discovery, key)))
-    return Connection(Cluster(terms, discovery))
+        return Connection(Node(options, slot_finder(discovery, key)))
+    return Connection(Cluster(options, discovery))
 
 
 class Connection:
@@ -145,12 +150,12 @@ class Connection:
         """Return a connection to each master. Closing this connection closes them too."""
         return [Connection(node) for node in self._route.masters()]
 
-    def node_of(self, key: str) -> str:
+    def node_for_key(self, key: str) -> str:
         """Return the address of the node last known to serve a key, or '' if it is unknown.
 
         A connection to a single server always returns ''.
         """
-        return self._route.node_of(key)
+        return self._route.node_for_key(key)
 
     def group_by_node(self, keys: Sequence[Key]) -> list[list[Key]]:
         """Divide keys into lists so that one command may use all keys in a list."""
@@ -220,7 +225,7 @@ def _answer(call: Call, raw: Any) -> Answer:
 
 
 def _unknown_script(raw: Any) -> bool:
-    return kind_of(raw) is RefusalKind.NO_SCRIPT
+    return refusal_kind(raw) is RefusalKind.NO_SCRIPT
 
 
 # --- facts about a server -----------------------------------------------------------------------

@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from streamqd.errors import RedisResponseError, RedisUnavailableError
-from streamqd.store.discovery import LEAST_SECONDS, NOT_EXECUTED, TopologyDiscovery, survey
+from streamqd.store.discovery import LEAST_SECONDS, NOT_EXECUTED, TopologyDiscovery, read_slot_map
 from streamqd.store.endpoint import endpoint_at
-from streamqd.store.node import NEVER, Key, Node, Terms, check_process, fixed_finder
-from streamqd.store.replies import missing_of, require_all
-from streamqd.store.slots import SlotMap, key_of, redirect_of, slot_of
+from streamqd.store.node import NEVER, ConnectionOptions, Key, Node, check_process, fixed_finder
+from streamqd.store.replies import merge_missing, require_all
+from streamqd.store.slots import SlotMap, key_slot, parse_redirect, routing_key
 
 if TYPE_CHECKING:
     from streamqd.config.topology import Address
 
 # Maximum number of redirects of a command in one exchange. If there are more, the nodes disagree.
 REDIRECTS_MAX = 4
-_LOOK_AGAIN_SECONDS = 0.2  # shortest time between two reads of the slot map
+_MAP_REFRESH_SECONDS = 0.2  # shortest time between two reads of the slot map
 
 
 @dataclass
@@ -76,14 +76,14 @@ class Cluster:
     The connection to each master is opened when it is first used.
     """
 
-    def __init__(self, terms: Terms, discovery: TopologyDiscovery) -> None:
+    def __init__(self, options: ConnectionOptions, discovery: TopologyDiscovery) -> None:
         """Prepare the route without connecting."""
-        self._terms = terms
+        self._options = options
         self._discovery = discovery
         self._nodes: dict[Address, Node] = {}
         self._map: SlotMap | None = None
         self._stale = True
-        self._looked = 0.0
+        self._map_read_at = 0.0
         self._silent: set[Address] = set()  # nodes that did not answer the last attempt
         self._pid = os.getpid()
         self._end = NEVER
@@ -103,7 +103,7 @@ class Cluster:
         If a command gets no answer or cannot be executed at present, its reply is a
         RedisUnavailableError. Raises RedisUnavailableError if this applies to every command.
         """
-        check_process(self._pid, self._terms.name)
+        check_process(self._pid, self._options.name)
         requests = self._route(commands)
         waiting = requests
         for _ in range(1 + REDIRECTS_MAX):
@@ -117,13 +117,13 @@ class Cluster:
                 each.reply = RedisUnavailableError(str(each.reply), sent=False)
         replies = [each.reply for each in requests]
         if all(isinstance(reply, RedisUnavailableError) for reply in replies):
-            raise missing_of(replies)
+            raise merge_missing(replies)
         return replies
 
     def masters(self) -> list[Node]:
         # Read the map again. It may be outdated, because a redirect reveals a new or replaced node
         # only when a command uses one of its slots.
-        check_process(self._pid, self._terms.name)
+        check_process(self._pid, self._options.name)
         self._stale = True
         self._read_slot_map()
         assert self._map is not None
@@ -132,14 +132,14 @@ class Cluster:
             node.set_deadline(self._end)
         return found
 
-    def node_of(self, key: str) -> str:
-        master = None if self._map is None else self._map.master_of(slot_of(key))
+    def node_for_key(self, key: str) -> str:
+        master = None if self._map is None else self._map.master_for_slot(key_slot(key))
         return "" if master is None else str(master)
 
     def group_by_node(self, keys: Sequence[Key]) -> list[list[Key]]:
         slots: dict[int, list[Key]] = {}
         for key in keys:
-            slots.setdefault(slot_of(key), []).append(key)
+            slots.setdefault(key_slot(key), []).append(key)
         return list(slots.values())
 
     @property
@@ -176,7 +176,7 @@ class Cluster:
 
     def open(self) -> None:
         """Read the slot map and connect to one node, unless a node is already connected."""
-        check_process(self._pid, self._terms.name)
+        check_process(self._pid, self._options.name)
         if not self.connected:
             self._read_slot_map()
             node = self._node(self._any_master())
@@ -188,8 +188,8 @@ class Cluster:
     def _route(self, commands: Iterable[Sequence[Any]]) -> list[_Command]:
         requests = []
         for command in commands:
-            key = key_of(command)
-            requests.append(_Command(command, None if key is None else slot_of(key)))
+            key = routing_key(command)
+            requests.append(_Command(command, None if key is None else key_slot(key)))
         if any(each.command[0] == "MULTI" for each in requests):
             # All commands of a transaction must go to the same node.
             slot = next((each.slot for each in requests if each.slot is not None), None)
@@ -199,7 +199,7 @@ class Cluster:
 
     def _round(self, requests: Sequence[_Command]) -> None:
         """Send each command to its node according to the current map, and read the replies."""
-        deadline = min(time.monotonic() + self._terms.timeout, self._end)
+        deadline = min(time.monotonic() + self._options.timeout, self._end)
         try:
             self._read_slot_map()
         except RedisUnavailableError as error:
@@ -207,7 +207,7 @@ class Cluster:
             return
         loads: dict[Address, _NodeBatch] = {}
         for each in requests:
-            address = each.address or self._master_of(each)
+            address = each.address or self._find_master(each)
             if address is None:
                 each.reply = RedisUnavailableError(f"no node serves slot {each.slot}", sent=False)
                 self._stale = True
@@ -264,8 +264,8 @@ class Cluster:
         if not isinstance(reply, RedisResponseError) or request.slot is None or request.bound:
             return False
         assert self._map is not None
-        asked = request.address or self._map.master_of(request.slot)
-        redirect = None if asked is None else redirect_of(str(reply), asked)
+        asked = request.address or self._map.master_for_slot(request.slot)
+        redirect = None if asked is None else parse_redirect(str(reply), asked)
         if redirect is None:
             return False
         request.address, request.asking = redirect
@@ -280,11 +280,13 @@ class Cluster:
     def _read_slot_map(self) -> None:
         """Read the slot map if it is unknown or outdated."""
         now = time.monotonic()
-        if self._map is not None and (not self._stale or now - self._looked < _LOOK_AGAIN_SECONDS):
+        if self._map is not None and (
+            not self._stale or now - self._map_read_at < _MAP_REFRESH_SECONDS
+        ):
             return
-        self._looked = now
+        self._map_read_at = now
         try:
-            self._map = survey(self._discovery, self._end)
+            self._map = read_slot_map(self._discovery, self._end)
         except RedisUnavailableError:
             if self._map is None:
                 raise
@@ -294,9 +296,11 @@ class Cluster:
         for address in gone:
             self._nodes.pop(address).close()
 
-    def _master_of(self, request: _Command) -> Address | None:
+    def _find_master(self, request: _Command) -> Address | None:
         assert self._map is not None
-        return self._any_master() if request.slot is None else self._map.master_of(request.slot)
+        return (
+            self._any_master() if request.slot is None else self._map.master_for_slot(request.slot)
+        )
 
     def _any_master(self) -> Address:
         """Return a master for a command that any node may run, preferably a connected one."""
@@ -314,6 +318,6 @@ class Cluster:
     def _node(self, address: Address) -> Node:
         node = self._nodes.get(address)
         if node is None:
-            endpoint = endpoint_at(self._terms.settings, self._discovery.where, address)
-            node = self._nodes[address] = Node(self._terms, fixed_finder(endpoint))
+            endpoint = endpoint_at(self._options.settings, self._discovery.where, address)
+            node = self._nodes[address] = Node(self._options, fixed_finder(endpoint))
         return node

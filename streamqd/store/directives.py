@@ -81,7 +81,7 @@ class Directives:
     rebalance: Directive | None = None
     unreadable: dict[str, str] = field(default_factory=dict)
 
-    def pause_of(self, assignment: Assignment | Scope) -> tuple[Scope, Directive] | None:
+    def find_pause(self, assignment: Assignment | Scope) -> tuple[Scope, Directive] | None:
         """Return the pause that covers an assignment or a scope, or None if it is not paused.
 
         If several pauses cover it, the one with the widest scope is returned.
@@ -90,19 +90,19 @@ class Directives:
         scope = min(found, key=lambda each: sum(part is not None for part in each), default=None)
         return None if scope is None else (scope, self.pauses[scope])
 
-    def stop_of(self, assignment: Assignment) -> Directive | None:
+    def find_stop(self, assignment: Assignment) -> Directive | None:
         """Return the directive that stopped the group of an assignment, or None."""
         return self.stops.get(stop_scope(assignment.topic, assignment.group))
 
-    def reload_for(self, instance: str) -> Directive | None:
+    def find_reload(self, instance: str) -> Directive | None:
         """Return the latest reload of this instance or of all instances, or None."""
         orders = (self.reloads.get(instance), self.reloads.get(ALL_INSTANCES))
         some = [order for order in orders if order is not None]
         return max(some, key=lambda order: order.at_unix_ms, default=None)
 
-    def reload_of(self, instance: str) -> int:
-        """Return the time of the reload that `reload_for` returns (unix ms), or 0 if it is None."""
-        found = self.reload_for(instance)
+    def find_reload_unix_ms(self, instance: str) -> int:
+        """Return the time of `find_reload` (unix ms), or 0 if there is no reload."""
+        found = self.find_reload(instance)
         return found.at_unix_ms if found else 0
 
 
@@ -121,17 +121,17 @@ def read(flat: Sequence[bytes]) -> Directives:
             directive = _directive(raw)
             kind, _, rest = name.partition(":")
             if kind == "pause":
-                found.pauses[scope_of(rest)] = directive
+                found.pauses[parse_scope(rest)] = directive
             elif kind == "stop":
-                found.stops[_group(scope_of(rest))] = directive
+                found.stops[_group(parse_scope(rest))] = directive
             elif kind == "move" and directive.to:
-                found.moves[_assignment(scope_of(rest))] = directive
+                found.moves[_assignment(parse_scope(rest))] = directive
             elif kind == "drain" and rest:
                 found.drains[rest] = directive
             elif kind == "reload" and rest:
                 found.reloads[rest] = directive
             elif kind == "stack":
-                found.stacks[_assignment(scope_of(rest))] = directive
+                found.stacks[_assignment(parse_scope(rest))] = directive
             elif name == REBALANCE:
                 rebalance = directive
             else:
@@ -155,7 +155,7 @@ def _directive(raw: bytes) -> Directive:
     return Directive(at, *(str(found.get(name, "")) for name in ("by", "why", "to")))
 
 
-def scope_of(text: str) -> Scope:
+def parse_scope(text: str) -> Scope:
     """Parse a scope written as `TOPIC/PARTITION/GROUP`. Any part may be `*`. Raises ValueError."""
     parts = text.split("/")
     if len(parts) != 3 or not all(parts):

@@ -15,9 +15,9 @@ from streamqd.config.topology import Address
 from streamqd.errors import RedisResponseError, RedisUnavailableError, RefusalKind
 from streamqd.store.endpoint import Endpoint, endpoint_at
 from streamqd.store.idle_probe import Attempts
-from streamqd.store.node import Finder, Node, Terms, fixed_finder
+from streamqd.store.node import ConnectionOptions, Finder, Node, fixed_finder
 from streamqd.store.replies import check_replies
-from streamqd.store.slots import SlotMap, redirect_of, slot_of
+from streamqd.store.slots import SlotMap, key_slot, parse_redirect
 from streamqd.store.transport import Transport, pack
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class TopologyDiscovery:
 
     def __init__(
         self,
-        terms: Terms,
+        options: ConnectionOptions,
         where: Topology,
         endpoint: Callable[[config.Redis, Topology, Address], Endpoint],
     ) -> None:
@@ -49,14 +49,14 @@ class TopologyDiscovery:
         `endpoint` is a function that returns the endpoint of a node. It is an argument because
         sentinels and data servers have different logins.
         """
-        self.settings = terms.settings
+        self.settings = options.settings
         self.where = where
-        self._terms = replace(terms, name="streamqd:where", probe_after=None)
-        self._timeout = min(terms.timeout, terms.settings.connect_timeout)
+        self._options = replace(options, name="streamqd:where", probe_after=None)
+        self._timeout = min(options.timeout, options.settings.connect_timeout)
         self._endpoint = endpoint
         self._order = list(where.addresses)
         # Attempts are limited here only if those of the connection itself are limited too.
-        self._attempts = None if terms.probe_after is None else Attempts()
+        self._attempts = None if options.probe_after is None else Attempts()
 
     def prefer(self, address: Address) -> None:
         """Ask this node first from now on, because it answered or another node named it."""
@@ -88,7 +88,7 @@ class TopologyDiscovery:
         trouble: list[str] = []
         for address, seconds in self._time_slices(end):
             endpoint = self._endpoint(self.settings, self.where, address)
-            node = Node(replace(self._terms, timeout=seconds), fixed_finder(endpoint))
+            node = Node(replace(self._options, timeout=seconds), fixed_finder(endpoint))
             started = time.monotonic()
             node.set_deadline(started + seconds)
             try:
@@ -167,16 +167,16 @@ def _verify_master(opened: Transport) -> None:
 
 def slot_finder(discovery: TopologyDiscovery, key: str) -> Finder:
     """Return a finder that looks up the master which serves the slot of a key."""
-    settings, where, slot = discovery.settings, discovery.where, slot_of(key)
+    settings, where, slot = discovery.settings, discovery.where, key_slot(key)
 
     def find(end: float) -> Endpoint:
-        master = survey(discovery, end).master_of(slot)
+        master = read_slot_map(discovery, end).master_for_slot(slot)
         if master is None:
             raise RedisUnavailableError(f"{where}: no node serves slot {slot}", sent=False)
         return endpoint_at(settings, where, master)
 
     def follow_redirect(endpoint: Endpoint, reply: RedisResponseError) -> None:
-        redirect = redirect_of(str(reply), endpoint.address)
+        redirect = parse_redirect(str(reply), endpoint.address)
         if redirect and not redirect.asking:
             discovery.prefer(redirect.address)
 
@@ -191,7 +191,7 @@ def slot_finder(discovery: TopologyDiscovery, key: str) -> Finder:
     )
 
 
-def survey(discovery: TopologyDiscovery, end: float) -> SlotMap:
+def read_slot_map(discovery: TopologyDiscovery, end: float) -> SlotMap:
     """Read the cluster's slot map by `end` (monotonic).
 
     Raises RedisUnavailableError with `sent=False`.

@@ -62,7 +62,7 @@ class Endpoint:
         return commands
 
 
-def endpoint_of(settings: config.Redis, where: Topology) -> Endpoint:
+def make_endpoint(settings: config.Redis, where: Topology) -> Endpoint:
     """Return the endpoint of the server in the URL.
 
     Raises ConfigError if the URL describes sentinels or a cluster.
@@ -73,7 +73,7 @@ def endpoint_of(settings: config.Redis, where: Topology) -> Endpoint:
     return replace(endpoint_at(settings, where, address), path=where.path)
 
 
-def topology_of(settings: config.Redis) -> Topology:
+def parse_topology(settings: config.Redis) -> Topology:
     """Parse `redis.url`. Raises ConfigError if it is invalid."""
     try:
         return topology.parse(settings.url)

@@ -124,7 +124,7 @@ class Interval:
         return [*self.assignments, *(each for each in rest.values() if not each.idle)]
 
 
-def share(count: int, at: int, parts: int) -> int:
+def split_evenly(count: int, at: int, parts: int) -> int:
     """Split a count into `parts` parts that are as equal as possible, and return part number `at`.
 
     Parts are numbered from 0.

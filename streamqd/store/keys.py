@@ -231,8 +231,8 @@ Place = Assignment | tuple[str, int] | tuple[str]
 
 # These tables map the key names in script headers to the methods that build the keys. There is one
 # table each for a topic, for an assignment and for a partition.
-_OF_TOPIC = {"meta": Keys.meta, "partitions": Keys.partitions}
-_OF_GROUP = {
+_TOPIC_KEYS = {"meta": Keys.meta, "partitions": Keys.partitions}
+_GROUP_KEYS = {
     "stream": Keys.source,
     "retry": Keys.retry_stream,
     "delayed": Keys.retry,
@@ -243,7 +243,7 @@ _OF_GROUP = {
     "attempts": Keys.attempts,
     "epochs": Keys.epochs,
 }
-_OF_PARTITION = {
+_PARTITION_KEYS = {
     "stream": Keys.stream,
     "dlq": Keys.dlq,
     "moving": Keys.moving,
@@ -258,15 +258,15 @@ _OF_PARTITION = {
 }
 
 
-def key_of(keys: Keys, name: str, place: Place) -> str:
+def key_by_name(keys: Keys, name: str, place: Place) -> str:
     """Return the key that is called `name` in script headers.
 
     Some names mean different keys. For an assignment, `delayed` and `items` are the keys of its
     waiting retries, and `target` is its retry stream. For a partition, they are the keys of its
     delayed sends and the partition stream. Raises KeyError if `place` has no such key.
     """
-    if name in _OF_TOPIC:
-        return _OF_TOPIC[name](keys, place[0])
-    if isinstance(place, Assignment) and name in _OF_GROUP:
-        return _OF_GROUP[name](keys, *place)
-    return _OF_PARTITION[name](keys, *place[:2])
+    if name in _TOPIC_KEYS:
+        return _TOPIC_KEYS[name](keys, place[0])
+    if isinstance(place, Assignment) and name in _GROUP_KEYS:
+        return _GROUP_KEYS[name](keys, *place)
+    return _PARTITION_KEYS[name](keys, *place[:2])

@@ -115,7 +115,7 @@ class Acquired(NamedTuple):
         MINE is the reply to a repeated call, which does not charge an entry again.
         """
         victim = reply.values[2] if reply.word == "OK" else b""
-        return cls(epoch_of(reply), bool(reply.values[1]), victim)
+        return cls(parse_epoch(reply), bool(reply.values[1]), victim)
 
     def log_fields(self) -> dict[str, Any]:
         """Return the fields for log events, in which `suspected` is the place that was charged."""
@@ -123,7 +123,7 @@ class Acquired(NamedTuple):
         return {"epoch": self.epoch, "inherited": self.unclean, "suspected": suspected}
 
 
-def epoch_of(reply: Reply) -> int:
+def parse_epoch(reply: Reply) -> int:
     """Return the epoch from the reply OK or MINE to `acquire`, or from the reply OK to `refence`.
 
     Raises ContractError if it is not a valid number. The scripts never return an invalid epoch.
@@ -208,7 +208,7 @@ class OwnerChange(NamedTuple):
         )
 
 
-def changes(keys: Keys, assignment: Assignment) -> tuple[Any, ...]:
+def owner_changes_command(keys: Keys, assignment: Assignment) -> tuple[Any, ...]:
     """Return the command that reads the last changes of owner, oldest first."""
     return ("LRANGE", keys.epochs(*assignment), -CHANGES_MAX, -1)
 

@@ -77,7 +77,7 @@ class Heartbeat(NamedTuple):
     bad: InvalidValueError | None = None
 
 
-class Present(NamedTuple):
+class HeartbeatReply(NamedTuple):
     """The reply to a heartbeat, with all members of the fleet and the operators' directives.
 
     The caller is one of the members. `directives` is a list of alternating names and values, which
@@ -89,13 +89,13 @@ class Present(NamedTuple):
     directives: list[bytes]
 
     @classmethod
-    def parse(cls, reply: Reply) -> Present:
+    def parse(cls, reply: Reply) -> HeartbeatReply:
         """Parse the reply OK."""
         now, rows, directives = reply.values
         return cls(untrusted.integer(now, "TIME"), [_heartbeat(*row) for row in rows], directives)
 
 
-def seen_of(heartbeat: Heartbeat) -> MemberView:
+def to_member_view(heartbeat: Heartbeat) -> MemberView:
     """Convert a member's record for the rebalancer.
 
     A member with an invalid record is treated as one that is leaving and has no consumers, so it
@@ -160,7 +160,7 @@ def _bad(key: str, name: str, field: str, value: object, wanted: str) -> Invalid
     return InvalidValueError(key, f"{name}.{field}", found[: untrusted.SHOWN_BYTES], wanted)
 
 
-def process_of(heartbeat: Heartbeat) -> dict[str, Any]:
+def process_fields(heartbeat: Heartbeat) -> dict[str, Any]:
     """Return the host and the PID of a member as log fields. Invalid values are left out."""
     host, pid = heartbeat.info.get("host"), heartbeat.info.get("pid")
     found: dict[str, Any] = {}
@@ -171,7 +171,7 @@ def process_of(heartbeat: Heartbeat) -> dict[str, Any]:
     return found
 
 
-def duplicate(reply: Reply) -> Heartbeat:
+def parse_duplicate(reply: Reply) -> Heartbeat:
     """Parse the reply DUPLICATE, which describes the other run with the same name."""
     return _heartbeat(b"", *reply.values)
 

@@ -16,7 +16,7 @@ from streamqd.store import scripts, untrusted
 from streamqd.store.items import Fields, flatten_items
 from streamqd.store.keys import Keys
 from streamqd.store.scripts import Call, Reply
-from streamqd.store.statistics import due_of
+from streamqd.store.statistics import parse_due_time
 
 PLACES_MAX = 512  # maximum number of places in one call
 ITEMS_MAX = 256  # maximum number of entries that one call moves
@@ -93,7 +93,7 @@ def recover(
     )
 
 
-def place_of(entry_id: bytes, *, retried: bool) -> bytes:
+def entry_place(entry_id: bytes, *, retried: bool) -> bytes:
     """Return the place of an entry, which identifies it by its stream and its ID.
 
     The ID alone is not enough, because both streams may have an entry with the same ID.
@@ -119,7 +119,7 @@ class PendingEntry(NamedTuple):
     @property
     def place(self) -> bytes:
         """The place of the entry, which identifies it by its stream and its ID."""
-        return place_of(self.id, retried=self.retried)
+        return entry_place(self.id, retried=self.retried)
 
     @property
     def size(self) -> int:
@@ -136,7 +136,7 @@ class PendingEntry(NamedTuple):
         the key of the counters, for these errors.
         """
         id_, fields, crashes, failures, context, wait_ms = entry
-        place = untrusted.label(place_of(id_, retried=retried))
+        place = untrusted.label(entry_place(id_, retried=retried))
         bad: list[InvalidValueError] = []
 
         def read_count(value: int, field: str, most: int, wanted: str) -> int:
@@ -371,7 +371,7 @@ class SettledReply(NamedTuple):
         tail = reply.values[1]
         if isinstance(tail, list):
             return cls(words, None, tail)
-        return cls(words, due_of(tail), [])
+        return cls(words, parse_due_time(tail), [])
 
 
 def quarantine_mark(
@@ -418,7 +418,7 @@ class Promoted(NamedTuple):
     def parse(cls, reply: Reply) -> Promoted:
         """Parse the reply OK."""
         moved, orphans, due, unreadable, more = reply.values
-        return cls(moved, orphans, due_of(due), unreadable, bool(more))
+        return cls(moved, orphans, parse_due_time(due), unreadable, bool(more))
 
 
 def snapshot(keys: Keys, assignment: Assignment, limit: int = 500) -> Call:

@@ -20,7 +20,7 @@ from streamqd.errors import RedisResponseError, RedisUnavailableError, RefusalKi
 from streamqd.store import transport
 from streamqd.store.endpoint import Endpoint
 from streamqd.store.idle_probe import PROBE, Attempts, IdleProbe
-from streamqd.store.replies import check_replies, kind_of
+from streamqd.store.replies import check_replies, refusal_kind
 from streamqd.store.transport import Lookup, Transport, pack, reason, resolve
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _ignore(*_: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ConnectionOptions:
     """The settings of a connection, which apply to all servers that it uses."""
 
     settings: config.Redis
@@ -93,15 +93,15 @@ class Node:
     opens a new one. `opened` is the number of connections opened so far.
     """
 
-    def __init__(self, terms: Terms, finder: Finder) -> None:
+    def __init__(self, options: ConnectionOptions, finder: Finder) -> None:
         """Prepare the route without connecting."""
-        self.terms = terms
-        self.timeout = terms.timeout
+        self.options = options
+        self.timeout = options.timeout
         self.opened = 0
         self.idle_probe = (
-            None if terms.probe_after is None else IdleProbe(terms.probe_after, self._probe)
+            None if options.probe_after is None else IdleProbe(options.probe_after, self._probe)
         )
-        self._attempts = None if terms.probe_after is None else Attempts()
+        self._attempts = None if options.probe_after is None else Attempts()
         self.endpoint: Endpoint | None = None  # the server of the last attempt to connect
         self.transport: Transport | None = None  # the open connection
         self._pid = os.getpid()
@@ -124,7 +124,7 @@ class Node:
     def masters(self) -> list[Node]:
         return [self]
 
-    def node_of(self, key: str) -> str:  # noqa: ARG002 - only a cluster uses the key
+    def node_for_key(self, key: str) -> str:  # noqa: ARG002 - only a cluster uses the key
         return ""
 
     def group_by_node(self, keys: Sequence[Key]) -> list[list[Key]]:
@@ -151,13 +151,13 @@ class Node:
 
     def detach(self) -> None:
         if self.transport is not None:
-            self.transport.forget()
+            self.transport.detach()
         self.transport = None
         self._pid = os.getpid()
 
     def disable(self) -> None:
         if self.transport is not None:
-            os.close(self.transport.forget())
+            os.close(self.transport.detach())
         self.transport = None
 
     def set_deadline(self, end: float) -> None:
@@ -165,7 +165,7 @@ class Node:
         self._end = end
 
     def open(self) -> None:
-        check_process(self._pid, self.terms.name)
+        check_process(self._pid, self.options.name)
         if self.transport is not None:
             return
         endpoint = self.endpoint = self._finder.find(self._end)
@@ -189,7 +189,7 @@ class Node:
     # --- the connection ---
 
     def _connect(self, endpoint: Endpoint, end: float) -> Transport:
-        addresses = transport.addresses_of(endpoint, end, self.terms.lookup)
+        addresses = transport.resolve_addresses(endpoint, end, self.options.lookup)
         started = time.monotonic()
         if self._attempts is not None:
             end = min(end, started + self._attempts.limit())
@@ -202,11 +202,11 @@ class Node:
     def _log_in(
         self, endpoint: Endpoint, addresses: Sequence[tuple[int, Any]], end: float
     ) -> Transport:
-        connect_seconds = min(self.timeout, self.terms.settings.connect_timeout)
+        connect_seconds = min(self.timeout, self.options.settings.connect_timeout)
         opened = transport.connect(endpoint, addresses, end, connect_seconds)
         try:
             opened.begin(end - time.monotonic())
-            commands = [*endpoint.login(), ("CLIENT", "SETNAME", self.terms.name)]
+            commands = [*endpoint.login(), ("CLIENT", "SETNAME", self.options.name)]
             replies: list[Any] = []
             try:
                 opened.send([pack(command) for command in commands])
@@ -239,7 +239,7 @@ class Node:
         opened. The caller must close the connection if the exchange is interrupted. Raises
         RedisUnavailableError with `sent=False`.
         """
-        check_process(self._pid, self.terms.name)
+        check_process(self._pid, self.options.name)
         try:
             if self.transport is None or self.transport.is_closed():
                 self._drop()
@@ -264,12 +264,13 @@ class Node:
         """Send commands. The caller must then call `collect`. Raises RedisUnavailableError."""
         self.send([pack(command) for command in commands])
 
-    def execute_weighed(self, *args: Any, bytes_max: float) -> tuple[Any, int]:
+    def execute_limited(self, *args: Any, bytes_max: float) -> tuple[Any, int]:
         """Run a command whose reply may be large. Return the reply and its size in bytes.
 
         There is no limit on the total time as long as data arrives at least every `timeout`
-        seconds. Raises OverweightError if the reply is larger than `bytes_max`. The remaining part
-        is not read, so the connection is closed. Raises RedisResponseError, RedisUnavailableError.
+        seconds. Raises ReplyTooLargeError if the reply is larger than `bytes_max`. The remaining
+        part is not read, so the connection is closed. Raises RedisResponseError,
+        RedisUnavailableError.
         """
         self.post((args,))
         assert self.transport is not None
@@ -291,7 +292,7 @@ class Node:
         replies: list[Any] = []
         self.receive(count, replies, silence=silence, bytes_max=bytes_max)
         if self.close_if_unusable(replies):
-            not_done = [each for each in replies if kind_of(each) in self._finder.not_executed]
+            not_done = [each for each in replies if refusal_kind(each) in self._finder.not_executed]
             if not_done:
                 sent = len(not_done) < len(replies)
                 raise RedisUnavailableError(f"{self.address}: {not_done[0]}", sent=sent)
@@ -306,7 +307,7 @@ class Node:
         require a certain connection, such as the one on which a key is watched. Raises
         RedisUnavailableError, whose `sent` depends on `needed` as in `Transport.send`.
         """
-        check_process(self._pid, self.terms.name)
+        check_process(self._pid, self.options.name)
         try:
             opened = on or self.open_transport()
             opened.begin(self._seconds_left(self.timeout))
@@ -358,7 +359,7 @@ class Node:
         if seconds <= 0 or self.endpoint is None:
             return False
         probing = Node(
-            replace(self.terms, timeout=seconds, probe_after=None), fixed_finder(self.endpoint)
+            replace(self.options, timeout=seconds, probe_after=None), fixed_finder(self.endpoint)
         )
         probing.set_deadline(time.monotonic() + seconds)
         try:

@@ -168,7 +168,7 @@ class Published(NamedTuple):
         return cls(settled, written, refusal, full=refusal is None and rest != b"")
 
 
-def rows_of(raw: bytes, key: str) -> list[RecordedRow]:
+def parse_rows(raw: bytes, key: str) -> list[RecordedRow]:
     """Parse the rows in the record of a partition. Raises InvalidValueError."""
     found = untrusted.label(raw)
     if len(found) % _ROW_DIGITS or found.strip("0123456789abcdef"):

@@ -26,7 +26,7 @@ from streamqd.errors import (
 from streamqd.store import scripts, topics
 from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
-from streamqd.store.replies import missing_of
+from streamqd.store.replies import merge_missing
 from streamqd.store.scripts import Call
 from streamqd.store.store import Store
 from streamqd.store.transport import Transport, pack
@@ -182,7 +182,7 @@ class MessageWriter:
             self._cache_count(topic, count)
         self._repeat_by_source(calls, replies)
         if any(isinstance(reply, RedisUnavailableError) for reply in replies):
-            lost = missing_of(replies)
+            lost = merge_missing(replies)
             if not lost.sent:
                 raise lost
             transaction.answer([], lost)
@@ -205,7 +205,7 @@ class MessageWriter:
         except RedisUnavailableError as error:
             again = [error] * len(missing)
         for at, reply in zip(missing, again, strict=True):
-            if not may_not_load(reply):
+            if not is_eval_forbidden(reply):
                 replies[at] = reply
 
     def collect(self, transaction: Transaction) -> None:
@@ -267,7 +267,7 @@ class MessageWriter:
         An invalid count is not cached. The next call of `count` then reads it and raises the error.
         """
         try:
-            self._counts[topic] = None if raw is None else topics.count_of(topic, raw)
+            self._counts[topic] = None if raw is None else topics.parse_partition_count(topic, raw)
         except InvalidValueError:
             self._counts[topic] = None
 
@@ -277,7 +277,7 @@ def is_unknown_script(reply: Any) -> bool:
     return isinstance(reply, RedisResponseError) and reply.kind is RefusalKind.NO_SCRIPT
 
 
-def may_not_load(reply: Any) -> bool:
+def is_eval_forbidden(reply: Any) -> bool:
     """Return True if a reply means that this user has no permission for EVAL itself.
 
     If the user may not run a command within the script, the error starts differently.

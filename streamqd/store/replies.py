@@ -37,14 +37,14 @@ def check_valid(answer: Reply | RedisResponseError | ContractError) -> Reply | R
 
 
 def require_all(answers: Sequence[_T | RedisUnavailableError]) -> list[_T]:
-    """Return the answers if none is missing. Otherwise, raise the error of `missing_of`."""
+    """Return the answers if none is missing. Otherwise, raise the error of `merge_missing`."""
     there = [each for each in answers if not isinstance(each, RedisUnavailableError)]
     if len(there) < len(answers):
-        raise missing_of(answers)
+        raise merge_missing(answers)
     return there
 
 
-def missing_of(answers: Sequence[Any]) -> RedisUnavailableError:
+def merge_missing(answers: Sequence[Any]) -> RedisUnavailableError:
     """Return one error for all missing answers.
 
     Its `sent` is True if any of the commands may have run, including those that were answered.
@@ -54,6 +54,6 @@ def missing_of(answers: Sequence[Any]) -> RedisUnavailableError:
     return RedisUnavailableError(str(lost[0]), sent=sent)
 
 
-def kind_of(reply: Any) -> RefusalKind | None:
+def refusal_kind(reply: Any) -> RefusalKind | None:
     """Return the kind of refusal if the reply is an error, or None for any other reply."""
     return reply.kind if isinstance(reply, RedisResponseError) else None

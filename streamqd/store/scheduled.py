@@ -24,7 +24,7 @@ def withdraw(keys: Keys, topic: str, partition: int, send_id: str) -> list[tuple
     ]
 
 
-def fields_of(raw: bytes | None, key: str, send_id: str) -> dict[bytes, bytes]:
+def unpack_fields(raw: bytes | None, key: str, send_id: str) -> dict[bytes, bytes]:
     """Return the fields of a message from an item that a script has packed.
 
     Raises InvalidValueError.

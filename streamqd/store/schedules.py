@@ -16,7 +16,7 @@ from streamqd.config.setting import NAME
 from streamqd.errors import ContractError, InvalidValueError
 from streamqd.model import Assignment, TopicPartition
 from streamqd.store import scripts, untrusted
-from streamqd.store.keys import Keys, key_of
+from streamqd.store.keys import Keys, key_by_name
 from streamqd.store.scripts import Call, Reply
 from streamqd.store.store import Store
 from streamqd.store.topics import PARTITIONS_MAX
@@ -168,7 +168,7 @@ def fire(
     if not 1 <= len(ticks) <= TICKS_MAX:
         raise ContractError(f"{len(ticks)} ticks in one call, not 1 to {TICKS_MAX}")
     of_place = ("due", "schedules", "last", "stream", *_count_keys(partitions))
-    found = {each: key_of(keys, each, place) for each in of_place}
+    found = {each: key_by_name(keys, each, place) for each in of_place}
     if group:
         assignment = Assignment(*place, group)
         found |= {

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from streamqd.errors import ContractError, RedisResponseError, RedisUnavailableError
 from streamqd.model import Assignment
-from streamqd.store.keys import Keys, Place, key_of
+from streamqd.store.keys import Keys, Place, key_by_name
 
 KEY_TYPES = frozenset({"HASH", "LIST", "SET", "STREAM", "STRING", "ZSET"})
 ARG_TYPES = frozenset({"bytes", "flag", "id", "int", "list", "str", "token"})
@@ -192,7 +192,7 @@ def build_call(
     wanted = [key.name for key in script.keys if not key.optional or key.name in optional]
     if isinstance(place, Assignment) and any(arg.name == "group" for arg in script.args):
         args["group"] = place.group
-    return script.call({each: key_of(keys, each, place) for each in wanted}, **args)
+    return script.call({each: key_by_name(keys, each, place) for each in wanted}, **args)
 
 
 _FIRST = re.compile(r"-- (\w+): (.+)")

@@ -13,7 +13,7 @@ SLOTS = 16_384
 
 # The position of the key in a command. For a command that is not listed here, it is 1.
 _KEY_AT = {"EVAL": 3, "EVALSHA": 3, "MEMORY": 2, "OBJECT": 2, "XGROUP": 2, "XINFO": 2}
-_BEHIND_STREAMS = frozenset({"XREAD", "XREADGROUP"})
+_KEY_AFTER_STREAMS = frozenset({"XREAD", "XREADGROUP"})
 _NO_KEY = (
     "ACL ASKING CLIENT CLUSTER COMMAND CONFIG DBSIZE DISCARD ECHO EXEC FLUSHALL FLUSHDB HELLO INFO"
     " LATENCY MULTI PING ROLE SCAN SCRIPT SLOWLOG TIME UNWATCH WAIT"
@@ -21,7 +21,7 @@ _NO_KEY = (
 _KEYLESS = frozenset(_NO_KEY.split())
 
 
-def slot_of(key: str | bytes) -> int:
+def key_slot(key: str | bytes) -> int:
     """Return the slot of a key. If the key has a hash tag, the slot depends only on the tag."""
     name = key.encode() if isinstance(key, str) else key
     _, brace, rest = name.partition(b"{")
@@ -29,13 +29,13 @@ def slot_of(key: str | bytes) -> int:
     return crc_hqx(tag if brace and end and tag else name, 0) % SLOTS
 
 
-def key_of(command: Sequence[Any]) -> str | bytes | None:
+def routing_key(command: Sequence[Any]) -> str | bytes | None:
     """Return the key by which a command is routed, or None if any node may run the command."""
     name = str(command[0]).upper()
     if name in _KEYLESS:
         return None
     at = _KEY_AT.get(name, 1)
-    if name in _BEHIND_STREAMS:
+    if name in _KEY_AFTER_STREAMS:
         at = 1 + next(i for i, part in enumerate(command) if str(part).upper() == "STREAMS")
     key: str | bytes | None = command[at] if at < len(command) else None
     return key
@@ -51,7 +51,7 @@ class Redirect(NamedTuple):
     asking: bool
 
 
-def redirect_of(text: str, asked: Address) -> Redirect | None:
+def parse_redirect(text: str, asked: Address) -> Redirect | None:
     """Parse an error of the form `MOVED slot host:port` or `ASK slot host:port`.
 
     Return None for any other error. If the error contains no host, because the node does not know
@@ -87,7 +87,7 @@ class SlotMap:
         """All masters that serve slots, ordered by their first slot."""
         return list(dict.fromkeys(address for _, _, address in self.ranges))
 
-    def master_of(self, slot: int) -> Address | None:
+    def master_for_slot(self, slot: int) -> Address | None:
         """Return the master of a slot, or None if no node serves the slot."""
         at = bisect_right(self._firsts, slot) - 1
         if at < 0 or slot > self.ranges[at][1]:

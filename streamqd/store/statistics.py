@@ -137,7 +137,7 @@ def partition_figures(reply: Reply, key: str = TRIM) -> PartitionFigures:
         dead=int(dead),
         delayed_sends=int(delayed),
         trimmed_to=trimmed_to,
-        next_due_unix_ms=due_of(due),
+        next_due_unix_ms=parse_due_time(due),
         queries=_queries(queries),
         bad=bad,
         counted=bool(counted),
@@ -181,7 +181,7 @@ def assignment_figures(reply: Reply, key: str = RETRIES) -> AssignmentFigures | 
         main=_backlog(main),
         retry=_backlog(retry),
         waiting_retries=int(waiting),
-        next_due_unix_ms=due_of(due, key, "a due time"),
+        next_due_unix_ms=parse_due_time(due, key, "a due time"),
     )
 
 
@@ -215,7 +215,7 @@ def count_dead_letters(keys: Keys, topic: str, partition: int, known: DeadLetter
     )
 
 
-def dead_letters_counted(known: DeadLetterCount, reply: Reply) -> DeadLetterCount:
+def merge_dead_letter_count(known: DeadLetterCount, reply: Reply) -> DeadLetterCount:
     """Add the counts in the reply to the `known` ones.
 
     If dead letters were removed in the meantime, the count starts again from the first one.
@@ -243,7 +243,7 @@ def _backlog(raw: list[Any]) -> Backlog:
     )
 
 
-def due_of(raw: bytes, key: str = "a due time", field: str = "") -> int | None:
+def parse_due_time(raw: bytes, key: str = "a due time", field: str = "") -> int | None:
     """Parse a due time (unix ms). Return None for an empty reply, which means nothing is delayed.
 
     Another client may have set any score, even a negative one. The script limits it to the integers

@@ -38,7 +38,7 @@ def create(store: Store, name: str, topic: Topic) -> int:
     RedisResponseError with the code DELETING while the topic is being deleted, and
     InvalidValueError if the stored count is invalid.
     """
-    reply = store.run(creation(store.keys, name, topic))
+    reply = store.run(create_call(store.keys, name, topic))
     if reply.word == "DELETING":
         raise RedisResponseError(
             "DELETING",
@@ -48,10 +48,10 @@ def create(store: Store, name: str, topic: Topic) -> int:
     register(store, name)
     if reply.word == "OK":
         return topic.partitions
-    return count_of(name, reply.values[0], store.keys.meta(name))
+    return parse_partition_count(name, reply.values[0], store.keys.meta(name))
 
 
-def creation(keys: Keys, name: str, topic: Topic) -> Call:
+def create_call(keys: Keys, name: str, topic: Topic) -> Call:
     """Build a call that creates a topic.
 
     The reply is OK, EXISTS with the existing count and settings, or DELETING.
@@ -66,7 +66,7 @@ def creation(keys: Keys, name: str, topic: Topic) -> Call:
     )
 
 
-def configuration(keys: Keys, name: str, seen: str, settings: Mapping[str, Any]) -> Call:
+def configure_call(keys: Keys, name: str, seen: str, settings: Mapping[str, Any]) -> Call:
     """Build a call that replaces the registered settings of a topic.
 
     `seen` is the result of `read_settings`. Nothing is changed if the settings are no longer equal
@@ -77,7 +77,7 @@ def configuration(keys: Keys, name: str, seen: str, settings: Mapping[str, Any])
     )
 
 
-def retirement(keys: Keys, name: str) -> Call:
+def retire_call(keys: Keys, name: str) -> Call:
     """Build a call that starts the deletion of a topic.
 
     The reply is OK with the partition count, even if the call is repeated, or MISSING.
@@ -91,7 +91,7 @@ def read_settings(store: Store, name: str) -> str:
     return untrusted.text(store.execute("HGET", key, "settings"), key, "settings", default="")
 
 
-def groups_seen(store: Store, name: str) -> list[str]:
+def known_groups(store: Store, name: str) -> list[str]:
     """Return the sorted names of all groups that daemons have created on the topic so far."""
     fields = [untrusted.label(field) for field in store.execute("HKEYS", store.keys.meta(name))]
     return sorted(each.removeprefix("group:") for each in fields if each.startswith("group:"))
@@ -110,7 +110,7 @@ def names(store: Store) -> list[str]:
     return _names(store)[0]
 
 
-def registry(store: Store) -> tuple[list[str], list[InvalidValueError]]:
+def read_registry(store: Store) -> tuple[list[str], list[InvalidValueError]]:
     """Return the sorted names of all topics, and an error for each invalid entry."""
     try:
         return _names(store)
@@ -139,23 +139,23 @@ def no_partition_text(topic: str, partition: int, count: int) -> str:
 def partition_count(store: Store, name: str) -> int | None:
     """Return the partition count, or None if the topic does not exist. Raises InvalidValueError."""
     raw = _read(store.connection, "a hash", "HGET", store.keys.meta(name), "partitionCount")
-    return None if raw is None else count_of(name, raw, store.keys.meta(name))
+    return None if raw is None else parse_partition_count(name, raw, store.keys.meta(name))
 
 
-def presence(keys: Keys, name: str) -> tuple[Any, ...]:
-    """Return the command whose reply `present` takes."""
+def partition_count_command(keys: Keys, name: str) -> tuple[Any, ...]:
+    """Return the command whose reply `parse_partition_count_reply` takes."""
     return ("HMGET", keys.meta(name), "partitionCount", "deleting")
 
 
-def present(keys: Keys, name: str, reply: Sequence[bytes | None]) -> int | None:
-    """Parse the reply to the command of `presence`.
+def parse_partition_count_reply(keys: Keys, name: str, reply: Sequence[bytes | None]) -> int | None:
+    """Parse the reply to the command of `partition_count_command`.
 
     Return the partition count, 0 if the topic is being deleted, or None if it does not exist.
     Raises InvalidValueError.
     """
     count, deleting = reply
     if count is not None:
-        return count_of(name, count, keys.meta(name))
+        return parse_partition_count(name, count, keys.meta(name))
     return None if deleting is None else 0
 
 
@@ -224,7 +224,7 @@ def _meta(keys: Keys, name: str, reply: Sequence[bytes | None]) -> TopicMeta | N
         return None
     key = keys.meta(name)
     return TopicMeta(
-        count_of(name, count, key),
+        parse_partition_count(name, count, key),
         untrusted.integer(created or None, key, "created", default=0),
         untrusted.json_object(settings or None, key, "settings", default={}),
     )
@@ -237,7 +237,7 @@ def missing_count_error(key: str) -> InvalidValueError:
     )
 
 
-def count_of(name: str, raw: bytes, key: str = "") -> int:
+def parse_partition_count(name: str, raw: bytes, key: str = "") -> int:
     """Parse the partition count of the topic `name`.
 
     Raises InvalidValueError if the count is invalid. No other count is assumed in its place,

@@ -52,7 +52,7 @@ _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 Lookup = Callable[[str, int, float], list[tuple[int, tuple[Any, ...]]]]
 
 
-class OverweightError(Exception):
+class ReplyTooLargeError(Exception):
     """Raised if a reply is larger than allowed."""
 
 
@@ -75,7 +75,7 @@ def pack(command: Sequence[Any]) -> bytes:
     return packed
 
 
-def code_of(text: str) -> str:
+def error_code(text: str) -> str:
     """Return the code of an error reply, such as `OOM`.
 
     The result is the same for all server versions, even if the error comes from inside a script.
@@ -107,7 +107,7 @@ class Transport:
         self.sock = sock
         self.address = address
         self.received = 0  # number of bytes received since the connection was opened
-        self.owes = False  # True if a reply is outstanding, even if it was given up
+        self.is_reply_due = False  # True if a reply is outstanding, even if it was given up
         self.idle_probe: IdleProbe | None = None  # sends a probe if the connection is silent
         self._deadline = 0.0
         self._tls = isinstance(sock, ssl.SSLSocket)
@@ -129,7 +129,7 @@ class Transport:
         """
         raw = packed[0] if len(packed) == 1 else b"".join(packed)
         done = 0
-        self.owes = True
+        self.is_reply_due = True
         try:
             if self.sock.fileno() < 0:  # otherwise, TLS would write to a reused descriptor
                 raise ConnectionAbortedError("the connection was closed")
@@ -161,7 +161,7 @@ class Transport:
 
         An error reply is appended as a RedisResponseError. With `silence`, the exchange has no
         total time limit, as long as data arrives at least every `silence` seconds. Raises
-        RedisUnavailableError, or OverweightError if more than `bytes_max` bytes arrive. Replies
+        RedisUnavailableError, or ReplyTooLargeError if more than `bytes_max` bytes arrive. Replies
         that were received before the error stay in `replies`.
         """
         gets, most = self._reader.gets, self.received + bytes_max
@@ -172,11 +172,11 @@ class Transport:
                     replies.append(reply)
                     continue
                 if self.received > most:
-                    raise OverweightError
+                    raise ReplyTooLargeError
                 if silence is not None:
                     self.begin(silence)
                 self._read()
-            self.owes = False
+            self.is_reply_due = False
         except (OSError, hiredis.ProtocolError) as error:
             raise RedisUnavailableError(
                 f"no reply from {self.address}: {reason(error)}", sent=True
@@ -188,7 +188,7 @@ class Transport:
         This is the case if the server has closed it while it was idle, or if an exchange was given
         up before its reply arrived. Raises RedisUnavailableError if there is an unread reply.
         """
-        if self.owes:
+        if self.is_reply_due:
             return True
         if not self._reader.has_data():
             if not self._buffered() and not self._poller.poll(0):
@@ -209,7 +209,7 @@ class Transport:
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
-    def forget(self) -> int:
+    def detach(self) -> int:
         """Abandon the socket without closing it, and return its file descriptor."""
         return self.sock.detach()
 
@@ -259,13 +259,13 @@ class Transport:
 
 
 def _response_error(text: str) -> RedisResponseError:
-    return RedisResponseError(code_of(text), text)
+    return RedisResponseError(error_code(text), text)
 
 
 # --- connecting -----------------------------------------------------------------------------------
 
 
-def addresses_of(endpoint: Endpoint, end: float, lookup: Lookup) -> list[tuple[int, Any]]:
+def resolve_addresses(endpoint: Endpoint, end: float, lookup: Lookup) -> list[tuple[int, Any]]:
     """Return the addresses of a server, each as an address family and a socket address.
 
     Raises OSError if the name cannot be resolved, or UnicodeError for some invalid names.

@@ -59,11 +59,11 @@ class BoundedClient:
 
     def is_paused(self, key: str, now: float) -> bool:
         """Return True if calls to the node that serves a key pause now."""
-        return bool(self._backoff) and self._backoff.is_paused(self.link.node_of(key), now)
+        return bool(self._backoff) and self._backoff.is_paused(self.link.node_for_key(key), now)
 
     def pause_end(self, key: str) -> float:
         """Return when the node that serves a key may be called again (monotonic seconds)."""
-        return self._backoff.pause_end(self.link.node_of(key))
+        return self._backoff.pause_end(self.link.node_for_key(key))
 
     def run_calls(self, calls: Calls) -> None:
         """Run the calls in one write, and pass each reply to its callback.
@@ -75,7 +75,7 @@ class BoundedClient:
         answered, silent = {_ALL}, dict[str, RedisUnavailableError]()
         replies = self.link.run_each([call for call, _ in calls])
         for (call, take), reply in zip(calls, replies, strict=True):
-            node = self.link.node_of(call.key)
+            node = self.link.node_for_key(call.key)
             if isinstance(reply, RedisResponseError) and reply.transient:
                 silent[node] = RedisUnavailableError(str(reply), sent=True)
             elif isinstance(reply, RedisUnavailableError):
@@ -102,7 +102,7 @@ class BoundedClient:
         try:
             return self.link.pipeline_each(commands)
         except RedisUnavailableError as error:
-            nodes = {self.link.node_of(key) for key in keys}
+            nodes = {self.link.node_for_key(key) for key in keys}
             if "" in nodes:
                 raise
             for node in nodes:

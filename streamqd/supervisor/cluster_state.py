@@ -139,13 +139,13 @@ class TopicPresence:
         lost: list[str] = []
         found: list[str] = []
         bad: list[InvalidValueError] = []
-        replies = ask([topics.presence(self._keys, name) for name in names])
+        replies = ask([topics.partition_count_command(self._keys, name) for name in names])
         for name, reply in zip(names, replies, strict=True):
             if isinstance(reply, StreamqdError):
                 # The node is silent, or the key has the wrong type, which the registration reports.
                 continue
             try:
-                count = topics.present(self._keys, name, reply)
+                count = topics.parse_partition_count_reply(self._keys, name, reply)
             except InvalidValueError as error:
                 bad.append(error)
                 continue

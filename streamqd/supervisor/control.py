@@ -43,7 +43,7 @@ class Control:
 
     def is_paused(self, assignment: Assignment) -> bool:
         """Return True if a directive pauses the assignment."""
-        return self.directives.pause_of(assignment) is not None
+        return self.directives.find_pause(assignment) is not None
 
     def constraints(self) -> Constraints:
         """Return the constraints that the directives impose on the rebalancer."""
@@ -86,7 +86,7 @@ class Control:
         _log_changes("drain.requested", "drain.removed", before.drains, directives.drains)
         if not self._read:
             self._read = True
-            self._reloaded = directives.reload_of(self._me)
+            self._reloaded = directives.find_reload_unix_ms(self._me)
             return False
         directive = directives.rebalance
         hurry = directive is not None and directive != before.rebalance
@@ -110,7 +110,7 @@ class Control:
 
         Call this only while no reload is running.
         """
-        at = self.directives.reload_of(self._me)
+        at = self.directives.find_reload_unix_ms(self._me)
         if not self._read or self._reloading or at <= self._reloaded:
             return False
         own_directive = self.directives.reloads.get(self._me)

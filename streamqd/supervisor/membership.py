@@ -143,11 +143,11 @@ class Membership:
                 self._log_refusal(str(reply))
             return False
         if reply.word == "DUPLICATE":
-            other = members.duplicate(reply)
+            other = members.parse_duplicate(reply)
             self._reset_refusals()
             self._record_duplicate(other, now)
             return False
-        present = members.Present.parse(reply)
+        present = members.HeartbeatReply.parse(reply)
         invalid: list[InvalidValueError] = []
         seen = [self._parse_member(member, invalid) for member in present.members]
         if present.directives != self._stored_directives:
@@ -204,7 +204,7 @@ class Membership:
         if dead or info.get("lock") == self._lock_id:
             self.duplicate, self.dead_nonce = {}, str(info.get("nonce", ""))
             return
-        self.duplicate = members.process_of(other)
+        self.duplicate = members.process_fields(other)
         if info.get("nonce") != self._duplicate_nonce:
             self._duplicate_nonce = info.get("nonce")
             logs.event(
@@ -221,7 +221,7 @@ class Membership:
             return members.parse_member(member, self._keys.info(self.daemon.fleet))
         except InvalidValueError as error:
             invalid.append(error)
-            return members.seen_of(member)
+            return members.to_member_view(member)
 
     def removal_of_predecessor(self) -> Call:
         """Return the call that removes a dead predecessor before its heartbeat expires."""

@@ -30,7 +30,7 @@ from random import random
 from typing import ClassVar, NamedTuple
 
 from streamqd.config import Consumer, Daemon
-from streamqd.errors import RedisResponseError, RefusalKind, kind_of
+from streamqd.errors import RedisResponseError, RefusalKind, refusal_kind_for_code
 from streamqd.model import ENTRIES_MAX, Assignment, Lease
 from streamqd.policy import restart, rounds
 from streamqd.process import Child, Exit
@@ -265,7 +265,7 @@ class AssignmentState:
             self.step = Free()
             self._drop_token()
             return ""
-        epoch = leases.epoch_of(reply)  # parsed before any change, because it may raise
+        epoch = leases.parse_epoch(reply)  # parsed before any change, because it may raise
         self.step = HeldLease()
         self.lease = self.lease._replace(epoch=epoch)
         resumed = acquisition.resumed
@@ -290,7 +290,7 @@ class AssignmentState:
             self.slot.state = WorkerState.BOOTING  # its process is forked next
 
     def _apply_refence_reply(self, refence: Refencing, reply: Reply, now: float) -> str:
-        epoch = leases.epoch_of(reply) if reply.word == "OK" else 0
+        epoch = leases.parse_epoch(reply) if reply.word == "OK" else 0
         # Clear the batch before the token changes, because it would be charged again under the new
         # token.
         self.slot.forget_batch()
@@ -588,7 +588,7 @@ class AssignmentState:
     @property
     def is_stuck(self) -> bool:
         """True if Redis refuses the call because of an invalid value that must be repaired."""
-        only_this_key = kind_of(self.refusal) is RefusalKind.BAD_KEY_OR_COMMAND
+        only_this_key = refusal_kind_for_code(self.refusal) is RefusalKind.BAD_KEY_OR_COMMAND
         return only_this_key and self.refused == self.phase.value
 
 

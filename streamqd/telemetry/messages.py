@@ -6,9 +6,9 @@ from streamqd.message import Message
 from streamqd.store import messages
 
 
-def place_of(message: Message) -> bytes:
+def message_place(message: Message) -> bytes:
     """Return the place of a message's entry, in the form that `FailedRun` uses."""
-    return messages.place_of(message.id_bytes, retried=message._retried)  # noqa: SLF001 - ours
+    return messages.entry_place(message.id_bytes, retried=message._retried)  # noqa: SLF001 - ours
 
 
 def headers_of(message: Message) -> dict[str, str]:

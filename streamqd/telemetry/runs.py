@@ -27,7 +27,7 @@ from streamqd.handlers import Loaded
 from streamqd.message import Message
 from streamqd.model import Assignment
 from streamqd.telemetry import FailedRun, Ids
-from streamqd.telemetry.messages import place_of
+from streamqd.telemetry.messages import message_place
 from streamqd.telemetry.propagation import (
     TRACEPARENT,
     USUAL_FLAGS,
@@ -230,7 +230,7 @@ class RunSpans:
             links=links,
             start_time=now,
         )
-        places = [place_of(message) for message in messages]
+        places = [message_place(message) for message in messages]
         cell = NO_CELL
         if span.is_recording() and self._file is not None:
             try:
@@ -250,7 +250,7 @@ class RunSpans:
             sent = trace.get_current_span(parent or extract_context(message)).get_span_context()
             if sent.is_valid and not (self._as_parent and parent is not None):
                 links.append(trace.Link(sent, _facts((message,)) if parent is None else None))
-            last = self._last.pop(place_of(message), None) or previous_run(message)
+            last = self._last.pop(message_place(message), None) or previous_run(message)
             if last.is_valid:
                 links.append(trace.Link(last, {"streamqd.link": "previous_run"}))
         return links[:LINKS_MAX]

@@ -25,7 +25,7 @@ from streamqd.handlers import Loaded
 from streamqd.message import Message
 from streamqd.model import Assignment
 from streamqd.telemetry import FailedRun, TelemetryUnavailableError
-from streamqd.telemetry.messages import headers_of, place_of
+from streamqd.telemetry.messages import headers_of, message_place
 
 EVERY_SECONDS = 60.0  # seconds between two reports of one fingerprint
 CAUSES_MAX = 1_000  # limit of stored fingerprints
@@ -139,7 +139,7 @@ class SentryReports:
         for message in messages:
             while len(self._traces) >= TRACES_MAX:
                 self._traces.pop(next(iter(self._traces)), None)
-            self._traces[place_of(message)] = trace
+            self._traces[message_place(message)] = trace
 
     def note_failure(self, run: FailedRun) -> None:
         """Report the error of a run, unless its cause was already reported within the last minute.

@@ -25,7 +25,7 @@ from streamqd.scoreboard import (
     WorkerSlot,
     now_ns,
 )
-from streamqd.store.messages import place_of
+from streamqd.store.messages import entry_place
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.control_channel import ExitCode, Stop
 from streamqd.worker.delays import StartDelays
@@ -298,7 +298,7 @@ class SingleRunner:
 
 def _entry_of(message: Message, entry_id: bytes, index: int, retried: bool) -> FetchedEntry:
     own = restore_message(message, entry_id, retried=retried)
-    return FetchedEntry(index, place_of(entry_id, retried=retried), own, retried)
+    return FetchedEntry(index, entry_place(entry_id, retried=retried), own, retried)
 
 
 def must_settle_first(ran: int, waited: int, settling: int) -> bool:

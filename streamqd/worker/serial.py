@@ -14,7 +14,7 @@ from streamqd.message import Message, messages_of_read
 from streamqd.model import RawEntry
 from streamqd.scoreboard import CLEARED, WORD_COMMAND, now_ns
 from streamqd.store.fetch import FetchResult
-from streamqd.store.messages import place_of
+from streamqd.store.messages import entry_place
 from streamqd.worker.context import WorkerContext
 from streamqd.worker.entry import FetchedEntry, InFlight
 from streamqd.worker.held_keys import HeldKeys
@@ -189,7 +189,7 @@ class SerialExecutor:
                 ran = runner.run_many(messages, entries, position, first, retried)
             if not ran:
                 message = messages[position]
-                place = place_of(message.id_bytes, retried=retried)
+                place = entry_place(message.id_bytes, retried=retried)
                 entry = FetchedEntry(first + position, place, message, retried)
                 if not oversized or not self._verdicts.dead_letter_oversized(entry):
                     runner.handle(entry)

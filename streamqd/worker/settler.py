@@ -21,7 +21,7 @@ from streamqd.store.client import Connection
 from streamqd.store.fetch import CONSUMER
 from streamqd.store.items import portions
 from streamqd.store.keys import Keys
-from streamqd.store.messages import place_of
+from streamqd.store.messages import entry_place
 from streamqd.store.replies import check_replies
 from streamqd.store.scripts import Call, Reply
 from streamqd.worker.dead_letters import within_limit
@@ -101,7 +101,7 @@ class Settler:
     def ack(self, entry_id: bytes, index: int, now: int, retried: bool, has_counters: bool) -> None:
         """Record that an entry was handled, in a run that finished at `now` (`now_ns`)."""
         if has_counters:
-            self._with_counters.append((place_of(entry_id, retried=retried), index))
+            self._with_counters.append((entry_place(entry_id, retried=retried), index))
         else:
             (self.retry_acks if retried else self.main_acks).append(entry_id)
             self._ack_indexes.append(index)
@@ -267,8 +267,8 @@ class Settler:
     def _flush_acks(self) -> None:
         if not self._ack_indexes:
             return
-        places = [place_of(i, retried=False) for i in self.main_acks]
-        places += [place_of(i, retried=True) for i in self.retry_acks]
+        places = [entry_place(i, retried=False) for i in self.main_acks]
+        places += [entry_place(i, retried=True) for i in self.retry_acks]
         for part in _parts(places):
             self._calls.run(messages.ack(self.keys, self.lease, part))
         self.confirm_acks(now_ns())

@@ -15,7 +15,7 @@ from streamqd import startup
 from streamqd.cli import cli
 from streamqd.model import Assignment
 from streamqd.store.client import connect
-from streamqd.store.slots import slot_of
+from streamqd.store.slots import key_slot
 from tests.support import users
 from tests.support.cluster import Cluster, Node
 from tests.support.daemon import GROUP, TOPIC, Daemon, daemons
@@ -53,7 +53,7 @@ def make(cluster: Cluster, tmp_path: Path) -> Iterator[Make]:
 def nodes_by_partition(cluster: Cluster, daemon: Daemon) -> dict[int, Node]:
     """Return the node that serves each partition."""
     return {
-        number: cluster.master_of(daemon.keys.stream(TOPIC, number))
+        number: cluster.master_for_key(daemon.keys.stream(TOPIC, number))
         for number in range(daemon.partitions)
     }
 
@@ -85,7 +85,7 @@ def test_topic_on_all_cluster_nodes_is_handled(make: Make, cluster: Cluster) -> 
         assert len(audit.lost) == 6, "those that failed to the end"
         assert sorted(audit.repeated.values()) == [2, 2, 2], "the second attempts"
         assert daemon.stop() == 0
-    slots = {slot_of(key) for key in cluster.all_keys()}
+    slots = {key_slot(key) for key in cluster.all_keys()}
     assert len(slots) > 6, "partitions, topic, registry and fleet are in slots of their own"
 
 
@@ -152,8 +152,8 @@ def test_killed_cluster_master_is_replaced_by_its_replica(make: Make, cluster: C
         epochs = daemon.epochs()
         daemon.send("sleep 0.005" for _ in range(900))
         nodes = nodes_by_partition(cluster, daemon)
-        victim = cluster.master_of(daemon.keys.stream(TOPIC, 0))
-        replica = cluster.replica_of(victim)
+        victim = cluster.master_for_key(daemon.keys.stream(TOPIC, 0))
+        replica = cluster.replica_for_key(victim)
         wait_until(lambda: offset(replica) == offset(victim), what="the replica has it all")
         victim.kill()
         cluster.wait_promoted(replica)
@@ -190,10 +190,10 @@ def test_hung_cluster_node_stops_only_its_partitions(
     daemon = make(partitions=6, daemon={"lease_ttl": f"{ttl}s"})
     for node in cluster.nodes:
         node.call("CONFIG", "SET", "cluster-require-full-coverage", coverage)
-    hung = cluster.master_of(daemon.keys.stream(TOPIC, 0))
+    hung = cluster.master_for_key(daemon.keys.stream(TOPIC, 0))
     # A replica that resumed with the node could still be elected. The last writes would be lost,
     # and the messages that they acknowledged would run again.
-    cluster.replica_of(hung).kill()
+    cluster.replica_for_key(hung).kill()
     with daemon:
         epochs, nodes = daemon.epochs(), nodes_by_partition(cluster, daemon)
         others = [number for number, node in nodes.items() if node is not hung]

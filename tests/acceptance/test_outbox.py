@@ -225,7 +225,7 @@ def test_relay_sends_each_row_once_to_a_cluster(
         site = OutboxSite(tmp_path, cluster.url, store, database, partitions=6, batch=20)
         stack.callback(site.close)
         streams = [store.keys.stream(TOPIC, number) for number in range(6)]
-        assert len({cluster.master_of(each) for each in streams}) == 3
+        assert len({cluster.master_for_key(each) for each in streams}) == 3
         for _ in range(2):
             site.start()
         writers = Writers(site, 4, 100, pause=0.02)

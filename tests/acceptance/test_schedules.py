@@ -353,7 +353,9 @@ def test_schedules_on_a_cluster_fire_move_and_survive_a_failover(
         with daemon:
             for name in names:
                 wait_ticks(daemon, name, 3, **where)
-            masters = {cluster.master_of(daemon.keys.stream(TICKS, number)) for number in range(4)}
+            masters = {
+                cluster.master_for_key(daemon.keys.stream(TICKS, number)) for number in range(4)
+            }
             assert len(masters) > 1
             run("add", "byhand", "--topic", TICKS, "--every", "1s")
             wait_ticks(daemon, "byhand", 2, **where)
@@ -363,7 +365,7 @@ def test_schedules_on_a_cluster_fire_move_and_survive_a_failover(
             assert "sent orders/0/" in run("run", "byhand")
             assert " paused " in run("list")
             run("remove", "byhand", "--yes")
-            victim = cluster.master_of(daemon.keys.stream(TICKS, 0))
+            victim = cluster.master_for_key(daemon.keys.stream(TICKS, 0))
             before = len(ticks(daemon, **where)["s0"])
             victim.kill()
             cluster.wait_ok()

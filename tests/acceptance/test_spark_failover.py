@@ -66,8 +66,8 @@ def facts(node: Node) -> dict[str, str]:
 
 def cut_off(cluster: Cluster, key: str) -> tuple[Node, Node]:
     """Cut off the replica of a key's master. Return the master and the replica."""
-    master = cluster.master_of(key)
-    replica = cluster.replica_of(master)
+    master = cluster.master_for_key(key)
+    replica = cluster.replica_for_key(master)
     wait_until(
         lambda: facts(replica)["slave_repl_offset"] == facts(master)["master_repl_offset"],
         what="the replica has it all",

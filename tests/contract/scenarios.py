@@ -336,18 +336,18 @@ def message_schedule(harness: Harness) -> Call:
 
 
 def topic_create(harness: Harness) -> Call:
-    return topics.creation(harness.keys, "access", Topic(partitions=3))
+    return topics.create_call(harness.keys, "access", Topic(partitions=3))
 
 
 def topic_configure(harness: Harness) -> Call:
     harness.link.run(topic_create(harness))
     seen = topics.read_settings(harness.store, "access")
-    return topics.configuration(harness.keys, "access", seen, {"archive": "required"})
+    return topics.configure_call(harness.keys, "access", seen, {"archive": "required"})
 
 
 def topic_retire(harness: Harness) -> Call:
     harness.link.run(topic_create(harness))
-    return topics.retirement(harness.keys, "access")
+    return topics.retire_call(harness.keys, "access")
 
 
 def growth_start(harness: Harness) -> Call:

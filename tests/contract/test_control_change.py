@@ -10,7 +10,7 @@ import pytest
 from streamqd.model import Assignment
 from streamqd.store import directives, members
 from streamqd.store.directives import Directive, DirectiveChange, Directives, Scope
-from streamqd.store.members import Present
+from streamqd.store.members import HeartbeatReply
 from streamqd.store.scripts import Call, Reply
 from tests.contract.harness import Harness
 
@@ -89,12 +89,12 @@ def test_number_of_directives_is_bounded(harness: Harness) -> None:
 
 def test_heartbeat_returns_the_directives(harness: Harness) -> None:
     heartbeat = members.heartbeat(harness.keys, "default", "a", "n1", {}, 9.0)
-    assert Present.parse(harness.link.run(heartbeat)).directives == []
+    assert HeartbeatReply.parse(harness.link.run(heartbeat)).directives == []
     at = apply_change(harness, change(harness, "move:access/0/hits", to="b")).at_unix_ms
-    seen = directives.read(Present.parse(harness.link.run(heartbeat)).directives)
+    seen = directives.read(HeartbeatReply.parse(harness.link.run(heartbeat)).directives)
     assert seen.moves == {Assignment("access", 0, "hits"): Directive(at, "ops@west", "", "b")}
     other = members.heartbeat(harness.keys, "blue", "a", "n1", {}, 9.0)
-    assert Present.parse(harness.link.run(other)).directives == []
+    assert HeartbeatReply.parse(harness.link.run(other)).directives == []
 
 
 GOOD = {"version": 1, "at_unix_ms": 5, "by": "ops", "why": ""}
@@ -130,8 +130,11 @@ def test_pause_of_returns_the_widest_pause() -> None:
     order = Directive(1, "ops", "")
     pauses = {Scope("a", 0, "g"): order, Scope("a", None, "g"): order}
     seen = Directives(pauses=pauses)
-    assert seen.pause_of(Assignment("a", 0, "g")) == (Scope("a", None, "g"), order)
-    assert seen.pause_of(Assignment("a", 1, "g")) is not None
-    assert seen.pause_of(Assignment("a", 1, "h")) is None
-    assert seen.pause_of(Assignment("b", 0, "g")) is None
-    assert Directives(pauses={Scope(): order}).pause_of(Assignment("b", 0, "g")) == (Scope(), order)
+    assert seen.find_pause(Assignment("a", 0, "g")) == (Scope("a", None, "g"), order)
+    assert seen.find_pause(Assignment("a", 1, "g")) is not None
+    assert seen.find_pause(Assignment("a", 1, "h")) is None
+    assert seen.find_pause(Assignment("b", 0, "g")) is None
+    assert Directives(pauses={Scope(): order}).find_pause(Assignment("b", 0, "g")) == (
+        Scope(),
+        order,
+    )

@@ -24,7 +24,7 @@ def count(harness: Harness, known: DeadLetterCount = NOTHING) -> DeadLetterCount
     topic, partition, _ = harness.assignment
     call = statistics.count_dead_letters(harness.keys, topic, partition, known)
     harness.expect("dead_letters_measure", "OK", call)
-    found = statistics.dead_letters_counted(known, harness.link.run(call))
+    found = statistics.merge_dead_letter_count(known, harness.link.run(call))
     assert harness.dump() == before
     return found
 

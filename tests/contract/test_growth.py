@@ -112,7 +112,7 @@ def test_late_growth_call_changes_nothing(harness: Harness) -> None:
 def test_growth_refuses_a_topic_being_deleted(harness: Harness) -> None:
     topics.create(harness.store, "access", Topic(partitions=2))
     harness.link.run(begin(harness))
-    harness.link.run(topics.retirement(harness.keys, "access"))
+    harness.link.run(topics.retire_call(harness.keys, "access"))
     harness.expect("growth_start", "MISSING", begin(harness))
     harness.expect(
         "growth_switch", "GONE", growth.switch(harness.keys, "access", "t1", range(2, 4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from streamqd.store import members
-from streamqd.store.members import Heartbeat, Present
+from streamqd.store.members import Heartbeat, HeartbeatReply
 from streamqd.store.scripts import Call, Reply
 from tests.contract.harness import Harness
 
@@ -27,8 +27,8 @@ def leave(harness: Harness, instance: str = "west-1", nonce: str = "n1") -> Call
     return members.leave(harness.keys, "default", instance, nonce)
 
 
-def parse_present(harness: Harness, call: Call) -> Present:
-    return Present.parse(Reply("OK", harness.expect("member_heartbeat", "OK", call)))
+def parse_present(harness: Harness, call: Call) -> HeartbeatReply:
+    return HeartbeatReply.parse(Reply("OK", harness.expect("member_heartbeat", "OK", call)))
 
 
 def set_last_heartbeat(harness: Harness, instance: str, seconds: float) -> int:
@@ -66,7 +66,7 @@ def test_heartbeat_returns_only_its_own_fleet(harness: Harness) -> None:
 def test_heartbeat_with_another_nonce_is_a_duplicate(harness: Harness) -> None:
     parse_present(harness, heartbeat(harness))
     rest = harness.expect("member_heartbeat", "DUPLICATE", heartbeat(harness, nonce="n2"))
-    found = members.duplicate(Reply("DUPLICATE", rest))
+    found = members.parse_duplicate(Reply("DUPLICATE", rest))
     assert found.info == {"nonce": "n1", "weight": 1}
     assert abs(found.heartbeat_unix_ms - harness.now_unix_ms()) < 60_000
 

@@ -64,7 +64,7 @@ def record(harness: Harness) -> dict[str, bytes]:
 
 
 def recorded_uids(harness: Harness) -> list[str]:
-    return [row.uid for row in outbox.rows_of(record(harness)["rows"], "k")]
+    return [row.uid for row in outbox.parse_rows(record(harness)["rows"], "k")]
 
 
 def payloads(harness: Harness) -> list[bytes]:
@@ -162,7 +162,7 @@ def test_outbox_fence_returns_last_batch_and_refuses_old_epochs(harness: Harness
     set_fence(harness)
     harness.expect("outbox_publish", "OK", publish(harness, rows(1, 2)))
     [raw] = harness.expect("outbox_fence", "OK", fence(harness, 6))
-    assert outbox.rows_of(raw, "k") == [(-1, uid(1)), (0, uid(2))]
+    assert outbox.parse_rows(raw, "k") == [(-1, uid(1)), (0, uid(2))]
     assert harness.expect("outbox_fence", "FENCED", fence(harness, 5)) == [b"6"]
     assert harness.expect("outbox_publish", "FENCED", publish(harness, rows(3))) == [b"6"]
     harness.expect("outbox_fence", "OK", fence(harness, 6))
@@ -193,7 +193,7 @@ def test_outbox_calls_report_an_unreadable_epoch(harness: Harness) -> None:
 def test_outbox_rows_parser_refuses_invalid_rows() -> None:
     for raw in (b"x" * 48, b"0" * 47, b"\xff" * 48):
         with pytest.raises(InvalidValueError, match="rows"):
-            outbox.rows_of(raw, "the record")
+            outbox.parse_rows(raw, "the record")
 
 
 # --- publishing -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ def acquire(harness: Harness, token: str, seen: int, owner: str, dead: str = "")
 
 def changes(harness: Harness) -> list[tuple[str, int, str, str]]:
     """Return the recorded changes, oldest first, without their times."""
-    entries = harness.do(*leases.changes(harness.keys, harness.assignment))
+    entries = harness.do(*leases.owner_changes_command(harness.keys, harness.assignment))
     found = [OwnerChange.parse(each, "k") for each in entries]
     return [tuple(each[1:]) for each in found]  # type: ignore[misc]
 
@@ -26,7 +26,7 @@ def changes(harness: Harness) -> list[tuple[str, int, str, str]]:
 def test_every_owner_change_is_recorded(harness: Harness) -> None:
     with harness.instant() as now:
         first = acquire(harness, "t1", 0, "a")
-    [entry] = harness.do(*leases.changes(harness.keys, harness.assignment))
+    [entry] = harness.do(*leases.owner_changes_command(harness.keys, harness.assignment))
     assert OwnerChange.parse(entry, "k").at_unix_ms == now
     release = leases.release(harness.keys, harness.leased("t1"), "shed")
     harness.expect("lease_release", "OK", release)

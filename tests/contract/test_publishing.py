@@ -189,7 +189,7 @@ def test_append_refuses_a_changed_partition_count(
 
 def test_append_refuses_a_retired_topic(harness: Harness) -> None:
     register(harness)
-    harness.link.run(topics.retirement(harness.keys, "access"))
+    harness.link.run(topics.retire_call(harness.keys, "access"))
     assert harness.expect("message_append", "MOVED", append(harness, b"a")) == [b""]
 
 

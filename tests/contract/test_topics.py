@@ -17,7 +17,7 @@ TOPIC = Topic(partitions=3, retention=Retention(max_age=60.0))
 def test_topic_create_registers_the_topic(harness: Harness) -> None:
     with harness.instant() as now:
         assert (
-            harness.expect("topic_create", "OK", topics.creation(harness.keys, "access", TOPIC))
+            harness.expect("topic_create", "OK", topics.create_call(harness.keys, "access", TOPIC))
             == []
         )
     state = harness.state()
@@ -31,16 +31,16 @@ def test_topic_create_registers_the_topic(harness: Harness) -> None:
 
 
 def test_topic_create_repeated_keeps_the_first(harness: Harness) -> None:
-    harness.expect("topic_create", "OK", topics.creation(harness.keys, "access", TOPIC))
-    call = topics.creation(harness.keys, "access", Topic(partitions=5))
+    harness.expect("topic_create", "OK", topics.create_call(harness.keys, "access", TOPIC))
+    call = topics.create_call(harness.keys, "access", Topic(partitions=5))
     assert harness.expect("topic_create", "EXISTS", call) == [b"3", SETTINGS]
-    call = topics.creation(harness.keys, "access", TOPIC)
+    call = topics.create_call(harness.keys, "access", TOPIC)
     assert harness.expect("topic_create", "EXISTS", call) == [b"3", SETTINGS]
 
 
 def test_topic_create_accepts_many_partitions(harness: Harness) -> None:
     harness.expect(
-        "topic_create", "OK", topics.creation(harness.keys, "access", Topic(partitions=4096))
+        "topic_create", "OK", topics.create_call(harness.keys, "access", Topic(partitions=4096))
     )
     assert harness.do("SCARD", harness.keys.partitions("access")) == 4096
 
@@ -74,9 +74,9 @@ def test_invalid_partition_count_is_an_error(harness: Harness) -> None:
 
 
 def test_topic_configure_refuses_a_concurrent_change(harness: Harness) -> None:
-    harness.link.run(topics.creation(harness.keys, "access", TOPIC))
+    harness.link.run(topics.create_call(harness.keys, "access", TOPIC))
     seen = topics.read_settings(harness.store, "access")
-    call = topics.configuration(harness.keys, "access", seen, {"archive": "required"})
+    call = topics.configure_call(harness.keys, "access", seen, {"archive": "required"})
     before = harness.state()[harness.keys.meta("access")]
 
     harness.expect("topic_configure", "OK", call)
@@ -89,14 +89,14 @@ def test_topic_configure_refuses_a_concurrent_change(harness: Harness) -> None:
 
 def test_topic_configure_requires_a_partition_count(harness: Harness) -> None:
     harness.expect(
-        "topic_configure", "MISSING", topics.configuration(harness.keys, "access", "", {})
+        "topic_configure", "MISSING", topics.configure_call(harness.keys, "access", "", {})
     )
     harness.do("HSET", harness.keys.meta("access"), "partitionCount", "1")
-    harness.expect("topic_configure", "OK", topics.configuration(harness.keys, "access", "", {}))
+    harness.expect("topic_configure", "OK", topics.configure_call(harness.keys, "access", "", {}))
 
 
 def test_retired_topic_is_visible_only_to_its_deletion(harness: Harness) -> None:
-    call = topics.retirement(harness.keys, "access")
+    call = topics.retire_call(harness.keys, "access")
     harness.expect("topic_retire", "MISSING", call)
     topics.create(harness.store, "access", TOPIC)
 
@@ -105,18 +105,18 @@ def test_retired_topic_is_visible_only_to_its_deletion(harness: Harness) -> None
     assert topics.partition_count(harness.store, "access") is None
     assert topics.meta(harness.store, "access") is None
     assert harness.expect("topic_retire", "OK", call) == [b"3"]
-    creation = topics.creation(harness.keys, "access", TOPIC)
+    creation = topics.create_call(harness.keys, "access", TOPIC)
     harness.expect("topic_create", "DELETING", creation)
     with pytest.raises(RedisResponseError, match="topic delete access"):
         topics.create(harness.store, "access", TOPIC)
     harness.expect(
-        "topic_configure", "MISSING", topics.configuration(harness.keys, "access", "", {})
+        "topic_configure", "MISSING", topics.configure_call(harness.keys, "access", "", {})
     )
 
 
 def test_groups_seen_lists_groups_made_by_daemons(harness: Harness) -> None:
-    assert topics.groups_seen(harness.store, "access") == []
+    assert topics.known_groups(harness.store, "access") == []
     harness.do(
         "HSET", harness.keys.meta("access"), "created", 5, "group:hits", 3, "group:agents", 3
     )
-    assert topics.groups_seen(harness.store, "access") == ["agents", "hits"]
+    assert topics.known_groups(harness.store, "access") == ["agents", "hits"]

@@ -24,7 +24,7 @@ from streamqd.store import leases, messages, topics
 from streamqd.store.client import Connection, connect
 from streamqd.store.fetch import Fetcher
 from streamqd.store.keys import Keys
-from streamqd.store.slots import slot_of
+from streamqd.store.slots import key_slot
 from streamqd.store.store import Store
 from tests.support import tls
 from tests.support.cluster import Cluster
@@ -70,13 +70,15 @@ def open_link(cluster: Cluster) -> Iterator[Open]:
 def test_cluster_replies_keep_the_order_of_the_commands(open_link: Open, cluster: Cluster) -> None:
     link = open_link()
     names = [f"k{number}" for number in range(60)]
-    assert {link.node_of(name) for name in names} == {""}, "nothing is known before the first use"
+    assert {link.node_for_key(name) for name in names} == {""}, (
+        "nothing is known before the first use"
+    )
     assert link.pipeline([("SET", name, name) for name in names]) == [b"OK"] * 60
     commands = [part for name in names for part in (("GET", name), ("TIME",), ("INCR", name))]
     replies = link.pipeline(commands)
     assert replies[::3] == [name.encode() for name in names]
     assert all(isinstance(reply, RedisResponseError) for reply in replies[2::3])
-    assert {link.node_of(name) for name in names} == {
+    assert {link.node_for_key(name) for name in names} == {
         f"127.0.0.1:{node.port}" for node in cluster.masters
     }
 
@@ -130,7 +132,7 @@ def test_cluster_command_follows_a_moved_slot_once(open_link: Open, cluster: Clu
 
     assert [link.execute("XADD", "a", "*", "f", str(number)) for number in (2, 3)]
     assert link.execute("XLEN", "a") == target.call("XLEN", "a") == 3
-    assert link.node_of("a") == f"127.0.0.1:{target.port}"
+    assert link.node_for_key("a") == f"127.0.0.1:{target.port}"
     with pytest.raises(RedisUnavailableError, match="MOVED") as caught:
         pinned.execute("XLEN", "a")
     assert not caught.value.sent
@@ -176,7 +178,7 @@ def test_cluster_finds_each_key_during_a_slot_migration(
     try:
         source.migrate(target, stream, fence)
         assert link.execute("XADD", stream, "*", "f", "2"), "ASK"
-        assert target.call("CLUSTER", "COUNTKEYSINSLOT", slot_of(stream)) == 2
+        assert target.call("CLUSTER", "COUNTKEYSINSLOT", key_slot(stream)) == 2
         assert link.execute("PTTL", lease) > 0, "it has not moved"
         for made in (link, open_link(key=stream)):
             with pytest.raises(RedisUnavailableError) as caught:
@@ -202,8 +204,8 @@ def test_hung_cluster_node_fails_only_its_own_commands(open_link: Open, cluster:
     link = open_link(timeout=0.5)
     names = [f"k{number}" for number in range(30)]
     link.pipeline([("SET", name, name) for name in names])
-    hung = cluster.master_of(names[0])
-    theirs = {name for name in names if cluster.master_of(name) is hung}
+    hung = cluster.master_for_key(names[0])
+    theirs = {name for name in names if cluster.master_for_key(name) is hung}
     hung.pause()
     try:
         answers = link.pipeline_each([("INCR", f"{{{name}}}n") for name in names])
@@ -356,14 +358,14 @@ def test_dead_node_makes_only_its_outcomes_unknown(
     producer.send("orders", "first")
     sender = producer._sender
     [envelopes] = sender.split_batches(Outgoing("y", partition=n % 6) for n in range(60))
-    hung = cluster.master_of(keys.stream("orders", 0))
+    hung = cluster.master_for_key(keys.stream("orders", 0))
     hung.pause()
     try:
         results = sender.post("orders", envelopes)
     finally:
         hung.resume()
     cluster.wait_ok()
-    theirs = {n for n in range(6) if cluster.master_of(keys.stream("orders", n)) is hung}
+    theirs = {n for n in range(6) if cluster.master_for_key(keys.stream("orders", n)) is hung}
     for number, result in enumerate(results):
         assert isinstance(result, OutcomeUnknownError if number % 6 in theirs else str)
     lengths = [link.execute("XLEN", keys.stream("orders", number)) for number in range(6)]

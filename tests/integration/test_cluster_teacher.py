@@ -72,7 +72,7 @@ def test_scripts_are_loaded_into_a_promoted_replica(cluster: Cluster, link: Conn
     first, *others = cluster.masters
     for node in others:
         node.call("SCRIPT", "FLUSH")
-    new = cluster.replica_of(first)
+    new = cluster.replica_for_key(first)
     first.kill()
     teacher.run()
     assert all(map(has_scripts, others)), "a missing node must not discard the others"

@@ -364,7 +364,7 @@ def test_delayed_list_isolates_an_unreadable_item(
 def test_delayed_items_are_parsed_or_rejected(raw: bytes) -> None:
     """Any item is parsed, or rejected with its key and field."""
     try:
-        fields = scheduled.fields_of(raw, "items", "s")
+        fields = scheduled.unpack_fields(raw, "items", "s")
     except InvalidValueError:
         return
     assert fields

@@ -110,7 +110,7 @@ def test_doctor_finds_another_configured_partition_count(
 
 def test_doctor_finds_an_interrupted_topic_delete(doctor_case: DoctorCase) -> None:
     doctor_case.silent("topics.deletion")
-    assert doctor_case.link.run(topics.retirement(doctor_case.keys, TOPIC)).word == "OK"
+    assert doctor_case.link.run(topics.retire_call(doctor_case.keys, TOPIC)).word == "OK"
     assert "topic delete access --yes" in doctor_case.finding("topics.deletion")["fix"]
     doctor_case.silent("topics.without-meta")
 
@@ -177,7 +177,7 @@ def test_status_names_a_topic_that_could_not_be_created(doctor_case: DoctorCase)
 
 def test_doctor_accepts_a_topic_being_deleted(doctor_case: DoctorCase) -> None:
     """The deletion removes the count on purpose."""
-    assert doctor_case.link.run(topics.retirement(doctor_case.keys, TOPIC)).word == "OK"
+    assert doctor_case.link.run(topics.retire_call(doctor_case.keys, TOPIC)).word == "OK"
     result = CliRunner().invoke(cli, ["--config", str(doctor_case.path), "status"])
     assert "cannot be read" not in result.stderr
 

@@ -287,7 +287,7 @@ def test_group_delete_removes_a_group(
     run("group", "delete", "access", "hits", "--yes", "--force")
 
     assert [row["group"] for row in document(run("group", "list", "--json"))["rows"]] == ["agents"]
-    assert topics.groups_seen(store, "access") == ["agents"]
+    assert topics.known_groups(store, "access") == ["agents"]
     run("group", "delete", "access", "hits", "--yes", code=8)
 
 
@@ -299,7 +299,7 @@ def test_interrupted_group_delete_can_be_repeated(
     link.execute("HSET", keys.meta("access"), "group:hits", 3)
     harness_at(0).do("XGROUP", "DESTROY", harness_at(0).stream, "hits")
     run("group", "delete", "access", "hits", "--yes")
-    assert topics.groups_seen(store, "access") == []
+    assert topics.known_groups(store, "access") == []
 
 
 def test_group_delete_in_a_growing_topic_needs_force(

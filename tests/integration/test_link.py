@@ -13,7 +13,7 @@ import pytest
 from streamqd import config
 from streamqd.errors import ConfigError, RedisResponseError, RedisUnavailableError
 from streamqd.store.client import Connection, connect, server_facts
-from streamqd.store.transport import KEEPALIVE, code_of
+from streamqd.store.transport import KEEPALIVE, error_code
 from tests.support.servers import ProcessServer, Server
 from tests.support.waiting import wait_until
 from tests.support.writer import writer
@@ -115,7 +115,7 @@ def test_error_code_is_not_taken_from_user_data(link: Connection) -> None:
     ],
 )
 def test_code_of_reads_server_errors(text: str, code: str) -> None:
-    assert code_of(text) == code
+    assert error_code(text) == code
 
 
 def test_readonly_replica_causes_a_reconnect(

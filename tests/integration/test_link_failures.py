@@ -24,7 +24,7 @@ from streamqd.store.client import Connection, connect
 from streamqd.store.fetch import Fetcher
 from streamqd.store.idle_probe import wait_readable
 from streamqd.store.keys import Keys
-from streamqd.store.transport import Transport, code_of
+from streamqd.store.transport import Transport, error_code
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer
 from tests.support.waiting import wait_until
@@ -417,9 +417,9 @@ def test_fence_without_watch_permission_stops_reads(
 
 @pytest.mark.parametrize("code", ["READONLY", "OOM", "MASTERDOWN"])
 def test_discarded_transaction_has_the_code_of_its_cause(code: str) -> None:
-    assert code_of(f"EXECABORT Transaction discarded because of: {code} You can't") == code
+    assert error_code(f"EXECABORT Transaction discarded because of: {code} You can't") == code
     previous = "EXECABORT Transaction discarded because of previous errors."
-    assert code_of(previous) == "EXECABORT"
+    assert error_code(previous) == "EXECABORT"
 
 
 def test_transaction_without_exec_counts_as_not_sent() -> None:

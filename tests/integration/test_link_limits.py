@@ -225,14 +225,14 @@ def test_heartbeat_waits_only_for_its_own_node(cluster: Cluster) -> None:
     board = Scoreboard(2)
     exchange = LeaseManager(ours, board, "lock")
     heartbeat = members.heartbeat(exchange.keys, ours.daemon.fleet, "west-1", "n", {}, 60.0).key
-    home = cluster.master_of(heartbeat)
+    home = cluster.master_for_key(heartbeat)
     lost, well, *_ = (node for node in cluster.masters if node is not home)
 
     def holding_at(node: Node) -> AssignmentState:
         assignment = next(
             Assignment("access", number, "hits")
             for number in range(100)
-            if cluster.master_of(exchange.keys.fence("access", number, "hits")) is node
+            if cluster.master_for_key(exchange.keys.fence("access", number, "hits")) is node
         )
         made = AssignmentState(assignment, ours.consumers[0], board.allot(assignment))
         made.acquire(0)

@@ -21,7 +21,7 @@ from streamqd.store.client import Connection
 from streamqd.store.keys import Keys
 from streamqd.store.node import Node
 from streamqd.store.store import Store
-from streamqd.store.transport import OverweightError
+from streamqd.store.transport import ReplyTooLargeError
 from tests.support.proxy import Fault, FaultProxy
 from tests.support.servers import ProcessServer, Server
 
@@ -177,19 +177,19 @@ def test_reader_adapts_to_large_entries_after_small_ones(
     shop.add(*(f"{n}-0" for n in range(1101, 1201)), size=10)
     came: list[int] = []
     refused = 0
-    weighed = Node.execute_weighed
+    weighed = Node.execute_limited
 
     def spied(node: Node, *command: Any, bytes_max: float) -> tuple[list[RawEntry], int]:
         nonlocal refused
         try:
             page, received = weighed(node, *command, bytes_max=bytes_max)
-        except OverweightError:
+        except ReplyTooLargeError:
             refused += 1
             raise
         came.append(received)
         return page, received
 
-    monkeypatch.setattr(Node, "execute_weighed", spied)
+    monkeypatch.setattr(Node, "execute_limited", spied)
     options = shop.options(fetchBytes=50_000)
     batches = list(EntryReader(options, shop.span(Catalog(options))).batches())
     ids = [entry[0].decode() for batch in batches for entry in batch]

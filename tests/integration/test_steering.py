@@ -303,14 +303,14 @@ def test_reload_accepts_some_or_all_instances(
     link.execute("ZADD", keys.members("default"), 1, "asleep")
     assert "asleep is silent" in run("reload").stderr
     link.execute("ZREM", keys.members("default"), "asleep")
-    order = read_directives(link, keys).reload_of("b")
+    order = read_directives(link, keys).find_reload_unix_ms("b")
     heartbeat("b", reloading={"directive_unix_ms": order, "assignment": ["orders", 0, "bill"]})
     said = run("reload", "b").stderr
     assert "b was already asked to reload 0 s ago, and waits for" in said
     assert "the worker of orders/0/bill; it reloads again after that" in said
     said = run("reload", "b", "-w", "--timeout", "100ms", code=1).stderr
     assert "b has not reloaded and waits for the replacement of the worker of orders/0/bill" in said
-    order = read_directives(link, keys).reload_of("a")
+    order = read_directives(link, keys).find_reload_unix_ms("a")
     heartbeat("a", reloaded=order)
     heartbeat("b", reloaded=order, reload_problem="handlers: no module named x")
     link.execute("ZREM", keys.members("default"), "b")

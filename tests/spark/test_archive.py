@@ -247,7 +247,7 @@ def test_hostile_topic_name_in_the_registry_is_skipped(
     for name in (b"..", b".", b"../orders", b"a/../..", b"\xff", b""):
         case.link.execute("SADD", case.keys.registry(), name)
     # A topic that an earlier version allowed, with entries of its own.
-    case.link.run(topics.creation(case.keys, "..", Topic(partitions=1)))
+    case.link.run(topics.create_call(case.keys, "..", Topic(partitions=1)))
     case.link.execute("XADD", case.keys.stream("..", 0), "*", "payload", "x")
     case.link.execute("XTRIM", case.keys.stream("orders", 0), "MAXLEN", 0)
     before = sorted(path for path in case.folder.rglob("*") if path.is_file())

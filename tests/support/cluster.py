@@ -15,7 +15,7 @@ from streamqd import config
 from streamqd.config.topology import PORT_MAX, Address
 from streamqd.errors import RedisResponseError, RedisUnavailableError
 from streamqd.store.client import connect
-from streamqd.store.slots import SLOTS, SlotMap, slot_of
+from streamqd.store.slots import SLOTS, SlotMap, key_slot
 from tests.support import tls
 from tests.support.servers import ProcessServer, free_port, port_is_free
 from tests.support.waiting import wait_until
@@ -122,13 +122,13 @@ class Cluster:
         first, last = self.masters[0], (self.replicas or self.masters)[-1]
         return f"{self._scheme}+cluster://127.0.0.1:{first.port},127.0.0.1:{last.port}"
 
-    def master_of(self, key: str) -> Node:
+    def master_for_key(self, key: str) -> Node:
         """Return the running node that serves the slot of a key now."""
-        address = self.map().master_of(slot_of(key))
+        address = self.map().master_for_slot(key_slot(key))
         assert address is not None
         return next(node for node in self.nodes if node.port == address.port)
 
-    def replica_of(self, master: Node) -> Node:
+    def replica_for_key(self, master: Node) -> Node:
         """Return the current replica of a master."""
         for node in self.nodes:
             if node.running and node is not master:
@@ -168,16 +168,16 @@ class Cluster:
 
     def begin_move(self, key: str) -> tuple[Node, Node]:
         """Start moving the slot of a key to another node: both nodes know, but no key has moved."""
-        source = self.master_of(key)
+        source = self.master_for_key(key)
         others = (node for node in self.nodes if node is not source and node.role() == "master")
         target = next(others)
-        target.call("CLUSTER", "SETSLOT", slot_of(key), "IMPORTING", source.id)
-        source.call("CLUSTER", "SETSLOT", slot_of(key), "MIGRATING", target.id)
+        target.call("CLUSTER", "SETSLOT", key_slot(key), "IMPORTING", source.id)
+        source.call("CLUSTER", "SETSLOT", key_slot(key), "MIGRATING", target.id)
         return source, target
 
     def end_move(self, key: str, target: Node) -> None:
         """Move the remaining keys, and assign the slot to the new node."""
-        source, slot = self.master_of(key), slot_of(key)
+        source, slot = self.master_for_key(key), key_slot(key)
         while keys := source.call("CLUSTER", "GETKEYSINSLOT", slot, 100):
             source.migrate(target, *keys)
         for node in (target, source):

@@ -58,6 +58,6 @@ def test_capacity_limit_is_lifted_after_a_successful_start(wanted: int, running:
 def test_member_limit_is_understood_by_older_versions():
     """Other members read a limit as a cap, and treat a member with a limit of 0 as leaving."""
     told = {"offers": [["t", "g"]], "capacity": 3, "capacity_problem": PROBLEM, "cap": 3}
-    assert members.seen_of(Heartbeat("a", 1, told)).member.cap == 3
+    assert members.to_member_view(Heartbeat("a", 1, told)).member.cap == 3
     nothing = json.loads(json.dumps({**told, "capacity": 0, "cap": 0, "leaving": True}))
-    assert members.seen_of(Heartbeat("a", 1, nothing)).leaving
+    assert members.to_member_view(Heartbeat("a", 1, nothing)).leaving

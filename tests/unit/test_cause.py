@@ -12,7 +12,7 @@ from streamqd.admin.assignments import AssignmentRow, RecentFailure, published_r
 from streamqd.admin.instances import InstanceRow
 from streamqd.admin.why import WaitFacts, causes
 from streamqd.model import Assignment
-from streamqd.store.directives import Directive, Directives, Scope, scope_of
+from streamqd.store.directives import Directive, Directives, Scope, parse_scope
 
 NOW = 1_795_000_000_000
 ASSIGNMENT = Assignment("access", 3, "hits")
@@ -54,8 +54,8 @@ def facts(
     row = replace(worker or AssignmentRow(*ASSIGNMENT), **MEASURED | more)
     row = replace(
         row,
-        paused=control.pause_of(row.assignment) is not None,
-        stopped=control.stop_of(row.assignment) is not None,
+        paused=control.find_pause(row.assignment) is not None,
+        stopped=control.find_stop(row.assignment) is not None,
     )
     by_name = {each.instance: each for each in members}
     return WaitFacts(row, NOW, control, by_name, other_clients or {}, shown_seconds)
@@ -410,6 +410,6 @@ def test_open_circuit_names_only_failures_that_open_it() -> None:
 )
 def test_cause_of_a_pause_advises_the_resume_command(scope: str, argument: str) -> None:
     (cause, *_others) = causes(
-        facts(control=Directives(pauses={scope_of(scope): PAUSES[Scope("access")]}))
+        facts(control=Directives(pauses={parse_scope(scope): PAUSES[Scope("access")]}))
     )
     assert cause.advice == f"`streamqd resume {argument}`"

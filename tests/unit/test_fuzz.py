@@ -291,13 +291,13 @@ def test_any_directives_and_members_can_be_read(told: list[tuple[bytes, bytes, f
     heartbeats = [part for name, _, score in told for part in (name, b"%.17g" % score)]
     infos = [part for name, raw, _ in told for part in (name, raw)]
     for heartbeat in members.heartbeats(heartbeats, infos):
-        members.seen_of(heartbeat)
+        members.to_member_view(heartbeat)
 
 
 @given(raws)
 def test_any_partition_count_is_read_or_refused(raw: bytes) -> None:
     try:
-        assert 1 <= topics.count_of("orders", raw) <= topics.PARTITIONS_MAX
+        assert 1 <= topics.parse_partition_count("orders", raw) <= topics.PARTITIONS_MAX
     except InvalidValueError as error:
         refused = str(error)
         assert len(refused) < 300

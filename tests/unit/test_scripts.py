@@ -13,7 +13,7 @@ import pytest
 from streamqd.errors import ContractError
 from streamqd.model import ENTRIES_MAX, Assignment, Lease
 from streamqd.store import dead, leases, messages, retention, scripts
-from streamqd.store.keys import _OF_GROUP, _OF_PARTITION, Keys, key_of
+from streamqd.store.keys import _GROUP_KEYS, _PARTITION_KEYS, Keys, key_by_name
 from streamqd.store.scripts import ArgSpec, Call, KeySpec, Reply, Script
 
 HEADER = """\
@@ -255,7 +255,7 @@ def test_charged_place_is_passed_once() -> None:
 
 
 # `source` is either stream of a pair, and schedules build other keys.
-NAMED = (_OF_GROUP | _OF_PARTITION).keys() - {"source"}
+NAMED = (_GROUP_KEYS | _PARTITION_KEYS).keys() - {"source"}
 PLACED = [
     pytest.param(script, key, id=f"{script.name}-{key.name}")
     for script in scripts.load().values()
@@ -272,7 +272,7 @@ def test_keys_of_a_call_match_the_script_header(script: Script, key: KeySpec) ->
     built = set()
     for place in places:
         with contextlib.suppress(KeyError):
-            built.add(key_of(Keys(), key.name, place).replace(":p:7}", ":p:i}"))
+            built.add(key_by_name(Keys(), key.name, place).replace(":p:7}", ":p:i}"))
     assert built & set(re.split(r",? +(?:or )?", shown)), (shown, built)
 
 

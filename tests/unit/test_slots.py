@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from streamqd.config.topology import Address
 from streamqd.model import Assignment
 from streamqd.store.keys import Keys
-from streamqd.store.slots import SLOTS, Redirect, SlotMap, key_of, redirect_of, slot_of
+from streamqd.store.slots import SLOTS, Redirect, SlotMap, key_slot, parse_redirect, routing_key
 
 A, B, C = (Address("10.0.0.1", 7000 + number) for number in range(3))
 
@@ -17,10 +17,10 @@ A, B, C = (Address("10.0.0.1", 7000 + number) for number in range(3))
 @pytest.mark.parametrize(
     ("key", "slot"),
     # From the cluster specification and from CLUSTER KEYSLOT of a server.
-    [("123456789", 12739), ("foo", 12182), ("{foo}bar", 12182), ("a{}b", slot_of(b"a{}b"))],
+    [("123456789", 12739), ("foo", 12182), ("{foo}bar", 12182), ("a{}b", key_slot(b"a{}b"))],
 )
 def test_slot_of_matches_redis_cluster(key: str, slot: int) -> None:
-    assert slot_of(key) == slot_of(key.encode()) == slot
+    assert key_slot(key) == key_slot(key.encode()) == slot
 
 
 def test_keys_of_a_partition_and_its_groups_share_a_slot() -> None:
@@ -33,7 +33,7 @@ def test_keys_of_a_partition_and_its_groups_share_a_slot() -> None:
         each(*assignment[:2]) for each in of_place
     ]
     named += [keys.dedup("orders", 3, "x{y}"), keys.staged_rows("orders", 3, "query", "attempt")]
-    assert len({slot_of(key) for key in named}) == 1
+    assert len({key_slot(key) for key in named}) == 1
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_keys_of_a_partition_and_its_groups_share_a_slot() -> None:
     ],
 )
 def test_key_of_returns_the_key_of_a_command(command: tuple[object, ...], key: object) -> None:
-    assert key_of(command) == key
+    assert routing_key(command) == key
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_key_of_returns_the_key_of_a_command(command: tuple[object, ...], key: o
     ],
 )
 def test_redirect_of_parses_redirections(text: str, found: Redirect | None) -> None:
-    assert redirect_of(text, A) == found
+    assert parse_redirect(text, A) == found
 
 
 def test_map_returns_the_master_of_each_slot() -> None:
@@ -83,21 +83,27 @@ def test_map_returns_the_master_of_each_slot() -> None:
     ]
     found = SlotMap.parse(reply, A)
     assert found.masters == [A, B, C]
-    assert [found.master_of(slot) for slot in (0, 5460, 5461, 10922, 16000)] == [A, A, B, B, C]
-    assert found.master_of(16001) is None
-    assert SlotMap([]).master_of(5) is None
+    assert [found.master_for_slot(slot) for slot in (0, 5460, 5461, 10922, 16000)] == [
+        A,
+        A,
+        B,
+        B,
+        C,
+    ]
+    assert found.master_for_slot(16001) is None
+    assert SlotMap([]).master_for_slot(5) is None
     assert SlotMap([]).masters == []
 
 
 @given(st.lists(st.tuples(st.integers(0, SLOTS - 1), st.sampled_from([A, B, C])), max_size=20))
 def test_moved_slot_leaves_other_slots_unchanged(moves: list[tuple[int, Address]]) -> None:
     found = SlotMap([(0, 9999, A), (10_000, SLOTS - 1, B)])
-    wanted = {slot: found.master_of(slot) for slot, _ in moves}
+    wanted = {slot: found.master_for_slot(slot) for slot, _ in moves}
     for slot, _ in moves:
         for near in (slot - 1, slot + 1):
             if 0 <= near < SLOTS:
-                wanted.setdefault(near, found.master_of(near))
+                wanted.setdefault(near, found.master_for_slot(near))
     for slot, to in moves:
         found, wanted[slot] = found.with_moved(slot, to), to
-    assert {slot: found.master_of(slot) for slot in wanted} == wanted
+    assert {slot: found.master_for_slot(slot) for slot in wanted} == wanted
     assert sum(last - first + 1 for first, last, _ in found.ranges) == SLOTS

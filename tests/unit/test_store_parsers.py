@@ -104,7 +104,7 @@ def test_member_parser_bounds_its_values(info: dict[str, Any], score: bytes) -> 
     told = json.dumps(info).encode()
     (heartbeat,) = members.heartbeats([b"one", score], [b"one", told])
     assert_in_range(heartbeat.heartbeat_unix_ms)
-    seen = members.seen_of(heartbeat)
+    seen = members.to_member_view(heartbeat)
     assert_in_range(seen.member.weight, 1, members.WEIGHT_MAX)
     assert_in_range(seen.member.cap, 0, members.ASSIGNMENTS_MAX)
     assert_in_range(seen.owned, 0, members.ASSIGNMENTS_MAX)
@@ -121,7 +121,7 @@ def test_member_parser_names_an_out_of_range_number() -> None:
     (heartbeat,) = members.heartbeats([b"one", b"5"], [b"one", b'{"owned": 1%s}' % (b"0" * 400)])
     with pytest.raises(InvalidValueError, match=r"one\.owned of the info"):
         members.parse_member(heartbeat, "the info")
-    assert members.seen_of(heartbeat).leaving
+    assert members.to_member_view(heartbeat).leaving
 
 
 @quick
@@ -129,9 +129,9 @@ def test_member_parser_names_an_out_of_range_number() -> None:
 def test_parsers_report_records_that_are_not_json(name: bytes, score: bytes, info: bytes) -> None:
     """Names, scores and records of any bytes are parsed without an error."""
     for heartbeat in members.heartbeats([name, score], [name, info]):
-        assert members.seen_of(heartbeat).member.id.isprintable() or name
+        assert members.to_member_view(heartbeat).member.id.isprintable() or name
         assert isinstance(heartbeat.info, dict)
-    present = members.Present.parse(Reply("OK", [b"5", [[name, score, info]], [name, info]]))
+    present = members.HeartbeatReply.parse(Reply("OK", [b"5", [[name, score, info]], [name, info]]))
     assert len(present.members) == 1
     assert directives.read(present.directives) is not None
 
@@ -142,7 +142,7 @@ def test_directive_parser_lists_unreadable_directives(told: dict[str, Any]) -> N
     """A directive is parsed or listed as unreadable."""
     raw = json.dumps({"version": 1, "at_unix_ms": 1} | told).encode()
     known = directives.read([b"pause:a/0/b", raw, b"move:a/0/b", raw, b"reload:*", raw])
-    assert_in_range(known.reload_of("x"))
+    assert_in_range(known.find_reload_unix_ms("x"))
 
 
 @quick
@@ -167,11 +167,11 @@ def test_topic_parsers_report_bad_values(
 @given(st.lists(odd | st.just(b"orders"), max_size=5))
 def test_registry_parser_returns_invalid_names_separately(raw: list[bytes]) -> None:
     """An invalid name is listed separately, and hides no valid name."""
-    names, bad = topics.registry(Store(Answers(raw), Keys()))  # type: ignore[arg-type]
+    names, bad = topics.read_registry(Store(Answers(raw), Keys()))  # type: ignore[arg-type]
     assert len(names) + len(bad) == len(raw)
     assert raw.count(b"orders") == names.count("orders")
     assert all(name.isascii() and not name.startswith(".") for name in names)
-    assert topics.groups_seen(Store(Answers(raw), Keys()), "orders") is not None  # type: ignore[arg-type]
+    assert topics.known_groups(Store(Answers(raw), Keys()), "orders") is not None  # type: ignore[arg-type]
 
 
 @quick
@@ -194,7 +194,9 @@ def test_figure_parsers_report_bad_values(kept: bytes, name: bytes, due: bytes) 
     assert stand is None or isinstance(stand.groups[0].name, str)
     trimmed = retention.Trimmed.parse(Reply("OK", [1, b"1-0", name, b"", 0]))
     assert isinstance(trimmed.holder, str)
-    assert_in_range(read(lambda: statistics.due_of(due), "a due time"), -untrusted.INTEGER_MAX)
+    assert_in_range(
+        read(lambda: statistics.parse_due_time(due), "a due time"), -untrusted.INTEGER_MAX
+    )
     read(lambda: dead.Marked.parse(Reply("OK", [name, due])), "a mark of a move")
 
 

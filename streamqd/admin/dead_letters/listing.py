@@ -122,7 +122,7 @@ class TopicDeadLetters:
 def overview(store: Store) -> list[TopicDeadLetters]:
     """Return each topic that has dead letters or invalid values."""
     rows = []
-    names, invalid = registry.registry(store)
+    names, invalid = registry.read_registry(store)
     for error in invalid:
         reader = ViewReader(store)
         reader.add(error)

@@ -579,7 +579,7 @@ def _receivers(
     rows = measure_assignments(ViewReader(store), assignments, 0)
     stored_directives = directives.read(store.execute("HGETALL", store.keys.directives(fleet)))
     paused = [
-        stored_directives.pause_of(Assignment(topic, number, group)) is not None
+        stored_directives.find_pause(Assignment(topic, number, group)) is not None
         for group, number in places
     ]
     receivers = []

@@ -38,7 +38,7 @@ from streamqd.store.retention import GroupPosition, PartitionPositions
 from streamqd.store.retention import measure as measure_retention
 from streamqd.store.schedules import IndexLine
 from streamqd.store.statistics import AssignmentFigures, PartitionFigures
-from streamqd.store.topics import count_of, missing_count_error
+from streamqd.store.topics import missing_count_error, parse_partition_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,7 +471,9 @@ def _topic(
     stored = dict(zip(texts[::2], texts[1::2], strict=True))
     count, unreadable = stored.get("partitionCount"), ""
     key = reader.keys.meta(name)
-    number = None if count is None else reader.read(count_of, name, count.encode(), key)
+    number = (
+        None if count is None else reader.read(parse_partition_count, name, count.encode(), key)
+    )
     if count is not None and number is None:
         unreadable = f"its partition count is {count[: untrusted.SHOWN_BYTES]!r}"
     elif meta is None and any(row.key == key for row in reader.rows):

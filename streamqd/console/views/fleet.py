@@ -6,7 +6,7 @@ from streamqd.admin import directives
 from streamqd.admin.directives import DirectiveRow
 from streamqd.admin.instances import InstanceRow
 from streamqd.console.view import ConsoleView, Context, Visit
-from streamqd.store.directives import Scope, scope_of
+from streamqd.store.directives import Scope, parse_scope
 
 
 def show(visit: Visit) -> Context:
@@ -29,7 +29,7 @@ def _by_name(row: InstanceRow) -> str:
 def _place(row: DirectiveRow) -> dict[str, object]:
     """Return the topic, partition and group that a directive names, as parameters of a view."""
     named = row.kind in ("pause", "stop", "move")
-    return (scope_of(row.target) if named else Scope())._asdict()
+    return (parse_scope(row.target) if named else Scope())._asdict()
 
 
 VIEWS = (ConsoleView("fleet", "/fleet", "Fleet", show, label="Fleet", key="f"),)

@@ -100,7 +100,7 @@ def _stop_scope(visit: Visit) -> Scope:
 def _stated_scope(visit: Visit) -> Scope:
     """Return the scope from the URL or the form. Raises InvalidRequestError."""
     try:
-        return stored.scope_of(visit.text("scope"))
+        return stored.parse_scope(visit.text("scope"))
     except ValueError as error:
         raise InvalidRequestError(f"scope: {error}") from None
 
@@ -112,7 +112,7 @@ def _name(scope: Scope) -> str:
 
 def find_wider_pause(visit: Visit, scope: Scope) -> str:
     """Return a wider pause that covers a scope, such as `orders/*/*`, or '' if there is none."""
-    found = visit.now.seen.state.control.pause_of(scope)
+    found = visit.now.seen.state.control.find_pause(scope)
     return "" if found is None or found[0] == scope else str(found[0])
 
 

@@ -176,7 +176,7 @@ def show_data(visit: Visit) -> Context:
 def stopped_groups(visit: Visit, topic: str, groups: Iterable[str]) -> set[str]:
     """Return the groups of a topic that a directive has stopped."""
     control = visit.now.seen.state.control
-    return {each for each in groups if control.stop_of(Assignment(topic, 0, each)) is not None}
+    return {each for each in groups if control.find_stop(Assignment(topic, 0, each)) is not None}
 
 
 def _settings(detail: TopicDetail) -> Iterator[SettingRow]:
@@ -209,7 +209,7 @@ def show_assignment(visit: Visit) -> Context:
         "level": LEVELS[why.grade(found.row, found.causes[0].word)],
         "condition": describe_condition(row.condition) if row else "",
         "wider_pause": find_wider_pause(visit, Scope(*place)),
-        "stopped": seen.state.control.stop_of(place),
+        "stopped": seen.state.control.find_stop(place),
         "move": seen.state.control.moves.get(place),
         "moves": _list_moves(visit, place),
         "ends": owners.IN_WORDS,

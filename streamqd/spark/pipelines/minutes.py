@@ -160,7 +160,7 @@ def _figures(assignment: HistoryRow, at: int, parts: int, *, at_end: bool) -> di
         "partition": assignment.partition,
         "handler": assignment.handler or None,
         **{
-            column: history.share(assignment.counts[name], at, parts)
+            column: history.split_evenly(assignment.counts[name], at, parts)
             for column, name in COUNTS.items()
         },
         "lag": assignment.lag if at_end else None,
@@ -177,7 +177,7 @@ def _figures(assignment: HistoryRow, at: int, parts: int, *, at_end: bool) -> di
 
 def _bucket_part(runs: Mapping[int, int], at: int, parts: int) -> dict[int, int]:
     """Return one of several equal parts of the runs in each bucket, without empty buckets."""
-    shares = ((bucket, history.share(count, at, parts)) for bucket, count in runs.items())
+    shares = ((bucket, history.split_evenly(count, at, parts)) for bucket, count in runs.items())
     return {bucket: count for bucket, count in shares if count}
 
 
