@@ -1,7 +1,7 @@
 """Read the facts for the checks of `doctor`, as plain values.
 
-Facts that were not read, or that the Redis user has no permission to read, are empty or None, so
-checks report nothing about them. `DiagnosisFacts.unseen` describes them.
+Facts that were not read, or that the Redis user may not read, are empty or None, so that checks
+report nothing about them. `DiagnosisFacts.unseen` describes them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from streamqd.store.topics import missing_count_error, parse_partition_count
 
 @dataclass(frozen=True, slots=True)
 class SlowCommand:
-    """An entry of the server's slow log with a key of streamqd."""
+    """An entry in the server's slow log for a command on a key of streamqd."""
 
     at_unix: int
     milliseconds: float
@@ -53,18 +53,18 @@ class SlowCommand:
 
 @dataclass(frozen=True, slots=True)
 class ServerHealth:
-    """The server's report about itself. `config` is empty without the permission to read it."""
+    """The state of the server. `config` is empty without the permission to read it."""
 
     info: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
-    round_trip_ms: float | None = None  # median of PINGS
+    round_trip_ms: float | None = None  # median of PINGS round trips
     skew_seconds: float | None = None  # the server's clock minus this host's
     slow: Sequence[SlowCommand] = ()
     syncing_seconds: float = 0.0  # observed duration of a sync of the append-only file
-    disk_latency_ms: Mapping[str, int] = field(default_factory=dict)  # event of LATENCY -> worst
+    disk_latency_ms: Mapping[str, int] = field(default_factory=dict)  # LATENCY event -> worst
 
     def number(self, name: str) -> int:
-        """Return a figure of INFO, 0 when it is missing."""
+        """Return a figure from INFO, or 0 if it is missing."""
         text = self.info.get(name, "0")
         return int(text) if text.isdigit() else 0
 
@@ -75,10 +75,10 @@ def _no_fleet() -> FleetState:
 
 @dataclass(frozen=True, slots=True)
 class FleetHealth:
-    """Members, directives and published summaries.
+    """The members, directives and published summaries of the fleet.
 
-    `changed` are instances whose process changed during the check. `duplicates` are the summaries
-    of a second process with the same instance name.
+    `changed` contains the instances whose process changed during the check. `duplicates` contains
+    the summaries of second processes that use the name of an instance.
     """
 
     state: FleetState = field(default_factory=_no_fleet)
@@ -89,12 +89,12 @@ class FleetHealth:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """A topic of the registry or of the configuration.
+    """A topic that is registered, configured or consumed.
 
-    `partitions` is None when no such topic is stored. `deleting` is true while a deletion is not
-    finished. `members` is the set of its partition streams, `groups` all groups that daemons have
-    created on it. `unreadable` describes an unreadable value, '' for none. `stored` is the whole
-    hash.
+    `partitions` is None if no such topic is stored. `deleting` is true if a deletion was started
+    and is not finished. `members` is the set of its partition streams, and `groups` contains all
+    groups that daemons have created on it. `unreadable` describes an unreadable value, and is '' if
+    there is none. `stored` is the whole hash.
     """
 
     name: str
@@ -110,11 +110,11 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Delayed messages, with the due time in one key and the message in another.
+    """Delayed messages. Their due times are stored in one key, and the messages in another.
 
-    `lost` are due times without a message, `stuck` messages without a due time. If there are too
-    many to compare one by one, both are empty, and `excess` is the number of due times minus the
-    number of messages.
+    `lost` lists the due times without a message, and `stuck` the messages without a due time. If
+    there are too many to compare one by one, both are empty, and `excess` is the number of due
+    times minus the number of messages.
     """
 
     key: str = ""  # key of the due times
@@ -129,9 +129,9 @@ class Delays:
 class PartitionFacts:
     """The facts of one partition, for all its groups.
 
-    `wrong_types` maps keys of an unexpected type to that type. `oldest_dead_letter_unix_ms` is read
-    only if dead letters have a retention. `large_bytes` is the size of the larger payload of the
-    first and the last entry.
+    `wrong_types` maps the keys that have an unexpected type to that type.
+    `oldest_dead_letter_unix_ms` is read only if dead letters have a retention. `large_bytes` is the
+    payload size of the first or the last entry, whichever is larger.
     """
 
     topic: str
@@ -147,7 +147,7 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class LeaseCheck:
-    """Fence and lease at one check. `lease_matches` is None without a lease."""
+    """A fence and a lease as they were read once. `lease_matches` is None if there is no lease."""
 
     fence: LeaseView
     lease_matches: bool | None
@@ -155,43 +155,48 @@ class LeaseCheck:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentFacts:
-    """The facts of one group on one partition. If fence and lease differ, they are read twice."""
+    """The facts of one group on one partition.
+
+    If its fence and lease differ, they are read twice.
+    """
 
     assignment: Assignment
     wrong_types: Mapping[str, str]
     figures: AssignmentFigures | None
-    held: Mapping[str, int]  # pending entries by other client, '' for no client
+    held: Mapping[str, int]  # pending entries by the other client that holds them, '' for none
     lease_checks: Sequence[LeaseCheck]
     delays: Delays
     blocking: BlockingGroup | None
 
     @property
     def other_clients(self) -> dict[str, int]:
-        """Pending entries by the name of the other client that holds them."""
+        """The number of pending entries by the name of the other client that holds them."""
         return {name: count for name, count in self.held.items() if name}
 
     @property
     def unowned(self) -> int:
-        """Pending entries that no client holds."""
+        """The number of pending entries that no client holds."""
         return self.held.get("", 0)
 
     @property
     def view(self) -> LeaseView | None:
-        """Fence and lease at the last read."""
+        """The fence and the lease at the last read."""
         return self.lease_checks[-1].fence if self.lease_checks else None
 
     @property
     def pending(self) -> int:
-        """Entries that were delivered and not settled."""
+        """The number of entries that were delivered and not acknowledged."""
         return self.figures.pending if self.figures else 0
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxTableState:
-    """The tables of an outbox. If they cannot be read, `problem` is the reason, a sentence.
+    """The state of the tables of an outbox.
 
-    Rows are counted up to 10,000. PostgreSQL reports `deleted_rows`, which still take space. The
-    other databases report `unused_bytes`, SQLite those of the whole file.
+    If the tables cannot be read, `problem` is a sentence with the reason, and otherwise ''. At most
+    10,000 rows are counted. `deleted_rows` is only known for PostgreSQL, where deleted rows still
+    take up space. `unused_bytes` is only known for the other databases. For SQLite, it is that of
+    the whole file.
     """
 
     name: str
@@ -211,10 +216,10 @@ ReadTable = Callable[[OutboxSettings], OutboxTableState]
 
 @dataclass(frozen=True, slots=True)
 class OutboxFacts:
-    """An outbox as its relay published it. `table` is None if its database was not asked."""
+    """An outbox as its relay published it. `table` is None if its database was not queried."""
 
     view: OutboxView
-    configured: bool  # in the configuration of this command
+    configured: bool  # True if it is in the configuration of this command
     table: OutboxTableState | None = None
 
 
@@ -222,8 +227,8 @@ class OutboxFacts:
 class ScheduleFacts:
     """The schedules in Redis: the lines of their index by name, and a row for each.
 
-    `without_group` maps a schedule to the group in its `overlap`, if that group does not read the
-    topic.
+    If the group in the `overlap` of a schedule does not read the topic, `without_group` maps the
+    schedule to that group.
     """
 
     lines: Mapping[str, IndexLine] = field(default_factory=dict)
@@ -233,7 +238,7 @@ class ScheduleFacts:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableValue:
-    """An invalid value in Redis: its key and field, its effect and its fix.
+    """An invalid value in Redis, with its effect and its fix.
 
     `about` is the affected instance, topic, partition or assignment.
     """
@@ -246,27 +251,31 @@ class UnreadableValue:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The facts of this host for a daemon with this configuration. None means unknown."""
+    """The facts about this host that matter for a daemon with this configuration.
+
+    None means unknown.
+    """
 
     state_dir: Path
     state_dir_problem: str = ""
     other_owners: Mapping[str, int] = field(default_factory=dict)  # file -> user id
     free_bytes: int | None = None
     embedded_bytes: int | None = None  # files of the embedded server
-    unit_source: str = ""  # where the service manager's time limit is from, '' for nowhere
+    unit_source: str = ""  # source of the service manager's stop timeout, '' if there is none
     stop_seconds: float | None = None
     descriptors: int | None = None
     descriptors_of: str = ""
     descriptors_of_system: int | None = None
     assignments: int = 0  # assignments of the configured consumers
-    oom_group: str = ""  # the control group that the kernel kills as a whole, '' for none
+    oom_group: str = ""  # control group that the kernel kills as a whole, '' if there is none
 
 
 @dataclass(frozen=True)
 class DiagnosisFacts:
-    """All facts for the checks. `unseen` are sentences about parts that were not examined.
+    """All facts for the checks.
 
-    `servers` has every master of a cluster by its address. It is empty with a single server.
+    `unseen` contains a sentence for each part that was not examined. `servers` contains every
+    master of a cluster by its address. It is empty for a single server.
     """
 
     settings: Settings
@@ -291,7 +300,7 @@ class DiagnosisFacts:
 
     @cached_property
     def instances(self) -> Sequence[InstanceRow]:
-        """The members as views show them."""
+        """The members as rows, as views show them."""
         state, summaries = self.fleet.state, self.fleet.summaries
         return [
             instance_row(state, heartbeat, summaries.get(heartbeat.instance, {}))
@@ -300,7 +309,7 @@ class DiagnosisFacts:
 
     @cached_property
     def published(self) -> Sequence[AssignmentRow]:
-        """The assignments in the summaries. During a move, an assignment can be in two."""
+        """The assignments in the summaries. During a move, an assignment can be in two of them."""
         summaries = self.fleet.summaries.items()
         return [row for name, each in summaries for row in published_rows(name, each)]
 
@@ -312,25 +321,25 @@ class DiagnosisFacts:
 
     @cached_property
     def offered(self) -> frozenset[tuple[str, str]]:
-        """Topic and group of the consumers of all live instances."""
+        """The topic and the group of each consumer that a live instance has."""
         return frozenset().union(*(seen.member.offers for seen in self.fleet.state.live.values()))
 
     @cached_property
     def configured(self) -> frozenset[tuple[str, str]]:
-        """Topic and group of the consumers of this configuration file."""
+        """The topic and the group of each consumer in this configuration file."""
         return frozenset((each.topic, each.assignment_group) for each in self.settings.consumers)
 
 
 PINGS = 5  # number of pings, whose median is the round-trip time
-SLOW_MAX = 128  # entries of the slow log
-SYNC_SECONDS = 1.0  # longest observation of a sync of the server's file
+SLOW_MAX = 128  # entries of the slow log that are read
+SYNC_SECONDS = 1.0  # longest time for which a sync of the server's file is observed
 SYNC_POLL_SECONDS = 0.01
 DISK_EVENTS = ("aof-fsync-always", "aof-write-pending-fsync")
 _SETTINGS = ("appendfsync", "maxclients", "proto-max-bulk-len", "timeout")
 
 
 def gather_server(reader: ViewReader) -> ServerHealth:
-    """Read the server's INFO, configuration, latencies, slow log and permissions."""
+    """Read the server's INFO, configuration, latencies and slow log, and measure the round trip."""
     asked = [("CONFIG", "GET", name) for name in _SETTINGS]
     begun = time.perf_counter()
     info, slow, latest, *settings = reader.ask(
@@ -381,7 +390,7 @@ def _disk_latency(events: Sequence[Any]) -> Mapping[str, int]:
 def _measure_round_trip(reader: ViewReader) -> tuple[float | None, float | None]:
     """Return the median round trip in ms, and the clock skew in seconds from the shortest one.
 
-    A single round trip may be an outlier.
+    Several round trips are measured, because a single one may be an outlier.
     """
     taken = []
     for _ in range(PINGS):
@@ -390,7 +399,7 @@ def _measure_round_trip(reader: ViewReader) -> tuple[float | None, float | None]
         if reply is None:
             return None, None
         trip = time.perf_counter() - begun
-        # The server read its clock in the middle of the round trip.
+        # The server presumably read its clock in the middle of the round trip.
         taken.append((trip, int(reply[0]) + int(reply[1]) / 1e6 - before - trip / 2))
     return round(median(trip for trip, _ in taken) * 1000, 3), round(min(taken)[1], 3)
 
@@ -420,7 +429,10 @@ def gather_fleet(fleet: Fleet, reader: ViewReader) -> FleetHealth:
 
 
 def changed_runs(reader: ViewReader, fleet: str, heartbeats: Sequence[Heartbeat]) -> frozenset[str]:
-    """Read the heartbeats again. Return the instances whose run ID differs from `heartbeats`."""
+    """Read the heartbeats again.
+
+    Return the instances whose run ID has changed since the first read.
+    """
     (infos,) = reader.ask([("HGETALL", reader.keys.info(fleet))])
     scores = [part for heartbeat in heartbeats for part in (heartbeat.instance.encode(), b"0")]
     now = members.heartbeats(scores, infos)
@@ -437,9 +449,9 @@ _GROUP = "group:"
 def gather_topics(
     reader: ViewReader, settings: Settings, offered: Sequence[str]
 ) -> list[TopicFacts]:
-    """Read the registry, and the stored state of its topics and of consumed ones.
+    """Read the registry, and the stored state of all registered, consumed and configured topics.
 
-    `offered` are the topics that live instances consume.
+    `offered` contains the topics that live instances consume.
     """
     keys = reader.keys
     (names,) = reader.ask([("SMEMBERS", keys.registry())])
@@ -500,15 +512,15 @@ def _topic(
     )
 
 
-COMPARED_MAX = 1_000  # members that are compared one by one
+COMPARED_MAX = 1_000  # maximum number of members that are compared one by one
 Pair = tuple[str, str]  # the keys of due times and of messages
 
 
 def gather_delays(reader: ViewReader, pairs: Sequence[Pair]) -> list[Delays]:
-    """Compare pairs of keys.
+    """Compare due times and messages, which are stored in pairs of keys.
 
-    The two keys are not read at the same time. A mismatch is therefore reported only if a second
-    read finds it for the same members.
+    The two keys of a pair are not read at the same time. A mismatch is therefore reported only if a
+    second read finds it for the same members.
     """
     found = [_read_delays(reader, pair) for pair in _measure_pairs(reader, pairs)]
     odd = [at for at, delays in enumerate(found) if delays.lost or delays.stuck or delays.excess]
@@ -518,7 +530,7 @@ def gather_delays(reader: ViewReader, pairs: Sequence[Pair]) -> list[Delays]:
 
 
 def _measure_pairs(reader: ViewReader, pairs: Sequence[Pair]) -> list[tuple[Pair, list[Any]]]:
-    """Return the pairs with the sizes of both keys, and the first due time."""
+    """Return the pairs with the sizes of both keys, and with the first due time."""
     asked: list[tuple[Any, ...]] = []
     for due, items in pairs:
         asked += [("ZCARD", due), ("HLEN", items), ("ZRANGE", due, 0, 0, "WITHSCORES")]
@@ -552,14 +564,17 @@ def _decode_all(raw: Sequence[bytes] | None) -> set[str]:
     return {each.decode("utf-8", "replace") for each in raw or ()}
 
 
-ABANDONED_SECONDS = 600.0  # time without an owner and without a reader
+ABANDONED_SECONDS = 600.0  # seconds without an owner and a reader after which a group is abandoned
 PARTITIONS_MAX = 4_096  # limit for all topics together
 BODIES_MAX = 64  # partitions whose first and last message are read
 BODIES_AT_ONCE = 8  # bodies read in one round trip
 
 
 def places_of(topics: Sequence[TopicFacts]) -> tuple[list[tuple[TopicFacts, int]], int]:
-    """Return the partitions to examine (a share of each topic if too many), and the total."""
+    """Return the partitions to examine, and the total number of partitions.
+
+    If there are too many, only the first partitions of each topic are examined, in equal shares.
+    """
     counted = [(topic, topic.partitions or 0) for topic in topics]
     total = sum(count for _, count in counted)
     share = PARTITIONS_MAX if total <= PARTITIONS_MAX else PARTITIONS_MAX // max(1, len(counted))
@@ -569,7 +584,10 @@ def places_of(topics: Sequence[TopicFacts]) -> tuple[list[tuple[TopicFacts, int]
 def gather_partitions(
     reader: ViewReader, places: Sequence[tuple[TopicFacts, int]], *, bodies: bool
 ) -> list[PartitionFacts]:
-    """Read the facts of partitions."""
+    """Read the facts of partitions.
+
+    If `bodies` is true, read the first and the last message of some.
+    """
     keys, names = reader.keys, [(topic.name, number) for topic, number in places]
     types = reader.wrong_types([_key_types(keys, *name) for name in names])
     groups = groups_on(reader, names)
@@ -624,7 +642,7 @@ def _oldest_dead_letters(
 def _payload_sizes(
     reader: ViewReader, names: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], int]:
-    """Return the size of the larger payload of the first and the last entry of each partition."""
+    """Return the payload size of the first or last entry of each partition, whichever is larger."""
     asked: list[tuple[Any, ...]] = []
     for name in names:
         stream = reader.keys.stream(*name)
@@ -697,9 +715,9 @@ def _assignment_types(keys: Keys, assignment: Assignment) -> dict[str, str]:
 
 
 def _check_leases(reader: ViewReader, assignments: Sequence[Assignment]) -> list[list[LeaseCheck]]:
-    """Read fence and lease, a second time if they do not match.
+    """Read each fence and its lease. If they do not match, read them a second time.
 
-    They are not read at the same time, so the owner can change between the two.
+    The two are not read at the same time, so the owner can change in between.
     """
     lease_checks = [
         [lease_check] if lease_check else []

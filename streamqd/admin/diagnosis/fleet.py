@@ -61,13 +61,14 @@ def _not_offered(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("fleet.duplicate-instances", Severity.PROBLEM, Need.FLEET)
 def _duplicate_instances(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    "Two instances run under the same name."
+    """Two instances run under the same name."""
     for heartbeat in facts.fleet.state.heartbeats:
         second = facts.fleet.duplicates.get(heartbeat.instance)
         summary = second or facts.fleet.summaries.get(heartbeat.instance, {})
         own = heartbeat.info.get("host"), heartbeat.info.get("pid")
         other = summary.get("host"), summary.get("pid")
-        # The summary of the previous process expires some seconds after its end.
+        # The summary of the previous process remains for some seconds after that process has
+        # exited.
         began = heartbeat.info.get("started")
         young = isinstance(began, int | float) and facts.now_unix_ms / 1000 - began < YOUNG_SECONDS
         differs = None not in (*own, *other) and own != other and bool(second or not young)
@@ -147,7 +148,7 @@ def _old_directives(
 
 @check("fleet.paused", Severity.WARNING, Need.FLEET)
 def _paused(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    "A pause has been in effect for over an hour."
+    """A pause has been in effect for over an hour."""
     for scope, since, evidence in _old_directives(facts, facts.fleet.state.control.pauses):
         yield CheckResult(
             f"{scope} has been paused {since}",
@@ -284,7 +285,7 @@ def _is_unfenced(each: AssignmentFacts) -> bool:
 
 @check("fleet.lease-without-fence", Severity.PROBLEM, Need.FLEET, Need.ASSIGNMENTS)
 def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    "In two successive reads, a lease exists, but the fence has no token or a different one."
+    """In two successive reads, a lease exists, but the fence has no token or a different one."""
     for (topic, group), assignments in by_group(filter(_is_unfenced, facts.assignments)).items():
         names = " ".join(facts.keys.lease(*each.assignment) for each in assignments[:4])
         yield CheckResult(
@@ -303,7 +304,7 @@ def _lease_without_fence(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 def _is_expired(each: AssignmentFacts) -> bool:
-    """Return True if an owner is named, and both checks found no lease."""
+    """Return True if the fence has an owner, and no check has found its lease."""
     return bool(each.lease_checks) and all(
         holder(lease_check.fence)[0] == "expired" for lease_check in each.lease_checks
     )

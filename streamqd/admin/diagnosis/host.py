@@ -1,4 +1,4 @@
-"""This host: the resources of a daemon, and their checks."""
+"""Examine the resources that this host has for a daemon, and check them."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ _SPAN_UNITS = {
 
 
 def gather(settings: Settings, unit: str, assignments: int) -> Host:
-    """Examine the host. `unit` is a name or a file of systemd, '' for the usual ones.
+    """Examine the host.
 
-    `assignments` is the number of assignments of the configuration's consumers. Raises
-    RequestRefusedError for a missing file.
+    `unit` is the name or the file of a systemd unit, or '' for the usual ones. `assignments` is the
+    number of assignments that the configured consumers have. Raises RequestRefusedError if the
+    given unit or file does not exist.
     """
     folder = settings.daemon.state_dir
     nearest = _nearest_folder(folder)
@@ -67,7 +68,7 @@ def gather(settings: Settings, unit: str, assignments: int) -> Host:
 
 
 def _exists(path: Path) -> bool:
-    """Return True if the path exists. False if this user may not read its directory."""
+    """Return True if a path exists. Return False if this user may not read its directory."""
     try:
         return path.exists()
     except PermissionError:
@@ -75,12 +76,12 @@ def _exists(path: Path) -> bool:
 
 
 def _nearest_folder(folder: Path) -> Path:
-    """Return the directory, or its nearest existing parent."""
+    """Return a directory, or the nearest parent that exists."""
     return next(each for each in (folder, *folder.absolute().parents) if _exists(each))
 
 
 def access_problem(folder: Path) -> str:
-    """Return why this user cannot write to a directory or create it, '' if it can."""
+    """Return why this user cannot write to a directory or create it, or '' if it can."""
     nearest = _nearest_folder(folder)
     if not os.access(nearest, os.W_OK | os.X_OK, effective_ids=True):
         return f"this user cannot write to {nearest}"
@@ -88,7 +89,7 @@ def access_problem(folder: Path) -> str:
 
 
 def _other_owners(settings: Settings) -> dict[str, int]:
-    """Return the files in the state directory with a different owner than the directory."""
+    """Return the files in the state directory that do not have the same owner as the directory."""
     folder = settings.daemon.state_dir
     owners: dict[str, int] = {}
     try:
@@ -125,7 +126,7 @@ def _number(path: Path) -> int | None:
 
 
 def _limit_of_files(settings: Settings) -> tuple[int | None, str]:
-    """Return the hard limit of open files of this host's daemon, else of this process."""
+    """Return the hard limit of open files for the daemon on this host, or else for this process."""
     pid = _daemon(settings)
     if pid is not None:
         limit = _descriptor_limit(pid)
@@ -136,12 +137,15 @@ def _limit_of_files(settings: Settings) -> tuple[int | None, str]:
 
 
 def _daemon(settings: Settings) -> int | None:
-    """Return the process ID of the daemon that runs here, or ran here last."""
+    """Return the process ID of the daemon that is running here, or that ran here last."""
     return _number(settings.daemon.state_dir / f"{settings.daemon.instance}.lock")
 
 
 def _find_oom_group(settings: Settings) -> str:
-    """Return the daemon's (or else this process's) control group that is killed as a whole."""
+    """Return the control group of the daemon, or else of this process, that is killed as a whole.
+
+    Return '' if there is no such group.
+    """
     pid = _daemon(settings)
     membership = Path(f"/proc/{pid or 'self'}/cgroup")
     if not membership.exists():
@@ -162,7 +166,10 @@ def _descriptor_limit(pid: int) -> int | None:
 
 
 def _stop_seconds(unit: str) -> tuple[str, float | None]:
-    """Return the service manager's stop timeout and its source, '' without one."""
+    """Return the source of the service manager's stop timeout, and the timeout in seconds.
+
+    The source is '' if there is none.
+    """
     if "/" in unit:
         if not Path(unit).is_file():
             raise RequestRefusedError(f"unit file {unit} not found")
@@ -204,9 +211,9 @@ def _systemctl(name: str) -> float | None:
 
 
 def read_unit_file(path: Path) -> float | None:
-    """Return the stop timeout of a unit file and its drop-ins in seconds, inf for Type=notify.
+    """Return the stop timeout in seconds that a unit file and its drop-ins set.
 
-    Return None if the value cannot be parsed.
+    It is inf for Type=notify. Return None if the value cannot be parsed.
     """
     kind, limit = "", str(DEFAULT_STOP_SECONDS)
     for each in (path, *sorted(path.with_name(path.name + ".d").glob("*.conf"))):
@@ -228,7 +235,7 @@ def _stop_limit(kind: str, limit: str) -> float | None:
 
 
 def read_span(text: str) -> float | None:
-    """Return the seconds of a time span of systemd, such as `1min 30s`, or inf for `infinity`.
+    """Convert a systemd time span, such as `1min 30s`, to seconds. `infinity` is inf.
 
     Return None for any other string.
     """
@@ -252,8 +259,7 @@ PROCESS_DESCRIPTORS = 32  # approximate number of descriptors that one worker op
 
 @check("host.stop-timeout", Severity.WARNING, Need.HOST)
 def _stop_timeout(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    "TimeoutStopSec is not at least 17 s longer than drain_timeout, and the unit is not"
-    " Type=notify."
+    """TimeoutStopSec is less than drain_timeout plus 17 s, and the unit is not Type=notify."""
     host, drain = facts.host, facts.settings.daemon.drain_timeout
     if host is None or host.stop_seconds is None:
         return

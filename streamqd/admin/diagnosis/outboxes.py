@@ -1,8 +1,8 @@
 """Checks of outboxes: no relay, rows that wait, dead-lettered rows, and the size of the tables.
 
 The relays publish their figures in Redis. The databases are read only if the caller passes a
-function for it, because this layer has no database drivers. Commands pass one, and the console does
-not.
+function that reads them, because this layer has no database drivers. Commands pass one, and the
+console does not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streamqd.store.outbox import OutboxView
 from streamqd.words import memory, plural, precise_duration
 
 FAILING_SECONDS = 10.0  # time after which a blocked relay is reported
-WAITING_SECONDS = 300.0  # age of the oldest row. The alert has the same limit
+WAITING_SECONDS = 300.0  # age of the oldest row at which it is reported, as in the alert
 DELETED_ROWS = 100_000  # dead tuples in PostgreSQL that are not vacuumed
 UNUSED_BYTES = 256 << 20  # free bytes inside a file
 UNREAD = "the tables of outboxes: run `streamqd doctor` on the host of a daemon"
@@ -32,7 +32,7 @@ def gather(
     *,
     wanted: bool,
 ) -> list[OutboxFacts]:
-    """Read the outboxes if a check needs them, and the tables of the configured ones."""
+    """Read the outboxes if a check needs them, and the tables of those that are configured."""
     if not wanted:
         return []
     configured = {each.name: each for each in settings.outboxes}
@@ -51,7 +51,10 @@ def gather(
 
 
 def _measure_backlog(facts: DiagnosisFacts, each: OutboxFacts) -> tuple[int, float]:
-    """Return the number of rows and the age of the oldest in seconds, from the best source."""
+    """Return the number of rows, and the age of the oldest one in seconds.
+
+    The figures come from the table if it was read, and otherwise from the relay.
+    """
     if each.table is not None and not each.table.problem:
         return each.table.rows, each.table.oldest_seconds
     return each.view.rows, each.view.oldest_age(facts.now_unix_ms)

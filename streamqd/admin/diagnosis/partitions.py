@@ -18,7 +18,7 @@ HELD_SECONDS = 300.0  # tolerance after max_age, because trimming takes time and
 
 
 def numbers(assignments: Iterable[AssignmentFacts]) -> list[int]:
-    """Return the partitions of assignments."""
+    """Return the partition number of each assignment."""
     return [each.assignment.partition for each in assignments]
 
 
@@ -102,7 +102,7 @@ def _group_abandoned(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.floor-held", Severity.WARNING, Need.FLEET, Need.ASSIGNMENTS)
 def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    "A group still needs messages that are at least 5 minutes older than the topic's max_age."
+    """A group still needs messages that are at least 5 minutes older than the topic's max_age."""
     limits = {
         topic.name: facts.now_unix_ms - (topic.holds.retention.max_age + HELD_SECONDS) * 1000
         for topic in facts.topics
@@ -136,7 +136,7 @@ def _floor_held(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("partitions.archive-lag", Severity.WARNING, Need.ASSIGNMENTS)
 def _archive_behind(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    "Messages older than max_age are not archived yet, so they cannot be trimmed."
+    """Messages older than max_age are not archived yet, so they cannot be trimmed."""
     for topic in facts.topics:
         age = topic.holds.retention.max_age
         if topic.holds.archive != "required" or age is None:

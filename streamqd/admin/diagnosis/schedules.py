@@ -14,12 +14,15 @@ from streamqd.schedules.reconciliation import Declaration, find_name_conflict
 from streamqd.store.schedules import FILE, ORPHANED, UNREADABLE
 from streamqd.words import plural, rough_duration
 
-SCHEDULES_MAX = 10_000  # schedules that one check reads
+SCHEDULES_MAX = 10_000  # maximum number of schedules that one check reads
 NAMES_SHOWN = 8
 
 
 def gather(reader: ViewReader, unseen: list[str], *, wanted: bool) -> ScheduleFacts:
-    """Read the schedules if a check needs them. `unseen` gets the parts that were left out."""
+    """Read the schedules if a check needs them.
+
+    A sentence about the schedules that were left out is added to `unseen`.
+    """
     if not wanted:
         return ScheduleFacts()
     lines = schedules.index(reader)

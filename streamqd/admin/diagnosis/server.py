@@ -17,15 +17,15 @@ from streamqd.words import plural, rough_duration
 # For each release line, the first version without a known vulnerability that lets clients run code
 # on the host or bypass their permissions. Sources: the announcements of July 2026, which also fix
 # the vulnerabilities of October 2025 (CVE-2025-49844, CVE-2025-46817, in scripting) and of May 2026
-# (CVE-2026-23479, CVE-2026-25243, CVE-2026-23631). For Redis 8, the later releases that fix an ACL
-# bypass in XREAD and XREADGROUP (8.2.9, 8.4.6, 8.6.6, 8.8.2, 8.10.0) and more (8.10.1). Only this
-# table depends on versions: the features of a server are found by trying.
+# (CVE-2026-23479, CVE-2026-25243, CVE-2026-23631). The versions of Redis 8 are later releases,
+# which also fix an ACL bypass in XREAD and XREADGROUP (8.2.9, 8.4.6, 8.6.6, 8.8.2, 8.10.0) and more
+# (8.10.1). Only this table depends on versions: the features of a server are found by trying.
 #
 # - Redis: github.com/docker-library/official-images/pull/21922 and the notes named there
 # - Valkey: release notes of 7.2.14, 8.0.10, 8.1.9, 9.0.5 and 9.1.1 (CVE-2026-56684,
 #   CVE-2026-63639)
 #
-# A line that is not in the table and older than the newest one no longer gets fixes.
+# A release line that is not in the table and is older than the newest one no longer gets fixes.
 Version = tuple[int, ...]
 FIXED_VERSIONS: dict[str, dict[Version, int]] = {
     "redis": {
@@ -44,9 +44,10 @@ _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
 def lowest_safe_version(product: str, version: str) -> str:
-    """Return the lowest safe version for a server, '' when none is known.
+    """Return the lowest safe version that a server must be updated to, or '' if none is known.
 
-    `product` is redis or valkey, `version` the server's version, such as 7.2.4.
+    `product` is redis or valkey, and `version` is the server's version, such as 7.2.4. Return '' if
+    the server needs no update, or if the version cannot be parsed.
     """
     lines, found = FIXED_VERSIONS[product], _VERSION.match(version)
     if found is None:
@@ -164,7 +165,7 @@ def _failing_writes(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.memory-full", Severity.WARNING, Need.SERVER)
 def _memory_full(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    "The server uses more than 85% of maxmemory. Above 95%, this is a problem."
+    """The server uses more than 85% of maxmemory. Above 95%, this is a problem."""
     limit, used = facts.server.number("maxmemory"), facts.server.number("used_memory")
     if limit and used > limit * NEARLY_FULL:
         yield CheckResult(
@@ -258,7 +259,7 @@ def _min_replicas(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 
 def _product(facts: DiagnosisFacts) -> tuple[str, str]:
-    """Return product and version. Valkey reports itself as Redis 7.2.4 to old clients."""
+    """Return the product and the version. Valkey reports itself as Redis 7.2.4 to old clients."""
     info = facts.server.info
     product = "valkey" if "valkey_version" in info else "redis"
     return product, info.get(f"{product}_version", "")
@@ -326,7 +327,7 @@ def _message_limit(facts: DiagnosisFacts) -> Iterator[CheckResult]:
 
 @check("server.slow-commands", Severity.WARNING, Need.SERVER)
 def _slow(facts: DiagnosisFacts) -> Iterator[CheckResult]:
-    "Commands on streamqd's keys took at least 100 ms, according to the slow log of the last day."
+    """The slow log of the last day has commands on streamqd's keys that took at least 100 ms."""
     since = facts.now_unix_ms / 1000 - SLOW_COMMAND_SECONDS
     slow = [
         each for each in facts.server.slow if each.milliseconds >= SLOW_MS and each.at_unix >= since

@@ -35,12 +35,12 @@ from streamqd.words import known_sum, plural
 class BlockingGroup:
     """A group on one partition, in `doctor stream`.
 
-    `owner` is an instance, '' without an owner. `unread` is null if the server has no count.
-    `needs_unix_ms` is the write time of the oldest entry that the group has not acknowledged, null
-    without one. `idle_seconds` is the time since a consumer of the group was active, null if it
-    never had one. `abandoned`: entries wait, but no instance owns the assignment, and no client has
-    read for it recently. `dropped` counts the unacknowledged messages of the group that
-    drop_unacked_* removed.
+    `owner` is an instance, or '' if there is no owner. `unread` is null if the server has no count.
+    `needs_unix_ms` is the time at which the oldest entry that the group has not acknowledged was
+    written, or null if there is none. `idle_seconds` is the time since a consumer of the group was
+    last active, or null if the group never had one. `abandoned` is true if entries wait, but no
+    instance owns the assignment and no client has read for it recently. `dropped` is the number of
+    the group's unacknowledged messages that drop_unacked_* removed.
     """
 
     group: str
@@ -55,15 +55,17 @@ class BlockingGroup:
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """The memory of one partition, and why its oldest entries stay.
+    """The memory of one partition, and the reason why its oldest entries stay.
 
-    `kept_by` is group or archive (beyond the retention limits, but still needed), retention
-    (trimmed later), settings (no limit is set) or empty. `holder` is the group, or @archive, that
-    needs the oldest entry, '' if none does. That entry was written at `since_unix_ms`. `needed`
-    counts it and all later entries, null for more than 100,000, and `needed_bytes` is their memory.
+    `kept_by` is group or archive (the entries are beyond the retention limits, but still needed),
+    retention (they are trimmed later), settings (no limit is set) or empty. `holder` is the group
+    that needs the oldest entry, @archive if the archive needs it, or '' if nothing needs it.
+    `since_unix_ms` is the time at which that entry was written. `needed` is the number of entries
+    from that one on, or null for more than 100,000, and `needed_bytes` is their memory.
+
     `bytes` is the memory of the partition's stream, `dead_letter_bytes` that of its dead letters,
-    and `retry_bytes` that of its groups' retry streams. All memory is approximate, null without the
-    permission to read it.
+    and `retry_bytes` that of its groups' retry streams. All memory is approximate, and is null
+    without the permission to read it.
     """
 
     partition: int
@@ -119,7 +121,10 @@ class StreamReport:
 def blocking_group(
     group: GroupPosition, lease: LeaseView | None, abandoned_after: float
 ) -> BlockingGroup:
-    """Return the state of a group on one partition. Without a known lease, it has no owner."""
+    """Return the state of a group on one partition.
+
+    If the lease is unknown, the group has no owner.
+    """
     state, name, _ = holder(lease) if lease else ("free", "", None)
     owner = name if state == "owned" else ""
     idle = None if group.idle_ms is None else group.idle_ms / 1000
@@ -144,8 +149,8 @@ def examine(
 ) -> StreamReport:
     """Report on every partition of a topic. Raises TopicNotFoundError.
 
-    `expected` are the configured groups. A group without an owner is abandoned if no consumer was
-    active for `abandoned_after` seconds.
+    `expected` contains the configured groups. A group without an owner counts as abandoned if none
+    of its consumers has been active for `abandoned_after` seconds.
     """
     reader = ViewReader(store)
     total = topics.partition_count(store, topic)
@@ -223,7 +228,7 @@ def _groups(
 def _measure_side_streams(
     reader: ViewReader, topic: str, stands: Mapping[int, PartitionPositions]
 ) -> dict[int, dict[str, Any]]:
-    """Return the dead letters of each partition, their bytes, and those of the retry streams."""
+    """Measure the dead letters of each partition and the retry streams of its groups."""
     keys = reader.keys
     streams = [
         [keys.dlq(topic, number), *(keys.retry_stream(topic, number, g.name) for g in stand.groups)]
@@ -266,7 +271,8 @@ def _floor(
     name, entry = floor_of(stand, holds.archive == "required")
     needed: int | None = 0
     if entry is not None:
-        # Without pending entries, use the server's own count, else count the entries.
+        # If the group has no pending entries, use the server's own count. Otherwise, count the
+        # entries.
         known = [each.unread for each in groups if each.group == name and not each.pending]
         needed = known[0] if known else None
         if needed is None:
@@ -279,7 +285,7 @@ def _floor(
 def _find_holder(
     stand: PartitionPositions, floor: _Floor, bounds: config.Retention, now: int
 ) -> str:
-    """Return why the oldest entries of the partition stay: the `kept_by` of `StreamRow`."""
+    """Return the reason why the oldest entries of a partition stay, as in `StreamRow.kept_by`."""
     if not stand.length:
         return "empty"
     if not bounds.bounded:
@@ -307,7 +313,7 @@ def _find_holder(
 
 
 class HeldPartition(NamedTuple):
-    """One partition as the checks see it. `expected` are groups of the configuration."""
+    """One partition as the checks see it. `expected` contains the groups in the configuration."""
 
     topic: str
     row: StreamRow
@@ -316,7 +322,7 @@ class HeldPartition(NamedTuple):
 
     @property
     def present(self) -> frozenset[str]:
-        """The groups that exist there."""
+        """The groups that exist on the partition."""
         return frozenset(group.group for group in self.row.groups)
 
 

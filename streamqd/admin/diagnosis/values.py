@@ -1,8 +1,8 @@
 """Find invalid values in Redis, with their effects and fixes.
 
-Other checks read most values. This module reads the rest. One table has the fix for each kind of
-value. Hashes with more than PAGE fields are skipped, because nothing is scanned. Only the earliest
-and the latest messages with a due time are read.
+Most values are read by other checks, and this module reads the others. A table contains the effect
+and the fix for each kind of value. Hashes with more than PAGE fields are skipped, because nothing
+is scanned. Only the earliest and the latest messages with a due time are read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streamqd.store.messages import COUNT_MAX
 PAGE = 10_000  # maximum number of fields of a hash that is read
 BODIES_AT_ONCE = 32  # hashes read in one round trip
 ITEMS = 64  # waiting retries examined for each group
-ENDS = 100  # messages read at each end, where invalid due times sort
+ENDS = 100  # messages read at each end, because invalid due times sort there
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _PLACE = re.compile(r"[mr]:[0-9]{1,20}-[0-9]{1,20}")
@@ -40,11 +40,11 @@ Parse = Callable[[bytes, str, str], object]
 
 
 class ValueRule(NamedTuple):
-    """The effect of an unreadable field in a kind of key, and the fix.
+    """The effect of an unreadable field in one kind of key, and the fix.
 
-    `fields` is an expression for whole names, '' for keys without fields. `command` is a redis-cli
-    command for the fix, with the names of `_placeholder_values` in braces, followed by `advice`.
-    `parse` reads the value where no other check does.
+    `fields` is a regular expression for whole names, or '' for keys without fields. The fix starts
+    with `command`, a redis-cli command that contains names of `_placeholder_values` in braces, and
+    `advice` follows it. `parse` reads the value if no other check reads it.
     """
 
     kind: str
@@ -209,7 +209,8 @@ _RULES = (
         " makes it due now",
         _due_of_place,
     ),
-    # The reader of the earliest due time reports `a due time`, without the member.
+    # The reader of the earliest due time reports the field `a due time`, which does not contain the
+    # member.
     ValueRule(
         "retry",
         "(?!a due time$).+",
@@ -244,7 +245,7 @@ def gather(
     places: Sequence[tuple[str, int]],
     assignments: Sequence[Assignment],
 ) -> list[str]:
-    """Read each value on its own. Return the keys that were too long to read."""
+    """Read each value separately. Return the keys that were too long to read."""
     keys = reader.keys
     for topic in found:
         _read(reader, "meta", keys.meta(topic.name), topic.stored)
@@ -273,7 +274,7 @@ def _read(reader: ViewReader, kind: str, key: str, stored: Mapping[bytes, bytes]
 
 
 def _sorted_by_length(reader: ViewReader, keys: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the hashes with few fields, and those with many."""
+    """Return the hashes with few fields, and those with too many to read."""
     sizes = dict(zip(keys, reader.ask([("HLEN", key) for key in keys]), strict=True))
     small = [key for key, size in sizes.items() if 0 < (size or 0) <= PAGE]
     return small, [key for key, size in sizes.items() if (size or 0) > PAGE]
@@ -369,7 +370,7 @@ _TYPES = {
 def _find_mistyped(
     reader: ViewReader, subjects: Mapping[str, KeySubject]
 ) -> Iterator[UnreadableValue]:
-    """Yield the keys of an unexpected type. Keys of partitions have a separate check."""
+    """Yield the keys that have an unexpected type. Keys of partitions have a separate check."""
     wanted = {
         key: _TYPES[subject.kind] for key, subject in subjects.items() if subject.kind in _TYPES
     }
@@ -398,10 +399,11 @@ def _value(row: Unreadable, subject: KeySubject, rule: ValueRule) -> UnreadableV
 
 
 def _placeholder_values(row: Unreadable, subject: KeySubject) -> dict[str, list[bytes]]:
-    """Return the words for the names in braces in the table's commands."""
+    """Return the words that replace the names in braces in the commands of the table."""
     field = _ESCAPED.sub(lambda byte: bytes([int(byte[1], 16)]), row.field.encode())
     found = ast.literal_eval(f"b{row.found}") if row.found[-1:] in "'\"" else b"NAME"
-    # A problem in the fields of a member is named `member.field`, and a member may have dots.
+    # A problem in the fields of a member is named `member.field`. The member itself may contain
+    # dots, so take the longest member that fits.
     members = [
         each for each in subject.values.get("members", ()) if f"{row.field}.".startswith(f"{each}.")
     ]
