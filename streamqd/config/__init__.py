@@ -1,7 +1,7 @@
-"""Reading, checking and describing the configuration.
+"""Read, check and describe the configuration.
 
-`load` returns Settings, or raises one ConfigError with every problem. Other packages receive only
-the sections that they need, and do not read the environment themselves.
+`load` returns Settings, or raises one ConfigError that contains every problem. Other packages
+receive only the sections that they need, and do not read the environment themselves.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from typing import Any
 
 from streamqd.config.setting import JsonText, setting
 
-# With this option, a commit can overwrite that of another writer.
+# With this option, a commit can overwrite the commit of another writer.
 UNSAFE = "aws_s3_allow_unsafe_rename"
-# Options that prevent conflicting writes. streamqd itself sets them, to "etag".
+# Options that prevent conflicting writes. streamqd itself sets them to "etag".
 _CONDITIONAL = {"aws_conditional_put", "conditional_put"}
 _SECRET = re.compile(r"secret|password|token|credential|sas|_key(?!_?id)|service_account")
 
@@ -33,13 +33,16 @@ class ArchiveStore:
 
     @property
     def pairs(self) -> dict[str, str]:
-        """The options by name, in lower case."""
+        """The options as a dict from name, in lower case, to value."""
         found: dict[str, Any] = json.loads(self.options)
         return {name.lower(): _text(value) for name, value in found.items()}
 
 
 def options_fault(options: str) -> str:
-    """Return a clause about options that cannot be used, or ''. The clause contains no value."""
+    """Return a clause about the first option that cannot be used, or ''.
+
+    The clause contains no value, because a value may be a secret.
+    """
     found = json.loads(options)
     if not isinstance(found, dict):
         return "is not a table; write [archive.options]"
@@ -59,7 +62,7 @@ def names_secrets(options: str) -> bool:
 
 
 def is_secret(name: str) -> bool:
-    """Return True for the name of an option or a variable whose value must not be shown."""
+    """Return True if an option or a variable with this name has a value that must not be shown."""
     return _SECRET.search(name.lower()) is not None
 
 

@@ -1,4 +1,4 @@
-"""Checks of relations between settings, and of the files that settings name."""
+"""Check how settings relate to each other, and the files that they name."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from streamqd.model import BLOCK, HOLD_KEY, KEEPERS, Backoff
 _OF_SENTINELS = ("sentinel_username", "sentinel_password_file")
 
 
-# Minimum of `max_age` in seconds, because each new worker costs a fork and the imports.
+# The minimum of `max_age` in seconds. It limits how often a worker is replaced, because each new
+# worker costs a fork and its imports.
 AGE_MIN = 1.0
 
 
 def check(settings: Settings, problems: Problems, environ: Mapping[str, str]) -> None:
-    """Add the problems of the settings as a whole."""
+    """Add the problems that are found in the settings as a whole."""
     _check_redis(settings.redis, settings.source, problems, environ)
     _check_daemon(settings.daemon, problems)
     _check_http(settings.http, problems, environ)
@@ -80,8 +81,7 @@ def _check_pipeline(pipeline: Pipeline, path: TomlPath, problems: Problems) -> N
             "needs a schema, but schema is not set",
         )
     elif pipeline.event_time and problems.ok((*path, "schema"), event_time):
-        # Only Spark can parse a schema, so use a pattern that accepts every way to write such a
-        # column.
+        # Only Spark can parse a schema, so this pattern accepts every way to write such a column.
         schema = re.sub(r"/\*.*?\*/", " ", pipeline.schema or "")
         column = rf"(?<!\w){re.escape(pipeline.event_time)}(?:`|[\s:])[\s:]*(?i:date|timestamp)"
         if not re.search(column, schema):
@@ -136,8 +136,8 @@ def _check_outbox_files(
     if problems.ok((*path, "database")) and inline_password(outbox):
         _check_inline_password((*path, "database"), source, problems)
     file = outbox.password_file
-    # Skip a file that this user cannot read: a producer's user may not be allowed to read the
-    # password.
+    # Skip a file that this user cannot read, because the user of a producer may not be allowed to
+    # read the password.
     if file is not None and os.access(file, os.R_OK) and problems.ok((*path, "password_file")):
         _check_file(file, (*path, "password_file"), problems, environ)
 
@@ -145,7 +145,7 @@ def _check_outbox_files(
 def _check_inline_password(
     path: TomlPath, source: str, problems: Problems, instead: str = "password_file"
 ) -> None:
-    """Add a problem if others can read the password in the file or the command line."""
+    """Add a problem if other users can read the password in the file or on the command line."""
     origin = problems.origins.get(path)
     if origin == "command line":
         problems.add(path, f"other users can see a password on the command line; use {instead}")
@@ -264,7 +264,7 @@ def _check_keys(keys: KeyPrefixes, problems: Problems) -> None:
 
 
 def _check_retention(retention: Retention, path: TomlPath, problems: Problems) -> None:
-    # A drop limit removes the oldest entries even if the retention setting retains them.
+    # A drop limit removes the oldest entries even if a limit of the retention would keep them.
     for limit, bound in (("drop_unacked_after", "max_age"), ("drop_unacked_above", "max_length")):
         least, most = getattr(retention, bound), getattr(retention, limit)
         both = problems.ok((*path, limit), (*path, bound))
@@ -276,7 +276,7 @@ def _check_retention(retention: Retention, path: TomlPath, problems: Problems) -
 
 
 def check_consumers(settings: Settings, problems: Problems) -> None:
-    """Add the problems of each consumer, and duplicate consumers."""
+    """Add the problems of each consumer, and a problem for each consumer that is declared twice."""
     first: dict[str, int] = {}
     for index, consumer in enumerate(settings.consumers):
         path = ("consumers", index)
@@ -308,7 +308,7 @@ def _describe_source(consumer: Consumer) -> str:
 
 
 def check_consumer(consumer: Consumer, path: TomlPath, problems: Problems) -> None:
-    """Add the conflicts between the settings of one consumer."""
+    """Add a problem for each conflict between the settings of one consumer."""
     _check_backoff(consumer.backoff, (*path, "backoff"), problems)
     soft, hard = consumer.timeout, consumer.hard_timeout
     hard_path = (*path, "hard_timeout")
@@ -346,7 +346,7 @@ def check_consumer(consumer: Consumer, path: TomlPath, problems: Problems) -> No
 
 
 def _check_order(consumer: Consumer, path: TomlPath, problems: Problems) -> None:
-    """Add the settings that conflict with the order of `on_error`."""
+    """Add a problem for each setting that conflicts with the order that `on_error` keeps."""
     on_error = (*path, "on_error")
     if consumer.on_error == BLOCK and consumer.lanes > 1:
         problems.add(
@@ -369,7 +369,10 @@ def _check_order(consumer: Consumer, path: TomlPath, problems: Problems) -> None
 
 
 def warnings(settings: Settings) -> list[str]:
-    """Return valid but surprising settings, each as one sentence with its TOML path."""
+    """Return a warning for each setting that is valid but may have surprising effects.
+
+    Each is one sentence that starts with a TOML path.
+    """
     daemon, found = settings.daemon, []
     if settings.redis.connect_timeout > daemon.lease_ttl:
         found.append(
@@ -395,9 +398,10 @@ def warnings(settings: Settings) -> list[str]:
 
 
 def find_useless(settings: Settings, registered: Collection[str]) -> list[tuple[str, str]]:
-    """Return name and sentence for each pipeline whose topic is not configured or registered.
+    """Return the pipelines whose topic is neither configured nor registered.
 
-    This is only a warning, because the topic may be created later.
+    Each item is the name of a pipeline and a sentence. This is only a warning, because the topic
+    may be created later.
     """
     return [
         (
@@ -410,10 +414,10 @@ def find_useless(settings: Settings, registered: Collection[str]) -> list[tuple[
 
 
 def _breaker_warnings(consumer: Consumer) -> list[str]:
-    """Return a warning if one message that always fails can stop its partition for good."""
+    """Return a warning if a message that always fails can block its partition forever."""
     breaker, attempts = consumer.breaker, consumer.max_attempts
-    # The first failure of a message does not count, so it is dead-lettered after max_attempts + 1
-    # failures.
+    # With a breaker, the first failure of a message does not count as an attempt, so the message is
+    # dead-lettered only after max_attempts + 1 failures.
     early = 0 < breaker.failures <= attempts + 1 and attempts
     if not early or consumer.retry_max_age is not None:
         return []

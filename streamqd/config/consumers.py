@@ -35,7 +35,7 @@ _CLASS = Shape(re.compile(DOTTED_NAME), "write the names of exception classes")
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """A circuit breaker: stops a partition after failures of a dependency."""
+    """A circuit breaker, which stops a partition after failures of a dependency."""
 
     failures: int = setting(
         0,
@@ -64,7 +64,7 @@ class Breaker:
 
 @dataclass(frozen=True, slots=True)
 class FloodGuard:
-    """A flood guard: pauses a partition after too many dead letters."""
+    """A flood guard, which pauses a partition after too many dead letters."""
 
     dead_letters: int = setting(
         0,
@@ -282,35 +282,46 @@ class Consumer:
         " its size.",
         choices=("full", "hash", "none"),
     )
-    # The explicit settings. Declarations of @handler fill in the others.
+    # The names of the settings that are set explicitly. Declarations of @handler fill in the
+    # others.
     stated: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
-    # FILE:LINE of the consumer's table, or '' if only @handler declares it.
+    # The place of the consumer's table as FILE:LINE, or '' if only @handler declares the consumer.
     place: str = field(default="", compare=False, repr=False)
 
     @property
     def name(self) -> str:
-        """`topic/group`, as for `--only`. For a consumer of dead letters, `topic/group@dlq`."""
+        """The name `topic/group`, or `topic/group@dlq` for a consumer of dead letters.
+
+        The option `--only` accepts it.
+        """
         return f"{self.topic}/{self.assignment_group}"
 
     @property
     def place_named(self) -> str:
-        """`topic/group, FILE:LINE`, to find its table among many."""
+        """The name and the place of the consumer, so that its table can be found among many.
+
+        The form is `topic/group, FILE:LINE`.
+        """
         return f"{self.topic}/{self.group}, {self.place}" if self.group else self.place
 
     @property
     def reads_dead_letters(self) -> bool:
-        """True if it reads the dead letters of its topic."""
+        """True if the consumer reads the dead letters of its topic."""
         return self.source == "dlq"
 
     @property
     def assignment_group(self) -> str:
-        """The group's name in assignments, keys and views. For dead letters, `group@dlq`."""
+        """The name of the group in assignments, keys and views.
+
+        For a consumer of dead letters, the name is `group@dlq`.
+        """
         return self.group + DLQ_SUFFIX if self.reads_dead_letters else self.group
 
     def rate_per_second(self, partitions: int) -> float:
-        """Return the number of runs per second that may start in one partition. 0: no limit.
+        """Return the number of runs that may start per second in one partition, or 0 for no limit.
 
-        `partitions` is the partition count of the topic. 0 means unknown, and counts as 1.
+        `partitions` is the number of partitions of the topic. If it is unknown, pass 0, which is
+        treated like 1.
         """
         rate = parse_rate(self.rate) if self.rate else 0.0
         return rate / max(1, partitions) if self.rate_per == GROUP else rate
@@ -322,7 +333,7 @@ class Consumer:
 
     @property
     def policy(self) -> RetryPolicy:
-        """The settings of retries and dead-lettering."""
+        """The settings that control retries and dead-lettering."""
         return RetryPolicy(
             max_attempts=self.max_attempts,
             max_crashes=self.max_crashes,

@@ -1,7 +1,7 @@
-"""The effective settings of a topic: those of the file override those registered in Redis.
+"""The effective settings of a topic, in which the file overrides settings registered in Redis.
 
-Registered settings are JSON, `{"archive": …, "retention": {field: value}}`. Their names are the
-fields of `Topic` and `Retention`. Durations are in seconds, sizes in bytes.
+Registered settings are JSON, as in `{"archive": …, "retention": {field: value}}`. Their names are
+the fields of `Topic` and `Retention`. Durations are in seconds, and sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from streamqd.config.reading import read_value
 from streamqd.config.setting import settings_of
 from streamqd.config.topics import Retention, Topic
 
-# These fields are stored separately.
+# These fields are stored differently from the other fields of `Topic`.
 _APART = frozenset({"partitions", "retention"})
 
 Section = TypeVar("Section", Topic, Retention)
 
 
 def registered_settings(topic: Topic) -> dict[str, Any]:
-    """Return the settings to store when the topic is created, without defaults of `retention`."""
+    """Return the settings that are stored in Redis when a topic is created.
+
+    Settings of `retention` that have their default value are left out.
+    """
     default = Retention()
     retention = {
         name: getattr(topic.retention, name)
@@ -38,9 +41,10 @@ def registered_settings(topic: Topic) -> dict[str, Any]:
 
 
 def effective(topic: Topic, stored: Mapping[str, Any]) -> Topic:
-    """Return the topic, with registered values for settings missing from the file.
+    """Return the topic, with registered values for the settings that the file does not set.
 
-    Invalid registered settings are ignored: a later version or a manual edit may have written them.
+    Invalid registered settings are ignored, because a later version or a manual edit may have
+    written them.
     """
     bounds = stored.get("retention")
     retention = _fill_section(topic.retention, bounds if isinstance(bounds, Mapping) else {})
@@ -51,7 +55,8 @@ def _fill_section(section: Section, stored: Mapping[str, Any]) -> Section:
     default = type(section)()
     found = {}
     for name, setting in settings_of(type(section)).items():
-        # A section built in code has no `stated` names. There, a non-default value counts as set.
+        # A section that was built in code has no names in `stated`, so a value that is not the
+        # default counts as set.
         stated = name in section.stated or getattr(section, name) != getattr(default, name)
         if stated or name in _APART or name not in stored:
             continue

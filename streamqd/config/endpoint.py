@@ -1,4 +1,4 @@
-"""The address of Redis: checks of its URL, and the socket of the embedded server."""
+"""The address of Redis, including checks of its URL and the socket of the embedded server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _LAST_RESORT = Path("/tmp")  # noqa: S108 - the directory created in it must be 
 
 
 def url_fault(url: str) -> str | None:
-    """Return the problem of the URL as a clause without secret parts, or None if it is valid."""
+    """Return a clause about the problem of the URL, or None if it is valid.
+
+    The clause contains no secret parts of the URL.
+    """
     try:
         topology.parse(url)
     except ValueError as error:
@@ -31,9 +34,10 @@ def url_fault(url: str) -> str | None:
 
 
 def redis_url(settings: Settings) -> str:
-    """Return the URL to connect to. For `embedded:`, it is the socket of the server in state_dir.
+    """Return the URL to which a connection is made.
 
-    Raises the errors of `socket_path`.
+    For `embedded:`, this is the URL of the server's socket in state_dir. Raises the errors of
+    `socket_path`.
     """
     if settings.redis.url != EMBEDDED:
         return settings.redis.url
@@ -41,21 +45,22 @@ def redis_url(settings: Settings) -> str:
 
 
 def resolve_url(settings: Settings) -> Settings:
-    """Return the settings with `redis.url` replaced by `redis_url`."""
+    """Return the settings with `redis.url` replaced by the result of `redis_url`."""
     return dataclasses.replace(
         settings, redis=dataclasses.replace(settings.redis, url=redis_url(settings))
     )
 
 
 def socket_path(settings: Settings) -> Path:
-    """Return the embedded server's socket: in state_dir, or the path in state_dir's pointer file.
+    """Return the path of the embedded server's socket.
 
-    The pointer file names a short path if state_dir is too deep, see `claim_socket_path`. Other
-    users may be able to write next to the socket's directory. The directory must therefore be
-    private, and belong to the owner of state_dir or to the current user.
+    The socket is in state_dir. If the path in state_dir is too long for a socket, a pointer file in
+    state_dir contains a shorter one, which `claim_socket_path` has written. Other users may be able
+    to write next to the directory of that socket. The directory must therefore be private, and
+    belong to the owner of state_dir or to the current user.
 
-    Raises ConfigError when the directory is not private.
-    Raises RedisUnavailableError when no server has started yet.
+    Raises ConfigError if the directory is not private. Raises RedisUnavailableError if no server
+    has started yet.
     """
     state_dir = settings.daemon.state_dir.absolute()
     direct = state_dir / _SOCKET
@@ -82,13 +87,13 @@ def socket_path(settings: Settings) -> Path:
 
 
 def claim_socket_path(settings: Settings, environ: Mapping[str, str] = os.environ) -> Path:
-    """Create the socket's directory (mode 0700) and return the socket's path. For the server.
+    """Create the directory of the socket (mode 0700), and return the path of the socket.
 
-    If the path in state_dir is too long for a socket, the directory is created under
-    $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR or /tmp. A pointer file in state_dir then contains the
-    path, because other commands may run with another environment.
+    The server calls this function. If the path in state_dir is too long for a socket, the directory
+    is created under $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR or /tmp. The path is then written to a
+    pointer file in state_dir, because commands may run with other environment variables.
 
-    Raises ConfigError when no directory can be used.
+    Raises ConfigError if no directory can be used.
     """
     state_dir = settings.daemon.state_dir.absolute()
     try:
@@ -126,7 +131,7 @@ def _fits(path: Path) -> bool:
 
 
 def _private_directory(path: Path) -> bool:
-    """Create the directory, or accept a private one of this user. Return True on success.
+    """Create the directory, or accept an existing one that is private. Return True on success.
 
     Other users cannot start a server in such a directory.
     """
@@ -138,6 +143,6 @@ def _private_directory(path: Path) -> bool:
 
 
 def _is_private(found: os.stat_result, owners: Set[int]) -> bool:
-    """Return True for a directory, not a link, of one of `owners` and closed to other users."""
+    """Return True if this is a directory, belongs to an owner in `owners`, and is private."""
     private = not stat.S_IMODE(found.st_mode) & 0o077
     return stat.S_ISDIR(found.st_mode) and found.st_uid in owners and private

@@ -1,4 +1,4 @@
-"""Checks of exposure to others: the network, the HTTP endpoints, and files that name code."""
+"""Find exposures to others through the network, the HTTP endpoints, and files that name code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamqd.config.problems import Problems
 from streamqd.config.schema import Http, Redis, Settings
 from streamqd.config.secrets import URL_VARIABLE, credential, has_password
 
-TOKEN_CREDENTIAL = "http-token"  # noqa: S105 - its name
+TOKEN_CREDENTIAL = "http-token"  # noqa: S105 - the name of the credential, not its value
 
 
 def check_exposure(settings: Settings, problems: Problems, environ: Mapping[str, str]) -> None:
@@ -37,7 +37,7 @@ def _check_plain(redis: Redis, problems: Problems) -> None:
 
 
 def _plain_hosts(url: str) -> list[str]:
-    """Return the hosts that a URL reaches without TLS."""
+    """Return the hosts with which a URL connects without TLS."""
     try:
         found = topology.parse(url)
     except ValueError:
@@ -65,12 +65,12 @@ def is_public(http: Http) -> bool:
 
 
 def token_path(http: Http, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the token file of the HTTP endpoints: systemd's credential, or `token_file`."""
+    """Return the file of the HTTP token: the systemd credential if it exists, or `token_file`."""
     return credential(TOKEN_CREDENTIAL, environ) or http.token_file
 
 
 def is_loopback(host: str) -> bool:
-    """Return True for localhost and loopback addresses. Host names are not resolved."""
+    """Return True if the host is localhost or a loopback address. Host names are not resolved."""
     if host.lower() == "localhost":
         return True
     try:
@@ -83,7 +83,7 @@ def is_loopback(host: str) -> bool:
 
 
 def exposure_warnings(settings: Settings, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return a warning for each allowed but risky exposure, as one sentence."""
+    """Return a warning for each exposure that is allowed but risky, each as one sentence."""
     found = []
     if is_public(settings.http) and token_path(settings.http, environ) is None:
         found.append("http.bind: any client that reaches this address can read metrics and status")
@@ -97,14 +97,14 @@ def exposure_warnings(settings: Settings, environ: Mapping[str, str] = os.enviro
 
 
 def root_warnings() -> list[str]:
-    """Return a warning if this process, and therefore every handler, runs as root."""
+    """Return a warning if this process runs as root, because then every handler does too."""
     if os.geteuid() != 0:
         return []
     return ["daemon: it runs as root, and so does every handler; run it as a dedicated user"]
 
 
 def find_world_writable(path: Path) -> Path | None:
-    """Return the world-writable path of a code file, either the file or its directory, or None.
+    """Return the code file or its directory if any user may write to it, or None.
 
     Paths on read-only file systems do not count.
     """

@@ -1,4 +1,4 @@
-"""Loading Settings from a TOML file, the environment and the command line.
+"""Load Settings from a TOML file, the environment and the command line.
 
 All problems are reported together.
 """
@@ -33,13 +33,14 @@ from streamqd.errors import ConfigError
 
 FILE_BYTES_MAX = 4 << 20
 _HEADER = re.compile(r"""[ \t]*\[\[[ \t]*(?:consumers|"consumers"|'consumers')[ \t]*\]\]""")
-DEFAULT_FILE = Path("streamq.toml")  # the default file, if it exists
+DEFAULT_FILE = Path("streamq.toml")  # used if it exists and no other file is named
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the default file: $STREAMQ_CONFIG, or ./streamq.toml if it exists, or None.
+    """Return the file in $STREAMQ_CONFIG, or ./streamq.toml if it exists, or None.
 
-    The command line and `Producer()` both use it, so that they connect to the same Redis.
+    The command line and `Producer()` both use this function, so that they connect to the same
+    Redis.
     """
     named = environ.get(CONFIG_NAME)
     if named:
@@ -52,11 +53,14 @@ def load(
     overrides: Mapping[str, str] = MappingProxyType({}),
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """Return settings from the file (or $STREAMQ_CONFIG, or none), environment and `overrides`.
+    """Load the settings from the file, the environment and `overrides`.
 
-    `overrides` maps dotted TOML paths, such as "daemon.lease_ttl", to strings of the command line.
+    If `path` is None, the file is the one in $STREAMQ_CONFIG, if that is set, and otherwise there
+    is no file. `overrides` maps dotted TOML paths, such as "daemon.lease_ttl", to strings from the
+    command line. Overrides take precedence over the environment, which takes precedence over the
+    file.
 
-    Raises ConfigError with every problem, each one sentence that starts with the TOML path.
+    Raises ConfigError with every problem. Each is one sentence that starts with the TOML path.
     """
     file = path or environ.get(CONFIG_NAME) or None
     source = str(file) if file else "defaults"
@@ -70,13 +74,14 @@ def load_given(
     name: str,
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """Return settings from `given`, the value of the setting `name` of a web framework.
+    """Load the settings that a web framework passes to streamqd.
 
-    A string or Path is a configuration file, and a mapping contains its sections, such as
-    `{"redis": {"url": ...}}`. None means the default file, as `find` returns it. The environment
-    overrides each of them.
+    `name` is the name of the framework's setting, and `given` its value. A string or a Path is a
+    configuration file. A mapping contains the sections, such as `{"redis": {"url": ...}}`. None
+    means the default file, as returned by `find`. In all cases, the environment overrides the
+    settings.
 
-    Raises ConfigError as `load` does.
+    Raises ConfigError in the same cases as `load`.
     """
     if given is None or isinstance(given, str | Path):
         return load(given or find(environ), environ=environ)
@@ -87,7 +92,7 @@ def load_given(
 
 
 def _copy_table(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table as dicts, because the environment is written into it."""
+    """Return a deep copy of a table, because the settings of the environment are added to it."""
     return {
         name: _copy_table(value) if isinstance(value, Mapping) else value
         for name, value in table.items()
@@ -111,7 +116,7 @@ def _load(
 
 
 def _read(file: Path) -> tuple[dict[str, Any], list[int]]:
-    """Return the document, and the numbers of lines that look like `[[consumers]]` headers."""
+    """Return the document, and the line numbers of lines that look like `[[consumers]]` headers."""
     try:
         with file.open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
@@ -184,7 +189,7 @@ def _with_absolute_socket(http: Any, base_dir: Path) -> Any:
 
 
 def _read_named(section: str, cls: type, raw: object, reader: TableReader) -> dict[str, Any]:
-    """Return the tables of a section with one table per topic."""
+    """Return the tables of a section that has one table for each topic."""
     if not isinstance(raw, Mapping):
         clause = f"must be a table [{section}.NAME] for each topic"
         reader.problems.add((section,), clause)
@@ -204,7 +209,7 @@ def _read_named(section: str, cls: type, raw: object, reader: TableReader) -> di
 def _with_named_topics(
     topics: Mapping[str, Topic], consumers: Sequence[Consumer]
 ) -> dict[str, Topic]:
-    """Return the topics, with a default Topic for each topic that only a consumer names."""
+    """Return the topics, with a default Topic for each topic that is named only by a consumer."""
     named = {each.topic: Topic() for each in consumers if each.topic not in topics}
     return {**topics, **named}
 
@@ -216,22 +221,22 @@ def _consumers(
         clause = "must be written as [[consumers]], with two brackets"
         reader.problems.add(("consumers",), clause)
         return ()
-    # Lines within a multi-line string may look like headers. If the counts differ, report no line
-    # numbers.
+    # Lines in a multi-line string may look like headers. Therefore, no line numbers are reported if
+    # the counts differ.
     clear = len(lines) == len(raw)
     found = []
     for index, table in enumerate(raw):
         path, place = ("consumers", index), f"{source}:{lines[index]}" if clear else source
         named = Consumer(*_names(table), place=place)
         reader.problems.places[path] = named.place_named
-        # An invalid consumer keeps its place, so that later problems have the right index.
+        # An invalid consumer is kept in the list, so that later problems have the right index.
         consumer = _consumer(table, path, reader) or Consumer(topic="", group="")
         found.append(dataclasses.replace(consumer, place=place))
     return tuple(found)
 
 
 def _names(raw: object) -> tuple[str, str]:
-    """Return topic and group of a raw table. Both are '' unless both are valid names."""
+    """Return the topic and the group of a raw table, or '' twice unless both are valid names."""
     if isinstance(raw, Mapping):
         names = raw.get("topic"), raw.get("group")
         topic, group = (each if isinstance(each, str) else "" for each in names)
@@ -258,7 +263,7 @@ def _schedules(raw: object, reader: TableReader) -> tuple[Schedule, ...]:
         clause = "must be written as [[schedules]], with two brackets"
         reader.problems.add(("schedules",), clause)
         return ()
-    # An invalid schedule keeps its place, so that later problems have the right index.
+    # An invalid schedule is kept in the list, so that later problems have the right index.
     return tuple(
         _schedule(table, ("schedules", at), reader) or Schedule("", "")
         for at, table in enumerate(raw)
@@ -266,9 +271,12 @@ def _schedules(raw: object, reader: TableReader) -> tuple[Schedule, ...]:
 
 
 def _schedule(raw: object, path: wording.Path, reader: TableReader) -> Schedule | None:
-    """Read one table. Return None, with a problem at the path, if it is not a schedule."""
+    """Read one table of a schedule.
+
+    Unless it is a table with a valid name and topic, add a problem at its path and return None.
+    """
     if isinstance(raw, Mapping) and isinstance(raw.get("at"), datetime):
-        raw = {**raw, "at": raw["at"].isoformat()}  # a TOML date-time without quotes
+        raw = {**raw, "at": raw["at"].isoformat()}  # TOML allows a date-time without quotes
     given = reader.settings(Schedule, raw, path)
     if not isinstance(raw, Mapping):
         return None
@@ -291,7 +299,10 @@ def _outboxes(raw: object, reader: TableReader) -> tuple[OutboxSettings, ...]:
 
 
 def _outbox(raw: object, path: wording.Path, reader: TableReader) -> OutboxSettings:
-    """Read one table. An invalid outbox keeps its place, with problems at its path."""
+    """Read one table of an outbox.
+
+    Unless it has a valid name and database, add problems at its path and return an empty outbox.
+    """
     given = reader.settings(OutboxSettings, raw, path)
     for name in ("name", "database"):
         if isinstance(raw, Mapping) and name not in raw:
@@ -306,11 +317,11 @@ def _outbox(raw: object, path: wording.Path, reader: TableReader) -> OutboxSetti
 def declare_consumers(
     settings: Settings, declared: Sequence[Mapping[str, Any]], *, whole: bool = True
 ) -> Settings:
-    """Return the settings with the declarations of `@handler`, which the file overrides.
+    """Add the declarations of `@handler` to the settings. The file overrides them.
 
-    Each item of `declared` contains settings of one consumer by name, as written in code: "30s" or
-    30. None means not declared. With `whole`, `declared` contains the declarations of all modules,
-    and a consumer of the file without a handler is a problem.
+    Each item of `declared` maps the settings of one consumer to values as written in code, such as
+    "30s" or 30. None means that a setting is not declared. If `whole` is True, `declared` contains
+    the declarations of all modules, so a consumer in the file that has no handler is a problem.
 
     Raises ConfigError with every problem.
     """
@@ -363,7 +374,7 @@ def declare_consumers(
 def _declared_schedules(
     raw: Mapping[str, Any], reader: TableReader
 ) -> list[tuple[wording.Path, Schedule]]:
-    """Return the @schedule declarations of one handler, each with its path for problems."""
+    """Return the @schedule declarations of one handler, each with the path used in problems."""
     found: list[tuple[wording.Path, Schedule]] = []
     for table in raw.get("schedules") or ():
         path = (f"@schedule({table.get('name')})",)
@@ -378,7 +389,7 @@ def _with_declared(
     declared: Sequence[tuple[wording.Path, Schedule]],
     problems: Problems,
 ) -> tuple[Schedule, ...]:
-    """Return the schedules of the file, and declared schedules with other names."""
+    """Return the schedules of the file, and those declared schedules that have other names."""
     named = {each.name for each in stated}
     added = [(path, each) for path, each in declared if each.name not in named]
     check_schedules(tuple(each for _, each in added), [path for path, _ in added], problems)

@@ -1,4 +1,4 @@
-"""The settings of outboxes, their checks, and the addresses of databases."""
+"""The settings of outboxes, checks of these settings, and the addresses of databases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from streamqd.config.secrets import credential, has_password, mask_url
 from streamqd.config.setting import NAMED, Seconds, Shape, describe, setting, settings_of
 
 TABLE = "streamqd_outbox"
-# Leaves room for `_dead` in a name of PostgreSQL (63 bytes) or MySQL (64 characters).
+# Leaves room for the suffix `_dead`, because a name in PostgreSQL has up to 63 bytes, and a name in
+# MySQL up to 64 characters.
 TABLE_CHARS_MAX = 48
 TABLE_NAME = Shape(
     re.compile(
@@ -94,7 +95,8 @@ class OutboxSettings:
         max=3_600,
     )
 
-    base_dir: Path = field(default=Path(), compare=False, repr=False)  # base of relative paths
+    # The directory to which relative paths refer.
+    base_dir: Path = field(default=Path(), compare=False, repr=False)
 
     def __repr__(self) -> str:
         stated = {name: getattr(self, name) for name in settings_of(type(self))}
@@ -102,9 +104,9 @@ class OutboxSettings:
         return f"OutboxSettings({', '.join(f'{name}={each!r}' for name, each in stated.items())})"
 
     def url(self, environ: Mapping[str, str] = os.environ) -> str:
-        """Return the address with its variables replaced, and an absolute path of SQLite.
+        """Return the address, with its variables replaced and any path of an SQLite file absolute.
 
-        Raises ValueError with a clause without secret parts.
+        Raises ValueError with a clause that contains no secret parts.
         """
         for name in dict.fromkeys(_VARIABLE.findall(self.database)):
             if not environ.get(name):
@@ -114,9 +116,9 @@ class OutboxSettings:
         return absolute_url(url, self.base_dir)
 
     def password(self, environ: Mapping[str, str] = os.environ) -> str | None:
-        """Return the password of the credential or the file, or None.
+        """Return the password from the credential or the file, or None if there is neither.
 
-        Raises ValueError with a clause when the file cannot be read.
+        Raises ValueError with a clause if the file cannot be read.
         """
         path = credential(f"outbox-{self.name}-password", environ) or self.password_file
         if path is None:
@@ -128,11 +130,11 @@ class OutboxSettings:
             raise ValueError(clause) from None
 
     def dialect(self, environ: Mapping[str, str] = os.environ) -> str:
-        """Return postgresql, mysql or sqlite. Raises ValueError as `url` does."""
+        """Return postgresql, mysql or sqlite. Raises ValueError in the same cases as `url`."""
         return split(self.url(environ))[0]
 
     def fault(self, environ: Mapping[str, str] = os.environ) -> str:
-        """Return why this process cannot open the database, as one sentence, or ''."""
+        """Return the reason why this process cannot open the database as one sentence, or ''."""
         for of, read in (("database", self.url), ("password_file", self.password)):
             try:
                 read(environ)
@@ -142,9 +144,10 @@ class OutboxSettings:
 
 
 def split(url: str) -> tuple[str, SplitResult]:
-    """Return the dialect and the parts of a database's URL. Raises ValueError, without the URL.
+    """Return the dialect and the parts of a database URL.
 
-    A driver after a plus, as in `postgresql+psycopg://`, is accepted and ignored.
+    A driver after a plus sign, as in `postgresql+psycopg://`, is accepted and ignored. Raises
+    ValueError with a clause that does not contain the URL.
     """
     scheme, separator, rest = url.partition("://")
     dialect = SCHEMES.get(scheme.partition("+")[0].lower())
@@ -168,7 +171,7 @@ def split(url: str) -> tuple[str, SplitResult]:
 
 
 def absolute_url(url: str, base_dir: Path) -> str:
-    """Return the URL with the path of an SQLite file in `base_dir`, unless it is absolute."""
+    """Return the URL. A relative path of an SQLite file is taken as relative to `base_dir`."""
     scheme, separator, rest = url.partition(":///")
     if SCHEMES.get(scheme.partition("+")[0].lower()) != "sqlite" or not rest.strip("/"):
         return url
@@ -178,9 +181,10 @@ def absolute_url(url: str, base_dir: Path) -> str:
 def place_of(
     outbox: OutboxSettings, environ: Mapping[str, str] = os.environ
 ) -> tuple[object, ...] | None:
-    """Return the database and the table of an outbox, or None if its URL is invalid.
+    """Return a value that identifies the database and the table of an outbox.
 
-    Only the URLs are compared. A relay compares the tables themselves.
+    Return None if the URL is invalid. Only the URLs are compared, whereas a relay compares the
+    tables themselves.
     """
     try:
         dialect, parts = split(outbox.url(environ))
@@ -197,16 +201,16 @@ def place_of(
 
 
 def inline_password(outbox: OutboxSettings) -> bool:
-    """Return True if the file contains a password, and not only the name of a variable."""
+    """Return True if the database URL contains a password, and not only a variable for it."""
     return has_password(re.sub(rf":?{_VARIABLE.pattern}", "", outbox.database))
 
 
 def check_outbox(
     outbox: OutboxSettings, path: wording.Path, problems: Problems, environ: Mapping[str, str]
 ) -> None:
-    """Add the problems of one outbox, except those of its files.
+    """Add the problems of one outbox, except for problems of its files.
 
-    A variable may be missing, because producers and commands read the same file.
+    A variable may be missing, because producers and commands also read the file of the daemon.
     """
     here = (*path, "database")
     missing = [name for name in _VARIABLE.findall(outbox.database) if not environ.get(name)]
@@ -228,7 +232,7 @@ def check_outbox(
 def check_names(
     outboxes: tuple[OutboxSettings, ...], problems: Problems, environ: Mapping[str, str]
 ) -> None:
-    """Add a problem for each name and each table that two outboxes share."""
+    """Add a problem for each name and each table that more than one outbox uses."""
     first: dict[tuple[object, ...], int] = {}
     for at, outbox in enumerate(outboxes):
         path = ("outboxes", at)

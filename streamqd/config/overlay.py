@@ -1,8 +1,8 @@
-"""Overriding the tables of the file with values of the environment and the command line.
+"""Override the settings of the file with values from the environment and the command line.
 
-`STREAMQ_DAEMON__LEASE_TTL=20s` sets `daemon.lease_ttl`. For a topic of the file, use a variable
-such as `STREAMQ_TOPICS__ACCESS__PARTITIONS`, with `_` for each character that a shell does not
-allow. Consumers are a list, so only the file and @handler can set them.
+`STREAMQ_DAEMON__LEASE_TTL=20s` sets `daemon.lease_ttl`. For a topic in the file, use a variable
+such as `STREAMQ_TOPICS__ACCESS__PARTITIONS`. In the name of the topic, replace each character that
+is not a letter or digit with `_`. Consumers are a list, so only the file and @handler can set them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def overlay(
     environ: Mapping[str, str],
     problems: Problems,
 ) -> None:
-    """Override the raw tables, first with the environment, then with the command line."""
+    """Override the raw tables, first with the environment and then with the command line."""
     for name in sorted(environ):
         if name.startswith(PREFIX) and name != CONFIG_NAME:
             path = _path_of_variable(name, raw, problems)
@@ -77,7 +77,10 @@ def _path_of_variable(
 
 
 def variables() -> dict[str, tuple[str, str]]:
-    """Return section and setting by environment variable, without named tables and consumers."""
+    """Return the section and the setting for each environment variable.
+
+    Variables for named tables, such as topics, are not included.
+    """
     return {
         f"{PREFIX}{section.upper()}__{name.upper()}": (section, name)
         for section, cls in SECTIONS.items()
@@ -86,12 +89,15 @@ def variables() -> dict[str, tuple[str, str]]:
 
 
 def variable_part(name: str) -> str:
-    """Return a topic's name as a part of a variable's name."""
+    """Return the name of a topic as it appears in the name of a variable."""
     return re.sub(r"[^A-Za-z0-9]", "_", name).upper()
 
 
 def setting_at(path: tuple[str, ...]) -> Setting | None:
-    """Return the setting at a TOML path, or None. Settings of consumers are not included."""
+    """Return the setting at a TOML path, or None if there is none.
+
+    Settings of consumers, schedules and outboxes are not included.
+    """
     if path[0] in NAMED_SECTIONS:
         section: type | None = NAMED_SECTIONS[path[0]] if len(path) > 2 else None
         names = path[2:]
@@ -108,10 +114,10 @@ def setting_at(path: tuple[str, ...]) -> Setting | None:
 
 
 def _path_of_key(key: str) -> tuple[str, ...] | None:
-    """Return the parts of a dotted TOML key, which may be quoted, or None if it is invalid."""
+    """Return the parts of a dotted TOML key, or None if the key is invalid. Parts may be quoted."""
     try:
         table: Any = tomli.loads(f"{key} = 0") if "\n" not in key else 0
-    except (ValueError, RecursionError):  # invalid TOML, nested too deep, or too long a number
+    except (ValueError, RecursionError):  # invalid TOML, nested too deeply, or too long a number
         return None
     parts: list[str] = []
     while isinstance(table, dict):
@@ -123,27 +129,31 @@ def _path_of_key(key: str) -> tuple[str, ...] | None:
 
 
 def set_value(raw: dict[str, Any], path: tuple[str, ...], text: str) -> None:
-    """Set a string from outside the file in the raw tables, at a TOML path."""
+    """Set a value in the raw tables at a TOML path. `text` is a string from outside the file."""
     table = raw
     for part in path[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            return  # the file has no table here, which the reader reports
+            return  # the file has another value instead of a table, which the reader reports
     setting = setting_at(path)
     table[path[-1]] = _parse_value(text, setting.kind if setting else Kind.TEXT)
 
 
 def _parse_value(text: str, kind: Kind) -> Any:
-    """Return the value of a string from outside the file: parsed as TOML, or the string itself."""
+    """Convert a string from outside the file to a value.
+
+    The string is parsed as TOML, or used unchanged, depending on the kind of the setting.
+    """
     bare = text.strip()
     quoted = len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'"
     if kind in (Kind.TEXT, Kind.PATH) and not quoted:
-        # Keep the string, because an instance may be named 42, and a password may contain anything.
+        # Keep the string, because an instance may be named 42, and a password may contain any
+        # characters.
         return text
     if kind is Kind.TEXTS and not bare.startswith("["):
         return [part.strip() for part in bare.split(",") if part.strip()]
     try:
         document = tomli.loads(f"value = {bare}")
-    except (ValueError, RecursionError):  # invalid TOML, nested too deep, or too long a number
+    except (ValueError, RecursionError):  # invalid TOML, nested too deeply, or too long a number
         return text
     return document["value"] if set(document) == {"value"} else text

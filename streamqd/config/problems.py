@@ -1,4 +1,4 @@
-"""Collecting the problems of a configuration, to report them together."""
+"""Collect the problems of a configuration, so that they can be reported together."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ _SHOWN_CHARS_MAX = 60
 
 
 class Problems:
-    """The problems of one configuration, in the order of discovery."""
+    """The problems of one configuration, in the order in which they were found."""
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
-        # The source of each value that is not from the file. Sentences about the value include it.
+        # Maps the path of each value that is not from the file to its source. Sentences about the
+        # value mention the source.
         self.origins: dict[Path, str] = {}
-        # The place and the subject of each unnamed table. Sentences about the table end with them.
+        # Maps the path of each unnamed table to its subject and its place in the file. Sentences
+        # about the table end with them.
         self.places: dict[Path, str] = {}
         self._bad: set[Path] = set()
 
     def add(self, path: Path, clause: str) -> None:
-        """Add a problem. `clause` completes a sentence that starts with the setting's path."""
+        """Add a problem. `clause` completes a sentence that starts with the path of the setting."""
         self._bad.add(path)
         places = [
             self.places[path[:end]] for end in range(len(path) + 1) if path[:end] in self.places
@@ -36,7 +38,7 @@ class Problems:
         self.sentences.append(f"{self.name(path)}: {clause}{place}")
 
     def bad(self, path: Path) -> None:
-        """Mark a path as unusable without adding another sentence."""
+        """Mark a path as unusable without adding a sentence."""
         self._bad.add(path)
 
     def ok(self, *paths: Path) -> bool:
@@ -46,7 +48,7 @@ class Problems:
         return not any(path[:end] in self._bad for path in paths for end in range(len(path) + 1))
 
     def name(self, path: Path) -> str:
-        """Return the dotted TOML path, with the source of the value if it is not the file."""
+        """Return a dotted TOML path, followed by the source of the value if it is not the file."""
         origin = next(
             (
                 self.origins[path[:end]]
@@ -61,7 +63,7 @@ class Problems:
     def raise_if_any(self, salvaged: object = None) -> None:
         """Raise ConfigError if there are problems.
 
-        `salvaged` contains the settings that could be read, with defaults for the rest.
+        `salvaged` contains the settings that could be read, and defaults for all others.
         """
         if self.sentences:
             # Escape the sentences, because they may quote untrusted names.
@@ -71,7 +73,7 @@ class Problems:
 
 
 def format_path(path: Path) -> str:
-    """Return a dotted path: daemon.lease_ttl, consumers[0].group, topics."a.b".partitions."""
+    """Return a path in dotted form, such as consumers[0].group or topics."a.b".partitions."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -85,14 +87,14 @@ def format_path(path: Path) -> str:
 
 def nearest_word(word: str, known: Iterable[str]) -> str | None:
     """Return the most similar known word, or None if no word is similar enough."""
-    import difflib  # imported here to save memory in a daemon without problems
+    import difflib  # imported here to save memory in a daemon that has no problems
 
     found = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), n=1, cutoff=0.6)
     return found[0] if found else None
 
 
 def quote(value: object, *, secret: bool = False) -> str:
-    """Return a value for a sentence: on one line, at most 60 characters, and never a secret."""
+    """Return a value on one line for use in a sentence, cut to 60 characters and never secret."""
     if secret:
         return "the value"
     try:

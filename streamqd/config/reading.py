@@ -1,4 +1,4 @@
-"""Converting raw values and tables according to their Setting, and collecting problems."""
+"""Convert raw values and tables as their Setting requires, and collect problems."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ from streamqd.model import Backoff
 
 @dataclass(frozen=True, slots=True)
 class TableReader:
-    """Reads raw tables. Adds errors to `problems`. Paths are relative to `base_dir`."""
+    """Reads raw tables, and adds the errors that it finds to `problems`.
+
+    Relative paths in settings are relative to `base_dir`.
+    """
 
     problems: Problems
     base_dir: Path = Path()
 
     def table(self, default: Any, raw: object, path: wording.Path) -> Any:
-        """Return a copy of the dataclass `default` with the valid settings of the table.
+        """Return a copy of the dataclass `default`, updated with the valid settings of the table.
 
-        If the class has a field `stated`, it is set to their names.
+        If the class has a field `stated`, it contains the names of these settings.
         """
         given = self.settings(type(default), raw, path, default=default)
         if hasattr(default, "stated"):
@@ -41,7 +44,7 @@ class TableReader:
     def settings(
         self, section: type, raw: object, path: wording.Path, *, default: object = None
     ) -> dict[str, Any]:
-        """Return the valid settings of the table by name."""
+        """Return the valid settings of a table as a dict from name to value."""
         if not isinstance(raw, Mapping):
             clause = f"{wording.quote(raw)} is not a table [{wording.format_path(path)}]"
             self.problems.add(path, clause)
@@ -70,7 +73,10 @@ class TableReader:
 def unknown_clause(
     name: str, known: Collection[str], section: type | None = None, path: wording.Path = ()
 ) -> str:
-    """Return a clause for an unknown setting, with the most similar name or the right table."""
+    """Return a clause for an unknown setting.
+
+    The clause suggests a similar name, or names the table to which the setting belongs.
+    """
     meant = wording.nearest_word(name, known)
     if meant:
         return f"unknown setting; did you mean {wording.format_path((*path, meant))}?"
@@ -87,7 +93,10 @@ def unknown_clause(
 
 
 def read_value(setting: Setting, value: object, base_dir: Path) -> Any:
-    """Return the converted value. Raises ValueError with a clause that completes "<value> ..."."""
+    """Return the converted value of a setting.
+
+    Raises ValueError with a clause that completes a sentence starting with the value.
+    """
     if setting.optional and (value is None or _means_none(setting, value)):
         return None
     match setting.kind:
@@ -114,7 +123,7 @@ def read_value(setting: Setting, value: object, base_dir: Path) -> Any:
 
 
 def _json(value: object) -> str:
-    """Return a value as JSON. The order of the keys is kept."""
+    """Return a value as JSON, with its keys in the original order."""
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         text.encode()  # rejects a lone surrogate
@@ -168,7 +177,7 @@ def _texts(setting: Setting, value: object) -> tuple[str, ...]:
 
 
 def _class_name(cls: type) -> str:
-    """Return the name in policies of a class that was declared in code."""
+    """Return the name that policies use for a class that was passed in code."""
     return (
         cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
     )
@@ -178,13 +187,13 @@ _LIMITS = {Kind.DURATION: DURATION_MAX, Kind.SIZE: SIZE_MAX}
 
 
 def bounds(setting: Setting) -> tuple[float, float]:
-    """Return the minimum and maximum of a number, a duration (seconds) or a size (bytes)."""
+    """Return the minimum and the maximum of a number, a duration (seconds) or a size (bytes)."""
     limit = _LIMITS.get(setting.kind, COUNT_MAX)
     return setting.min or 0, limit if setting.max is None else setting.max
 
 
 def format_number(setting: Setting, number: float) -> str:
-    """Return a number of this setting in TOML notation."""
+    """Return a number in the notation that this setting has in TOML."""
     if setting.kind is Kind.DURATION:
         return f'"{format_duration(number)}"'
     if setting.kind is Kind.SIZE:

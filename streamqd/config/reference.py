@@ -1,4 +1,4 @@
-"""Descriptions of the settings: reference file, JSON schema for editors, effective values."""
+"""Describe the settings as a reference file, as a JSON schema for editors, and as a document."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ STREAMQ_DAEMON__LEASE_TTL overrides daemon.lease_ttl. A name that streamqd does 
 error."""
 _TOPIC, _GROUP = "access", "hits"
 _SCHEDULE = Schedule("nightly", _TOPIC, cron="0 3 * * *")
-_UNSET = Schedule("nightly", _TOPIC)  # no cron, so that its default is shown
+_UNSET = Schedule("nightly", _TOPIC)  # cron is not set, so that its default is shown
 _OUTBOX = OutboxSettings("shop", "${DATABASE_URL}")
 
 
 @dataclass(frozen=True)
 class SettingReference:
-    """One setting as a page describes it: its full dotted name, meaning, limits and default."""
+    """A setting as a page describes it, with its full dotted name, meaning, limits and default."""
 
     name: str
     text: str
-    default: str  #: in TOML; "" for a required setting and for a table
-    keys: tuple[SettingReference, ...] = ()  #: of a table
-    choices: tuple[str, ...] = ()  #: all valid values of a setting that has a few
+    default: str  #: default in TOML, or "" for a required setting or a table
+    keys: tuple[SettingReference, ...] = ()  #: keys of a table
+    choices: tuple[str, ...] = ()  #: all valid values, if the setting has only a few
 
 
 @dataclass(frozen=True)
 class SectionReference:
-    """One table of the file: its header in TOML, its meaning, and its settings."""
+    """A table of the file, with its header in TOML, its meaning, and its settings."""
 
     name: str
     header: str
@@ -67,7 +67,7 @@ class SectionReference:
 
 
 def reference() -> list[SectionReference]:
-    """Return all settings by section, in the order of the file."""
+    """Return all settings, grouped by section and in the order of the file."""
     return [
         SectionReference(
             name,
@@ -99,7 +99,7 @@ def _references(prefix: str, values: Any) -> Iterator[SettingReference]:
 
 
 def _sections() -> Iterator[tuple[str, str, Any]]:
-    """Yield the name, the line of the file, and the values of each section."""
+    """Yield the name of each section, its header line in the file, and its values."""
     for name, section in SECTIONS.items():
         yield name, f"[{name}]", section()
     for name, section in NAMED_SECTIONS.items():
@@ -110,7 +110,10 @@ def _sections() -> Iterator[tuple[str, str, Any]]:
 
 
 def reference_toml() -> str:
-    """Return the text of etc/streamq.toml. It sets nothing, so that loading it gives defaults."""
+    """Return the text of etc/streamq.toml.
+
+    The file sets nothing, so loading it results in the default settings.
+    """
     lines = [*_comment(_HEAD)]
     for _, header, values in _sections():
         lines += ["", "", *_comment(_doc_of(type(values))), header, *_settings_lines(values)]
@@ -126,7 +129,7 @@ def _settings_lines(section: Any) -> list[str]:
 
 
 def _setting_lines(name: str, setting: Setting, value: Any) -> list[str]:
-    """Return a setting's lines in the file. A table that is too wide has one line per key."""
+    """Return the lines of a setting in the file. A table that is too wide gets one line per key."""
     line = f"#{name} = {_toml(setting, value)}"
     if setting.table is None or len(line) <= _COLUMNS:
         return [line]
@@ -135,7 +138,7 @@ def _setting_lines(name: str, setting: Setting, value: Any) -> list[str]:
 
 
 def _describe(setting: Setting) -> str:
-    """Return the meaning and the valid values of a setting, and of the keys of a table."""
+    """Return the meaning and the valid values of a setting, and of the keys if it is a table."""
     lines = [setting.doc + _describe_allowed(setting)]
     if setting.table is not None:
         for name, inner in settings_of(setting.table).items():
@@ -214,13 +217,13 @@ def _toml(setting: Setting, value: Any) -> str:
         inner = settings_of(setting.table)
         pairs = ", ".join(f"{key} = {_toml(inner[key], getattr(value, key))}" for key in inner)
         return f"{{ {pairs} }}"
-    if setting.empty_is_default:  # such as the host name, which is not a general default
+    if setting.empty_is_default:  # the actual default may depend on the host, such as its name
         return '""'
     return json.dumps(plain(setting, value), ensure_ascii=False)
 
 
 def as_document(settings: Settings) -> dict[str, Any]:
-    """Return the effective settings for `config show`, as plain data with passwords masked."""
+    """Return the effective settings as plain data for `config show`, with passwords masked."""
     document: dict[str, Any] = {name: _plain_table(getattr(settings, name)) for name in SECTIONS}
     for title in NAMED_SECTIONS:
         named = getattr(settings, title).items()
@@ -231,7 +234,7 @@ def as_document(settings: Settings) -> dict[str, Any]:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON schema (2020-12) of the file, for editors that complete and check TOML."""
+    """Return the JSON schema (2020-12) of the file, with which editors complete and check TOML."""
     properties = {name: _table_schema(cls(), _doc_of(cls)) for name, cls in SECTIONS.items()}
     for name, cls in NAMED_SECTIONS.items():
         properties[name] = {

@@ -101,7 +101,7 @@ class Schedule:
         min=0,
         max=JITTER_MAX,
     )
-    # The place of its declaration, for problems.
+    # The place where the schedule is declared, for use in problems.
     place: str = field(default="", compare=False, repr=False)
 
     @property
@@ -146,7 +146,10 @@ def check_schedule(schedule: Schedule, path: wording.Path, problems: Problems) -
 def check_schedules(
     schedules: tuple[Schedule, ...], paths: list[wording.Path], problems: Problems
 ) -> None:
-    """Add the problems of each schedule, duplicate names, and topics with too many schedules."""
+    """Add the problems of each schedule.
+
+    Names that are used twice and topics with too many schedules are problems, too.
+    """
     first: dict[str, wording.Path] = {}
     counts: dict[str, int] = {}
     for schedule, path in zip(schedules, paths, strict=True):
@@ -206,9 +209,9 @@ def _at_fault(at: str | None) -> str:
 
 
 def zone_of(name: str) -> tzinfo:
-    """Return a time zone. Raises KeyError, ValueError or OSError for an unknown one.
+    """Return a time zone. Raises KeyError, ValueError or OSError if it is unknown.
 
-    The module is imported here, because its import takes 0.6 MiB of memory.
+    zoneinfo is imported only when it is needed, because it costs 0.6 MiB of memory.
     """
     import zoneinfo
 
@@ -222,7 +225,7 @@ def _zone_fault(schedule: Schedule) -> str:
         return "applies only to cron"
     try:
         _ = schedule.zone
-    except (KeyError, ValueError, OSError):  # KeyError: it is not found
+    except (KeyError, ValueError, OSError):  # zoneinfo raises KeyError if the zone is not found
         import zoneinfo
 
         known = {name.lower(): name for name in zoneinfo.available_timezones()}

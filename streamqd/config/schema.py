@@ -1,7 +1,8 @@
 """The sections of the configuration and their settings, as frozen dataclasses.
 
 The loader, etc/streamq.toml, the JSON schema and `config show` are all based on these fields, so
-each setting is described only once. Durations are in seconds, sizes in bytes. Nothing is read here.
+each setting is described only once. Durations are in seconds, and sizes are in bytes. This module
+reads no configuration.
 """
 
 from __future__ import annotations
@@ -288,7 +289,7 @@ class Http:
 
     @property
     def address(self) -> tuple[str, int] | Path | None:
-        """Host and port, or the path of a unix socket. None: no HTTP server."""
+        """The host and the port, or the path of a Unix socket, or None if HTTP is disabled."""
         if not self.bind:
             return None
         if self.bind.startswith("unix:"):
@@ -364,7 +365,7 @@ class Console:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port."""
+        """The host and the port on which the console listens."""
         host, _, port = self.bind.rpartition(":")
         return host.removeprefix("[").removesuffix("]"), int(port)
 
@@ -426,7 +427,11 @@ class KeyPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The whole configuration. `source` is its file. Paths are relative to `base_dir`."""
+    """The whole configuration.
+
+    `source` is the file from which it was read, and relative paths in it are relative to
+    `base_dir`.
+    """
 
     redis: Redis = field(default_factory=Redis)
     daemon: Daemon = field(default_factory=Daemon)
@@ -443,12 +448,15 @@ class Settings:
     outboxes: tuple[OutboxSettings, ...] = ()
     base_dir: Path = Path()
     source: str = "defaults"
-    # The time of reading, by the host's clock. If two releases define a schedule differently, the
-    # definition that was read later is used.
+    # The time at which the configuration was read, by the clock of the host. If two releases define
+    # a schedule differently, the definition that was read later is used.
     read_unix_ms: int = field(default=0, compare=False, repr=False)
 
     def groups_of(self, topic: str) -> list[str]:
-        """Return the groups that read a topic's messages here, but not its dead letters."""
+        """Return the groups of this configuration that read the messages of a topic.
+
+        Groups that read its dead letters are not included.
+        """
         return [
             each.group
             for each in self.consumers
@@ -466,5 +474,5 @@ SECTIONS: dict[str, type] = {
     "keys": KeyPrefixes,
     "archive": ArchiveStore,
 }
-# Sections with one table per name: [topics.NAME].
+# Sections that have one table per name, such as [topics.NAME].
 NAMED_SECTIONS: dict[str, type] = {"topics": Topic, "pipelines": Pipeline}

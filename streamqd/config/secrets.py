@@ -1,4 +1,4 @@
-"""Masking passwords in output, and removing them from the environment of child processes."""
+"""Mask passwords in output, and remove them from the environment of child processes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 URL_VARIABLE = "STREAMQ_REDIS__URL"
 _OURS = "STREAMQ_"
 _STORE_OPTIONS = "STREAMQ_ARCHIVE__OPTIONS"  # may contain credentials of an object store
-# The repetitions are bounded, to limit the time for untrusted text.
+# The repetitions are bounded, to limit the time that is spent on untrusted text.
 _IN_TEXT = re.compile(r"([a-zA-Z0-9.+-]{1,40}://[^:/\s]{0,4096}):[^\s]{0,4096}@")
 _PARAMETER_IN_TEXT = re.compile(r"([?&]password=)[^&\s]*", re.IGNORECASE)
 _PARAMETER = re.compile(r"([?&]password=)[^&]*", re.IGNORECASE)
 
 
 def mask_passwords(text: str) -> str:
-    """Return the text with the passwords of its URLs masked, even in invalid URLs.
+    """Return the text with passwords in URLs masked, even if a URL is invalid.
 
-    A URL is assumed to reach to the next space. For a value that is a URL, use `mask_url`.
+    A URL is assumed to end at the next space. To mask a value that is a URL, use `mask_url`.
     """
     if "://" not in text and "password=" not in text.lower():
         return text
@@ -27,7 +27,7 @@ def mask_passwords(text: str) -> str:
 
 
 def mask_url(url: str) -> str:
-    """Return the URL with its password masked. User name and password may be unencoded."""
+    """Return a URL with its password masked. The user name and the password may be unencoded."""
     return _replace_password(url, ":***", r"\1***")
 
 
@@ -37,9 +37,9 @@ def has_password(url: str) -> bool:
 
 
 def scrub(environ: MutableMapping[str, str]) -> None:
-    """Remove passwords from STREAMQ_ variables, before user code runs.
+    """Remove passwords from STREAMQ_ variables, before code of the user runs.
 
-    The address in a URL remains, so that a connection with it fails with an authentication error.
+    The address in a URL is kept, so that connecting to it fails with an authentication error.
     """
     environ.pop(_STORE_OPTIONS, None)
     for name, text in list(environ.items()):
@@ -48,10 +48,10 @@ def scrub(environ: MutableMapping[str, str]) -> None:
 
 
 def _replace_password(url: str, password: str, parameter: str) -> str:
-    """Return the URL with replacements for `:PASSWORD` before the host and for the parameter.
+    """Return a URL with `:PASSWORD` before the host and the password parameter replaced.
 
-    Everything up to the last @ counts as user and password, to hide too much rather than too
-    little.
+    Everything up to the last @ counts as user and password, so that too much is hidden rather than
+    too little.
     """
     scheme, separator, rest = url.partition("://")
     head, at, host = rest.rpartition("@")
@@ -74,7 +74,8 @@ def credential(name: str, environ: Mapping[str, str] = os.environ) -> Path | Non
 def is_credential(path: Path, environ: Mapping[str, str] = os.environ) -> bool:
     """Return True if a file is a systemd credential.
 
-    systemd protects credentials with ACLs, which the mode shows as group permissions.
+    systemd protects credentials with ACLs, which appear as group permissions in the mode of the
+    file.
     """
     directory = environ.get("CREDENTIALS_DIRECTORY")
     return bool(directory and path.is_relative_to(directory))

@@ -1,8 +1,8 @@
-"""The description of one setting: its meaning, form, bounds and default, next to the field.
+"""Describe settings next to their fields, with their meaning, notation, bounds and default.
 
-The annotation of the field defines the notation of the setting. `Seconds` are durations, `Bytes`
-are sizes, `JsonText` is any value, `tuple[str, ...]` is a list, and a dataclass is a table. A
-setting of the type `X | None` can be switched off.
+The annotation of a field defines the notation of its setting. `Seconds` is a duration, `Bytes` is a
+size, `JsonText` is any value, `tuple[str, ...]` is a list, and a dataclass is a table. A setting of
+the type `X | None` can be disabled.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 from streamqd.model import Backoff
 
-# The limits of settings without their own maximum.
+# The maximum values of settings that do not define a maximum of their own.
 COUNT_MAX = 10**12
 DURATION_MAX = 3650 * 86_400.0
 SIZE_MAX = 1 << 50
 
 
 class Kind(enum.Enum):
-    """The notation of a setting."""
+    """The notation in which the value of a setting is written."""
 
     TEXT = "string"
     INTEGER = "integer"
@@ -41,7 +41,7 @@ class Kind(enum.Enum):
 
 Seconds = Annotated[float, Kind.DURATION]
 Bytes = Annotated[int, Kind.SIZE]
-JsonText = Annotated[str, Kind.JSON]  # any value, kept as JSON
+JsonText = Annotated[str, Kind.JSON]  # a value of any type, stored as JSON
 
 _KINDS: dict[Any, Kind] = {
     str: Kind.TEXT,
@@ -57,13 +57,13 @@ _KINDS: dict[Any, Kind] = {
 
 
 class Shape(NamedTuple):
-    """The pattern of a string, and a hint for strings that do not match."""
+    """A pattern for strings, and a hint for strings that do not match it."""
 
     pattern: re.Pattern[str]
     hint: str
 
 
-# Names are parts of keys and paths, so `.` and `..` must not be valid names.
+# A name can be part of a key or a path, so `.` and `..` must not be valid names.
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 NAME_HINT = "use 1 to 64 of A-Z a-z 0-9 . _ - and no dot first"
 NAMED = Shape(NAME, NAME_HINT)
@@ -72,7 +72,10 @@ DOTTED_NAME = r"[^\W\d]\w*(\.[^\W\d]\w*)*"  # name of a module, a function or a 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The description of one setting. An `optional` setting may be None, written "none" or ""."""
+    """The description of one setting.
+
+    If `optional` is True, the value may be None, which is written as "none" or "".
+    """
 
     doc: str
     min: float | None = None
@@ -81,25 +84,26 @@ class Setting:
     shape: Shape | None = None
     empty_is_default: bool = False  # "" means the default
     secret: bool = False  # the value may contain a password, so messages never quote it
-    # From the annotation and the default of the field:
+    # The following values are derived from the annotation and the default of the field.
     kind: Kind = Kind.TEXT
     optional: bool = False
     required: bool = False
-    table: type | None = None  # Kind.TABLE: the dataclass of its keys
+    table: type | None = None  # for Kind.TABLE, the dataclass that defines its keys
 
 
 def describe(doc: str, **rest: Any) -> dict[str, Setting]:
-    """Return the metadata of a dataclass field that is a setting."""
+    """Return the metadata that makes a dataclass field a setting."""
     return {"setting": Setting(doc, **rest)}
 
 
 def setting(default: Any, doc: str, **rest: Any) -> Any:
-    """Return a dataclass field that is a setting. `rest` are fields of `Setting`."""
+    """Return a dataclass field that is a setting. `rest` sets further fields of its `Setting`."""
     return field(default=default, metadata=describe(doc, **rest))
 
 
 _DELAY_MAX = 30 * 86_400.0
-# Backoff belongs to streamqd.model, which does not depend on the configuration.
+# Backoff is defined in streamqd.model, which does not depend on the configuration. Its settings are
+# therefore described here.
 _BACKOFF: dict[str, Setting] = {
     "kind": Setting(
         "fixed: the delay is always `base`. linear: it grows by `base` each time. exponential: it"
@@ -117,7 +121,10 @@ _BACKOFF: dict[str, Setting] = {
 
 
 def settings_of(section: type) -> dict[str, Setting]:
-    """Return the settings of a section's dataclass by name, in the order of its fields."""
+    """Return the settings that the dataclass of a section defines.
+
+    The result maps their names to the settings, in the order of the fields.
+    """
     return _described_by(section)
 
 
@@ -134,7 +141,7 @@ def _described_by(section: type) -> dict[str, Setting]:
 
 
 def _complete_setting(of: dataclasses.Field[Any], hint: Any) -> Setting:
-    """Return the setting, with the values that follow from its annotation and default added."""
+    """Return a field's setting with the values that follow from its annotation and default."""
     union = get_origin(hint) is not Annotated and NoneType in get_args(hint)
     if union:
         (hint,) = set(get_args(hint)) - {NoneType}

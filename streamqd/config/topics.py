@@ -55,7 +55,8 @@ class Retention:
         ' and counted). "none" keeps them.',
         min=1,
     )
-    # The explicit settings. Those registered with the topic fill in the others.
+    # The names of the settings that are set explicitly. Settings that are registered with the topic
+    # fill in the others.
     stated: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     @property
@@ -99,6 +100,6 @@ class Topic:
         " deleted before it is archived.",
         min=1,
     )
-    # The explicit settings. A topic that only a consumer names has none, so its partition count is
-    # the registered one, not the default.
+    # The names of the settings that are set explicitly. There are none for a topic that is named
+    # only by a consumer, so its partition count is the registered one, not the default.
     stated: frozenset[str] = field(default=frozenset(), compare=False, repr=False)

@@ -1,4 +1,4 @@
-"""Parsing the URL of Redis: one server, the sentinels of a master, or nodes of a cluster."""
+"""Parse the URL of Redis, which names one server, the sentinels of a master, or cluster nodes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ SOCKET_BYTES_MAX = 107  # sun_path has 108 bytes, including the terminating zero
 
 
 class Address(NamedTuple):
-    """Host and port of one node. As a string, HOST:PORT with brackets around IPv6."""
+    """The host and the port of one node.
+
+    As a string, it is HOST:PORT, with brackets around an IPv6 address.
+    """
 
     host: str
     port: int
@@ -48,11 +51,11 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The parts of a URL of Redis. `kind` is SERVER, SENTINEL, CLUSTER or EMBEDDED.
+    """The parts of a Redis URL. `kind` is SERVER, SENTINEL, CLUSTER or EMBEDDED.
 
     `addresses` contains the server, the sentinels, or some nodes of the cluster, which report the
-    other nodes. A unix socket has a `path` instead. `master` is only set for SENTINEL. `username`
-    and `password` are for the nodes with data, not for the sentinels.
+    other nodes. For a Unix socket, `path` is set instead. `master` is set only for SENTINEL.
+    `username` and `password` are for the nodes that store data, not for the sentinels.
     """
 
     kind: str
@@ -70,11 +73,14 @@ class Topology:
         return f"{self.kind} {nodes}" + (f" ({self.master})" if self.master else "")
 
 
-# Cached, so that workers use the result of the supervisor. Running the parser would copy 0.1 MiB of
-# shared memory in each worker.
+# The result is cached, so that workers use the one that the supervisor has parsed. If each worker
+# ran the parser, it would copy 0.1 MiB of memory that is otherwise shared.
 @functools.cache
 def parse(url: str) -> Topology:
-    """Parse the URL. Raises ValueError with the problem as a clause, without secret parts."""
+    """Parse a Redis URL.
+
+    Raises ValueError with a clause about the problem, which contains no secret parts.
+    """
     if url == EMBEDDED:
         return Topology(EMBEDDED, False)
     scheme, colon, _ = url.partition(":")
@@ -110,7 +116,7 @@ def _one_server(parts: SplitResult, tls: bool) -> Topology:
 
 
 def _parameter(parts: SplitResult) -> str:
-    """Return the database of the parameter `db`, or ''. Other parameters raise ValueError."""
+    """Return the database in the parameter `db`, or ''. Raises ValueError for other parameters."""
     found = parse_qs(parts.query, keep_blank_values=True)
     extra = sorted(found.keys() - {"db"})
     if extra or parts.fragment:

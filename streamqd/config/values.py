@@ -1,7 +1,7 @@
-"""Parsing and formatting durations, sizes and rates.
+"""Parse and format durations, sizes and rates.
 
-`parse_duration` and `parse_size` raise ValueError with a clause that completes the sentence
-"<value> ...". The loader adds the TOML path and the value.
+`parse_duration` and `parse_size` raise ValueError with a clause that completes a sentence starting
+with the value. The loader adds the TOML path and the value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ Size = int | str  # bytes, or a string such as "64MiB"
 DURATION_HINT = 'write a number of seconds, or a string such as "30s", "1m30s", "500ms" or "24h"'
 SIZE_HINT = 'write an integer number of bytes, or a string such as "64MiB", "4MB" or "512KiB"'
 
-# Longest unit first: a duration must list its units in this order, each at most once.
+# The units are sorted from the longest to the shortest. A duration must list its units in this
+# order, and may use each of them only once.
 _DURATION_UNITS: dict[str, Decimal] = {
     "w": Decimal(604_800),
     "d": Decimal(86_400),
@@ -39,7 +40,7 @@ _SIZE_UNITS: dict[str, int] = {
 }
 
 _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
-# The JSON schema contains these patterns, too. They do not check the order of the units.
+# The JSON schema also contains these patterns. They do not check the order of the units.
 DURATION_PATTERN = rf"^\s*(?:{_NUMBER}|(?:{_NUMBER}\s*(?:ms|[wdhms])\s*)+)\s*$"
 SIZE_PATTERN = rf"^\s*{_NUMBER}\s*(?:[TGMK]iB|[TGMKk]?B)?\s*$"
 RATE_PATTERN = r"[0-9]{1,9}(?:\.[0-9]{1,6})?/[smh]"
@@ -49,7 +50,7 @@ _SIZE = re.compile(SIZE_PATTERN)
 
 
 def parse_duration(value: object) -> float:
-    """Return the seconds of a number, a string such as "1m30s", or a timedelta."""
+    """Return the number of seconds in a number, a string such as "1m30s", or a timedelta."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, str):
@@ -75,7 +76,7 @@ def _duration_of_text(text: str) -> float:
 
 
 def parse_instant(text: str) -> float:
-    """Return the unix seconds of an ISO 8601 date or time. Without an offset, it is UTC."""
+    """Parse an ISO 8601 date or time, and return unix seconds. Without an offset, it is in UTC."""
     found = datetime.fromisoformat(text.strip())
     try:
         return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
@@ -99,7 +100,10 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_size(value: object) -> int:
-    """Return the bytes of an integer or a string: "64MiB" (powers of 1024) or "4MB" (of 1000)."""
+    """Return the number of bytes in an integer or a string.
+
+    For example, "64MiB" uses powers of 1024, and "4MB" powers of 1000.
+    """
     if isinstance(value, str):
         if not _SIZE.match(value):
             raise ValueError(f"is not a size ({SIZE_HINT})")
@@ -129,7 +133,7 @@ def format_size(size: int) -> str:
 
 
 def parse_rate(text: str) -> float:
-    """Return the runs per second of a string that matches `RATE_PATTERN`, such as "5/m"."""
+    """Return the runs per second in a string that matches `RATE_PATTERN`, such as "5/m"."""
     number, _, unit = text.partition("/")
     return float(Decimal(number) / _DURATION_UNITS[unit])
 
