@@ -89,7 +89,7 @@ class ConsoleHistory:
     ) -> Sequence[HistoryPoint]:
         """Return the points of a group for the last `minutes`, one every `step`, oldest first.
 
-        `partitions` is the current partition count of the topic. Raises RedisResponseError,
+        `partitions` is the current partition count of the group. Raises RedisResponseError,
         RedisUnavailableError.
         """
         with self._lock:

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 
 class Event(NamedTuple):
-    """One event. Its fields do not include the fields of every line, such as `ts`."""
+    """One event. Its fields do not include those that every line has, such as `ts`."""
 
     level: str
     """The level, or two levels separated by a comma."""
     meaning: str
-    """What happened, the effect on messages, and the operator's action if there is one."""
+    """A sentence about the event, its effect on messages, and any action for the operator."""
     fields: tuple[str, ...] = ()
     """All fields that the event can have. A line omits fields without a value."""
 
@@ -760,9 +760,9 @@ SECTIONS: dict[str, dict[str, Event]] = {
         ),
     },
 }
-"""Every event, by the section of the reference page. Within a section, events are sorted."""
+"""All events, by section of the reference page. Within a section, they are sorted by name."""
 
 EVENTS: dict[str, Event] = {
     name: event for events in SECTIONS.values() for name, event in events.items()
 }
-"""Every event. An event that is missing here is a programming error."""
+"""All events, by name. Logging an event that is missing here is a programming error."""

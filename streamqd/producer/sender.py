@@ -368,7 +368,7 @@ class Sender:
     def _start(self, chunk: Chunk) -> None:
         """Send a chunk, and leave its reply to `finish`.
 
-        If this is not possible, write it completely.
+        If this is not possible, write it now.
         """
         if chunk.envelopes and self._connection.connected and not self._writer.spread:
             with contextlib.suppress(
