@@ -169,8 +169,8 @@ class Directory(click.ParamType[Path | str]):
 def _moment(value: object) -> tuple[float, bool]:
     """Parse a date or time in UTC, unix milliseconds, or an age such as `12h`.
 
-    For an instant, return unix milliseconds and False. For an age, return seconds and True. An age
-    is relative to the server's clock, see `unix_ms`.
+    For an instant, return unix milliseconds and False. For an age, return seconds and True.
+    `unix_ms` converts both to unix milliseconds, because an age is relative to the server's clock.
     """
     text = str(value).strip()
     if text.isascii() and text.isdigit() and int(text) >= _UNIX_MS_MIN:

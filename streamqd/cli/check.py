@@ -100,7 +100,7 @@ def _state_dir(folder: Path) -> list[CheckFinding]:
 def _http(settings: config.Settings) -> list[CheckFinding]:
     address = settings.http.address
     if address is None or startup.is_running(settings):
-        return []  # if the daemon is running, it is the process that uses the address
+        return []  # HTTP is disabled, or the running daemon itself uses the address
     if isinstance(address, Path):
         address = settings.base_dir / address
     fault = http.fault_of(address)
@@ -114,7 +114,7 @@ def _redis(session: Session, settings: config.Settings) -> list[CheckFinding]:
     findings = []
     try:
         link = session.link
-        link.open()  # fails immediately, because only a server that loads its data is waited for
+        link.open()  # fails immediately; PATIENCE is only for a server that is loading its data
         servers = inspection.ask_servers(link, PATIENCE)
         findings += [
             CheckFinding("redis", "ok", f"{facts.product} {facts.version} at {facts.address}")

@@ -570,7 +570,7 @@ def _given_options(ctx: click.Context, *names: str) -> list[str]:
 
 
 def _bound_until(choice: MessageFilter, until_unix_ms: int) -> MessageFilter:
-    """Return the filter with the condition that messages were dead-lettered before this time.
+    """Return a copy of the filter that excludes messages dead-lettered at this time or later.
 
     A filter with IDs is returned unchanged.
     """

@@ -255,7 +255,7 @@ def drain(
 
 
 def show_departure(departure: Departure) -> None:
-    """Print the effects if an instance departs, beginning with partitions without a new owner."""
+    """Print the effects of an instance's departure, first the partitions without a new owner."""
     name = printable(departure.instance)
     if not departure.assignments:
         click.echo(f"{name} owns no partitions, so nothing changes")

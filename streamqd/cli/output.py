@@ -79,9 +79,10 @@ def apply_style(text: str, style: str) -> str:
 
 
 def printable(text: str | bytes | None, *, lines: bool = False) -> str:
-    """Return text in which control and invisible characters are escaped, for a terminal.
+    """Escape the control and invisible characters in a text, so that a terminal can show it safely.
 
-    Use it for all text from messages. If `lines` is True, line breaks and tabs are kept.
+    Use this for all text that comes from messages. If `lines` is True, line breaks and tabs are
+    kept.
     """
     if text is None:
         return ""

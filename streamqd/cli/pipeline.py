@@ -1,4 +1,4 @@
-"""`streamqd pipeline`: the commands on Spark, which is imported only when one of them runs."""
+"""`streamqd pipeline`: commands that use Spark, which is imported only when one of them runs."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def _log_refusal(error: Exception, problems: list[str], code: int, *, verbose: b
 
 def _leave_pipe() -> NoReturn:
     """Exit silently, because the program that reads the output (such as `head`) closed the pipe."""
-    # Python flushes standard output again at exit, and would print an error if it failed.
+    # Python flushes standard output again at exit, which would fail and print an error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(EXIT_PIPE)
 

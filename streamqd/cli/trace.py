@@ -221,7 +221,7 @@ def _describe_obstacle(each: admin.GroupTrace) -> str:
 
 
 def _error(error_class: str, message: str) -> str:
-    # The module of the class is left out, because it is in the dead letter.
+    # The module of the class is left out, because the dead letter shows it.
     short = error_class.rpartition(".")[2]
     if not short and not message:
         return ""

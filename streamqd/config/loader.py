@@ -55,10 +55,9 @@ def load(
 ) -> Settings:
     """Load the settings from the file, the environment and `overrides`.
 
-    If `path` is None, the file is the one in $STREAMQ_CONFIG, if that is set, and otherwise there
-    is no file. `overrides` maps dotted TOML paths, such as "daemon.lease_ttl", to strings from the
-    command line. Overrides take precedence over the environment, which takes precedence over the
-    file.
+    If `path` is None, $STREAMQ_CONFIG names the file. If that is not set either, no file is read.
+    `overrides` maps dotted TOML paths, such as "daemon.lease_ttl", to strings from the command
+    line. Overrides take precedence over the environment, which takes precedence over the file.
 
     Raises ConfigError with every problem. Each is one sentence that starts with the TOML path.
     """
@@ -236,7 +235,7 @@ def _consumers(
 
 
 def _names(raw: object) -> tuple[str, str]:
-    """Return the topic and the group of a raw table, or '' twice unless both are valid names."""
+    """Return the topic and the group of a raw table, or two empty strings unless both are valid."""
     if isinstance(raw, Mapping):
         names = raw.get("topic"), raw.get("group")
         topic, group = (each if isinstance(each, str) else "" for each in names)

@@ -94,7 +94,10 @@ def nearest_word(word: str, known: Iterable[str]) -> str | None:
 
 
 def quote(value: object, *, secret: bool = False) -> str:
-    """Return a value on one line for use in a sentence, cut to 60 characters and never secret."""
+    """Return a value on one line for use in a sentence, cut to 60 characters.
+
+    A secret value is replaced by `the value`.
+    """
     if secret:
         return "the value"
     try:

@@ -1,4 +1,4 @@
-"""Describe the settings as a reference file, as a JSON schema for editors, and as a document."""
+"""Describe the settings for the reference file, the documentation, editors and `config show`."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def _toml(setting: Setting, value: Any) -> str:
         inner = settings_of(setting.table)
         pairs = ", ".join(f"{key} = {_toml(inner[key], getattr(value, key))}" for key in inner)
         return f"{{ {pairs} }}"
-    if setting.empty_is_default:  # the actual default may depend on the host, such as its name
+    if setting.empty_is_default:  # the real default, such as the host name, differs between hosts
         return '""'
     return json.dumps(plain(setting, value), ensure_ascii=False)
 

@@ -148,7 +148,7 @@ def check_schedules(
 ) -> None:
     """Add the problems of each schedule.
 
-    Names that are used twice and topics with too many schedules are problems, too.
+    Duplicate names and topics with too many schedules are also problems.
     """
     first: dict[str, wording.Path] = {}
     counts: dict[str, int] = {}
