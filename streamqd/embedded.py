@@ -58,7 +58,7 @@ appendonly yes
 appendfsync everysec
 save ""
 maxmemory-policy noeviction
-# Who can connect may use the data, not the machine: no files elsewhere, no code, no other master.
+# A client that connects can use the data, but not the machine: no other files, code or master.
 user default on nopass sanitize-payload ~* &* +@all -acl -cluster -config +config|get -debug \
 -failover -migrate -module -monitor -psync -replicaof -restore -shutdown -slaveof -sync
 """

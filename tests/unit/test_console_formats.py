@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.support import optional
@@ -45,6 +47,29 @@ def test_templates_use_only_filters_that_exist():
     }
 
     assert unknown == set()
+
+
+def test_links_of_templates_pass_every_parameter_of_the_path():
+    """A link without a parameter of its path becomes plain text, without an error."""
+    pages = Pages(config.Settings(), VIEWS, ACTS, DOWNLOADS)
+    environment = pages._environment
+    incomplete = set()
+    for template in environment.list_templates(["html"]):
+        source = environment.loader.get_source(environment, template)[0]
+        for call in environment.parse(source).find_all(jinja2.nodes.Call):
+            called = getattr(call.node, "attr", None) or getattr(call.node, "name", None)
+            position = {"to": 0, "button": 0, "link": 1}.get(called)
+            if position is None or call.dyn_kwargs or len(call.args) <= position:
+                continue
+            name = call.args[position]
+            if not isinstance(name, jinja2.nodes.Const):
+                continue
+            path = pages._paths.get(name.value)
+            given = {each.key for each in call.kwargs}
+            if path is None or not set(re.findall(r"{(\w+)}", path)) <= given:
+                incomplete.add((template, called, name.value, *sorted(given)))
+
+    assert incomplete == set()
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def edit(visit: Visit) -> ActResult:
     if b"\r\n" in dead_letter.payload:
         payload = payload.replace("\n", "\r\n")
     uid = send(visit, topic, payload, visit.query.get("key", ""), headers)
-    note = AuditNote([topic], "dlq edit", {"letter": name, "uid": uid}, {"sent": 1})
+    note = AuditNote([topic], "dlq edit", {"dead_letter": name, "uid": uid}, {"sent": 1})
     return ActResult(f"Sent as {uid}.", note)
 
 
