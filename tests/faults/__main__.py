@@ -1,9 +1,10 @@
 """Run the fault battery and write its page:  python -m tests.faults [--page] [-k WORD] [SERVER …]
 
-Runs every marked test on the first server, and those that use a server also on the others
-(default: valkey redis7 redis62). Writes the outcomes to docs/internals/faults.json and the page to
-docs/internals/fault-battery.md. `-k` runs only the tests that pytest selects, and keeps the
-outcomes of the others. `--page` runs nothing and writes the page from the outcomes of the last run.
+Every marked test runs on the first server. The tests that use a server also run on the others
+(default: valkey redis7 redis62). The outcomes are written to docs/internals/faults.json and the
+page to docs/internals/fault-battery.md. `-k` runs only the tests that pytest selects, and keeps the
+outcomes of the others. `--page` runs no tests, and writes the page from the outcomes of the last
+run.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from tests.support.machine import machine
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "internals" / "faults.json"
 PAGE = RESULTS.with_name("fault-battery.md")
-PROCESSES = "3"  # most tests wait for events most of the time
+PROCESSES = "3"  # most tests spend most of their time waiting for events
 
 
 def main() -> int:
-    """Run the tests, and write outcomes and page. Return 0 if no marked test failed."""
+    """Run the tests, and write the outcomes and the page. Return 0 if no marked test failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--page", action="store_true", help="only write the page")
     parser.add_argument("-k", metavar="WORD", default="", help="only the tests that match")
@@ -61,7 +62,7 @@ def main() -> int:
 
 
 class BrokenRunError(Exception):
-    """pytest itself failed. Its message is above."""
+    """An error of pytest itself, which has printed its own message above."""
 
 
 def current_page() -> str:
@@ -70,7 +71,7 @@ def current_page() -> str:
 
 
 def last_results() -> dict[str, Any]:
-    """Return the outcomes of the last run, empty if there was none."""
+    """Return the outcomes of the last run, or an empty result if there was none."""
     if not RESULTS.exists():
         return {"outcomes": {}}
     found: dict[str, Any] = json.loads(RESULTS.read_text())
@@ -109,7 +110,7 @@ def run(words: Sequence[str], only: str = "") -> dict[str, Any]:
 
 
 def _run_one(word: str, only: str, *, everything: bool) -> dict[str, Any]:
-    """Run the marked tests on one server. Each line of pytest shows the progress."""
+    """Run the marked tests on one server, and show the progress as pytest prints it."""
     command = [
         *(sys.executable, "-m", "pytest", "-m", "fault", "-p", recorder.__name__),
         *("--server", word, "-n", PROCESSES, "--dist", "loadfile", "-v", "--durations=10"),
@@ -121,7 +122,7 @@ def _run_one(word: str, only: str, *, everything: bool) -> dict[str, Any]:
         if not everything:
             environment[recorder.SCOPE] = "server"
         code = subprocess.run(command, cwd=ROOT, env=os.environ | environment).returncode
-        if code not in (0, 1, 5):  # all passed, some failed, none was selected
+        if code not in (0, 1, 5):  # all passed, some failed, none were selected
             raise BrokenRunError(f"the run on {word} was broken off (pytest's code {code})")
         found: dict[str, Any] = json.load(file)
     return found

@@ -13,7 +13,7 @@ from tests.support.servers import ProcessServer
 
 __all__ = ["chance", "new_daemon"]
 
-# Assertions in scenarios are explained like those in tests.
+# pytest explains failed assertions in scenarios in the same way as those in tests.
 _SCENARIOS = ("admin", "housekeeper", "producer", "spark", "supervisor", "worker")
 pytest.register_assert_rewrite(
     "tests.faults.scenario_runner", *(f"tests.faults.scenarios_{role}" for role in _SCENARIOS)

@@ -1,4 +1,4 @@
-"""The rows that each test is marked with, read from the sources, so no server is needed."""
+"""Find the rows that each test is marked with. They are read from the sources, without a server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def rows_of_tests() -> dict[str, tuple[str, ...]]:
-    """Return the rows of each test, by test id without parameters, in the order of the files."""
+    """Return the rows of each test, in the order of the files. Test ids have no parameters."""
     found = {}
     for path in sorted(TESTS.rglob("test_*.py")):
         text = path.read_text()
@@ -30,7 +30,7 @@ def _marked(tree: ast.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _rows_of_module(node: ast.stmt) -> list[str]:
-    """Return the rows in `pytestmark = pytest.mark.fault(...)`, alone or in a list."""
+    """Return the rows in `pytestmark = pytest.mark.fault(...)`, which is one mark or a list."""
     if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != "pytestmark":
         return []
     marks = node.value.elts if isinstance(node.value, ast.List) else [node.value]

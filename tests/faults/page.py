@@ -1,4 +1,4 @@
-"""The table as a page of the documentation: rows, tests and their last outcomes."""
+"""Render the table as a page of the documentation: rows, tests and their last outcomes."""
 
 from __future__ import annotations
 
@@ -45,13 +45,16 @@ any window of 0.5 s, and so does 0.0 in a range."""
 
 
 def render(tests: Mapping[str, tuple[str, ...]], results: Mapping[str, Any]) -> str:
-    """Return the page. `tests` are the marked tests with their rows, `results` the last run."""
+    """Return the page.
+
+    `tests` maps the marked tests to their rows. `results` are the outcomes of the last run.
+    """
     parts = [_HEAD, _run(results), _speeds(tests, results)]
     return "\n".join([*parts, *(_section(row, tests, results) for row in ROWS)])
 
 
 def _speeds(tests: Mapping[str, tuple[str, ...]], results: Mapping[str, Any]) -> str:
-    """Return the table of all faults with the time until full speed."""
+    """Return a table that lists the time until full speed for every fault."""
     lines = [
         "## Time until full speed",
         "",
@@ -112,7 +115,7 @@ def _section(row: Row, tests: Mapping[str, tuple[str, ...]], results: Mapping[st
 
 
 def _last(test: str, results: Mapping[str, Any]) -> str:
-    """Return the last result of a test, or '' if it passed wherever it runs."""
+    """Return the last result of a test, or '' if the test passed on every server where it runs."""
     outcomes = {
         server: found[test]
         for server, found in results.get("outcomes", {}).items()

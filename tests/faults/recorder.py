@@ -1,14 +1,14 @@
 """A pytest plugin that records the outcomes of the marked tests: `-p tests.faults.recorder`.
 
-The file named by FAULT_OUTCOMES gets one object:
+It writes one object to the file that FAULT_OUTCOMES names:
 
     outcomes   server -> test id -> passed | failed | skipped, the worst of all parameters
     on_server  ids of tests that use the server of the run, or others of its binary
     full_speed server -> test id -> seconds until full speed, the most of all parameters
 
-A test that starts servers of another binary, such as the TLS tests, is recorded for that binary.
-With FAULT_SCOPE=server, only tests that use the server of the run are executed, because the others
-need not be repeated.
+If a test starts servers of another binary, as the TLS tests do, its outcome is recorded for that
+binary. With FAULT_SCOPE=server, only the tests that use the server of the run are executed, because
+the others need not be repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support import servers
 VARIABLE = "FAULT_OUTCOMES"
 SCOPE = "FAULT_SCOPE"
 _FIXTURES = ("server", "new_server", "binary")
-_PROPERTY = "servers"  # the key in a report for the servers that the test used
+_PROPERTY = "servers"  # the key in a report that lists the servers the test used
 _outcomes: dict[str, dict[str, str]] = {}
 _full_speed: dict[str, dict[str, float]] = {}
 _on_server: set[str] = set()
@@ -50,7 +50,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when != "call" and report.outcome == "passed":
-        return  # setup and teardown count if they fail or skip
+        return  # setup and teardown count only if they fail or skip
     test = report.nodeid.partition("[")[0]
     properties = dict(report.user_properties)
     words = properties[_PROPERTY].split()
@@ -66,7 +66,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):
-        # A test without any server is recorded for that of the run.
+        # A test that uses no server is recorded for the server of the run.
         without = _outcomes.pop("", {})
         _outcomes.setdefault(session.config.getoption("--server"), {}).update(without)
         found = {"outcomes": _outcomes, "on_server": sorted(_on_server)}
@@ -75,13 +75,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _of_the_run(item: pytest.Item) -> bool:
-    """Return True if the test uses the server of the run, not its module's fixture of that name."""
+    """Return True if the test uses the run's server, not a fixture of that name in its module."""
     known = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
     return any(known[name][-1].baseid == "tests" for name in _FIXTURES if name in known)
 
 
 def _words(item: pytest.Item) -> set[str]:
-    """Return the servers of a test: those it started, otherwise that of the run."""
+    """Return the servers that a test started, or the server of the run if it started none."""
     had = getattr(item, "funcargs", {}).values()
     binaries = {each.binary for each in had if isinstance(each, servers.ProcessServer)}
     binaries |= servers.started

@@ -1,11 +1,14 @@
-"""The results of the last run of the battery by row, from its outcomes. Pure.
+"""Summarize the results of the last run of the battery by row. Pure.
+
+The outcomes of a run have this form:
 
     {"outcomes": {server: {test: passed | failed | skipped}}, "on_server": [test, …],
      "full_speed": {server: {test: seconds}}, …}
 
-A row is shown on a server if all of its tests that use a server have passed there, and none of the
-others has failed. A row without such tests is shown everywhere if one of its tests has passed. A
-row with a test that was never run is shown nowhere.
+The run shows a row on a server if all of the row's tests that use a server passed there, and none
+of its other tests failed. If none of the row's tests use a server, the row counts as shown
+everywhere as soon as one of them passed. If one of its tests was never run, the row is not shown
+anywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ Outcomes = Mapping[str, Mapping[str, str]]
 
 
 def shown_on(tests: Sequence[str], results: Results) -> list[str]:
-    """Return the servers on which the last run has shown a row with these tests."""
+    """Return the servers on which the last run showed the required behavior of a row.
+
+    `tests` are the tests of the row.
+    """
     outcomes = results.get("outcomes", {})
     there = {test for test in tests if test in results.get("on_server", ())}
     anywhere = any(each.get(test) == "passed" for each in outcomes.values() for test in tests)
@@ -37,7 +43,7 @@ def shown_on(tests: Sequence[str], results: Results) -> list[str]:
 
 
 def full_speed_after(tests: Sequence[str], results: Results) -> dict[str, float]:
-    """Return by server the seconds after which a row with these tests was at full speed again."""
+    """Return, by server, the seconds until a row with these tests was at full speed again."""
     found = {}
     for server in SERVERS:
         times = results.get("full_speed", {}).get(server, {})
@@ -47,12 +53,12 @@ def full_speed_after(tests: Sequence[str], results: Results) -> dict[str, float]
 
 
 def worst_outcome(*outcomes: str) -> str:
-    """Return the combined outcome: failed if any of them failed."""
+    """Return the combined outcome, which is `failed` if any of the tests failed."""
     return max(outcomes, key=_WORST.index)
 
 
 def join_outcomes(one: Outcomes, other: Outcomes) -> dict[str, dict[str, str]]:
-    """Return the outcomes of two runs, the worse one of each test and server."""
+    """Return the outcomes of two runs, keeping the worse one for each test and server."""
     found = {server: dict(tests) for server, tests in one.items()}
     for server, tests in other.items():
         of_server = found.setdefault(server, {})

@@ -1,9 +1,9 @@
 """Lose each command of a scenario once: the first, the second and the last of each kind.
 
-A scenario creates a state, acts on it through a proxy as a role of streamqd, with that role's
-handling of lost connections, and may check the result. It first runs without a fault. Then it runs
-again for each kind of command in the first run, with that command lost. The final state of the
-server must equal the state after the first run.
+A scenario creates a state, acts on it through a proxy in a role of streamqd, and handles lost
+connections as that role does. It may also check the result. The scenario first runs without a
+fault. It then runs once more for each kind of command that the first run sent, with that command
+lost. Each time, the final state of the server must equal the state after the first run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RANDOM = re.compile(r"\b[0-9a-f]{32}\b")  # a token, or the id of a delayed sen
 
 
 class LostCommand(NamedTuple):
-    """The command to lose: the nth of its kind."""
+    """The command to lose: the nth one of its kind."""
 
     kind: str
     nth: int
@@ -39,7 +39,7 @@ class LostCommand(NamedTuple):
 
 @dataclass
 class ScenarioContext:
-    """The server of a scenario behind a proxy, and a harness with a direct connection."""
+    """A server behind a proxy, and a harness with a direct connection, for use by a scenario."""
 
     server: ProcessServer
     harness: Harness
@@ -49,7 +49,7 @@ class ScenarioContext:
 
     @property
     def link(self) -> Connection:
-        """A connection without faults."""
+        """A connection that no fault affects."""
         return self.harness.link
 
     @property
@@ -61,20 +61,20 @@ class ScenarioContext:
         return Store(self.link, self.keys)
 
     def faulty_link(self, name: str = "test:faulty") -> Connection:
-        """Return a connection that loses the command."""
+        """Return a connection through the proxy, which loses the command."""
         return connect(self.proxy.settings, timeout=5.0, name=name)
 
     def server_link(self) -> Connection:
-        """Return another connection without faults."""
+        """Return another connection that no fault affects."""
         return connect(self.server.settings, timeout=5.0, name="test:beside")
 
     @property
     def struck(self) -> bool:
-        """True if the command has been lost."""
+        """True once the command has been lost."""
         return self.trigger is not None and self.trigger.hit
 
     def sent(self, kind: str) -> bool:
-        """Return True if a command of a kind was sent, whether it arrived or not."""
+        """Return True if a command of this kind was sent, whether or not it arrived."""
         return self.struck or any(kind_of(command) == kind for command in self.proxy.commands)
 
 
@@ -82,7 +82,7 @@ Scenario = Callable[[ScenarioContext], None]
 
 
 def kind_of(command: list[bytes]) -> str:
-    """Return the name of a script or plain command."""
+    """Return the name of a command, or of the script that it calls."""
     name = command[0].decode().upper()
     if name == "EVALSHA":
         return _SCRIPTS.get(command[1], name)
@@ -106,17 +106,17 @@ class ScenarioRunner:
         self._server = server
         self._harness = Harness(link, keys, ASSIGNMENT)
         self._scenario = scenario
-        # The first call of a script that is not loaded takes two commands, by hash and by source.
-        # Without `scripts_loaded`, a call by source counts as a separate kind.
+        # If a script is not loaded, its first call takes two commands: one by hash, one by source.
+        # When `scripts_loaded` is False, a call by source counts as a separate kind.
         self._scripts_loaded = scripts_loaded
         link.pipeline([("SCRIPT", "LOAD", script.source) for script in scripts.load().values()])
 
     def kinds(self) -> Counter[str]:
-        """Run without faults. Return the number of commands of each kind."""
+        """Run the scenario without faults, and return the number of commands of each kind."""
         return Counter(kind_of(command) for command in self._run(None, None).commands)
 
     def survive(self, fault: Fault) -> int:
-        """Run once per command, with that command lost. Return the number of lost commands."""
+        """Run the scenario once for each command to lose. Return the number of lost commands."""
         kinds = Counter(kind_of(command) for command in self._run(None, None).commands)
         expected = normal(self._harness.state())
         count = 0
@@ -134,7 +134,11 @@ class ScenarioRunner:
         return count
 
     def survive_cuts(self, direction: str, count: int) -> int:
-        """Run with the connection cut at each byte position. Return the number of cuts."""
+        """Run with the connection cut at one byte position after another. Return how many cuts.
+
+        The positions are spread over all bytes of a direction: at least `count` of them, if it has
+        as many.
+        """
         run = self._run(None, None)
         expected = normal(self._harness.state())
         total = run.passed_bytes[0 if direction == "requests" else 1]
@@ -169,18 +173,18 @@ class ScenarioRunner:
 class ScenarioRun(NamedTuple):
     commands: list[list[bytes]]
     struck: bool
-    passed_bytes: tuple[int, int]  # bytes of requests and of replies
+    passed_bytes: tuple[int, int]  # bytes of requests, and bytes of replies
 
 
 def lost_commands(kinds: Counter[str], fault: Fault) -> Iterator[LostCommand]:
-    """Return the first, second and last of each kind, and for half replies only the first."""
+    """Yield the first, second and last command of each kind, or only the first for half replies."""
     for kind, count in sorted(kinds.items()):
         for nth in [1] if fault is Fault.CUT_REPLY else sorted({1, min(2, count), count}):
             yield LostCommand(kind, nth)
 
 
 def normal(value: Any) -> Any:
-    """Return a state without values that differ between runs: times, tokens, generated ids."""
+    """Return a state without values that differ between runs: times, tokens and generated ids."""
     if isinstance(value, dict):
         return sorted(((normal(key), normal(each)) for key, each in value.items()), key=repr)
     if isinstance(value, tuple | list):
@@ -197,7 +201,7 @@ def normal(value: Any) -> Any:
 
 
 def differences(found: list[Any], expected: list[Any]) -> str:
-    """Return the differences between two states."""
+    """Describe the differences between two states."""
     more = [each for each in found if each not in expected]
     less = [each for each in expected if each not in found]
     return f"instead of\n  {less}\nthere is\n  {more}"

@@ -1,4 +1,4 @@
-"""Scenarios of an operator: every command that changes data, repeated until it succeeds."""
+"""Scenarios of an operator: every command that changes data is repeated until it succeeds."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def make_scenario(
     prepare: Callable[[ScenarioContext], None] = lambda _stage: None,
     judge: Callable[[ScenarioContext], None] = lambda _stage: None,
 ) -> Scenario:
-    """Return the scenario of one command, which succeeds without faults."""
+    """Return a scenario that runs one command. Without faults, the command succeeds."""
 
     def scenario(context: ScenarioContext) -> None:
         seed(context)
@@ -129,11 +129,12 @@ def make_scenario(
                 result = CliRunner().invoke(cli, ["--config", str(path), *line.split()])
                 assert "Traceback" not in result.stderr
                 codes.append(result.exit_code)
-        # A repetition of a completed command may report that nothing is left to do.
+        # If the command is repeated after it has completed, it may report that nothing is left to
+        # do.
         allowed = good if context.trigger is None else (*good, REFUSED)
         assert codes[-1] in allowed, f"{line}: {codes} {result.output}"
         judge(context)
-        # The audit log contains each attempt.
+        # The audit log contains every attempt.
         for topic in (TOPIC, "idle"):
             context.link.execute("DEL", context.keys.audit(topic))
 

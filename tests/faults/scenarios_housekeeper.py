@@ -1,4 +1,4 @@
-"""A scenario of a housekeeper: all of its tasks, in rounds, until nothing is left to do."""
+"""A scenario of a housekeeper that runs all of its tasks in rounds until no work is left."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def seed(harness: Harness) -> None:
     """Create work for every task."""
     harness.groups()
     harness.own("t1")
-    # For promotion: two retries and two sends that are due, and one of each that is not.
+    # Work for promotion: two retries and two sends that are due, and one of each that is not due.
     for number, due in enumerate((1, 2, FAR)):
         harness.do("ZADD", harness.delayed, due, f"m:{number}-1")
         harness.do("HSET", harness.items, f"m:{number}-1", PACKED)
         harness.do("ZADD", harness.delayed_sends, due, f"send-{number}")
         harness.do("HSET", harness.delayed_send_items, f"send-{number}", PACKED)
-    # For trimming, dropping, and settling after the drop, in nodes of ten.
+    # Work for trimming, for dropping, and for settling after the drop, in nodes of ten entries.
     for number in range(1, 71):
         harness.add(f"{number}-0", "payload", "x")
     harness.do("XACK", harness.stream, ASSIGNMENT.group, *harness.fetch(30))
@@ -40,7 +40,7 @@ def seed(harness: Harness) -> None:
 
 
 def everything_that_is_due(context: ScenarioContext) -> None:
-    """Promote, trim, drop, settle, expire, look for foreign entries, measure, publish."""
+    """Promote, trim, drop, settle, expire, look for foreign entries, measure and publish."""
     harness = context.harness
     harness.do("CONFIG", "SET", "stream-node-max-entries", 10)
     try:
@@ -69,7 +69,7 @@ def run_housekeeper_tasks(context: ScenarioContext) -> None:
     )
     board.flags = InstanceFlags.MEMBER
     ours, theirs = socket.socketpair()
-    # No task stops early on a busy machine: a round without errors has done everything.
+    # On a busy machine, no task may stop early: after a round without errors, all work is done.
     with ours, theirs, mock.patch.object(batch, "TURN_SECONDS", 60.0):
         housekeeper = Housekeeper(board, settings, theirs)
         try:
@@ -79,7 +79,7 @@ def run_housekeeper_tasks(context: ScenarioContext) -> None:
     assert slot.reclaim_requested, "the worker was told of foreign entries"
     summary = harness.keys.instance("default", "web-1")
     assert harness.do("PTTL", summary) > 0
-    harness.do("DEL", summary)  # it contains times, which differ
+    harness.do("DEL", summary)  # the summary contains times, which differ between runs
     state = harness.state()
     for stream in ("stream", "retry"):
         promoted = [entry_id for entry_id in state[stream].entries if len(entry_id) > len("999-0")]
@@ -89,7 +89,7 @@ def run_housekeeper_tasks(context: ScenarioContext) -> None:
 
 
 def keep_house(housekeeper: Housekeeper) -> None:
-    """Run every task until three rounds in a row had no error."""
+    """Run every task until three rounds in a row finish without an error."""
     good = 0
     for _ in range(ROUNDS):
         for task in housekeeper._tasks:

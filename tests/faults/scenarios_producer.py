@@ -1,4 +1,4 @@
-"""Scenarios of producers: how an application handles an unknown outcome."""
+"""Scenarios of producers: how an application handles a send whose outcome is unknown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _count_scheduled(context: ScenarioContext) -> int:
 
 
 def _send_if_missing(context: ScenarioContext, payload: bytes, send: Callable[[], object]) -> None:
-    """Send without dedup ids. After an unknown outcome, look, and send only missing messages."""
+    """Send without dedup ids. After an unknown outcome, send only the messages that are missing."""
     for _ in range(TRIES):
         waiting = _count_scheduled(context)
         try:
@@ -48,12 +48,12 @@ def _send_if_missing(context: ScenarioContext, payload: bytes, send: Callable[[]
             if payload in _read_payloads(context) or _count_scheduled(context) > waiting:
                 return
         except RedisUnavailableError:
-            continue  # it never left this process
+            continue  # the message never left this process
     raise AssertionError(f"{payload!r} cannot be sent")
 
 
 def _send_until_confirmed(send: Callable[[], object]) -> None:
-    """Send with dedup ids: repeat until it is confirmed."""
+    """Send with dedup ids, and repeat each send until it is confirmed."""
     for _ in range(TRIES):
         with contextlib.suppress(RedisUnavailableError):
             send()
@@ -62,7 +62,7 @@ def _send_until_confirmed(send: Callable[[], object]) -> None:
 
 
 def single_messages(context: ScenarioContext) -> None:
-    """Send one message, in every way."""
+    """Send one message in every possible way."""
     topics.create(context.store, TOPIC, config.Topic(partitions=2))
     with _without_pauses(), Producer(context.proxy.url) as producer:
 
@@ -88,7 +88,7 @@ def single_messages(context: ScenarioContext) -> None:
 
 
 def many_messages(context: ScenarioContext) -> None:
-    """Send many messages: pipelined, buffered, and with `max_backlog`."""
+    """Send many messages: in a pipeline, from a buffer, and with `max_backlog`."""
     topics.create(context.store, TOPIC, config.Topic(partitions=2))
     wanted = [b"%d" % number for number in range(40)]
     with _without_pauses():
@@ -122,7 +122,7 @@ def many_messages(context: ScenarioContext) -> None:
 
 
 def the_first_message_of_a_topic(context: ScenarioContext) -> None:
-    """The message registers the topic. Another send completes an interrupted registration."""
+    """Register a topic by sending its first message. Another send completes a lost registration."""
     with _without_pauses():
         for _ in range(TRIES):
             with (

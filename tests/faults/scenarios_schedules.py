@@ -1,4 +1,4 @@
-"""A scenario of the schedules of an instance: declared twice, moved when the topic grows, fired."""
+"""A scenario of schedules that are declared twice, moved when the topic grows, and fired."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tests.contract.harness import ASSIGNMENT
 from tests.faults.scenario_runner import ScenarioContext
 
 TRIES = 5
-ROUNDS = 6  # a move is finished in the third turn at the latest
+ROUNDS = 6  # a move finishes in the third turn at the latest
 PARTITIONS = 4
 YEARLY = Schedule(name="annual", topic=ASSIGNMENT.topic, cron="0 0 1 1 *")
 NEW_YEAR = round(datetime(datetime.now(UTC).year, 1, 1, tzinfo=UTC).timestamp() * 1000)
 
 
 def schedules_of_an_instance(context: ScenarioContext) -> None:
-    """Whichever command is lost, the tick is sent once, to the new partition."""
+    """Send a tick exactly once and to the new partition, whichever command is lost."""
     store, keys = context.store, context.keys
     link = context.faulty_link()
     shaky = Store(link, keys)
     topics.create(store, ASSIGNMENT.topic, Topic(partitions=1))
-    for since in (1, 2):  # a second release declares the same schedules
+    for since in (1, 2):  # a second release declares the same schedules again
         until_done(Reconciler(shaky, "default", (YEARLY,), since, {}).run)
     number = partition_of(YEARLY, PARTITIONS)
     assert number, "the growth moves it"
@@ -45,14 +45,14 @@ def schedules_of_an_instance(context: ScenarioContext) -> None:
             until_done(Firer(shaky, set, lambda _outcome: None).turn)
     assert store.execute("XLEN", stream) == 1
     assert not store.execute("EXISTS", keys.stream(ASSIGNMENT.topic, 0))
-    # Two times are not compared. A move may forget that of the declaring release.
+    # Two of the times are not compared, because a move may forget when the release declared it.
     store.execute("HDEL", keys.schedules_last(ASSIGNMENT.topic, number), f"{YEARLY.name}:late")
     store.execute("HDEL", keys.schedules(ASSIGNMENT.topic, number), f"{YEARLY.name}:since")
     link.close()
 
 
 def until_done(act: Callable[[], object]) -> None:
-    """Repeat, as the next turn of a housekeeper does, until Redis has answered."""
+    """Repeat a call until Redis answers, as the housekeeper does in its next turn."""
     for _ in range(TRIES):
         try:
             act()

@@ -1,4 +1,4 @@
-"""Scenarios of Spark tasks and pipelines without Spark: their writes to Redis."""
+"""Scenarios of Spark tasks and pipelines: their writes to Redis, made without Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRIES = 5
 
 
 def a_task_that_writes_rows(context: ScenarioContext) -> None:
-    """A batch is written once, despite repeated tasks and commits. Another driver finishes it."""
+    """Write a batch once, although tasks and commits repeat and another driver finishes it."""
     from streamqd.spark import sink, staging
     from streamqd.spark.options import write_options
     from streamqd.spark.outgoing import Row
@@ -41,7 +41,7 @@ def a_task_that_writes_rows(context: ScenarioContext) -> None:
 
 
 def an_archive_that_goes_on(context: ScenarioContext) -> None:
-    """One run holds the lease, advances the watermark, and releases the lease."""
+    """Take the lease in one run, advance the watermark, and release the lease."""
     from streamqd.spark.pipelines import lease
 
     keys = context.keys
@@ -52,7 +52,7 @@ def an_archive_that_goes_on(context: ScenarioContext) -> None:
             held.__enter__()
             break
         except RedisUnavailableError:
-            # Its token may have been written. Wait until it expires.
+            # The lost call may have written its token, so wait until that token expires.
             wait_until(
                 lambda: not context.link.execute("EXISTS", keys.pipeline("access", "archive")),
                 what="the lease of the try before is over",
@@ -73,7 +73,7 @@ def an_archive_that_goes_on(context: ScenarioContext) -> None:
     finally:
         link.close()
         held.__exit__(None, None, None)
-    # A lost release is not repeated: the lease expires.
+    # A lost release is not repeated, because the lease expires anyway.
     wait_until(
         lambda: not context.link.execute("EXISTS", keys.pipeline("access", "archive")),
         what="the lease is free",
@@ -82,7 +82,7 @@ def an_archive_that_goes_on(context: ScenarioContext) -> None:
 
 
 def a_stream_that_shows_its_position(context: ScenarioContext) -> None:
-    """A trigger publishes the position of the query. A later one corrects a lost reply."""
+    """Publish the position of a query in each trigger. A later trigger corrects a lost reply."""
     from streamqd.spark.offsets import Position
     from streamqd.spark.options import read_options
     from streamqd.spark.streams import Catalog

@@ -29,7 +29,7 @@ class Talk:
         consumer = Consumer(topic=ASSIGNMENT.topic, group=ASSIGNMENT.group, handler="work:go")
         settings = Settings(
             redis=context.proxy.settings,
-            # So long that only requested calls are due.
+            # The intervals are so long that only explicitly requested calls are due.
             daemon=Daemon(instance="west-1", lease_ttl=100_000.0),
             consumers=(consumer,),
         )
@@ -40,7 +40,7 @@ class Talk:
         self.now = time.monotonic()
 
     def wait_for_phase(self, what: str, phase: Phase) -> None:
-        """Tick until the partition is in a phase and no call is due."""
+        """Tick until the partition has reached a phase and no call is due."""
         self.exchange.membership.heartbeat_at = self.holding.renew_at = 0.0
         for _ in range(TRIES):
             self.now += 10.0
@@ -51,7 +51,7 @@ class Talk:
         raise AssertionError(f"{what}: still {self.holding.phase}")
 
     def run_until_killed(self) -> None:
-        """Kill a process that has finished one entry and runs another."""
+        """Kill a worker process that has finished one entry and is running another."""
         holding = self.holding
         holding.record_start(Child(os.getpid(), -1, None, "", -1), self.now)  # type: ignore[arg-type]
         assert holding.worker is not None
@@ -65,9 +65,13 @@ class Talk:
 
 
 def an_assignment_from_its_acquisition_to_its_release(context: ScenarioContext) -> None:
-    """Acquire, create the group, renew, replace a killed worker, wake the fleet, release, leave."""
+    """Take an assignment through its whole life, from its acquisition to its release.
+
+    The supervisor acquires it, creates the group, renews the lease, replaces a killed worker, wakes
+    the fleet, releases the lease, and leaves the fleet.
+    """
     harness = context.harness
-    # A predecessor was killed. Its heartbeat and its token exist.
+    # A predecessor was killed, so its heartbeat and its token still exist.
     info = {"nonce": "dead", "lock": LOCK}
     harness.link.run(members.heartbeat(harness.keys, "default", "west-1", "dead", info, 15.0))
     harness.pending("1-0", "2-0", "3-0")
@@ -93,7 +97,7 @@ def an_assignment_from_its_acquisition_to_its_release(context: ScenarioContext) 
         talk.exchange.leave()
     finally:
         talk.exchange.close()
-    # Leaving is not repeated: after a loss, the heartbeat grows old.
+    # Leaving is not repeated: if the call is lost, the heartbeat simply grows old.
     harness.do("DEL", harness.keys.members("default"), harness.keys.info("default"))
     state = harness.state()
     assert "token" not in state["fence"]
@@ -101,7 +105,7 @@ def an_assignment_from_its_acquisition_to_its_release(context: ScenarioContext) 
 
 
 def a_burst_that_is_over(context: ScenarioContext) -> None:
-    """`--burst` exits after two checks in a row without work."""
+    """With `--burst`, exit after two checks in a row have found no work."""
     harness = context.harness
     harness.groups()
     harness.own("t1")
@@ -118,7 +122,7 @@ def a_burst_that_is_over(context: ScenarioContext) -> None:
 
 
 def registration(context: ScenarioContext) -> None:
-    """Topics and groups are registered before the work starts. An interrupted start is repeated."""
+    """Register topics and groups before the work starts, and repeat an interrupted start."""
     settings = Settings(
         redis=context.proxy.settings,
         topics={"access": Topic(partitions=3)},

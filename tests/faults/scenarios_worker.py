@@ -1,4 +1,4 @@
-"""Scenarios of a worker: all of its calls to Redis in one life, with a ledger of the runs."""
+"""Scenarios of a worker: all the calls to Redis in one life, with a ledger of the runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _uid(entry_id: str) -> str:
 
 @contextmanager
 def ledger() -> Iterator[Ledger]:
-    """Return a ledger in memory, where syncing costs nothing."""
+    """Return a ledger in memory, where syncing takes no time."""
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="sqf-", dir=memory if memory.is_dir() else None))
     opened = Ledger(folder / "ledger")
@@ -44,7 +44,7 @@ def ledger() -> Iterator[Ledger]:
 
 
 def seed(harness: Harness, book: Ledger) -> None:
-    """Create an assignment with new entries, whose lost owner left all other kinds of entries."""
+    """Create an assignment with new entries and with all kinds of entries left by a lost owner."""
     harness.groups()
     harness.own("lost")
     sort = {FAILING: "fail", DYING: "dead", "15-0": "fail"}
@@ -69,7 +69,7 @@ def seed(harness: Harness, book: Ledger) -> None:
     )
     for entry_id in [*inherited[1:], "6-0", "7-0", *fresh, "500-0", "501-0", LAST]:
         book.record_sent(_uid(entry_id), "")
-    # The assignment was not released, so the pending entries run alone, each under a mark.
+    # The assignment was never released, so each pending entry runs alone, under its own mark.
     epoch = int(harness.do("HGET", harness.fence, "epoch"))
     harness.do("DEL", harness.lease)
     assert (
@@ -81,7 +81,7 @@ def seed(harness: Harness, book: Ledger) -> None:
 
 
 def play(context: ScenarioContext, **consumer: Any) -> None:
-    """Play one life of a worker, and the part of the supervisor after it."""
+    """Play one life of a worker, followed by the supervisor's part."""
     harness = context.harness
     slot = Scoreboard(1).allot(ASSIGNMENT)
     slot.reclaim_requested = 1
@@ -100,7 +100,8 @@ def play(context: ScenarioContext, **consumer: Any) -> None:
                     life.stop()
 
         def send_the_last() -> None:
-            # It arrives when the worker is idle and has compared the number of pending entries.
+            # This entry arrives while the worker is idle, after it has compared the number of
+            # pending entries.
             wait_until(lambda: context.sent("XPENDING"), what="the worker is idle")
             link_again.execute("XADD", harness.stream, LAST, "payload", "stop")
 
@@ -110,7 +111,7 @@ def play(context: ScenarioContext, **consumer: Any) -> None:
         life.run(life.worker("t1", reclaim_idle=0.0, **consumer), work)
         sender.join()
         link_again.close()
-        # Entries that the worker could no longer acknowledge are in its slot.
+        # The worker's slot holds the entries that it could no longer acknowledge.
         done = slot.batch().done
         harness.link.run(
             leases.refence(harness.keys, Lease(ASSIGNMENT, "t1"), "t2", TTL, None, b"", done)
@@ -119,7 +120,7 @@ def play(context: ScenarioContext, **consumer: Any) -> None:
 
 
 def judge(harness: Harness, book: Ledger) -> None:
-    """Check that every message ran once and is in its place."""
+    """Check that every message ran once and ended up in its place."""
     unhandled = sorted(_uid(each) for each in (FAILING, "15-0", DYING, BURIED))
     assert book.audit(ASSIGNMENT.group) == Audit(lost=unhandled)
     state = harness.state()
@@ -133,7 +134,7 @@ def judge(harness: Harness, book: Ledger) -> None:
 
 @contextmanager
 def _short_waits() -> Iterator[None]:
-    """Shorten waits of a worker."""
+    """Shorten the waits of a worker."""
     waits = mock.patch.multiple(turns, BLOCK_SECONDS=0.02, DEFER_SECONDS=0.02)
     pauses = {"RECONNECT_SECONDS": (0.001, 0.01), "IDLE_CHECK_SECONDS": 0.0}
     with waits, mock.patch.multiple(worker, **pauses):
@@ -141,17 +142,17 @@ def _short_waits() -> Iterator[None]:
 
 
 def one_at_a_time(context: ScenarioContext) -> None:
-    """Play the life of a worker with the settings of most consumers."""
+    """Play the life of a worker with the settings that most consumers use."""
     play(context)
 
 
 def several_at_once(context: ScenarioContext) -> None:
-    """Play the life of a worker with threads, which settles in any order."""
+    """Play the life of a worker with threads, which finish messages in any order."""
     play(context, concurrency=3, order="none")
 
 
 def on_a_full_server(context: ScenarioContext) -> None:
-    """Memory is full: reads and acknowledgments use scripts."""
+    """Read and acknowledge through scripts, because the server's memory is full."""
     harness = context.harness
     slot = Scoreboard(1).allot(ASSIGNMENT)
     with ledger() as book, open_lives(slot) as make, _short_waits():
@@ -181,7 +182,7 @@ def on_a_full_server(context: ScenarioContext) -> None:
 
 
 def in_place(context: ScenarioContext) -> None:
-    """A message at the head of its partition fails in place: each attempt counts once."""
+    """Retry a message in place at the head of its partition. Each attempt counts once."""
     harness = context.harness
     slot = Scoreboard(1).allot(ASSIGNMENT)
     backoff = Backoff("fixed", 0.001, 0.001, "none")
@@ -219,7 +220,7 @@ def in_place(context: ScenarioContext) -> None:
 
 
 def a_group_that_is_destroyed(context: ScenarioContext) -> None:
-    """The group is destroyed while the worker runs. Its owner recreates it at its position."""
+    """Destroy the group while the worker runs. Its owner recreates the group at its position."""
     harness = context.harness
     slot = Scoreboard(1).allot(ASSIGNMENT)
     with ledger() as book, open_lives(slot) as make, _short_waits():
@@ -248,12 +249,13 @@ def a_group_that_is_destroyed(context: ScenarioContext) -> None:
                 if word == "stop":
                     life.stop()
 
-        # Few entries: the stop is read when the group exists again.
+        # There are few entries, because the worker reads the stop command only once the group
+        # exists again.
         code = life.run(life.worker("t1", prefetch_max=2), work)
         unknown = code == ExitCode.NO_GROUP
         if unknown:
-            # The connection was lost before it knew of the group, so its reads are in doubt, and
-            # it starts at its floor. Later losses do not lead here.
+            # The connection was lost before the worker learned of the group, so its reads are in
+            # doubt and it starts at its floor. Losses that come later do not lead here.
             assert context.struck
             assert context.lost is not None
             assert context.lost.kind not in ("group_restore", "message_recover")

@@ -1,11 +1,11 @@
 """The rows of the fault table: each fault and the required behavior.
 
-A test of the required behavior of a row, or of a part, is marked with the row:
+A test that shows the required behavior of a row, or a part of it, is marked with the row:
 
     @pytest.mark.fault("F12")
 
-`test_table.py` requires a test of every row. A row without one describes the attempts in
-`untested`.
+`test_table.py` requires a test for every row. A row without a test describes the failed attempts to
+show it in `untested`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ UNTESTED_MAX = 3
 
 
 class Row(NamedTuple):
-    """One fault. `untested` is the failed attempt to show it, '' for a row that tests show.
+    """One fault and the behavior that it requires.
 
-    `no_speed` is the reason why no time until full speed is measured, '' for a row with a scenario.
+    `untested` describes the failed attempt to show the behavior. It is '' if tests show it.
 
-    `not_on` are servers on which not all of its tests can run, each with the reason.
+    `no_speed` gives the reason why no time until full speed is measured. It is '' if the row has a
+    scenario that measures the time.
+
+    `not_on` maps each server on which some of the row's tests cannot run to the reason.
     """
 
     name: str

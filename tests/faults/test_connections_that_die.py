@@ -1,7 +1,7 @@
-"""A connection dies silently, as behind a proxy or a NAT that drops packets.
+"""A connection dies silently, as it does behind a proxy or a NAT that drops packets.
 
-New connections keep working. The server does not notice: a blocked read keeps waiting, and delivers
-the next message to the old connection.
+New connections still work. The server does not notice the loss: a blocked read keeps waiting, and
+delivers the next message to the old connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BUSY_SECONDS, IDLE_SECONDS = 3.0, 2.0  # the bounds in docs/explanation/recovery
 STRIKES = 3
 DEFAULT_TTL = {"lease_ttl": "15s"}
 MANY = 8  # partitions whose connections die at the same time
-WITHIN_SECONDS = 2.5  # the longest time for three losses
+WITHIN_SECONDS = 2.5  # the longest time within which three losses occur
 
 _PLAIN = """
 from streamqd import Message
@@ -56,7 +56,7 @@ _ASYNC = _PLAIN.replace("def obey", "async def obey")
 # The handlers, with the settings of their consumers.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": (_PLAIN, {}),
-    "async": (_ASYNC, {"concurrency": 10}),  # it has two connections
+    "async": (_ASYNC, {"concurrency": 10}),  # its worker has two connections
     "batch": (_BATCH, {}),
     "hold-key": (_PLAIN, {"on_error": "hold-key"}),
 }
@@ -72,7 +72,7 @@ def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
 def run_both(
     make: Make, proxy: FaultProxy, shape: str, partitions: int = 1
 ) -> Iterator[tuple[Daemon, Daemon]]:
-    """Return a daemon behind the proxy that has handled a message, and another that only sends."""
+    """Run two daemons: one behind the proxy that has handled a message, and one that sends."""
     code, consumer = SHAPES[shape]
     sender = make(name="sender", code=code, consumer=consumer, partitions=partitions)
     made = make(
@@ -90,7 +90,7 @@ def run_both(
 
 
 def wait_idle(daemon: Daemon, sender: Daemon) -> None:
-    """Wait until every worker waits for messages."""
+    """Wait until every worker is waiting for messages."""
     daemon.wait_for(
         lambda: all(sender.long_poll(partition) for partition in range(daemon.partitions)),
         what="the workers wait for messages",
@@ -99,7 +99,7 @@ def wait_idle(daemon: Daemon, sender: Daemon) -> None:
 
 
 def lose_logins(daemon: Daemon, proxy: FaultProxy) -> float:
-    """Reset all connections, and drop the login of the next connection of each worker.
+    """Reset all connections, then drop the login of each worker's next connection.
 
     Return the time at which the network was healthy again (monotonic).
     """
@@ -112,7 +112,7 @@ def lose_logins(daemon: Daemon, proxy: FaultProxy) -> float:
 
 
 def lose_logins_repeatedly(daemon: Daemon, proxy: FaultProxy, losses: int) -> float:
-    """Lose logins within WITHIN_SECONDS, and return the end of the last loss (monotonic)."""
+    """Lose logins repeatedly within WITHIN_SECONDS. Return the end of the last loss (monotonic)."""
     for _ in range(losses - 1):
         wait_until_after(daemon, lose_logins(daemon, proxy) + WITHIN_SECONDS / losses)
     return lose_logins(daemon, proxy)
@@ -120,7 +120,7 @@ def lose_logins_repeatedly(daemon: Daemon, proxy: FaultProxy, losses: int) -> fl
 
 @contextmanager
 def feed_messages(sender: Daemon, every: float) -> Iterator[None]:
-    """Send messages to each partition continuously during the block."""
+    """Send messages to each partition continuously while the block runs."""
     over = threading.Event()
 
     def feed() -> None:
@@ -147,14 +147,14 @@ def wait_progress(daemon: Daemon, since: float, count: int = 10) -> None:
 
 
 def wait_until_after(daemon: Daemon, instant: float) -> None:
-    """Wait until a time of the monotonic clock has passed."""
+    """Wait until the monotonic clock has passed an instant."""
     daemon.wait_for(lambda: time.monotonic() > instant, what="the pause is over", every=0.01)
 
 
 def check_within(bound: float, strike: Callable[[], float]) -> None:
-    """Check that one of three strikes takes less than a number of seconds.
+    """Check that at least one of three strikes takes less than a number of seconds.
 
-    Other tests use the same CPUs, so a single strike can take longer.
+    A single strike can take longer, because other tests use the same CPUs.
     """
     seconds: list[float] = []
     while not seconds or (seconds[-1] >= bound and len(seconds) < STRIKES):
@@ -164,7 +164,7 @@ def check_within(bound: float, strike: Callable[[], float]) -> None:
 
 
 def standstill(daemon: Daemon, since: float) -> float:
-    """Return the longest time without a start in a partition, from an instant on."""
+    """Return the longest time for which no message started in a partition, from an instant on."""
     longest = 0.0
     records = daemon.ledger.records("start")
     for partition in range(daemon.partitions):
@@ -181,7 +181,7 @@ def standstill(daemon: Daemon, since: float) -> float:
 def test_busy_partition_continues_within_three_seconds(
     make: Make, proxy: FaultProxy, shape: str, whose: str
 ):
-    """Its worker waits for an answer or a message on a dead connection."""
+    """A busy partition continues after a connection dies under a pending reply or read."""
     with run_both(make, proxy, shape) as (daemon, sender):
         workers = daemon.pids()
 
@@ -208,7 +208,7 @@ def test_busy_partition_continues_within_three_seconds(
 def test_idle_partition_starts_a_message_within_two_seconds(
     make: Make, proxy: FaultProxy, shape: str, whose: str
 ):
-    """A worker that waits for messages has no deadline, so the housekeeper checks."""
+    """The housekeeper finds the dead connection of an idle worker, whose read has no deadline."""
     with run_both(make, proxy, shape) as (daemon, sender):
 
         def strike() -> float:
@@ -221,7 +221,7 @@ def test_idle_partition_starts_a_message_within_two_seconds(
             return daemon.ledger.records_for(uid, "start")[0].at - struck
 
         check_within(IDLE_SECONDS, strike)
-        check_within(IDLE_SECONDS, strike)  # at another time between two checks
+        check_within(IDLE_SECONDS, strike)  # this strike falls at another time between two checks
         assert daemon.ledger.audit(GROUP) == Audit()
         assert daemon.stop() == 0
 
@@ -231,7 +231,7 @@ def test_idle_partition_starts_a_message_within_two_seconds(
 def test_busy_partitions_outlive_connections_lost_at_login(
     make: Make, proxy: FaultProxy, losses: int
 ):
-    """A login without an answer is repeated before the reply's time limit of 10 s."""
+    """A busy worker repeats an unanswered login before the reply's limit of 10 s has passed."""
     with run_both(make, proxy, "plain", MANY) as (daemon, sender):
 
         def strike() -> float:
@@ -252,7 +252,7 @@ def test_busy_partitions_outlive_connections_lost_at_login(
 def test_idle_partitions_outlive_connections_lost_at_login(
     make: Make, proxy: FaultProxy, losses: int
 ):
-    """Idle workers also repeat a login without an answer."""
+    """An idle worker also repeats an unanswered login."""
     with run_both(make, proxy, "plain", MANY) as (daemon, sender):
 
         def strike() -> float:
@@ -274,7 +274,7 @@ def test_idle_partitions_outlive_connections_lost_at_login(
 def test_paused_server_gets_few_probes(
     make: Make, proxy: FaultProxy, fresh_server: ProcessServer, shape: str
 ):
-    """New connections get no answer either, so the server is silent."""
+    """The daemon sends few probes while the server is silent and answers no new connection."""
     with run_both(make, proxy, shape) as (daemon, sender):
         with feed_messages(sender, 0.02):
             wait_progress(daemon, time.monotonic())
@@ -287,8 +287,8 @@ def test_paused_server_gets_few_probes(
         made = proxy.connections - before
         fresh_server.resume()
         print(f"{shape}: {made} connections")
-        # The supervisor's connection is replaced with each exchange. Worker and housekeeper only
-        # probe.
+        # The supervisor replaces its connection with each exchange. Worker and housekeeper only
+        # send probes.
         assert made < 40
         (uid,) = sender.send(["ok"])
         daemon.wait_run(uid, "end", timeout=30.0)

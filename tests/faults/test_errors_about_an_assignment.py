@@ -1,7 +1,7 @@
 """An internal error about one assignment harms only that assignment, whichever call raises it.
 
-The test finds the calls that the supervisor makes for an assignment by watching a daemon through a
-life with all kinds of events. So a new call without isolation fails here.
+The test watches a daemon through a life with all kinds of events, and so finds every call that the
+supervisor makes for an assignment. A new call that is not isolated therefore fails here.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tests.support.daemon import GROUP, TOPIC, Daemon
 NewDaemon = Callable[..., Daemon]
 PARTITIONS = 3
 VICTIM = Assignment(TOPIC, 1, GROUP)
-OTHERS_SECONDS = 2.0  # longest time until the other assignments have handled a message
+OTHERS_SECONDS = 2.0  # the longest time until the other assignments have handled a message
 MISSED_MAX = 5
-STEP_SECONDS = 1.5  # wait before the next step is tried
+STEP_SECONDS = 1.5  # the wait before the next step is tried
 FAST = {"kind": "fixed", "base": "50ms", "jitter": "none"}
-# Calls whose errors are not logged: the log itself, and those that give up an assignment.
+# Errors of these calls are not logged: they belong to the log itself, or give up an assignment.
 SILENT: set[str] = {"logs:event"}
 TOLD = {"supervisor": "assignment.given_up", "housekeeper": "housekeeper.failed"}
 
@@ -36,7 +36,7 @@ class Life:
     """A watched daemon, and the steps of a life with all kinds of events."""
 
     def __init__(self, new_daemon: NewDaemon, folder: Path) -> None:
-        self.missed: list[Site] = []  # calls that happen only in a race of two processes
+        self.missed: list[Site] = []  # calls that happen only when two processes race
         self.daemon = new_daemon(
             partitions=PARTITIONS,
             daemon={"crash_backoff": FAST, "crash_loop": 1000, "lease_ttl": "5s"},
@@ -47,7 +47,7 @@ class Life:
                 "backoff": FAST,
             },
         )
-        # Two per partition: after the first, there is always a second one to prefetch.
+        # Each partition gets two, so that a second one is always left to prefetch after the first.
         self.daemon.write_config(
             schedules=[
                 {"name": f"{name}{at}", "topic": TOPIC, "partition": at, "every": every}
@@ -75,7 +75,7 @@ class Life:
 
     def pause(self) -> None:
         self.daemon.signal(signal.SIGTSTP)
-        time.sleep(0.6)  # longer than a tick
+        time.sleep(0.6)  # longer than one tick
         self.daemon.signal(signal.SIGCONT)
 
     def reload(self) -> None:
@@ -96,7 +96,7 @@ class Life:
         self.daemon.wait_for(lambda: not self.places.first_path.exists(), what="the first strike")
 
     def strike(self, site: Site, step: Callable[[], None]) -> None:
-        """Make a call raise, in a step that includes it, or when the assignment resumes."""
+        """Make a call raise during a step that includes it, or when the assignment resumes."""
         self.places.arm(site, VICTIM)
         step()
         deadline = time.monotonic() + STEP_SECONDS
@@ -104,9 +104,7 @@ class Life:
             time.sleep(0.01)
         if not self.places.struck:
             self.fail()
-        deadline = (
-            time.monotonic() + 4 * STEP_SECONDS
-        )  # tasks with an interval of 5 s have run by then
+        deadline = time.monotonic() + 4 * STEP_SECONDS  # tasks that run every 5 s have run by then
         while not self.places.struck and time.monotonic() < deadline:
             time.sleep(0.01)
         if not self.places.struck:
@@ -114,12 +112,12 @@ class Life:
             self.missed.append(site)
 
     def strike_at(self, site: Site, step: Callable[[], None]) -> float:
-        """Strike once, and check that all assignments work.
+        """Strike once, and check that all assignments work again.
 
-        Return the seconds that the others took.
+        Return the number of seconds that the other assignments took.
         """
         if site.role == "housekeeper":
-            self.replace_housekeeper()  # a strike after which no assignment has been given up
+            self.replace_housekeeper()  # so that no assignment was given up before this strike
         mark = self.daemon.mark()
         self.strike(site, step)
         took = self.others_work(str(site), retried=site.role == "housekeeper")
@@ -137,10 +135,10 @@ class Life:
         self.daemon.wait_event("housekeeper.started", after=mark)
 
     def others_work(self, after: str, *, retried: bool) -> float:
-        """Send a message to each of the other assignments.
+        """Send a message to each of the other assignments, and wait until all are handled.
 
-        Return the seconds until all are handled. `retried`: each fails once, so the housekeeper
-        must promote its retry.
+        Return the number of seconds until then. If `retried` is True, each message fails once, so
+        the housekeeper must promote its retry.
         """
         payload, runs = ("fail", 2) if retried else ("ok", 1)
         began = time.monotonic()
@@ -168,8 +166,9 @@ def life(new_daemon: NewDaemon, tmp_path: Path) -> Iterator[Life]:
         yield made
 
 
-# A strike mostly waits, so the calls are divided among lives that run in parallel. Every life finds
-# calls without isolation. All but the first of each role are slow: half a minute each.
+# A strike consists mostly of waiting, so the calls are divided among lives that run in parallel.
+# Every life finds calls that are not isolated. All but the first life of each role are slow, and
+# take half a minute each.
 SHARES = {"supervisor": 4, "housekeeper": 3}
 
 
@@ -184,7 +183,7 @@ SHARES = {"supervisor": 4, "housekeeper": 3}
     ],
 )
 def test_error_of_any_call_affects_only_its_assignment(life: Life, role: str, share: int) -> None:
-    """After an error of any call, the other assignments continue, and later the affected one."""
+    """The other assignments continue after an error of any call, and the affected one later."""
     steps: list[tuple[Callable[[], None], list[Site]]] = []
     known: set[Site] = set()
     for name, step in life.steps():

@@ -1,7 +1,7 @@
-"""The time from a fault until full throughput. Times are recorded for the page, not asserted.
+"""Measure the time from a fault until full throughput, for the page. The tests assert no times.
 
-One scenario per row: a partition with a backlog, or one for each of two instances, eight concurrent
-runs, and one strike. Other tests cover the other requirements of the row.
+Each row has one scenario: a partition with a backlog, or one partition for each of two instances,
+with eight concurrent runs and one strike. Other tests cover the other requirements of the row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OPTIONS = {"lease_ttl": f"{TTL_SECONDS}s", "rebalance_delay": "0s", "rebalance_h
 def control(
     new_server: Callable[..., ProcessServer], tmp_path_factory: pytest.TempPathFactory
 ) -> Control:
-    """Start a daemon that no fault reaches."""
+    """Start a daemon that is not affected by any fault."""
 
     @contextmanager
     def start(partitions: int) -> Iterator[Daemon]:
@@ -57,7 +57,7 @@ def run_load(make: Make, control: Control, **given: Any) -> Iterator[tuple[Daemo
 
 @contextmanager
 def run_two_loads(make: Make, control: Control) -> Iterator[tuple[Daemon, Daemon, Load]]:
-    """Run two daemons with a partition each, at full speed."""
+    """Run two daemons at full speed, with one partition each."""
     given = {"partitions": 2, "code": CODE, "consumer": CONSUMER, "daemon": OPTIONS}
     first, second = make(name="a", **given), make(name="b", **given)
     with first, second:
@@ -82,7 +82,7 @@ def test_full_speed_after_a_worker_kill(
 def test_full_speed_after_a_supervisor_kill(
     make: Make, control: Control, record_property: Record
 ) -> None:
-    """Its successor starts when its processes have exited, as under systemd."""
+    """A killed supervisor's successor starts once its processes have exited, as under systemd."""
     with run_load(make, control) as (daemon, load):
         killed_at = time.monotonic()
         daemon.kill()
@@ -95,9 +95,9 @@ def test_full_speed_after_a_supervisor_kill(
 def test_full_speed_after_a_host_loss(
     make: Make, control: Control, record_property: Record
 ) -> None:
-    """Nothing proves the host's death, so its lease of 5 s must expire."""
+    """A lost host's lease of 5 s must expire first, because nothing proves the host's death."""
     with run_two_loads(make, control) as (first, _second, load):
-        freeze(first)  # the host has no time to release anything
+        freeze(first)  # the host gets no time to release anything
         lost_at = time.monotonic()
         first.kill()
         record_property(FULL_SPEED, load.seconds_until_full(lost_at))
@@ -107,7 +107,7 @@ def test_full_speed_after_a_host_loss(
 def test_full_speed_after_an_instance_pause(
     make: Make, control: Control, record_property: Record
 ) -> None:
-    """The pause exceeds the lease of 5 s, so another instance takes the partition over."""
+    """Another instance takes the partition over if a pause exceeds the lease of 5 s."""
     with run_two_loads(make, control) as (first, _second, load):
         paused_at = time.monotonic()
         freeze(first)
@@ -175,7 +175,7 @@ def test_full_speed_after_connection_resets(
 def test_full_speed_after_a_server_kill(
     make: Make, control: Control, fresh_server: ProcessServer, record_property: Record
 ) -> None:
-    """The server has an append-only file. The time starts when it accepts commands again."""
+    """A killed server resumes from its append-only file. The time starts when it serves again."""
     with run_load(make, control) as (daemon, load):
         mark = daemon.mark()
         fresh_server.kill()

@@ -1,6 +1,7 @@
-"""If any command of any role is lost, no effect is lost or doubled.
+"""No effect is lost or doubled if any command of any role is lost.
 
-The scenarios drive the real roles in this process. See scenario_runner.py for the lost commands.
+The scenarios drive the real roles in this process. scenario_runner.py describes which commands are
+lost.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ ROLES: tuple[Scenario, ...] = (
     scenarios_spark.a_stream_that_shows_its_position,
 )
 SCENARIOS = (*ROLES, *scenarios_admin.CHANGING, *scenarios_admin.LOOKING)
-# For a command, a cut reply is a lost one, and a read-only command has no effect to double.
+# For an operator's command, a cut reply is the same as a lost one, and a read-only command has no
+# effect that could be doubled.
 CASES = [
     *((scenario, fault) for scenario in ROLES for fault in FAULTS),
     *(
@@ -56,19 +58,19 @@ CASES = [
     ),
     *((scenario, Fault.DROP_REPLY) for scenario in scenarios_admin.LOOKING),
 ]
-# A scenario of the worker covers it on servers that refuse to queue a read with full memory.
+# A scenario of the worker covers this on servers that refuse to queue a read when memory is full.
 FULL_MEMORY_ONLY = {"message_fetch"}
-# A relay of an outbox uses a database too. Its calls are lost in
-# test_lost_replies_of_scripts.py, and it is killed at each of them in test_kill_points_outbox.py.
+# The relay of an outbox also uses a database. Its calls are lost in
+# test_lost_replies_of_scripts.py, and test_kill_points_outbox.py kills it at each of them.
 OF_RELAYS = {"outbox_acquire", "outbox_renew", "outbox_release", "outbox_fence", "outbox_publish"}
-# Scenarios whose roles call single scripts, which are loaded at first use.
+# Scenarios whose roles call single scripts, which are loaded when they are first used.
 WITHOUT_SCRIPTS = (
     scenarios_worker.in_place,
     scenarios_supervisor.an_assignment_from_its_acquisition_to_its_release,
     scenarios_producer.single_messages,
     scenarios_spark.a_task_that_writes_rows,
 )
-# The sources of commands, and why the loss of some commands needs no scenario.
+# The sources of commands, and the reasons why some commands may be lost without a scenario.
 PARTS = (
     *("startup.py", "registration.py", "inspection.py", "supervisor", "worker", "housekeeper"),
     *("admin", "cli", "spark", "producer", "store"),
@@ -117,7 +119,7 @@ def test_lost_command_loses_or_repeats_no_message(
 def test_lost_eval_loses_or_repeats_no_message(
     new_runner: Callable[..., ScenarioRunner], scenario: Scenario, fault: Fault
 ):
-    """The server has no scripts: a call gets NOSCRIPT, and its repetition by source is lost."""
+    """No message is lost or repeated if the server lacks a script and loses the call by source."""
     runner = new_runner(scenario, scripts_loaded=False)
     assert [kind for kind in runner.kinds() if kind.startswith(BY_SOURCE)]
     print(runner.survive(fault), "commands were lost")
@@ -127,7 +129,7 @@ def test_lost_eval_loses_or_repeats_no_message(
 def test_every_command_is_lost_in_a_scenario(
     new_runner: Callable[..., ScenarioRunner], link: Connection
 ):
-    """A new command needs a place in the scenario of its role, unless it has no effect."""
+    """Every command that has an effect is part of a role's scenario."""
     said = {kind for scenario in SCENARIOS for kind in new_runner(scenario).kinds()}
     assert scripts.load().keys() - said <= FULL_MEMORY_ONLY | OF_RELAYS
 

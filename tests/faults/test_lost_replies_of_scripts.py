@@ -1,7 +1,7 @@
 """Every script is executed, its reply is lost, and the caller repeats the call.
 
-The second answer must be that of the contract, and nothing may have changed by it.
-test_lost_replies_of_callers.py shows how callers handle the loss.
+The second answer must be the one in the script's contract, and the second call must not change
+anything. test_lost_replies_of_callers.py shows how callers handle the loss.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ AGAIN: dict[Scenario, str] = {
     scenarios.topic_configure: "CHANGED",
     scenarios.topic_create: "EXISTS",
 }
-# Each heartbeat, directive and declaration of a schedule has its own time.
+# Each heartbeat, directive and declaration of a schedule carries its own time.
 ANOTHER_TIME = {
     *(scenarios.member_heartbeat, scenarios.control_change, scenarios.schedule_stamp),
-    # A relay publishes when it was last seen, and takes its outbox under another epoch.
+    # A relay publishes when it was last seen, and takes its outbox over under a new epoch.
     *(scenarios.outbox_renew, scenarios.outbox_renew_late, scenarios.outbox_acquire),
 }
-# Its contract allows this: no producer repeats the call after an unknown outcome.
+# The contract allows this, because no producer repeats the call after an unknown outcome.
 WRITES_AGAIN = {scenarios.message_append}
 
 
 def measures(harness: Harness) -> dict[str, Call]:
-    """Return the read-only scripts, for which test_every_script has no scenario."""
+    """Return calls of the read-only scripts, for which test_every_script has no scenario."""
     harness.groups()
     harness.add("1-0")
     topic, partition, _ = harness.assignment
@@ -78,9 +78,9 @@ def harness(link: Connection, keys: Keys) -> Harness:
 def repeat(harness: Harness, proxy: FaultProxy, call: Call, fault: Fault) -> tuple[str, bool, bool]:
     """Lose the reply to a call, and repeat the call.
 
-    Return the answer, whether anything changed, and whether anything but times changed.
+    Return the answer, whether anything changed, and whether anything other than times changed.
     """
-    # The server must have the script, or the first command of the call has no effect.
+    # Load the script first. Otherwise, the first command of the call has no effect.
     harness.do("SCRIPT", "LOAD", call.script.source)
     shaky = connect(proxy.settings, timeout=5.0, name="test:shaky")
     shaky.open()

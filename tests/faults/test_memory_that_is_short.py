@@ -26,7 +26,7 @@ KILLED = Exit(None, signal.SIGKILL)
 
 @pytest.fixture
 def counter(tmp_path: Path) -> Path:
-    """Write a file as the kernel does."""
+    """Write a counter file in the kernel's format."""
     path = tmp_path / "memory.events"
     path.write_text("low 0\nhigh 0\nmax 31\noom 7\noom_kill 3\n")
     return path
@@ -99,7 +99,7 @@ def test_oom_kill_counter_is_found_in_the_cgroup(
 def test_cgroup_killed_as_a_whole_is_found(
     tmp_path: Path, line: str, ones: list[str], found: int | None
 ):
-    """The kernel kills the outermost such group of the process."""
+    """The daemon finds the outermost control group that the kernel kills as a whole."""
     membership, root = tmp_path / "cgroup", tmp_path / "root"
     membership.write_text(line + "\n")
     name = line.rpartition(":")[2].strip("/")
@@ -140,7 +140,7 @@ def test_start_in_a_cgroup_killed_as_a_whole_warns(new_daemon: NewDaemon, tmp_pa
 
 @pytest.fixture
 def limited_cgroup() -> Iterator[Path]:
-    """Create a control group with little memory."""
+    """Create a control group that has little memory."""
     own = find_counter(Path("/proc/self/cgroup"))
     if own is None:
         pytest.skip(f"no memory controller below {CONTROL_GROUPS}")

@@ -1,4 +1,4 @@
-"""A network that drops everything, in one direction or both, or cuts at any byte."""
+"""A network drops everything in one direction or both, or cuts a connection at any byte."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
 @pytest.mark.fault("F11")
 @pytest.mark.parametrize("direction", ["requests", "replies", "both"])
 def test_isolated_owner_starts_and_changes_nothing(make: Make, proxy: FaultProxy, direction: str):
-    """The owner's packets arrive late, after another instance has taken over."""
+    """An isolated owner changes nothing, although its packets arrive after a takeover."""
     a = make(name="a", partitions=2, daemon=ALONE, code=GATED, redis_url=proxy.url)
     b = make(name="b", partitions=2, daemon={**ALONE, "state_dir": "b"}, code=GATED)
     with a:
@@ -53,7 +53,7 @@ def test_isolated_owner_starts_and_changes_nothing(make: Make, proxy: FaultProxy
             taken = min(each.at for each in a.ledger.records("start") if each.pid not in workers)
             before, epochs = dump_keyspace(b), b.epochs()
 
-            # The runs from before the cut finish now, and its packets arrive.
+            # The runs from before the cut finish now, and the owner's packets arrive.
             (Path(a.folder) / "gate-a").touch()
             for uid in gated:
                 a.wait_run(uid, "end")
@@ -82,7 +82,7 @@ def test_isolated_owner_starts_and_changes_nothing(make: Make, proxy: FaultProxy
 
 @pytest.mark.fault("F11")
 def test_worker_stops_before_an_unrenewed_lease_can_expire(make: Make, proxy: FaultProxy):
-    """The worker's connection works, but its supervisor's does not. Only the time shows this."""
+    """A worker stops before its lease can expire if only the supervisor's connection is dead."""
     ttl = 3.0
     settings = {"lease_ttl": f"{ttl}s", "rebalance_delay": "10m"}
     a = make(name="a", daemon=settings, redis_url=proxy.url)
@@ -91,7 +91,7 @@ def test_worker_stops_before_an_unrenewed_lease_can_expire(make: Make, proxy: Fa
         a.send("sleep 0.004" for _ in range(1200))
         (worker,) = a.pids().values()
         with b:
-            # Everything in one exchange with a renewal or a heartbeat is lost with it.
+            # Anything sent in the same exchange as a renewal or a heartbeat is lost with it.
             for nth in range(1, 200):
                 proxy.arm(
                     Fault.CUT_BEFORE,
@@ -116,6 +116,6 @@ def test_worker_stops_before_an_unrenewed_lease_can_expire(make: Make, proxy: Fa
 def test_connection_cut_at_any_byte_costs_nothing(
     process_server: ProcessServer, link: Connection, keys: Keys, direction: str
 ):
-    """Half a command is not executed, and executed commands are found."""
+    """Half a command is not executed, and executed ones are found, wherever the cut falls."""
     runner = ScenarioRunner(process_server, link, keys, one_at_a_time)
     print(runner.survive_cuts(direction, CUTS), "cuts, evenly over all bytes of a life")

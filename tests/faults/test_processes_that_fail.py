@@ -29,7 +29,7 @@ TTL = 2.0
 
 @pytest.mark.fault("F7")
 def test_other_host_continues_after_a_host_and_server_loss(make: Make, fresh_server: ProcessServer):
-    """Nothing shows what ran, so the inherited entries run alone, each under its mark."""
+    """Another host runs inherited entries alone, under marks, after host and server died."""
     settings = {"lease_ttl": f"{TTL}s"}
     lost = make(name="lost", partitions=2, daemon=settings)
     heir = make(name="heir", partitions=2, daemon={**settings, "state_dir": "elsewhere"})
@@ -77,7 +77,7 @@ def test_other_host_continues_after_a_host_and_server_loss(make: Make, fresh_ser
 def test_stop_during_forks_leaves_no_process_and_no_lease(
     new_daemon: NewDaemon, chance: random.Random
 ):
-    """The signal comes while workers are being forked. `wait` fails if one is left over."""
+    """A stop signal that arrives during forks leaves no worker process behind, as `wait` checks."""
     daemon = new_daemon(partitions=6)
     for count in (1, 2, 3, 4, 5, 6):
         mark = daemon.mark()
@@ -102,7 +102,7 @@ def test_stop_during_forks_leaves_no_process_and_no_lease(
 def test_recycling_during_many_signals_keeps_every_message(
     new_daemon: NewDaemon, chance: random.Random
 ):
-    """A new process starts every few messages, and a signal arrives every few milliseconds."""
+    """Messages survive frequent replacements of processes with signals every few milliseconds."""
     daemon = new_daemon(partitions=2, consumer={"max_messages": 5})
     with daemon:
         connection = client_ids(daemon, "streamqd:supervisor")
@@ -115,7 +115,7 @@ def test_recycling_during_many_signals_keeps_every_message(
         print(dict(sent), "workers:", len(daemon.events("worker.started")))
         assert daemon.ledger.audit(GROUP) == Audit()
         assert len(daemon.events("worker.started")) >= 10
-        # No child closed or used the connection of its parent.
+        # No child has closed or used its parent's connection.
         assert client_ids(daemon, "streamqd:supervisor") == connection
         assert daemon.events("worker.crashed") == daemon.events("redis.lost") == []
         for pid in daemon.pids().values():
@@ -125,14 +125,14 @@ def test_recycling_during_many_signals_keeps_every_message(
 
 
 def zombies(daemon: Daemon) -> list[int]:
-    """Return the exited children of the supervisor that it has not waited for."""
+    """Return the exited children that the supervisor has not reaped yet."""
     every = psutil.process_iter(["pid", "ppid", "status"])
     ended = (each.info for each in every if each.info["status"] == psutil.STATUS_ZOMBIE)
     return [info["pid"] for info in ended if info["ppid"] == daemon.pid]
 
 
 def client_ids(daemon: Daemon, name: str) -> set[str]:
-    """Return the server's numbers of the connections with a name."""
+    """Return the ids that the server gave to connections with a name."""
     rows = daemon.link.execute("CLIENT", "LIST").decode().splitlines()
     return {row.split()[0] for row in rows if f"name={name} " in row}
 
@@ -215,7 +215,7 @@ GIANT = 48 << 20
 
 @pytest.mark.fault("F30")
 def test_giant_messages_run_one_by_one_without_a_lost_lease(new_daemon: NewDaemon):
-    """The messages are written by hand, because our producers would not send them."""
+    """Giant messages, written by hand because our producers reject them, run one at a time."""
     daemon = new_daemon(
         daemon={"lease_ttl": "2s", "max_message_bytes": "64MiB"},
         code="""

@@ -1,4 +1,4 @@
-"""An outbox whose relay dies, or loses Redis or its database: each committed row is sent once."""
+"""Each committed row is sent once if an outbox's relay dies or loses Redis or its database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.fault("F39"), pytest.mark.timeout(200)]
 
 WRITERS, TRANSACTIONS = 4, 60
-FAULTS_AT = (0.2, 0.5, 0.8)  # shares of the transactions
+FAULTS_AT = (0.2, 0.5, 0.8)  # shares of the transactions that are done when a fault strikes
 
 
 @pytest.fixture

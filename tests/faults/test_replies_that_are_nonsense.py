@@ -1,4 +1,4 @@
-"""A script answers nonsense about one partition: the others continue, with their processes."""
+"""If a script's reply about one partition is nonsense, the others and their processes continue."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def proxy(fresh_server: ProcessServer) -> Iterator[FaultProxy]:
 
 
 def forge(proxy: FaultProxy, reply: bytes, *scripts: str, partition: int | None = None) -> Trigger:
-    """Forge the replies of scripts, of all calls or of those about one partition."""
+    """Forge the replies of scripts, either to all calls or only to those about one partition."""
     place = b"" if partition is None else f"{{{TOPIC}:p:{partition}}}".encode()
 
     def wanted(command: list[bytes]) -> bool:
@@ -46,7 +46,7 @@ def forge(proxy: FaultProxy, reply: bytes, *scripts: str, partition: int | None 
 
 
 def others_work(daemon: Daemon, *, payload: str = "ok", runs: int = 1) -> None:
-    """Handle a message in each partition but that of the victim."""
+    """Send a message to each partition except the victim's, and wait until it runs."""
     for number in range(PARTITIONS):
         if number != VICTIM.partition:
             (uid,) = daemon.send([payload], partition=number)
@@ -74,7 +74,7 @@ def other_pids(daemon: Daemon) -> dict[int, int]:
 def test_nonsense_lease_reply_gives_up_only_its_assignment(
     make: Make, proxy: FaultProxy, reply: bytes, payload: str, scripts: list[str]
 ):
-    """The assignment is given up, and the other replies of the pipeline count."""
+    """Only the assignment is given up, because the pipeline's other replies still count."""
     with make(partitions=PARTITIONS, daemon=SETTINGS, redis_url=proxy.url) as daemon:
         others_work(daemon)
         victim_works(daemon)
@@ -95,7 +95,7 @@ def test_nonsense_lease_reply_gives_up_only_its_assignment(
 
 
 def test_nonsense_group_reply_does_not_stop_the_start(make: Make, proxy: FaultProxy):
-    """The group of one partition cannot be created. The others start."""
+    """The other partitions start even if the group of one partition cannot be created."""
     forged = forge(proxy, UNKNOWN_WORD, "group_ensure", partition=VICTIM.partition)
     with make(partitions=PARTITIONS, daemon=SETTINGS, redis_url=proxy.url) as daemon:
         others_work(daemon)
@@ -110,7 +110,7 @@ def test_nonsense_group_reply_does_not_stop_the_start(make: Make, proxy: FaultPr
 
 @pytest.mark.parametrize("reply", [UNKNOWN_WORD, NO_VALUES, WRONG_TYPES, NOT_A_LIST])
 def test_nonsense_heartbeat_reply_stops_no_worker(make: Make, proxy: FaultProxy, reply: bytes):
-    """The heartbeat belongs to no assignment. The instance keeps its last view of the fleet."""
+    """After a nonsense heartbeat reply, the instance keeps its last view of the fleet."""
     with make(partitions=PARTITIONS, daemon=SETTINGS, redis_url=proxy.url) as daemon:
         others_work(daemon)
         pids, mark = daemon.pids(), daemon.mark()
@@ -134,7 +134,7 @@ LANES = {"concurrency": 3, "order": "none", "backoff": FAST, "max_crashes": 1, "
 def test_nonsense_reply_during_runs_charges_no_message(
     make: Make, proxy: FaultProxy, tmp_path: Path
 ):
-    """The worker exits although a handler runs, which is not to blame."""
+    """The worker exits while a handler is running, and the handler's message is not blamed."""
     gate = tmp_path / "gate"
     with make(daemon=SETTINGS, consumer=LANES, redis_url=proxy.url) as daemon:
         (slow,) = daemon.send([f"await {gate}"])
@@ -154,7 +154,7 @@ def test_nonsense_reply_during_runs_charges_no_message(
 def test_nonsense_reply_during_a_stop_charges_no_message(
     make: Make, proxy: FaultProxy, tmp_path: Path
 ):
-    """The worker does not wait for its other handlers."""
+    """The stopping worker does not wait for its other handlers."""
     gates = [tmp_path / "first", tmp_path / "second"]
     with make(daemon=SETTINGS, consumer=LANES, redis_url=proxy.url) as daemon:
         for uid in daemon.send([f"await {gate}" for gate in gates]):
@@ -174,7 +174,7 @@ def test_nonsense_reply_during_a_stop_charges_no_message(
 def test_nonsense_housekeeper_reply_delays_one_partition(
     make: Make, proxy: FaultProxy, script: str, reply: bytes
 ):
-    """Its task continues with the partitions after it."""
+    """The housekeeper's task continues with the next partitions."""
     consumer = {"backoff": FAST, "max_attempts": 2}
     daemon = make(partitions=PARTITIONS, daemon=SETTINGS, consumer=consumer, redis_url=proxy.url)
     with daemon:

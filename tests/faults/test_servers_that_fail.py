@@ -1,4 +1,4 @@
-"""A server whose clock jumps, that forgets its last writes, or that refuses to write."""
+"""A server's clock jumps, its last writes are lost, or it refuses to write."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ TTL = 1.0
 @pytest.mark.fault("F10")
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 def test_clock_jump_loses_and_moves_nothing(make: Make, fresh_server: ProcessServer, jump: int):
-    """A jump forward expires all leases and members, a jump back extends them by an hour.
+    """A jump forward expires all leases and members, and a jump back extends them by an hour.
 
-    No instance takes over a partition of another, because it has seen its heartbeats.
+    No instance takes over a partition from another, because it has seen the other's heartbeats.
     """
     clock = Clock(fresh_server)
     with run_pair(make, 2 * TTL) as (first, second):
@@ -65,13 +65,13 @@ def test_clock_jump_loses_and_moves_nothing(make: Make, fresh_server: ProcessSer
 @pytest.mark.promise
 @pytest.mark.fault("F10")
 def test_lost_owner_is_replaced_after_a_clock_step_back(make: Make, fresh_server: ProcessServer):
-    """The owner's leases last an hour longer, and its last heartbeat seems recent for as long."""
+    """A lost owner is replaced, although its leases and heartbeat seem valid for an hour more."""
     clock = Clock(fresh_server)
     with run_pair(make, 2 * TTL) as (first, second):
         first.send(["ok"] * 20)
         first.wait_settled()
         before = first.epochs()
-        freeze(first)  # it is dead for all others, and renews nothing from here on
+        freeze(first)  # to all others it is dead, and it renews nothing from here on
         clock.jump_to(-HOUR)
         later = second.send(["ok"] * 20)
         killed_at = time.monotonic()
@@ -90,7 +90,7 @@ def test_lost_owner_is_replaced_after_a_clock_step_back(make: Make, fresh_server
 def test_instance_killed_before_a_clock_step_is_not_a_duplicate(
     make: Make, fresh_server: ProcessServer
 ):
-    """The next run is on another host, or after a boot: no lock proves the death of this one."""
+    """An old run is not taken for a duplicate, even if no lock on the host proves it dead."""
     clock = Clock(fresh_server)
     settings = {"instance": "same", "lease_ttl": f"{TTL}s"}
     with make(name="east", daemon=settings) as first:
@@ -132,7 +132,7 @@ def test_retry_is_due_by_the_clock_of_the_server(make: Make, fresh_server: Proce
 
 @pytest.mark.fault("F9")
 def test_paused_server_moves_none_of_many_partitions(make: Make, fresh_server: ProcessServer):
-    """All leases expire together, but no instance takes one, and there is no stampede."""
+    """All leases expire together, but no instance takes one over, and there is no stampede."""
     with run_pair(make, 2 * TTL, 32) as (first, second):
         first.send(["ok"] * 64)
         first.wait_settled()
@@ -142,8 +142,9 @@ def test_paused_server_moves_none_of_many_partitions(make: Make, fresh_server: P
         first.wait_settled(40.0)
         assert first.epochs() == epochs
         assert_nothing_moved(marks)
-        # An instance sends its renewals together. If that packet was in the server's socket,
-        # it was executed after the pause and its answer was lost: then no renewal is late.
+        # An instance sends its renewals together. If that packet was already in the server's
+        # socket, it was executed after the pause and its answer was lost. In that case, no renewal
+        # is late.
         late = sum(len(daemon.events("lease.renewed_late", mark)) for daemon, mark in marks.items())
         print(f"told to be renewed late: {late} of 32 leases")
         assert first.ledger.audit(GROUP) == Audit()
@@ -155,7 +156,7 @@ def test_paused_server_moves_none_of_many_partitions(make: Make, fresh_server: P
 
 @pytest.mark.fault("F14")
 def test_lost_file_tail_repeats_and_loses_only_its_content(make: Make, fresh_server: ProcessServer):
-    """After a power loss, the file ends at its last sync."""
+    """After a power loss, the file ends at its last sync, and only later writes are lost."""
     folder, copy = fresh_server.folder, fresh_server.folder / "copy"
     files = ("appendonlydir", "appendonly.aof")
     with make(partitions=2, daemon={"lease_ttl": "2s"}) as daemon:
@@ -168,7 +169,7 @@ def test_lost_file_tail_repeats_and_loses_only_its_content(make: Make, fresh_ser
             elif (folder / name).exists():
                 shutil.copy(folder / name, copy / name)
         written = time.monotonic()
-        # A new token and epoch, which the server will lose.
+        # The server will lose this new token and epoch.
         os.kill(daemon.pids()[1], 9)
         charged = daemon.wait_event("worker.crashed").get("charged")
         daemon.wait_event("worker.ready", after=daemon.events("worker.crashed")[0]["number"])
@@ -211,7 +212,7 @@ def test_lost_file_tail_repeats_and_loses_only_its_content(make: Make, fresh_ser
 
 
 def settle_after(daemon: Daemon, refuse: Callable[[], None], accept: Callable[[], None]) -> None:
-    """Run a message while the server starts to refuse, for longer than a lease TTL."""
+    """Run a message while the server starts to refuse writes, for longer than a lease TTL."""
     pids, epochs = daemon.pids(), daemon.epochs()
     (running,) = daemon.send(["await go"], partition=0)
     daemon.send(["ok"] * 20, partition=0)

@@ -1,4 +1,4 @@
-"""A server that answers but refuses all commands for a while: LOADING, BUSY, MASTERDOWN."""
+"""A server answers, but refuses all commands for a while: LOADING, BUSY, MASTERDOWN."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Make = Callable[..., Daemon]
 ENDLESS = "while true do end"
 # A loading server serves its clients once per 2 MiB.
 FILLER = "for n = 1, 400 do redis.call('SETRANGE', 'filler:' .. n, 200000, 'x') end"
-MANY = 400  # most refused calls of an instance in three TTLs: more would be a busy loop
+MANY = 400  # most calls of an instance refused in three TTLs; more would be a busy loop
 
 
 class Refusal:
-    """A state in which a server refuses every call and names the reason."""
+    """A state in which a server refuses every call and gives the reason."""
 
     def __init__(self, server: ProcessServer) -> None:
         self.server = server
@@ -41,13 +41,14 @@ class Refusal:
         """End the refusal."""
 
     def holds(self) -> bool:
-        """Return True if the server refuses now."""
-        # A single read command: others can be refused for other reasons.
+        """Return True if the server is refusing commands now."""
+        # The check is a single read command, because other commands may be refused for other
+        # reasons.
         return reply_or_code(self.link, "EXISTS", "probe") == self.code
 
 
 class Loading(Refusal):
-    """A server that was killed and slowly loads a large file at its start."""
+    """A server that was killed and is slowly loading a large file while it starts."""
 
     code = "LOADING"
     delay = 20_000  # microseconds for each of 400 keys, until the delay is removed
@@ -64,12 +65,12 @@ class Loading(Refusal):
         return "aof_rewrite_in_progress:0" in told and "aof_rewrite_scheduled:0" in told
 
     def end(self) -> None:
-        with suppress(RedisResponseError):  # 6.2 has no such setting, and is ready in the end
+        with suppress(RedisResponseError):  # 6.2 lacks this setting, but becomes ready anyway
             self.link.execute("CONFIG", "SET", "key-load-delay", "0")
 
 
 class Busy(Refusal):
-    """A server that is busy with a script of another client, which does not end."""
+    """A server that is busy with another client's script, which never returns."""
 
     code = "BUSY"
 
@@ -80,7 +81,7 @@ class Busy(Refusal):
 
     def _run(self) -> None:
         link = connect(self.server.settings, timeout=60.0, name="test:busy")
-        with pytest.raises(RedisResponseError):  # it is killed
+        with pytest.raises(RedisResponseError):  # the script is killed
             link.execute("EVAL", ENDLESS, 0)
         link.close()
 
@@ -91,7 +92,7 @@ class Busy(Refusal):
 
 
 class MasterDown(Refusal):
-    """A replica of an unreachable master that may not serve old data."""
+    """A replica that cannot reach its master and may not serve old data."""
 
     code = "MASTERDOWN"
 
@@ -108,7 +109,7 @@ every_refusal = pytest.mark.parametrize("kind", [Loading, Busy, MasterDown])
 
 @contextmanager
 def refusing(refusal: Refusal) -> Iterator[None]:
-    """Make the server refuse during the block, and always end it."""
+    """Make the server refuse commands while the block runs, and always end the refusal."""
     refusal.begin()
     try:
         wait_until(refusal.holds, timeout=20.0, what=f"{refusal.code} is answered")
@@ -124,7 +125,7 @@ def refusing(refusal: Refusal) -> Iterator[None]:
 
 
 def reply_or_code(link: Connection, *command: str) -> Any:
-    """Return the reply of a server, or the code of its refusal, or '' without an answer."""
+    """Return a server's reply, the code of its refusal, or '' if there is no answer."""
     try:
         return link.execute(*command)
     except RedisResponseError as error:
@@ -134,7 +135,7 @@ def reply_or_code(link: Connection, *command: str) -> Any:
 
 
 def read_statistic(link: Connection, section: str, name: str) -> int:
-    """Return a statistic of the server since its start."""
+    """Return a statistic that the server has counted since its start."""
     for line in link.execute("INFO", section).decode().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.partition("=")[2].partition(",")[0])
@@ -199,7 +200,7 @@ def test_daemon_start_waits_for_a_loading_server(make: Make, fresh_server: Proce
     refusal.delay //= 2  # the daemon waits for five seconds
     with refusing(refusal):
         daemon.start()
-        # No other client asks for the time.
+        # No other client asks the server for the time.
         daemon.wait_for(
             lambda: read_statistic(refusal.link, "commandstats", "cmdstat_time") > 2,
             what="it has asked",

@@ -16,7 +16,7 @@ LOAD = 1000
 
 
 def unread(daemon: Daemon, uids: list[str]) -> set[str]:
-    """Return the messages of `uids` that the group has not read yet."""
+    """Return those of the given messages that the group has not read yet."""
     stream = daemon.keys.stream(TOPIC, 0)
     (group,) = daemon.link.execute("XINFO", "GROUPS", stream)
     last = dict(zip(group[::2], group[1::2], strict=True))[b"last-delivered-id"].decode()
@@ -26,18 +26,18 @@ def unread(daemon: Daemon, uids: list[str]) -> set[str]:
 
 @pytest.mark.fault("F25")
 def test_trim_by_another_client_costs_only_its_entries(new_daemon: NewDaemon):
-    """Fetched entries have their body in the worker, and failures are settled with it."""
+    """Fetched entries still run after a trim, and failures are settled with the worker's copy."""
     with new_daemon(consumer={"max_attempts": 1}) as daemon:
-        daemon.send(["ok"] * 300)  # reads grow with quick handlers
+        daemon.send(["ok"] * 300)  # reads grow when handlers are quick
         daemon.wait_settled()
         uids: list[str] = []
         gone: set[str] = set()
         for _ in range(4):
-            # A trim spares the entries in the worker, which are few on a slow machine.
+            # A trim spares the entries that the worker holds, which are few on a slow machine.
             batch = range(LOAD // 4)
             uids += daemon.send("fail" if number % 10 == 3 else "sleep 0.004" for number in batch)
             wait_progress(daemon, 30)
-            # The cut comes between two checks: entries read in between are in the ledger.
+            # The cut falls between two checks, so entries read in between are in the ledger.
             gone |= unread(daemon, uids)
             daemon.link.execute("XTRIM", daemon.keys.stream(TOPIC, 0), "MAXLEN", 0)
         more = daemon.send(["ok"] * 10)
@@ -57,7 +57,7 @@ def test_trim_by_another_client_costs_only_its_entries(new_daemon: NewDaemon):
 
 @pytest.mark.fault("F26")
 def test_consumer_deleted_under_load_loses_no_message(new_daemon: NewDaemon, chance: random.Random):
-    """The server forgets the pending entries, the worker does not."""
+    """The worker keeps its pending entries, although the server has forgotten them."""
     with new_daemon() as daemon:
         daemon.send("sleep 0.002" for _ in range(LOAD))
         deleted = 0

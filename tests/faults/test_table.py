@@ -42,13 +42,13 @@ def test_marks_name_existing_rows():
 
 
 def test_fault_page_is_current():
-    """`make verify NAME=faults-page` writes it; `… NAME=faults` runs the battery again."""
+    """`make verify NAME=faults-page` writes the page, and `… NAME=faults` repeats the battery."""
     assert PAGE.read_text() == current_page()
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="not run: `make verify NAME=faults`")
 def test_last_run_passed_every_row_on_every_server():
-    """Servers that a row excludes do not count. Only recorded outcomes are checked."""
+    """Every row passed on every server that it does not exclude, as the outcomes record."""
     results, tests = last_results(), rows_of_tests()
     wrong = {}
     for row in ROWS:
@@ -107,7 +107,7 @@ def test_row_is_proven_if_its_tests_passed_and_none_failed():
 
 
 def test_worst_outcome_of_a_test_per_server_counts():
-    """A test that starts its own server is recorded for that server, in any run."""
+    """A test that starts its own server is recorded for that server in any run."""
     one = {"valkey": {"a": "passed"}, "redis7": {"tls": "failed", "a": "passed"}}
     other = {"redis7": {"tls": "passed", "a": "skipped", "b": "passed"}}
 
@@ -151,7 +151,7 @@ def test_test_outcome_records_its_server(
     on_run: dict[str, str],
     elsewhere: dict[str, dict[str, str]],
 ):
-    """The TLS test starts another server than that of the run, and one starts none."""
+    """The TLS test starts another server than the run's, and another test starts no server."""
     for word in (RUN, "redis7"):
         require(find_binary, word)
     file = tmp_path / "outcomes.json"
