@@ -1,8 +1,8 @@
-"""Build the pages into a searchable site: `make docs` writes it to var/site.
+"""Build the pages into a searchable site. `make docs` writes it to var/site.
 
-The navigation is in the pages. docs/index.md links the section pages, and each section page lists
-its pages, so there is one list to keep. A page that no section lists is a warning, and warnings are
-errors.
+The navigation comes from the pages: docs/index.md links the section pages, and each section page
+lists its own pages, so there is only one list to maintain. A page that no section lists causes a
+warning, and warnings are treated as errors.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from streamqd.version import __version__
 project = "streamqd"
 version = release = __version__
 extensions = ["myst_parser", "sphinx_copybutton"]
-exclude_patterns = ["README.*"]  # read where the repository is shown, not on the site
-myst_enable_extensions = ["alert"]  # `> [!NOTE]`, as GitHub shows it
+exclude_patterns = ["README.*"]  # GitHub shows them next to the files; the site leaves them out
+myst_enable_extensions = ["alert"]  # `> [!NOTE]`, in the syntax of GitHub
 myst_heading_anchors = 4
 highlight_language = "text"  # a block without a language may be a diagram
 copybutton_selector = "div:not(.output) > div.highlight > pre"
@@ -60,7 +60,10 @@ def _toctree(pages: list[str]) -> str:
 
 
 def _caption_blocks(_app: Sphinx, _page: str, source: list[str]) -> None:
-    """Add file names and terminals to blocks, from the words after the language; mark output."""
+    """Add captions with file names and terminals to code blocks, and mark blocks that show output.
+
+    The words after the language of a block name its file or terminal.
+    """
     two = re.search(r"^```sh second", source[0], re.MULTILINE)
     source[0] = _FENCE.sub(lambda found: _captioned(found, bool(two)), source[0])
 
@@ -84,6 +87,6 @@ def _captioned(found: re.Match[str], two: bool) -> str:
 
 
 def setup(app: Sphinx) -> None:
-    """Connect the two changes to the source of a page."""
+    """Connect the two functions that change the source of a page."""
     app.connect("source-read", _add_navigation)
     app.connect("source-read", _caption_blocks)

@@ -1,10 +1,10 @@
-"""Write the reference pages that come from the code, two pictures, and etc/streamq.toml.
+"""Write the reference pages that are generated from code, two pictures, and etc/streamq.toml.
 
     python docs/generate.py            write them
     python docs/generate.py --check    only report outdated pages; exit code 1 if there are any
 
-Run it after a change of a setting, a metric, a script, a log event, a key, an error or a command. A
-test compares the pages.
+Run it after you change a setting, a metric, a script, a log event, a key, an error or a command. A
+test fails if a page is outdated.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(lines)
 
 
-LONG_CELL = 20  # words of a cell
+LONG_CELL = 20  # most words in a table cell; longer texts move below the table
 
 
 def _table_and_details(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Return a table, and a list of the sentences that its last column has no room for.
+    """Return a table, followed by a list of the sentences that do not fit in its last column.
 
-    A long cell keeps its first sentence. The list has a subitem for each `VALUE: meaning`.
+    A long cell keeps only its first sentence. An item of the list has a subitem for each `VALUE:
+    meaning` in its text.
     """
     short, details = [], []
     for *cells, text in rows:
@@ -77,7 +78,7 @@ def _cell(text: str) -> str:
 
 
 def configuration() -> str:
-    """All settings, each under a heading of its own."""
+    """All settings, each under its own heading."""
     parts = []
     for section in config.reference():
         parts += [f"## {section.name}", _values_as_code(section.text)]
@@ -117,7 +118,7 @@ comment, and change only the settings that you need.
 
 
 def _setting_prose(setting: config.SettingReference) -> str:
-    """Return the text of a setting, with its values as a list if the text explains them."""
+    """Return the description of a setting. Values that it explains become a list."""
     lead, *values = re.split(_choice_pattern(setting), setting.text)
     if len(values) < 2 * len(setting.choices) or not values:
         return _choices_as_code(setting)
@@ -144,12 +145,12 @@ _CODE = re.compile(
 
 
 def _values_as_code(text: str) -> str:
-    """Return the text with quoted values, and the names of settings and variables, as code."""
+    """Return the text with quoted values, settings and variables formatted as code."""
     return _CODE.sub(lambda found: found["already"] or f"`{found[0]}`", text)
 
 
 def metrics() -> str:
-    """All metrics by section, and the health endpoints."""
+    """All metrics, grouped by section, followed by the health endpoints."""
     parts = []
     for title, section in table.SECTIONS.items():
         shared = _shared(metric.labels for metric in section)
@@ -197,7 +198,7 @@ reset them.
 
 
 def log_events() -> str:
-    """All log events, by section."""
+    """All log events, grouped by section."""
     parts = []
     for title, section in events.SECTIONS.items():
         shared = _shared(event.fields for event in section.values())
@@ -241,7 +242,10 @@ an outage, `seconds` is its duration, and `failures` the number of failed attemp
 
 
 def _shared(groups: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the names that all groups contain, in the order of the first. None for one group."""
+    """Return the names that all groups have in common, in the order of the first group.
+
+    Return no names if there is only one group.
+    """
     first, *others = groups
     return (
         () if not others else tuple(name for name in first if all(name in each for each in others))
@@ -249,7 +253,10 @@ def _shared(groups: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _shared_sentence(kind: str, what: str, shared: tuple[str, ...]) -> list[str]:
-    """Return the sentence about shared labels or fields, as a list without it if there are none."""
+    """Return a list with a sentence that names the shared labels or fields.
+
+    The list is empty if there are none.
+    """
     if not shared:
         return []
     *most, last = (f"`{name}`" for name in shared)
@@ -263,7 +270,7 @@ def _table_without_empty_column(
     column: int,
     table_of: Callable[[tuple[str, ...], Iterable[tuple[str, ...]]], str],
 ) -> str:
-    """Return a table, without the column if no row has a value for it."""
+    """Return a table. Leave out the given column if it is empty in every row."""
     kept = [*rows]
     if not any(row[column] for row in kept):
         header, *kept = ((*row[:column], *row[column + 1 :]) for row in (header, *kept))
@@ -275,7 +282,7 @@ def _as_code(names: Iterable[str]) -> str:
 
 
 def _fields(names: Iterable[str]) -> str:
-    """Return the names of fields, with `assignment` for the three fields of an assignment."""
+    """Return the field names as code. Replace the three fields of an assignment by `assignment`."""
     left = [*names]
     if not {*events.ASSIGNMENT} <= {*left}:
         return _as_code(left)
@@ -284,7 +291,7 @@ def _fields(names: Iterable[str]) -> str:
 
 
 def lua() -> str:
-    """All scripts, by their contract headers."""
+    """All scripts, described by their contract headers."""
     parts = []
     for script in scripts.load().values():
         keys = [
@@ -373,7 +380,7 @@ _POSITION = re.compile(r"\s*\[(\d+(?:\.\.)?)\] ")
 
 
 def _key_cells(pattern: str) -> tuple[str, str]:
-    """Return the possible names of a key, and the remark after them."""
+    """Return the possible names of a key, and the remark that follows them."""
     names = _KEY_NAME.findall(pattern)
     if not names:
         return pattern, ""
@@ -382,7 +389,7 @@ def _key_cells(pattern: str) -> tuple[str, str]:
 
 
 def _replies(meanings: Mapping[str, str]) -> Iterator[str]:
-    """Return list items: each word with its meaning, and below it the values of the reply."""
+    """Yield list items: each word with its meaning, and the values of the reply below it."""
     for word, text in meanings.items():
         meaning, *values = _POSITION.split(text)
         yield f"- `{word}`: {meaning}" if meaning else f"- `{word}`:"
@@ -391,7 +398,7 @@ def _replies(meanings: Mapping[str, str]) -> Iterator[str]:
 
 
 def keys() -> str:
-    """All keys, by the docstrings of `Keys`."""
+    """All keys, described by the docstrings of `Keys`."""
     samples = {
         "topic": "access",
         "partition": 3,
@@ -407,7 +414,7 @@ def keys() -> str:
     }
     rows = []
     for name, method in inspect.getmembers(Keys, inspect.isfunction):
-        if name.startswith("_") or name == "source":  # which is `stream` or `dlq`
+        if name.startswith("_") or name == "source":  # it returns `stream` or `dlq`
             continue
         wanted = [each for each in inspect.signature(method).parameters if each != "self"]
         example = getattr(Keys(), name)(*(samples[each] for each in wanted))
@@ -438,7 +445,7 @@ group's retry stream. *Packed fields* are all fields of an entry in one MessageP
 
 
 def error_tree() -> str:
-    """All errors, by their docstrings."""
+    """All errors, described by their docstrings."""
     classes = [
         each
         for each in vars(errors).values()
@@ -473,7 +480,7 @@ message: see [Write a handler](../how-to/write-a-handler.md#acknowledge-retry-or
 
 
 def checks() -> str:
-    """All checks of the doctor, by their declarations."""
+    """All checks of the doctor, with their declarations."""
     parts = []
     for area in dict.fromkeys(check.area for check in diagnosis.CHECKS):
         rows = (
@@ -512,7 +519,7 @@ The command reads each kind of data once for all checks, in pipelines of at most
 
 
 def cli() -> str:
-    """All commands, from their own declarations."""
+    """All commands, as they declare themselves."""
     return _page(
         "Command line",
         "streamqd/cli",
@@ -552,7 +559,7 @@ def _command_parts(each: click.Command, path: list[str]) -> Iterator[str]:
 
 
 def _help_text(text: str) -> str:
-    """Return the help of a command, with its indented lines as blocks of commands."""
+    """Return the help of a command. Indented lines become blocks of commands."""
     lines: list[str] = []
     inside = False
     for line in text.replace("\b", "").rstrip().splitlines():
@@ -586,7 +593,7 @@ def _option_meaning(option: click.Option) -> str:
 
 
 def python() -> str:
-    """All public names, by their signatures and docstrings."""
+    """All public names, with their signatures and docstrings."""
     return _page(
         "Python API",
         "streamqd/__init__.py",
@@ -617,7 +624,7 @@ PAGES: dict[Path, Callable[[], str]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Write or check all pages; return the exit code."""
+    """Write or check all pages, and return the exit code."""
     stale = 0
     for path, make in PAGES.items():
         wanted = make()

@@ -1,8 +1,8 @@
-"""The two pictures of the README as SVG: the processes, and the way of a message.
+"""Draw the two pictures of the README as SVG: the processes, and the path of a message.
 
-`docs/generate.py` writes them. Each brings a card of its own to stand on and follows the reader's
-light or dark scheme, so it can be read on whatever page shows it. The text of the README beside
-them says the same.
+`docs/generate.py` writes them. Each picture is drawn on its own card and follows the reader's light
+or dark scheme, so that it can be read on any page. The text next to the pictures in the README
+describes the same facts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STYLE = """\
 
 
 def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:
-    """A whole SVG on a card."""
+    """Return a complete SVG, drawn on a card."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img" aria-labelledby="title">'
@@ -53,7 +53,7 @@ def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:
 
 
 def box(kind: str, x: int, y: int, width: int, height: int, *lines: str) -> str:
-    """A rounded box with its first line in bold and the others small, all centred."""
+    """Return a box with centered lines. The first line is bold, and the others are small."""
     parts = [f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="6"/>']
     top = y + height / 2 - (len(lines) - 1) * 8 + 4.5
     for number, line in enumerate(lines):
@@ -63,24 +63,24 @@ def box(kind: str, x: int, y: int, width: int, height: int, *lines: str) -> str:
 
 
 def label(x: float, y: float, line: str, look: str = "small", anchor: str = "start") -> str:
-    """A line of text."""
+    """Return a line of text."""
     return f'<text class="{look}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(line)}</text>'
 
 
 def zone(x: int, y: int, width: int, height: int, name: str) -> str:
-    """A field around boxes, with its name on top."""
+    """Return an area around boxes, with its name at the top."""
     field = f'<rect class="zone" x="{x}" y="{y}" width="{width}" height="{height}" rx="8"/>'
     return f"{field}\n{label(x + 12, y + 19, name, 'head')}"
 
 
 def way(path: str, kind: str = "") -> str:
-    """An arrow along a path."""
+    """Return an arrow along a path."""
     look = f"way {kind}" if kind else "way"
     return f'<path class="{look}" d="{path}"/>'
 
 
 def processes() -> str:
-    """Producers, one Redis, two instances with their processes."""
+    """Draw the producers, one Redis, and two instances with their processes."""
     parts = [
         box("box", 20, 96, 120, 62, "producers", "Producer, XADD,", "any language"),
         zone(196, 20, 190, 330, "Redis or Valkey"),
@@ -117,7 +117,7 @@ def processes() -> str:
 
 
 def message() -> str:
-    """What becomes of a message, from its producer to its last place."""
+    """Draw the path of a message from its producer to its final place."""
     parts = [
         box("box", 20, 104, 100, 40, "producer"),
         box("store", 164, 104, 140, 40, "partition", "a stream, in order"),

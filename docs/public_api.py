@@ -1,4 +1,4 @@
-"""The page of the Python API: every public name with its signature and its docstring."""
+"""Render the page of the Python API: every public name with its signature and its docstring."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import streamqd
 from streamqd import testing
 from streamqd.errors import StreamqdError
 
-_COLUMNS = 90  # the longest signature on one line
+_COLUMNS = 90  # width up to which a signature stays on one line
 _KINDS = ("Handlers", "Messages", "Producers", "Errors", "Other")
 
 
 def parts() -> Iterator[str]:
-    """The parts of the page, in order."""
+    """Yield the parts of the page, in order."""
     public = {name: getattr(streamqd, name) for name in sorted(streamqd.__all__)}
     for kind in _KINDS:
         names = [name for name, thing in public.items() if _kind(thing) == kind]
@@ -81,7 +81,7 @@ def _members(name: str, owner: type) -> Iterator[str]:
 
 
 def _field_docs(owner: type) -> Iterator[tuple[str, str]]:
-    """The names of the fields that are followed by a docstring, with this docstring on one line."""
+    """Yield each field that is followed by a docstring, with that docstring on one line."""
     for field, after in itertools.pairwise(_class_bodies()[owner.__name__]):
         if (
             isinstance(field, ast.AnnAssign)
@@ -94,7 +94,10 @@ def _field_docs(owner: type) -> Iterator[tuple[str, str]]:
 
 @cache
 def _class_bodies() -> dict[str, list[ast.stmt]]:
-    """The bodies of all classes by name. `inspect` finds no class that sets its `__module__`."""
+    """Return the bodies of all classes by name.
+
+    `inspect` cannot find the source of a class that sets its own `__module__`.
+    """
     trees = (ast.parse(path.read_text()) for path in Path(streamqd.__path__[0]).rglob("*.py"))
     nodes = (node for tree in trees for node in tree.body)
     return {node.name: node.body for node in nodes if isinstance(node, ast.ClassDef)}
@@ -115,13 +118,13 @@ def _signature(name: str, thing: Any) -> str:
     line = f"{prefix}{name}{_printed(str(signature))}"
     if len(line) <= _COLUMNS:
         return line
-    # A signature that does not fit has one parameter per line.
+    # A signature that is too long for one line gets one line for each parameter.
     *parameters, end = [f"    {each}," for each in _parameters(signature)] + [_returned(signature)]
     return "\n".join([f"{prefix}{name}(", *parameters, end])
 
 
 def _parameters(signature: inspect.Signature) -> Iterator[str]:
-    """The parameters as in the source, with the marks `/` and `*` between their kinds."""
+    """Yield the parameters as in the source, with the markers `/` and `*` between their kinds."""
     one = inspect.Parameter
     parameters = list(signature.parameters.values())
     for at, parameter in enumerate(parameters):
@@ -143,10 +146,11 @@ def _returned(signature: inspect.Signature) -> str:
 
 
 def _printed(text: str) -> str:
-    """Return a part of a signature without the quotes of annotations, which are strings."""
+    """Return part of a signature without the quotes around annotations, which are strings."""
     text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
     text = re.sub(r"ForwardRef\('([^']*)'\)", r"\1", text).replace("'", '"')
-    # Defaults that are sentinels or functions print as addresses, which differ from run to run.
+    # Defaults that are sentinels or functions are printed with addresses, which change on every
+    # run.
     return re.sub(r"<[^<>]* at 0x[0-9a-f]+>", "...", text)
 
 
